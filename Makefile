@@ -1,0 +1,26 @@
+.PHONY: demo test lint bench clean
+PYTHON ?= python3
+BIN := .venv/bin
+
+# The stamp is new when what it installs changes.
+.venv/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,highs,test,lint]'
+	touch $@
+
+demo: .venv/stamp
+	$(BIN)/python -m benchmarks.demo
+
+test: .venv/stamp
+	$(BIN)/python -m pytest
+
+lint: .venv/stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/stamp
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build *.egg-info demo

@@ -1,0 +1,29 @@
+"""What can go wrong, as types. Every message is one line that names a file, field, pass or rank."""
+
+from __future__ import annotations
+
+
+class ZbsolveError(Exception):
+    """Anything a user can cause. The CLI prints it as one line; exit code `exit_code`."""
+
+    exit_code = 2
+
+
+class BadInput(ZbsolveError):
+    """A value, field or file that cannot be used."""
+
+
+class Infeasible(ZbsolveError):
+    """No schedule exists (for example: one microbatch does not fit a rank's capacity)."""
+
+    exit_code = 1
+
+
+class Deadlock(ZbsolveError):
+    """The order of a schedule contradicts the graph; `cycle` names the passes that wait for each other."""
+
+    exit_code = 1
+
+    def __init__(self, cycle: tuple[str, ...]) -> None:
+        super().__init__("deadlock: " + " → ".join((*cycle, cycle[0])) if cycle else "deadlock")
+        self.cycle = cycle

@@ -1,0 +1,1 @@
+"""The executor: runs schedules on torch.distributed."""

@@ -1,0 +1,87 @@
+"""Reading and writing JSON files: whole or not at all, with a kind and a format version."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .errors import BadInput
+
+VERSION = 1
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to `path` whole or not at all; `-` is standard output."""
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise BadInput(f"{target}: cannot write: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of `path`; `-` is standard input. Raises BadInput."""
+    if str(path) == "-":
+        return sys.stdin.read()
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: not a text file") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot read: {error.strerror}") from None
+
+
+def write_document(path: str | os.PathLike[str], kind: str, body: dict[str, Any]) -> None:
+    """Write a `kind` document (for example "schedule") with its format version."""
+    write_text(path, json.dumps({"zbsolve": kind, "version": VERSION, **body}, separators=(",", ":")) + "\n")
+
+
+def read_document(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
+    """The body of a `kind` document. Raises BadInput for damaged, foreign and future files."""
+    text = read_text(path)
+    try:
+        body = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path}: damaged JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise BadInput(f"{path}: damaged JSON: nested too deep") from None
+    if not isinstance(body, dict) or "zbsolve" not in body:
+        raise BadInput(f"{path}: not a zbsolve file (field 'zbsolve' is missing)")
+    if body["zbsolve"] != kind:
+        raise BadInput(f"{path}: holds a {body['zbsolve']}, not a {kind} (field 'zbsolve')")
+    if body.get("version") != VERSION:
+        raise BadInput(
+            f"{path}: format version {body.get('version')} is not {VERSION}, the one this zbsolve reads (field 'version')"
+        )
+    return body
+
+
+def field(body: dict[str, Any], name: str, kinds: type | tuple[type, ...], where: str) -> Any:
+    """`body[name]`, checked for its type; BadInput names `where` and the field."""
+    if name not in body:
+        raise BadInput(f"{where}: field '{name}' is missing")
+    value = body[name]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+        raise BadInput(f"{where}: field '{name}' has a wrong type ({type(value).__name__})")
+    return value

@@ -1,0 +1,172 @@
+"""Builders: costs → `Problem`. The one place that knows which pass waits for which, and which holds what memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from . import placement as placements
+from .errors import BadInput, Infeasible
+from .problem import KINDS, Edges, Ints, Passes, Problem
+
+Numbers = Sequence[float] | float
+Links = float | Sequence[float] | Mapping[tuple[int, int], float]
+
+
+def pipeline(
+    F: Numbers,
+    B: Numbers | None = None,
+    W: Numbers | None = None,
+    BW: Numbers | None = None,
+    *,
+    placement: Sequence[int] | str | None = None,
+    microbatches: int,
+    comm: Links = 0,
+    held_until_B: Numbers = 0,
+    held_until_W: Numbers = 0,
+    capacity: Sequence[float] | float | None = None,
+    objective: str = "makespan",
+    layers: Sequence[int] = (),
+    source: str = "",
+) -> Problem:
+    """One training step of a synchronous pipeline.
+
+    F, B, W: µs a stage (forward, input gradient, weight gradient); a single number where all stages are alike and
+    `placement` is a tuple. BW in place of B and W: one fused backward. placement: a tuple stage → rank, or `single`,
+    `loop`, `vee` (the number of ranks then follows from the number of stages). comm: µs between two ranks, one number,
+    one a stage boundary, or {(from rank, to rank): µs}; none inside a rank. held_until_B, held_until_W: bytes a stage
+    that F takes at its start, freed at the end of B and of W. capacity: bytes a rank, or one number for all.
+    layers, source: notes kept with the problem (see `Problem`).
+
+    Times are whole µs: a fraction is rounded, and refused where that changes it by more than 0.1 %. Raises BadInput
+    for values that make no sense and Infeasible where one microbatch alone does not fit a rank.
+    """
+    ranks_of = _stage_ranks(F, placement)
+    stages = len(ranks_of)
+    if not isinstance(microbatches, int | np.integer) or microbatches < 1:
+        raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
+    if (BW is None) == (B is None):
+        raise BadInput("pipeline: give either B (and W), or BW")
+    if BW is not None and W is not None:
+        raise BadInput("pipeline: W makes no sense beside a fused BW")
+    backward = "B" if BW is None else "BW"
+    times = {"F": _whole(F, "F", stages), backward: _whole(B if BW is None else BW, backward, stages)}
+    if W is not None:
+        times["W"] = _whole(W, "W", stages)
+    kinds = tuple(times)
+    held_b, held_w = _whole(held_until_B, "held_until_B", stages), _whole(held_until_W, "held_until_W", stages)
+    limits = None if capacity is None else _whole(capacity, "capacity", max(ranks_of) + 1)
+    if limits is not None:
+        _fits(ranks_of, held_b + held_w, limits)
+    passes = _pass_table(kinds, times, np.array(ranks_of), int(microbatches))
+    edges = _pipeline_edges(kinds, np.array(ranks_of), int(microbatches), _lags(comm, ranks_of), held_b, held_w)
+    bounds = None if limits is None else tuple(limits.tolist())
+    return Problem(passes, edges, bounds, objective, tuple(layers), source)
+
+
+def _stage_ranks(F: Numbers, placement: Sequence[int] | str | None) -> tuple[int, ...]:
+    count = len(F) if isinstance(F, Sequence | np.ndarray) else None
+    if placement is None or placement == "single":
+        if count is None:
+            raise BadInput("pipeline: F as one number needs a placement that names the ranks")
+        return placements.single(count)
+    if isinstance(placement, str):
+        if count is None:
+            raise BadInput(f"pipeline: placement '{placement}' needs F as a list, one a stage")
+        shape = placement.rstrip("0123456789")
+        chunks = int(placement[len(shape) :] or 2) if shape in placements.NAMES else 1
+        if chunks < 1 or count % chunks:
+            raise BadInput(f"placement '{placement}': {count} stages do not make {chunks} chunks a rank")
+        return placements.parse(placement, count // chunks if shape in placements.NAMES else None)
+    ranks = placements.check(placement)
+    if count is not None and count != len(ranks):
+        raise BadInput(f"placement: names {len(ranks)} stages, but F has {count}")
+    return ranks
+
+
+def _whole(values: Numbers | None, what: str, count: int) -> Ints:
+    """`count` whole numbers. Raises BadInput naming `what` and the position."""
+    row = np.array(values, dtype=object).ravel()
+    if np.ndim(values) == 0:
+        row = np.full(count, values, dtype=object)
+    if len(row) != count:
+        raise BadInput(f"{what}: {len(row)} values, {count} are needed")
+    result = np.zeros(count, np.int64)
+    for i, value in enumerate(row):
+        try:
+            exact = float(value)
+            result[i] = round(exact)
+        except (TypeError, ValueError, OverflowError):
+            raise BadInput(f"{what}[{i}]: not a number: {value!r}") from None
+        if exact < 0:
+            raise BadInput(f"{what}[{i}]: {value} is negative")
+        if abs(exact - result[i]) > 1e-3 * exact:
+            raise BadInput(f"{what}[{i}]: {value} is not whole; give whole µs and bytes (for example 1000 times as many)")
+    return result
+
+
+def _lags(comm: Links, ranks_of: Sequence[int]) -> tuple[Ints, Ints]:
+    """Lag of the forward and of the backward message over each of the stages − 1 boundaries, µs."""
+    hops = list(zip(ranks_of, ranks_of[1:], strict=False))
+    away = np.array([a != b for a, b in hops], bool)
+    if isinstance(comm, Mapping):
+
+        def lag(a: int, b: int) -> float:
+            if a != b and (a, b) not in comm:
+                raise BadInput(f"comm: no time for the link from rank {a} to rank {b}")
+            return comm[a, b] if a != b else 0
+
+        return (
+            _whole([lag(a, b) for a, b in hops], "comm", len(hops)),
+            _whole([lag(b, a) for a, b in hops], "comm", len(hops)),
+        )
+    both = np.where(away, _whole(comm, "comm", len(hops)), 0) if hops else np.zeros(0, np.int64)
+    return both, both
+
+
+def _fits(ranks_of: Sequence[int], held: Ints, limits: Ints) -> None:
+    """Raise Infeasible where one microbatch does not fit: its first B waits for all its F, so each rank holds what all
+    of its stages keep at once."""
+    need = np.zeros(len(limits), np.int64)
+    np.add.at(need, np.array(ranks_of), held)
+    for rank in np.flatnonzero(need > limits):
+        raise Infeasible(
+            f"capacity: rank {rank} needs {need[rank]} bytes for one microbatch, but has {limits[rank]}: no schedule exists"
+        )
+
+
+def _pass_table(kinds: tuple[str, ...], times: Mapping[str, Ints], rank: Ints, microbatches: int) -> Passes:
+    """Rows ordered by kind, then stage, then microbatch."""
+    stages, count = len(rank), len(kinds) * len(rank) * microbatches
+    stage = np.tile(np.repeat(np.arange(stages), microbatches), len(kinds))
+    return Passes(
+        kind=np.repeat([KINDS.index(k) for k in kinds], stages * microbatches).astype(np.int64),
+        stage=stage,
+        microbatch=np.tile(np.arange(microbatches), len(kinds) * stages),
+        slice=np.zeros(count, np.int64),
+        rank=rank[stage],
+        duration=np.concatenate([np.repeat(times[k], microbatches) for k in kinds]),
+        streams=rank[stage],
+        stream_sets=tuple((f"compute:{r}",) for r in range(int(rank.max()) + 1)),
+    )
+
+
+def _pipeline_edges(
+    kinds: tuple[str, ...], rank: Ints, m: int, lags: tuple[Ints, Ints], held_b: Ints, held_w: Ints
+) -> Edges:
+    """F down the stages, B up again, F before its B, B before its W; what F keeps is freed by B and by W."""
+    stages = len(rank)
+    grid = np.arange(len(kinds) * stages * m).reshape(len(kinds), stages, m)
+    F, B = grid[0], grid[1]
+    zero = np.zeros((stages, m), np.int64)
+    split = len(kinds) == 3
+    held_by_b = held_b[:, None] + zero if split else (held_b + held_w)[:, None] + zero
+    parts = [
+        (F[:-1], F[1:], lags[0][:, None] + zero[1:], zero[1:]),
+        (B[1:], B[:-1], lags[1][:, None] + zero[1:], zero[1:]),
+        (F, B, zero, held_by_b),
+    ]
+    if split:
+        parts += [(B, grid[2], zero, zero), (F, grid[2], zero, held_w[:, None] + zero)]
+    return Edges(*(np.concatenate([part[i].ravel() for part in parts]).astype(np.int64) for i in range(4)))

@@ -1,0 +1,79 @@
+"""Placements: stage → rank.
+
+`single` one stage a rank; `loop` chunk k of rank r is stage k·p + r (interleaved, arXiv 2104.04473); `vee` goes down
+the ranks and up again (arXiv 2405.15362); anything else is a tuple of ranks, one a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .errors import BadInput
+
+NAMES = ("single", "loop", "vee")
+
+
+def single(ranks: int) -> tuple[int, ...]:
+    """Stage s on rank s."""
+    return tuple(range(ranks))
+
+
+def loop(ranks: int, chunks: int = 2) -> tuple[int, ...]:
+    """Stage k·ranks + r on rank r, `chunks` stages a rank."""
+    return tuple(range(ranks)) * chunks
+
+
+def vee(ranks: int, chunks: int = 2) -> tuple[int, ...]:
+    """Down the ranks, up again, and so on: stages r and 2·ranks − 1 − r on rank r for two chunks."""
+    down = tuple(range(ranks))
+    return tuple(rank for chunk in range(chunks) for rank in (down if chunk % 2 == 0 else down[::-1]))
+
+
+def parse(text: str, ranks: int | None = None) -> tuple[int, ...]:
+    """`single`, `loop`, `loop4` (four chunks), `vee`, or `0,2,1,3`. Raises BadInput."""
+    shape = text.strip().rstrip("0123456789")
+    if shape in NAMES:
+        if ranks is None:
+            raise BadInput(f"placement '{text}' needs the number of ranks")
+        digits = text.strip()[len(shape) :]
+        if shape == "single":
+            if digits:
+                raise BadInput(f"placement '{text}': 'single' takes no number of chunks")
+            return single(ranks)
+        chunks = int(digits) if digits else 2
+        if chunks < 1:
+            raise BadInput(f"placement '{text}': at least one chunk a rank")
+        return loop(ranks, chunks) if shape == "loop" else vee(ranks, chunks)
+    try:
+        return check([int(part) for part in text.split(",")], ranks)
+    except ValueError:
+        raise BadInput(f"placement '{text}': not single, loop, vee or a list of ranks such as 0,2,1,3") from None
+
+
+def check(placement: Sequence[int], ranks: int | None = None) -> tuple[int, ...]:
+    """The placement as a tuple. Raises BadInput for a negative rank, a rank without a stage, or a wrong number of ranks."""
+    result = tuple(int(rank) for rank in placement)
+    if not result:
+        raise BadInput("placement: empty; name a rank for every stage")
+    if min(result) < 0:
+        raise BadInput(f"placement: rank {min(result)} is negative")
+    holes = sorted(set(range(max(result) + 1)) - set(result))
+    if holes:
+        raise BadInput(f"placement: no stage on rank {holes[0]} (a hole between ranks 0 and {max(result)})")
+    if ranks is not None and max(result) + 1 != ranks:
+        raise BadInput(f"placement: names {max(result) + 1} ranks, but {ranks} were asked for")
+    return result
+
+
+def describe(placement: Sequence[int]) -> str:
+    """The shortest name that `parse` reads back: `single`, `loop`, `loop4`, `vee`, `vee4` or the list."""
+    result = tuple(placement)
+    ranks = max(result) + 1
+    if result == single(ranks):
+        return "single"
+    if len(result) % ranks == 0:
+        chunks = len(result) // ranks
+        for name, make in (("loop", loop), ("vee", vee)):
+            if result == make(ranks, chunks):
+                return name if chunks == 2 else f"{name}{chunks}"
+    return ",".join(map(str, result))

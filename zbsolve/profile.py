@@ -1,0 +1,167 @@
+"""What was measured (or estimated) of a model on a machine, and the problem it makes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from . import placement as placements
+from .errors import BadInput, Infeasible
+from .files import field, read_document, write_document
+from .graphs import pipeline
+from .partition import balanced
+from .problem import Problem
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Costs of one layer for one microbatch: median µs of F, B (input gradient), W (weight gradient), BW (both fused);
+    bytes that F keeps until the end of B and of W; bytes of parameters and of the output (the message)."""
+
+    name: str
+    F: float
+    B: float
+    W: float
+    BW: float
+    held_until_B: int
+    held_until_W: int
+    parameter_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link between two ranks: µs = latency + bytes / bytes_per_us."""
+
+    latency: float
+    bytes_per_us: float
+
+    def time(self, size: float) -> float:
+        """µs for one message of `size` bytes."""
+        return self.latency + size / self.bytes_per_us
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model's layers and the links between ranks.
+
+    source: "measured" or "estimated", never to be confused. states: bytes of parameters, gradients and optimizer state
+    for each byte of parameters (4 for Adam in one precision). capacity: bytes a device has, or None. facts: JSON values
+    about the machine and the run. samples: every raw measurement, µs, keyed "<layer>/<kind>" or "link/<bytes>".
+    """
+
+    source: str
+    model: str
+    layers: tuple[Layer, ...]
+    link: Link
+    states: float
+    capacity: int | None
+    facts: dict[str, Any]
+    samples: dict[str, list[float]]
+
+    def problem(
+        self,
+        ranks: int,
+        microbatches: int,
+        placement: str | Sequence[int] = "single",
+        memory: str | int | None = None,
+        objective: str = "makespan",
+        layers: Sequence[int] | None = None,
+    ) -> Problem:
+        """The training step of this model on `ranks` ranks.
+
+        placement: a name, a list such as "0,2,1,3", or a tuple. memory: bytes a rank ("40GiB"), of which parameters,
+        gradients and optimizer state are taken off first; None: the device's capacity, unlimited where unknown.
+        layers: how many layers each stage gets; None: `partition.balanced` over F + B + W. Raises BadInput, Infeasible.
+        """
+        spot = placements.parse(placement, ranks) if isinstance(placement, str) else placements.check(placement, ranks)
+        counts = balanced([c.F + c.B + c.W for c in self.layers], len(spot)) if layers is None else tuple(layers)
+        if len(counts) != len(spot) or sum(counts) != len(self.layers) or min(counts) < 1:
+            raise BadInput(f"layers: {counts} does not split {len(self.layers)} layers into {len(spot)} stages")
+        cuts = [sum(counts[:i]) for i in range(len(counts) + 1)]
+        stages = [self.layers[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+
+        def total(what: str) -> list[int]:
+            return [round(sum(getattr(one, what) for one in stage)) for stage in stages]
+
+        limit = self.capacity if memory is None else parse_bytes(memory)
+        return pipeline(
+            total("F"),
+            total("B"),
+            total("W"),
+            placement=spot,
+            microbatches=microbatches,
+            comm=[round(self.link.time(stage[-1].output_bytes)) for stage in stages[:-1]],
+            held_until_B=total("held_until_B"),
+            held_until_W=total("held_until_W"),
+            capacity=None if limit is None else self._left(spot, total("parameter_bytes"), limit),
+            objective=objective,
+            layers=counts,
+            source=f"{self.source}: {self.model}",
+        )
+
+    def _left(self, spot: Sequence[int], parameters: Sequence[int], limit: int) -> list[int]:
+        """Bytes a rank left for activations beside its stages' parameters and states."""
+        left = [float(limit)] * (max(spot) + 1)
+        for rank, size in zip(spot, parameters, strict=True):
+            left[rank] -= self.states * size
+        for rank, size in enumerate(left):
+            if size < 0:
+                raise Infeasible(
+                    f"memory: rank {rank} needs {limit - size:.0f} bytes for parameters and optimizer state alone, "
+                    f"but has {limit}"
+                )
+        return [int(size) for size in left]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a profile file, whole or not at all; `-` is standard output."""
+        write_document(path, "profile", asdict(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read a profile file; `-` is standard input. Raises BadInput naming the field."""
+        body, where = read_document(path, "profile"), str(path)
+        rows = field(body, "layers", list, where)
+        if not rows:
+            raise BadInput(f"{where}: field 'layers' is empty")
+        source = field(body, "source", str, where)
+        if source not in ("measured", "estimated"):
+            raise BadInput(f"{where}: field 'source' is '{source}', not measured or estimated")
+        capacity = body.get("capacity")
+        if capacity is not None and (type(capacity) is not int or capacity < 0):
+            raise BadInput(f"{where}: field 'capacity' must be null or whole bytes")
+        return cls(
+            source,
+            field(body, "model", str, where),
+            tuple(_row(Layer, row, f"{where}: layer {i}") for i, row in enumerate(rows)),
+            _row(Link, field(body, "link", dict, where), f"{where}: link"),
+            float(field(body, "states", (int, float), where)),
+            capacity,
+            field(body, "facts", dict, where),
+            field(body, "samples", dict, where),
+        )
+
+
+def _row(cls: type[Any], row: Any, where: str) -> Any:
+    """A Layer or Link from a JSON object: every field there, of its type, and no number negative or not finite."""
+    if not isinstance(row, dict):
+        raise BadInput(f"{where}: not an object")
+    types: dict[str, Any] = {"str": str, "int": int, "float": (int, float)}
+    values = {f.name: field(row, f.name, types[str(f.type)], where) for f in fields(cls)}
+    for name, value in values.items():
+        if not isinstance(value, str) and not 0 <= value < float("inf"):
+            raise BadInput(f"{where}: field '{name}' is {value}; a finite number from 0 up is needed")
+    return cls(**values)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from `40GiB`, `512MB` or a plain number. Raises BadInput."""
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(text))
+    if match is None or match[2].upper() not in UNITS or match[1].count(".") > 1 or match[1] == ".":
+        raise BadInput(f"memory '{text}': not a number of bytes such as 40GiB, 512MB or 1000000")
+    return int(float(match[1]) * UNITS[match[2].upper()])

@@ -1,0 +1,185 @@
+"""Timelines: when each pass starts and ends, predicted (longest path) or measured; and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import BadInput, Deadlock
+from .problem import Ints, Problem
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline(Mapping[str, tuple[float, float]]):
+    """Pass name → (start, end) in µs; `start` and `end` are columns in the problem's table order."""
+
+    problem: Problem
+    start: NDArray[Any]
+    end: NDArray[Any]
+
+    def __getitem__(self, name: str) -> tuple[float, float]:
+        i = self.problem.index[name]
+        return self.start[i].item(), self.end[i].item()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.problem.names)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @cached_property
+    def makespan(self) -> float:
+        """First start to last end over all ranks, µs."""
+        return (self.end.max() - self.start.min()).item()
+
+    @cached_property
+    def span(self) -> float:
+        """The longest busy window of any rank, first start to last end, µs."""
+        first, last = self.windows
+        return (last - first).max().item()
+
+    @cached_property
+    def windows(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """First start and last end of every rank, µs, each of shape (ranks,)."""
+        rank, ranks = self.problem.passes.rank, self.problem.ranks
+        first = np.full(ranks, self.start.max(), self.start.dtype)
+        last = np.full(ranks, self.end.min(), self.end.dtype)
+        np.minimum.at(first, rank, self.start)
+        np.maximum.at(last, rank, self.end)
+        return first, last
+
+    @cached_property
+    def value(self) -> float:
+        """The objective of the problem: `makespan` or `span`, µs."""
+        return self.makespan if self.problem.objective == "makespan" else self.span
+
+    @cached_property
+    def bubble_rate(self) -> float:
+        """1 − work / value, with the work of the busiest rank by the problem's own durations."""
+        return 1 - self.problem.work / self.value if self.value else 0.0
+
+    @cached_property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """The most bytes held at once, per rank."""
+        return tuple(int(curve.max()) for _, curve in (self.memory(rank) for rank in range(self.problem.ranks)))
+
+    def memory(self, rank: int) -> tuple[NDArray[Any], Ints]:
+        """Times (µs) and the bytes held from each of them on, on one rank; frees at a time come before takes."""
+        problem = self.problem
+        mine = np.flatnonzero(problem.passes.rank == rank)
+        start, end = self.start[mine], self.end[mine]
+        # At one time: ends of passes that began earlier, then starts; a pass without length frees after it takes.
+        order = np.concatenate([2 * (end == start), np.ones(len(mine), np.int64)])
+        time = np.concatenate([end, start])
+        change = np.concatenate([-problem.freed[mine], problem.taken[mine]])
+        rows = np.lexsort((order, time))
+        return np.concatenate([[0], time[rows]]), np.concatenate([[0], np.cumsum(change[rows])]).astype(np.int64)
+
+    def to_json(self) -> dict[str, list[float]]:
+        """Pass name → [start, end]."""
+        return {n: [s, e] for n, s, e in zip(self.problem.names, self.start.tolist(), self.end.tolist(), strict=True)}
+
+    @classmethod
+    def from_json(cls, problem: Problem, body: Mapping[str, Any], where: str = "timeline") -> Timeline:
+        """The timeline that `to_json` wrote. Raises BadInput for missing or unknown passes."""
+        start, end = np.zeros(len(problem.passes)), np.zeros(len(problem.passes))
+        for name in problem.names:
+            pair = body.get(name)
+            if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, int | float) for t in pair)):
+                raise BadInput(f"{where}: pass {name} has no [start, end]")
+            start[problem.index[name]], end[problem.index[name]] = pair
+        unknown = next((name for name in body if name not in problem.index), None)
+        if unknown is not None:
+            raise BadInput(f"{where}: pass {unknown} is not in the problem")
+        return cls(problem, start, end)
+
+
+@dataclass(frozen=True, eq=False)
+class Precedence:
+    """Who waits for whom under a schedule: the graph's edges, neighbours in each stream's order, and syncs."""
+
+    before: Ints
+    after: Ints
+    lag: Ints
+
+    @classmethod
+    def of(cls, problem: Problem, sequences: Sequence[Ints], syncs: Ints) -> Precedence:
+        """`sequences`: rows of each stream in order; `syncs`: shape (n, 2), (before, after)."""
+        chain_before = [rows[:-1] for rows in sequences if len(rows) > 1]
+        chain_after = [rows[1:] for rows in sequences if len(rows) > 1]
+        before = np.concatenate([problem.edges.before, *chain_before, syncs[:, 0]])
+        after = np.concatenate([problem.edges.after, *chain_after, syncs[:, 1]])
+        return cls(before, after, np.concatenate([problem.edges.lag, np.zeros(len(before) - len(problem.edges), np.int64)]))
+
+
+def longest_path(problem: Problem, precedence: Precedence) -> Ints:
+    """Earliest start of every pass, µs, shape (passes,). Raises Deadlock naming a cycle."""
+    count = len(problem.passes)
+    order = np.argsort(precedence.before, kind="stable")
+    first = np.searchsorted(precedence.before[order], np.arange(count + 1)).tolist()
+    after, lag = precedence.after[order].tolist(), precedence.lag[order].tolist()
+    waiting = np.bincount(precedence.after, minlength=count).tolist()
+    duration = problem.passes.duration.tolist()
+    start = [0] * count
+    ready = [i for i, n in enumerate(waiting) if n == 0]
+    done = 0
+    while ready:
+        i = ready.pop()
+        done += 1
+        end = start[i] + duration[i]
+        for e in range(first[i], first[i + 1]):
+            j = after[e]
+            if end + lag[e] > start[j]:
+                start[j] = end + lag[e]
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                ready.append(j)
+    if done < count:
+        raise Deadlock(_cycle(problem, precedence, {i for i, n in enumerate(waiting) if n > 0}))
+    return np.array(start, np.int64)
+
+
+def _cycle(problem: Problem, precedence: Precedence, stuck: set[int]) -> tuple[str, ...]:
+    """One cycle among the passes that never became ready: walk backwards until a pass repeats."""
+    source: dict[int, int] = {}
+    for i, j in zip(precedence.before.tolist(), precedence.after.tolist(), strict=True):
+        if i in stuck and j in stuck:
+            source[j] = i
+    path: list[int] = []
+    seen: dict[int, int] = {}
+    at = min(stuck)
+    while at not in seen:
+        seen[at] = len(path)
+        path.append(at)
+        at = source[at]
+    return tuple(problem.names[i] for i in reversed(path[seen[at] :]))
+
+
+def simulate(problem: Problem, sequences: Sequence[Ints], syncs: Ints | None = None) -> Timeline:
+    """Run each stream's rows in order, every pass as early as possible. Raises Deadlock.
+
+    `sequences`: one integer array a stream; `syncs`: shape (n, 2), further pairs (before, after).
+    """
+    pairs = np.zeros((0, 2), np.int64) if syncs is None else syncs
+    start = longest_path(problem, Precedence.of(problem, sequences, pairs))
+    return Timeline(problem, start, start + problem.passes.duration)
+
+
+def critical_path(timeline: Timeline, precedence: Precedence) -> tuple[str, ...]:
+    """The chain of passes, first to last, that sets the makespan: each starts as soon as the one before allows."""
+    start, end = timeline.start, timeline.end
+    tight = np.flatnonzero(end[precedence.before] + precedence.lag == start[precedence.after])
+    source = {int(precedence.after[e]): int(precedence.before[e]) for e in tight}
+    at = int(end.argmax())
+    path = [at]
+    while at in source:
+        at = source[at]
+        path.append(at)
+    return tuple(timeline.problem.names[i] for i in reversed(path))
