@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below loads
     from .errors import BadInput, Deadlock, Infeasible, ZbsolveError
     from .graphs import pipeline
     from .problem import Edge, Pass, Problem

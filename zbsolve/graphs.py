@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -85,7 +86,7 @@ def _stage_ranks(F: Numbers, placement: Sequence[int] | str | None) -> tuple[int
     return ranks
 
 
-def _whole(values: Numbers | None, what: str, count: int) -> Ints:
+def _whole(values: Any, what: str, count: int) -> Ints:
     """`count` whole numbers. Raises BadInput naming `what` and the position."""
     row = np.array(values, dtype=object).ravel()
     if np.ndim(values) == 0:

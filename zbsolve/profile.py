@@ -110,13 +110,13 @@ class Profile:
         left = [float(limit)] * (max(spot) + 1)
         for rank, size in zip(spot, parameters, strict=True):
             left[rank] -= self.states * size
-        for rank, size in enumerate(left):
-            if size < 0:
+        for rank, room in enumerate(left):
+            if room < 0:
                 raise Infeasible(
-                    f"memory: rank {rank} needs {limit - size:.0f} bytes for parameters and optimizer state alone, "
+                    f"memory: rank {rank} needs {limit - room:.0f} bytes for parameters and optimizer state alone, "
                     f"but has {limit}"
                 )
-        return [int(size) for size in left]
+        return [int(room) for room in left]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a profile file, whole or not at all; `-` is standard output."""

@@ -37,13 +37,13 @@ class Timeline(Mapping[str, tuple[float, float]]):
     @cached_property
     def makespan(self) -> float:
         """First start to last end over all ranks, µs."""
-        return (self.end.max() - self.start.min()).item()
+        return float(self.end.max() - self.start.min())
 
     @cached_property
     def span(self) -> float:
         """The longest busy window of any rank, first start to last end, µs."""
         first, last = self.windows
-        return (last - first).max().item()
+        return float((last - first).max())
 
     @cached_property
     def windows(self) -> tuple[NDArray[Any], NDArray[Any]]:

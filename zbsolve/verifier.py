@@ -147,7 +147,8 @@ def _memory(problem: Problem, start: list[float], end: list[float]) -> Iterator[
             held += change
             if held > problem.capacity[rank]:
                 name = problem.names[i]
-                text = f"rank {rank} holds {held} bytes when {name} starts at {time:g} µs; its capacity is {problem.capacity[rank]}"
+                limit = problem.capacity[rank]
+                text = f"rank {rank} holds {held} bytes when {name} starts at {time:g} µs; its capacity is {limit}"
                 yield Violation("memory", (name,), text)
                 break
 
