@@ -104,13 +104,31 @@ def _check(options: argparse.Namespace) -> int:
 
 def _show_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("schedule", help="schedule.json, or - for standard input")
-    parser.add_argument("--trace", help="trace.json of a run: measured above predicted")
-    parser.add_argument("--width", type=int, help="columns in the terminal")
-    parser.add_argument("-o", "--output", help="x.html; in the terminal without")
+    parser.add_argument("--trace", help="trace.json of a run of it: predicted and measured on one time axis")
+    parser.add_argument("--width", type=int, help="columns in the terminal; default: as wide as it is")
+    parser.add_argument("-o", "--output", help="x.html, x.svg, x.png or x.trace.json; in the terminal without")
 
 
 def _show(options: argparse.Namespace) -> int:
-    raise BadInput("show: not built yet")
+    import os
+    import shutil
+
+    from .schedule import Schedule
+    from .trace import Trace
+
+    schedule = Schedule.load(options.schedule)
+    trace = Trace.load(options.trace) if options.trace else None
+    if options.output:
+        from .show import save
+
+        save(schedule, options.output, trace)
+        return 0
+    from .show_terminal import terminal
+
+    width = options.width or shutil.get_terminal_size((100, 24)).columns
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    print(terminal(schedule, trace, width, colour), end="")
+    return 0
 
 
 def _compare_options(parser: argparse.ArgumentParser) -> None:
@@ -118,10 +136,28 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", help="trace.json of a run of it")
     parser.add_argument("--baseline", nargs=2, metavar=("SCHEDULE", "TRACE"), help="a baseline's schedule and run (1F1B)")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
+    parser.add_argument("-o", "--output", help="x.html: predicted and measured as a page (or another ending of show)")
 
 
 def _compare(options: argparse.Namespace) -> int:
-    raise BadInput("compare: not built yet")
+    from .compare import compare, table
+    from .schedule import Schedule
+    from .trace import Trace
+
+    schedule, trace = Schedule.load(options.schedule), Trace.load(options.trace)
+    baseline = None
+    if options.baseline:
+        baseline = (Schedule.load(options.baseline[0]), Trace.load(options.baseline[1]))
+    result = compare(schedule, trace, baseline)
+    if options.output:
+        from .show import save
+
+        save(schedule, options.output, trace)
+    if options.json:
+        print_json(result.to_json())
+    else:
+        print(table(result), end="")
+    return 0
 
 
 def _profile_options(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,177 @@
+"""One self-contained HTML page: a chart to zoom into, memory under it, the certificate, and a run if there is one."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compare import Comparison, compare, table
+from .problem import KINDS, Problem
+from .schedule import Schedule
+from .show_style import (
+    COLOURS,
+    MEANING,
+    certificate_lines,
+    chunks,
+    format_bytes,
+    format_time,
+    headline,
+    lanes,
+    present_kinds,
+    printable,
+    value_line,
+)
+from .timeline import Timeline
+from .trace import Trace
+
+
+def page(schedule: Schedule, trace: Trace | None = None, title: str | None = None) -> str:
+    """The page as text; it loads nothing. With a `trace` its median step is drawn under the prediction, on one axis.
+
+    Raises BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
+    """
+    comparison = None if trace is None else compare(schedule, trace)
+    name = printable(title or f"Schedule: {headline(schedule)}")
+    parts = {
+        "TITLE": escape(name),
+        "SUMMARY": "".join(f"<p>{escape(line)}</p>" for line in _sentences(schedule, comparison)),
+        "FIGURES": "".join(_figure(*figure) for figure in _figures(schedule, comparison)),
+        "COMPARISON": ""
+        if comparison is None
+        else f"<h2>Measured against predicted</h2><pre>{escape(table(comparison))}</pre>",
+        "RANKS": _rank_table(schedule, trace, comparison),
+        "DATA": _script(_data(schedule, trace, comparison)),
+    }
+    template = files("zbsolve").joinpath("page.html").read_text(encoding="utf-8")
+    # One pass: what is filled in is never searched again.
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], template)
+
+
+def _script(body: Any) -> str:
+    """JSON that cannot end its script element, whatever names are in it."""
+    text = json.dumps(body, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _sentences(schedule: Schedule, comparison: Comparison | None) -> list[str]:
+    """The page in words, for readers who do not see the chart."""
+    lines = [headline(schedule), value_line(schedule), *certificate_lines(schedule)]
+    if comparison is not None:
+        lines.append(
+            f"measured {comparison.objective} {format_time(comparison.measured)}, median of {len(comparison.steps)} steps "
+            f"from {format_time(min(comparison.steps))} to {format_time(max(comparison.steps))}"
+        )
+    return lines
+
+
+def _figures(schedule: Schedule, comparison: Comparison | None) -> list[tuple[str, str, str]]:
+    """What stands large at the top: (label, value, note)."""
+    timeline, certificate, problem = schedule.timeline(), schedule.certificate, schedule.problem
+    figures = [(problem.objective, format_time(timeline.value), "predicted")]
+    if comparison is not None:
+        share = f"{comparison.difference / comparison.predicted:+.2%}" if comparison.predicted else ""
+        figures.append((problem.objective, format_time(comparison.measured), f"measured, {share}"))
+    figures.append(("bubble", f"{timeline.bubble_rate:.2%}", f"work {format_time(problem.work)}"))
+    if certificate is not None:
+        proven = "optimal" if certificate.status == "optimal" else f"{certificate.gap:.2%} gap"
+        figures.append(("proven bound", format_time(certificate.bound), proven))
+    if problem.edges.bytes.any():
+        rank = int(np.argmax(timeline.peak_bytes))
+        figures.append(("peak memory", format_bytes(timeline.peak_bytes[rank]), f"on rank {rank}"))
+    return figures
+
+
+def _figure(label: str, value: str, note: str) -> str:
+    return f"<div><dt>{escape(label)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
+
+
+def _rank_table(schedule: Schedule, trace: Trace | None, comparison: Comparison | None) -> str:
+    """Every rank as a row of text: window, work, share idle, peak memory."""
+    runs = [("predicted", schedule.timeline())]
+    if trace is not None and comparison is not None:
+        runs.append(("measured", trace.steps[comparison.median_step]))
+    head = ["rank", *(f"{what}, {run}" for run, _ in runs for what in ("first start", "last end", "idle", "peak memory"))]
+    columns = [column for _, timeline in runs for column in _rank_columns(timeline)]
+    rows = [[f"rank {rank}", *(column[rank] for column in columns)] for rank in range(schedule.problem.ranks)]
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return "<table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + f"</tr>{body}</table>"
+
+
+def _rank_columns(timeline: Timeline) -> list[list[str]]:
+    first, last = timeline.windows
+    origin = timeline.start.min()
+    problem = timeline.problem
+    computing = np.array([any(s.startswith("compute:") for s in sets) for sets in problem.passes.stream_sets])
+    busy = np.where(computing[problem.passes.streams], timeline.end - timeline.start, 0)
+    work = np.bincount(problem.passes.rank, busy, problem.ranks)
+    value = timeline.value or 1
+    return [
+        [format_time(t) for t in (first - origin).tolist()],
+        [format_time(t) for t in (last - origin).tolist()],
+        [f"{1 - w / value:.1%}" for w in work.tolist()],
+        [format_bytes(size) for size in timeline.peak_bytes],
+    ]
+
+
+def _data(schedule: Schedule, trace: Trace | None, comparison: Comparison | None) -> dict[str, Any]:
+    """Everything the script draws, as columns in the problem's table order; times in µs since the step's start."""
+    problem, p, e = schedule.problem, schedule.problem.passes, schedule.problem.edges
+    runs = [_run("predicted", schedule.timeline(), None)]
+    if trace is not None and comparison is not None:
+        step = comparison.median_step
+        runs.append(_run("measured", trace.steps[step], trace.ready[step]))
+    syncs = [[problem.index[a], problem.index[b]] for a, b in schedule.syncs]
+    return {
+        "ranks": problem.ranks,
+        "kinds": list(KINDS),
+        "present": present_kinds(problem),
+        "colours": COLOURS,
+        "meaning": MEANING,
+        "objective": problem.objective,
+        "capacity": None if problem.capacity is None else list(problem.capacity),
+        "lanes": [{"stream": one.stream, "rank": one.rank, "rows": one.rows.tolist()} for one in lanes(problem)],
+        **{what: getattr(p, what).tolist() for what in ("kind", "stage", "microbatch", "slice", "rank")},
+        "chunk": chunks(problem).tolist(),
+        "taken": problem.taken.tolist(),
+        "freed": problem.freed.tolist(),
+        "edges": {"before": e.before.tolist(), "after": e.after.tolist(), "lag": e.lag.tolist()},
+        "syncs": syncs,
+        "runs": runs,
+    }
+
+
+def _run(name: str, timeline: Timeline, ready: NDArray[Any] | None) -> dict[str, Any]:
+    origin = float(timeline.start.min())
+
+    def since(times: NDArray[Any]) -> list[float]:
+        return [round(t, 1) for t in np.nan_to_num(np.asarray(times, float) - origin).tolist()]
+
+    return {
+        "name": name,
+        "value": timeline.value,
+        "start": since(timeline.start),
+        "end": since(timeline.end),
+        "ready": None if ready is None else since(ready),
+        "memory": _curves(timeline.problem, timeline, origin),
+    }
+
+
+def _curves(problem: Problem, timeline: Timeline, origin: float) -> list[dict[str, list[float]]]:
+    """Per rank: times and the bytes held from each on, only where they change; nothing where no edge holds memory."""
+    if not problem.edges.bytes.any():
+        return []
+    curves = []
+    for rank in range(problem.ranks):
+        times, held = timeline.memory(rank)
+        # Of several changes at one time the last holds, but the most matters too: a peak of no length is still a peak.
+        keep = np.append(np.diff(held) != 0, True)
+        keep = np.concatenate([[True], keep[:-1]])
+        moments = np.maximum(np.asarray(times[keep], float) - origin, 0)
+        curves.append({"time": [round(t, 1) for t in moments.tolist()], "held": held[keep].tolist()})
+    return curves
