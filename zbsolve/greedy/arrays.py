@@ -1,0 +1,134 @@
+"""A problem as flat arrays for the compiled schedulers: adjacency, lanes, streams, memory. Made once a problem."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ..problem import Ints, Problem
+
+
+class Arrays(NamedTuple):
+    """Columns of one problem. Adjacency is in compressed rows: entries first[i]:first[i + 1] belong to i.
+
+    lane[i] is the pass's lane (see `Problem.lanes`), lane_rows the lanes' passes one after the other, partner[l] the
+    lane of the same stage and rank that comes next along the graph (F → B → W), or −1: what ends l's passes' flight.
+    room is the capacity a rank (very large where unlimited); needs[r, g] is what microbatch g takes on rank r in all.
+    depth and tail are longest paths, µs: from any source to a pass's start, and from its start to the end of all.
+    """
+
+    duration: Ints
+    rank: Ints
+    group: Ints
+    waiting: Ints
+    out_first: Ints
+    out_pass: Ints
+    out_lag: Ints
+    taken: Ints
+    freed: Ints
+    room: Ints
+    needs: Ints
+    lane: Ints
+    lane_first: Ints
+    lane_rows: Ints
+    partner: Ints
+    stream_first: Ints
+    stream_rows: Ints
+    home_first: Ints
+    home_lanes: Ints
+    depth: Ints
+    tail: Ints
+
+
+UNLIMITED = np.int64(1) << 60
+_made: WeakKeyDictionary[Problem, Arrays] = WeakKeyDictionary()
+
+
+def compressed(keys: Ints, count: int, *columns: Ints) -> tuple[Ints, ...]:
+    """Rows grouped by key: (first, columns sorted by key)."""
+    order = np.argsort(keys, kind="stable")
+    first = np.searchsorted(keys[order], np.arange(count + 1)).astype(np.int64)
+    return (first, *(column[order] for column in columns))
+
+
+def arrays(problem: Problem) -> Arrays:
+    """The problem's arrays, remembered while the problem lives."""
+    if problem not in _made:
+        _made[problem] = _make(problem)
+    return _made[problem]
+
+
+def _make(problem: Problem) -> Arrays:
+    passes, edges = problem.passes, problem.edges
+    count, ranks = len(passes), problem.ranks
+    out_first, out_pass, out_lag = compressed(edges.before, count, edges.after, edges.lag)
+    depth, tail = _longest(problem)
+    lanes = problem.lanes
+    lane = np.zeros(count, np.int64)
+    for number, rows in enumerate(lanes):
+        lane[rows] = number
+    groups = int(passes.microbatch.max()) + 1
+    needs = np.zeros((ranks, groups), np.int64)
+    np.add.at(needs, (passes.rank, passes.microbatch), problem.taken)
+    place = {stream: i for i, stream in enumerate(problem.streams)}
+    sets = [[place[s] for s in streams] for streams in passes.stream_sets]
+    width = np.array([len(s) for s in sets], np.int64)
+    stream_first = np.concatenate([[0], np.cumsum(width[passes.streams])]).astype(np.int64)
+    flat = np.concatenate([np.array(s, np.int64) for s in sets])
+    set_first = np.concatenate([[0], np.cumsum(width)])
+    offset = np.arange(stream_first[-1]) - np.repeat(stream_first[:-1], width[passes.streams])
+    stream_rows = flat[np.repeat(set_first[passes.streams], width[passes.streams]) + offset]
+    lane_of_stream = [(s, number) for number, rows in enumerate(lanes) for s in sets[passes.streams[rows[0]]]]
+    home = np.array(sorted(lane_of_stream), np.int64)
+    home_first, home_lanes = compressed(home[:, 0], len(place), home[:, 1])
+    room = np.full(ranks, UNLIMITED) if problem.capacity is None else np.array(problem.capacity, np.int64)
+    return Arrays(
+        passes.duration,
+        passes.rank,
+        passes.microbatch,
+        np.bincount(edges.after, minlength=count).astype(np.int64),
+        out_first,
+        out_pass,
+        out_lag,
+        problem.taken,
+        problem.freed,
+        room,
+        needs,
+        lane,
+        np.concatenate([[0], np.cumsum([len(rows) for rows in lanes])]).astype(np.int64),
+        np.concatenate(lanes),
+        _partners(problem, lanes, depth),
+        stream_first,
+        stream_rows,
+        home_first,
+        home_lanes,
+        depth,
+        tail,
+    )
+
+
+def _partners(problem: Problem, lanes: list[Ints], depth: Ints) -> Ints:
+    """For each lane the next one, by depth, of the same stage and rank; −1 for the last."""
+    passes = problem.passes
+    homes: dict[tuple[int, int], list[int]] = {}
+    for number, rows in enumerate(lanes):
+        homes.setdefault((int(passes.rank[rows[0]]), int(passes.stage[rows[0]])), []).append(number)
+    partner = np.full(len(lanes), -1, np.int64)
+    for mine in homes.values():
+        mine.sort(key=lambda number: (int(depth[lanes[number][0]]), number))
+        for a, b in zip(mine, mine[1:], strict=False):
+            partner[a] = b
+    return partner
+
+
+def _longest(problem: Problem) -> tuple[Ints, Ints]:
+    """Longest path to each pass's start and from its start to the end, µs, along the graph's edges alone."""
+    from ..timeline import Precedence, longest_path
+
+    edges, duration = problem.edges, problem.passes.duration
+    depth = longest_path(problem, Precedence(edges.before, edges.after, edges.lag))
+    # Backwards the same walk gives the time from a pass's end to the end of all.
+    tail = longest_path(problem, Precedence(edges.after, edges.before, edges.lag))
+    return depth, tail + duration

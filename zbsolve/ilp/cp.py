@@ -1,0 +1,145 @@
+"""The CP-SAT model of a problem: a start per pass, one interval per pass and per edge that holds memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from ..greedy.arrays import arrays
+from ..greedy.list_scheduler import from_starts
+from ..problem import Ints, Problem
+from ..schedule import Schedule
+
+
+@dataclass(frozen=True)
+class CpResult:
+    """`schedule` is None where none was found in time; `bound` (µs) holds for every schedule of the problem whose
+    lanes run in table order; `infeasible` where CP-SAT proved that there is none at or under the limit."""
+
+    schedule: Schedule | None
+    bound: int
+    infeasible: bool
+
+
+@dataclass(frozen=True)
+class CpModel:
+    """The model, open for more constraints: `start[i]` and `interval[i]` of pass i, and `value`, the objective."""
+
+    problem: Problem
+    model: cp_model.CpModel
+    start: list[cp_model.IntVar]
+    interval: list[cp_model.IntervalVar]
+    value: cp_model.IntVar
+
+
+def build(problem: Problem, bound: int, limit: int, horizon: int) -> CpModel:
+    """A model whose value lies in [bound, limit] and whose passes all end by `horizon` (µs)."""
+    model = cp_model.CpModel()
+    a = arrays(problem)
+    start = [model.new_int_var(d, max(d, horizon - t), "") for d, t in zip(a.depth.tolist(), a.tail.tolist(), strict=True)]
+    interval = [model.new_fixed_size_interval_var(s, d, "") for s, d in zip(start, a.duration.tolist(), strict=True)]
+    value = model.new_int_var(bound, limit, "value")
+    built = CpModel(problem, model, start, interval, value)
+    _streams(built)
+    _edges(built)
+    _lanes(built)
+    _memory(built, horizon)
+    _objective(built, horizon)
+    return built
+
+
+def _streams(m: CpModel) -> None:
+    """A stream runs one pass at a time."""
+    for rows in m.problem.members.values():
+        m.model.add_no_overlap([m.interval[i] for i in rows.tolist()])
+
+
+def _edges(m: CpModel) -> None:
+    """A pass waits for the end of the one before, and for the lag."""
+    edges, duration = m.problem.edges, m.problem.passes.duration.tolist()
+    for i, j, lag in zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True):
+        m.model.add(m.start[j] >= m.start[i] + duration[i] + lag)
+
+
+def _lanes(m: CpModel) -> None:
+    """Passes of one kind, stage and rank run in table order (symmetry)."""
+    duration = m.problem.passes.duration.tolist()
+    for rows in m.problem.lanes:
+        for i, j in zip(rows.tolist(), rows[1:].tolist(), strict=False):
+            m.model.add(m.start[j] >= m.start[i] + duration[i])
+
+
+def _memory(m: CpModel, horizon: int) -> None:
+    """What edges hold on a rank, from the start of the pass before to the end of the pass after, fits its capacity."""
+    problem = m.problem
+    if problem.capacity is None:
+        return
+    edges, duration = problem.edges, problem.passes.duration.tolist()
+    for rank, capacity in enumerate(problem.capacity):
+        rows = np.flatnonzero((edges.bytes > 0) & (problem.passes.rank[edges.before] == rank))
+        if edges.bytes[rows].sum() <= capacity:
+            continue
+        held, demand = [], []
+        for i, j, size in zip(*(c[rows].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):
+            length = m.model.new_int_var(0, horizon, "")
+            held.append(m.model.new_interval_var(m.start[i], length, m.start[j] + duration[j], ""))
+            demand.append(size)
+        m.model.add_cumulative(held, demand, capacity)
+
+
+def _objective(m: CpModel, horizon: int) -> None:
+    """Makespan: the last end. Span: the longest window of a rank from its first start to its last end."""
+    problem, model = m.problem, m.model
+    duration = problem.passes.duration.tolist()
+    if problem.objective == "makespan":
+        for i, start in enumerate(m.start):
+            model.add(m.value >= start + duration[i])
+    else:
+        for rank in range(problem.ranks):
+            first = model.new_int_var(0, horizon, "")
+            for i in np.flatnonzero(problem.passes.rank == rank).tolist():
+                model.add(first <= m.start[i])
+                model.add(m.value >= m.start[i] + duration[i] - first)
+    model.minimize(m.value)
+
+
+def solve_cp(
+    problem: Problem,
+    incumbent: Schedule | None,
+    bound: int,
+    seconds: float,
+    *,
+    seed: int = 0,
+    workers: int = 2,
+    effort: float | None = None,
+) -> CpResult:
+    """Search with CP-SAT for a better schedule than `incumbent`, or a proof that there is none.
+
+    `effort`: deterministic time instead of seconds (the same answer on every machine, one worker).
+    """
+    limit = horizon = int(arrays(problem).duration.sum() + problem.edges.lag.sum())
+    if incumbent is not None:
+        timeline = incumbent.timeline()
+        limit = int(timeline.value)
+        horizon = int(timeline.makespan) if problem.objective == "makespan" else 2 * int(timeline.makespan)
+    built = build(problem, min(bound, limit), limit, horizon)
+    if incumbent is not None:
+        for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
+            built.model.add_hint(variable, start)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.random_seed = seed
+    solver.parameters.num_workers = workers
+    if effort is not None:
+        solver.parameters.max_deterministic_time = effort
+        solver.parameters.num_workers = 1
+    status = solver.solve(built.model)
+    if status == cp_model.INFEASIBLE:
+        return CpResult(None, limit, True)
+    proven = int(np.ceil(solver.best_objective_bound - 1e-6)) if status != cp_model.UNKNOWN else bound
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return CpResult(None, max(bound, proven), False)
+    found: Ints = np.array([solver.value(s) for s in built.start], np.int64)
+    return CpResult(from_starts(problem, found), max(bound, proven), False)

@@ -1,0 +1,204 @@
+"""The MILP of a problem through PuLP: the same answer as CP-SAT, for people who own a commercial MILP solver.
+
+Disjunctive formulation (Manne, 1960): for two passes of one stream a binary says which runs first; memory is a sum over
+those binaries at the start of each pass that takes bytes. For the size that CBC closes see docs/design.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pulp
+
+from ..errors import BadInput
+from ..greedy.arrays import arrays
+from ..greedy.list_scheduler import from_starts
+from ..problem import Problem
+from ..schedule import Schedule
+
+SOLVERS = {"cbc": "PULP_CBC_CMD", "highs": "HiGHS", "gurobi": "GUROBI", "cplex": "CPLEX_PY", "scip": "SCIP_PY"}
+
+
+@dataclass(frozen=True)
+class MilpResult:
+    """`schedule` is None where none was found in time; `bound` in µs; `optimal` where the solver closed the gap."""
+
+    schedule: Schedule | None
+    bound: int
+    optimal: bool
+
+
+@dataclass(frozen=True)
+class MilpModel:
+    """The model, open for more constraints: `start[i]` of pass i; `first[i, j]` is 1 where i runs before j."""
+
+    problem: Problem
+    model: pulp.LpProblem
+    start: list[pulp.LpVariable]
+    first: dict[tuple[int, int], pulp.LpAffineExpression | pulp.LpVariable | int]
+    value: pulp.LpVariable
+
+
+def build(problem: Problem, bound: int, limit: int, horizon: int) -> MilpModel:
+    """A model whose value lies in [bound, limit] and whose passes all end by `horizon` (µs)."""
+    a = arrays(problem)
+    model = pulp.LpProblem("zbsolve", pulp.LpMinimize)
+    start = [
+        pulp.LpVariable(f"t{i}", d, max(d, horizon - t))
+        for i, (d, t) in enumerate(zip(a.depth.tolist(), a.tail.tolist(), strict=True))
+    ]
+    value = pulp.LpVariable("value", bound, limit)
+    built = MilpModel(problem, model, start, {}, value)
+    model += value
+    _edges(built)
+    _streams(built, horizon)
+    _memory(built, horizon)
+    _objective(built)
+    return built
+
+
+def _edges(m: MilpModel) -> None:
+    """A pass waits for the end of the one before, and for the lag; lanes run in table order."""
+    edges, duration = m.problem.edges, m.problem.passes.duration.tolist()
+    for i, j, lag in zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True):
+        m.model.addConstraint(m.start[j] >= m.start[i] + duration[i] + lag)
+    for rows in m.problem.lanes:
+        for i, j in zip(rows.tolist(), rows[1:].tolist(), strict=False):
+            m.model.addConstraint(m.start[j] >= m.start[i] + duration[i])
+
+
+def _reach(problem: Problem) -> np.ndarray:
+    """reach[i, j]: j comes after i in every schedule, by edges and lanes; shape (passes, passes)."""
+    a = arrays(problem)
+    count = len(problem.passes)
+    reach = np.zeros((count, count), bool)
+    following: list[list[int]] = [[] for _ in range(count)]
+    for i, j in zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True):
+        following[i].append(j)
+    for rows in problem.lanes:
+        for i, j in zip(rows.tolist(), rows[1:].tolist(), strict=False):
+            following[i].append(j)
+    # A lane's later passes can be deeper or not, so order by how far they are from the end along both.
+    import networkx as nx
+
+    graph = nx.DiGraph([(i, j) for i in range(count) for j in following[i]])
+    graph.add_nodes_from(range(count))
+    for i in reversed(list(nx.lexicographical_topological_sort(graph, key=lambda n: (a.depth[n], n)))):
+        for j in following[i]:
+            reach[i, j] = True
+            reach[i] |= reach[j]
+    return reach
+
+
+def _order(m: MilpModel, reach: np.ndarray, i: int, j: int, horizon: int) -> None:
+    """`first[i, j]` and `first[j, i]`: constants where the graph decides, else one binary and two big-M rows."""
+    if reach[i, j] or reach[j, i]:
+        m.first[i, j], m.first[j, i] = int(reach[i, j]), int(reach[j, i])
+        return
+    duration = m.problem.passes.duration.tolist()
+    before = pulp.LpVariable(f"y{i}_{j}", cat=pulp.LpBinary)
+    m.model.addConstraint(m.start[j] >= m.start[i] + duration[i] - horizon * (1 - before))
+    m.model.addConstraint(m.start[i] >= m.start[j] + duration[j] - horizon * before)
+    m.first[i, j], m.first[j, i] = before, 1 - before
+
+
+def _streams(m: MilpModel, horizon: int) -> None:
+    """A stream runs one pass at a time."""
+    reach = _reach(m.problem)
+    for rows in m.problem.members.values():
+        for i, j in combinations(rows.tolist(), 2):
+            if (i, j) not in m.first:
+                _order(m, reach, i, j, horizon)
+
+
+def _memory(m: MilpModel, horizon: int) -> None:
+    """At the start of each pass that takes bytes: what was taken before and not freed fits the capacity.
+
+    Passes of one rank on different streams get binaries of their own, as if one came wholly before the other: for
+    memory that is the safe side (what may overlap counts as held only by its start, freed only by its end).
+    """
+    problem = m.problem
+    if problem.capacity is None:
+        return
+    taken, freed = problem.taken.tolist(), problem.freed.tolist()
+    for rank, capacity in enumerate(problem.capacity):
+        mine = np.flatnonzero(problem.passes.rank == rank).tolist()
+        takers = [i for i in mine if taken[i]]
+        if sum(taken[i] for i in takers) <= capacity:
+            continue
+        for i in takers:
+            held = [taken[j] * _started(m, j, i, horizon) for j in takers if j != i]
+            gone = [freed[j] * _ended(m, j, i, horizon) for j in mine if freed[j] and j != i]
+            m.model.addConstraint(pulp.lpSum(held) - pulp.lpSum(gone) + taken[i] <= capacity)
+
+
+def _started(m: MilpModel, j: int, i: int, horizon: int) -> pulp.LpAffineExpression | pulp.LpVariable | int:
+    """1 where j starts before or with i."""
+    if (j, i) in m.first:
+        return m.first[j, i]
+    flag = pulp.LpVariable(f"s{j}_{i}", cat=pulp.LpBinary)
+    m.model.addConstraint(m.start[j] >= m.start[i] + 1 - (horizon + 1) * flag)
+    return flag
+
+
+def _ended(m: MilpModel, j: int, i: int, horizon: int) -> pulp.LpAffineExpression | pulp.LpVariable | int:
+    """1 only where j ends before i starts."""
+    if (j, i) in m.first:
+        return m.first[j, i]
+    flag = pulp.LpVariable(f"e{j}_{i}", cat=pulp.LpBinary)
+    m.model.addConstraint(m.start[i] >= m.start[j] + int(m.problem.passes.duration[j]) - horizon * (1 - flag))
+    return flag
+
+
+def _objective(m: MilpModel) -> None:
+    """Makespan: the last end. Span: the longest window of a rank from its first start to its last end."""
+    problem, duration = m.problem, m.problem.passes.duration.tolist()
+    for rank in range(problem.ranks):
+        first: pulp.LpVariable | int = 0
+        if problem.objective == "span":
+            first = pulp.LpVariable(f"first{rank}", 0)
+        for i in np.flatnonzero(problem.passes.rank == rank).tolist():
+            if problem.objective == "span":
+                m.model.addConstraint(first <= m.start[i])
+            m.model.addConstraint(m.value >= m.start[i] + duration[i] - first)
+
+
+def solve_milp(
+    problem: Problem, incumbent: Schedule | None, bound: int, seconds: float, *, solver: str = "cbc", seed: int = 0
+) -> MilpResult:
+    """Solve with a MILP solver by name (see SOLVERS). Raises BadInput where it is unknown or not installed."""
+    if solver not in SOLVERS:
+        raise BadInput(f"solver '{solver}': one of {', '.join(SOLVERS)}")
+    if SOLVERS[solver] not in pulp.listSolvers(onlyAvailable=True):
+        raise BadInput(f"solver '{solver}' is not installed here ({', '.join(_available())} are)")
+    limit = horizon = int(arrays(problem).duration.sum() + problem.edges.lag.sum())
+    if incumbent is not None:
+        timeline = incumbent.timeline()
+        limit = int(timeline.value)
+        horizon = int(timeline.makespan) if problem.objective == "makespan" else 2 * int(timeline.makespan)
+    built = build(problem, min(bound, limit), limit, horizon)
+    if incumbent is not None:
+        for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
+            variable.setInitialValue(start)
+    options: dict[str, Any] = {"msg": False, "timeLimit": seconds, "gapRel": 0.0, "gapAbs": 0.0}
+    if solver == "cbc":
+        options |= {"warmStart": incumbent is not None, "options": [f"randomSeed {seed + 1}"]}
+    engine = pulp.getSolver(SOLVERS[solver], **options)
+    built.model.solve(engine)
+    solved = built.model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+    optimal = built.model.sol_status == pulp.LpSolutionOptimal and built.model.status == pulp.LpStatusOptimal
+    if not solved:
+        return MilpResult(None, bound, False)
+    start = np.array([round(s.value()) for s in built.start], np.int64)
+    schedule = from_starts(problem, start)
+    # The order counts, not the solver's rounded times: only a value that the order really has can be proven.
+    value = int(np.ceil(built.value.value() - 0.5))
+    return MilpResult(schedule, max(bound, value) if optimal else bound, optimal)
+
+
+def _available() -> list[str]:
+    here = pulp.listSolvers(onlyAvailable=True)
+    return [name for name, class_name in SOLVERS.items() if class_name in here]
