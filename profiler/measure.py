@@ -1,0 +1,158 @@
+"""`measure`: a model's layers, its memory and the links between ranks → Profile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+
+import torch
+
+from zbsolve.errors import BadInput
+from zbsolve.exec.failure import RunFailed, one_line
+from zbsolve.exec.launch import child_environment
+from zbsolve.profile import Layer, Link, Profile
+
+from .links import measure_link
+from .models import Model, load
+from .rounds import Held, held, rounds, stages_of
+
+KINDS = ("F", "B", "W", "BW")
+STATES = 4.0  # parameters, gradients and Adam's two moments, in one precision
+LEAST = 6  # rounds, however little time is given
+Progress = Callable[[str], None]
+
+
+def measure(
+    spec: str,
+    *,
+    seed: int = 0,
+    seconds: float = 10.0,
+    neighbours: int = 0,
+    timeout: float = 120.0,
+    progress: Progress = lambda text: None,
+) -> Profile:
+    """Profile the model called `spec` (see `profiler.models.load`) with the executor's own passes, on one thread.
+
+    seconds: how long to time passes (at least some rounds). neighbours: processes that train the same model meanwhile,
+    as other ranks on this machine would: they share its caches and memory bandwidth. timeout: seconds for each of its
+    helpers. Raises BadInput for the model, RunFailed where a helper does not answer.
+    """
+    if not seconds > 0 or neighbours < 0:
+        raise BadInput(f"profile: seconds {seconds} and neighbours {neighbours} must be positive")
+    model = load(spec, seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with _busy(spec, seed, neighbours, timeout):
+            samples, memory, parameters = _layers(model, spec, seconds, progress)
+    finally:
+        torch.set_num_threads(threads)
+    progress("link between two processes")
+    link, times = measure_link(timeout=timeout)
+    layers = tuple(_layer(model, i, samples, memory[i], parameters[i]) for i in range(len(model.layers)))
+    named = {f"{model.layer_names[i]}/{kind}": row for (i, kind), row in samples.items()}
+    return Profile(
+        "measured",
+        spec,
+        layers,
+        link,
+        STATES,
+        None,
+        _facts(layers, memory, seed, seconds, neighbours),
+        {**named, **{f"link/{size}": row for size, row in times.items()}},
+    )
+
+
+Samples = dict[tuple[int, str], list[float]]
+
+
+def _layers(model: Model, spec: str, seconds: float, progress: Progress) -> tuple[Samples, list[Held], list[int]]:
+    """Samples of (layer, kind), µs; memory and parameter bytes of every layer."""
+    samples: Samples = {(i, kind): [] for i in range(len(model.layers)) for kind in KINDS}
+    try:
+        stages = stages_of(model)
+        turns = rounds(model, stages)
+        progress("warming up")
+        for _ in range(4):
+            next(turns)
+        begin, done = time.monotonic(), 0
+        while done < LEAST or time.monotonic() - begin < seconds:
+            for i, kind, time_us in next(turns):
+                samples[i, kind].append(time_us)
+            done += 1
+            progress(f"{len(model.layers)} layers, round {done}, {time.monotonic() - begin:.1f} of {seconds:g} s")
+        progress("memory")
+        memory = held(model, stages)
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"model '{spec}': {one_line(error)}") from error
+    parameters = [sum(p.numel() * p.element_size() for layer in s.layers for p in layer.parameters()) for s in stages]
+    return samples, memory, parameters
+
+
+def _layer(model: Model, i: int, samples: Samples, size: Held, parameters: int) -> Layer:
+    """B may leave more than it frees (output gradients that W needs): then W's share is all there ever is."""
+    return Layer(
+        model.layer_names[i],
+        *(median(samples[i, kind]) for kind in KINDS),
+        held_until_B=max(0, size.after_F - size.after_B),
+        held_until_W=size.after_B,
+        parameter_bytes=parameters,
+        output_bytes=size.output,
+    )
+
+
+def _facts(layers: tuple[Layer, ...], memory: list[Held], seed: int, seconds: float, neighbours: int) -> dict[str, object]:
+    total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in KINDS}
+    return {
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": 1,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seed": seed,
+        "seconds": seconds,
+        "neighbours": neighbours,
+        "split_over_fused": (total["B"] + total["W"]) / total["BW"] if total["BW"] else None,
+        "left_after_W": [size.after_W for size in memory],
+        "most_bytes": [size.most for size in memory],
+    }
+
+
+@contextmanager
+def _busy(spec: str, seed: int, count: int, timeout: float) -> Iterator[None]:
+    """`count` processes that run rounds until the block ends."""
+    command = [sys.executable, "-m", "profiler.neighbour", spec, str(seed)]
+    children = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
+        )
+        for _ in range(count)
+    ]
+    try:
+        until = time.monotonic() + timeout
+        for child in children:
+            _wait_ready(child, until)
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def _wait_ready(child: subprocess.Popen[bytes], until: float) -> None:
+    assert child.stdout is not None
+    there, _, _ = select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))
+    if not there or not child.stdout.readline():
+        raise RunFailed("profile: a neighbour did not start")
+

@@ -1,0 +1,157 @@
+"""Models by name: a preset such as `gpt-tiny`, or your own as `module:function`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zbsolve.errors import BadInput
+
+Place = tuple[int, str]  # (layer, name of the parameter inside it)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as a row of layers.
+
+    layers: builders, each makes one layer, with the same numbers whichever rank calls it. layer_names: a name each.
+    batch(microbatch, step): inputs and targets. loss(output, target): a mean, one number. tied: groups of places that
+    hold one parameter (the first of a group gives the starting values).
+    """
+
+    name: str
+    layers: tuple[Callable[[], nn.Module], ...]
+    layer_names: tuple[str, ...]
+    batch: Callable[[int, int], tuple[Tensor, Tensor]]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    tied: tuple[tuple[Place, ...], ...] = ()
+
+    def build(self, layers: Sequence[int] | None = None) -> list[nn.Module]:
+        """The layers numbered `layers` (all without), tied among each other where both are there; a tied parameter
+        whose first place is not among them has that place's starting values."""
+        numbers = list(range(len(self.layers))) if layers is None else list(layers)
+        made = {i: self.layers[i]() for i in numbers}
+        for group in self.tied:
+            here = [(i, path) for i, path in group if i in made]
+            if not here:
+                continue
+            first, path = group[0]
+            owner = made[first] if first in made else self.layers[first]()
+            shared = owner.get_parameter(path)
+            for i, name in here:
+                parent, _, last = name.rpartition(".")
+                setattr(made[i].get_submodule(parent), last, shared)
+        return [made[i] for i in numbers]
+
+
+def load(spec: str, seed: int = 0) -> Model:
+    """The model called `spec`: a preset, `module:function`, or `file.py:function`. Raises BadInput.
+
+    `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`: an ordered list of modules
+    or an nn.Sequential; `(input, target)` or just an input (the loss is then the mean square of the output).
+    """
+    from .presets import PRESETS
+
+    if spec in PRESETS:
+        return PRESETS[spec](seed)
+    if ":" in spec:
+        return _own(spec, seed)
+    near = difflib.get_close_matches(spec, PRESETS, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise BadInput(f"model '{spec}': unknown{hint} (presets: {', '.join(PRESETS)}; or your own as module:function)")
+
+
+def seeded(seed: int, layer: int, build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """A builder whose random numbers depend on (seed, layer) only; torch's generator is left as it was."""
+
+    def make() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed * 1_000_003 + layer)
+            return build()
+
+    return make
+
+
+def _own(spec: str, seed: int) -> Model:
+    """The user's model: the function is called once, in every process that needs it."""
+    place, _, name = spec.rpartition(":")
+    function = getattr(_module(place, spec), name, None)
+    if not callable(function):
+        raise BadInput(f"model '{spec}': {place} has no function '{name}'")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            answer = function()
+        except Exception as error:
+            raise BadInput(f"model '{spec}': {name}() raised {type(error).__name__}: {_line(error)}") from None
+    if not isinstance(answer, tuple) or len(answer) not in (2, 3):
+        raise BadInput(f"model '{spec}': {name}() must return (layers, sample) or (layers, sample, loss)")
+    layers = list(answer[0]) if isinstance(answer[0], nn.Sequential | list | tuple) else []
+    if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
+        raise BadInput(f"model '{spec}': {name}() must return a list of nn.Modules or an nn.Sequential first")
+    sample = answer[1] if isinstance(answer[1], tuple) else (answer[1], torch.zeros(()))
+    if len(sample) != 2 or not all(isinstance(part, Tensor) for part in sample):
+        raise BadInput(f"model '{spec}': the sample of {name}() must be a tensor or (input, target)")
+    if len(answer) == 2 and isinstance(answer[1], tuple):
+        raise BadInput(f"model '{spec}': {name}() gives a target, so it must give a loss too: (layers, sample, loss)")
+    inputs, targets = sample
+    return Model(
+        spec,
+        tuple((lambda layer=layer: layer) for layer in layers),
+        tuple(f"{i}.{type(layer).__name__}" for i, layer in enumerate(layers)),
+        lambda microbatch, step: (inputs, targets),
+        answer[2] if len(answer) == 3 else _mean_square,
+        _shared(layers),
+    )
+
+
+def _mean_square(output: Tensor, target: Tensor) -> Tensor:
+    return output.float().pow(2).mean()
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or "no message"
+
+
+def _module(place: str, spec: str) -> Any:
+    """A module by name (the current directory counts) or by the path of its file."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        if not Path(place).is_file():
+            raise BadInput(f"model '{spec}': no such file: {place}")
+        found = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules.setdefault(found.name, module)
+        found.loader.exec_module(module)
+        return module
+    except BadInput:
+        raise
+    except ModuleNotFoundError as error:
+        raise BadInput(f"model '{spec}': no module named '{error.name}'") from None
+    except Exception as error:
+        raise BadInput(f"model '{spec}': importing {place} raised {type(error).__name__}: {_line(error)}") from None
+
+
+def _shared(layers: Sequence[nn.Module]) -> tuple[tuple[Place, ...], ...]:
+    """Parameters that more than one layer holds."""
+    places: dict[int, list[Place]] = {}
+    for i, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            places.setdefault(id(parameter), []).append((i, name))
+    return tuple(tuple(group) for group in places.values() if len(group) > 1)

@@ -1,0 +1,24 @@
+"""A busy neighbour: `python -m profiler.neighbour MODEL SEED` runs the model's passes until its standard input ends."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from zbsolve.exec.worker import end_with_parent
+
+from .models import load
+from .rounds import rounds, stages_of
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    torch.set_num_threads(1)
+    model = load(sys.argv[1], int(sys.argv[2]))
+    turns = rounds(model, stages_of(model))
+    next(turns)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for _ in turns:
+        pass

@@ -1,0 +1,119 @@
+"""Is the pipeline right? Its loss and gradients against the same model, whole and unsplit, in one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .comm import receive_bytes, send_bytes
+from .stage import run_layers
+from .walk import Data
+
+LIMITS = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+Place = tuple[int, str]
+
+
+def reference(layers: Sequence[nn.Module], data: Data, loss: Any) -> float:
+    """Run every microbatch through the whole model with plain autograd; gradients go into `.grad`. The mean loss."""
+    count, total = len(data.inputs), 0.0
+    for m in sorted(data.inputs):
+        value = loss(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m])
+        (value / count).backward()
+        total += float(value.detach()) / count
+    return total
+
+
+def difference(found: Tensor | None, right: Tensor | None) -> float:
+    """max |found − right| / max |right| over one tensor; None counts as zeros; against a zero tensor: max |found|."""
+    if found is None and right is None:
+        return 0.0
+    a = torch.zeros_like(right) if found is None else found  # type: ignore[arg-type]
+    b = torch.zeros_like(a) if right is None else right
+    worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+    scale = float(b.double().abs().max()) if b.numel() else 0.0
+    return worst / scale if scale else worst
+
+
+def named(layers: Mapping[int, nn.Module]) -> dict[Place, nn.Parameter]:
+    """(layer, name) → trained parameter; a tied one has several places."""
+    return {
+        (i, name): p
+        for i, layer in layers.items()
+        for name, p in layer.named_parameters(remove_duplicate=False)
+        if p.requires_grad
+    }
+
+
+def compare(
+    rank: int,
+    owners: Sequence[int],
+    mine: Mapping[int, nn.Module],
+    whole: Sequence[nn.Module] | None,
+    losses: tuple[float, float],
+) -> dict[str, Any] | None:
+    """Rank 0 (which holds `whole`, the reference with its gradients) sends each layer's right gradients to the rank in
+    `owners[layer]`, which compares. `losses`: (pipeline, reference), known on rank 0. The verdict, on rank 0.
+
+    All ranks call this. "worst": the largest difference over all tensors and the loss (see `difference`).
+    """
+    found: list[tuple[float, float, str]] = []
+    for layer, owner in enumerate(owners):
+        right: dict[Place, Tensor | None] | None = None
+        if rank == 0:
+            assert whole is not None
+            right = {place: p.grad for place, p in named({layer: whole[layer]}).items()}
+            if owner:
+                _send(right, owner)
+        elif owner == rank:
+            right = _receive(named({layer: mine[layer]}))
+        if owner == rank and right is not None:
+            found += [_judge(place, p, right[place]) for place, p in named({layer: mine[layer]}).items()]
+    if rank:
+        send_bytes(json.dumps(found).encode(), 0)
+        return None
+    for other in sorted(set(owners) - {0}):
+        found += [tuple(row) for row in json.loads(receive_bytes(other))]
+    pipeline, single = losses
+    gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
+    share, worst, where = max([*found, (gap / LIMITS[torch.float32], gap, "loss")])
+    return {
+        "passed": bool(share <= 1),
+        "worst": worst,
+        "limit": worst / share if share else LIMITS[torch.float32],
+        "where": where,
+        "tensors": len(found),
+        "loss": pipeline,
+        "reference_loss": single,
+        "measure": "max |gradient - reference| / max |reference| of a tensor; reference: the unsplit model in one process",
+    }
+
+
+def _judge(place: Place, parameter: nn.Parameter, right: Tensor | None) -> tuple[float, float, str]:
+    """(difference as a share of its type's limit, difference, where); not a number counts as infinitely wrong."""
+    value = difference(parameter.grad, right)
+    value = value if value == value else 1e30
+    return value / LIMITS.get(parameter.dtype, 1e-5), value, f"layer {place[0]} {place[1]}"
+
+
+def _send(right: Mapping[Place, Tensor | None], owner: int) -> None:
+    """Which places have a gradient, then the gradients."""
+    there = [place for place, gradient in right.items() if gradient is not None]
+    send_bytes(json.dumps(there).encode(), owner)
+    for place in there:
+        gradient = right[place]
+        assert gradient is not None
+        dist.send(gradient.contiguous(), owner)
+
+
+def _receive(parameters: Mapping[Place, nn.Parameter]) -> dict[Place, Tensor | None]:
+    right: dict[Place, Tensor | None] = dict.fromkeys(parameters)
+    for layer, name in json.loads(receive_bytes(0)):
+        buffer = torch.empty_like(parameters[layer, name], memory_format=torch.contiguous_format).detach()
+        dist.recv(buffer, 0)
+        right[layer, name] = buffer
+    return right

@@ -1,0 +1,62 @@
+"""How many bytes live: weak references to the storages that operations make.
+
+Slow (some µs an operation), so it watches a step of its own and never one that is timed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts bytes of storages made while it is active, each once, until they die. `now`: living; `most`: ever so far,
+    also inside an operation's neighbours. Storages given to `ignore` (parameters, gradients) do not count."""
+
+    def __init__(self, ignore: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.now = 0
+        self.most = 0
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.ignore(ignore)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return result
+
+    def add(self, tensor: Tensor) -> None:
+        """Count the storage of `tensor`, if it is new."""
+        self._watch(tensor, counted=True)
+
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """Do not count these, from now on."""
+        for tensor in tensors:
+            key = tensor.untyped_storage()._cdata
+            if key in self._known:
+                reference, size = self._known[key]
+                self.now -= size
+                self._known[key] = reference, 0
+            else:
+                self._watch(tensor, counted=False)
+
+    def _watch(self, tensor: Tensor, *, counted: bool) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+
+        def died(_: Any) -> None:
+            self.now -= self._known.pop(key)[1]
+
+        size = storage.nbytes() if counted else 0
+        self._known[key] = weakref.ref(storage, died), size
+        self.now += size
+        self.most = max(self.most, self.now)
