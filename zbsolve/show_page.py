@@ -122,10 +122,11 @@ def _rank_columns(timeline: Timeline) -> list[list[str]]:
 def _data(schedule: Schedule, trace: Trace | None, comparison: Comparison | None) -> dict[str, Any]:
     """Everything the script draws, as columns in the problem's table order; times in µs since the step's start."""
     problem, p, e = schedule.problem, schedule.problem.passes, schedule.problem.edges
-    runs = [_run("predicted", schedule.timeline(), None)]
+    timeline = schedule.timeline()
+    runs = [_run("predicted", timeline, timeline.value, None)]
     if trace is not None and comparison is not None:
         step = comparison.median_step
-        runs.append(_run("measured", trace.steps[step], trace.ready[step]))
+        runs.append(_run("measured", trace.steps[step], comparison.measured, trace.ready[step]))
     syncs = [[problem.index[a], problem.index[b]] for a, b in schedule.syncs]
     return {
         "ranks": problem.ranks,
@@ -146,7 +147,7 @@ def _data(schedule: Schedule, trace: Trace | None, comparison: Comparison | None
     }
 
 
-def _run(name: str, timeline: Timeline, ready: NDArray[Any] | None) -> dict[str, Any]:
+def _run(name: str, timeline: Timeline, value: float, ready: NDArray[Any] | None) -> dict[str, Any]:
     origin = float(timeline.start.min())
 
     def since(times: NDArray[Any]) -> list[float]:
@@ -154,7 +155,7 @@ def _run(name: str, timeline: Timeline, ready: NDArray[Any] | None) -> dict[str,
 
     return {
         "name": name,
-        "value": timeline.value,
+        "value": value,
         "start": since(timeline.start),
         "end": since(timeline.end),
         "ready": None if ready is None else since(ready),

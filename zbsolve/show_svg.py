@@ -47,7 +47,7 @@ def svg(schedule: Schedule, trace: Trace | None = None, width: int = 1200) -> st
     body, y = list[str](), TOP
     for name, timeline in runs:
         if len(runs) > 1:
-            body.append(_text(LEFT, y + 12, f"{name}: {format_time(timeline.value)}", 12, weight="600"))
+            body.append(_text(LEFT, y + 12, f"{name}: {format_time(round(timeline.value))}", 12, weight="600"))
             y += 20
         drawn, y = _panel(schedule, timeline, y, height, scale)
         body += drawn
@@ -95,23 +95,28 @@ def _panel(schedule: Schedule, timeline: Timeline, y: float, height: float, scal
 def _lane(
     timeline: Timeline, lane: Lane, chunk: list[int], begin: float, scale: float, y: float, tall: float
 ) -> Iterator[str]:
-    """Passes as rectangles; where they are narrower than a pixel, half-pixel cells of the kind that fills most."""
+    """Passes as rectangles; where most are too narrow to see, half-pixel cells of the kind that fills most."""
     p = timeline.problem.passes
+    digits = len(str(int(p.microbatch.max())))
     lengths = (timeline.end[lane.rows] - timeline.start[lane.rows]) * scale
-    if np.median(lengths) < 1:
+    if np.median(lengths) < 1.5:
         count = int(np.ceil((float(timeline.end.max()) - begin) * scale * 2))
         kinds = cells(timeline, lane.rows, begin + np.arange(count + 1) / (2 * scale))
         cuts = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), count]
+        paths: dict[int, list[str]] = {}
         for a, b in zip(cuts, cuts[1:], strict=False):
-            if kinds[a] >= 0:
-                yield _block(LEFT + a / 2, y, (b - a) / 2, tall, COLOURS[KINDS[kinds[a]]])
+            paths.setdefault(int(kinds[a]), []).append(
+                f"M{LEFT + a / 2:g} {y:g}h{(b - a) / 2:g}v{tall - 1:g}h{(a - b) / 2:g}z"
+            )
+        for k in sorted(paths.keys() - {-1}):
+            yield f"<path fill='{COLOURS[KINDS[k]]}' d='{''.join(paths[k])}'/>"
         return
     for row, wide in zip(lane.rows.tolist(), lengths.tolist(), strict=True):
         kind = KINDS[p.kind[row]]
         x = LEFT + (float(timeline.start[row]) - begin) * scale
         yield _block(x, y, max(wide - (0.6 if wide > 3 else 0), 0.3), tall, shade(COLOURS[kind], chunk[row]))
         label, size = str(p.microbatch[row]), min(11.0, tall * 0.6)
-        if size >= 7 and wide > 0.62 * size * len(label) + 2:
+        if size >= 7 and wide > 0.62 * size * digits + 2:
             yield _text(x + wide / 2 - 0.3, y + tall / 2 - 0.5, label, size, ink(shade(COLOURS[kind], chunk[row])), "middle")
 
 
@@ -130,13 +135,14 @@ def ink(colour: str) -> str:
 
 def _axis(longest: float, scale: float, y: float) -> Iterator[str]:
     """Ticks at round times, about one every 110 pixels."""
+    unit, size = ("µs", 1.0) if longest < 1e4 else ("ms", 1e3) if longest < 1e7 else ("s", 1e6)
     wanted = 110 / scale
     base = 10 ** np.floor(np.log10(wanted))
     step = float(next(base * m for m in (1, 2, 5, 10) if base * m >= wanted))
     for i in range(int(longest / step) + 1):
         x = LEFT + i * step * scale
         yield f"<line x1='{x:.1f}' y1='{y - 4:.1f}' x2='{x:.1f}' y2='{y + 2:.1f}' stroke='#888'/>"
-        yield _text(x, y + 12, format_time(i * step), 11, "#444", "middle")
+        yield _text(x, y + 12, f"{i * step / size:g} {unit}", 11, "#444", "middle")
 
 
 def _legend(schedule: Schedule) -> Iterator[str]:

@@ -54,7 +54,9 @@ def terminal(schedule: Schedule, trace: Trace | None = None, width: int = 100, c
     ]
     title = f"{'':{left}}  {'0':<{columns - 12}}{format_time(longest):>12}{'peak':>{right + 2}}".rstrip()
     measured = (
-        [] if trace is None else [f"measured {schedule.problem.objective} {format_time(runs[1][1].value)} (median step)"]
+        []
+        if trace is None
+        else [f"measured {schedule.problem.objective} {format_time(round(runs[1][1].value))} (median step)"]
     )
     below = [headline(schedule), value_line(schedule), *measured, *certificate_lines(schedule)]
     return "\n".join([title, *body, paint.legend(), "", *below]) + "\n"
