@@ -17,7 +17,7 @@ import torch
 from zbsolve.errors import BadInput
 from zbsolve.exec.failure import RunFailed, one_line
 from zbsolve.exec.launch import child_environment
-from zbsolve.profile import Layer, Link, Profile
+from zbsolve.profile import Layer, Profile
 
 from .links import measure_link
 from .models import Model, load
@@ -101,8 +101,11 @@ def _layers(model: Model, spec: str, seconds: float, progress: Progress) -> tupl
 def _layer(model: Model, i: int, samples: Samples, size: Held, parameters: int) -> Layer:
     """B may leave more than it frees (output gradients that W needs): then W's share is all there ever is."""
     return Layer(
-        model.layer_names[i],
-        *(median(samples[i, kind]) for kind in KINDS),
+        name=model.layer_names[i],
+        F=median(samples[i, "F"]),
+        B=median(samples[i, "B"]),
+        W=median(samples[i, "W"]),
+        BW=median(samples[i, "BW"]),
         held_until_B=max(0, size.after_F - size.after_B),
         held_until_W=size.after_B,
         parameter_bytes=parameters,
@@ -155,4 +158,3 @@ def _wait_ready(child: subprocess.Popen[bytes], until: float) -> None:
     there, _, _ = select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))
     if not there or not child.stdout.readline():
         raise RunFailed("profile: a neighbour did not start")
-

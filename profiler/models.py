@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,16 @@ def _own(spec: str, seed: int) -> Model:
     inputs, targets = sample
     return Model(
         spec,
-        tuple((lambda layer=layer: layer) for layer in layers),
+        tuple(partial(_same, layer) for layer in layers),
         tuple(f"{i}.{type(layer).__name__}" for i, layer in enumerate(layers)),
         lambda microbatch, step: (inputs, targets),
         answer[2] if len(answer) == 3 else _mean_square,
         _shared(layers),
     )
+
+
+def _same(layer: nn.Module) -> nn.Module:
+    return layer
 
 
 def _mean_square(output: Tensor, target: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from zbsolve.exec.worker import end_with_parent
 from .models import load
 from .rounds import rounds, stages_of
 
-
 if __name__ == "__main__":
     end_with_parent()
     torch.set_num_threads(1)

@@ -161,22 +161,124 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _profile_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a preset (gpt-tiny) or module:function")
+    parser.add_argument("model", help="a preset (gpt-tiny) or your own as module:function or file.py:function")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to time passes")
+    parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside, as other ranks here would be")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output")
     parser.add_argument("-o", "--output", required=True, help="profile.json, or - for standard output")
 
 
 def _profile(options: argparse.Namespace) -> int:
-    raise BadInput("profile: not built yet")
+    _need_torch()
+    from profiler.measure import measure
+
+    profile = measure(
+        options.model, seed=options.seed, seconds=options.seconds, neighbours=options.neighbours, progress=_progress()
+    )
+    _progress()("")
+    profile.save(options.output)
+    kinds = ("F", "B", "W", "BW")
+    if options.output == "-":
+        return 0
+    if options.json:
+        total = {kind: sum(getattr(layer, kind) for layer in profile.layers) for kind in kinds}
+        link = {"latency": profile.link.latency, "bytes_per_us": profile.link.bytes_per_us}
+        print_json({"model": profile.model, "layers": len(profile.layers), "total": total, "link": link, **profile.facts})
+        return 0
+    width = max(len(layer.name) for layer in profile.layers)
+    print(f"{'layer':{width}} {'F µs':>9} {'B µs':>9} {'W µs':>9} {'BW µs':>9}  held until B, W bytes   parameters   output")
+    for layer in profile.layers:
+        times = " ".join(f"{getattr(layer, kind):9.1f}" for kind in kinds)
+        held = f"{layer.held_until_B:12} {layer.held_until_W:10}"
+        print(f"{layer.name:{width}} {times} {held} {layer.parameter_bytes:12} {layer.output_bytes:8}")
+    ratio = profile.facts["split_over_fused"]
+    print(f"(B + W) / BW {ratio:.3f}; link {profile.link.latency:.0f} µs + bytes / {profile.link.bytes_per_us:.0f} per µs")
+    return 0
+
+
+def _need_torch() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise BadInput("torch is missing: install zbsolve[torch]")
+
+
+def _progress() -> Callable[[str], None]:
+    """One line on standard error, written over again; nothing where that is no terminal. An empty text clears it."""
+
+    def show(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    return show
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("schedule", help="schedule.json")
-    parser.add_argument("--model", required=True, help="a preset (gpt-tiny) or module:function")
+    parser.add_argument("--model", required=True, help="a preset (gpt-tiny), module:function or file.py:function")
+    parser.add_argument("--local", action="store_true", help="start one process a rank here (without: torchrun does)")
+    parser.add_argument("--steps", type=int, default=5, help="training steps that are timed")
+    parser.add_argument("--warmup", type=int, default=2, help="training steps before")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--check", action="store_true", help="compare loss and gradients with the unsplit model")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the whole run")
+    parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
     parser.add_argument("-o", "--output", help="trace.json")
 
 
 def _run(options: argparse.Namespace) -> int:
-    raise BadInput("run: not built yet")
+    _need_torch()
+    from .exec.job import Options
+    from .exec.launch import run_local, run_torchrun, torchrun_environment
+    from .schedule import Schedule
+
+    place = torchrun_environment()
+    if not options.local and place is None:
+        raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
+    try:
+        schedule = Schedule.load(options.schedule)
+        chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__}
+        if options.local:
+            trace = run_local(schedule, options.model, **chosen)
+        else:
+            found = run_torchrun(schedule, options.model, Options(**chosen))
+            if found is None:
+                return 0
+            trace = found
+    except BadInput:
+        if place is not None and place[0] > 0 and not options.local:
+            return 2  # every rank finds the same; rank 0 says it
+        raise
+    if options.output:
+        trace.save(options.output)
+    check = trace.facts.get("check")
+    if options.json:
+        step, facts = trace.median(), trace.facts
+        print_json({"makespan": step.makespan, "span": step.span, "losses": trace.losses, "peaks": trace.peaks[0], **facts})
+    elif options.output != "-":
+        _print_run(schedule, trace)
+    return 1 if check is not None and not check["passed"] else 0
+
+
+def _print_run(schedule: Any, trace: Any) -> None:
+    step, predicted = trace.median(), schedule.timeline()
+    print(
+        f"{len(trace.steps)} steps on {schedule.problem.ranks} ranks: makespan {step.makespan:.0f} µs "
+        f"(median step; predicted {predicted.makespan:.0f}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
+    )
+    print(
+        f"peak activation bytes: {' '.join(map(str, trace.peaks[0]))} (predicted {' '.join(map(str, predicted.peak_bytes))})"
+    )
+    check = trace.facts.get("check")
+    if check is not None:
+        verdict = "right" if check["passed"] else "WRONG"
+        print(
+            f"check: {verdict}: largest relative difference {check['worst']:.2e} ({check['where']}, limit "
+            f"{check['limit']:.0e}) over {check['tensors']} gradients and the loss"
+        )
 
 
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command, str]] = {

@@ -48,9 +48,7 @@ class Inbox:
     def take(self, message: Message) -> tuple[Tensor, int]:
         """The tensor of `message` and when it had arrived, monotonic ns; waits. Raises LostRank."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: message in self._arrived or message.source in self._broken, timeout=self._timeout
-            )
+            self._changed.wait_for(lambda: message in self._arrived or message.source in self._broken, timeout=self._timeout)
             if message in self._arrived:
                 return self._arrived.pop(message)
         reason = self._broken.get(message.source, f"nothing came for {self._timeout:g} s")

@@ -10,7 +10,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -256,7 +256,9 @@ def _checked(me: Rank, record: Record) -> dict[str, Any] | None:
         model = load(me.model.name, me.options.seed)
         whole = model.build()
         batches = {m: model.batch(m, 0) for m in me.microbatches}
-        data = Data({m: x for m, (x, _) in batches.items()}, {m: y for m, (_, y) in batches.items()}, _step_seed(me.options.seed, 0))
+        data = Data(
+            {m: x for m, (x, _) in batches.items()}, {m: y for m, (_, y) in batches.items()}, _step_seed(me.options.seed, 0)
+        )
         losses = mean, check.reference(whole, data, model.loss)
     return check.compare(me.rank, me.owners, me.layers, whole, losses)
 

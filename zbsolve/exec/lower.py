@@ -167,7 +167,9 @@ def _program(
         source: tuple(sent)
         for source in range(problem.ranks)
         if source != rank
-        and (sent := [message(n, a) for n in walk(schedule, source) for a in goes.get(n, ()) if at[problem.index[a]] == rank])
+        and (
+            sent := [message(n, a) for n in walk(schedule, source) for a in goes.get(n, ()) if at[problem.index[a]] == rank]
+        )
     }
     stages = tuple(s for s, home in enumerate(homes) if home == rank)
     return Program(rank, tuple(action(name) for name in walk(schedule, rank)), incoming, stages)

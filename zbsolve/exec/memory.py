@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts bytes of storages made while it is active, each once, until they die. `now`: living; `most`: ever so far,
     also inside an operation's neighbours. Storages given to `ignore` (parameters, gradients) do not count."""
 
     def __init__(self, ignore: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.most = 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}

@@ -102,4 +102,3 @@ def run_layers(layers: Sequence[nn.Module], x: Any, first: int, seed: int) -> An
         torch.default_generator.manual_seed((seed * 1_000_003 + i) % SEEDS)
         x = layer(x)
     return x
-
