@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from test_compare import one_f_one_b, random_run, trace_of
 
 from zbsolve import BadInput, Certificate, Edge, Pass, Problem, Schedule
 from zbsolve.cli import main
@@ -22,6 +21,8 @@ from zbsolve.show_style import COLOURS, MEANING, cells, format_bytes, format_tim
 from zbsolve.show_svg import svg
 from zbsolve.show_terminal import terminal
 from zbsolve.trace import Trace
+
+from .test_compare import one_f_one_b, random_run, trace_of
 
 HOSTILE = "</script><b>\"&'\x1b[31m\u2028"
 

@@ -264,7 +264,8 @@ def table(comparison: Comparison) -> str:
         "",
         *_kind_rows(c.kinds),
         "",
-        f"measured − predicted, {unit} a rank; each row adds up ('*': the rank with the longest window)",
+        f"measured − predicted, {unit} a rank; each row adds up ('*': the rank with the longest window;",
+        "fill, drain: before the rank's first compute pass and after its last)",
         *_rank_rows(c, show),
     ]
     if c.speedup is not None:

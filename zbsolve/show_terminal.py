@@ -26,6 +26,7 @@ from .timeline import Timeline
 from .trace import Trace
 
 IDLE = "·"
+LEVELS = (0, 95, 135, 175, 215, 255)  # of red, green and blue in the 256 colours of terminals
 
 
 def terminal(schedule: Schedule, trace: Trace | None = None, width: int = 100, colour: bool = False) -> str:
@@ -149,6 +150,10 @@ def _painted(text: str, kind: int) -> str:
     if kind < 0:
         return text
     red, green, blue = (int(COLOURS[KINDS[kind]][i : i + 2], 16) for i in (1, 3, 5))
-    code = 16 + sum(weight * round(level / 255 * 5) for weight, level in ((36, red), (6, green), (1, blue)))
+    code = 16 + 36 * _nearest(red) + 6 * _nearest(green) + _nearest(blue)
     ink = 16 if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else 231
     return f"\x1b[48;5;{code}m\x1b[38;5;{ink}m{text}\x1b[0m"
+
+
+def _nearest(level: int) -> int:
+    return min(range(len(LEVELS)), key=lambda i: abs(LEVELS[i] - level))
