@@ -125,7 +125,7 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
     check_trace(schedule, trace)
     predicted = schedule.timeline()
     step = median_step(trace)
-    steps = tuple(_value(one) for one in trace.steps)
+    steps = tuple(step_time(one) for one in trace.steps)
     measured = trace.steps[step]
     first, last = measured.windows
     shares = [
@@ -135,7 +135,7 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
     return Comparison(
         schedule.problem.digest,
         schedule.problem.objective,
-        _value(predicted),
+        step_time(predicted),
         steps[step],
         steps,
         step,
@@ -174,7 +174,8 @@ def _whole(times: NDArray[Any]) -> Ints:
     return whole
 
 
-def _value(timeline: Timeline) -> int:
+def step_time(timeline: Timeline) -> int:
+    """The objective (makespan or span) in whole µs, from starts and ends rounded one by one."""
     whole = Timeline(timeline.problem, _whole(timeline.start), _whole(timeline.end))
     return int(whole.value)
 
@@ -198,7 +199,7 @@ def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
         waiting, launch = waiting + had - at, launch + begin - had
         passes[KINDS[kind]] += stop - begin
         at = stop
-    return Parts(passes, waiting, launch, before, origin + _value(timeline) - at)
+    return Parts(passes, waiting, launch, before, origin + step_time(timeline) - at)
 
 
 def _computing(problem: Problem, rank: int) -> Ints:
@@ -228,11 +229,11 @@ def _speedup(schedule: Schedule, trace: Trace, other: Schedule, run: Trace) -> S
     layers, others = sum(schedule.problem.layers), sum(other.problem.layers)
     if layers and others and layers != others:
         raise BadInput(f"baseline: a model of {others} layers, not {layers}: not the same work")
-    ours, base = ([_value(step) for step in one.steps] for one in (trace, run))
+    ours, base = ([step_time(step) for step in one.steps] for one in (trace, run))
     step, base_step = ours[median_step(trace)], base[median_step(run)]
     quick, slow = np.quantile(ours, (0.25, 0.75)).tolist()
     base_quick, base_slow = np.quantile(base, (0.25, 0.75)).tolist()
-    predicted, base_predicted = _value(schedule.timeline()), _value(other.timeline())
+    predicted, base_predicted = step_time(schedule.timeline()), step_time(other.timeline())
     return Speedup(
         base_predicted,
         base_step,

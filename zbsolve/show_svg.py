@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from .compare import check_trace, median_step
+from .compare import check_trace, median_step, step_time
 from .problem import KINDS
 from .schedule import Schedule
 from .show_style import (
@@ -47,7 +47,7 @@ def svg(schedule: Schedule, trace: Trace | None = None, width: int = 1200) -> st
     body, y = list[str](), TOP
     for name, timeline in runs:
         if len(runs) > 1:
-            body.append(_text(LEFT, y + 12, f"{name}: {format_time(round(timeline.value))}", 12, weight="600"))
+            body.append(_text(LEFT, y + 12, f"{name}: {format_time(step_time(timeline))}", 12, weight="600"))
             y += 20
         drawn, y = _panel(schedule, timeline, y, height, scale)
         body += drawn

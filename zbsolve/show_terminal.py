@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .compare import check_trace, median_step
+from .compare import check_trace, median_step, step_time
 from .problem import KINDS, Ints
 from .schedule import Schedule
 from .show_style import (
@@ -57,7 +57,7 @@ def terminal(schedule: Schedule, trace: Trace | None = None, width: int = 100, c
     measured = (
         []
         if trace is None
-        else [f"measured {schedule.problem.objective} {format_time(round(runs[1][1].value))} (median step)"]
+        else [f"measured {schedule.problem.objective} {format_time(step_time(runs[1][1]))} (median step)"]
     )
     below = [headline(schedule), value_line(schedule), *measured, *certificate_lines(schedule)]
     return "\n".join([title, *body, paint.legend(), "", *below]) + "\n"
@@ -142,7 +142,11 @@ class Painter:
             for k in self.kinds
         ]
         second = "; small letters: every second stage of a rank" if self.labelled and self.chunk.max() > 0 else ""
-        return "  ".join(parts) + ("" if self.colour else f"  {IDLE} idle") + second
+        cell = "" if self.labelled else f"; a cell is {self._width()} and shows what fills most of it"
+        return "  ".join(parts) + ("" if self.colour else f"  {IDLE} idle") + second + cell
+
+    def _width(self) -> str:
+        return format_time(self.cell) if self.cell >= 10 else f"{self.cell:.2g} µs"
 
 
 def _painted(text: str, kind: int) -> str:
