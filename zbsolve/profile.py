@@ -79,6 +79,8 @@ class Profile:
         gradients and optimizer state are taken off first; None: the device's capacity, unlimited where unknown.
         layers: how many layers each stage gets; None: `partition.balanced` over F + B + W. Raises BadInput, Infeasible.
         """
+        if ranks < 1:
+            raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
         spot = placements.parse(placement, ranks) if isinstance(placement, str) else placements.check(placement, ranks)
         counts = balanced([c.F + c.B + c.W for c in self.layers], len(spot)) if layers is None else tuple(layers)
         if len(counts) != len(spot) or sum(counts) != len(self.layers) or min(counts) < 1:

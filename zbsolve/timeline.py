@@ -18,11 +18,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Timeline(Mapping[str, tuple[float, float]]):
-    """Pass name → (start, end) in µs; `start` and `end` are columns in the problem's table order."""
+    """Pass name → (start, end) in µs; `start` and `end` are columns in the problem's table order.
+
+    `turn` orders passes that start at one time (only passes without length can share a stream then).
+    """
 
     problem: Problem
     start: NDArray[Any]
     end: NDArray[Any]
+    turn: Ints | None = None
 
     def __getitem__(self, name: str) -> tuple[float, float]:
         i = self.problem.index[name]
@@ -75,8 +79,9 @@ class Timeline(Mapping[str, tuple[float, float]]):
         problem = self.problem
         mine = np.flatnonzero(problem.passes.rank == rank)
         start, end = self.start[mine], self.end[mine]
-        # At one time: ends of passes that began earlier, then starts; a pass without length frees after it takes.
-        order = np.concatenate([2 * (end == start), np.ones(len(mine), np.int64)])
+        # At one time: ends of passes that began earlier, then by turn each pass's start, and its end if it has no length.
+        turn = (np.zeros(len(start), np.int64) if self.turn is None else self.turn[mine]) * 2 + 1
+        order = np.concatenate([np.where(end == start, turn + 1, 0), turn])
         time = np.concatenate([end, start])
         change = np.concatenate([-problem.freed[mine], problem.taken[mine]])
         rows = np.lexsort((order, time))
@@ -119,8 +124,11 @@ class Precedence:
         return cls(before, after, np.concatenate([problem.edges.lag, np.zeros(len(before) - len(problem.edges), np.int64)]))
 
 
-def longest_path(problem: Problem, precedence: Precedence) -> Ints:
-    """Earliest start of every pass, µs, shape (passes,). Raises Deadlock naming a cycle."""
+def longest_path(problem: Problem, precedence: Precedence) -> tuple[Ints, Ints]:
+    """Earliest start of every pass, µs, and its turn in an order that respects all arcs; shape (passes,) each.
+
+    Raises Deadlock naming a cycle.
+    """
     count = len(problem.passes)
     order = np.argsort(precedence.before, kind="stable")
     first = np.searchsorted(precedence.before[order], np.arange(count + 1)).tolist()
@@ -129,10 +137,7 @@ def longest_path(problem: Problem, precedence: Precedence) -> Ints:
     duration = problem.passes.duration.tolist()
     start = [0] * count
     ready = [i for i, n in enumerate(waiting) if n == 0]
-    done = 0
-    while ready:
-        i = ready.pop()
-        done += 1
+    for i in ready:  # grows while it is walked
         end = start[i] + duration[i]
         for e in range(first[i], first[i + 1]):
             j = after[e]
@@ -141,9 +146,11 @@ def longest_path(problem: Problem, precedence: Precedence) -> Ints:
             waiting[j] -= 1
             if waiting[j] == 0:
                 ready.append(j)
-    if done < count:
+    if len(ready) < count:
         raise Deadlock(_cycle(problem, precedence, {i for i, n in enumerate(waiting) if n > 0}))
-    return np.array(start, np.int64)
+    turn = np.empty(count, np.int64)
+    turn[ready] = np.arange(count)
+    return np.array(start, np.int64), turn
 
 
 def _cycle(problem: Problem, precedence: Precedence, stuck: set[int]) -> tuple[str, ...]:
@@ -168,8 +175,8 @@ def simulate(problem: Problem, sequences: Sequence[Ints], syncs: Ints | None = N
     `sequences`: one integer array a stream; `syncs`: shape (n, 2), further pairs (before, after).
     """
     pairs = np.zeros((0, 2), np.int64) if syncs is None else syncs
-    start = longest_path(problem, Precedence.of(problem, sequences, pairs))
-    return Timeline(problem, start, start + problem.passes.duration)
+    start, turn = longest_path(problem, Precedence.of(problem, sequences, pairs))
+    return Timeline(problem, start, start + problem.passes.duration, turn)
 
 
 def critical_path(timeline: Timeline, precedence: Precedence) -> tuple[str, ...]:

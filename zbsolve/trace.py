@@ -33,11 +33,6 @@ class Trace:
     peaks: tuple[tuple[int, ...], ...]
     facts: dict[str, Any]
 
-    def median(self) -> Timeline:
-        """The step whose makespan is the median (the lower one of two): real, not a mixture of steps."""
-        ranked = sorted(range(len(self.steps)), key=lambda i: self.steps[i].makespan)
-        return self.steps[ranked[(len(ranked) - 1) // 2]]
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a trace file, whole or not at all."""
         write_document(

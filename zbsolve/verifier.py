@@ -41,16 +41,17 @@ def verify(problem: Problem, schedule: Schedule, timeline: Times | None = None) 
         return tuple(found)
     arcs = _arcs(problem, schedule)
     if timeline is None:
-        start, cycle = _earliest(problem, arcs)
+        start, turn, cycle = _earliest(problem, arcs)
         if cycle:
             chain = " → ".join((*cycle, cycle[0]))
             return (Violation("deadlock", cycle, f"these passes wait for each other: {chain}"),)
         end: list[float] = [a + d for a, d in zip(start, problem.passes.duration.tolist(), strict=True)]
-        found = list(_memory(problem, start, end)) + list(_certificate(problem, schedule, start, end))
+        found = list(_memory(problem, start, end, turn)) + list(_certificate(problem, schedule, start, end))
         return tuple(found)
     start = [timeline[name][0] for name in problem.names]
     end = [timeline[name][1] for name in problem.names]
-    return (*_dependencies(problem, arcs, start, end), *_overlaps(problem, start, end), *_memory(problem, start, end))
+    turn = _earliest(problem, arcs)[1]
+    return (*_dependencies(problem, arcs, start, end), *_overlaps(problem, start, end), *_memory(problem, start, end, turn))
 
 
 def _placement(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
@@ -97,8 +98,8 @@ def _arcs(problem: Problem, schedule: Schedule) -> list[tuple[int, int, int]]:
     return arcs + [(index[a], index[b], 0) for a, b in schedule.syncs]
 
 
-def _earliest(problem: Problem, arcs: list[tuple[int, int, int]]) -> tuple[list[float], tuple[str, ...]]:
-    """Earliest starts, or a cycle of names where there are none."""
+def _earliest(problem: Problem, arcs: list[tuple[int, int, int]]) -> tuple[list[float], list[int], tuple[str, ...]]:
+    """Earliest starts and the passes' turns in an order that respects all arcs; or a cycle of names."""
     count = len(problem.passes)
     following: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     open_inputs = [0] * count
@@ -116,18 +117,22 @@ def _earliest(problem: Problem, arcs: list[tuple[int, int, int]]) -> tuple[list[
             if not open_inputs[b]:
                 ready.append(b)
     if len(ready) == count:
-        return start, ()
+        turn = [0] * count
+        for place, i in enumerate(ready):
+            turn[i] = place
+        return start, turn, ()
     waits_for = {b: a for a in range(count) if open_inputs[a] for b, _ in following[a] if open_inputs[b]}
     at = next(iter(waits_for))
     trail: list[int] = []
     while at not in trail:
         trail.append(at)
         at = waits_for[at]
-    return start, tuple(problem.names[i] for i in reversed(trail[trail.index(at) :]))
+    return start, [], tuple(problem.names[i] for i in reversed(trail[trail.index(at) :]))
 
 
-def _memory(problem: Problem, start: list[float], end: list[float]) -> Iterator[Violation]:
-    """A sweep over starts and ends of every rank: at one time, frees of passes that began earlier come first."""
+def _memory(problem: Problem, start: list[float], end: list[float], turn: list[int]) -> Iterator[Violation]:
+    """A sweep over starts and ends of every rank: at one time, frees of passes that began earlier come first, then each
+    pass in its turn (one without length starts and ends there)."""
     if problem.capacity is None:
         return
     taken, freed = [0] * len(start), [0] * len(start)
@@ -138,9 +143,9 @@ def _memory(problem: Problem, start: list[float], end: list[float]) -> Iterator[
     events: list[list[tuple[float, int, int, int]]] = [[] for _ in range(problem.ranks)]
     for i, rank in enumerate(problem.passes.rank.tolist()):
         if taken[i]:
-            events[rank].append((start[i], 1, i, taken[i]))
+            events[rank].append((start[i], 2 * turn[i] + 1, i, taken[i]))
         if freed[i]:
-            events[rank].append((end[i], 0 if end[i] > start[i] else 2, i, -freed[i]))
+            events[rank].append((end[i], 0 if end[i] > start[i] else 2 * turn[i] + 2, i, -freed[i]))
     for rank, mine in enumerate(events):
         held = 0
         for time, _, i, change in sorted(mine):

@@ -128,7 +128,7 @@ def _longest(problem: Problem) -> tuple[Ints, Ints]:
     from ..timeline import Precedence, longest_path
 
     edges, duration = problem.edges, problem.passes.duration
-    depth = longest_path(problem, Precedence(edges.before, edges.after, edges.lag))
+    depth, _ = longest_path(problem, Precedence(edges.before, edges.after, edges.lag))
     # Backwards the same walk gives the time from a pass's end to the end of all.
-    tail = longest_path(problem, Precedence(edges.after, edges.before, edges.lag))
+    tail, _ = longest_path(problem, Precedence(edges.after, edges.before, edges.lag))
     return depth, tail + duration

@@ -56,7 +56,8 @@ def from_starts(problem: Problem, start: Ints) -> Schedule:
 
 def run(a: Arrays, policy: Policy) -> Ints:
     """Start times, µs, shape (passes,); −1 where the scheduler could not place a pass."""
-    return _run(a, policy.priority, policy.cap, policy.patience)
+    start: Ints = _run(a, policy.priority, policy.cap, policy.patience)
+    return start
 
 
 @numba.njit(cache=True)

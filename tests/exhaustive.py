@@ -1,0 +1,89 @@
+"""Exhaustive search: every order of every rank, judged by a simulator of its own. For small problems only.
+
+Knows nothing of the solvers' tricks: no lane symmetry unless asked for, no bounds but the value found so far.
+"""
+
+from __future__ import annotations
+
+from zbsolve import Problem
+
+
+def orders(problem: Problem, rank: int, lanes: bool) -> list[list[int]]:
+    """Every order of the rank's passes that the graph allows and whose memory fits."""
+    mine = [i for i in range(len(problem.passes)) if problem.passes.rank[i] == rank]
+    edges = list(zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True))
+    ahead: dict[int, set[int]] = {i: set() for i in range(len(problem.passes))}
+    for a, b in edges:
+        ahead[b].add(a)
+    for _ in range(len(problem.passes)):  # closure: passes on other ranks carry precedence too
+        for b in ahead:
+            ahead[b] |= {c for a in ahead[b] for c in ahead[a]}
+    if lanes:
+        for rows in problem.lanes:
+            for a, b in zip(rows.tolist(), rows[1:].tolist(), strict=False):
+                ahead[b].add(a)
+    need = {i: ahead[i] & set(mine) for i in mine}
+    room = None if problem.capacity is None else problem.capacity[rank]
+    found: list[list[int]] = []
+
+    def extend(done: list[int], held: int) -> None:
+        if len(done) == len(mine):
+            found.append(list(done))
+            return
+        for i in mine:
+            if i in done or not need[i] <= set(done):
+                continue
+            now = held + int(problem.taken[i])
+            if room is not None and now > room:
+                continue
+            extend([*done, i], now - int(problem.freed[i]))
+
+    extend([], 0)
+    return found
+
+
+def optimum(problem: Problem, lanes: bool = True) -> int | None:
+    """The least value of any order, every pass as early as possible; None where no order fits the memory."""
+    choices = [orders(problem, rank, lanes) for rank in range(problem.ranks)]
+    edges = list(zip(*(c.tolist() for c in (problem.edges.before, problem.edges.after, problem.edges.lag)), strict=True))
+    inputs: dict[int, list[tuple[int, int]]] = {i: [] for i in range(len(problem.passes))}
+    for a, b, lag in edges:
+        inputs[b].append((a, lag))
+    duration = problem.passes.duration.tolist()
+    best: int | None = None
+
+    def judge(chosen: list[list[int]]) -> int | None:
+        end: dict[int, int] = {}
+        at = [0] * len(chosen)
+        free = [0] * len(chosen)
+        first: list[int | None] = [None] * len(chosen)
+        moved = True
+        while moved:
+            moved = False
+            for r, order in enumerate(chosen):
+                while at[r] < len(order) and all(a in end for a, _ in inputs[order[at[r]]]):
+                    i = order[at[r]]
+                    start = max([free[r], *(end[a] + lag for a, lag in inputs[i])])
+                    if first[r] is None:
+                        first[r] = start
+                    free[r] = end[i] = start + duration[i]
+                    at[r] += 1
+                    moved = True
+        if len(end) < len(duration):
+            return None
+        if problem.objective == "makespan":
+            return max(end.values())
+        return max(f - (s or 0) for f, s in zip(free, first, strict=True))
+
+    def combine(chosen: list[list[int]]) -> None:
+        nonlocal best
+        if len(chosen) == len(choices):
+            value = judge(chosen)
+            if value is not None and (best is None or value < best):
+                best = value
+            return
+        for order in choices[len(chosen)]:
+            combine([*chosen, order])
+
+    combine([])
+    return best

@@ -1,0 +1,97 @@
+"""The command line as scripts use it: files in, files out, exit codes, one line for what a user did wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from zbsolve import Schedule
+from zbsolve.cli import main
+
+from .test_model import profile
+
+
+@pytest.fixture
+def measured(tmp_path):
+    path = tmp_path / "profile.json"
+    profile().save(path)
+    return str(path)
+
+
+def zbsolve(*arguments, stdin=None):
+    return subprocess.run(
+        [sys.executable, "-m", "zbsolve.cli", *arguments], input=stdin, capture_output=True, text=True, timeout=100
+    )
+
+
+def test_solve_then_check(measured, tmp_path, capsys):
+    out = str(tmp_path / "schedule.json")
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "4", "--json", "-o", out]) == 0
+    certificate = json.loads(capsys.readouterr().out)
+    assert certificate["status"] == "optimal"
+    assert certificate["value"] == Schedule.load(out).timeline().value
+    assert main(["check", out]) == 0
+    assert "holds (24 passes)" in capsys.readouterr().out
+
+
+def test_pipes(measured):
+    solved = zbsolve("solve", measured, "--ranks", "2", "--microbatches", "2", "-o", "-")
+    assert solved.returncode == 0, solved.stderr
+    checked = zbsolve("check", "-", stdin=solved.stdout)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_check_fails_and_names_the_pass(measured, tmp_path, capsys):
+    out = tmp_path / "schedule.json"
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "2", "--method", "1f1b", "-o", str(out)]) == 0
+    body = json.loads(out.read_text())
+    body["order"]["compute:1"] = body["order"]["compute:1"][::-1]
+    out.write_text(json.dumps(body))
+    capsys.readouterr()
+    assert main(["check", str(out)]) == 1
+    assert "deadlock" in capsys.readouterr().out
+    body["order"]["compute:1"].pop()
+    out.write_text(json.dumps(body))
+    assert main(["check", "--json", str(out)]) == 1
+    assert json.loads(capsys.readouterr().out)[0]["rule"] == "missing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line", "code"),
+    [
+        (["--ranks", "2", "--microbatches", "0"], "microbatches: at least 1 is needed", 2),
+        (["--ranks", "2", "--microbatches", "2", "--placement", "0,2"], "a hole", 2),
+        (["--ranks", "3", "--microbatches", "2", "--placement", "0,1"], "names 2 ranks, but 3 were asked for", 2),
+        (["--ranks", "9", "--microbatches", "2"], "4 layers do not make 9 stages", 2),
+        (["--ranks", "0", "--microbatches", "2"], "ranks: at least 1 is needed, got 0", 2),
+        (["--ranks", "2", "--microbatches", "2", "--memory", "8100"], "rank 0 needs 300 bytes for one microbatch", 1),
+        (["--ranks", "2", "--microbatches", "2", "--memory", "lots"], "memory 'lots'", 2),
+        (["--ranks", "2", "--microbatches", "2", "--method", "magic"], "method 'magic'", 2),
+        (["--ranks", "2", "--microbatches", "2", "--seconds", "-1"], "seconds", 2),
+        (["--ranks", "2", "--microbatches", "2", "-o", "/no/such/place/s.json"], "/no/such/place/s.json: cannot write", 2),
+    ],
+)
+def test_bad_input_is_one_line(measured, capsys, arguments, line, code):
+    assert main(["solve", measured, *arguments]) == code
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_missing_and_truncated_files(tmp_path, capsys):
+    assert main(["check", str(tmp_path / "none.json")]) == 2
+    assert "no such file" in capsys.readouterr().err
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"zbsolve": "schedule", "ver')
+    assert main(["check", str(broken)]) == 2
+    assert "damaged JSON" in capsys.readouterr().err
+
+
+def test_bad_use_exits_with_2():
+    done = zbsolve("solve")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert zbsolve("dance").returncode == 2

@@ -1,0 +1,76 @@
+"""Programs: both ends of a pair see one order, every input arrives once, and what cannot run is refused by name."""
+
+import pytest
+
+from zbsolve import BadInput, Edge, Pass, Problem, Schedule, pipeline
+from zbsolve.exec.job import layer_counts
+from zbsolve.exec.lower import lower
+
+from .exec_tools import a_problem, random_schedule
+
+PLACEMENTS = [(0, 1), (0, 1, 2, 3), (0, 1, 0, 1), (0, 1, 1, 0), (0, 2, 1, 3, 0, 1), (1, 0, 0, 2, 1)]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("seed", range(5))
+def test_both_ends_have_one_order(placement: tuple[int, ...], seed: int, fused: bool) -> None:
+    problem = a_problem(placement, microbatches=5, fused=fused)
+    programs = lower(random_schedule(problem, seed))
+    sent = {(p.rank, q.rank): [] for p in programs for q in programs}
+    taken = set()
+    for program in programs:
+        for action in program.actions:
+            for message in action.sends:
+                sent[program.rank, message.destination].append(message)
+            if action.takes is not None and not isinstance(action.takes, str):
+                taken.add(action.takes)
+    for program in programs:
+        for source in range(len(programs)):
+            assert tuple(sent[source, program.rank]) == program.incoming.get(source, ())
+    assert taken == {message for messages in sent.values() for message in messages}
+    assert sorted(a.name for p in programs for a in p.actions) == sorted(problem.names)
+
+
+def test_a_rank_hands_over_to_itself() -> None:
+    programs = lower(random_schedule(a_problem((0, 0, 1), 1), 0))
+    by_name = {a.name: a for a in programs[0].actions}
+    assert by_name["0F0"].hands == "1F0"
+    assert by_name["1F0"].takes == "0F0"
+    assert by_name["0F0"].sends == ()
+
+
+def test_a_deadlock_is_refused() -> None:
+    problem = a_problem((0, 1), 1)
+    schedule = Schedule(problem, {"compute:0": ("0F0", "0B0", "0W0"), "compute:1": ("1B0", "1F0", "1W0")})
+    with pytest.raises(BadInput, match="deadlock"):
+        lower(schedule)
+
+
+def hand_made(passes: list[Pass], edges: list[Edge]) -> Schedule:
+    return random_schedule(Problem.of(passes, edges))
+
+
+def test_what_cannot_run_is_refused_by_name() -> None:
+    F, B, W = (Pass(kind, 0, 0, 0, 1) for kind in ("F", "B", "W"))
+    with pytest.raises(BadInput, match="pass 0X0: run does not know passes of kind X"):
+        lower(hand_made([F, B, W, Pass("X", 0, 0, 0, 1)], []))
+    with pytest.raises(BadInput, match="slices"):
+        lower(hand_made([Pass("F", 0, 0, 0, 1, 1)], []))
+    with pytest.raises(BadInput, match="neither B nor BW"):
+        lower(hand_made([F], []))
+    with pytest.raises(BadInput, match="needs B and W, or BW"):
+        lower(hand_made([F, B], [Edge("0F0", "0B0")]))
+    with pytest.raises(BadInput, match="no edge brings its input"):
+        lower(hand_made([F, B, W, *(Pass(k, 1, 0, 1, 1) for k in ("F", "B", "W"))], []))
+    with pytest.raises(BadInput, match="stage 0 is on rank 0 and on rank 1"):
+        lower(hand_made([F, Pass("B", 0, 0, 1, 1), W], []))
+
+
+def test_layers_must_fit_the_model() -> None:
+    with pytest.raises(BadInput, match="does not say which layers"):
+        layer_counts(pipeline([1, 1], BW=[1, 1], microbatches=1), 8)
+    with pytest.raises(BadInput, match="for 7 layers, but the model has 8"):
+        layer_counts(pipeline([1, 1], BW=[1, 1], microbatches=1, layers=(3, 4)), 8)
+    with pytest.raises(BadInput, match="do not name 2 stages"):
+        layer_counts(pipeline([1, 1], BW=[1, 1], microbatches=1, layers=(3, 4, 1)), 8)

@@ -1,0 +1,84 @@
+"""The house: each layer imports only those above it; `import zbsolve` and `verify` stay light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# First match wins. A module may import modules of a lower number, and its neighbours in a package.
+LAYERS = [
+    ("zbsolve.errors", 0),
+    ("zbsolve.files", 1),
+    ("zbsolve.placement", 1),
+    ("zbsolve.problem", 2),
+    ("zbsolve.partition", 2),
+    ("zbsolve.timeline", 3),
+    ("zbsolve.schedule", 4),
+    ("zbsolve.trace", 4),
+    ("zbsolve.verifier", 5),
+    ("zbsolve.graphs", 5),
+    ("zbsolve.profile", 6),
+    ("zbsolve.greedy", 7),
+    ("zbsolve.ilp", 8),
+    ("zbsolve.compare", 7),
+    ("zbsolve.show", 8),
+    ("zbsolve.search", 9),
+    ("profiler.models", 8),
+    ("profiler.presets", 8),
+    ("zbsolve.exec", 9),
+    ("profiler", 10),
+    ("zbsolve.cli", 11),
+]
+MODULES = sorted([*ROOT.glob("zbsolve/**/*.py"), *ROOT.glob("profiler/**/*.py")])
+
+
+def layer(module: str) -> int | None:
+    return next((n for name, n in LAYERS if module == name or module.startswith((name + ".", name + "_"))), None)
+
+
+def imports(path: Path) -> list[str]:
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            full = ".".join([*base, *([node.module] if node.module else [])])
+            found += [full] + [f"{full}.{alias.name}" for alias in node.names]
+    return [name for name in found if name.startswith(("zbsolve.", "profiler"))]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_imports_only_layers_above_it(path):
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    if module == "zbsolve":
+        return
+    mine = layer(module)
+    assert mine is not None, f"{module} has no layer: give it one"
+    for name in imports(path):
+        theirs = layer(name)
+        neighbours = name.split(".")[:2] == module.split(".")[:2] or name.partition("_")[0] == module.partition("_")[0]
+        same = theirs == mine and (neighbours or module.startswith("profiler"))
+        assert theirs is None or theirs < mine or same, f"{module} (layer {mine}) imports {name} (layer {theirs})"
+
+
+def test_import_zbsolve_loads_no_torch_and_no_solver():
+    code = (
+        "import sys, zbsolve; zbsolve.pipeline([1], [1], [1], microbatches=1); zbsolve.verify; zbsolve.Schedule;"
+        "print([m for m in ('torch', 'ortools', 'pulp', 'numba') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_verify_shares_no_code_with_a_solver():
+    for name in imports(ROOT / "zbsolve/verifier.py"):
+        assert layer(name) is not None
+        assert not name.startswith(("zbsolve.greedy", "zbsolve.ilp", "zbsolve.search", "zbsolve.timeline", "zbsolve.exec"))

@@ -1,0 +1,120 @@
+"""Published numbers of the named schedules."""
+
+from __future__ import annotations
+
+import pytest
+
+from zbsolve import BadInput, pipeline, solve, verify
+from zbsolve.greedy.presets import PRESETS, preset
+
+from .problems import uniform
+
+# Zero Bubble Pipeline Parallelism, arXiv 2401.10241. Table 9: pass times in µs. Table 5: bubble rates of 1F1B, of 1F1B-I
+# with every dependency (the printed column drops the wrap-around one), ZB-H1 and ZB-H2. Layers allow v chunks a rank.
+TABLE_9_AND_5 = [
+    # model, p, m, F, B, W, comm, v, 1F1B, 1F1B-I, ZB-H1, ZB-H2, ZB-1p, ZB-2p
+    ("1.5B", 8, 24, 18522, 18086, 9337, 601, 3, 0.2431, 0.1090, 0.1585, 0.1083, 0.1585, 0.0433),
+    ("1.5B", 8, 32, 18513, 18086, 9331, 626, 3, 0.1985, 0.0847, 0.1242, 0.0837, 0.1242, 0.0039),
+    ("1.5B", 8, 64, 18546, 18097, 9321, 762, 3, 0.1240, 0.0461, 0.0674, 0.0444, 0.0674, 0.0026),
+    ("6.2B", 8, 24, 29718, 29444, 19927, 527, 4, 0.2347, 0.0827, 0.1323, 0.0698, 0.1323, 0.0029),
+    ("6.2B", 8, 32, 29802, 29428, 19530, 577, 4, 0.1898, 0.0644, 0.1045, 0.0559, 0.1045, 0.0022),
+    ("6.2B", 8, 64, 29935, 29621, 19388, 535, 4, 0.1091, 0.0328, 0.0554, 0.0294, 0.0554, 0.0010),
+    ("14.6B", 16, 48, 11347, 11248, 8132, 377, 3, 0.2552, 0.1136, 0.1397, 0.0672, 0.1397, 0.0066),
+    ("14.6B", 16, 64, 11307, 11254, 8101, 379, 3, 0.2082, 0.0878, 0.1088, 0.0516, 0.1088, 0.0054),
+    ("14.6B", 16, 128, 11325, 11308, 8109, 378, 3, 0.1251, 0.0459, 0.0576, 0.0266, 0.0576, 0.0028),
+    ("28.3B", 32, 96, 10419, 10207, 7715, 408, 2, 0.2646, 0.1528, 0.1421, 0.0641, 0.1421, 0.0038),
+    ("28.3B", 32, 128, 10408, 10204, 7703, 408, 2, 0.2168, 0.1192, 0.1106, 0.0490, 0.1106, 0.0029),
+    ("28.3B", 32, 256, 10402, 10248, 7698, 460, 2, 0.1352, 0.0641, 0.0594, 0.0257, 0.0594, 0.0018),
+]
+
+
+@pytest.mark.parametrize("row", TABLE_9_AND_5, ids=lambda row: f"{row[0]}-m{row[2]}")
+def test_bubble_rates_of_table_5(row):
+    _, p, m, f, b, w, comm, v, fused, interleaved, h1, h2, *_ = row
+    one = {"microbatches": m, "comm": comm}
+    assert round(_rate("1f1b", pipeline([f] * p, BW=[b + w] * p, **one)), 4) == fused
+    # Chunks cost 1/v of a stage; times v keeps them whole.
+    chunks = pipeline([f] * p * v, BW=[b + w] * p * v, placement=f"loop{v}", microbatches=m, comm=comm * v)
+    assert round(_rate("interleaved", chunks), 4) == interleaved
+    assert round(_rate("zb-h1", pipeline([f] * p, [b] * p, [w] * p, **one)), 4) == h1
+    assert round(_rate("zb-h2", pipeline([f] * p, [b] * p, [w] * p, objective="span", **one)), 4) == h2
+
+
+@pytest.mark.parametrize("p", [2, 4, 6])
+@pytest.mark.parametrize("m", [12, 16])
+@pytest.mark.parametrize(("f", "b", "w"), [(1, 1, 1), (10, 11, 7)])
+def test_bubble_time_of_table_2(p, m, f, b, w):
+    """arXiv 2401.10241, Table 2: (p−1)(F+B+W), (p−1)(F+B−W), (p−1)(F+B−2W); 1811.06965: GPipe as 1F1B."""
+    work = m * (f + b + w)
+    split = {"F": [f] * p, "B": [b] * p, "W": [w] * p, "microbatches": m, "objective": "span"}
+    fused = pipeline([f] * p, BW=[b + w] * p, microbatches=m)
+    for name in ("1f1b", "gpipe"):
+        assert preset(name, fused).timeline().makespan == work + (p - 1) * (f + b + w)
+    assert preset("zb-h1", pipeline(**split)).timeline().span == work + (p - 1) * (f + b - w)
+    assert preset("zb-h2", pipeline(**split)).timeline().span == work + (p - 1) * max(0, f + b - 2 * w)
+
+
+def test_peaks():
+    """1F1B holds p − r microbatches, GPipe all, interleaved 2(p−r−1) + (v−1)p + 1 chunks (arXiv 2104.04473)."""
+    problem = uniform("single", 4, 8)
+    assert preset("1f1b", problem).timeline().peak_bytes == (4, 3, 2, 1)
+    assert preset("gpipe", problem).timeline().peak_bytes == (8, 8, 8, 8)
+    fused = pipeline([1] * 8, BW=[2] * 8, placement="loop", microbatches=8, held_until_W=1)
+    assert preset("interleaved", fused).timeline().peak_bytes == (11, 9, 7, 5)
+
+
+def test_zero_bubble_peaks():
+    """arXiv 2401.10241, Table 2: stage i (from 1) of ZB-H1 and ZB-H2, with M_B = 3 of which M_W = 1 waits for W."""
+    p = 4
+    problem = pipeline([1] * p, [1] * p, [1] * p, microbatches=16, held_until_B=2, held_until_W=1)
+    peaks = preset("zb-h1", problem).timeline().peak_bytes
+    assert peaks == tuple((p - i + 1) * 3 + (i - 1) * 1 for i in range(1, p + 1))
+    peaks = preset("zb-h2", problem).timeline().peak_bytes
+    assert peaks == tuple((2 * p - 2 * i + 1) * 3 + (2 * i - 2) * 1 for i in range(1, p + 1))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("m", [1, 2, 5, 8])
+def test_presets_hold_for_any_number_of_microbatches(name, m):
+    problem = uniform("loop" if name == "interleaved" else "single", 4, m)
+    assert verify(problem, preset(name, problem)) == ()
+
+
+def test_the_tutors_numbers():
+    """1F1B, p = 4, m = 8, F 1 and fused backward 1: makespan 22, bubble 3/11 (E. Yang's tutor)."""
+    timeline = preset("1f1b", pipeline([1] * 4, BW=[1] * 4, microbatches=8)).timeline()
+    assert (timeline.makespan, round(timeline.bubble_rate, 6)) == (22, round(3 / 11, 6))
+
+
+def test_a_preset_refuses_what_it_is_not_defined_for():
+    with pytest.raises(BadInput, match="known: gpipe"):
+        preset("zb-h3", uniform("single", 2, 2))
+    with pytest.raises(BadInput, match="placement loop only"):
+        preset("interleaved", uniform("vee", 2, 2))
+
+
+@pytest.mark.parametrize("row", TABLE_9_AND_5[:6], ids=lambda row: f"{row[0]}-m{row[2]}")
+def test_solve_is_at_least_as_good_as_the_automatic_schedule_at_1p(row):
+    """Table 5, ZB-1p: appendix G's memory model, M_B = 34 h + 5 a s, of which 32 h wait for W; capacity p M_B."""
+    model, p, m, f, b, w, comm = row[:7]
+    h, heads = {"1.5B": (2304, 24), "6.2B": (4096, 32)}[model]
+    full, late = 34 * h + 5 * heads * 1024, 32 * h
+    problem = pipeline(
+        [f] * p,
+        [b] * p,
+        [w] * p,
+        microbatches=m,
+        comm=comm,
+        held_until_B=full - late,
+        held_until_W=late,
+        capacity=p * full,
+        objective="span",
+    )
+    schedule = solve(problem, seconds=5, method="greedy")
+    assert round(schedule.timeline().bubble_rate, 4) <= row[12]
+
+
+def _rate(name, problem) -> float:
+    schedule = preset(name, problem)
+    assert verify(problem, schedule) == ()
+    return schedule.timeline().bubble_rate

@@ -1,0 +1,110 @@
+"""Profiles: every layer measured by the executor's passes; models by name."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler.links import fit
+from profiler.measure import measure
+from profiler.models import load
+from profiler.presets import PRESETS
+from zbsolve import BadInput, Profile
+from zbsolve.cli import main
+
+
+def test_measure(tmp_path: Path) -> None:
+    texts: list[str] = []
+    profile = measure("mlp-tiny", seconds=0.2, progress=texts.append)
+    assert [layer.name for layer in profile.layers] == [f"layer{i}" for i in range(8)]
+    for layer in profile.layers:
+        assert min(layer.F, layer.B, layer.W, layer.BW) > 0
+        assert layer.parameter_bytes == (32 * 32 + 3 * 32) * 4
+        assert layer.held_until_W >= 2 * 16 * 32 * 4  # the Linear's input and output gradient
+        assert {len(profile.samples[f"{layer.name}/{kind}"]) >= 3 for kind in ("F", "B", "W", "BW")} == {True}
+    assert profile.layers[0].output_bytes == 16 * 32 * 4
+    assert profile.facts["left_after_W"][0] == 0
+    assert profile.link.latency > 0
+    assert profile.link.bytes_per_us > 1
+    assert texts
+    profile.save(tmp_path / "p.json")
+    again = Profile.load(tmp_path / "p.json")
+    assert again == profile
+    assert again.problem(2, 4, "vee").layers
+
+
+def test_a_link_is_a_line() -> None:
+    link = fit({1000: [110.0], 10_000: [200.0], 100_000: [1100.0]})
+    assert link.latency == pytest.approx(100)
+    assert link.bytes_per_us == pytest.approx(100)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_the_same_whoever_builds_them(name: str) -> None:
+    whole, last = load(name).build(), load(name).build([len(load(name).layers) - 1])
+    for a, b in zip(whole[-1].parameters(), last[0].parameters(), strict=True):
+        assert torch.equal(a, b)
+    x, y = load(name).batch(3, 1)
+    again = load(name).batch(3, 1)
+    assert torch.equal(x, again[0])
+    assert torch.equal(y, again[1])
+    assert not torch.equal(x, load(name, seed=1).batch(3, 1)[0])
+
+
+def test_tied_layers_share_one_parameter() -> None:
+    layers = load("gpt-tiny-tied").build()
+    assert layers[0].token.weight is layers[-1].output.weight
+
+
+OWN = """
+import torch
+from torch import nn
+def shared():
+    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+    b.weight = a.weight
+    return nn.Sequential(a, nn.ReLU(), b), torch.randn(2, 4)
+def with_loss():
+    return [nn.Linear(4, 2)], (torch.randn(3, 4), torch.tensor([0, 1, 1])), nn.functional.cross_entropy
+def no_loss():
+    return [nn.Linear(4, 2)], (torch.randn(3, 4), torch.tensor([0, 1, 1]))
+def broken():
+    raise KeyError("x")
+def wrong():
+    return 3
+def empty():
+    return [], torch.zeros(1)
+"""
+
+
+def test_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_models.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    model = load("own_models:shared")
+    assert model.tied == (((0, "weight"), (2, "weight")),)
+    assert model.layer_names == ("0.Linear", "1.ReLU", "2.Linear")
+    x, y = load("own_models.py:with_loss").batch(0, 0)
+    assert load("own_models:with_loss").loss(torch.randn(3, 2), y).dim() == 0
+    for name, text in {
+        "no_loss": "must give a loss too",
+        "broken": "broken.. raised KeyError",
+        "wrong": "must return .layers, sample.",
+        "empty": "list of nn.Modules",
+        "absent": "has no function 'absent'",
+    }.items():
+        with pytest.raises(BadInput, match=text):
+            load(f"own_models:{name}")
+    with pytest.raises(BadInput, match="no module named 'nowhere_at_all'"):
+        load("nowhere_at_all:f")
+    with pytest.raises(BadInput, match="no such file"):
+        load("nowhere.py:f")
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "gpt-tin", "-o", str(tmp_path / "p.json")]) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        "zbsolve profile: model 'gpt-tin': unknown; did you mean gpt-tiny? "
+        "(presets: gpt-tiny, gpt-tiny-tied, mlp-tiny; or your own as module:function)\n"
+    )
+    assert main(["profile", "mlp-tiny", "-o", str(tmp_path / "p.json"), "--seconds", "0.1"]) == 0
+    assert "(B + W) / BW" in capsys.readouterr().out
