@@ -124,7 +124,7 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
     """
     check_trace(schedule, trace)
     predicted = schedule.timeline()
-    step = median_step(trace)
+    step = trace.median_step
     steps = tuple(step_time(one) for one in trace.steps)
     measured = trace.steps[step]
     first, last = measured.windows
@@ -160,12 +160,6 @@ def check_trace(schedule: Schedule, trace: Trace, what: str = "trace") -> None:
             raise BadInput(f"{what}: a run of another order of problem {mine}: {stream} ran {b} at place {i}, not {a}")
     if not trace.steps or len(trace.ready) != len(trace.steps):
         raise BadInput(f"{what}: {len(trace.steps)} steps with {len(trace.ready)} columns of ready times")
-
-
-def median_step(trace: Trace) -> int:
-    """The step whose step time is the median (the lower of two): a real one, not a mixture of steps."""
-    ranked = sorted(range(len(trace.steps)), key=lambda i: trace.steps[i].value)
-    return ranked[(len(ranked) - 1) // 2]
 
 
 def _whole(times: NDArray[Any]) -> Ints:
@@ -230,7 +224,7 @@ def _speedup(schedule: Schedule, trace: Trace, other: Schedule, run: Trace) -> S
     if layers and others and layers != others:
         raise BadInput(f"baseline: a model of {others} layers, not {layers}: not the same work")
     ours, base = ([step_time(step) for step in one.steps] for one in (trace, run))
-    step, base_step = ours[median_step(trace)], base[median_step(run)]
+    step, base_step = ours[trace.median_step], base[run.median_step]
     quick, slow = np.quantile(ours, (0.25, 0.75)).tolist()
     base_quick, base_slow = np.quantile(base, (0.25, 0.75)).tolist()
     predicted, base_predicted = step_time(schedule.timeline()), step_time(other.timeline())

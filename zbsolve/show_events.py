@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .compare import check_trace, median_step
+from .compare import check_trace
 from .problem import KINDS
 from .schedule import Schedule
 from .show_style import Lane, lanes, printable
@@ -23,7 +23,7 @@ def events(schedule: Schedule, trace: Trace | None = None) -> str:
     found = _run(schedule, schedule.timeline(), "predicted", 0)
     if trace is not None:
         check_trace(schedule, trace)
-        found += _run(schedule, trace.steps[median_step(trace)], "measured", schedule.problem.ranks)
+        found += _run(schedule, trace.steps[trace.median_step], "measured", schedule.problem.ranks)
     body = {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"digest": schedule.problem.digest}}
     return json.dumps(body, separators=(",", ":")) + "\n"
 

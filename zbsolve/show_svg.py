@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from .compare import check_trace, median_step, step_time
+from .compare import check_trace, step_time
 from .problem import KINDS
 from .schedule import Schedule
 from .show_style import (
@@ -40,7 +40,7 @@ def svg(schedule: Schedule, trace: Trace | None = None, width: int = 1200) -> st
     runs = [("predicted", schedule.timeline())]
     if trace is not None:
         check_trace(schedule, trace)
-        runs.append(("measured", trace.steps[median_step(trace)]))
+        runs.append(("measured", trace.steps[trace.median_step]))
     longest = max(float(t.end.max() - t.start.min()) for _, t in runs) or 1.0
     scale = (width - LEFT - RIGHT) / longest
     height = _row_height(len(lanes(schedule.problem)) * len(runs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .compare import check_trace, median_step, step_time
+from .compare import check_trace, step_time
 from .problem import KINDS, Ints
 from .schedule import Schedule
 from .show_style import (
@@ -39,7 +39,7 @@ def terminal(schedule: Schedule, trace: Trace | None = None, width: int = 100, c
     runs = [("", predicted)]
     if trace is not None:
         check_trace(schedule, trace)
-        runs = [("plan", predicted), ("run", trace.steps[median_step(trace)])]
+        runs = [("plan", predicted), ("run", trace.steps[trace.median_step])]
     begin = {id(t): float(t.start.min()) for _, t in runs}
     longest = max(float(t.end.max()) - begin[id(t)] for _, t in runs) or 1.0
     rows = [

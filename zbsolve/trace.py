@@ -33,6 +33,16 @@ class Trace:
     peaks: tuple[tuple[int, ...], ...]
     facts: dict[str, Any]
 
+    @property
+    def median_step(self) -> int:
+        """The step whose value (the problem's objective) is the median, the lower of two: a real one, no mixture."""
+        ranked = sorted(range(len(self.steps)), key=lambda i: self.steps[i].value)
+        return ranked[(len(ranked) - 1) // 2]
+
+    def median(self) -> Timeline:
+        """The timeline of the median step."""
+        return self.steps[self.median_step]
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a trace file, whole or not at all."""
         write_document(
