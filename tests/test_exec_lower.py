@@ -61,7 +61,7 @@ def test_what_cannot_run_is_refused_by_name() -> None:
         lower(hand_made([F], []))
     with pytest.raises(BadInput, match="needs B and W, or BW"):
         lower(hand_made([F, B], [Edge("0F0", "0B0")]))
-    with pytest.raises(BadInput, match="no edge brings its input"):
+    with pytest.raises(BadInput, match="no edge brings its gradient"):
         lower(hand_made([F, B, W, *(Pass(k, 1, 0, 1, 1) for k in ("F", "B", "W"))], []))
     with pytest.raises(BadInput, match="stage 0 is on rank 0 and on rank 1"):
         lower(hand_made([F, Pass("B", 0, 0, 1, 1), W], []))

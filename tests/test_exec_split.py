@@ -59,7 +59,7 @@ MODULES = {
     "frozen weight": lambda: _freeze(nn.Linear(8, 4), "weight"),
     "frozen": lambda: nn.Sequential(_freeze(nn.Linear(8, 8), "weight", "bias"), nn.Linear(8, 2)),
     "parametrized": lambda: parametrizations.weight_norm(nn.Linear(8, 4)),
-    "other layers": lambda: nn.Sequential(nn.Bilinear(8, 8, 8) if False else nn.PReLU(), nn.Linear(8, 8)),
+    "other layers": lambda: nn.Sequential(nn.PReLU(), nn.Linear(8, 8)),
 }
 
 

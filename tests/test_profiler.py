@@ -82,7 +82,7 @@ def test_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load("own_models:shared")
     assert model.tied == (((0, "weight"), (2, "weight")),)
     assert model.layer_names == ("0.Linear", "1.ReLU", "2.Linear")
-    x, y = load("own_models.py:with_loss").batch(0, 0)
+    _, y = load("own_models.py:with_loss").batch(0, 0)
     assert load("own_models:with_loss").loss(torch.randn(3, 2), y).dim() == 0
     for name, text in {
         "no_loss": "must give a loss too",
