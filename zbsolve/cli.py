@@ -15,7 +15,7 @@ Command = Callable[[argparse.Namespace], int]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit 0 fine, 1 a check failed or no schedule exists, 2 bad use or bad input."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     command: Command = options.command
     try:
         return command(options)
@@ -30,14 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
-    commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    root = argparse.ArgumentParser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
+    commands = root.add_subparsers(dest="name", metavar="COMMAND", required=True)
     for name, (add, command, text) in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text)
         add(sub)
         sub.set_defaults(command=command)
-    return parser
+    return root
 
 
 def print_json(body: Any) -> None:
@@ -52,6 +53,7 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--placement", default="single", help="single, loop, vee, or ranks such as 0,2,1,3")
     parser.add_argument("--memory", help="bytes a rank, such as 40GiB; default: the device's, as profiled")
     parser.add_argument("--objective", choices=("makespan", "span"), default="makespan")
+    parser.add_argument("--fused", action="store_true", help="one backward pass in place of B and W, as 1F1B is run today")
     parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -64,7 +66,14 @@ def _solve(options: argparse.Namespace) -> int:
     from .search import solve
 
     profile = Profile.load(options.profile)
-    problem = profile.problem(options.ranks, options.microbatches, options.placement, options.memory, options.objective)
+    problem = profile.problem(
+        options.ranks,
+        options.microbatches,
+        options.placement,
+        options.memory,
+        options.objective,
+        fused=options.fused,
+    )
     schedule = solve(problem, seconds=options.seconds, seed=options.seed, method=options.method)
     if options.output:
         schedule.save(options.output)

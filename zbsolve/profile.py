@@ -72,12 +72,14 @@ class Profile:
         memory: str | int | None = None,
         objective: str = "makespan",
         layers: Sequence[int] | None = None,
+        fused: bool = False,
     ) -> Problem:
         """The training step of this model on `ranks` ranks.
 
         placement: a name, a list such as "0,2,1,3", or a tuple. memory: bytes a rank ("40GiB"), of which parameters,
         gradients and optimizer state are taken off first; None: the device's capacity, unlimited where unknown.
-        layers: how many layers each stage gets; None: `partition.balanced` over F + B + W. Raises BadInput, Infeasible.
+        layers: how many layers each stage gets; None: `partition.balanced` over F + B + W. fused: one backward BW, as
+        people run it without a split. Raises BadInput, Infeasible.
         """
         if ranks < 1:
             raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
@@ -94,8 +96,6 @@ class Profile:
         limit = self.capacity if memory is None else parse_bytes(memory)
         return pipeline(
             total("F"),
-            total("B"),
-            total("W"),
             placement=spot,
             microbatches=microbatches,
             comm=[round(self.link.time(stage[-1].output_bytes)) for stage in stages[:-1]],
@@ -105,6 +105,7 @@ class Profile:
             objective=objective,
             layers=counts,
             source=f"{self.source}: {self.model}",
+            **({"BW": total("BW")} if fused else {"B": total("B"), "W": total("W")}),
         )
 
     def _left(self, spot: Sequence[int], parameters: Sequence[int], limit: int) -> list[int]:

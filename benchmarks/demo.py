@@ -1,0 +1,70 @@
+"""`make demo`: profile → solve (beside 1F1B) → run both → compare → pages, on this machine's CPU. Output under demo/."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from zbsolve import Schedule, Trace
+from zbsolve.compare import compare
+
+MODEL = "gpt-tiny"
+OUT = Path("demo")
+STEPS = "12"
+
+
+def command(*arguments: str) -> None:
+    """Run one zbsolve command as a person would, and show it; stop the demo where it fails."""
+    print(f"\n$ zbsolve {' '.join(arguments)}", flush=True)
+    done = subprocess.run([sys.executable, "-m", "zbsolve.cli", *arguments], timeout=600)
+    if done.returncode:
+        sys.exit(f"demo: zbsolve {arguments[0]} ended with exit code {done.returncode}")
+
+
+def main() -> None:
+    """The whole idea on one real model, in a few minutes."""
+    began = time.monotonic()
+    OUT.mkdir(exist_ok=True)
+    ranks = min(4, max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2))
+    profile = str(OUT / "profile.json")
+    size = ["--ranks", str(ranks), "--microbatches", str(2 * ranks)]
+    command("profile", MODEL, "--neighbours", str(ranks - 1), "-o", profile)
+    for name, options in (("1f1b", ["--method", "1f1b", "--fused"]), ("solved", ["--seconds", "20"])):
+        schedule, trace = str(OUT / f"{name}.json"), str(OUT / f"{name}-trace.json")
+        command("solve", profile, *size, *options, "-o", schedule)
+        command("check", schedule)
+        command("run", schedule, "--model", MODEL, "--local", "--steps", STEPS, "--check", "-o", trace)
+        command("show", schedule, "--trace", trace, "-o", str(OUT / f"{name}.html"))
+    files = [str(OUT / f) for f in ("solved.json", "solved-trace.json", "1f1b.json", "1f1b-trace.json")]
+    command("show", files[0])
+    command("compare", files[0], files[1], "--baseline", *files[2:])
+    print(table(files), flush=True)
+    print(f"\nPages: {OUT}/1f1b.html {OUT}/solved.html    (demo took {time.monotonic() - began:.0f} s)")
+
+
+def table(files: list[str]) -> str:
+    """Bubble, step time predicted and measured, peak memory, gradient check, certificate; 1F1B beside solved."""
+    solved, baseline = (Schedule.load(files[0]), Trace.load(files[1])), (Schedule.load(files[2]), Trace.load(files[3]))
+    lines = [f"\n{'':10}{'bubble':>8}{'predicted':>13}{'measured':>12}{'peak MB':>10}  gradients  certificate"]
+    for name, (schedule, trace) in (("1F1B", baseline), ("solved", solved)):
+        result = compare(schedule, trace)
+        certificate = schedule.certificate
+        assert certificate is not None
+        check = trace.facts["check"]
+        shown = schedule.timeline().bubble_rate, result.predicted / 1000, result.measured / 1000
+        peak = max(max(peaks) for peaks in trace.peaks) / 1e6
+        lines.append(
+            f"{name:10}{shown[0]:8.1%}{shown[1]:10.1f} ms{shown[2]:9.1f} ms{peak:10.1f}"
+            f"{check['worst']:11.1e}  {certificate.status}, gap {certificate.gap:.2%}"
+        )
+    speedup = compare(*solved, baseline=baseline).speedup
+    assert speedup is not None
+    lines.append(f"speed-up  predicted {speedup.predicted:.3f}×, measured {speedup.measured:.3f}×")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
