@@ -92,18 +92,15 @@ def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:
 
 
 def _messages(source: int) -> list[Message]:
-    keys = [f"{size}.{i}.{source}" for size in SIZES for i in range(WARM + REPEATS)]
-    return [Message(key, key, source, 1 - source) for key in keys]
-
-
-def _size(message: Message) -> int:
-    return int(message.before.split(".")[0])
+    """All that one end sends; `boundary` holds the size."""
+    keys = [(size, f"{size}.{i}.{source}") for size in SIZES for i in range(WARM + REPEATS)]
+    return [Message(key, key, source, 1 - source, size) for size, key in keys]
 
 
 def _exchange(rank: int, timeout: float) -> dict[str, dict[str, int]]:
     """Back and forth, one message at a time; stamps in monotonic ns."""
     other = _messages(1 - rank)
-    inbox = Inbox({1 - rank: tuple(other)}, lambda m: torch.empty(_size(m), dtype=torch.uint8), timeout)
+    inbox = Inbox({1 - rank: tuple(other)}, lambda m: torch.empty(m.boundary, dtype=torch.uint8), timeout)
     outbox = Outbox(timeout)
     sent: dict[str, int] = {}
     taken: dict[str, int] = {}
@@ -112,7 +109,7 @@ def _exchange(rank: int, timeout: float) -> dict[str, dict[str, int]]:
     for mine, theirs in zip(_messages(rank), other, strict=True):
         for turn in range(2):
             if turn == rank:
-                body = torch.zeros(_size(mine), dtype=torch.uint8)
+                body = torch.zeros(mine.boundary, dtype=torch.uint8)
                 sent[mine.before] = time.monotonic_ns()
                 outbox.send(mine, body)
             else:

@@ -6,6 +6,7 @@ destination keeps each sent tensor until it has gone. (gloo's work objects canno
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -81,7 +82,7 @@ class Inbox:
                 del buffer, work
         except Exception as error:
             with self._changed:
-                self._broken[source] = one_line(error)
+                self._broken[source] = _reason(error)
                 self._changed.notify_all()
 
 
@@ -107,7 +108,7 @@ class Outbox:
         try:
             work = dist.isend(tensor, destination)
         except Exception as error:
-            raise LostRank(f"sending {message.before} to rank {destination}: {one_line(error)}") from None
+            raise LostRank(f"sending {message.before} to rank {destination}: {_reason(error)}") from None
         with self._changed:
             self._open += 1
         self._sent[destination].put((work, tensor))
@@ -133,12 +134,17 @@ class Outbox:
             try:
                 work.wait()
             except Exception as error:
-                broken = f"to rank {destination}: {one_line(error)}"
+                broken = f"to rank {destination}: {_reason(error)}"
             del pair, work, tensor  # before the next `get` blocks: the tensor's memory goes now
             with self._changed:
                 self._open -= 1
                 self._broken = self._broken or broken
                 self._changed.notify_all()
+
+
+def _reason(error: BaseException) -> str:
+    """gloo's own words without its source lines and advice."""
+    return re.sub(r"\[[^]]*\.cc:\d+\] ", "", one_line(error)).split(". This is ")[0]
 
 
 def send_bytes(body: bytes, destination: int) -> None:

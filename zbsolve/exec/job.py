@@ -145,69 +145,77 @@ def run_rank(
     """
     from profiler.models import load
 
-    problem = schedule.problem
     announce("building")
     me = Rank(rank, schedule, load(spec, options.seed), options, store, announce)
     me.agree()
-    offset = _offset(rank, problem.ranks, store)
-    inbox = Inbox(me.program.incoming, lambda m: _buffer(me, m.before), options.timeout)
-    outbox = Outbox(options.timeout)
-    shapes = {s: shape for s, (shape, _) in me.boundaries.items()}
-    walker = Walker(me.program, me.stages, inbox, outbox, shapes, announce)
-    sums = _tied_sums(me)
-    optimizer = OPTIMIZERS[options.optimizer](me.parameters, lr=options.lr) if me.parameters else None
+    offset = _offset(rank, schedule.problem.ranks, store)
+    trainer = Trainer(me)
+    meter = LiveBytes([*me.parameters, *(b for layer in me.layers.values() for b in layer.buffers())])
+    watched = trainer.step(0, meter)
+    verdict = _checked(me, watched) if options.check else None
+    trainer.update()
+    records = []
+    for number in range(1, options.warmup + options.steps + 1):
+        records.append(trainer.step(number))
+        trainer.update()
+    trainer.close()
+    report = Report.of(rank, records[options.warmup :], max(watched.held), meter.most, offset)
+    if rank:
+        send_bytes(json.dumps(asdict(report)).encode(), 0)
+        return None
+    reports = [report, *(Report(**json.loads(receive_bytes(other))) for other in range(1, schedule.problem.ranks))]
+    return trace_of(schedule, reports, _facts(me, spec, verdict))
 
-    def step(number: int, meter: LiveBytes | None = None) -> Record:
-        data = me.data(number)
+
+class Trainer:
+    """Training steps of one rank: walk the program, add up tied gradients, update."""
+
+    def __init__(self, me: Rank) -> None:
+        timeout = me.options.timeout
+        self.me = me
+        self.inbox = Inbox(me.program.incoming, lambda m: _buffer(me.boundaries[m.boundary]), timeout)
+        self.outbox = Outbox(timeout)
+        shapes = {s: shape for s, (shape, _) in me.boundaries.items()}
+        self.walker = Walker(me.program, me.stages, self.inbox, self.outbox, shapes, me.announce)
+        self.sums = _tied_sums(me)
+        make = OPTIMIZERS[me.options.optimizer]
+        self.optimizer = make(me.parameters, lr=me.options.lr) if me.parameters else None
+
+    def step(self, number: int, meter: LiveBytes | None = None) -> Record:
+        """Forward and backward of step `number`; all ranks begin together. Gradients stay in `.grad`."""
+        data = self.me.data(number)
+        self.me.announce("starting a step")
         dist.barrier()
-        inbox.begin()
-        record = walker.step(data, meter) if meter is None else _metered(walker, data, meter)
-        outbox.flush()
-        for group, parameter in sums:
-            announce("summing tied gradients")
+        self.inbox.begin()
+        record = self.walker.step(data) if meter is None else _metered(self.walker, data, meter)
+        self.outbox.flush()
+        for group, parameter in self.sums:
+            self.me.announce("summing tied gradients")
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)
         return record
 
-    def update() -> None:
-        if optimizer is not None:
-            optimizer.step()
-            # Kept and not freed: from here on every W adds to a gradient that is there, and costs the same.
-            optimizer.zero_grad(set_to_none=False)
+    def update(self) -> None:
+        """The optimizer's step. Gradients are cleared, not freed: so every W adds to one that is there, at one cost."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=False)
 
-    meter = LiveBytes([*me.parameters, *(b for layer in me.layers.values() for b in layer.buffers())])
-    watched = step(0, meter)
-    verdict = _checked(me, watched) if options.check else None
-    update()
-    records = []
-    for number in range(1, options.warmup + options.steps + 1):
-        record = step(number)
-        update()
-        if number > options.warmup:
-            records.append(record)
-    inbox.close()
-    outbox.close()
-    report = Report.of(rank, records, max(watched.held), meter.most, offset)
-    if rank:
-        send_bytes(json.dumps(asdict(report)).encode(), 0)
-        return None
-    reports = [report, *(Report(**json.loads(receive_bytes(other))) for other in range(1, problem.ranks))]
-    return trace_of(schedule, reports, _facts(me, spec, verdict))
+    def close(self) -> None:
+        """End the threads."""
+        self.inbox.close()
+        self.outbox.close()
+
+
+def _buffer(boundary: tuple[tuple[int, ...], torch.dtype]) -> Tensor:
+    return torch.empty(boundary[0], dtype=boundary[1])
 
 
 def _metered(walker: Walker, data: Data, meter: LiveBytes) -> Record:
     meter.ignore([*data.inputs.values(), *data.targets.values()])
     with meter:
         return walker.step(data, meter)
-
-
-def _buffer(me: Rank, producer: str) -> Tensor:
-    """Room for what pass `producer` sends: an activation of its stage's output, or a gradient of its stage's input."""
-    stage, kind = producer.split("F")[0], "F" if "F" in producer else "B"
-    number = int(stage) if kind == "F" else int(producer.split("B")[0]) - 1
-    shape, dtype = me.boundaries[number]
-    return torch.empty(shape, dtype=dtype)
 
 
 def _offset(rank: int, ranks: int, store: Any) -> int:
@@ -255,6 +263,9 @@ def _checked(me: Rank, record: Record) -> dict[str, Any] | None:
 
         model = load(me.model.name, me.options.seed)
         whole = model.build()
+        trained = {id(p) for p in me.parameters}
+        if any(id(p) in trained for layer in whole for p in layer.parameters()):
+            raise BadInput(f"model '{model.name}': its function must make new layers on every call, for the check")
         batches = {m: model.batch(m, 0) for m in me.microbatches}
         data = Data(
             {m: x for m, (x, _) in batches.items()}, {m: y for m, (_, y) in batches.items()}, _step_seed(me.options.seed, 0)

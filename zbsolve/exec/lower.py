@@ -21,12 +21,14 @@ RUNS = ("F", "B", "W", "BW")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What pass `before` on rank `source` makes and pass `after` on rank `destination` takes."""
+    """What pass `before` on rank `source` makes and pass `after` on rank `destination` takes: an activation after stage
+    `boundary`, or the gradient of one (of the same shape)."""
 
     before: str
     after: str
     source: int
     destination: int
+    boundary: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,9 @@ def _program(
         goes.setdefault(before, []).append(after)
 
     def message(before: str, after: str) -> Message:
-        return Message(before, after, int(at[problem.index[before]]), int(at[problem.index[after]]))
+        a, b = problem.index[before], problem.index[after]
+        boundary = min(int(problem.passes.stage[a]), int(problem.passes.stage[b]))
+        return Message(before, after, int(at[a]), int(at[b]), boundary)
 
     def action(name: str) -> Action:
         one = problem.passes[problem.index[name]]

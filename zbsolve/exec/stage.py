@@ -57,10 +57,12 @@ class Stage:
         queue: Queue | None = deque() if split else None
         with self.deferral.into(queue):
             y = run_layers(self.layers, x, self.first, seed)
+            if not isinstance(y, Tensor) or not y.is_floating_point():
+                raise BadInput(f"the output of layer {self.first + len(self.layers) - 1} is not one floating-point tensor")
             if self.loss is not None:
                 y = self.loss(y, target)  # type: ignore[arg-type]
-        if not isinstance(y, Tensor) or not y.is_floating_point():
-            raise BadInput(f"the output of layer {self.first + len(self.layers) - 1} is not one floating-point tensor")
+                if not isinstance(y, Tensor) or y.dim():
+                    raise BadInput("the loss is not a tensor of one number")
         # A first stage without trained parameters has no graph: its B and W have nothing to do.
         root = torch.autograd.graph.get_gradient_edge(y) if y.requires_grad else None
         self.live[microbatch] = Live(x if x.requires_grad else None, root, queue)
