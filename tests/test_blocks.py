@@ -1,0 +1,156 @@
+"""Building blocks: periods, memory, published peaks, and that every schedule holds."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from zbsolve import Edge, Pass, Problem, pipeline, verify
+from zbsolve.greedy.blocks import blocks
+from zbsolve.greedy.modulo import Block, excess, least_period, peaks, serial, settle
+from zbsolve.greedy.template import reversed_template, template
+from zbsolve.greedy.unroll import decode, repeat, to_schedule
+
+from .problems import SMALL, random_problem, uniform
+
+
+def offsets(t, formula) -> Block:
+    """A published block in unit slots: F and B by formula, W in the first free slot of T = 6 after its B."""
+    lanes = {}
+    d = len(t.room)
+    for lane in range(len(t.duration)):
+        rank = int(t.rank[lane])
+        kind = [0, 1, 2][len([k for k in lanes if k[0] == rank]) // 2]
+        turn = len([k for k in lanes if k[0] == rank]) % 2
+        lanes[rank, kind, turn] = lane
+    offset = np.zeros(len(t.duration), np.int64)
+    for rank in range(d):
+        slots = formula(rank, d)
+        for (kind, turn), at in zip([(0, 0), (0, 1), (1, 0), (1, 1)], slots, strict=True):
+            offset[lanes[rank, kind, turn]] = at
+        busy = {at % 6 for at in slots}
+        for turn in (0, 1):
+            lane = lanes[rank, 2, turn]
+            at = int(offset[t.in_lane[t.in_first[lane] : t.in_first[lane + 1]]].max()) + 1
+            while at % 6 in busy:
+                at += 1
+            busy.add(at % 6)
+            offset[lane] = at
+    return Block(offset, 6)
+
+
+def v_min(i, d):
+    shift = 2 if d % 3 == 0 else 0
+    return i, 2 * d - i - 1, 2 * d + shift + i, 4 * d + shift - i - 1
+
+
+def v_half(i, d):
+    shift = 3 if d % 2 == 0 else 0
+    return 2 * i, 3 * d - i - 2, 3 * d + shift + 2 * i - 1, 6 * d + shift - i - 2
+
+
+def value(problem, seconds, seed=0):
+    last = None
+    for schedule in blocks(problem, seconds, seed):
+        assert verify(problem, schedule) == ()
+        assert last is None or schedule.timeline().value < last
+        last = schedule.timeline().value
+    return last
+
+
+@pytest.mark.parametrize("ranks", [4, 5, 6, 8, 9, 12, 16])
+@pytest.mark.parametrize(("formula", "peak"), [(v_min, lambda p: (p + 4) // 3), (v_half, lambda p: (p + 2) // 2)])
+def test_published_blocks_hold_their_peaks(ranks, formula, peak):
+    """arXiv 2405.15362, table 2 and appendix: at most (p + 4)//3 and (p + 2)//2 microbatches, two halves each."""
+    t = template(uniform("vee", ranks, 4))
+    assert peaks(t, offsets(t, formula)).max() <= 2 * peak(ranks)
+
+
+@pytest.mark.parametrize("ranks", [4, 6, 8, 12, 16])
+def test_no_bubble_repeats_at_v_min_memory(ranks):
+    """Unit times: period 6 = the work of a rank, at 2⌊(p + 4)/3⌋ half microbatches."""
+    problem = uniform("vee", ranks, 4, (1, 1, 1), 2 * ((ranks + 4) // 3))
+    t = template(problem)
+    found = None
+    for seed in range(8):
+        found = found or settle(t, np.zeros(len(t.duration), np.int64), 6, 4000, seed)
+    assert found is not None
+    assert not excess(t, found).any()
+
+
+def test_period_21_at_half_memory():
+    """Times 3, 4, 2, capacity 8 halves, p = 8: the best published scheduler repeats every 24 µs."""
+    t = template(uniform("vee", 8, 4, (3, 4, 2), 8))
+    found = None
+    for seed in range(8):
+        found = found or settle(t, np.zeros(len(t.duration), np.int64), 21, 4000, seed)
+    assert found is not None
+    assert not excess(t, found).any()
+
+
+def test_a_serial_block_needs_one_microbatch_of_memory():
+    problem = uniform("vee", 4, 4, (3, 4, 2), 2)
+    t = template(problem)
+    assert peaks(t, serial(t)).tolist() == [2, 2, 2, 2]
+    assert least_period(t) <= serial(t).period
+
+
+@pytest.mark.parametrize(("ranks", "microbatches", "capacity", "most"), [(8, 64, 8, 1439), (8, 24, 6, 687)])
+def test_v_at_half_memory(ranks, microbatches, capacity, most):
+    assert value(uniform("vee", ranks, microbatches, (3, 4, 2), capacity), 4) <= most
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_problems(name):
+    assert value(SMALL[name], 0.2) is not None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_problems(seed):
+    assert value(random_problem(seed), 0.15) is not None
+
+
+def test_a_reversed_problem_is_as_long():
+    problem = uniform("vee", 4, 6, (3, 4, 2), 6)
+    t = template(problem)
+    back = reversed_template(t)
+    again = reversed_template(back)
+    assert (again.before == t.before).all()
+    assert (again.rows == t.rows).all()
+    block = serial(back)
+    length, start, _ = decode(back, repeat(back, *block))
+    assert length == start.max() + back.duration[start.max(axis=1).argmax()]
+
+
+def test_the_order_decodes_to_its_value():
+    problem = uniform("loop", 4, 6, (3, 4, 2), 6)
+    t = template(problem)
+    length, start, order = decode(t, repeat(t, *serial(t)))
+    schedule = to_schedule(problem, t, order)
+    assert schedule.timeline().value == length
+    assert (schedule.timeline().start[t.rows] == start).all()
+
+
+def test_seconds_are_obeyed_and_seeds_differ_only_by_seed():
+    problem = uniform("vee", 16, 64, (3, 4, 2), 12)
+    next(blocks(problem, 1), None)
+    began = time.monotonic()
+    list(blocks(problem, 1.0))
+    assert time.monotonic() - began < 2
+
+
+def test_problems_that_do_not_repeat_give_nothing():
+    odd = Problem.of([Pass("F", 0, 0, 0, 2), Pass("F", 0, 1, 0, 3)], [])
+    assert list(blocks(odd, 1)) == []
+    linked = Problem.of([Pass("F", 0, 0, 0, 2), Pass("F", 0, 1, 0, 2)], [Edge("0F0", "0F1")])
+    assert list(blocks(linked, 1)) == []
+
+
+def test_large_problem_at_once():
+    problem = pipeline([5] * 64, [6] * 64, [4] * 64, placement="vee", microbatches=64, held_until_W=1, capacity=16)
+    began = time.monotonic()
+    first = next(blocks(problem, 5))
+    assert time.monotonic() - began < 3
+    assert verify(problem, first) == ()

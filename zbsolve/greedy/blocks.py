@@ -1,0 +1,183 @@
+"""Schedules from building blocks: for several stages a rank and for tight memory, where list scheduling fails.
+
+A block (one microbatch's passes with fixed offsets, see `modulo`) is repeated, squeezed and its ramps filled (see
+`unroll`), after arXiv 2405.15362, section 3. Blocks of several periods and shapes are tried, since a short period wins
+with many microbatches and a short lifespan with few; the best are improved by annealing over the wished times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..problem import Ints, Problem
+from ..schedule import Schedule
+from .modulo import Block, least_period, serial, settle_near, strides
+from .ramps import Walk, improve, walk
+from .template import Template, reversed_template, template
+from .unroll import Habit, decode, repeat, to_schedule
+
+HABITS = (Habit(1, 0, 2), Habit(1, 8, 2), Habit(2, 0, 2), Habit(0, 0, 1), Habit(1, 0, 1), Habit(2, 8, 1), Habit(1, 16, 2))
+POOL = 4  # how many different walks are improved
+
+
+def blocks(problem: Problem, seconds: float, seed: int = 0, target: int = 0) -> Iterator[Schedule]:
+    """Better and better schedules of `problem` for `seconds` of time, the first at once; fewer where a schedule of value
+    `target` (µs) is found. None where its microbatches differ or passes need more than one stream."""
+    t = template(problem)
+    if t is None:
+        return
+    search = _Search(t, time.monotonic() + seconds, max(target, least_value(t)), np.random.default_rng(seed))
+    for best in search.run():
+        yield to_schedule(problem, t, best.order)
+
+
+def least_value(t: Template) -> int:
+    """The largest work of a rank, µs: no schedule is shorter."""
+    return int(np.bincount(t.rank, t.duration).max()) * t.microbatches
+
+
+@dataclass
+class _Search:
+    """The walks found so far, best first, and the time left."""
+
+    t: Template
+    deadline: float
+    target: int
+    random: np.random.Generator
+    pool: list[Walk] = field(default_factory=list)
+    cost: float = 1e-3  # seconds that one walk takes
+
+    def run(self) -> Iterator[Walk]:
+        said = -1
+        for _ in self.steps():
+            if self.pool and (said < 0 or self.pool[0].value < said):
+                said = self.pool[0].value
+                yield self.pool[0]
+            if time.monotonic() >= self.deadline or (self.pool and said <= self.target):
+                return
+
+    @property
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def seed(self) -> int:
+        return int(self.random.integers(1 << 31))
+
+    def offer(self, found: Walk | None) -> bool:
+        """Keep a walk among the best, one of each value. Is it the best?"""
+        if found is None or any(found.value == other.value for other in self.pool):
+            return False
+        self.pool = sorted([*self.pool, found], key=lambda w: w.value)[:POOL]
+        return self.pool[0] is found
+
+    def steps(self) -> Iterator[None]:
+        """Each step may offer walks."""
+        first = self.first_block()
+        yield from self.unroll(first, HABITS[:1])
+        began = time.monotonic()
+        walk(self.t, repeat(self.t, *first))
+        self.cost = time.monotonic() - began
+        half = time.monotonic() + 0.25 * self.left
+        for block in self.blocks(first):
+            yield from self.unroll(block, HABITS)
+            if time.monotonic() > half:
+                break
+        yield from self.anneal()
+
+    def first_block(self) -> Block:
+        """A legal block found fast."""
+        best = serial(self.t)
+        for block in self.shorter(best, 300):
+            best = block
+        return best
+
+    def shorter(self, best: Block, rounds: int) -> Iterator[Block]:
+        """Legal blocks of falling period, by bisection between the best so far and what no block can beat."""
+        low = least_period(self.t)
+        middle = low
+        while low < best.period and self.left > 0:
+            found = None
+            for start in (np.zeros_like(best.offset), best.offset):
+                if found is None:
+                    near, legal = settle_near(self.t, start, middle, rounds, self.seed())
+                    found = near if legal else None
+            if found is not None:
+                best = found
+                yield best
+            else:
+                low = middle + max(1, low // 500)
+            middle = (low + best.period) // 2
+
+    def blocks(self, best: Block) -> Iterator[Block]:
+        """Blocks to unroll: ever shorter legal ones, then ones of a little more and a little less than the least period
+        found (a block over its memory or with overlaps is mended when it is unrolled)."""
+        yield best
+        work = int(np.bincount(self.t.rank, self.t.duration).max())
+        rounds = 1000
+        while True:
+            for block in self.shorter(best, rounds):
+                best = block
+                yield block
+            for period in (best.period, best.period + best.period // 50 + 1, work, (work + best.period) // 2):
+                for start in (np.zeros_like(best.offset), best.offset):
+                    yield settle_near(self.t, start, period, rounds, self.seed())[0]
+            rounds *= 2
+
+    def unroll(self, block: Block, habits: tuple[Habit, ...]) -> Iterator[None]:
+        wish = repeat(self.t, block.offset, block.period)
+        for habit in habits:
+            found = walk(self.t, wish, habit)
+            if self.offer(found):
+                self.back_and_forth(self.pool[0])
+            yield
+            if found is None:
+                return
+
+    def back_and_forth(self, best: Walk) -> None:
+        """Push everything late, then early again (justification, Valls et al. 2005): shortens ramps."""
+        back = reversed_template(self.t)
+        for _ in range(2):
+            if self.left < 4 * self.cost:
+                return
+            late, start, _ = decode(back, _mirrored(self.t, best.start), Habit(0, 0, 2))
+            if late < 0:
+                return
+            found = walk(self.t, _mirrored(back, start), best.habit)
+            self.offer(found)
+            if found is None or found.value >= best.value:
+                return
+            best = found
+
+    def anneal(self) -> Iterator[None]:
+        """Anneal the best walks in turn, longer each time, the worse half dropped."""
+        steps = strides(self.t)
+        mean = float(self.t.duration.mean())
+        length = 0.1
+        while self.pool:
+            for begin in list(self.pool):
+                span = min(length * max(0.1, self.deadline - time.monotonic()), self.left)
+                if span <= 0:
+                    return
+                rounds = max(1, int(span / self.cost))
+                heat = mean * float(self.random.choice([0.05, 0.15, 0.4]))
+                at = time.monotonic()
+                turns = max(1, min(rounds, int(0.3 / self.cost)))
+                found = improve(self.t, begin, steps, self.target, turns, heat, self.seed())
+                self.cost = 0.5 * self.cost + 0.5 * (time.monotonic() - at) / turns
+                if found.value < begin.value:
+                    self.pool = [w for w in self.pool if w is not begin]
+                    self.offer(found)
+                yield
+            if self.random.random() < 0.3 and len(self.pool) > 1:
+                self.pool.pop()
+
+
+def _mirrored(t: Template, start: Ints) -> Ints:
+    """Times of the reversed problem: what ended last starts first."""
+    end = start + t.duration[:, None]
+    times: Ints = (end.max() - end)[::-1, ::-1]
+    return np.ascontiguousarray(times)

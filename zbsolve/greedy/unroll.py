@@ -1,0 +1,254 @@
+"""From wished times to a schedule: repeat a block, squeeze it, and fill the gaps of its ramps.
+
+`decode` takes a time for every pass and makes an order of them that holds the memory, then walks time: each rank runs
+that order, but while the next pass waits for another rank it may start a later one, wherever the rest of the order
+still fits the memory afterwards. On a rank with one stream the order alone decides the memory, so a schedule that began
+legal stays legal, and none of this can deadlock. Squeezing and re-ordering the ramps are the steps of arXiv
+2405.15362, section 3.3; here the same walk does both.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from ..problem import Ints, Problem
+from ..schedule import Schedule
+from .template import Template
+
+WINDOW = 512  # how far ahead of the next pass a rank looks for a filler
+
+
+class Habit(NamedTuple):
+    """How ranks deviate from the wished order. early: 0 leave it to the order, 1 a pass that others wait for goes before
+    weight gradients once the rank has nothing more to take, 2 always. slack: a filler may delay the next pass by this
+    share of the filler's length, in 1/16. fillers: 1 only weight gradients fill gaps, 2 whatever fits."""
+
+    early: int = 1
+    slack: int = 0
+    fillers: int = 2
+
+
+def repeat(t: Template, offset: Ints, period: int) -> Ints:
+    """Wished times of a block repeated every `period` µs, shape (lanes, microbatches)."""
+    times: Ints = offset[:, None] + period * np.arange(t.microbatches)
+    return times
+
+
+PLAIN = Habit()
+
+
+def decode(t: Template, wish: Ints, habit: Habit = PLAIN) -> tuple[int, Ints, Ints]:
+    """Value (µs; −1 where the wished order breaks the memory), start times, shape (lanes, microbatches), and each rank's
+    passes in order as lane · m + microbatch, rank after rank."""
+    return decode_fast(t, wish, habit.early, habit.slack, habit.fillers)  # type: ignore[no-any-return]
+
+
+def to_schedule(problem: Problem, t: Template, order: Ints) -> Schedule:
+    """The schedule of an order from `decode`."""
+    rows = t.rows.ravel()[order]
+    homes = np.split(rows, np.cumsum(np.diff(t.home_first) * t.microbatches)[:-1])
+    return Schedule.of(problem, {problem.passes.stream_sets[problem.passes.streams[own[0]]][0]: own for own in homes})
+
+
+@numba.njit(cache=True)
+def _ordered(t, wish, order):  # type: ignore[no-untyped-def]
+    """Each rank's passes by wished time, a pass that does not fit the memory after the ones that free it. False where
+    none fits."""
+    lanes, m = wish.shape
+    position = np.zeros(lanes, np.int64)
+    at = 0
+    for rank in range(len(t.room)):
+        a, z = t.home_first[rank], t.home_first[rank + 1]
+        used = 0
+        for _ in range((z - a) * m):
+            best = -1
+            for h in range(a, z):
+                lane = t.home_lanes[h]
+                j = position[lane]
+                if j == m or used + t.taken[lane] > t.room[rank]:
+                    continue
+                if best >= 0 and wish[lane, j] >= wish[best, position[best]]:
+                    continue
+                local = True
+                for e in range(t.in_first[lane], t.in_first[lane + 1]):
+                    source = t.in_lane[e]
+                    local = local and (t.rank[source] != rank or position[source] > j)
+                if local:
+                    best = lane
+            if best < 0:
+                return False
+            used += t.taken[best] - t.freed[best]
+            order[at] = best * m + position[best]
+            position[best] += 1
+            at += 1
+    return True
+
+
+@numba.njit(cache=True)
+def _push(times, ranks, size, time, rank):  # type: ignore[no-untyped-def]
+    """A binary heap of (time, rank) in two arrays."""
+    i = size
+    while i > 0:
+        up = (i - 1) >> 1
+        if times[up] < time or (times[up] == time and ranks[up] <= rank):
+            break
+        times[i], ranks[i] = times[up], ranks[up]
+        i = up
+    times[i], ranks[i] = time, rank
+    return size + 1
+
+
+@numba.njit(cache=True)
+def _pop(times, ranks, size):  # type: ignore[no-untyped-def]
+    """Drop the top; the caller has read it."""
+    size -= 1
+    time, rank = times[size], ranks[size]
+    i = 0
+    while True:
+        down = 2 * i + 1
+        if down >= size:
+            break
+        if down + 1 < size and (
+            times[down + 1] < times[down] or (times[down + 1] == times[down] and ranks[down + 1] < ranks[down])
+        ):
+            down += 1
+        if time < times[down] or (time == times[down] and rank <= ranks[down]):
+            break
+        times[i], ranks[i] = times[down], ranks[down]
+        i = down
+    times[i], ranks[i] = time, rank
+    return size
+
+
+@numba.njit(cache=True)
+def _choose(t, m, rank, now, head, following, ready, waiting, seen, used, takers, early, slack, fillers):  # type: ignore[no-untyped-def]
+    """The pass that the rank starts now, or −1."""
+    first = head
+    lane = first // m
+    favour = early == 2 or (early == 1 and takers == 0)
+    if waiting[first] == 0 and ready[first] <= now and not (favour and t.leaf[lane] == 1):
+        return first
+    arrival = np.int64(1) << 50  # not 60: it is multiplied below
+    later = arrival  # when the first of the others that somebody waits for arrives
+    best, filler = -1, -1
+    held, peak = used, used
+    left = t.home_first[rank + 1] - t.home_first[rank]
+    steps, i = 0, head
+    while i >= 0 and left > 0 and steps < WINDOW:
+        lane = i // m
+        if seen[lane] == i + 1:
+            left -= 1
+            if waiting[i] == 0 and ready[i] > now:
+                if i == first:
+                    arrival = ready[i]
+                elif t.leaf[lane] == 0:
+                    later = min(later, ready[i])
+            elif waiting[i] == 0:
+                change = t.taken[lane] - t.freed[lane]
+                if used + t.taken[lane] <= t.room[rank] and (change <= 0 or peak + change <= t.room[rank]):
+                    if t.leaf[lane] == 1:
+                        filler = i if filler < 0 else filler
+                    elif best < 0 and (fillers == 2 or i == first or favour):
+                        best = i
+        held += t.taken[lane]
+        peak = max(peak, held)
+        held -= t.freed[lane]
+        i = following[i]
+        steps += 1
+    if best >= 0:
+        length = t.duration[best // m]
+        if t.leaf[first // m] == 1 or 16 * (now + length - arrival) <= slack * length:
+            return best
+    if filler >= 0:
+        length = t.duration[filler // m]
+        if favour:
+            arrival = min(arrival, later)
+        if 16 * (now + length - arrival) <= slack * length:
+            return filler
+    return -1
+
+
+@numba.njit(cache=True)
+def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
+    lanes, m = wish.shape
+    count, ranks = lanes * m, len(t.room)
+    start = np.full((lanes, m), -1, np.int64)
+    order = np.empty(count, np.int64)
+    if not _ordered(t, wish, order):
+        return -1, start, order
+    following = np.full(count, -1, np.int64)
+    previous = np.full(count, -1, np.int64)
+    head = np.empty(ranks, np.int64)
+    takers = np.zeros(ranks, np.int64)
+    seen = np.empty(lanes, np.int64)
+    at = 0
+    begin = np.empty(ranks, np.int64)
+    for rank in range(ranks):
+        size = (t.home_first[rank + 1] - t.home_first[rank]) * m
+        head[rank] = order[at]
+        begin[rank] = at
+        for k in range(at, at + size):
+            if k > at:
+                previous[order[k]] = order[k - 1]
+                following[order[k - 1]] = order[k]
+            takers[rank] += t.taken[order[k] // m] > 0
+        at += size
+    waiting = np.empty(count, np.int64)
+    for lane in range(lanes):
+        seen[lane] = lane * m + 1
+        for j in range(m):
+            waiting[lane * m + j] = t.in_first[lane + 1] - t.in_first[lane]
+    ready = np.zeros(count, np.int64)
+    free = np.zeros(ranks, np.int64)
+    used = np.zeros(ranks, np.int64)
+    opened = np.full(ranks, -1, np.int64)
+    times = np.empty(2 * count + ranks + 1, np.int64)
+    whose = np.empty(2 * count + ranks + 1, np.int64)
+    size = 0
+    for rank in range(ranks):
+        size = _push(times, whose, size, 0, rank)
+    done = 0
+    while size > 0:
+        now, rank = times[0], whose[0]
+        size = _pop(times, whose, size)
+        if free[rank] > now or head[rank] < 0:
+            continue
+        i = _choose(
+            t, m, rank, now, head[rank], following, ready, waiting, seen, used[rank], takers[rank], early, slack, fillers
+        )
+        if i < 0:
+            continue
+        lane, j = i // m, i % m
+        end = now + t.duration[lane]
+        start[lane, j] = now
+        order[begin[rank]] = i
+        begin[rank] += 1
+        done += 1
+        if opened[rank] < 0:
+            opened[rank] = now
+        free[rank] = end
+        used[rank] += t.taken[lane] - t.freed[lane]
+        takers[rank] -= t.taken[lane] > 0
+        seen[lane] = i + 2 if j + 1 < m else 0
+        if previous[i] >= 0:
+            following[previous[i]] = following[i]
+        else:
+            head[rank] = following[i]
+        if following[i] >= 0:
+            previous[following[i]] = previous[i]
+        size = _push(times, whose, size, end, rank)
+        for e in range(t.out_first[lane], t.out_first[lane + 1]):
+            k = t.out_lane[e] * m + j
+            ready[k] = max(ready[k], end + t.out_lag[e])
+            waiting[k] -= 1
+            if waiting[k] == 0:
+                size = _push(times, whose, size, ready[k], t.rank[t.out_lane[e]])
+    if done < count:
+        return -1, start, order
+    value = 0
+    for rank in range(ranks):
+        value = max(value, free[rank] - (opened[rank] if t.span else 0))
+    return value, start, order
