@@ -38,6 +38,8 @@ class Arrays(NamedTuple):
     stream_rows: Ints
     home_first: Ints
     home_lanes: Ints
+    rank_first: Ints
+    rank_streams: Ints
     depth: Ints
     tail: Ints
 
@@ -104,6 +106,7 @@ def _make(problem: Problem) -> Arrays:
         stream_rows,
         home_first,
         home_lanes,
+        *compressed(problem.passes.rank[[rows[0] for rows in problem.members.values()]], ranks, np.arange(len(place))),
         depth,
         tail,
     )

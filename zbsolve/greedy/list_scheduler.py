@@ -8,7 +8,6 @@ banker's algorithm over microbatches.
 
 from __future__ import annotations
 
-import heapq
 from typing import NamedTuple
 
 import numba
@@ -18,6 +17,9 @@ from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..timeline import Floats
 from .arrays import Arrays, arrays
+
+
+NEVER = np.int64(1) << 60
 
 
 class Policy(NamedTuple):
@@ -76,10 +78,10 @@ def _safe(a, i, used, held, still, oldest):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def _pick(a, s, now, priority, cap, patience, position, begun, waiting, ready, stream_free, used, held, still, oldest):  # type: ignore[no-untyped-def]
-    """The pass to start on stream s, or −1; with the time of the next known arrival."""
+    """The pass to start on stream s, or −1; with the time of the next known arrival of anything."""
     best, filler = -1, -1
     blocked = False
-    arrival = np.int64(1) << 60
+    arrival = again = NEVER
     for h in range(a.home_first[s], a.home_first[s + 1]):
         lane = a.home_lanes[h]
         at = a.lane_first[lane] + position[lane]
@@ -90,6 +92,7 @@ def _pick(a, s, now, priority, cap, patience, position, begun, waiting, ready, s
             continue
         partner = a.partner[lane]
         if ready[i] > now:
+            again = min(again, ready[i])
             if partner >= 0:
                 arrival = min(arrival, ready[i])
             continue
@@ -114,10 +117,41 @@ def _pick(a, s, now, priority, cap, patience, position, begun, waiting, ready, s
     if filler >= 0:
         lane = a.lane[filler]
         if best >= 0:
-            return (filler if priority[lane] > priority[a.lane[best]] else best), arrival
+            return (filler if priority[lane] > priority[a.lane[best]] else best), again
         if blocked or arrival - now >= patience[lane] * a.duration[filler]:
-            return filler, arrival
-    return best, arrival
+            return filler, again
+    return best, again
+
+
+@numba.njit(cache=True)
+def _push(heap, size, key):  # type: ignore[no-untyped-def]
+    """Add `key` to the binary heap in heap[:size]; the heap (larger where it was full)."""
+    if size == len(heap):
+        wider = np.empty(2 * size, np.int64)
+        wider[:size] = heap
+        heap = wider
+    at = size
+    while at > 0 and heap[(at - 1) // 2] > key:
+        heap[at] = heap[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at] = key
+    return heap
+
+
+@numba.njit(cache=True)
+def _pop(heap, size):  # type: ignore[no-untyped-def]
+    """Take the least key out of the binary heap in heap[:size]."""
+    least, last = heap[0], heap[size - 1]
+    at, child = 0, 1
+    while child < size - 1:
+        if child + 1 < size - 1 and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= last:
+            break
+        heap[at] = heap[child]
+        at, child = child, 2 * child + 1
+    heap[at] = last
+    return least
 
 
 @numba.njit(cache=True)
@@ -129,15 +163,22 @@ def _run(a, priority, cap, patience):  # type: ignore[no-untyped-def]
     position = np.zeros(len(priority), np.int64)
     begun = np.zeros(len(priority), np.int64)
     stream_free = np.zeros(streams, np.int64)
+    wake = np.zeros(streams, np.int64)
     used = np.zeros(len(a.room), np.int64)
     held = np.zeros(a.needs.shape, np.int64)
     still = a.needs.copy()
     oldest = np.zeros(len(a.room), np.int64)
-    # Events: (time, pass) is a pass's end, (time, passes + stream) a look at a stream; ends come first.
-    events = [(np.int64(0), np.int64(count + s)) for s in range(streams)]
-    heapq.heapify(events)
-    while len(events) > 0:
-        now, what = heapq.heappop(events)
+    # Events are time · ids + id: a pass's end (id < passes) comes before looks at streams at the same time.
+    ids = np.int64(count + streams)
+    heap = np.empty(4 * streams + 64, np.int64)
+    size = 0
+    for s in range(streams):
+        heap = _push(heap, size, np.int64(count + s))
+        size += 1
+    while size > 0:
+        key = _pop(heap, size)
+        size -= 1
+        now, what = key // ids, key % ids
         if what < count:
             rank = a.rank[what]
             if a.freed[what] > 0:
@@ -145,18 +186,26 @@ def _run(a, priority, cap, patience):  # type: ignore[no-untyped-def]
                 held[rank, a.group[what]] -= a.freed[what]
                 while oldest[rank] < held.shape[1] and still[rank, oldest[rank]] == 0 and held[rank, oldest[rank]] == 0:
                     oldest[rank] += 1
-            for k in range(a.stream_first[what], a.stream_first[what + 1]):
-                heapq.heappush(events, (now, np.int64(count + a.stream_rows[k])))
+            # What it freed may be what any stream of the rank waits for.
+            for k in range(a.rank_first[rank], a.rank_first[rank + 1]):
+                s = a.rank_streams[k]
+                if wake[s] != now and stream_free[s] <= now:
+                    wake[s] = now
+                    heap = _push(heap, size, now * ids + count + s)
+                    size += 1
             continue
         s = what - count
-        if stream_free[s] > now:
+        if wake[s] != now or stream_free[s] > now:
             continue
-        i, arrival = _pick(
+        i, again = _pick(
             a, s, now, priority, cap, patience, position, begun, waiting, ready, stream_free, used, held, still, oldest
         )
+        wake[s] = NEVER
         if i < 0:
-            if arrival < np.int64(1) << 60:
-                heapq.heappush(events, (arrival, what))
+            if again < NEVER:
+                wake[s] = again
+                heap = _push(heap, size, again * ids + what)
+                size += 1
             continue
         lane, rank, end = a.lane[i], a.rank[i], now + a.duration[i]
         start[i] = now
@@ -168,12 +217,17 @@ def _run(a, priority, cap, patience):  # type: ignore[no-untyped-def]
             still[rank, a.group[i]] -= a.taken[i]
         for k in range(a.stream_first[i], a.stream_first[i + 1]):
             stream_free[a.stream_rows[k]] = end
-        heapq.heappush(events, (end, np.int64(i)))
+        heap = _push(heap, size, end * ids + i)
+        size += 1
         for e in range(a.out_first[i], a.out_first[i + 1]):
             j = a.out_pass[e]
             ready[j] = max(ready[j], end + a.out_lag[e])
             waiting[j] -= 1
             if waiting[j] == 0:
                 for k in range(a.stream_first[j], a.stream_first[j + 1]):
-                    heapq.heappush(events, (ready[j], np.int64(count + a.stream_rows[k])))
+                    t = a.stream_rows[k]
+                    if ready[j] < wake[t] and stream_free[t] <= ready[j]:
+                        wake[t] = ready[j]
+                        heap = _push(heap, size, ready[j] * ids + count + t)
+                        size += 1
     return start
