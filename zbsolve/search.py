@@ -1,13 +1,21 @@
-"""`solve`: greedy, then exact; always an incumbent and a bound; what leaves here was verified."""
+"""`solve`: an incumbent and a bound from the first moment, then better ones until they meet or time is up.
+
+A finder (list scheduling, annealed policies, building blocks, large-neighbourhood search) and a prover (bounds of one
+rank after the other, CP-SAT on the whole) work beside each other, each on a core; with `effort` one after the other,
+so that the outcome depends on nothing but the problem and the seed. What leaves here was verified.
+"""
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from .clock import Clock
 from .errors import BadInput, Infeasible
-from .greedy.list_scheduler import deepest_first, list_schedule
+from .greedy.anneal import improve_policies, starting_policies, value_of
+from .greedy.blocks import blocks
+from .greedy.list_scheduler import list_schedule
 from .greedy.presets import PRESETS, preset
 from .ilp.bounds import Bound, closed_form
 from .problem import Problem
@@ -15,119 +23,256 @@ from .schedule import Certificate, Schedule
 from .verifier import verify
 
 METHODS = ("auto", "greedy", "cp", "milp")
+SMALL = 400  # passes: CP-SAT on the whole problem proves or improves within seconds up to about here
+LARGE = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
 
 
 @dataclass
 class State:
-    """The best schedule and bound so far, and who found them."""
+    """The best schedule and bound so far, and who found them. `value` in µs, −1 before the first schedule."""
 
     problem: Problem
-    deadline: float
+    clock: Clock
     bound: Bound
     schedule: Schedule | None = None
     value: int = -1
     solver: str = ""
+    progress: Callable[[State], None] | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def offer(self, schedule: Schedule, solver: str) -> None:
         """Keep `schedule` where it is better and holds."""
         value = int(schedule.timeline().value)
         if self.schedule is not None and value >= self.value:
             return
-        if not verify(self.problem, schedule):
-            self.schedule, self.value, self.solver = schedule, value, solver
+        if verify(self.problem, schedule):
+            return
+        with self.lock:
+            if self.schedule is None or value < self.value:
+                self.schedule, self.value, self.solver = schedule, value, solver
+                self._changed()
 
     def raise_bound(self, bound: Bound) -> None:
         """Keep `bound` where it is higher."""
-        if bound.value > self.bound.value:
-            self.bound = bound
+        with self.lock:
+            if bound.value > self.bound.value:
+                self.bound = bound
+                self._changed()
+
+    def _changed(self) -> None:
+        if self.progress is not None:
+            self.progress(self)
 
     @property
-    def left(self) -> float:
-        """Seconds until the deadline."""
-        return max(0.0, self.deadline - time.monotonic())
+    def optimal(self) -> bool:
+        """The value equals the bound."""
+        return self.schedule is not None and self.value <= self.bound.value
 
     @property
     def done(self) -> bool:
-        """Nothing more to gain: value equals bound, or no time is left."""
-        return (self.schedule is not None and self.value <= self.bound.value) or self.left <= 0
+        """Nothing more to gain: optimal, or no time is left."""
+        return self.optimal or self.clock.left <= 0
 
 
 def solve(
     problem: Problem,
     *,
     seconds: float = 10.0,
+    effort: float | None = None,
     seed: int = 0,
     method: str = "auto",
     solver: str = "cbc",
+    hint: Schedule | None = None,
     progress: Callable[[State], None] | None = None,
 ) -> Schedule:
     """A schedule for `problem` with a certificate: value, proven lower bound, gap.
 
-    method: "auto" (greedy, then CP-SAT until the bound is met or time is up), "greedy", "cp", "milp" (with `solver`), or
-    the name of a preset. progress: called whenever value or bound may have changed. Returns early when the value equals
-    the bound. Raises Infeasible with the reason, or BadInput.
+    method: "auto", "greedy" (list scheduling alone), "cp", "milp" (with `solver`, see ilp.milp), or the name of a preset.
+    effort: in place of seconds, for the same answer on every machine. hint: a schedule to start from; one made for other
+    times counts by its order. progress: called with the State whenever value or bound got better. Returns early when the
+    value equals the bound, and the incumbent on KeyboardInterrupt. Raises Infeasible with the reason, or BadInput.
     """
     if method not in METHODS and method not in PRESETS:
         raise BadInput(f"method '{method}': one of {', '.join((*METHODS, *PRESETS))}")
-    if not seconds > 0:
-        raise BadInput(f"seconds: {seconds} is not a positive time")
-    began = time.monotonic()
-    state = State(problem, began + seconds, Bound(0, ""))
+    clock = Clock(seconds, effort)
+    state = State(problem, clock, Bound(0, ""), progress=progress)
     state.raise_bound(closed_form(problem))
-    for _ in _steps(state, method, seed, solver):
-        if progress is not None:
-            progress(state)
-        if state.done:
-            break
+    try:
+        if hint is not None:
+            state.offer(_retimed(problem, hint), "hint")
+        _search(state, method, seed, solver)
+    except KeyboardInterrupt:
+        clock.stop()
+        if state.schedule is None:
+            raise
     if state.schedule is None:
-        raise Infeasible(_why(problem, method))
-    certificate = Certificate(
-        problem.objective,
+        raise Infeasible(_why(method))
+    return state.schedule.certified(_certificate(state, seed))
+
+
+def _certificate(state: State, seed: int) -> Certificate:
+    return Certificate(
+        state.problem.objective,
         state.value,
         min(state.bound.value, state.value),
         state.bound.proof,
         state.solver,
-        round(time.monotonic() - began, 3),
+        0.0 if state.clock.counted else round(state.clock.used, 3),
         seed,
-        problem.digest,
+        state.problem.digest,
     )
-    return state.schedule.certified(certificate)
 
 
-def _steps(state: State, method: str, seed: int, solver: str) -> Iterator[None]:
-    """Each step may improve value or bound."""
-    problem = state.problem
+def _retimed(problem: Problem, hint: Schedule) -> Schedule:
+    """The hint's order on this problem. Raises BadInput where it has other passes."""
+    if sorted(hint.problem.names) != sorted(problem.names):
+        raise BadInput("hint: its schedule has other passes than the problem")
+    return Schedule(problem, hint.order, hint.syncs)
+
+
+def _search(state: State, method: str, seed: int, solver: str) -> None:
     if method in PRESETS:
-        state.offer(preset(method, problem), method)
+        state.offer(preset(method, state.problem), method)
         return
-    state.offer(list_schedule(problem, deepest_first(problem)), "greedy")
-    yield
+    for _ in _quick(state):
+        if state.done and state.schedule is not None:
+            return
+    if method == "milp":
+        _milp(state, solver, seed)
+    elif method == "cp":
+        _cp(state, seed, state.clock.left)
+    elif method == "auto" and state.clock.counted:
+        for _ in _find(state, seed):
+            if state.done:
+                return
+        _prove(state, seed)
+    elif method == "auto":
+        _side_by_side(state, seed)
+
+
+def _quick(state: State) -> Iterator[None]:
+    """List scheduling with a few policies, and the named schedules."""
+    problem = state.problem
+    for policy in starting_policies(problem):
+        state.clock.spend(len(problem.passes) * 1e-6)
+        if state.schedule is None or value_of(problem, policy) < state.value:
+            state.offer(list_schedule(problem, policy), "greedy")
+        yield
     for name in PRESETS:
         try:
             state.offer(preset(name, problem), name)
         except BadInput:
             continue
         yield
-    if method == "greedy":
-        return
-    if method == "milp":
-        from .ilp.milp import solve_milp
 
-        milp = solve_milp(problem, state.schedule, state.bound.value, state.left, solver=solver, seed=seed)
-        if milp.schedule is not None:
-            state.offer(milp.schedule, f"milp {solver}")
-        state.raise_bound(Bound(milp.bound, f"milp {solver}: the whole problem"))
+
+def _side_by_side(state: State, seed: int) -> None:
+    """Finder and prover, a thread each (their kernels and CP-SAT release the interpreter), until either is done."""
+
+    def find() -> None:
+        for _ in _find(state, seed):
+            if state.done:
+                return
+
+    failed: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                failed.append(error)
+
+        return run
+
+    workers = [threading.Thread(target=guarded(w), daemon=True) for w in (find, lambda: _prove(state, seed))]
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers) and not state.done and not failed:
+        workers[0].join(0.02)
+        if not workers[0].is_alive():
+            workers[1].join(0.02)
+    state.clock.stop()
+    for worker in workers:
+        worker.join(1.0)
+    if failed:
+        raise failed[0]
+
+
+def _find(state: State, seed: int) -> Iterator[None]:
+    """Better schedules: annealed policies and building blocks in turn, then neighbourhoods of the best."""
+    problem, clock = state.problem, state.clock
+    total = clock.left
+    sources = [_annealed(state, seed, total), _blocks(state, seed, total)]
+    while sources and not state.done:
+        for source in list(sources):
+            try:
+                next(source)
+            except StopIteration:
+                sources.remove(source)
+            yield
+    if len(problem.passes) <= LARGE and state.schedule is not None:
+        from .ilp.lns import neighbourhoods
+
+        for schedule in neighbourhoods(state.schedule, clock, seed, lambda: state.bound.value):
+            if schedule is not None:
+                state.offer(schedule, "lns")
+            yield
+
+
+def _annealed(state: State, seed: int, total: float) -> Iterator[None]:
+    for policy in improve_policies(state.problem, state.clock, seed, 0.3 * total):
+        if policy is not None:
+            state.offer(list_schedule(state.problem, policy), "annealed policy")
+        yield
+
+
+def _blocks(state: State, seed: int, total: float) -> Iterator[None]:
+    if state.clock.counted:  # building blocks keep real time only
         return
+    for schedule in blocks(state.problem, min(state.clock.left, 0.4 * total), seed, state.bound.value):
+        state.offer(schedule, "building block")
+        yield
+
+
+def _prove(state: State, seed: int) -> None:
+    """Higher bounds: relaxations first, then CP-SAT on the whole where that is small."""
+    from .ilp.bounds import improve
+
+    problem, clock = state.problem, state.clock
+    small = len(problem.passes) <= SMALL
+    if not clock.counted:
+        for bound in improve(problem, state.bound, state.value, clock.left * (0.4 if small else 1.0)):
+            state.raise_bound(bound)
+            if state.done:
+                return
+    if small or state.schedule is None:
+        _cp(state, seed, clock.left)
+
+
+def _cp(state: State, seed: int, seconds: float) -> None:
     from .ilp.cp import solve_cp
 
-    cp = solve_cp(problem, state.schedule, state.bound.value, state.left, seed=seed)
-    if cp.schedule is not None:
-        state.offer(cp.schedule, "cp-sat")
-    state.raise_bound(Bound(cp.bound, "cp-sat: the whole problem"))
-    yield
+    counted = state.clock.counted
+    result = solve_cp(
+        state.problem, state.schedule, state.bound.value, seconds, seed=seed, effort=seconds if counted else None
+    )
+    state.clock.spend(seconds)
+    if result.schedule is not None:
+        state.offer(result.schedule, "cp-sat")
+    state.raise_bound(Bound(result.bound, "cp-sat: the whole problem"))
 
 
-def _why(problem: Problem, method: str) -> str:
+def _milp(state: State, solver: str, seed: int) -> None:
+    from .ilp.milp import solve_milp
+
+    result = solve_milp(state.problem, state.schedule, state.bound.value, state.clock.left, solver=solver, seed=seed)
+    if result.schedule is not None:
+        state.offer(result.schedule, f"milp {solver}")
+    state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem"))
+
+
+def _why(method: str) -> str:
     if method in PRESETS:
         return f"{method} does not fit this problem's memory"
     return "no schedule was found within this memory"

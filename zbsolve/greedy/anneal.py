@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numba
 import numpy as np
 
+from ..clock import Clock
 from ..problem import Ints, Problem
 from .arrays import arrays
 from .list_scheduler import Policy, _run, deepest_first
@@ -45,20 +46,38 @@ def value_of(problem: Problem, policy: Policy) -> int:
     return int(_value(a, _run(a, *policy), problem.objective == "span"))
 
 
-def anneal(problem: Problem, policy: Policy, seed: int, rounds: int, steps: int) -> Iterator[tuple[int, Policy]]:
-    """After each of `rounds` rounds of `steps` simulations: the best value (µs) so far and its policy."""
+def improve_policies(problem: Problem, clock: Clock, seed: int, seconds: float) -> Iterator[Policy | None]:
+    """Policies of better and better schedules for `seconds` of the clock; None after a slice without one.
+
+    Short annealings from the best few starting policies, then longer ones from the best of those and of all.
+    """
     a = arrays(problem)
     spans = problem.objective == "span"
     shape = _shape(problem)
-    best = current = policy
-    value = at = _value(a, _run(a, *policy), spans)
+    cost = len(problem.passes) * 7e-7  # seconds a simulation
+    until = clock.used + seconds
     rng = np.random.default_rng(seed)
-    for done in range(rounds):
-        heat = 0.004 * value * (1 - done / rounds) ** 2
-        outcome = _anneal(a, *shape, *current, at, *best, value, spans, heat, steps, int(rng.integers(1 << 30)))
-        current, at = Policy(*outcome[:3]), outcome[3]
-        best, value = Policy(*outcome[4:7]), outcome[7]
-        yield int(value), best
+    starts = sorted(((value_of(problem, p), i, p) for i, p in enumerate(starting_policies(problem))), key=lambda s: s[:2])
+    best_value, best = starts[0][0], starts[0][2]
+    share = max(cost, seconds / 12)
+    for turn in range(1000):
+        value, _, policy = starts[turn % 4] if turn < 4 else (best_value, turn, best)
+        begin, length = clock.used, share if turn < 4 else 2 * share
+        current, at, top, top_value = policy, value, policy, value
+        while clock.used < min(until, begin + length) and clock.left > 0:
+            done = (clock.used - begin) / length
+            steps = max(1, min(2000, int(0.1 / cost)))
+            heat = 0.004 * value * (1 - done) ** 2
+            found = _anneal(a, *shape, *current, at, *top, top_value, spans, heat, steps, int(rng.integers(1 << 30)))
+            clock.spend(steps * cost)
+            current, at, top, top_value = Policy(*found[:3]), found[3], Policy(*found[4:7]), found[7]
+            if top_value < best_value:
+                best_value, best = top_value, top
+                yield best
+            else:
+                yield None
+        if clock.used >= until or clock.left <= 0:
+            return
 
 
 def _shape(problem: Problem) -> tuple[Ints, Ints, Ints]:
@@ -71,11 +90,13 @@ def _shape(problem: Problem) -> tuple[Ints, Ints, Ints]:
         for lane, partner in enumerate(a.partner):
             if partner >= 0:
                 step[partner] = step[lane] + 1
-    chunk = np.array([len({s for s, r in zip(stage, rank, strict=True) if r == k and s < at}) for at, k in zip(stage, rank, strict=True)])
+    chunk = np.array(
+        [len({s for s, r in zip(stage, rank, strict=True) if r == k and s < at}) for at, k in zip(stage, rank, strict=True)]
+    )
     return rank, step, chunk.astype(np.int64)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _value(a, start, spans):  # type: ignore[no-untyped-def]
     """The objective of start times, µs; very large where a pass was not placed."""
     ranks = len(a.room)
@@ -90,14 +111,14 @@ def _value(a, start, spans):  # type: ignore[no-untyped-def]
     return (last - first).max() if spans else last.max()
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _move(a, rank, step, chunk, priority, cap, patience):  # type: ignore[no-untyped-def]
     """Change one value of a random lane and of its likes on a random range of ranks, in place."""
     lanes, ranks = len(priority), len(a.room)
-    l = np.random.randint(lanes)
-    top = a.lane_first[l + 1] - a.lane_first[l]
+    chosen = np.random.randint(lanes)
+    top = a.lane_first[chosen + 1] - a.lane_first[chosen]
     width = 0 if np.random.randint(2) == 0 else np.random.randint(ranks)
-    low, high = rank[l] - np.random.randint(width + 1), rank[l] + np.random.randint(width + 1)
+    low, high = rank[chosen] - np.random.randint(width + 1), rank[chosen] + np.random.randint(width + 1)
     same_chunk = np.random.randint(2) == 0
     kind = np.random.randint(8)
     shift = np.random.randint(1, 3) * (1 if np.random.randint(2) == 0 else -1)
@@ -106,7 +127,7 @@ def _move(a, rank, step, chunk, priority, cap, patience):  # type: ignore[no-unt
     nudge = np.random.normal(0.0, 0.2)
     other = np.random.randint(lanes)
     for k in range(lanes):
-        if rank[k] < low or rank[k] > high or step[k] != step[l] or (same_chunk and chunk[k] != chunk[l]):
+        if rank[k] < low or rank[k] > high or step[k] != step[chosen] or (same_chunk and chunk[k] != chunk[chosen]):
             continue
         if a.partner[k] < 0:
             patience[k] = level if kind < 3 else max(0.0, patience[k] + nudge)
@@ -116,13 +137,28 @@ def _move(a, rank, step, chunk, priority, cap, patience):  # type: ignore[no-unt
             cap[k] = jump
         else:
             cap[k] = len(a.duration)
-    if kind == 7 and rank[other] == rank[l]:
-        priority[l], priority[other] = priority[other], priority[l]
+    if kind == 7 and rank[other] == rank[chosen]:
+        priority[chosen], priority[other] = priority[other], priority[chosen]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _anneal(  # type: ignore[no-untyped-def]
-    a, rank, step, chunk, priority, cap, patience, at, best_priority, best_cap, best_patience, value, spans, heat, steps, seed
+    a,
+    rank,
+    step,
+    chunk,
+    priority,
+    cap,
+    patience,
+    at,
+    best_priority,
+    best_cap,
+    best_patience,
+    value,
+    spans,
+    heat,
+    steps,
+    seed,
 ):
     np.random.seed(seed)
     for _ in range(steps):

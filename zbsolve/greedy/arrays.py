@@ -85,6 +85,8 @@ def _make(problem: Problem) -> Arrays:
     lane_of_stream = [(s, number) for number, rows in enumerate(lanes) for s in sets[passes.streams[rows[0]]]]
     home = np.array(sorted(lane_of_stream), np.int64)
     home_first, home_lanes = compressed(home[:, 0], len(place), home[:, 1])
+    owner = problem.passes.rank[[rows[0] for rows in problem.members.values()]]
+    rank_first, rank_streams = compressed(owner, ranks, np.arange(len(place)))
     room = np.full(ranks, UNLIMITED) if problem.capacity is None else np.array(problem.capacity, np.int64)
     return Arrays(
         passes.duration,
@@ -106,7 +108,8 @@ def _make(problem: Problem) -> Arrays:
         stream_rows,
         home_first,
         home_lanes,
-        *compressed(problem.passes.rank[[rows[0] for rows in problem.members.values()]], ranks, np.arange(len(place))),
+        rank_first,
+        rank_streams,
         depth,
         tail,
     )

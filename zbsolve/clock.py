@@ -1,0 +1,40 @@
+"""How long a search may take: in real seconds, or in counted work so that every machine stops at the same place."""
+
+from __future__ import annotations
+
+import time
+
+from .errors import BadInput
+
+
+class Clock:
+    """`left` and `used` in seconds. With `effort`, one unit is about one second of work on one core of today's machines,
+    counted by `spend`, and real time plays no part. Raises BadInput for a budget that is not positive."""
+
+    def __init__(self, seconds: float, effort: float | None = None) -> None:
+        for name, value in (("seconds", seconds), ("effort", effort)):
+            if value is not None and not value > 0:
+                raise BadInput(f"{name}: {value} is not a positive time")
+        self.counted = effort is not None
+        self._total = seconds if effort is None else effort
+        self._began = time.monotonic()
+        self._spent = 0.0
+        self._stopped = False
+
+    def spend(self, seconds: float) -> None:
+        """Count work that takes about so many seconds; real clocks count by themselves."""
+        self._spent += seconds
+
+    def stop(self) -> None:
+        """No time is left from now on."""
+        self._stopped = True
+
+    @property
+    def used(self) -> float:
+        """Seconds so far."""
+        return self._spent if self.counted else time.monotonic() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end."""
+        return 0.0 if self._stopped else max(0.0, self._total - self.used)
