@@ -12,9 +12,10 @@ import numpy as np
 
 from ..greedy.arrays import arrays
 from ..problem import Ints, Problem
-from .arcs import arcs, longest
+from .arcs import arcs
 from .area import area, least_lifespans
 from .idle import Window, idle
+from .relax import heads_and_tails
 from .window import one_machine
 
 
@@ -82,17 +83,9 @@ def _lifespans(problem: Problem) -> Ints | None:
 
 
 def _window(problem: Problem, rank: int) -> Window:
-    """The rank's passes with heads and tails: from the step's begin and to its end for the makespan, from the rank's
-    first start and to its last end for the span."""
-    a, duration = arcs(problem), problem.passes.duration
+    """The rank's passes with their heads and tails."""
     mine = np.flatnonzero(problem.passes.rank == rank)
-    if problem.objective == "makespan":
-        return Window(rank, mine, a.depth[mine], a.after[mine])
-    begin = np.full(len(duration), -1, np.int64)
-    begin[mine] = 0
-    head = longest(a.order, a.out_first, a.out_pass, a.out_lag, duration, begin)
-    tail = longest(a.order[::-1], a.in_first, a.in_pass, a.in_lag, duration, begin)
-    return Window(rank, mine, head[mine], tail[mine])
+    return Window(rank, mine, *heads_and_tails(problem, mine))
 
 
 def improve(problem: Problem, best: Bound, value: int | None, seconds: float) -> Iterator[Bound]:
