@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -274,14 +275,14 @@ def test_verify_checks_a_given_timeline():
 
 
 def test_verify_refuses_a_schedule_for_another_problem_and_a_false_certificate():
-    from zbsolve import Certificate, solve
+    from zbsolve import solve
 
     problem = small()
     schedule = solve(problem, method="greedy")
     (found,) = verify(SMALL["single p2 m2"], schedule)
     assert found.rule == "digest"
     c = schedule.certificate
-    wrong = Certificate(c.objective, c.value - 1, c.value + 1, "", "", 0.0, 0, c.digest)
+    wrong = replace(c, value=c.value - 1, bound=c.value + 1)
     rules = [v.rule for v in verify(problem, schedule.certified(wrong))]
     assert rules == ["certificate", "certificate"]
 

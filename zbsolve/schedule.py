@@ -21,12 +21,15 @@ from .timeline import Precedence, Timeline, critical_path, simulate
 class Certificate:
     """How good a schedule is and how that is known: `value` and proven lower `bound` in µs.
 
-    `proof` says where the bound comes from (which relaxation, which ranks); `solver` what found the schedule.
+    `relaxation` and `ranks` say where the bound comes from, so that it can be proven again alone (`ilp.bounds.recheck`);
+    `proof` says it in words; `solver` is what found the schedule.
     """
 
     objective: str
     value: int
     bound: int
+    relaxation: str
+    ranks: tuple[int, ...]
     proof: str
     solver: str
     seconds: float
@@ -45,13 +48,16 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """Fields, and the derived `gap` and `status` for readers."""
-        return {**asdict(self), "gap": self.gap, "status": self.status}
+        return {**asdict(self), "ranks": list(self.ranks), "gap": self.gap, "status": self.status}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], where: str) -> Certificate:
         """The certificate that `to_json` wrote; derived fields are computed again. Raises BadInput."""
-        types: dict[str, Any] = {"str": str, "int": int, "float": (int, float)}
-        return cls(**{f.name: field(dict(body), f.name, types[str(f.type)], where) for f in fields(cls)})
+        types: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "tuple[int, ...]": list}
+        values = {f.name: field(dict(body), f.name, types[str(f.type)], where) for f in fields(cls)}
+        if not all(type(rank) is int for rank in values["ranks"]):
+            raise BadInput(f"{where}: field 'ranks' must list ranks")
+        return cls(**{**values, "ranks": tuple(values["ranks"])})
 
 
 @dataclass(frozen=True, eq=False)

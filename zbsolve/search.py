@@ -115,6 +115,8 @@ def _certificate(state: State, seed: int) -> Certificate:
         state.problem.objective,
         state.value,
         min(state.bound.value, state.value),
+        state.bound.kind,
+        state.bound.ranks,
         state.bound.proof,
         state.solver,
         0.0 if state.clock.counted else round(state.clock.used, 3),
@@ -260,7 +262,7 @@ def _cp(state: State, seed: int, seconds: float) -> None:
     state.clock.spend(seconds)
     if result.schedule is not None:
         state.offer(result.schedule, "cp-sat")
-    state.raise_bound(Bound(result.bound, "cp-sat: the whole problem"))
+    state.raise_bound(Bound(result.bound, "cp-sat: the whole problem", "whole"))
 
 
 def _milp(state: State, solver: str, seed: int) -> None:
@@ -269,7 +271,7 @@ def _milp(state: State, solver: str, seed: int) -> None:
     result = solve_milp(state.problem, state.schedule, state.bound.value, state.clock.left, solver=solver, seed=seed)
     if result.schedule is not None:
         state.offer(result.schedule, f"milp {solver}")
-    state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem"))
+    state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", "whole"))
 
 
 def _why(method: str) -> str:

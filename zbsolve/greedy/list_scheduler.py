@@ -62,7 +62,7 @@ def run(a: Arrays, policy: Policy) -> Ints:
     return start
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _safe(a, i, used, held, still, oldest):  # type: ignore[no-untyped-def]
     """May pass i take its memory? Yes where every microbatch up to its own can still finish one after the other."""
     rank, group = a.rank[i], a.group[i]
@@ -76,7 +76,7 @@ def _safe(a, i, used, held, still, oldest):  # type: ignore[no-untyped-def]
     return still[rank, group] - a.taken[i] <= free
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _pick(a, s, now, priority, cap, patience, position, begun, waiting, ready, stream_free, used, held, still, oldest):  # type: ignore[no-untyped-def]
     """The pass to start on stream s, or −1; with the time of the next known arrival of anything."""
     best, filler = -1, -1
@@ -123,7 +123,7 @@ def _pick(a, s, now, priority, cap, patience, position, begun, waiting, ready, s
     return best, again
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _push(heap, size, key):  # type: ignore[no-untyped-def]
     """Add `key` to the binary heap in heap[:size]; the heap (larger where it was full)."""
     if size == len(heap):
@@ -138,7 +138,7 @@ def _push(heap, size, key):  # type: ignore[no-untyped-def]
     return heap
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _pop(heap, size):  # type: ignore[no-untyped-def]
     """Take the least key out of the binary heap in heap[:size]."""
     least, last = heap[0], heap[size - 1]
@@ -154,7 +154,7 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
     return least
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _run(a, priority, cap, patience):  # type: ignore[no-untyped-def]
     count, streams = len(a.duration), len(a.home_first) - 1
     start = np.full(count, -1, np.int64)
