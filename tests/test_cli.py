@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -71,6 +72,9 @@ def test_check_fails_and_names_the_pass(measured, tmp_path, capsys):
         (["--ranks", "2", "--microbatches", "2", "--memory", "lots"], "memory 'lots'", 2),
         (["--ranks", "2", "--microbatches", "2", "--method", "magic"], "method 'magic'", 2),
         (["--ranks", "2", "--microbatches", "2", "--seconds", "-1"], "seconds", 2),
+        (["--ranks", "2", "--microbatches", "2", "--effort", "0"], "effort: 0.0 is not a positive number", 2),
+        (["--ranks", "2", "--microbatches", "2", "--hint", "none.json"], "none.json: no such file", 2),
+        (["--ranks", "5", "--microbatches", "2", "--placement", "auto"], "4 layers do not make 5 stages", 2),
         (["--ranks", "2", "--microbatches", "2", "-o", "/no/such/place/s.json"], "/no/such/place/s.json: cannot write", 2),
     ],
 )
@@ -79,6 +83,87 @@ def test_bad_input_is_one_line(measured, capsys, arguments, line, code):
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+
+
+def test_effort_gives_the_same_file_byte_for_byte(measured, tmp_path):
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "5", "--effort", "0.3", "--seed", "3"]
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file in files:
+        assert main([*step, "-o", str(file)]) == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_hint_is_where_the_search_starts(measured, tmp_path, capsys):
+    first, again = str(tmp_path / "first.json"), str(tmp_path / "again.json")
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "4"]
+    assert main([*step, "-o", first]) == 0
+    assert main([*step, "--hint", first, "--effort", "0.1", "-o", again]) == 0
+    values = [Schedule.load(path).timeline().value for path in (first, again)]
+    assert values[1] <= values[0]
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "3", "--hint", first, "--effort", "0.1"]) == 2
+    assert "other passes" in capsys.readouterr().err
+
+
+def test_placement_auto_shows_what_lost(measured, tmp_path, capsys):
+    out = str(tmp_path / "schedule.json")
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "3", "--placement", "auto", "--effort", "0.3"]
+    assert main([*step, "-o", out]) == 0
+    shown = capsys.readouterr().out
+    assert "best" in shown
+    assert "partition: 4 layers do not make 8 stages" in shown
+    assert main([*step, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert [one["placement"] for one in body["tried"]] == ["single", "loop", "loop4", "vee"]
+    assert body["value"] == Schedule.load(out).timeline().value
+
+
+def test_progress_on_a_terminal_only(measured, monkeypatch, capsys):
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "3", "--effort", "0.1"]
+    assert main(step) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert main(step) == 0
+    line = capsys.readouterr().err
+    assert "bound " in line
+    assert "\n" not in line
+
+
+def test_ctrl_c_writes_the_incumbent(measured, tmp_path, monkeypatch, capsys):
+    pressed = []
+
+    def press(search, where, state):
+        if state.schedule is not None and not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("zbsolve.cli_tools.Search.show", press)
+    out, before = str(tmp_path / "schedule.json"), signal.getsignal(signal.SIGINT)
+    for placement in ("vee", "auto"):
+        pressed.clear()
+        step = ["solve", measured, "--ranks", "2", "--microbatches", "6", "--placement", placement, "--seconds", "50"]
+        assert main([*step, "-o", out]) == 0
+        assert capsys.readouterr().err == "zbsolve solve: interrupted: this is the best found until then\n"
+        assert main(["check", out]) == 0
+        assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_check_proves_the_bound_again(measured, tmp_path, capsys):
+    out = tmp_path / "schedule.json"
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "2", "--method", "greedy", "-o", str(out)]
+    assert main(step) == 0
+    assert main(["check", "--bound", str(out)]) == 0
+    assert "proven again" in capsys.readouterr().out
+    body = json.loads(out.read_text())
+    body["certificate"]["bound"] = body["certificate"]["value"] = body["certificate"]["value"] * 2
+    out.write_text(json.dumps(body))
+    assert main(["check", "--bound", str(out)]) == 1
+    body = json.loads(out.read_text())
+    body["certificate"] = None
+    out.write_text(json.dumps(body))
+    capsys.readouterr()
+    assert main(["check", "--bound", str(out)]) == 1
+    assert "no certificate" in capsys.readouterr().out
+    assert main(["check", str(out)]) == 0
 
 
 def test_missing_and_truncated_files(tmp_path, capsys):

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 # First match wins. A module may import modules of a lower number, and its neighbours in a package.
 LAYERS = [
     ("zbsolve.errors", 0),
+    ("zbsolve.clock", 1),
     ("zbsolve.files", 1),
     ("zbsolve.placement", 1),
     ("zbsolve.problem", 2),
@@ -28,11 +29,17 @@ LAYERS = [
     ("zbsolve.compare", 7),
     ("zbsolve.show", 8),
     ("zbsolve.search", 9),
+    ("zbsolve.auto", 10),
+    ("zbsolve.bench_suites", 7),
+    ("zbsolve.bench_compare", 11),
+    ("zbsolve.bench", 10),
+    ("zbsolve.frontier_svg", 11),
+    ("zbsolve.frontier", 10),
     ("profiler.models", 8),
     ("profiler.presets", 8),
     ("zbsolve.exec", 9),
     ("profiler", 10),
-    ("zbsolve.cli", 11),
+    ("zbsolve.cli", 12),
 ]
 MODULES = sorted([*ROOT.glob("zbsolve/**/*.py"), *ROOT.glob("profiler/**/*.py")])
 

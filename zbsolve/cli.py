@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from . import cli_bench, cli_search
+from .cli_tools import print_json, progress_line
 from .errors import BadInput, ZbsolveError
+
+if TYPE_CHECKING:
+    from .schedule import Schedule
+    from .verifier import Violation
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -41,57 +46,10 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def print_json(body: Any) -> None:
-    """Machine-readable results on standard output."""
-    print(json.dumps(body, indent=1))
-
-
-def _solve_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("profile", help="profile.json, or - for standard input")
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--microbatches", type=int, required=True)
-    parser.add_argument("--placement", default="single", help="single, loop, vee, or ranks such as 0,2,1,3")
-    parser.add_argument("--memory", help="bytes a rank, such as 40GiB; default: the device's, as profiled")
-    parser.add_argument("--objective", choices=("makespan", "span"), default="makespan")
-    parser.add_argument("--fused", action="store_true", help="one backward pass in place of B and W, as 1F1B is run today")
-    parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule")
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="the certificate as JSON on standard output")
-    parser.add_argument("-o", "--output", help="schedule.json, or - for standard output")
-
-
-def _solve(options: argparse.Namespace) -> int:
-    from .profile import Profile
-    from .search import solve
-
-    profile = Profile.load(options.profile)
-    problem = profile.problem(
-        options.ranks,
-        options.microbatches,
-        options.placement,
-        options.memory,
-        options.objective,
-        fused=options.fused,
-    )
-    schedule = solve(problem, seconds=options.seconds, seed=options.seed, method=options.method)
-    if options.output:
-        schedule.save(options.output)
-    certificate, timeline = schedule.certificate, schedule.timeline()
-    assert certificate is not None
-    if options.json:
-        print_json(certificate.to_json())
-    elif options.output != "-":
-        print(
-            f"{certificate.objective} {certificate.value} µs, bound {certificate.bound} µs, gap {certificate.gap:.2%} "
-            f"({certificate.status}), bubble {timeline.bubble_rate:.2%}, by {certificate.solver} "
-            f"in {certificate.seconds:.1f} s\nbound: {certificate.proof}"
-        )
-    return 0
-
-
 def _check_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("schedule", help="schedule.json, or - for standard input")
+    parser.add_argument("--bound", action="store_true", help="also prove the certificate's bound again, from the file alone")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for proving the bound")
     parser.add_argument("--json", action="store_true", help="the violations as JSON on standard output")
 
 
@@ -101,14 +59,37 @@ def _check(options: argparse.Namespace) -> int:
 
     schedule = Schedule.load(options.schedule)
     violations = verify(schedule.problem, schedule)
+    proven = ""
+    if options.bound and not violations:
+        proven, *failed = _prove_again(schedule, options.seconds)
+        violations = tuple(failed)
     if options.json:
         print_json([{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in violations])
     else:
         for violation in violations:
             print(f"{options.schedule}: {violation}")
         if not violations:
-            print(f"{options.schedule}: holds ({len(schedule.problem.passes)} passes)")
+            print(f"{options.schedule}: holds ({len(schedule.problem.passes)} passes){proven}")
     return 1 if violations else 0
+
+
+def _prove_again(schedule: Schedule, seconds: float) -> tuple[str] | tuple[str, Violation]:
+    """The words for a bound that was proven again; with a violation where it was not."""
+    from .ilp.bounds import Bound, recheck
+    from .verifier import Violation
+
+    if not seconds > 0:
+        raise BadInput(f"seconds: {seconds} is not a positive time")
+    stated = schedule.certificate
+    if stated is None:
+        return "", Violation("bound", (), "there is no certificate, so no bound is stated")
+    if not all(0 <= rank < schedule.problem.ranks for rank in stated.ranks):
+        return "", Violation("bound", (), f"the certificate names ranks {list(stated.ranks)} of {schedule.problem.ranks}")
+    found = recheck(schedule.problem, Bound(stated.bound, stated.proof, stated.relaxation, stated.ranks), seconds)
+    if found.value < stated.bound:
+        text = f"bound {stated.bound} µs is not proven again; {found.value} µs is ({found.proof})"
+        return "", Violation("bound", (), text)
+    return (f"; bound {stated.bound} µs proven again: {stated.proof}",)
 
 
 def _show_options(parser: argparse.ArgumentParser) -> None:
@@ -183,9 +164,9 @@ def _profile(options: argparse.Namespace) -> int:
     from profiler.measure import measure
 
     profile = measure(
-        options.model, seed=options.seed, seconds=options.seconds, neighbours=options.neighbours, progress=_progress()
+        options.model, seed=options.seed, seconds=options.seconds, neighbours=options.neighbours, progress=progress_line()
     )
-    _progress()("")
+    progress_line()("")
     profile.save(options.output)
     kinds = ("F", "B", "W", "BW")
     if options.output == "-":
@@ -211,16 +192,6 @@ def _need_torch() -> None:
 
     if find_spec("torch") is None:
         raise BadInput("torch is missing: install zbsolve[torch]")
-
-
-def _progress() -> Callable[[str], None]:
-    """One line on standard error, written over again; nothing where that is no terminal. An empty text clears it."""
-
-    def show(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-    return show
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
@@ -292,8 +263,10 @@ def _print_run(schedule: Any, trace: Any) -> None:
 
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command, str]] = {
     "profile": (_profile_options, _profile, "measure a model: F, B, W, memory, links"),
-    "solve": (_solve_options, _solve, "find a schedule and prove how good it is"),
+    "solve": (cli_search.solve_options, cli_search.solve, "find a schedule and prove how good it is"),
     "check": (_check_options, _check, "verify a schedule from its file alone"),
+    "frontier": (cli_search.frontier_options, cli_search.frontier, "value and bound over memory"),
+    "bench": (cli_bench.bench_options, cli_bench.bench, "solve a suite of problems; hold results against earlier ones"),
     "show": (_show_options, _show, "draw a schedule in the terminal or as a page"),
     "run": (_run_options, _run, "run a schedule on torch.distributed ranks and measure it"),
     "compare": (_compare_options, _compare, "measured against predicted, and against a baseline"),

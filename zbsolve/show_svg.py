@@ -47,13 +47,13 @@ def svg(schedule: Schedule, trace: Trace | None = None, width: int = 1200) -> st
     body, y = list[str](), TOP
     for name, timeline in runs:
         if len(runs) > 1:
-            body.append(_text(LEFT, y + 12, f"{name}: {format_time(step_time(timeline))}", 12, weight="600"))
+            body.append(caption(LEFT, y + 12, f"{name}: {format_time(step_time(timeline))}", 12, weight="600"))
             y += 20
         drawn, y = _panel(schedule, timeline, y, height, scale)
         body += drawn
     body += _axis(longest, scale, y)
     notes = [value_line(schedule), *certificate_lines(schedule)]
-    body += [_text(LEFT, y + 44 + 18 * i, line, 12, colour="#444") for i, line in enumerate(notes)]
+    body += [caption(LEFT, y + 44 + 18 * i, line, 12, colour="#444") for i, line in enumerate(notes)]
     total = y + 44 + 18 * len(notes)
     head = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{total:.0f}' "
@@ -61,7 +61,7 @@ def svg(schedule: Schedule, trace: Trace | None = None, width: int = 1200) -> st
         f"<title>{_safe(headline(schedule))}</title>",
         f"<desc>{_safe(' '.join([value_line(schedule), *certificate_lines(schedule)]))}</desc>",
         f"<rect width='{width}' height='{total:.0f}' fill='#fff'/>",
-        _text(LEFT, 22, headline(schedule), 15, weight="600"),
+        caption(LEFT, 22, headline(schedule), 15, weight="600"),
         *_legend(schedule),
     ]
     return "\n".join([*head, *body, "</svg>"]) + "\n"
@@ -83,10 +83,10 @@ def _panel(schedule: Schedule, timeline: Timeline, y: float, height: float, scal
         body.append(f"<rect x='{LEFT}' y='{y:.1f}' width='{width:.1f}' height='{tall - 1:.1f}' fill='#f1f2f4'/>")
         if height >= 9 or lane.rank % 4 == 0:
             label = f"rank {lane.rank}" if lane.kind == "compute" else lane.kind
-            body.append(_text(LEFT - 8, middle, label, min(12, max(8, tall)), anchor="end"))
+            body.append(caption(LEFT - 8, middle, label, min(12, max(8, tall)), anchor="end"))
         if lane.first and holds and height >= 9:
             peak = format_bytes(timeline.peak_bytes[lane.rank])
-            body.append(_text(LEFT + width + 8, middle, f"peak {peak}", 11, colour="#444"))
+            body.append(caption(LEFT + width + 8, middle, f"peak {peak}", 11, colour="#444"))
         body += _lane(timeline, lane, chunk.tolist(), begin, scale, y, tall)
         y += tall
     return body, y + 6
@@ -117,7 +117,9 @@ def _lane(
         yield _block(x, y, max(wide - (0.6 if wide > 3 else 0), 0.3), tall, shade(COLOURS[kind], chunk[row]))
         label, size = str(p.microbatch[row]), min(11.0, tall * 0.6)
         if size >= 7 and wide > 0.62 * size * digits + 2:
-            yield _text(x + wide / 2 - 0.3, y + tall / 2 - 0.5, label, size, ink(shade(COLOURS[kind], chunk[row])), "middle")
+            yield caption(
+                x + wide / 2 - 0.3, y + tall / 2 - 0.5, label, size, ink(shade(COLOURS[kind], chunk[row])), "middle"
+            )
 
 
 def shade(colour: str, chunk: int) -> str:
@@ -142,7 +144,7 @@ def _axis(longest: float, scale: float, y: float) -> Iterator[str]:
     for i in range(int(longest / step) + 1):
         x = LEFT + i * step * scale
         yield f"<line x1='{x:.1f}' y1='{y - 4:.1f}' x2='{x:.1f}' y2='{y + 2:.1f}' stroke='#888'/>"
-        yield _text(x, y + 12, f"{i * step / size:g} {unit}", 11, "#444", "middle")
+        yield caption(x, y + 12, f"{i * step / size:g} {unit}", 11, "#444", "middle")
 
 
 def _legend(schedule: Schedule) -> Iterator[str]:
@@ -150,7 +152,7 @@ def _legend(schedule: Schedule) -> Iterator[str]:
     for kind in present_kinds(schedule.problem):
         label = f"{kind} {MEANING[kind]}"
         yield f"<rect x='{x:.0f}' y='34' width='12' height='12' rx='2' fill='{COLOURS[kind]}'/>"
-        yield _text(x + 17, 41, label, 12)
+        yield caption(x + 17, 41, label, 12)
         x += 34 + 6.6 * len(label)
 
 
@@ -158,9 +160,10 @@ def _block(x: float, y: float, width: float, tall: float, colour: str) -> str:
     return f"<rect x='{x:.2f}' y='{y:.1f}' width='{width:.2f}' height='{tall - 1:.1f}' fill='{colour}'/>"
 
 
-def _text(
+def caption(
     x: float, y: float, text: str, size: float, colour: str = "#111", anchor: str = "start", weight: str = "400"
 ) -> str:
+    """A line of text, middle at `y`; control characters and markup in it stay text."""
     return (
         f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size:g}' fill='{colour}' text-anchor='{anchor}' "
         f"font-weight='{weight}' dominant-baseline='central'>{_safe(text)}</text>"

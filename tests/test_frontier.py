@@ -1,0 +1,119 @@
+"""The frontier over memory: monotone, every point verified, pictures well-formed."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+
+from zbsolve import BadInput, Profile, Schedule, solve, verify
+from zbsolve.cli import main
+from zbsolve.frontier import Frontier, frontier
+from zbsolve.frontier_svg import page, svg, table
+
+from .test_auto import layered
+
+
+@pytest.fixture(scope="module")
+def found() -> Frontier:
+    return frontier(layered(4, 10), 4, 8, points=12, seconds=3)
+
+
+def test_points_go_from_the_least_feasible_to_the_unlimited_optimum(found):
+    assert len(found.points) >= 12
+    first, last = found.points[0], found.points[-1]
+    assert first.memory == 40 + 150
+    with pytest.raises(Exception, match="rank 0 needs 150 bytes for one microbatch"):
+        layered(4, 10).problem(4, 8, memory=first.memory - 1)
+    free = solve(layered(4, 10).problem(4, 8), effort=0.5).certificate
+    assert free is not None
+    assert last.bound <= free.value
+    assert last.value == free.value
+
+
+def test_values_and_bounds_fall_with_memory(found):
+    for before, after in pairwise(found.points):
+        assert before.memory < after.memory
+        assert before.value >= after.value
+        assert before.bound >= after.bound
+    assert all(point.bound <= point.value and point.peak <= point.memory for point in found.points)
+
+
+def test_every_point_has_a_schedule_that_fits(found):
+    for point in found.points:
+        assert verify(point.schedule.problem, point.schedule) == ()
+        assert point.schedule.problem == layered(4, 10).problem(4, 8, memory=point.memory)
+        assert point.schedule.timeline().value == point.value
+
+
+def test_named_schedules_are_marked_and_never_better(found):
+    named = {one.name: one for one in found.named}
+    assert {"1F1B", "ZB-H1", "ZB-H2", "GPipe"} <= set(named)
+    assert named["1F1B"].memory == 40 + 4 * 150
+    for one in found.named:
+        assert min(point.value for point in found.points if point.memory <= one.memory) <= one.value
+
+
+def test_pictures_and_table(found):
+    root = ElementTree.fromstring(svg(found))
+    assert root.tag.endswith("svg")
+    texts = [node.text for node in root.iter() if node.tag.endswith("text")]
+    assert any(text and text.startswith("1F1B") for text in texts)
+    assert len([node for node in root.iter() if node.tag.endswith("circle")]) >= len(found.points)
+    assert "<script" not in page(found)
+    assert len(table(found).splitlines()) == 2 + len(found.points) + len(found.named)
+
+
+def test_hostile_model_names_stay_text():
+    profile = layered(2)
+    hostile = Profile(profile.source, "<script>\x1b[2J", profile.layers, profile.link, 4.0, None, {}, {})
+    drawn = frontier(hostile, 2, 2, points=2, seconds=0.3)
+    assert "<script" not in page(drawn)
+    ElementTree.fromstring(svg(drawn))
+
+
+def test_one_point_where_memory_changes_nothing():
+    only = frontier(layered(2), 2, 1, points=12, seconds=0.5)
+    assert {point.value for point in only.points} == {only.points[-1].value}
+    ElementTree.fromstring(svg(only))
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    profile, out = str(tmp_path / "profile.json"), tmp_path / "f.json"
+    layered(4, 10).save(profile)
+    step = ["frontier", profile, "--ranks", "2", "--microbatches", "3", "--placement", "vee", "--seconds", "1"]
+    folder = ["--schedules", str(tmp_path)]
+    assert main([*step, "-o", str(out), "-o", str(tmp_path / "f.svg"), "-o", str(tmp_path / "f.html"), *folder]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""  # no terminal, no progress
+    assert "points are optimal" in shown.out
+    points = json.loads(out.read_text())["points"]
+    best = Schedule.load(tmp_path / f"schedule-{points[0]['memory']}.json")
+    assert best.timeline().value == points[0]["value"]
+    assert main([*step, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["placement"] == "vee"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["-o", "x.png"], "x.png: unknown ending"),
+        (["--points", "1"], "points: at least 2"),
+        (["--seconds", "0"], "seconds: 0.0 is not"),
+        (["--placement", "auto"], "placement 'auto'"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, arguments, line):
+    profile = str(tmp_path / "profile.json")
+    layered(4).save(profile)
+    assert main(["frontier", profile, "--ranks", "2", "--microbatches", "2", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_bad_calls():
+    with pytest.raises(BadInput, match="points"):
+        frontier(layered(2), 2, 2, points=0)

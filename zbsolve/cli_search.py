@@ -1,0 +1,177 @@
+"""The commands that search: `solve` and `frontier`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from .cli_tools import print_json, searching
+from .errors import BadInput
+
+if TYPE_CHECKING:
+    from .auto import Tried
+    from .schedule import Schedule
+
+
+def _step_options(parser: argparse.ArgumentParser) -> None:
+    """What makes a problem from a profile, and how long to search."""
+    parser.add_argument("profile", help="profile.json, or - for standard input")
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--microbatches", type=int, required=True)
+    parser.add_argument("--objective", choices=("makespan", "span"), default="makespan")
+    parser.add_argument("--fused", action="store_true", help="one backward pass in place of B and W, as 1F1B is run today")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def solve_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `zbsolve solve`."""
+    _step_options(parser)
+    parser.add_argument(
+        "--placement",
+        default="single",
+        help="single, loop, vee, ranks such as 0,2,1,3, or auto: the best of single, loop, vee",
+    )
+    parser.add_argument("--memory", help="bytes a rank, such as 40GiB; default: the device's, as profiled")
+    parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule")
+    parser.add_argument("--solver", default="cbc", help="for --method milp: cbc, highs, gurobi, or another that PuLP knows")
+    limit = parser.add_mutually_exclusive_group()
+    limit.add_argument("--seconds", type=float, default=30.0)
+    limit.add_argument("--effort", type=float, help="in place of --seconds: the same schedule for one seed on any machine")
+    parser.add_argument("--hint", help="an earlier schedule.json to start from, also of slightly different times")
+    parser.add_argument("--json", action="store_true", help="the certificate as JSON on standard output")
+    parser.add_argument("-o", "--output", help="schedule.json, or - for standard output")
+
+
+def solve(options: argparse.Namespace) -> int:
+    """Find a schedule, write it, say how good it is."""
+    from .profile import Profile
+
+    profile = Profile.load(options.profile)
+    tried: tuple[Tried, ...] = ()
+    with searching("solve") as (search, pressed):
+        if options.placement == "auto":
+            from .auto import solve_auto
+
+            schedule, tried = solve_auto(
+                profile,
+                options.ranks,
+                options.microbatches,
+                memory=options.memory,
+                objective=options.objective,
+                fused=options.fused,
+                progress=search.show,
+                stop=pressed,
+                **_search_arguments(options),
+            )
+        else:
+            from .search import solve as solve_problem
+
+            problem = profile.problem(
+                options.ranks,
+                options.microbatches,
+                options.placement,
+                options.memory,
+                options.objective,
+                fused=options.fused,
+            )
+            arguments = _search_arguments(options)
+            schedule = solve_problem(problem, progress=lambda state: search.show("", state), **arguments)
+    if options.output:
+        schedule.save(options.output)
+    _print_solved(options, schedule, tried)
+    return 0
+
+
+def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """What `solve` is told, from the command line."""
+    arguments: dict[str, Any] = {"seed": options.seed, "method": options.method, "solver": options.solver}
+    if options.effort is None:
+        arguments["seconds"] = options.seconds
+    elif 0 < options.effort < float("inf"):
+        arguments["effort"] = options.effort
+    else:
+        raise BadInput(f"effort: {options.effort} is not a positive number")
+    if options.hint:
+        from .schedule import Schedule
+
+        arguments["hint"] = Schedule.load(options.hint)
+    return arguments
+
+
+def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[Tried, ...]) -> None:
+    certificate, timeline = schedule.certificate, schedule.timeline()
+    assert certificate is not None
+    if options.json:
+        print_json(certificate.to_json() | ({"tried": [one.to_json() for one in tried]} if tried else {}))
+        return
+    if options.output == "-":
+        return
+    if tried:
+        print(tried_table(tried, certificate.objective))
+    print(
+        f"{certificate.objective} {certificate.value} µs, bound {certificate.bound} µs, gap {certificate.gap:.2%} "
+        f"({certificate.status}), bubble {timeline.bubble_rate:.2%}, by {certificate.solver} "
+        f"in {certificate.seconds:.1f} s\nbound: {certificate.proof}"
+    )
+
+
+def tried_table(tried: tuple[Tried, ...], objective: str) -> str:
+    """What each placement reached and why it lost."""
+    lines = [f"{'placement':10} {objective + ' µs':>14} {'bound µs':>14} {'gap':>8} {'seconds':>8}"]
+    for one in tried:
+        if one.value is None or one.bound is None:
+            numbers = f"{'–':>14} {'–':>14} {'–':>8}"
+        else:
+            numbers = f"{one.value:>14} {one.bound:>14} {(one.value - one.bound) / max(1, one.value):>8.2%}"
+        lines.append(f"{one.placement:10} {numbers} {one.seconds:>8.1f}  {one.why or 'best'}")
+    return "\n".join(lines)
+
+
+def frontier_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `zbsolve frontier`."""
+    _step_options(parser)
+    parser.add_argument("--placement", default="single", help="single, loop, vee, or ranks such as 0,2,1,3")
+    parser.add_argument("--points", type=int, default=12, help="memory limits; the peaks of named schedules are added")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all points together")
+    parser.add_argument("--json", action="store_true", help="the frontier as JSON on standard output")
+    parser.add_argument(
+        "-o", "--output", action="append", default=[], help="frontier.json, .svg or .html; may be given more than once"
+    )
+    parser.add_argument("--schedules", metavar="FOLDER", help="also write the schedule of every point into this folder")
+
+
+def frontier(options: argparse.Namespace) -> int:
+    """Value and bound over memory, as a table, JSON and pictures."""
+    from .frontier import frontier as walk
+    from .frontier_svg import check_ending, save, table
+    from .profile import Profile
+
+    for path in options.output:
+        check_ending(path)
+    profile = Profile.load(options.profile)
+    with searching("frontier") as (search, pressed):
+        found = walk(
+            profile,
+            options.ranks,
+            options.microbatches,
+            options.placement,
+            options.objective,
+            fused=options.fused,
+            points=options.points,
+            seconds=options.seconds,
+            seed=options.seed,
+            progress=search.show,
+            stop=pressed,
+        )
+    for path in options.output:
+        save(found, path)
+    if options.schedules:
+        from pathlib import Path
+
+        for point in found.points:
+            point.schedule.save(Path(options.schedules) / f"schedule-{point.memory}.json")
+    if options.json:
+        print_json(found.to_json())
+    elif "-" not in options.output:
+        print(table(found), end="")
+    return 0

@@ -1,0 +1,297 @@
+"""The frontier: the shortest step over the memory a rank has, and how short it could be at most.
+
+A schedule that fits less memory also fits more, and a bound proven for more memory also holds for less; so values and
+bounds fall with memory, and every point is as good as the best of its neighbours' findings.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .errors import BadInput, Infeasible
+from .files import write_document
+from .greedy.presets import PRESETS, preset
+from .problem import Ints, Problem
+from .profile import Profile
+from .schedule import Certificate, Schedule
+from .search import State, solve
+from .verifier import verify
+
+AMPLE = 1 << 50  # bytes; a limit nobody meets, from which a rank's fixed part is read off
+NAMED = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One memory limit. `memory`: bytes of every rank, parameters and optimizer state included; `peak`: bytes that the
+    schedule needs of them on its fullest rank; `value`, `bound` in µs; `proof`: where the bound comes from; `solver`:
+    who found the schedule; `seconds` spent here."""
+
+    memory: int
+    peak: int
+    value: int
+    bound: int
+    proof: str
+    solver: str
+    seconds: float
+    schedule: Schedule
+
+    @property
+    def gap(self) -> float:
+        """(value − bound) / value."""
+        return (self.value - self.bound) / self.value if self.value else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the schedule, and the gap and status."""
+        body = {name: getattr(self, name) for name in ("memory", "peak", "value", "bound", "proof", "solver", "seconds")}
+        return {**body, "gap": self.gap, "status": "optimal" if self.bound >= self.value else "feasible"}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A schedule of the literature here: `memory` bytes it needs of its fullest rank, `value` µs."""
+
+    name: str
+    memory: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Points by rising memory, from the least in which any schedule exists to what the best schedule without a limit
+    takes; named schedules; `fixed`: bytes a rank for parameters and optimizer state; `work`: µs of the busiest rank;
+    `device`: bytes that the profiled device has, or None."""
+
+    model: str
+    ranks: int
+    microbatches: int
+    placement: str
+    objective: str
+    fixed: tuple[int, ...]
+    work: int
+    device: int | None
+    seconds: float
+    seed: int
+    points: tuple[Point, ...]
+    named: tuple[Named, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the schedules."""
+        body = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        body |= {"fixed": list(self.fixed), "points": [point.to_json() for point in self.points]}
+        return {**body, "named": [asdict(one) for one in self.named]}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a frontier file, whole or not at all; `-` is standard output."""
+        write_document(path, "frontier", self.to_json())
+
+
+def frontier(
+    profile: Profile,
+    ranks: int,
+    microbatches: int,
+    placement: str = "single",
+    objective: str = "makespan",
+    *,
+    fused: bool = False,
+    points: int = 12,
+    seconds: float = 60.0,
+    seed: int = 0,
+    progress: Callable[[str, State], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> Frontier:
+    """Value and bound at `points` memory limits or more (the peaks of named schedules are added), in `seconds` in all.
+
+    First down from unlimited memory, then, with what time is left, up again over the points that are still open, each
+    from the best schedule that fits. Limits lie closer together where memory is short. Fewer points come out where the
+    range has fewer bytes. Further `options` go to `solve`. `progress` is called with the point's place; after `stop`
+    says True no further point is solved, and points without a schedule are left out. Raises BadInput, and Infeasible
+    where a rank's parameters do not fit any memory.
+    """
+    if points < 2:
+        raise BadInput(f"points: at least 2 are needed, got {points}")
+    if not seconds > 0:
+        raise BadInput(f"seconds: {seconds} is not a positive time")
+    free = replace(profile, capacity=None).problem(ranks, microbatches, placement, None, objective, fused=fused)
+    limited = profile.problem(ranks, microbatches, placement, AMPLE, objective, fused=fused)
+    assert limited.capacity is not None
+    fixed = np.array([AMPLE - room for room in limited.capacity], np.int64)
+    walk = _Walk(free, fixed, time.monotonic() + seconds, {"seed": seed, **options}, progress, stop)
+    walk.solve(None, 1 / (points + 1), "unlimited")
+    walk.plan(points)
+    walk.down()
+    walk.up()
+    return Frontier(
+        profile.model,
+        ranks,
+        microbatches,
+        placement,
+        objective,
+        tuple(fixed.tolist()),
+        free.work,
+        profile.capacity,
+        seconds,
+        seed,
+        walk.points(),
+        tuple(one for one, _ in walk.named),
+    )
+
+
+class _Walk:
+    """All schedules and bounds found so far, at which limits (None: unlimited), and the time that is left."""
+
+    def __init__(
+        self,
+        free: Problem,
+        fixed: Ints,
+        deadline: float,
+        options: dict[str, Any],
+        progress: Callable[[str, State], None] | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.free, self.fixed, self.deadline, self.options = free, fixed, deadline, options
+        self.progress, self.stop = progress, stop
+        self.found: list[tuple[int, int, str, Schedule]] = []  # value, memory it needs, solver, schedule
+        self.proven: list[tuple[int | None, Certificate]] = []  # limit, and the bound that was proven there
+        self.spent: dict[int | None, float] = {}
+        self.limits: list[int] = []
+        self.named = list(_named(free, fixed))
+        for one, schedule in self.named:
+            self.found.append((one.value, one.memory, one.name, schedule))
+
+    def problem(self, limit: int | None) -> Problem:
+        """The step within `limit` bytes a rank."""
+        if limit is None:
+            return self.free
+        return replace(self.free, capacity=tuple((limit - self.fixed).tolist()))
+
+    def best(self, limit: int | None) -> tuple[int, int, str, Schedule] | None:
+        """The shortest schedule known that fits, and of those the one that needs least."""
+        fitting = [row for row in self.found if limit is None or row[1] <= limit]
+        return min(fitting, key=lambda row: row[:2], default=None)
+
+    def bound(self, limit: int | None) -> tuple[int | None, Certificate] | None:
+        """The highest bound known: of this limit or more memory."""
+        holds = [row for row in self.proven if row[0] is None or (limit is not None and row[0] >= limit)]
+        return max(holds, key=lambda row: row[1].bound, default=None)
+
+    def open(self, limit: int | None) -> bool:
+        """Whether anything is left to gain at this limit."""
+        best, bound = self.best(limit), self.bound(limit)
+        return best is None or bound is None or best[0] > bound[1].bound
+
+    def solve(self, limit: int | None, share: float, label: str) -> None:
+        """Spend a share of the time left on one limit, from the best schedule that fits it."""
+        problem, began = self.problem(limit), time.monotonic()
+        options = {**self.options, "seconds": max(0.01, (self.deadline - began) * share)}
+        best = self.best(limit)
+        if best is not None and self.spent:
+            options["hint"] = Schedule(problem, best[3].order, best[3].syncs)
+        if self.progress is not None:
+            show = self.progress
+            options["progress"] = lambda state: show(label, state)
+        try:
+            self.keep(limit, solve(problem, **options))
+        except Infeasible:
+            pass  # none found in this time; a schedule of less memory may still fit
+        except KeyboardInterrupt:
+            if not self.found:
+                raise
+        self.spent[limit] = self.spent.get(limit, 0.0) + time.monotonic() - began
+
+    def keep(self, limit: int | None, schedule: Schedule) -> None:
+        """Note a schedule, with the memory it really needs, and its bound."""
+        certificate = schedule.certificate
+        assert certificate is not None
+        self.found.append((certificate.value, needs(schedule, self.fixed), certificate.solver, schedule))
+        self.proven.append((limit, certificate))
+
+    def plan(self, points: int) -> None:
+        """The limits: from the least to the unlimited optimum's peak, evenly by ratio of activation memory; and the peaks
+        of the named schedules between."""
+        least, best = int((self.fixed + _one_microbatch(self.free)).max()), self.best(None)
+        if best is None:
+            raise Infeasible("no schedule was found without a memory limit in this time")
+        top = max(least, best[1])
+        base = int(self.fixed.max())
+        low, high = max(least - base, 1), max(top - base, 1)
+        ladder = {base + round(low * (high / low) ** (i / (points - 1))) for i in range(points)}
+        named = {one.memory for one, _ in self.named if least < one.memory < top}
+        self.limits = sorted({min(max(at, least), top) for at in ladder} | {least, top} | named)
+
+    def down(self) -> None:
+        """Every limit once, the roomiest first: its bound holds for all below."""
+        for i, limit in enumerate(reversed(self.limits)):
+            if self.stop():
+                return
+            if self.open(limit):  # two thirds of the time for the way down
+                self.solve(limit, 0.67 / (len(self.limits) - i), f"point {len(self.limits) - i} of {len(self.limits)}")
+
+    def up(self) -> None:
+        """Open limits again, the tightest first: its schedule starts the next."""
+        for i, limit in enumerate(self.limits):
+            if self.stop() or time.monotonic() > self.deadline:
+                return
+            if self.open(limit):
+                still = sum(self.open(other) for other in self.limits[i:])
+                self.solve(limit, 1 / still, f"point {i + 1} of {len(self.limits)}, again")
+
+    def points(self) -> tuple[Point, ...]:
+        """The frontier as found: each limit with the best schedule that fits it and the best bound that holds."""
+        return tuple(point for limit in self.limits if (point := self._point(limit)) is not None)
+
+    def _point(self, limit: int) -> Point | None:
+        best, bound = self.best(limit), self.bound(limit)
+        if best is None or bound is None:
+            return None
+        value, peak, solver, found = best
+        at, proven = bound
+        proof = proven.proof
+        if at != limit:
+            where = "without a memory limit" if at is None else f"with {at} bytes a rank"
+            proof = f"{proof} ({where}, so with less too)"
+        problem, seconds = self.problem(limit), round(self.spent.get(limit, 0.0), 3)
+        certificate = replace(
+            proven,
+            value=value,
+            bound=min(proven.bound, value),
+            proof=proof,
+            solver=solver,
+            seconds=seconds,
+            digest=problem.digest,
+        )
+        schedule = Schedule(problem, found.order, found.syncs, certificate)
+        assert not verify(problem, schedule)
+        return Point(limit, peak, value, certificate.bound, proof, solver, seconds, schedule)
+
+
+def needs(schedule: Schedule, fixed: Ints) -> int:
+    """Bytes a rank that `schedule` needs on its fullest rank, with the `fixed` ones."""
+    return int((fixed + np.array(schedule.timeline().peak_bytes)).max())
+
+
+def _one_microbatch(problem: Problem) -> Ints:
+    """Bytes a rank that one microbatch alone needs: its first B waits for all its F."""
+    one = problem.passes.microbatch == problem.passes.microbatch.min()
+    return np.bincount(problem.passes.rank[one], problem.taken[one], problem.ranks).astype(np.int64)
+
+
+def _named(problem: Problem, fixed: Ints) -> list[tuple[Named, Schedule]]:
+    """The schedules of the literature that this placement knows, without two names for one order."""
+    found: list[tuple[Named, Schedule]] = []
+    for name in PRESETS:
+        try:
+            schedule = preset(name, problem)
+        except BadInput:
+            continue
+        if not verify(problem, schedule) and all(schedule.order != other.order for _, other in found):
+            one = Named(NAMED.get(name, name), needs(schedule, fixed), int(schedule.timeline().value))
+            found.append((one, schedule))
+    return found
