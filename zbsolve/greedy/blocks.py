@@ -21,7 +21,12 @@ from .template import Template, reversed_template, template
 from .unroll import Habit, decode, repeat, to_schedule
 
 HABITS = (Habit(1, 0, 2), Habit(1, 8, 2), Habit(2, 0, 2), Habit(0, 0, 1), Habit(1, 0, 1), Habit(2, 8, 1), Habit(1, 16, 2))
-POOL = 4  # how many different walks are improved
+POOL = 2  # how many different walks are improved
+CHUNK = 1.0  # seconds of annealing at a time
+HEATS = (0.05, 0.15, 0.4)  # what annealing takes lightly at first, in mean passes
+DROP = 0.3  # how often the worst of the pool is given up
+SHARE = 0.1  # of the time goes to blocks first
+CURIOUS = 0.15  # how often the arm that gained less lately is tried
 
 
 def blocks(problem: Problem, seconds: float, seed: int = 0, target: int = 0) -> Iterator[Schedule]:
@@ -50,6 +55,7 @@ class _Search:
     random: np.random.Generator
     pool: list[Walk] = field(default_factory=list)
     cost: float = 1e-3  # seconds that one walk takes
+    settling: float = 1e-5  # seconds that one round of `settle_near` takes
 
     def run(self) -> Iterator[Walk]:
         said = -1
@@ -75,25 +81,46 @@ class _Search:
         return self.pool[0] is found
 
     def steps(self) -> Iterator[None]:
-        """Each step may offer walks."""
-        first = self.first_block()
-        yield from self.unroll(first, HABITS[:1])
-        began = time.monotonic()
-        walk(self.t, repeat(self.t, *first))
-        self.cost = time.monotonic() - began
-        half = time.monotonic() + 0.25 * self.left
-        for block in self.blocks(first):
-            yield from self.unroll(block, HABITS)
-            if time.monotonic() > half:
-                break
-        yield from self.anneal()
-
-    def first_block(self) -> Block:
-        """A legal block found fast."""
+        """Each step may offer walks: first a block found at once, then further blocks and annealing, by what each gains."""
         best = serial(self.t)
         for block in self.shorter(best, 300):
             best = block
-        return best
+        yield from self.unroll(best, HABITS[:1])
+        began = time.monotonic()
+        walk(self.t, repeat(self.t, *best))
+        self.cost = time.monotonic() - began
+        until = time.monotonic() + SHARE * self.left
+        arms = (self.more_blocks(best), self.anneal())
+        for _ in arms[0]:
+            yield
+            if time.monotonic() > until:
+                break
+        yield from self.take_turns(arms)
+
+    def take_turns(self, arms: tuple[Iterator[None], ...]) -> Iterator[None]:
+        """Advance the arm that lately gained most a second, another one now and then."""
+        gain = np.full(len(arms), np.inf)
+        while self.pool:
+            arm = int(self.random.integers(len(arms))) if self.random.random() < CURIOUS else int(np.argmax(gain))
+            began, before = time.monotonic(), self.pool[0].value
+            while time.monotonic() - began < 0.02 * self.left or time.monotonic() - began < 0.05:
+                if next(arms[arm], self) is self:
+                    return
+                yield
+            rate = (before - self.pool[0].value) / (time.monotonic() - began)
+            gain[arm] = rate if np.isinf(gain[arm]) else 0.6 * gain[arm] + 0.4 * rate
+
+    def more_blocks(self, best: Block) -> Iterator[None]:
+        for block in self.blocks(best):
+            yield from self.unroll(block, HABITS)
+
+    def settled(self, start: Ints, period: int, rounds: int) -> tuple[Block, bool]:
+        """`settle_near` in at most a twentieth of the time left."""
+        began = time.monotonic()
+        allowed = max(1, min(rounds, int(0.05 * max(0.0, self.left) / self.settling)))
+        found = settle_near(self.t, start, period, allowed, self.seed())
+        self.settling = max(1e-7, (time.monotonic() - began) / allowed)
+        return found
 
     def shorter(self, best: Block, rounds: int) -> Iterator[Block]:
         """Legal blocks of falling period, by bisection between the best so far and what no block can beat."""
@@ -103,7 +130,7 @@ class _Search:
             found = None
             for start in (np.zeros_like(best.offset), best.offset):
                 if found is None:
-                    near, legal = settle_near(self.t, start, middle, rounds, self.seed())
+                    near, legal = self.settled(start, middle, rounds)
                     found = near if legal else None
             if found is not None:
                 best = found
@@ -124,7 +151,7 @@ class _Search:
                 yield block
             for period in (best.period, best.period + best.period // 50 + 1, work, (work + best.period) // 2):
                 for start in (np.zeros_like(best.offset), best.offset):
-                    yield settle_near(self.t, start, period, rounds, self.seed())[0]
+                    yield self.settled(start, max(1, period), rounds)[0]
             rounds *= 2
 
     def unroll(self, block: Block, habits: tuple[Habit, ...]) -> Iterator[None]:
@@ -153,26 +180,22 @@ class _Search:
             best = found
 
     def anneal(self) -> Iterator[None]:
-        """Anneal the best walks in turn, longer each time, the worse half dropped."""
-        steps = strides(self.t)
-        mean = float(self.t.duration.mean())
-        length = 0.1
+        """Anneal the walks of the pool in turn, each time from where it came; sometimes the worst is dropped."""
+        steps, mean = strides(self.t), float(self.t.duration.mean())
         while self.pool:
             for begin in list(self.pool):
-                span = min(length * max(0.1, self.deadline - time.monotonic()), self.left)
-                if span <= 0:
+                if self.left <= 0:
                     return
-                rounds = max(1, int(span / self.cost))
-                heat = mean * float(self.random.choice([0.05, 0.15, 0.4]))
+                rounds = max(1, int(min(CHUNK, self.left) / self.cost))
+                heat = mean * float(self.random.choice(HEATS))
                 at = time.monotonic()
-                turns = max(1, min(rounds, int(0.3 / self.cost)))
-                found = improve(self.t, begin, steps, self.target, turns, heat, self.seed())
-                self.cost = 0.5 * self.cost + 0.5 * (time.monotonic() - at) / turns
+                found = improve(self.t, begin, steps, self.target, rounds, heat, self.seed())
+                self.cost = max(1e-7, (time.monotonic() - at) / rounds)
                 if found.value < begin.value:
                     self.pool = [w for w in self.pool if w is not begin]
                     self.offer(found)
                 yield
-            if self.random.random() < 0.3 and len(self.pool) > 1:
+            if len(self.pool) > 1 and self.random.random() < DROP:
                 self.pool.pop()
 
 

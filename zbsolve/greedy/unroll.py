@@ -87,7 +87,7 @@ def _ordered(t, wish, order):  # type: ignore[no-untyped-def]
     return True
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, inline="always")
 def _push(times, ranks, size, time, rank):  # type: ignore[no-untyped-def]
     """A binary heap of (time, rank) in two arrays."""
     i = size
@@ -101,7 +101,7 @@ def _push(times, ranks, size, time, rank):  # type: ignore[no-untyped-def]
     return size + 1
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, inline="always")
 def _pop(times, ranks, size):  # type: ignore[no-untyped-def]
     """Drop the top; the caller has read it."""
     size -= 1
@@ -123,47 +123,82 @@ def _pop(times, ranks, size):  # type: ignore[no-untyped-def]
     return size
 
 
-@numba.njit(cache=True)
-def _choose(t, m, rank, now, head, following, ready, waiting, seen, used, takers, early, slack, fillers):  # type: ignore[no-untyped-def]
+@numba.njit(cache=True, inline="always")
+def _fits(taken, freed, room, m, head, i, used, following):  # type: ignore[no-untyped-def]
+    """Does the rank's order hold its memory with pass i moved before all others?"""
+    change = taken[i // m] - freed[i // m]
+    if change <= 0:
+        return True
+    limit, held, at = room - change, used, head
+    for _ in range(WINDOW):
+        if at == i:
+            return True
+        lane = at // m
+        if held + taken[lane] > limit:
+            return False
+        held += taken[lane] - freed[lane]
+        at = following[at]
+    return False
+
+
+@numba.njit(cache=True, inline="always")
+def _choose(  # type: ignore[no-untyped-def]
+    taken,
+    freed,
+    room,
+    duration,
+    leaf,
+    mine,
+    a,
+    z,
+    m,
+    now,
+    head,
+    following,
+    place,
+    ready,
+    waiting,
+    heads,
+    used,
+    takers,
+    early,
+    slack,
+    fillers,
+):
     """The pass that the rank starts now, or −1."""
-    first = head
-    lane = first // m
+    leads = leaf[head // m] == 1
     favour = early == 2 or (early == 1 and takers == 0)
-    if waiting[first] == 0 and ready[first] <= now and not (favour and t.leaf[lane] == 1):
-        return first
+    if waiting[head] == 0 and ready[head] <= now and not (favour and leads):
+        return head
     arrival = np.int64(1) << 50  # not 60: it is multiplied below
     later = arrival  # when the first of the others that somebody waits for arrives
     best, filler = -1, -1
-    held, peak = used, used
-    left = t.home_first[rank + 1] - t.home_first[rank]
-    steps, i = 0, head
-    while i >= 0 and left > 0 and steps < WINDOW:
-        lane = i // m
-        if seen[lane] == i + 1:
-            left -= 1
-            if waiting[i] == 0 and ready[i] > now:
-                if i == first:
-                    arrival = ready[i]
-                elif t.leaf[lane] == 0:
-                    later = min(later, ready[i])
-            elif waiting[i] == 0:
-                change = t.taken[lane] - t.freed[lane]
-                if used + t.taken[lane] <= t.room[rank] and (change <= 0 or peak + change <= t.room[rank]):
-                    if t.leaf[lane] == 1:
-                        filler = i if filler < 0 else filler
-                    elif best < 0 and (fillers == 2 or i == first or favour):
-                        best = i
-        held += t.taken[lane]
-        peak = max(peak, held)
-        held -= t.freed[lane]
-        i = following[i]
-        steps += 1
+    for h in range(a, z):
+        lane = mine[h]
+        i = heads[lane]
+        if i < 0 or waiting[i] > 0:
+            continue
+        if ready[i] > now:
+            if i == head:
+                arrival = ready[i]
+            elif leaf[lane] == 0:
+                later = min(later, ready[i])
+        elif used + taken[lane] <= room:
+            if leaf[lane] == 1:
+                if (filler < 0 or place[i] < place[filler]) and _fits(taken, freed, room, m, head, i, used, following):
+                    filler = i
+            elif (
+                (fillers == 2 or favour)
+                and (best < 0 or place[i] < place[best])
+                and _fits(taken, freed, room, m, head, i, used, following)
+            ):
+                best = i
     if best >= 0:
-        length = t.duration[best // m]
-        if t.leaf[first // m] == 1 or 16 * (now + length - arrival) <= slack * length:
+        length = duration[best // m]
+        if leads or 16 * (now + length - arrival) <= slack * length:
             return best
     if filler >= 0:
-        length = t.duration[filler // m]
+        length = duration[filler // m]
         if favour:
             arrival = min(arrival, later)
         if 16 * (now + length - arrival) <= slack * length:
@@ -174,7 +209,10 @@ def _choose(t, m, rank, now, head, following, ready, waiting, seen, used, takers
 @numba.njit(cache=True)
 def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
     lanes, m = wish.shape
-    count, ranks = lanes * m, len(t.room)
+    taken, freed, duration, leaf, room = t.taken, t.freed, t.duration, t.leaf, t.room
+    home_first, home_lanes = t.home_first, t.home_lanes
+    out_first, out_lane, out_lag, homes = t.out_first, t.out_lane, t.out_lag, t.rank
+    count, ranks = lanes * m, len(room)
     start = np.full((lanes, m), -1, np.int64)
     order = np.empty(count, np.int64)
     if not _ordered(t, wish, order):
@@ -183,22 +221,24 @@ def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
     previous = np.full(count, -1, np.int64)
     head = np.empty(ranks, np.int64)
     takers = np.zeros(ranks, np.int64)
-    seen = np.empty(lanes, np.int64)
+    heads = np.empty(lanes, np.int64)  # each lane's next pass
+    place = np.empty(count, np.int64)
     at = 0
     begin = np.empty(ranks, np.int64)
     for rank in range(ranks):
-        size = (t.home_first[rank + 1] - t.home_first[rank]) * m
+        size = (home_first[rank + 1] - home_first[rank]) * m
         head[rank] = order[at]
         begin[rank] = at
         for k in range(at, at + size):
+            place[order[k]] = k
             if k > at:
                 previous[order[k]] = order[k - 1]
                 following[order[k - 1]] = order[k]
-            takers[rank] += t.taken[order[k] // m] > 0
+            takers[rank] += taken[order[k] // m] > 0
         at += size
     waiting = np.empty(count, np.int64)
     for lane in range(lanes):
-        seen[lane] = lane * m + 1
+        heads[lane] = lane * m
         for j in range(m):
             waiting[lane * m + j] = t.in_first[lane + 1] - t.in_first[lane]
     ready = np.zeros(count, np.int64)
@@ -217,12 +257,32 @@ def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
         if free[rank] > now or head[rank] < 0:
             continue
         i = _choose(
-            t, m, rank, now, head[rank], following, ready, waiting, seen, used[rank], takers[rank], early, slack, fillers
+            taken,
+            freed,
+            room[rank],
+            duration,
+            leaf,
+            home_lanes,
+            home_first[rank],
+            home_first[rank + 1],
+            m,
+            now,
+            head[rank],
+            following,
+            place,
+            ready,
+            waiting,
+            heads,
+            used[rank],
+            takers[rank],
+            early,
+            slack,
+            fillers,
         )
         if i < 0:
             continue
         lane, j = i // m, i % m
-        end = now + t.duration[lane]
+        end = now + duration[lane]
         start[lane, j] = now
         order[begin[rank]] = i
         begin[rank] += 1
@@ -230,9 +290,9 @@ def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
         if opened[rank] < 0:
             opened[rank] = now
         free[rank] = end
-        used[rank] += t.taken[lane] - t.freed[lane]
-        takers[rank] -= t.taken[lane] > 0
-        seen[lane] = i + 2 if j + 1 < m else 0
+        used[rank] += taken[lane] - freed[lane]
+        takers[rank] -= taken[lane] > 0
+        heads[lane] = i + 1 if j + 1 < m else -1
         if previous[i] >= 0:
             following[previous[i]] = following[i]
         else:
@@ -240,12 +300,12 @@ def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
         if following[i] >= 0:
             previous[following[i]] = previous[i]
         size = _push(times, whose, size, end, rank)
-        for e in range(t.out_first[lane], t.out_first[lane + 1]):
-            k = t.out_lane[e] * m + j
-            ready[k] = max(ready[k], end + t.out_lag[e])
+        for e in range(out_first[lane], out_first[lane + 1]):
+            k = out_lane[e] * m + j
+            ready[k] = max(ready[k], end + out_lag[e])
             waiting[k] -= 1
             if waiting[k] == 0:
-                size = _push(times, whose, size, ready[k], t.rank[t.out_lane[e]])
+                size = _push(times, whose, size, ready[k], homes[out_lane[e]])
     if done < count:
         return -1, start, order
     value = 0
