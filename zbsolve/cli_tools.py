@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,28 +28,53 @@ def progress_line() -> Callable[[str], None]:
 
     def show(text: str) -> None:
         if sys.stderr.isatty():
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            width = shutil.get_terminal_size((100, 24)).columns - 1  # a wrapped line could not be written over
+            print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
 
     return show
 
 
 @dataclass
 class Search:
-    """A search as a terminal shows it: `show(where, state)` writes the line, ten times a second at most."""
+    """A search as a terminal shows it: `show(where, state)` writes the line, ten times a second at most; while `ticking`
+    it is written again every second, so that the time elapsed goes on where nothing better is found."""
 
     began: float
     shown: float = 0.0
+    last: tuple[str, State] | None = None
 
     def show(self, where: str, state: State) -> None:
         """Incumbent, bound, gap, elapsed, who found it."""
+        self.last = (where, state)
         now = time.monotonic()
         if now - self.shown >= 0.1:
             self.shown = now if state.schedule is not None else 0.0
-            progress_line()(f"{where}{': ' if where else ''}{status(state, now - self.began)}")
+            self._draw()
 
-    def clear(self) -> None:
-        """An empty line."""
-        progress_line()("")
+    def _draw(self) -> None:
+        if self.last is not None:
+            where, state = self.last
+            progress_line()(f"{where}{': ' if where else ''}{status(state, time.monotonic() - self.began)}")
+
+    @contextmanager
+    def ticking(self) -> Iterator[None]:
+        """Keep the line going, on a terminal; an empty line at the end."""
+        ended = threading.Event()
+
+        def tick() -> None:
+            while not ended.wait(1.0):
+                self._draw()
+
+        thread = threading.Thread(target=tick, daemon=True)
+        if sys.stderr.isatty():
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if thread.ident is not None:
+                thread.join()
+            progress_line()("")
 
 
 def status(state: State, elapsed: float) -> str:
@@ -77,11 +104,10 @@ def searching(name: str) -> Iterator[tuple[Search, Callable[[], bool]]]:
         before = signal.signal(signal.SIGINT, note)
     search = Search(time.monotonic())
     try:
-        yield search, lambda: bool(pressed)
+        with search.ticking():
+            yield search, lambda: bool(pressed)
         if pressed:
-            search.clear()
             print(f"zbsolve {name}: interrupted: this is the best found until then", file=sys.stderr)
     finally:
-        search.clear()
         if before is not None:
             signal.signal(signal.SIGINT, before)
