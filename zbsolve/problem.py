@@ -291,6 +291,18 @@ class Problem:
         cuts = np.flatnonzero(np.diff(key[rows])) + 1
         return np.split(rows, cuts)
 
+    def head(self, microbatches: int) -> Problem:
+        """The same step with only the first `microbatches` microbatches: same lanes, shorter."""
+        keep = np.flatnonzero(self.passes.microbatch < microbatches)
+        place = np.full(len(self.passes), -1, np.int64)
+        place[keep] = np.arange(len(keep))
+        p, e = self.passes, self.edges
+        rows = np.flatnonzero((place[e.before] >= 0) & (place[e.after] >= 0))
+        columns = (p.kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams)
+        passes = Passes(*(column[keep] for column in columns), p.stream_sets)
+        edges = Edges(place[e.before[rows]], place[e.after[rows]], e.lag[rows], e.bytes[rows])
+        return Problem(passes, edges, self.capacity, self.objective, self.layers, self.source)
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the content, 16 hexadecimal digits."""

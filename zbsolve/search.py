@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from .clock import Clock
 from .errors import BadInput, Infeasible
-from .greedy.anneal import improve_policies, starting_policies, value_of
+from .greedy.anneal import improve_policies, starting_policies
 from .greedy.blocks import blocks
 from .greedy.list_scheduler import list_schedule
 from .greedy.presets import PRESETS, preset
@@ -95,8 +95,7 @@ def solve(
     if method not in METHODS and method not in PRESETS:
         raise BadInput(f"method '{method}': one of {', '.join((*METHODS, *PRESETS))}")
     clock = Clock(seconds, effort)
-    state = State(problem, clock, Bound(0, ""), progress=progress)
-    state.raise_bound(closed_form(problem))
+    state = State(problem, clock, Bound(problem.work, "the work of the busiest rank", "work", ()), progress=progress)
     try:
         if hint is not None:
             state.offer(_retimed(problem, hint), "hint")
@@ -133,38 +132,47 @@ def _retimed(problem: Problem, hint: Schedule) -> Schedule:
 
 
 def _search(state: State, method: str, seed: int, solver: str) -> None:
-    if method in PRESETS:
-        state.offer(preset(method, state.problem), method)
-        return
-    for _ in _quick(state):
-        if state.done and state.schedule is not None:
+    problem, clock = state.problem, state.clock
+    large = len(problem.passes) > LARGE
+    if not large:
+        state.raise_bound(closed_form(problem))
+    for _ in _quick(state) if method in METHODS else _named(state, (method,)):
+        if state.optimal:
             return
+    if method == "auto" and not clock.counted:
+        _side_by_side(state, seed)
+        return
+    if large:
+        state.raise_bound(closed_form(problem))
     if method == "milp":
         _milp(state, solver, seed)
     elif method == "cp":
-        _cp(state, seed, state.clock.left)
-    elif method == "auto" and state.clock.counted:
+        _cp(state, seed, clock.left)
+    elif method == "auto":
         for _ in _find(state, seed):
             if state.done:
                 return
         _prove(state, seed)
-    elif method == "auto":
-        _side_by_side(state, seed)
 
 
 def _quick(state: State) -> Iterator[None]:
-    """List scheduling with a few policies, and the named schedules."""
+    """List scheduling with the best few of the starting policies, and the named schedules."""
     problem = state.problem
-    for policy in starting_policies(problem):
+    for policy in starting_policies(problem)[:3]:
         state.clock.spend(len(problem.passes) * 1e-6)
-        if state.schedule is None or value_of(problem, policy) < state.value:
-            state.offer(list_schedule(problem, policy), "greedy")
+        state.offer(list_schedule(problem, policy), "greedy")
         yield
-    for name in PRESETS:
+    yield from _named(state, tuple(PRESETS))
+
+
+def _named(state: State, names: tuple[str, ...]) -> Iterator[None]:
+    """The named schedules. Raises BadInput where a single one is asked for and not defined here."""
+    for name in names:
         try:
-            state.offer(preset(name, problem), name)
+            state.offer(preset(name, state.problem), name)
         except BadInput:
-            continue
+            if len(names) == 1:
+                raise
         yield
 
 
@@ -243,6 +251,7 @@ def _prove(state: State, seed: int) -> None:
 
     problem, clock = state.problem, state.clock
     small = len(problem.passes) <= SMALL
+    state.raise_bound(closed_form(problem))
     if not clock.counted:
         for bound in improve(problem, state.bound, state.value, clock.left * (0.4 if small else 1.0)):
             state.raise_bound(bound)

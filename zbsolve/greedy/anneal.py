@@ -7,6 +7,7 @@ one value for a lane and its likes on a range of neighbouring ranks, since good 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numba
 import numpy as np
@@ -14,16 +15,24 @@ import numpy as np
 from ..clock import Clock
 from ..problem import Ints, Problem
 from .arrays import arrays
-from .list_scheduler import Policy, _run, deepest_first
+from .list_scheduler import NEVER, Policy, _run, deepest_first
 
 
-def starting_policies(problem: Problem) -> Iterator[Policy]:
-    """Policies to start from: `deepest_first` with caps on what each lane has in flight.
+def starting_policies(problem: Problem) -> list[Policy]:
+    """Policies to start from, best first: `deepest_first` with caps on what each lane has in flight.
 
     The flight of a lane's pass lasts until its partner's pass ends; 1F1B keeps about flight / (own work of both) in the
     air (arXiv 2006.09503), a zero-bubble warm-up up to flight / own work (arXiv 2401.10241, section 2). Between the two
     lies what memory and times ask for. Patience under 1 delays the passes that wait for less than a filler's length.
     """
+    sample = _sample(problem)
+    plain = sorted(_starting(sample), key=lambda policy: value_of(sample, policy))
+    tight = [_with_slack(sample, policy) for policy in plain]
+    tighter = [_with_slack(sample, policy) for policy in tight]
+    return sorted([*plain, *tight, *tighter], key=lambda policy: value_of(sample, policy))
+
+
+def _starting(problem: Problem) -> Iterator[Policy]:
     a = arrays(problem)
     base = deepest_first(problem)
     first = a.lane_rows[a.lane_first[:-1]]
@@ -32,12 +41,23 @@ def starting_policies(problem: Problem) -> Iterator[Policy]:
     flight = a.depth[first[partner]] + other - a.depth[first]
     few = np.maximum(1, np.ceil(flight / np.maximum(1, own + other)))
     many = np.maximum(few, np.ceil(flight / np.maximum(1, own)))
-    takes = (a.taken[first] > 0) | (a.partner >= 0)
-    leads = takes & ~np.isin(np.arange(len(first)), a.partner)
-    for patience in (1.0, 0.5, 0.1):
-        for share in (0.0, 1.0, 0.5, 0.25, 0.75, None):
-            cap = base.cap if share is None else np.where(leads, np.ceil(few + share * (many - few)), base.cap)
-            yield base._replace(cap=cap.astype(np.int64), patience=np.full(len(first), patience))
+    # So many fit wholly before the partner's first pass may start: one more would delay it on every rank in turn.
+    whole = np.maximum(1, (a.depth[first[partner]] - a.depth[first]) // np.maximum(1, own))
+    leads = (a.partner >= 0) & ~np.isin(np.arange(len(first)), a.partner)
+    shallow = np.where(a.partner < 0, -1, a.depth.max() - a.depth[first])
+    flying = [few + share * (many - few) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    caps = [base.cap, *(np.where(leads, np.ceil(most), base.cap).astype(np.int64) for most in (*flying, whole))]
+    for cap, patience, priority in product(caps, (1.0, 0.5, 0.1), (base.priority, shallow)):
+        yield Policy(priority, cap, np.full(len(first), patience), base.slack)
+
+
+def _with_slack(problem: Problem, policy: Policy) -> Policy:
+    """The policy with as much idle time on every rank as its own value leaves: work + slack = value − 1."""
+    a = arrays(problem)
+    work = np.bincount(a.rank, a.duration, len(a.room)).astype(np.int64)
+    lane_rank = a.rank[a.lane_rows[a.lane_first[:-1]]]
+    slack = np.maximum(0, value_of(problem, policy) - 1 - work[lane_rank])
+    return policy._replace(slack=slack, patience=np.ones(len(slack)))
 
 
 def value_of(problem: Problem, policy: Policy) -> int:
@@ -49,39 +69,46 @@ def value_of(problem: Problem, policy: Policy) -> int:
 def improve_policies(problem: Problem, clock: Clock, seed: int, seconds: float) -> Iterator[Policy | None]:
     """Policies of better and better schedules for `seconds` of the clock; None after a slice without one.
 
-    Short annealings from the best few starting policies, then longer ones from the best of those and of all.
+    Short annealings from the best few starting policies, then longer ones from the best of all. A policy says nothing of
+    microbatches, so a long step is annealed with its first few: see `_sample`.
     """
-    a = arrays(problem)
-    spans = problem.objective == "span"
-    shape = _shape(problem)
-    cost = len(problem.passes) * 7e-7  # seconds a simulation
+    sample = _sample(problem)
+    a, shape, spans = arrays(sample), _shape(sample), problem.objective == "span"
+    cost = len(sample.passes) * 7e-7  # seconds a simulation
     until = clock.used + seconds
     rng = np.random.default_rng(seed)
-    starts = sorted(((value_of(problem, p), i, p) for i, p in enumerate(starting_policies(problem))), key=lambda s: s[:2])
-    best_value, best = starts[0][0], starts[0][2]
+    starts = starting_policies(sample)
+    best, best_value = starts[0], value_of(sample, starts[0])
     share = max(cost, seconds / 12)
-    for turn in range(1000):
-        value, _, policy = starts[turn % 4] if turn < 4 else (best_value, turn, best)
+    turn = 0
+    while clock.used < until and clock.left > 0:
+        policy = starts[turn] if turn < 4 else best
+        value = value_of(sample, policy)
         begin, length = clock.used, share if turn < 4 else 2 * share
         current, at, top, top_value = policy, value, policy, value
         while clock.used < min(until, begin + length) and clock.left > 0:
-            done = (clock.used - begin) / length
             steps = max(1, min(2000, int(0.1 / cost)))
-            heat = 0.004 * value * (1 - done) ** 2
+            heat = 0.004 * value * (1 - (clock.used - begin) / length) ** 2
             found = _anneal(a, *shape, *current, at, *top, top_value, spans, heat, steps, int(rng.integers(1 << 30)))
             clock.spend(steps * cost)
-            current, at, top, top_value = Policy(*found[:3]), found[3], Policy(*found[4:7]), found[7]
+            current, at, top, top_value = Policy(*found[:4]), found[4], Policy(*found[5:9]), found[9]
             if top_value < best_value:
                 best_value, best = top_value, top
                 yield best
             else:
                 yield None
-        if clock.used >= until or clock.left <= 0:
-            return
+        turn += 1
 
 
-def _shape(problem: Problem) -> tuple[Ints, Ints, Ints]:
-    """Rank, step (F, B, W: 0, 1, 2) and chunk (place among the rank's stages) of every lane."""
+def _sample(problem: Problem) -> Problem:
+    """The problem itself where it is small, else its first microbatches: enough for warm-up, steady state, cool-down."""
+    count = int(problem.passes.microbatch.max()) + 1
+    few = max(3 * problem.ranks, 4_000 * count // len(problem.passes))
+    return problem.head(few) if len(problem.passes) > 6_000 and few < 0.8 * count else problem
+
+
+def _shape(problem: Problem) -> tuple[Ints, Ints, Ints, Ints]:
+    """Rank, step (F, B, W: 0, 1, 2), chunk (place among the rank's stages) and the rank's work (µs) of every lane."""
     a = arrays(problem)
     first = a.lane_rows[a.lane_first[:-1]]
     rank, stage = a.rank[first], problem.passes.stage[first]
@@ -93,7 +120,8 @@ def _shape(problem: Problem) -> tuple[Ints, Ints, Ints]:
     chunk = np.array(
         [len({s for s, r in zip(stage, rank, strict=True) if r == k and s < at}) for at, k in zip(stage, rank, strict=True)]
     )
-    return rank, step, chunk.astype(np.int64)
+    work = np.bincount(a.rank, a.duration, len(a.room)).astype(np.int64)
+    return rank, step, chunk.astype(np.int64), work[rank]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -112,7 +140,7 @@ def _value(a, start, spans):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _move(a, rank, step, chunk, priority, cap, patience):  # type: ignore[no-untyped-def]
+def _move(a, rank, step, chunk, work, value, priority, cap, patience, slack):  # type: ignore[no-untyped-def]
     """Change one value of a random lane and of its likes on a random range of ranks, in place."""
     lanes, ranks = len(priority), len(a.room)
     chosen = np.random.randint(lanes)
@@ -130,7 +158,14 @@ def _move(a, rank, step, chunk, priority, cap, patience):  # type: ignore[no-unt
         if rank[k] < low or rank[k] > high or step[k] != step[chosen] or (same_chunk and chunk[k] != chunk[chosen]):
             continue
         if a.partner[k] < 0:
-            patience[k] = level if kind < 3 else max(0.0, patience[k] + nudge)
+            if kind < 2:
+                patience[k] = level
+            elif kind < 4:
+                patience[k] = max(0.0, patience[k] + nudge)
+            elif kind < 7:
+                slack[k] = np.int64(max(0.0, (value - work[k]) * (1.0 + nudge)))
+            else:
+                slack[k] = NEVER
         elif kind < 5:
             cap[k] = max(1, min(cap[k], top) + shift)
         elif kind < 7:
@@ -147,13 +182,16 @@ def _anneal(  # type: ignore[no-untyped-def]
     rank,
     step,
     chunk,
+    work,
     priority,
     cap,
     patience,
+    slack,
     at,
     best_priority,
     best_cap,
     best_patience,
+    best_slack,
     value,
     spans,
     heat,
@@ -162,12 +200,12 @@ def _anneal(  # type: ignore[no-untyped-def]
 ):
     np.random.seed(seed)
     for _ in range(steps):
-        p, c, w = priority.copy(), cap.copy(), patience.copy()
+        p, c, w, s = priority.copy(), cap.copy(), patience.copy(), slack.copy()
         for _ in range(1 + np.random.randint(2)):
-            _move(a, rank, step, chunk, p, c, w)
-        new = _value(a, _run(a, p, c, w), spans)
+            _move(a, rank, step, chunk, work, value, p, c, w, s)
+        new = _value(a, _run(a, p, c, w, s), spans)
         if new <= at or np.random.random() < np.exp((at - new) / max(heat, 1e-9)):
-            priority, cap, patience, at = p, c, w, new
+            priority, cap, patience, slack, at = p, c, w, s, new
         if new < value:
-            best_priority, best_cap, best_patience, value = p.copy(), c.copy(), w.copy(), new
-    return priority, cap, patience, at, best_priority, best_cap, best_patience, value
+            best_priority, best_cap, best_patience, best_slack, value = p.copy(), c.copy(), w.copy(), s.copy(), new
+    return priority, cap, patience, slack, at, best_priority, best_cap, best_patience, best_slack, value

@@ -18,18 +18,20 @@ from ..schedule import Schedule
 from ..timeline import Floats
 from .arrays import Arrays, arrays
 
-
 NEVER = np.int64(1) << 60
 
 
 class Policy(NamedTuple):
     """How the list scheduler chooses, one value a lane: the ready lane of highest `priority` goes first; at most `cap`
     of a lane's passes are in flight (started, while its partner's pass for the same microbatch is not); a gap is worth
-    a filler when it is at least `patience` times as long as the filler."""
+    a filler when it is at least `patience` times as long as the filler, or when without one the stream would have been
+    idle for more than `slack` µs since its first pass (arXiv 2401.10241, section 3.1: a W may be left for later while the
+    bubble stays under the largest one of any stage)."""
 
     priority: Ints
     cap: Ints
     patience: Floats
+    slack: Ints
 
 
 def deepest_first(problem: Problem) -> Policy:
@@ -37,7 +39,12 @@ def deepest_first(problem: Problem) -> Policy:
     a = arrays(problem)
     first = a.lane_rows[a.lane_first[:-1]]
     lanes = len(first)
-    return Policy(np.where(a.partner < 0, -1, a.depth[first]), np.full(lanes, len(a.duration), np.int64), np.ones(lanes))
+    return Policy(
+        np.where(a.partner < 0, -1, a.depth[first]),
+        np.full(lanes, len(a.duration), np.int64),
+        np.ones(lanes),
+        np.full(lanes, NEVER),
+    )
 
 
 def list_schedule(problem: Problem, policy: Policy) -> Schedule:
@@ -58,7 +65,7 @@ def from_starts(problem: Problem, start: Ints) -> Schedule:
 
 def run(a: Arrays, policy: Policy) -> Ints:
     """Start times, µs, shape (passes,); −1 where the scheduler could not place a pass."""
-    start: Ints = _run(a, policy.priority, policy.cap, policy.patience)
+    start: Ints = _run(a, *policy)
     return start
 
 
@@ -77,7 +84,9 @@ def _safe(a, i, used, held, still, oldest):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _pick(a, s, now, priority, cap, patience, position, begun, waiting, ready, stream_free, used, held, still, oldest):  # type: ignore[no-untyped-def]
+def _pick(  # type: ignore[no-untyped-def]
+    a, s, now, idle, priority, cap, patience, slack, position, begun, waiting, ready, stream_free, used, held, still, oldest
+):
     """The pass to start on stream s, or −1; with the time of the next known arrival of anything."""
     best, filler = -1, -1
     blocked = False
@@ -118,7 +127,8 @@ def _pick(a, s, now, priority, cap, patience, position, begun, waiting, ready, s
         lane = a.lane[filler]
         if best >= 0:
             return (filler if priority[lane] > priority[a.lane[best]] else best), again
-        if blocked or arrival - now >= patience[lane] * a.duration[filler]:
+        gap = arrival - now
+        if blocked or gap >= patience[lane] * a.duration[filler] or idle + gap > slack[lane]:
             return filler, again
     return best, again
 
@@ -155,7 +165,7 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _run(a, priority, cap, patience):  # type: ignore[no-untyped-def]
+def _run(a, priority, cap, patience, slack):  # type: ignore[no-untyped-def]
     count, streams = len(a.duration), len(a.home_first) - 1
     start = np.full(count, -1, np.int64)
     ready = np.zeros(count, np.int64)
@@ -164,6 +174,8 @@ def _run(a, priority, cap, patience):  # type: ignore[no-untyped-def]
     begun = np.zeros(len(priority), np.int64)
     stream_free = np.zeros(streams, np.int64)
     wake = np.zeros(streams, np.int64)
+    began = np.zeros(streams, np.int64)
+    busy = np.zeros(streams, np.int64)
     used = np.zeros(len(a.room), np.int64)
     held = np.zeros(a.needs.shape, np.int64)
     still = a.needs.copy()
@@ -197,8 +209,25 @@ def _run(a, priority, cap, patience):  # type: ignore[no-untyped-def]
         s = what - count
         if wake[s] != now or stream_free[s] > now:
             continue
+        idle = now - began[s] - busy[s] if busy[s] > 0 else np.int64(0)
         i, again = _pick(
-            a, s, now, priority, cap, patience, position, begun, waiting, ready, stream_free, used, held, still, oldest
+            a,
+            s,
+            now,
+            idle,
+            priority,
+            cap,
+            patience,
+            slack,
+            position,
+            begun,
+            waiting,
+            ready,
+            stream_free,
+            used,
+            held,
+            still,
+            oldest,
         )
         wake[s] = NEVER
         if i < 0:
@@ -216,7 +245,11 @@ def _run(a, priority, cap, patience):  # type: ignore[no-untyped-def]
             held[rank, a.group[i]] += a.taken[i]
             still[rank, a.group[i]] -= a.taken[i]
         for k in range(a.stream_first[i], a.stream_first[i + 1]):
-            stream_free[a.stream_rows[k]] = end
+            t = a.stream_rows[k]
+            stream_free[t] = end
+            if busy[t] == 0:
+                began[t] = now
+            busy[t] += a.duration[i]
         heap = _push(heap, size, end * ids + i)
         size += 1
         for e in range(a.out_first[i], a.out_first[i + 1]):
