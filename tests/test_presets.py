@@ -80,6 +80,14 @@ def test_presets_hold_for_any_number_of_microbatches(name, m):
     assert verify(problem, preset(name, problem)) == ()
 
 
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4])
+def test_interleaved_never_deadlocks(chunks):
+    for p in range(1, 8):
+        for m in range(1, 3 * p + 2):
+            problem = pipeline([1] * p * chunks, [1] * p * chunks, [1] * p * chunks, placement=f"loop{chunks}", microbatches=m)
+            assert verify(problem, preset("interleaved", problem)) == (), (p, m)
+
+
 def test_the_tutors_numbers():
     """1F1B, p = 4, m = 8, F 1 and fused backward 1: makespan 22, bubble 3/11 (E. Yang's tutor)."""
     timeline = preset("1f1b", pipeline([1] * 4, BW=[1] * 4, microbatches=8)).timeline()

@@ -43,9 +43,7 @@ class State:
     def offer(self, schedule: Schedule, solver: str) -> None:
         """Keep `schedule` where it is better and holds."""
         value = int(schedule.timeline().value)
-        if self.schedule is not None and value >= self.value:
-            return
-        if verify(self.problem, schedule):
+        if (self.schedule is not None and value >= self.value) or verify(self.problem, schedule):
             return
         with self.lock:
             if self.schedule is None or value < self.value:

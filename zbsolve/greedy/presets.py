@@ -45,22 +45,23 @@ def zb_h2(problem: Problem) -> Schedule:
 
 
 def interleaved(problem: Problem) -> Schedule:
-    """Interleaved 1F1B (arXiv 2104.04473, section 2.2): chunks in turn, groups of p microbatches, any m ≥ 1.
+    """Interleaved 1F1B (arXiv 2104.04473, section 2.2): chunks in turn, groups of p microbatches.
 
-    Rank r starts with 2(p − r − 1) + (v − 1)p + 1 chunk forwards; a last group of fewer than p microbatches takes its
-    chunks in turn like the others.
+    Rank r starts with 2(p − r − 1) + (v − 1)p + 1 chunk forwards. The paper needs m divisible by p. Here the first group
+    takes the remainder too, g microbatches with g in place of p in the warm-up: a short last group would deadlock.
     """
     ranks, m = problem.ranks, _microbatches(problem)
     stages, split = _kinds(problem, "interleaved")
     chunks = len(stages) // ranks
     if describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}") and chunks > 1:
         raise BadInput("interleaved: is defined for placement loop only")
-    groups = [range(g, min(g + ranks, m)) for g in range(0, m, ranks)]
+    group = m if m < ranks else ranks + m % ranks
+    groups = [range(group), *(range(g, g + ranks) for g in range(group, m, ranks))]
     order = {}
     for rank in range(ranks):
-        forward = [(k * ranks + rank, j) for group in groups for k in range(chunks) for j in group]
-        backward = [(k * ranks + rank, j) for group in groups for k in reversed(range(chunks)) for j in group]
-        warm = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1, len(forward))
+        forward = [(k * ranks + rank, j) for g in groups for k in range(chunks) for j in g]
+        backward = [(k * ranks + rank, j) for g in groups for k in reversed(range(chunks)) for j in g]
+        warm = min(2 * (ranks - rank - 1) + (chunks - 1) * group + 1, len(forward))
         if chunks == 1:
             warm = min(ranks - rank, m)
         order[f"compute:{rank}"] = _alternate(forward, backward, warm, 0, split)
