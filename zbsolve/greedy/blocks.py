@@ -21,12 +21,13 @@ from .template import Template, reversed_template, template
 from .unroll import Habit, decode, repeat, to_schedule
 
 HABITS = (Habit(1, 0, 2), Habit(1, 8, 2), Habit(2, 0, 2), Habit(0, 0, 1), Habit(1, 0, 1), Habit(2, 8, 1), Habit(1, 16, 2))
-POOL = 2  # how many different walks are improved
-CHUNK = 1.0  # seconds of annealing at a time
+POOL = 3  # how many different walks are improved
+CHUNK = 0.3  # seconds of annealing at a time
 HEATS = (0.05, 0.15, 0.4)  # what annealing takes lightly at first, in mean passes
+HOPELESS = 1.06  # a block this much over the best is not walked with other habits
 DROP = 0.3  # how often the worst of the pool is given up
-SHARE = 0.1  # of the time goes to blocks first
-CURIOUS = 0.15  # how often the arm that gained less lately is tried
+SHARE = 0.25  # of the time goes to blocks first
+CURIOUS = 0.4  # how often the arm that gained less lately is tried
 
 
 def blocks(problem: Problem, seconds: float, seed: int = 0, target: int = 0) -> Iterator[Schedule]:
@@ -89,7 +90,8 @@ class _Search:
         began = time.monotonic()
         walk(self.t, repeat(self.t, *best))
         self.cost = time.monotonic() - began
-        until = time.monotonic() + SHARE * self.left
+        share = SHARE if self.cost < 3e-3 else 0.7  # long problems: the period decides, and annealing is slow
+        until = time.monotonic() + share * self.left
         arms = (self.more_blocks(best), self.anneal())
         for _ in arms[0]:
             yield
@@ -125,13 +127,14 @@ class _Search:
     def shorter(self, best: Block, rounds: int) -> Iterator[Block]:
         """Legal blocks of falling period, by bisection between the best so far and what no block can beat."""
         low = least_period(self.t)
-        middle = low
+        near = 1 if rounds <= 300 else 8  # the first time try the least period of all, later ones near the best
+        middle = best.period - max(1, (best.period - low) // near)
         while low < best.period and self.left > 0:
             found = None
             for start in (np.zeros_like(best.offset), best.offset):
                 if found is None:
-                    near, legal = self.settled(start, middle, rounds)
-                    found = near if legal else None
+                    block, legal = self.settled(start, middle, rounds)
+                    found = block if legal else None
             if found is not None:
                 best = found
                 yield best
@@ -161,7 +164,7 @@ class _Search:
             if self.offer(found):
                 self.back_and_forth(self.pool[0])
             yield
-            if found is None:
+            if found is None or found.value > HOPELESS * self.pool[0].value:
                 return
 
     def back_and_forth(self, best: Walk) -> None:
