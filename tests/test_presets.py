@@ -84,7 +84,9 @@ def test_presets_hold_for_any_number_of_microbatches(name, m):
 def test_interleaved_never_deadlocks(chunks):
     for p in range(1, 8):
         for m in range(1, 3 * p + 2):
-            problem = pipeline([1] * p * chunks, [1] * p * chunks, [1] * p * chunks, placement=f"loop{chunks}", microbatches=m)
+            problem = pipeline(
+                [1] * p * chunks, [1] * p * chunks, [1] * p * chunks, placement=f"loop{chunks}", microbatches=m
+            )
             assert verify(problem, preset("interleaved", problem)) == (), (p, m)
 
 

@@ -1,80 +1,211 @@
-"""Large-neighbourhood search: CP-SAT re-orders a part of a schedule while the rest keeps its order.
+"""Large-neighbourhood search: CP-SAT re-orders a window of a schedule while the rest keeps its order (Shaw, 1998).
 
-The parts are windows of time over all ranks, over a few neighbouring ranks, and whole ranks (Shaw, 1998). Passes outside
-keep the order that they have among each other, so their times may still move.
+A window is a run of consecutive passes on each stream of some neighbouring ranks. Passes that nothing in the window leads
+to keep their times; passes after it keep their order, so their times follow. Memory inside the window is what was held
+when it began plus what its own passes take and free: the model holds nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from ..clock import Clock
-from ..greedy.list_scheduler import from_starts
 from ..problem import Ints
 from ..schedule import Schedule
-from .cp import build
 
-FREE = 150  # passes that a neighbourhood frees at first; grows while CP-SAT finishes them, shrinks while it does not
+FREE = 60  # passes in the first windows; more while CP-SAT finishes them, fewer while it does not
+LIMIT = 2.0  # seconds for one window
 
 
 def neighbourhoods(schedule: Schedule, clock: Clock, seed: int, bound: Callable[[], int]) -> Iterator[Schedule | None]:
-    """Better schedules than `schedule`, one after the other, until the clock ends; None after a part without one."""
+    """Better schedules than `schedule`, one after the other, until the clock ends; None after a window without one.
+
+    Yields nothing where a rank has several streams: memory is not a matter of one order there.
+    """
+    problem = schedule.problem
+    if len(problem.streams) > problem.ranks:
+        return
     rng = np.random.default_rng(seed)
-    best, size = schedule, FREE
+    best, size = schedule, float(FREE)
     while clock.left > 0 and best.timeline().value > bound():
-        free = _part(best, rng, size)
-        found, finished = _reorder(best, free, clock, int(rng.integers(1 << 30)), bound())
-        size = min(len(free) * 2, int(size * 1.15)) if finished else max(20, int(size * 0.8))
+        window = _choose(best, rng, int(size))
+        found, finished = _reorder(best, window, clock, int(rng.integers(1 << 30)), bound())
+        size = min(len(problem.passes), size * 1.1) if finished else max(20, size * 0.7)
         if found is not None and found.timeline().value < best.timeline().value:
             best = found
             yield best
-        else:
-            # An equal schedule is taken too: it lets the search drift over plateaus.
-            best = best if found is None or found.timeline().value > best.timeline().value else found
-            yield None
+            continue
+        if found is not None and found.timeline().value == best.timeline().value:
+            best = found  # an equal one lets the search drift over plateaus
+        yield None
 
 
-def _part(schedule: Schedule, rng: np.random.Generator, size: int) -> Ints:
+@dataclass(frozen=True)
+class Window:
+    """Stream → (first, last + 1) positions of the run of passes that may change places."""
+
+    runs: dict[str, tuple[int, int]]
+
+
+def _choose(schedule: Schedule, rng: np.random.Generator, size: int) -> Window:
     """About `size` passes around a random moment, on all ranks or on a range of them."""
     timeline, problem = schedule.timeline(), schedule.problem
     ranks = problem.ranks
-    width = ranks if rng.random() < 0.4 else int(rng.integers(1, max(2, ranks // 2 + 1)))
+    width = ranks if rng.random() < 0.3 else int(rng.integers(1, ranks + 1))
     low = int(rng.integers(0, ranks - width + 1))
-    rows = np.flatnonzero((problem.passes.rank >= low) & (problem.passes.rank < low + width))
     moment = rng.random() * timeline.makespan
-    distance = np.abs((timeline.start[rows] + timeline.end[rows]) / 2 - moment)
-    near: Ints = rows[np.argsort(distance, kind="stable")[:size]]
-    return near
+    each = max(2, size // width)
+    runs = {}
+    for stream, rows in schedule.sequences.items():
+        if len(rows) and low <= problem.passes.rank[rows[0]] < low + width:
+            middle = int(np.searchsorted(timeline.start[rows], moment))
+            first = max(0, min(middle - each // 2, len(rows) - each))
+            runs[stream] = (first, min(len(rows), first + each))
+    return Window(runs)
 
 
-def _reorder(schedule: Schedule, free: Ints, clock: Clock, seed: int, bound: int) -> tuple[Schedule | None, bool]:
-    """The best schedule with the passes of `free` re-ordered, and whether CP-SAT finished."""
-    problem, timeline = schedule.problem, schedule.timeline()
-    value = int(timeline.value)
-    horizon = int(timeline.makespan) * (1 if problem.objective == "makespan" else 2)
-    built = build(problem, min(bound, value), value, horizon)
-    duration = problem.passes.duration.tolist()
-    loose = set(free.tolist())
-    for rows in schedule.sequences.values():
-        fixed = [i for i in rows.tolist() if i not in loose]
-        for i, j in zip(fixed, fixed[1:], strict=False):
-            built.model.add(built.start[j] >= built.start[i] + duration[i])
-    for variable, start in zip(built.start, timeline.start.tolist(), strict=True):
-        built.model.add_hint(variable, start)
+def _reorder(schedule: Schedule, window: Window, clock: Clock, seed: int, bound: int) -> tuple[Schedule | None, bool]:
+    """The best schedule with the window re-ordered, and whether CP-SAT finished."""
+    arcs, free = _arcs(schedule, window)
+    moving = _moving(schedule, arcs, free)
+    model, start = _model(schedule, window, arcs, moving, bound)
     solver = cp_model.CpSolver()
-    limit = min(clock.left, 3.0)
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
-    solver.parameters.max_time_in_seconds = limit
-    if clock.counted:
-        solver.parameters.max_time_in_seconds = 1e6
-        solver.parameters.max_deterministic_time = limit
-    status = solver.solve(built.model)
-    clock.spend(solver.response_proto.deterministic_time + 0.05)
+    solver.parameters.cp_model_presolve = len(free) > 20
+    solver.parameters.max_time_in_seconds = 1e6 if clock.counted else min(clock.left, LIMIT)
+    solver.parameters.max_deterministic_time = LIMIT / 4
+    status = solver.solve(model)
+    # Building and presolving take real time that CP-SAT's own measure leaves out.
+    clock.spend(2 * solver.response_proto.deterministic_time + 2e-4 * len(moving) + 0.02)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None, False
-    found = np.array([solver.value(s) for s in built.start], np.int64)
-    return from_starts(problem, found), status == cp_model.OPTIMAL
+    order = {stream: rows.copy() for stream, rows in schedule.sequences.items()}
+    duration = schedule.problem.passes.duration
+    for stream, (a, b) in window.runs.items():
+        rows = order[stream][a:b]
+        begins = np.array([solver.value(start[i]) for i in rows.tolist()])
+        order[stream][a:b] = rows[np.lexsort((begins + duration[rows], begins))]
+    return Schedule.of(schedule.problem, order, schedule.syncs), status == cp_model.OPTIMAL
+
+
+Arcs = list[tuple[int, int, int]]
+
+
+def _arcs(schedule: Schedule, window: Window) -> tuple[Arcs, set[int]]:
+    """(before, after, lag) that hold whatever the window's order: edges, lanes, the order outside, and outside against
+    inside; and the passes of the window."""
+    problem = schedule.problem
+    edges = problem.edges
+    arcs = list(zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True))
+    free: set[int] = set()
+    for stream, rows in schedule.sequences.items():
+        a, b = window.runs.get(stream, (0, 0))
+        listed = rows.tolist()
+        free |= set(listed[a:b])
+        for part in (listed[:a], listed[b:]):
+            arcs += [(i, j, 0) for i, j in zip(part, part[1:], strict=False)]
+        if a < b:
+            arcs += [(listed[a - 1], j, 0) for j in listed[a:b] if a > 0]
+            arcs += [(i, listed[b], 0) for i in listed[a:b] if b < len(listed)]
+        elif 0 < b < len(listed):
+            arcs.append((listed[b - 1], listed[b], 0))
+    for lane in problem.lanes:
+        rows_of_lane = lane.tolist()
+        arcs += [(i, j, 0) for i, j in zip(rows_of_lane, rows_of_lane[1:], strict=False) if i in free and j in free]
+    return arcs, free
+
+
+def _moving(schedule: Schedule, arcs: Arcs, free: set[int]) -> set[int]:
+    """The window and all that it leads to; every other pass keeps its time."""
+    following: dict[int, list[int]] = {}
+    for i, j, _ in arcs:
+        following.setdefault(i, []).append(j)
+    moving, ahead = set(free), list(free)
+    while ahead:
+        for j in following.get(ahead.pop(), ()):
+            if j not in moving:
+                moving.add(j)
+                ahead.append(j)
+    return moving
+
+
+def _model(
+    schedule: Schedule, window: Window, arcs: Arcs, moving: set[int], bound: int
+) -> tuple[cp_model.CpModel, dict[int, cp_model.IntVar]]:
+    """Variables for moving passes only; the objective lies between the bound and what the schedule has now."""
+    problem, timeline = schedule.problem, schedule.timeline()
+    model = cp_model.CpModel()
+    now, duration = timeline.start.tolist(), problem.passes.duration.tolist()
+    value = int(timeline.value)
+    horizon = int(timeline.makespan) * (1 if problem.objective == "makespan" else 2)
+    start = {i: model.new_int_var(0, horizon - duration[i], "") for i in moving}
+    for i, variable in start.items():
+        model.add_hint(variable, now[i])
+    for i, j, lag in arcs:
+        if j in moving:
+            model.add(start[j] >= (start[i] if i in moving else now[i]) + duration[i] + lag)
+    for stream, (a, b) in window.runs.items():
+        rows = schedule.sequences[stream]
+        inside = rows[a:b].tolist()
+        model.add_no_overlap([model.new_fixed_size_interval_var(start[i], duration[i], "") for i in inside])
+        _memory(model, schedule, rows, (a, b), start, horizon)
+    goal = model.new_int_var(min(bound, value), value, "value")
+    _objective(model, schedule, start, goal)
+    model.minimize(goal)
+    return model, start
+
+
+def _memory(
+    model: cp_model.CpModel,
+    schedule: Schedule,
+    rows: Ints,
+    run: tuple[int, int],
+    start: dict[int, cp_model.IntVar],
+    horizon: int,
+) -> None:
+    """What the run's passes take and free, on top of what is held at its begin, fits the rank's capacity."""
+    problem = schedule.problem
+    if problem.capacity is None:
+        return
+    place = {i: k for k, i in enumerate(rows.tolist())}
+    a, b = run
+    room = problem.capacity[int(problem.passes.rank[rows[0]])]
+    edges, duration = problem.edges, problem.passes.duration.tolist()
+    mine = np.flatnonzero((edges.bytes > 0) & (problem.passes.rank[edges.before] == problem.passes.rank[rows[0]]))
+    intervals, demands = [], []
+    for i, j, size in zip(*(c[mine].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):
+        if place[i] < a and place[j] >= b:
+            room -= size
+        elif place[j] >= a and place[i] < b and (place[j] < b or place[i] >= a):
+            begin = start[i] if place[i] >= a else 0
+            end = start[j] + duration[j] if place[j] < b else horizon
+            length = model.new_int_var(0, horizon, "")
+            intervals.append(model.new_interval_var(begin, length, end, ""))
+            demands.append(size)
+    if sum(demands) > room:
+        model.add_cumulative(intervals, demands, room)
+
+
+def _objective(
+    model: cp_model.CpModel, schedule: Schedule, start: dict[int, cp_model.IntVar], goal: cp_model.IntVar
+) -> None:
+    """Makespan: the last end of all. Span: each rank's last end less its first start."""
+    problem, timeline = schedule.problem, schedule.timeline()
+    now, duration = timeline.start.tolist(), problem.passes.duration.tolist()
+    whole = problem.objective == "makespan"
+    for rows in schedule.sequences.values():
+        listed = rows.tolist()
+        first: cp_model.LinearExprT = 0
+        if not whole:
+            first = now[listed[0]]
+            if listed[0] in start:
+                first = model.new_int_var(0, int(timeline.makespan) * 2, "")
+                for i in (i for i in listed if i in start):
+                    model.add(first <= start[i])
+        for i in listed:
+            model.add(goal >= (start[i] if i in start else now[i]) + duration[i] - first)

@@ -1,0 +1,117 @@
+"""`solve` as a whole: budgets, hints, interruption, determinism, neighbourhoods."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from zbsolve import BadInput, Schedule, pipeline, solve, verify
+from zbsolve.clock import Clock
+from zbsolve.greedy.anneal import starting_policies
+from zbsolve.greedy.arrays import arrays
+from zbsolve.greedy.list_scheduler import from_starts, list_schedule, run
+from zbsolve.ilp.lns import neighbourhoods
+
+from .problems import random_problem, uniform
+
+
+def uneven(microbatches=12, objective="makespan", change=0):
+    return pipeline(
+        [30, 41 + change, 28, 35],
+        [33, 45, 29, 50],
+        [20, 25, 18, 31 + change],
+        microbatches=microbatches,
+        comm=3,
+        held_until_B=2,
+        held_until_W=1,
+        capacity=[11, 9, 8, 7],
+        objective=objective,
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_problems_get_a_schedule_that_holds(seed):
+    problem = random_problem(1000 + seed)
+    schedule = solve(problem, effort=0.02)
+    assert verify(problem, schedule) == ()
+    assert 0 < schedule.certificate.bound <= schedule.certificate.value
+
+
+def test_every_starting_policy_makes_a_schedule_that_holds():
+    for seed in range(12):
+        problem = random_problem(seed, 5, 9)
+        for policy in starting_policies(problem):
+            assert verify(problem, from_starts(problem, run(arrays(problem), policy))) == ()
+
+
+def test_effort_gives_the_same_bytes(tmp_path):
+    for name in ("a.json", "b.json"):
+        solve(uneven(), effort=0.3, seed=3).save(tmp_path / name)
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert Schedule.load(tmp_path / "a.json").certificate.seconds == 0
+
+
+def test_seconds_are_kept_and_an_optimum_returns_early():
+    solve(uniform("vee", 4, 4), seconds=5)  # compile first
+    began = time.monotonic()
+    schedule = solve(uniform("vee", 6, 20, (3, 4, 2), capacity=7), seconds=2)
+    assert time.monotonic() - began < 10  # a guard; benchmarks hold it to 1.5 times
+    assert schedule.certificate.seconds < 10
+    began = time.monotonic()
+    assert solve(uniform("single", 4, 8), seconds=60).certificate.status == "optimal"
+    assert time.monotonic() - began < 30
+
+
+def test_a_hint_is_never_lost_and_may_come_from_other_times():
+    first = solve(uneven(), effort=0.5)
+    again = solve(uneven(), effort=0.01, hint=first)
+    assert again.certificate.value <= first.certificate.value
+    drifted = solve(uneven(change=1), effort=0.01, hint=first)
+    assert verify(drifted.problem, drifted) == ()
+    assert drifted.certificate.value <= Schedule(drifted.problem, first.order).timeline().value
+    with pytest.raises(BadInput, match="hint: its schedule has other passes"):
+        solve(uneven(microbatches=5), hint=first)
+
+
+def test_progress_only_ever_improves():
+    seen: list[tuple[int, int]] = []
+    solve(uneven(), effort=0.3, progress=lambda state: seen.append((state.value, state.bound.value)))
+    values = [value for value, _ in seen if value > 0]
+    bounds = [bound for _, bound in seen]
+    assert len(seen) > 2
+    assert values == sorted(values, reverse=True)
+    assert bounds == sorted(bounds)
+
+
+def test_an_interrupt_returns_the_incumbent():
+    def interrupt(state):
+        if state.value > 0:
+            raise KeyboardInterrupt
+
+    schedule = solve(uniform("vee", 4, 8, capacity=5), seconds=30, progress=interrupt)
+    assert verify(schedule.problem, schedule) == ()
+
+
+def test_neighbourhoods_improve_and_hold():
+    problem = uniform("vee", 4, 8, (3, 4, 2), capacity=6)
+    start = list_schedule(problem, starting_policies(problem)[0])
+    better = [s for s in neighbourhoods(start, Clock(20.0, 2.0), 0, lambda: 169) if s is not None]
+    assert better
+    values = [start.timeline().value, *(s.timeline().value for s in better)]
+    assert values == sorted(values, reverse=True)
+    for schedule in better:
+        assert verify(problem, schedule) == ()
+
+
+@pytest.mark.parametrize("capacity", [2, 3, 5])
+@pytest.mark.parametrize("placement", ["single", "loop", "vee"])
+def test_tight_memory_always_has_a_schedule(placement, capacity):
+    problem = uniform(placement, 6, 9, (3, 4, 2), capacity)
+    assert verify(problem, solve(problem, effort=0.05)) == ()
+
+
+def test_head_keeps_the_first_microbatches():
+    problem = uneven()
+    head = problem.head(3)
+    assert head == uneven(microbatches=3)
