@@ -24,7 +24,6 @@ HABITS = (Habit(1, 0, 2), Habit(1, 8, 2), Habit(2, 0, 2), Habit(0, 0, 1), Habit(
 POOL = 3  # how many different walks are improved
 CHUNK = 0.3  # seconds of annealing at a time
 HEATS = (0.05, 0.15, 0.4)  # what annealing takes lightly at first, in mean passes
-HOPELESS = 1.06  # a block this much over the best is not walked with other habits
 DROP = 0.3  # how often the worst of the pool is given up
 SHARE = 0.25  # of the time goes to blocks first
 CURIOUS = 0.4  # how often the arm that gained less lately is tried
@@ -127,8 +126,7 @@ class _Search:
     def shorter(self, best: Block, rounds: int) -> Iterator[Block]:
         """Legal blocks of falling period, by bisection between the best so far and what no block can beat."""
         low = least_period(self.t)
-        near = 1 if rounds <= 300 else 8  # the first time try the least period of all, later ones near the best
-        middle = best.period - max(1, (best.period - low) // near)
+        middle = low
         while low < best.period and self.left > 0:
             found = None
             for start in (np.zeros_like(best.offset), best.offset):
@@ -164,7 +162,7 @@ class _Search:
             if self.offer(found):
                 self.back_and_forth(self.pool[0])
             yield
-            if found is None or found.value > HOPELESS * self.pool[0].value:
+            if found is None:
                 return
 
     def back_and_forth(self, best: Walk) -> None:
