@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
+import time
+
 import pytest
 
 from zbsolve import Infeasible
-from zbsolve.ilp.bounds import closed_form, recheck
+from zbsolve.greedy.arrays import arrays
+from zbsolve.ilp.bounds import closed_form, improve, recheck
+from zbsolve.ilp.onerank import one_rank, refute
 
 from .exact import optimum
 from .exhaustive import optimum as by_all_orders
@@ -47,3 +53,41 @@ def test_closed_form_is_never_above_the_optimum(seed):
 )
 def test_closed_form_reaches_known_optima(problem, value):
     assert closed_form(problem).value == value
+
+
+def tight(seed: int):
+    """As `small`, with a little more than what one microbatch needs as capacity, so that memory decides."""
+    problem = small(seed, 3, 8, 18)
+    needs = arrays(problem).needs.max(axis=1)
+    factors = random.Random(seed).choices([1, 1.4, 2], k=problem.ranks)
+    return dataclasses.replace(problem, capacity=tuple(int(n * f) for n, f in zip(needs, factors, strict=True)))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_rank_refutes_the_optimum(seed):
+    problem = tight(seed)
+    best = optimum(problem)
+    assert closed_form(problem).value <= best
+    for rank in range(problem.ranks):
+        lanes = one_rank(problem, rank)
+        if lanes is not None:
+            assert refute(lanes, best, 1_000_000) in (False, None)
+
+
+def test_one_rank_alone_is_stronger_than_the_closed_form_and_can_be_proven_again():
+    problem = uniform("loop", 4, 12, (3, 4, 2), 4, "span")
+    first = closed_form(problem)
+    *_, best = improve(problem, first, None, 5.0)
+    assert best.value > first.value
+    assert (best.kind, recheck(problem, best, 10.0)) == ("one rank", best)
+    higher = dataclasses.replace(best, value=2 * best.value)
+    assert recheck(problem, higher, 5.0).value < higher.value
+
+
+def test_improve_stops_at_the_value_and_in_time():
+    problem = uniform("vee", 8, 24, (3, 4, 2), 12, "span")
+    first = closed_form(problem)
+    assert [bound.value for bound in improve(problem, first, first.value, 10.0)] == []
+    began = time.monotonic()
+    list(improve(problem, first, None, 2.0))
+    assert time.monotonic() - began < 3.0

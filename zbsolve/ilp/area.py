@@ -8,38 +8,35 @@ from math import gcd
 import numpy as np
 
 from ..problem import Ints, Problem
-from .arcs import Arcs
+from .arcs import arcs
 from .window import least_window, lifespans
 
 
-def least_lifespans(problem: Problem, arcs: Arcs, rows: Ints) -> Ints:
-    """For each edge of `rows` the least time from the start of its first pass to the end of its second, µs: the longest
-    path between them through their microbatch's passes, on any rank."""
-    passes, edges, count = problem.passes, problem.edges, len(problem.passes)
+def paths_within(problem: Problem, before: Ints, after: Ints) -> Ints:
+    """For each pair of passes the longest path from the start of one to the end of the other through passes of their
+    microbatch on any rank, µs; below 0 where there is none."""
+    passes, count, a = problem.passes, len(problem.passes), arcs(problem)
     turn = np.empty(count, np.int64)
-    turn[arcs.order] = np.arange(count)
+    turn[a.order] = np.arange(count)
     in_order = np.lexsort((turn, passes.microbatch)).astype(np.int64)
     place = np.empty(count, np.int64)
     place[in_order] = np.arange(count)
     groups = int(passes.microbatch.max()) + 1
     first = np.searchsorted(passes.microbatch[in_order], np.arange(groups + 1)).astype(np.int64)
-    order = np.argsort(edges.before[rows], kind="stable")
-    before, after = edges.before[rows][order], edges.after[rows][order]
-    spans = np.empty(len(rows), np.int64)
+    order = np.argsort(before, kind="stable")
+    spans = np.empty(len(before), np.int64)
     spans[order] = lifespans(
-        before,
-        after,
-        passes.microbatch,
-        first,
-        in_order,
-        arcs.out_first,
-        arcs.out_pass,
-        arcs.out_lag,
-        passes.duration,
-        place,
+        *(before[order], after[order], passes.microbatch, first, in_order),
+        *(a.out_first, a.out_pass, a.out_lag, passes.duration, place),
     )
-    least = passes.duration[edges.before[rows]] + edges.lag[rows] + passes.duration[edges.after[rows]]
-    result: Ints = np.maximum(spans, least)
+    return spans
+
+
+def least_lifespans(problem: Problem, rows: Ints) -> Ints:
+    """For each edge of `rows` the least time from the start of its first pass to the end of its second, µs."""
+    edges, duration = problem.edges, problem.passes.duration
+    before, after = edges.before[rows], edges.after[rows]
+    result: Ints = np.maximum(paths_within(problem, before, after), duration[before] + edges.lag[rows] + duration[after])
     return result
 
 

@@ -5,6 +5,7 @@ Each looks at one rank alone and replaces all other ranks by longest-path lags a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from ..problem import Ints, Problem
 from .arcs import arcs
 from .area import area, least_lifespans
 from .idle import Window, idle
+from .onerank import Climb, one_rank, refute
 from .relax import heads_and_tails
 from .window import one_machine
 
@@ -36,17 +38,19 @@ class Bound:
 def closed_form(problem: Problem) -> Bound:
     """The best bound in closed form: the longest path, and for every rank one stream with heads and tails, idle time
     around memory, and memory over time."""
-    best = Bound(0, "nothing", "path")
+    return max(_closed_forms(problem), key=lambda bound: bound.value)
+
+
+def _closed_forms(problem: Problem) -> Iterator[Bound]:
+    """All of them, ranks in order."""
     if problem.objective == "makespan":
         a = arcs(problem)
         value = int((a.depth + problem.passes.duration + a.after).max())
-        best = Bound(value, "longest path through the graph, lanes in order, memory's waits", "path")
+        yield Bound(value, "longest path through the graph, lanes in order, memory's waits", "path")
     spans = _lifespans(problem)
     for rank in range(problem.ranks):
-        for bound in _of_rank(problem, rank, spans):
-            if bound.value > best.value:
-                best = bound
-    return best
+        yield from _of_rank(problem, rank, spans)
+    yield Bound(0, "nothing", "path")
 
 
 def _of_rank(problem: Problem, rank: int, spans: Ints | None) -> Iterator[Bound]:
@@ -78,7 +82,7 @@ def _lifespans(problem: Problem) -> Ints | None:
     if problem.capacity is None or len(rows) == 0:
         return None
     spans = np.zeros(len(problem.edges), np.int64)
-    spans[rows] = least_lifespans(problem, arcs(problem), rows)
+    spans[rows] = least_lifespans(problem, rows)
     return spans
 
 
@@ -89,16 +93,53 @@ def _window(problem: Problem, rank: int) -> Window:
 
 
 def improve(problem: Problem, best: Bound, value: int | None, seconds: float) -> Iterator[Bound]:
-    """Higher bounds than `best` as they are found, cheap ones first, until `value` (the incumbent's) or time is reached."""
-    first = closed_form(problem)
-    if first.value > best.value:
-        yield first
+    """Higher bounds than `best` as they are found, cheap ones first, until `value` (the incumbent's) or time is reached:
+    after the closed forms single ranks, exactly, all of them with few states each, then again with more."""
+    deadline = time.monotonic() + seconds
+    forms = sorted(_closed_forms(problem), key=lambda bound: -bound.value)
+    if forms[0].value > best.value:
+        best = forms[0]
+        yield best
+    ceiling = 4 * best.value if value is None else value
+    waiting = list(dict.fromkeys(rank for bound in forms for rank in bound.ranks))
+    climbs: dict[int, Climb] = {}
+    states, rate = 3_000, 200_000.0
+    while waiting and states <= 100_000_000:
+        for rank in list(waiting):
+            if best.value >= ceiling or time.monotonic() >= deadline:
+                return
+            if rank not in climbs:
+                lanes = one_rank(problem, rank)
+                if lanes is None:
+                    waiting.remove(rank)
+                    continue
+                climbs[rank] = Climb(lanes, ceiling, max(1, (ceiling - best.value) // 32))
+            answer: bool | None = True
+            while answer is not None:
+                window = climbs[rank].window(best.value - 1)
+                if window is None:
+                    waiting.remove(rank)
+                    break
+                began = time.monotonic()
+                allowed = min(states, int(rate * (deadline - began)))
+                if allowed < 1_000:
+                    return
+                answer = climbs[rank].attempt(window, allowed)
+                if answer is None and allowed >= 24_000:
+                    rate = allowed / (time.monotonic() - began)
+                if answer:
+                    best = Bound(window + 1, f"rank {rank}: no order of its passes fits {window} µs", "one rank", (rank,))
+                    yield best
+        states *= 8
 
 
 def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
-    """Prove a stated bound again from the problem alone: the bound of the same kind and ranks, at most as high as stated."""
-    if bound.kind == "path" or not bound.ranks:
-        return closed_form(problem)
-    spans = _lifespans(problem) if bound.kind == "area" else None
-    found = [b for rank in bound.ranks for b in _of_rank(problem, rank, spans) if b.kind == bound.kind]
-    return max(found, key=lambda b: b.value, default=Bound(0, "nothing", bound.kind, bound.ranks))
+    """Prove a stated bound again from the problem alone, as one of the same kind and ranks; lower than stated where it
+    cannot be proven, or not within `seconds`."""
+    if bound.kind == "one rank":
+        lanes = one_rank(problem, bound.ranks[0])
+        if lanes is not None and refute(lanes, bound.value - 1, int(200_000 * seconds)):
+            return bound
+        return Bound(0, "not proven again", bound.kind, bound.ranks)
+    same = [one for one in _closed_forms(problem) if (one.kind, one.ranks) == (bound.kind, bound.ranks)]
+    return max(same, key=lambda one: one.value, default=Bound(0, "not proven again", bound.kind, bound.ranks))

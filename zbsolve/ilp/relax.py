@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
 from ..problem import KINDS, Edges, Ints, Passes, Problem
 from .arcs import NOWHERE, arcs, ends, starts
@@ -23,7 +22,7 @@ def relax(problem: Problem, ranks: Sequence[int]) -> Problem:
     keep = np.isin(problem.passes.rank, np.array(ranks))
     mine = np.flatnonzero(keep).astype(np.int64)
     ends = problem.objective == "makespan" or len(ranks) == 1
-    before, after, lag = _lags(problem, keep, mine)
+    before, after, lag = _lags(problem, mine)
     place = np.full(len(keep), -1, np.int64)
     place[mine] = np.arange(len(mine))
     edges = problem.edges
@@ -83,9 +82,16 @@ def _table(problem: Problem, ranks: list[int], mine: Ints, ends: bool) -> Passes
     )
 
 
-def _lags(problem: Problem, keep: NDArray[np.bool_], mine: Ints) -> tuple[Ints, Ints, Ints]:
-    """Arcs (before, after, lag) between kept passes: the least time from one's end to the other's start, µs, less what
-    follows from other arcs. Machines of the kept ranks are left to the relaxed problem itself."""
+def _lags(problem: Problem, mine: Ints) -> tuple[Ints, Ints, Ints]:
+    """Arcs (before, after, lag) between kept passes, less what follows from other arcs."""
+    far = lags_within(problem, mine)
+    before, after = np.nonzero(_needed(far, problem.passes.duration[mine]))
+    return mine[before], mine[after], far[before, after]
+
+
+def lags_within(problem: Problem, mine: Ints) -> Ints:
+    """The least time from each pass's end to each other's start, µs; NOWHERE where nothing leads from one to the other.
+    Machines of the kept lanes are left to the relaxed problem itself."""
     a = arcs(problem)
     own = np.zeros(len(a.length), bool)
     own[a.lane[mine]] = True
@@ -99,8 +105,7 @@ def _lags(problem: Problem, keep: NDArray[np.bool_], mine: Ints) -> tuple[Ints, 
         reached = starts(problem, others, begin)[mine]
         far[row] = np.where(reached > NOWHERE, reached - problem.passes.duration[i], NOWHERE)
         far[row, row] = begin[i] = NOWHERE
-    before, after = np.nonzero(_needed(far, problem.passes.duration[mine]))
-    return mine[before], mine[after], far[before, after]
+    return far
 
 
 @numba.njit(cache=True)
