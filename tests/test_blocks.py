@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Edge, Pass, Problem, pipeline, verify
+from zbsolve.clock import Clock
 from zbsolve.greedy.blocks import blocks
 from zbsolve.greedy.modulo import Block, excess, least_period, peaks, serial, settle
 from zbsolve.greedy.template import reversed_template, template
@@ -53,7 +54,7 @@ def v_half(i, d):
 
 def value(problem, seconds, seed=0):
     last = None
-    for schedule in blocks(problem, seconds, seed):
+    for schedule in blocks(problem, Clock(seconds), seconds, seed):
         assert verify(problem, schedule) == ()
         assert last is None or schedule.timeline().value < last
         last = schedule.timeline().value
@@ -135,22 +136,22 @@ def test_the_order_decodes_to_its_value():
 
 def test_seconds_are_obeyed_and_seeds_differ_only_by_seed():
     problem = uniform("vee", 16, 64, (3, 4, 2), 12)
-    next(blocks(problem, 1), None)
+    next(blocks(problem, Clock(1), 1), None)
     began = time.monotonic()
-    list(blocks(problem, 1.0))
+    list(blocks(problem, Clock(1.0), 1.0))
     assert time.monotonic() - began < 2
 
 
 def test_problems_that_do_not_repeat_give_nothing():
     odd = Problem.of([Pass("F", 0, 0, 0, 2), Pass("F", 0, 1, 0, 3)], [])
-    assert list(blocks(odd, 1)) == []
+    assert list(blocks(odd, Clock(1), 1)) == []
     linked = Problem.of([Pass("F", 0, 0, 0, 2), Pass("F", 0, 1, 0, 2)], [Edge("0F0", "0F1")])
-    assert list(blocks(linked, 1)) == []
+    assert list(blocks(linked, Clock(1), 1)) == []
 
 
 def test_large_problem_at_once():
     problem = pipeline([5] * 64, [6] * 64, [4] * 64, placement="vee", microbatches=64, held_until_W=1, capacity=16)
     began = time.monotonic()
-    first = next(blocks(problem, 5))
+    first = next(blocks(problem, Clock(5), 5))
     assert time.monotonic() - began < 3
     assert verify(problem, first) == ()

@@ -229,16 +229,14 @@ def _find(state: State, seed: int) -> Iterator[None]:
 
 
 def _annealed(state: State, seed: int, total: float) -> Iterator[None]:
-    for policy in improve_policies(state.problem, state.clock, seed, 0.3 * total):
+    for policy in improve_policies(state.problem, state.clock, seed, 0.7 * total):
         if policy is not None:
             state.offer(list_schedule(state.problem, policy), "annealed policy")
         yield
 
 
 def _blocks(state: State, seed: int, total: float) -> Iterator[None]:
-    if state.clock.counted:  # building blocks keep real time only
-        return
-    for schedule in blocks(state.problem, min(state.clock.left, 0.4 * total), seed, state.bound.value):
+    for schedule in blocks(state.problem, state.clock, 0.7 * total, seed, state.bound.value):
         state.offer(schedule, "building block")
         yield
 

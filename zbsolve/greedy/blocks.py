@@ -7,12 +7,12 @@ with many microbatches and a short lifespan with few; the best are improved by a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..clock import Clock
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from .modulo import Block, least_period, serial, settle_near, strides
@@ -26,16 +26,17 @@ CHUNK = 0.3  # seconds of annealing at a time
 HEATS = (0.05, 0.15, 0.4)  # what annealing takes lightly at first, in mean passes
 DROP = 0.3  # how often the worst of the pool is given up
 SHARE = 0.25  # of the time goes to blocks first
+PASS, LANE = 2e-7, 1.5e-8  # seconds of work that decoding a pass and settling a lane count for
 CURIOUS = 0.4  # how often the arm that gained less lately is tried
 
 
-def blocks(problem: Problem, seconds: float, seed: int = 0, target: int = 0) -> Iterator[Schedule]:
-    """Better and better schedules of `problem` for `seconds` of time, the first at once; fewer where a schedule of value
-    `target` (µs) is found. None where its microbatches differ or passes need more than one stream."""
+def blocks(problem: Problem, clock: Clock, seconds: float, seed: int = 0, target: int = 0) -> Iterator[Schedule]:
+    """Better and better schedules of `problem` for `seconds` of the clock, the first at once; fewer where a schedule of
+    value `target` (µs) is found. None where its microbatches differ or passes need more than one stream."""
     t = template(problem)
     if t is None:
         return
-    search = _Search(t, time.monotonic() + seconds, max(target, least_value(t)), np.random.default_rng(seed))
+    search = _Search(t, clock, clock.used + seconds, max(target, least_value(t)), np.random.default_rng(seed))
     for best in search.run():
         yield to_schedule(problem, t, best.order)
 
@@ -50,6 +51,7 @@ class _Search:
     """The walks found so far, best first, and the time left."""
 
     t: Template
+    clock: Clock
     deadline: float
     target: int
     random: np.random.Generator
@@ -63,12 +65,12 @@ class _Search:
             if self.pool and (said < 0 or self.pool[0].value < said):
                 said = self.pool[0].value
                 yield self.pool[0]
-            if time.monotonic() >= self.deadline or (self.pool and said <= self.target):
+            if self.left <= 0 or (self.pool and said <= self.target):
                 return
 
     @property
     def left(self) -> float:
-        return self.deadline - time.monotonic()
+        return min(self.clock.left, self.deadline - self.clock.used)
 
     def seed(self) -> int:
         return int(self.random.integers(1 << 31))
@@ -86,15 +88,16 @@ class _Search:
         for block in self.shorter(best, 300):
             best = block
         yield from self.unroll(best, HABITS[:1])
-        began = time.monotonic()
+        began = self.clock.used
         walk(self.t, repeat(self.t, *best))
-        self.cost = time.monotonic() - began
+        self.clock.spend(self.t.rank.size * self.t.microbatches * PASS)
+        self.cost = self.clock.used - began
         share = SHARE if self.cost < 3e-3 else 0.7  # long problems: the period decides, and annealing is slow
-        until = time.monotonic() + share * self.left
+        until = self.clock.used + share * self.left
         arms = (self.more_blocks(best), self.anneal())
         for _ in arms[0]:
             yield
-            if time.monotonic() > until:
+            if self.clock.used > until:
                 break
         yield from self.take_turns(arms)
 
@@ -103,12 +106,12 @@ class _Search:
         gain = np.full(len(arms), np.inf)
         while self.pool:
             arm = int(self.random.integers(len(arms))) if self.random.random() < CURIOUS else int(np.argmax(gain))
-            began, before = time.monotonic(), self.pool[0].value
-            while time.monotonic() - began < 0.02 * self.left or time.monotonic() - began < 0.05:
+            began, before = self.clock.used, self.pool[0].value
+            while self.clock.used - began < 0.02 * self.left or self.clock.used - began < 0.05:
                 if next(arms[arm], self) is self:
                     return
                 yield
-            rate = (before - self.pool[0].value) / (time.monotonic() - began)
+            rate = (before - self.pool[0].value) / (self.clock.used - began)
             gain[arm] = rate if np.isinf(gain[arm]) else 0.6 * gain[arm] + 0.4 * rate
 
     def more_blocks(self, best: Block) -> Iterator[None]:
@@ -117,10 +120,11 @@ class _Search:
 
     def settled(self, start: Ints, period: int, rounds: int) -> tuple[Block, bool]:
         """`settle_near` in at most a twentieth of the time left."""
-        began = time.monotonic()
+        began = self.clock.used
         allowed = max(1, min(rounds, int(0.05 * max(0.0, self.left) / self.settling)))
         found = settle_near(self.t, start, period, allowed, self.seed())
-        self.settling = max(1e-7, (time.monotonic() - began) / allowed)
+        self.clock.spend(allowed * self.t.rank.size * LANE)
+        self.settling = max(1e-7, (self.clock.used - began) / allowed)
         return found
 
     def shorter(self, best: Block, rounds: int) -> Iterator[Block]:
@@ -159,6 +163,7 @@ class _Search:
         wish = repeat(self.t, block.offset, block.period)
         for habit in habits:
             found = walk(self.t, wish, habit)
+            self.clock.spend(self.cost)
             if self.offer(found):
                 self.back_and_forth(self.pool[0])
             yield
@@ -171,6 +176,7 @@ class _Search:
         for _ in range(2):
             if self.left < 4 * self.cost:
                 return
+            self.clock.spend(2 * self.cost)
             late, start, _ = decode(back, _mirrored(self.t, best.start), Habit(0, 0, 2))
             if late < 0:
                 return
@@ -189,9 +195,10 @@ class _Search:
                     return
                 rounds = max(1, int(min(CHUNK, self.left) / self.cost))
                 heat = mean * float(self.random.choice(HEATS))
-                at = time.monotonic()
+                at = self.clock.used
                 found = improve(self.t, begin, steps, self.target, rounds, heat, self.seed())
-                self.cost = max(1e-7, (time.monotonic() - at) / rounds)
+                self.clock.spend(rounds * self.t.rank.size * self.t.microbatches * PASS)
+                self.cost = max(1e-7, (self.clock.used - at) / rounds)
                 if found.value < begin.value:
                     self.pool = [w for w in self.pool if w is not begin]
                     self.offer(found)

@@ -80,7 +80,7 @@ def peaks(t: Template, block: Block) -> Ints:
     return result
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _peaks(t, h, offset, period):  # type: ignore[no-untyped-def]
     ranks = len(t.room)
     peak = np.zeros(ranks, np.int64)
@@ -97,7 +97,7 @@ def _peaks(t, h, offset, period):  # type: ignore[no-untyped-def]
     return peak
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def place(t, wish, period, offset):  # type: ignore[no-untyped-def]
     """First fit: each lane in turn at the first free phase of its rank at or after its wish and its inputs. How many
     found no free phase that is long enough and overlap others."""
@@ -131,7 +131,7 @@ def place(t, wish, period, offset):  # type: ignore[no-untyped-def]
     return misfits
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _cost(t, h, scale, offset, period):  # type: ignore[no-untyped-def]
     """How far a block is over its ranks' rooms, in rooms; and the share of the rooms that it uses, small."""
     peak = _peaks(t, h, offset, period)
@@ -147,7 +147,7 @@ def _cost(t, h, scale, offset, period):  # type: ignore[no-untyped-def]
     return total, area
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _settle(t, h, scale, steps, offset, period, rounds, heat, seed):  # type: ignore[no-untyped-def]
     """Annealing over wishes from `offset` (changed in place to the best): the cost, 0.0 where it fits."""
     np.random.seed(seed)

@@ -12,7 +12,7 @@ from .template import Template
 from .unroll import PLAIN, Habit, decode, decode_fast
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _spread(t, start):  # type: ignore[no-untyped-def]
     """Sum over ranks of the last end (less the first start where the objective is span), µs: breaks ties."""
     total = np.int64(0)
@@ -26,7 +26,7 @@ def _spread(t, start):  # type: ignore[no-untyped-def]
     return total
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _shift(t, wish, steps):  # type: ignore[no-untyped-def]
     """Move some wished times: of one lane, a rank's, its weight gradients, or all lanes from one on; of one microbatch,
     some in a row, or all from one on."""
@@ -58,7 +58,7 @@ def _shift(t, wish, steps):  # type: ignore[no-untyped-def]
                 wish[t.home_lanes[h], a:z] += step
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _improve(t, start, order, steps, target, rounds, heat, cool, habit, seed):  # type: ignore[no-untyped-def]
     """Annealing over wished times from `start`; start, order and habit become the best found. Its value."""
     np.random.seed(seed)

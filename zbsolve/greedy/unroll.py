@@ -53,7 +53,7 @@ def to_schedule(problem: Problem, t: Template, order: Ints) -> Schedule:
     return Schedule.of(problem, {problem.passes.stream_sets[problem.passes.streams[own[0]]][0]: own for own in homes})
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _ordered(t, wish, order):  # type: ignore[no-untyped-def]
     """Each rank's passes by wished time, a pass that does not fit the memory after the ones that free it. False where
     none fits."""
@@ -206,7 +206,7 @@ def _choose(  # type: ignore[no-untyped-def]
     return -1
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
     lanes, m = wish.shape
     taken, freed, duration, leaf, room = t.taken, t.freed, t.duration, t.leaf, t.room
