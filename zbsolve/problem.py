@@ -298,8 +298,8 @@ class Problem:
         place[keep] = np.arange(len(keep))
         p, e = self.passes, self.edges
         rows = np.flatnonzero((place[e.before] >= 0) & (place[e.after] >= 0))
-        columns = (p.kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams)
-        passes = Passes(*(column[keep] for column in columns), p.stream_sets)
+        columns = {what: getattr(p, what)[keep] for what in ("kind", "stage", "microbatch", "slice", "rank", "duration")}
+        passes = Passes(**columns, streams=p.streams[keep], stream_sets=p.stream_sets)
         edges = Edges(place[e.before[rows]], place[e.after[rows]], e.lag[rows], e.bytes[rows])
         return Problem(passes, edges, self.capacity, self.objective, self.layers, self.source)
 

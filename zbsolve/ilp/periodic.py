@@ -104,7 +104,7 @@ def _memory(
     memory = model.new_int_var(0, most, "memory")
     for rank in range(one.ranks):
         rows = np.flatnonzero((edges.bytes > 0) & (one.passes.rank[edges.before] == rank))
-        always: list[cp_model.LinearExprT] = []
+        always = []
         intervals, demands = [], []
         for i, j, size in zip(*(c[rows].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):
             turns, rest = model.new_int_var(0, horizon // period + 1, ""), model.new_int_var(0, period - 1, "")
@@ -115,6 +115,6 @@ def _memory(
                 intervals.append(model.new_interval_var(slot[i] + turn * period, rest, end, ""))
                 demands.append(size)
         room = model.new_int_var(0, most, "")
-        model.add(room + sum(always) == memory)
+        model.add(room + cp_model.LinearExpr.sum(always) == memory)
         model.add_cumulative(intervals, demands, room)
     return memory
