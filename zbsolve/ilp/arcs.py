@@ -179,7 +179,7 @@ def _level(problem: Problem, place: Ints, length: Ints) -> Ints:
     return np.where(reach, 0, FAR).astype(np.int64)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _closure(shift):  # type: ignore[no-untyped-def]
     """Shifts along ways over other lanes; the least sum (Floyd, Warshall)."""
     for k in range(len(shift)):
@@ -190,7 +190,7 @@ def _closure(shift):  # type: ignore[no-untyped-def]
                         shift[i, j] = shift[i, k] + shift[k, j]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _topological(first, after, waiting):  # type: ignore[no-untyped-def]
     """The passes in an order that respects all arcs; shorter than all of them where there is a cycle."""
     waiting = waiting.copy()
@@ -212,7 +212,7 @@ def _topological(first, after, waiting):  # type: ignore[no-untyped-def]
     return order[:n]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _longest(order, first, neighbour, lag, duration, begin, lane, place, length, shift, mate_first, mates, rows, row_first):  # type: ignore[no-untyped-def]
     """Longest paths to each pass's start, with machines: of the passes of its own stream that come before it, those that
     cannot start before h all run between h and its start.
