@@ -108,7 +108,7 @@ def lags_within(problem: Problem, mine: Ints) -> Ints:
     return far
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _needed(far, duration):  # type: ignore[no-untyped-def]
     """Which lags do not follow from two others by way of a pass in between."""
     n = len(far)
