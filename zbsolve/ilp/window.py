@@ -10,7 +10,7 @@ import numpy as np
 from .arcs import NOWHERE
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def one_machine(head, duration, tail):  # type: ignore[no-untyped-def]
     """The least end of a preemptive schedule of one stream: for the worst subset, its least head + its work + its least
     tail (Carlier 1982; Jackson's rule reaches it: of the passes that have arrived run the one of longest tail)."""
@@ -37,7 +37,7 @@ def one_machine(head, duration, tail):  # type: ignore[no-untyped-def]
     return best
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def least_window(area, room, rise_time, rise_bytes, fall_time, fall_bytes):  # type: ignore[no-untyped-def]
     """The least window, µs, in which `area` byte·µs fit under `room`, where until rise_time[i] after its begin
     rise_bytes[i] cannot have been taken, and from fall_time[i] before its end fall_bytes[i] must have been freed.
@@ -53,7 +53,7 @@ def least_window(area, room, rise_time, rise_bytes, fall_time, fall_bytes):  # t
     return low
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _held(window, room, rise_time, rise_bytes, fall_time, fall_bytes):  # type: ignore[no-untyped-def]
     """The most byte·µs that a window can hold; it grows with the window."""
     held = 0.0
@@ -80,7 +80,7 @@ def _held(window, room, rise_time, rise_bytes, fall_time, fall_bytes):  # type: 
     return held
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def lifespans(before, after, group, first_of_group, in_order, first, neighbour, lag, duration, turn):  # type: ignore[no-untyped-def]
     """For each pair of passes of one group (microbatch) the longest path from the start of one to the end of the other,
     µs, along arcs within the group. in_order: passes by group, then in topological order; turn: place in in_order."""
@@ -111,7 +111,7 @@ def lifespans(before, after, group, first_of_group, in_order, first, neighbour, 
     return result
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def unbounded_knapsack(weight, value, size):  # type: ignore[no-untyped-def]
     """The greatest value of items of whole weights > 0 within `size`, each as often as it fits."""
     best = np.zeros(size + 1, np.int64)
