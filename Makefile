@@ -6,6 +6,7 @@ BIN := .venv/bin
 .venv/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,highs,test,lint]'
+	$(BIN)/python -c 'import zbsolve.search as s; s.compiled()'
 	touch $@
 
 demo: .venv/stamp
