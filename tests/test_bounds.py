@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import time
 
@@ -11,7 +12,7 @@ import pytest
 from zbsolve import Infeasible
 from zbsolve.greedy.arrays import arrays
 from zbsolve.ilp.bounds import closed_form, improve, recheck
-from zbsolve.ilp.onerank import one_rank, refute
+from zbsolve.ilp.onerank import lanes_of, refute
 
 from .exact import optimum
 from .exhaustive import optimum as by_all_orders
@@ -69,7 +70,7 @@ def test_no_rank_refutes_the_optimum(seed):
     best = optimum(problem)
     assert closed_form(problem).value <= best
     for rank in range(problem.ranks):
-        lanes = one_rank(problem, rank)
+        lanes = lanes_of(problem, (rank,))
         if lanes is not None:
             assert refute(lanes, best, 1_000_000) in (False, None)
 
@@ -79,7 +80,8 @@ def test_one_rank_alone_is_stronger_than_the_closed_form_and_can_be_proven_again
     first = closed_form(problem)
     *_, best = improve(problem, first, None, 5.0)
     assert best.value > first.value
-    assert (best.kind, recheck(problem, best, 10.0)) == ("one rank", best)
+    assert best.kind in ("one rank", "pair")
+    assert recheck(problem, best, 10.0) == best
     higher = dataclasses.replace(best, value=2 * best.value)
     assert recheck(problem, higher, 5.0).value < higher.value
 
@@ -91,3 +93,31 @@ def test_improve_stops_at_the_value_and_in_time():
     began = time.monotonic()
     list(improve(problem, first, None, 2.0))
     assert time.monotonic() - began < 3.0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_pair_of_ranks_refutes_the_optimum(seed):
+    problem = tight(seed)
+    best = optimum(problem)
+    for ranks in itertools.permutations(range(problem.ranks), 2):
+        lanes = lanes_of(problem, ranks)
+        if lanes is not None:
+            assert refute(lanes, best, 1_000_000) in (False, None)
+
+
+@pytest.mark.parametrize(
+    ("placement", "times", "capacity", "value"),
+    [
+        ("vee", (1, 1, 1), 8, 51),
+        ("vee", (1, 1, 1), 5, 56),
+        ("vee", (1, 1, 1), 3, 86),
+        ("vee", (3, 4, 2), 6, 169),
+        ("loop", (1, 1, 1), 6, 53),
+        ("loop", (1, 1, 1), 4, 63),
+    ],
+)
+def test_known_optima_are_proven_without_a_schedule(placement, times, capacity, value):
+    problem = uniform(placement, 4, 8, times, capacity)
+    bounds = [closed_form(problem), *improve(problem, closed_form(problem), value, 10.0)]
+    assert bounds[-1].value == value
+    assert recheck(problem, bounds[-1], 10.0).value == value

@@ -16,7 +16,7 @@ from ..problem import Ints, Problem
 from .arcs import arcs
 from .area import area, least_lifespans
 from .idle import Window, idle
-from .onerank import Climb, one_rank, refute
+from .onerank import Climb, lanes_of, refute
 from .relax import heads_and_tails
 from .window import one_machine
 
@@ -101,43 +101,58 @@ def improve(problem: Problem, best: Bound, value: int | None, seconds: float) ->
         best = forms[0]
         yield best
     ceiling = 4 * best.value if value is None else value
-    waiting = list(dict.fromkeys(rank for bound in forms for rank in bound.ranks))
-    climbs: dict[int, Climb] = {}
-    states, rate = 3_000, 200_000.0
-    while waiting and states <= 100_000_000:
-        for rank in list(waiting):
+    waiting: list[tuple[int, ...]] = [(rank,) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
+    climbs: dict[tuple[int, ...], Climb] = {}
+    states, rate, paired = 3_000, 200_000.0, problem.ranks == 1
+    while (waiting or not paired) and states <= 100_000_000:
+        for ranks in list(waiting):
             if best.value >= ceiling or time.monotonic() >= deadline:
                 return
-            if rank not in climbs:
-                lanes = one_rank(problem, rank)
+            if ranks not in climbs:
+                lanes = lanes_of(problem, ranks)
                 if lanes is None:
-                    waiting.remove(rank)
+                    waiting.remove(ranks)
                     continue
-                climbs[rank] = Climb(lanes, ceiling, max(1, (ceiling - best.value) // 32))
+                climbs[ranks] = Climb(lanes, ceiling, max(1, (ceiling - best.value) // 32))
             answer: bool | None = True
             while answer is not None:
-                window = climbs[rank].window(best.value - 1)
+                window = climbs[ranks].window(best.value - 1)
                 if window is None:
-                    waiting.remove(rank)
+                    waiting.remove(ranks)
                     break
                 began = time.monotonic()
                 allowed = min(states, int(rate * (deadline - began)))
                 if allowed < 1_000:
                     return
-                answer = climbs[rank].attempt(window, allowed)
+                answer = climbs[ranks].attempt(window, allowed)
                 if answer is None and allowed >= 24_000:
                     rate = allowed / (time.monotonic() - began)
                 if answer:
-                    best = Bound(window + 1, f"rank {rank}: no order of its passes fits {window} µs", "one rank", (rank,))
+                    best = _of_ranks(ranks, window + 1)
                     yield best
         states *= 8
+        if not paired and (states > 200_000 or not waiting):
+            waiting = [*_pairs(problem, best, forms), *waiting]
+            paired = True
+
+
+def _of_ranks(ranks: tuple[int, ...], value: int) -> Bound:
+    who, whose = (f"ranks {' and '.join(map(str, ranks))}", "their") if len(ranks) > 1 else (f"rank {ranks[0]}", "its")
+    proof = f"{who}: no order of {whose} passes fits {value - 1} µs"
+    return Bound(value, proof, "pair" if len(ranks) > 1 else "one rank", ranks)
+
+
+def _pairs(problem: Problem, best: Bound, forms: list[Bound]) -> list[tuple[int, ...]]:
+    """The rank of the best bound with each other one."""
+    rank = next(bound.ranks[0] for bound in (best, *forms) if bound.ranks)
+    return [(rank, other) for other in range(problem.ranks) if other != rank]
 
 
 def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     """Prove a stated bound again from the problem alone, as one of the same kind and ranks; lower than stated where it
     cannot be proven, or not within `seconds`."""
-    if bound.kind == "one rank":
-        lanes = one_rank(problem, bound.ranks[0])
+    if bound.kind in ("one rank", "pair"):
+        lanes = lanes_of(problem, bound.ranks)
         if lanes is not None and refute(lanes, bound.value - 1, int(200_000 * seconds)):
             return bound
         return Bound(0, "not proven again", bound.kind, bound.ranks)

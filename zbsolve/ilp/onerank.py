@@ -1,6 +1,6 @@
-"""One rank alone, exactly: is there an order of its passes within a window? Dynamic programming over how far lanes are.
+"""One rank alone, or a few, exactly: is there an order of their passes within a window? Dynamic programming over lanes.
 
-The rank's passes keep their stream, memory, heads and tails; other ranks are lags from pass j of one lane to pass j of
+The ranks' passes keep their streams, memory, heads and tails; other ranks are lags from pass j of one lane to pass j of
 another. Dropping all other lags, and taking the least lag where they differ, only relaxes: a window that is refuted here is
 refuted for the whole problem.
 """
@@ -14,54 +14,75 @@ import numpy as np
 
 from ..greedy.arrays import UNLIMITED, arrays
 from ..problem import Ints, Problem
+from ..timeline import Floats
+from .arcs import FAR, NOWHERE, arcs, ends, starts
 from .area import paths_within
 from .onerank_search import search
 from .relax import heads_and_tails
 
 
-class Rank(NamedTuple):
-    """One rank as lanes of equal length, in an order that respects the graph; times in µs, memory in bytes.
+class Lanes(NamedTuple):
+    """The lanes of some ranks, all of one length, in an order that respects the graph; times in µs, memory in bytes.
 
-    head[l, j], tail[l, j]: least time before pass j of lane l starts and after it ends. lag[l, m]: from the end of pass j of
-    l to the start of pass j of m, −1 where nothing leads there. held: rows (lane that takes, lane that frees, bytes, least
-    time held). fall_time, fall_bytes: what at most is held so long before the window's end.
+    home[l]: the rank of lane l, by its place among the ranks; room a rank, and slack: how much later than the window it may
+    end. head[l, j], tail[l, j]: least time before pass j of lane l starts and after it ends. lag[l, m]: from the end of pass
+    j of l to the start of pass j of m, −1 where nothing leads there. held: rows (lane that takes, lane that frees, bytes,
+    least time held). fall: for each rank rows (time before the window's end, byte·µs that fit between, bytes from there on).
     """
 
+    home: Ints
     duration: Ints
     taken: Ints
     freed: Ints
-    room: int
+    room: Ints
+    slack: Ints
     head: Ints
     tail: Ints
     lag: Ints
     held: Ints
-    fall_time: Ints
-    fall_bytes: Ints
+    fall: Floats
 
 
-def one_rank(problem: Problem, rank: int) -> Rank | None:
-    """The rank as lanes; None where its lanes are not alike (lengths, durations, bytes) or use several streams."""
+def lanes_of(problem: Problem, ranks: tuple[int, ...]) -> Lanes | None:
+    """The lanes of `ranks`; None where they are not alike (lengths, durations, bytes), or a rank has several streams or
+    unlimited memory. For the span the window is that of the first rank: others may begin and end outside it, and must
+    depend on its first start."""
     a = arrays(problem)
-    mine = np.flatnonzero(a.rank == rank).astype(np.int64)
-    lanes = [rows for rows in problem.lanes if a.rank[rows[0]] == rank]
-    lanes.sort(key=lambda rows: int(a.depth[rows[0]]))
-    if len({len(rows) for rows in lanes}) > 1 or len(lanes) == 1 or len(np.unique(problem.passes.streams[mine])) > 1:
+    mine = np.flatnonzero(np.isin(a.rank, np.array(ranks))).astype(np.int64)
+    rows_of = [rows for rows in problem.lanes if int(a.rank[rows[0]]) in ranks]
+    rows_of.sort(key=lambda rows: int(a.depth[rows[0]]))
+    used = {problem.passes.stream_sets[s] for s in np.unique(problem.passes.streams[mine]).tolist()}
+    room = a.room[list(ranks)]
+    if len({len(rows) for rows in rows_of}) > 1 or len(rows_of) == 1 or room.max() >= UNLIMITED:
         return None
-    if len(problem.passes.stream_sets[problem.passes.streams[mine[0]]]) > 1:
+    if len(used) != len(ranks) or max(map(len, used)) > 1:
         return None
-    table = np.stack(lanes)
+    table = np.stack(rows_of)
     columns = [column[table] for column in (a.duration, a.taken, a.freed)]
     if any((column != column[:, :1]).any() for column in columns):
         return None
+    duration, taken, freed = (column[:, 0] for column in columns)
+    head, tail = _heads_and_tails(problem, mine, ranks[0])
+    if head.min() < 0:
+        return None
     place = np.searchsorted(mine, table)
-    head, tail = heads_and_tails(problem, mine)
-    duration = columns[0][:, 0]
+    home = np.array([ranks.index(int(a.rank[rows[0]])) for rows in rows_of], np.int64)
+    inside = np.array([problem.objective == "makespan" or r == ranks[0] for r in ranks])
     lag = _lags(problem, table, duration)
     held = _held(problem, table, duration, lag)
-    fall = _fall(problem, mine, tail)
+    fall = np.stack([_fall(problem, mine, tail, rank, int(a.room[rank])) for rank in ranks])
     _thin(lag, duration)
-    taken, freed, room = columns[1][:, 0], columns[2][:, 0], int(a.room[rank])
-    return Rank(duration, taken, freed, room, head[place], tail[place], lag, held, *fall)
+    slack = np.where(inside, 0, FAR)
+    return Lanes(home, duration, taken, freed, room, slack, head[place], tail[place], lag, held, fall)
+
+
+def _heads_and_tails(problem: Problem, mine: Ints, rank: int) -> tuple[Ints, Ints]:
+    """As `heads_and_tails`, of passes of several ranks; for the span within the window of `rank`."""
+    if problem.objective == "makespan":
+        return heads_and_tails(problem, mine)
+    a = arcs(problem)
+    begin = np.where(problem.passes.rank == rank, 0, NOWHERE)
+    return starts(problem, a, begin)[mine], ends(problem, a, begin)[mine]
 
 
 def _thin(lag: Ints, duration: Ints) -> None:
@@ -100,32 +121,38 @@ def _held(problem: Problem, table: Ints, duration: Ints, lag: Ints) -> Ints:
     return np.array(rows_of, np.int64).reshape(-1, 4)
 
 
-def _fall(problem: Problem, mine: Ints, tail: Ints) -> tuple[Ints, Ints]:
-    """For times before the window's end, ascending, the bytes that may still be held from then on."""
+def _fall(problem: Problem, mine: Ints, tail: Ints, rank: int, room: int) -> Floats:
+    """Rows (time before the window's end, byte·µs that fit between then and the end, bytes from there on) of a rank; as
+    many rows for every rank."""
     edges = problem.edges
     rows = np.flatnonzero((edges.bytes > 0) & np.isin(edges.before, mine))
-    time = tail[np.searchsorted(mine, edges.after[rows])]
+    here = problem.passes.rank[edges.before[rows]] == rank
+    time = np.maximum(tail[np.searchsorted(mine, edges.after[rows])], 0)
     order = np.argsort(time, kind="stable")
-    return time[order], np.cumsum(edges.bytes[rows][order])
+    level = np.minimum(room, np.cumsum(np.where(here, edges.bytes[rows], 0)[order]))
+    when = np.concatenate([[0], time[order]])
+    levels = np.concatenate([[0], level])
+    area = np.concatenate([[0.0], np.cumsum(np.diff(when) * levels[:-1].astype(float))])
+    return np.stack([when.astype(float), area, levels.astype(float)], axis=1)
 
 
-def refute(rank: Rank, window: int, states: int) -> bool | None:
-    """True where no order of the rank's passes fits `window` µs; False where one does (within the relaxation); None where
-    more than `states` partial orders would have to be tried."""
-    lanes, m = rank.head.shape
-    if rank.room >= UNLIMITED or (m + 1) ** lanes >= 1 << 62 or window >= 1 << 31:
+def refute(lanes: Lanes, window: int, states: int) -> bool | None:
+    """True where no order of the passes fits `window` µs; False where one does (within the relaxation); None where more
+    than `states` partial orders would have to be tried."""
+    count, m = lanes.head.shape
+    if (m + 1) ** count >= 1 << 62 or window >= 1 << 28:
         return None
-    width = int((rank.lag > 0).sum()) * m
-    answer = int(search(*rank, min(width, 128) + 1, window, states))
+    width = int((lanes.lag >= 0).sum()) * m
+    answer = int(search(*lanes, min(width, 128) + 1, window, states))
     return None if answer < 0 else answer == 0
 
 
 @dataclass
 class Climb:
-    """The search for the largest window, µs, that one rank refutes: `fits` is known to fit (or of no use), steps double
+    """The search for the largest window, µs, that some ranks refute: `fits` is known to fit (or of no use), steps double
     while they are refuted, and between the two windows are halved."""
 
-    lanes: Rank
+    lanes: Lanes
     fits: int
     step: int
 
