@@ -18,7 +18,7 @@ from .errors import BadInput, Infeasible
 from .graphs import pipeline
 from .greedy.anneal import improve_policies, starting_policies
 from .greedy.blocks import blocks
-from .greedy.list_scheduler import list_schedule
+from .greedy.list_scheduler import Policy, deepest_first, list_schedule
 from .greedy.presets import PRESETS, preset
 from .ilp.bounds import Bound, closed_form, improve
 from .problem import OBJECTIVES, Problem
@@ -138,13 +138,18 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
     large = len(problem.passes) > LARGE
     if not large:
         state.raise_bound(closed_form(problem))
-    for _ in _quick(state) if method in METHODS else _named(state, (method,)):
+    if method not in METHODS:
+        state.offer(preset(method, problem), method)
+        state.raise_bound(closed_form(problem))
+        return
+    starts: list[Policy] = []
+    for _ in _quick(state, starts):
         if state.optimal:
             return
     if method == "auto" and not clock.counted:
         took = compiled()
         clock.extend(took if took > COMPILING else 0.0)
-        _side_by_side(state, seed)
+        _side_by_side(state, seed, starts)
         return
     if large:
         state.raise_bound(closed_form(problem))
@@ -153,7 +158,7 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
     elif method == "cp":
         _cp(state, seed, clock.left)
     elif method == "auto":
-        for _ in _find(state, seed):
+        for _ in _find(state, seed, starts):
             if state.done:
                 return
         _prove(state, seed)
@@ -167,40 +172,40 @@ def compiled() -> float:
     for objective in OBJECTIVES:
         problem = Problem(tiny.passes, tiny.edges, tiny.capacity, objective)
         state = State(problem, Clock(1.0, 0.02), Bound(0, ""))
-        state.offer(list_schedule(problem, starting_policies(problem)[0]), "greedy")
-        for _ in _find(state, 0):
+        starts = starting_policies(problem)
+        state.offer(list_schedule(problem, starts[0]), "greedy")
+        for _ in _find(state, 0, starts):
             pass
         for _ in improve(problem, Bound(0, ""), None, 0.1):
             pass
     return time.monotonic() - began
 
 
-def _quick(state: State) -> Iterator[None]:
-    """List scheduling with the best few of the starting policies, and the named schedules."""
-    problem = state.problem
-    for policy in starting_policies(problem)[:3]:
-        state.clock.spend(len(problem.passes) * 1e-6)
+def _quick(state: State, starts: list[Policy]) -> Iterator[None]:
+    """A schedule at once; then the best of the starting policies (kept in `starts`), and the named schedules."""
+    problem, clock = state.problem, state.clock
+    state.offer(list_schedule(problem, deepest_first(problem)), "greedy")
+    yield
+    starts += starting_policies(problem, clock, 0.1 * clock.left)
+    for policy in starts[:2]:
+        clock.spend(len(problem.passes) * 1e-6)
         state.offer(list_schedule(problem, policy), "greedy")
         yield
-    yield from _named(state, tuple(PRESETS))
-
-
-def _named(state: State, names: tuple[str, ...]) -> Iterator[None]:
-    """The named schedules. Raises BadInput where a single one is asked for and not defined here."""
-    for name in names:
+    for name in PRESETS:
+        if state.done:
+            return
         try:
-            state.offer(preset(name, state.problem), name)
+            state.offer(preset(name, problem), name)
         except BadInput:
-            if len(names) == 1:
-                raise
+            continue
         yield
 
 
-def _side_by_side(state: State, seed: int) -> None:
+def _side_by_side(state: State, seed: int, starts: list[Policy]) -> None:
     """Finder and prover, a thread each (their kernels and CP-SAT release the interpreter), until either is done."""
 
     def find() -> None:
-        for _ in _find(state, seed):
+        for _ in _find(state, seed, starts):
             if state.done:
                 return
 
@@ -229,11 +234,11 @@ def _side_by_side(state: State, seed: int) -> None:
         raise failed[0]
 
 
-def _find(state: State, seed: int) -> Iterator[None]:
+def _find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     """Better schedules: annealed policies and building blocks in turn, then neighbourhoods of the best."""
     problem, clock = state.problem, state.clock
     total = clock.left
-    sources = [_annealed(state, seed, total), _blocks(state, seed, total)]
+    sources = [_blocks(state, seed, total), _annealed(state, seed, total, starts)]
     while sources and not state.done:
         for source in list(sources):
             try:
@@ -250,8 +255,8 @@ def _find(state: State, seed: int) -> Iterator[None]:
             yield
 
 
-def _annealed(state: State, seed: int, total: float) -> Iterator[None]:
-    for policy in improve_policies(state.problem, state.clock, seed, 0.7 * total):
+def _annealed(state: State, seed: int, total: float, starts: list[Policy]) -> Iterator[None]:
+    for policy in improve_policies(state.problem, starts, state.clock, seed, 0.7 * total):
         if policy is not None:
             state.offer(list_schedule(state.problem, policy), "annealed policy")
         yield

@@ -6,7 +6,7 @@ one value for a lane and its likes on a range of neighbouring ranks, since good 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 
 import numba
@@ -17,19 +17,34 @@ from ..problem import Ints, Problem
 from .arrays import arrays
 from .list_scheduler import NEVER, Policy, _run, deepest_first
 
+PASS = 7e-7  # seconds that list scheduling a pass takes, or counts for
 
-def starting_policies(problem: Problem) -> list[Policy]:
+
+def starting_policies(problem: Problem, clock: Clock | None = None, seconds: float = 0.0) -> list[Policy]:
     """Policies to start from, best first: `deepest_first` with caps on what each lane has in flight.
 
     The flight of a lane's pass lasts until its partner's pass ends; 1F1B keeps about flight / (own work of both) in the
     air (arXiv 2006.09503), a zero-bubble warm-up up to flight / own work (arXiv 2401.10241, section 2). Between the two
     lies what memory and times ask for. Patience under 1 delays the passes that wait for less than a filler's length.
+    With a clock, as many as can be tried in `seconds` of it, the likeliest first and at least one.
     """
     sample = _sample(problem)
-    plain = sorted(_starting(sample), key=lambda policy: value_of(sample, policy))
-    tight = [_with_slack(sample, policy) for policy in plain]
-    tighter = [_with_slack(sample, policy) for policy in tight]
-    return sorted([*plain, *tight, *tighter], key=lambda policy: value_of(sample, policy))
+    until = 0.0 if clock is None else clock.used + seconds
+    tried: list[tuple[int, int, Policy]] = []
+
+    def rank(policies: Iterable[Policy]) -> None:
+        for policy in policies:
+            if clock is not None:
+                if tried and clock.used >= until:
+                    return
+                clock.spend(len(sample.passes) * PASS)
+            tried.append((value_of(sample, policy), len(tried), policy))
+
+    rank(_starting(sample))
+    for _ in range(2):
+        tried.sort(key=lambda t: t[:2])
+        rank([_with_slack(sample, policy) for _, _, policy in tried[:12]])
+    return [policy for _, _, policy in sorted(tried, key=lambda t: t[:2])]
 
 
 def _starting(problem: Problem) -> Iterator[Policy]:
@@ -45,9 +60,9 @@ def _starting(problem: Problem) -> Iterator[Policy]:
     whole = np.maximum(1, (a.depth[first[partner]] - a.depth[first]) // np.maximum(1, own))
     leads = (a.partner >= 0) & ~np.isin(np.arange(len(first)), a.partner)
     shallow = np.where(a.partner < 0, -1, a.depth.max() - a.depth[first])
-    flying = [few + share * (many - few) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    caps = [base.cap, *(np.where(leads, np.ceil(most), base.cap).astype(np.int64) for most in (*flying, whole))]
-    for cap, patience, priority in product(caps, (1.0, 0.5, 0.1), (base.priority, shallow)):
+    flying = [few + share * (many - few) for share in (0.0, 0.5, 0.25, 0.75, 1.0)]
+    caps = [base.cap, *(np.where(leads, np.ceil(most), base.cap).astype(np.int64) for most in (whole, *flying))]
+    for priority, patience, cap in product((base.priority, shallow), (1.0, 0.1, 0.5), caps):
         yield Policy(priority, cap, np.full(len(first), patience), base.slack)
 
 
@@ -66,23 +81,24 @@ def value_of(problem: Problem, policy: Policy) -> int:
     return int(_value(a, _run(a, *policy), problem.objective == "span"))
 
 
-def improve_policies(problem: Problem, clock: Clock, seed: int, seconds: float) -> Iterator[Policy | None]:
+def improve_policies(
+    problem: Problem, starts: list[Policy], clock: Clock, seed: int, seconds: float
+) -> Iterator[Policy | None]:
     """Policies of better and better schedules for `seconds` of the clock; None after a slice without one.
 
-    Short annealings from the best few starting policies, then longer ones from the best of all. A policy says nothing of
+    Short annealings from the first few of `starts`, then longer ones from the best of all. A policy says nothing of
     microbatches, so a long step is annealed with its first few: see `_sample`.
     """
     sample = _sample(problem)
     a, shape, spans = arrays(sample), _shape(sample), problem.objective == "span"
-    cost = len(sample.passes) * 7e-7  # seconds a simulation
+    cost = len(sample.passes) * PASS  # seconds a simulation
     until = clock.used + seconds
     rng = np.random.default_rng(seed)
-    starts = starting_policies(sample)
     best, best_value = starts[0], value_of(sample, starts[0])
     share = max(cost, seconds / 12)
     turn = 0
     while clock.used < until and clock.left > 0:
-        policy = starts[turn] if turn < 4 else best
+        policy = starts[turn] if turn < min(4, len(starts)) else best
         value = value_of(sample, policy)
         begin, length = clock.used, share if turn < 4 else 2 * share
         current, at, top, top_value = policy, value, policy, value
