@@ -20,13 +20,15 @@ from .onerank import Climb, lanes_of, refute
 from .relax import heads_and_tails
 from .window import one_machine
 
+GROUPS = ("one rank", "pair", "three ranks", "four ranks")  # kinds of bounds by how many ranks are kept whole
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """No schedule whose lanes run in table order has a smaller value than `value` µs; `proof` says why.
 
-    kind: the relaxation ("path", "work", "idle", "area", "one rank", …); ranks: which ranks it keeps. With both, the
-    bound can be proven again from the problem alone (`recheck`).
+    kind: the relaxation ("path", "work", "idle", "area": closed forms; or one of GROUPS); ranks: which ranks it keeps.
+    With both, the bound can be proven again from the problem alone (`recheck`).
     """
 
     value: int
@@ -103,8 +105,8 @@ def improve(problem: Problem, best: Bound, value: int | None, seconds: float) ->
     ceiling = 4 * best.value if value is None else value
     waiting: list[tuple[int, ...]] = [(rank,) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
     climbs: dict[tuple[int, ...], Climb] = {}
-    states, rate, paired = 3_000, 200_000.0, problem.ranks == 1
-    while (waiting or not paired) and states <= 100_000_000:
+    states, rate, size = 3_000, 50_000.0, 1
+    while waiting and states <= 100_000_000:
         for ranks in list(waiting):
             if best.value >= ceiling or time.monotonic() >= deadline:
                 return
@@ -124,36 +126,39 @@ def improve(problem: Problem, best: Bound, value: int | None, seconds: float) ->
                 allowed = min(states, int(rate * (deadline - began)))
                 if allowed < 1_000:
                     return
-                answer = climbs[ranks].attempt(window, allowed)
-                if answer is None and allowed >= 24_000:
-                    rate = allowed / (time.monotonic() - began)
+                answer, tried = climbs[ranks].attempt(window, allowed)
+                if tried >= 2_000:
+                    rate = 0.8 * tried / (time.monotonic() - began)
                 if answer:
                     best = _of_ranks(ranks, window + 1)
                     yield best
         states *= 8
-        if not paired and (states > 200_000 or not waiting):
-            waiting = [*_pairs(problem, best, forms), *waiting]
-            paired = True
+        if not waiting or (size == 1 and states > 200_000):
+            size += 1
+            waiting += _groups(problem, best, forms, size)
+            states = min(states, 24_000)
 
 
 def _of_ranks(ranks: tuple[int, ...], value: int) -> Bound:
-    who, whose = (f"ranks {' and '.join(map(str, ranks))}", "their") if len(ranks) > 1 else (f"rank {ranks[0]}", "its")
+    who, whose = (f"ranks {', '.join(map(str, ranks))}", "their") if len(ranks) > 1 else (f"rank {ranks[0]}", "its")
     proof = f"{who}: no order of {whose} passes fits {value - 1} µs"
-    return Bound(value, proof, "pair" if len(ranks) > 1 else "one rank", ranks)
+    return Bound(value, proof, GROUPS[len(ranks) - 1], ranks)
 
 
-def _pairs(problem: Problem, best: Bound, forms: list[Bound]) -> list[tuple[int, ...]]:
-    """The rank of the best bound with each other one."""
-    rank = next(bound.ranks[0] for bound in (best, *forms) if bound.ranks)
-    return [(rank, other) for other in range(problem.ranks) if other != rank]
+def _groups(problem: Problem, best: Bound, forms: list[Bound], size: int) -> list[tuple[int, ...]]:
+    """The ranks of the best bound, each time with another one, where that makes `size` ranks; none beyond what pays."""
+    ranks = next(bound.ranks for bound in (best, *forms) if bound.ranks)
+    if size > len(GROUPS) or len(ranks) < size - 1:
+        return []
+    return [(*ranks[: size - 1], other) for other in range(problem.ranks) if other not in ranks[: size - 1]]
 
 
 def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     """Prove a stated bound again from the problem alone, as one of the same kind and ranks; lower than stated where it
     cannot be proven, or not within `seconds`."""
-    if bound.kind in ("one rank", "pair"):
+    if bound.kind in GROUPS:
         lanes = lanes_of(problem, bound.ranks)
-        if lanes is not None and refute(lanes, bound.value - 1, int(200_000 * seconds)):
+        if lanes is not None and refute(lanes, bound.value - 1, int(200_000 * seconds))[0]:
             return bound
         return Bound(0, "not proven again", bound.kind, bound.ranks)
     same = [one for one in _closed_forms(problem) if (one.kind, one.ranks) == (bound.kind, bound.ranks)]

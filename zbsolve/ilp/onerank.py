@@ -136,15 +136,15 @@ def _fall(problem: Problem, mine: Ints, tail: Ints, rank: int, room: int) -> Flo
     return np.stack([when.astype(float), area, levels.astype(float)], axis=1)
 
 
-def refute(lanes: Lanes, window: int, states: int) -> bool | None:
+def refute(lanes: Lanes, window: int, states: int) -> tuple[bool | None, int]:
     """True where no order of the passes fits `window` µs; False where one does (within the relaxation); None where more
-    than `states` partial orders would have to be tried."""
+    than `states` partial orders would have to be tried. And how many were."""
     count, m = lanes.head.shape
     if (m + 1) ** count >= 1 << 62 or window >= 1 << 28:
-        return None
+        return None, 0
     width = int((lanes.lag >= 0).sum()) * m
-    answer = int(search(*lanes, min(width, 128) + 1, window, states))
-    return None if answer < 0 else answer == 0
+    answer, tried = search(*lanes, min(width, 128) + 1, window, states)
+    return (None if answer < 0 else bool(answer == 0)), int(tried)
 
 
 @dataclass
@@ -163,13 +163,13 @@ class Climb:
             window = (refuted + self.fits) // 2
         return window if window > refuted else None
 
-    def attempt(self, window: int, states: int) -> bool | None:
-        """Whether the window is refuted; None: not known with so many states."""
-        answer = refute(self.lanes, window, states)
+    def attempt(self, window: int, states: int) -> tuple[bool | None, int]:
+        """Whether the window is refuted; None: not known with so many states. And how many were tried."""
+        answer, tried = refute(self.lanes, window, states)
         if answer is None:
             self.step = max(1, self.step // 4)
         elif answer:
             self.step *= 2
         else:
             self.fits = window
-        return answer
+        return answer, tried

@@ -10,7 +10,7 @@ COMPARED = 48  # states of one set of positions that a new one is compared with
 
 @numba.njit(cache=True, nogil=True)
 def search(home, duration, taken, freed, room, slack, head, tail, lag, held, fall, width, window, most):  # type: ignore[no-untyped-def]
-    """1 where an order fits the window, 0 where none does, −1 where more than `most` states were tried.
+    """1 where an order fits the window, 0 where none does, −1 where more than `most` states were tried; and how many were.
 
     A state is a set of passes placed (positions), when each rank is free, and when passes whose forerunner has run may
     start (arrivals, a queue for every pair of lanes with a lag). Of two states with the same positions one that is nowhere
@@ -71,7 +71,7 @@ def search(home, duration, taken, freed, room, slack, head, tail, lag, held, fal
                     a, position[s], arrivals[s], pairs, home, lag, duration, new_now[n], new_position[n], new_arrivals[n]
                 )
                 if wide > width or tried > most:
-                    return -1
+                    return -1, tried
                 if _hopeless(
                     *(new_position[n], new_now[n], new_arrivals[n], pairs, home),
                     *(lag, duration, head, tail, held, room, slack, fall, window),
@@ -81,10 +81,10 @@ def search(home, duration, taken, freed, room, slack, head, tail, lag, held, fal
                 new_last[n, r] = a
                 n += 1
         if n == 0:
-            return 0
+            return 0, tried
         keep = _undominated(new_position[:n], new_now[:n], new_arrivals[:n], pairs, m)
         position, now, last, arrivals = new_position[keep], new_now[keep], new_last[keep], new_arrivals[keep]
-    return 1
+    return 1, tried
 
 
 @numba.njit(cache=True, nogil=True)
