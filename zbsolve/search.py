@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 
 from .clock import Clock
 from .errors import BadInput, Infeasible
@@ -143,13 +144,17 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         state.raise_bound(closed_form(problem))
         return
     starts: list[Policy] = []
-    for _ in _quick(state, starts):
+    quick = _quick(state, starts)
+    beside = method == "auto" and not clock.counted
+    for _ in quick:
         if state.optimal:
             return
-    if method == "auto" and not clock.counted:
+        if large and beside:  # the first schedule is there: the prover need not wait for the rest
+            break
+    if beside:
         took = compiled()
         clock.extend(took if took > COMPILING else 0.0)
-        _side_by_side(state, seed, starts)
+        _side_by_side(state, seed, chain(quick, _find(state, seed, starts)))
         return
     if large:
         state.raise_bound(closed_form(problem))
@@ -201,11 +206,11 @@ def _quick(state: State, starts: list[Policy]) -> Iterator[None]:
         yield
 
 
-def _side_by_side(state: State, seed: int, starts: list[Policy]) -> None:
+def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
     """Finder and prover, a thread each (their kernels and CP-SAT release the interpreter), until either is done."""
 
     def find() -> None:
-        for _ in _find(state, seed, starts):
+        for _ in steps:
             if state.done:
                 return
 
