@@ -44,6 +44,7 @@ class State:
     solver: str = ""
     progress: Callable[[State], None] | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
+    stoppers: list[Callable[[], None]] = field(default_factory=list)
 
     def offer(self, schedule: Schedule, solver: str) -> None:
         """Keep `schedule` where it is better and holds."""
@@ -233,8 +234,11 @@ def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
         if not workers[0].is_alive():
             workers[1].join(0.02)
     state.clock.stop()
+    for stop in state.stoppers:
+        stop()
     for worker in workers:
         worker.join(1.0)
+    state.progress = None  # a worker in the middle of a kernel may end later
     if failed:
         raise failed[0]
 
@@ -292,7 +296,13 @@ def _cp(state: State, seed: int, seconds: float) -> None:
 
     counted = state.clock.counted
     result = solve_cp(
-        state.problem, state.schedule, state.bound.value, seconds, seed=seed, effort=seconds if counted else None
+        state.problem,
+        state.schedule,
+        state.bound.value,
+        seconds,
+        seed=seed,
+        effort=seconds if counted else None,
+        started=state.stoppers.append,
     )
     state.clock.spend(seconds)
     if result.schedule is not None:

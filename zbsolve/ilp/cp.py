@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,10 +115,12 @@ def solve_cp(
     seed: int = 0,
     workers: int = 2,
     effort: float | None = None,
+    started: Callable[[Callable[[], None]], None] | None = None,
 ) -> CpResult:
     """Search with CP-SAT for a better schedule than `incumbent`, or a proof that there is none.
 
-    `effort`: deterministic time instead of seconds (the same answer on every machine, one worker).
+    `effort`: deterministic time instead of seconds (the same answer on every machine, one worker). `started` is given a
+    function that stops the search from another thread.
     """
     limit = horizon = int(arrays(problem).duration.sum() + problem.edges.lag.sum())
     if incumbent is not None:
@@ -135,6 +138,8 @@ def solve_cp(
     if effort is not None:
         solver.parameters.max_deterministic_time = effort
         solver.parameters.num_workers = 1
+    if started is not None:
+        started(solver.stop_search)
     status = solver.solve(built.model)
     if status == cp_model.INFEASIBLE:
         return CpResult(None, limit, True)
