@@ -108,6 +108,16 @@ def ends(problem: Problem, a: Arcs, begin: Ints) -> Ints:
     return result
 
 
+def heads_and_tails(problem: Problem, mine: Ints, rank: int) -> tuple[Ints, Ints]:
+    """Least time before each start and after each end of the passes `mine`, µs: from the step's begin and to its end for
+    the makespan; from the first start of `rank` and to its last end for the span (NOWHERE: none is known)."""
+    a = arcs(problem)
+    if problem.objective == "makespan":
+        return a.depth[mine], a.after[mine]
+    begin = np.where(problem.passes.rank == rank, 0, NOWHERE)
+    return starts(problem, a, begin)[mine], ends(problem, a, begin)[mine]
+
+
 def _rows(problem: Problem, backwards: bool = False) -> Ints:
     """The lanes' passes one after the other, each lane from its first pass to its last, or from its last to its first."""
     return np.concatenate([rows[::-1] if backwards else rows for rows in problem.lanes])

@@ -8,18 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ..greedy.arrays import arrays
 from ..problem import Ints, Problem
-from .arcs import arcs
+from .arcs import arcs, heads_and_tails
 from .area import area, least_lifespans
 from .idle import Window, idle
 from .onerank import Climb, lanes_of, refute
-from .relax import heads_and_tails
 from .window import one_machine
 
+EFFORT = 4_000_000  # passes walked over in one closed form
 GROUPS = ("one rank", "pair", "three ranks", "four ranks")  # kinds of bounds by how many ranks are kept whole
 
 
@@ -37,10 +38,15 @@ class Bound:
     ranks: tuple[int, ...] = ()
 
 
+_made: WeakKeyDictionary[Problem, tuple[Bound, ...]] = WeakKeyDictionary()
+
+
 def closed_form(problem: Problem) -> Bound:
     """The best bound in closed form: the longest path, and for every rank one stream with heads and tails, idle time
     around memory, and memory over time."""
-    return max(_closed_forms(problem), key=lambda bound: bound.value)
+    if problem not in _made:
+        _made[problem] = tuple(_closed_forms(problem))
+    return max(_made[problem], key=lambda bound: bound.value)
 
 
 def _closed_forms(problem: Problem) -> Iterator[Bound]:
@@ -50,9 +56,20 @@ def _closed_forms(problem: Problem) -> Iterator[Bound]:
         value = int((a.depth + problem.passes.duration + a.after).max())
         yield Bound(value, "longest path through the graph, lanes in order, memory's waits", "path")
     spans = _lifespans(problem)
-    for rank in range(problem.ranks):
+    for rank in _worth_a_look(problem):
         yield from _of_rank(problem, rank, spans)
     yield Bound(0, "nothing", "path")
+
+
+def _worth_a_look(problem: Problem) -> list[int]:
+    """All ranks; in very large problems the busiest, the first, the last and some between, for each costs a walk over all
+    passes where the span is the objective."""
+    count = max(3, EFFORT // len(problem.passes))
+    if problem.objective == "makespan" or problem.ranks <= count:
+        return list(range(problem.ranks))
+    work = np.bincount(problem.passes.rank, problem.passes.duration, problem.ranks)
+    spread = np.linspace(0, problem.ranks - 1, count).round().astype(int).tolist()
+    return list(dict.fromkeys([0, problem.ranks - 1, int(work.argmax()), *spread]))
 
 
 def _of_rank(problem: Problem, rank: int, spans: Ints | None) -> Iterator[Bound]:
@@ -91,14 +108,15 @@ def _lifespans(problem: Problem) -> Ints | None:
 def _window(problem: Problem, rank: int) -> Window:
     """The rank's passes with their heads and tails."""
     mine = np.flatnonzero(problem.passes.rank == rank)
-    return Window(rank, mine, *heads_and_tails(problem, mine))
+    return Window(rank, mine, *heads_and_tails(problem, mine, rank))
 
 
 def improve(problem: Problem, best: Bound, value: int | None, seconds: float) -> Iterator[Bound]:
     """Higher bounds than `best` as they are found, cheap ones first, until `value` (the incumbent's) or time is reached:
     after the closed forms single ranks, exactly, all of them with few states each, then again with more."""
     deadline = time.monotonic() + seconds
-    forms = sorted(_closed_forms(problem), key=lambda bound: -bound.value)
+    closed_form(problem)
+    forms = sorted(_made[problem], key=lambda bound: -bound.value)
     if forms[0].value > best.value:
         best = forms[0]
         yield best
@@ -161,5 +179,6 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
         if lanes is not None and refute(lanes, bound.value - 1, int(200_000 * seconds))[0]:
             return bound
         return Bound(0, "not proven again", bound.kind, bound.ranks)
-    same = [one for one in _closed_forms(problem) if (one.kind, one.ranks) == (bound.kind, bound.ranks)]
+    closed_form(problem)
+    same = [one for one in _made[problem] if (one.kind, one.ranks) == (bound.kind, bound.ranks)]
     return max(same, key=lambda one: one.value, default=Bound(0, "not proven again", bound.kind, bound.ranks))

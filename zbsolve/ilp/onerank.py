@@ -15,10 +15,9 @@ import numpy as np
 from ..greedy.arrays import UNLIMITED, arrays
 from ..problem import Ints, Problem
 from ..timeline import Floats
-from .arcs import FAR, NOWHERE, arcs, ends, starts
+from .arcs import FAR, heads_and_tails
 from .area import paths_within
 from .onerank_search import search
-from .relax import heads_and_tails
 
 
 class Lanes(NamedTuple):
@@ -62,7 +61,7 @@ def lanes_of(problem: Problem, ranks: tuple[int, ...]) -> Lanes | None:
     if any((column != column[:, :1]).any() for column in columns):
         return None
     duration, taken, freed = (column[:, 0] for column in columns)
-    head, tail = _heads_and_tails(problem, mine, ranks[0])
+    head, tail = heads_and_tails(problem, mine, ranks[0])
     if head.min() < 0:
         return None
     place = np.searchsorted(mine, table)
@@ -74,15 +73,6 @@ def lanes_of(problem: Problem, ranks: tuple[int, ...]) -> Lanes | None:
     _thin(lag, duration)
     slack = np.where(inside, 0, FAR)
     return Lanes(home, duration, taken, freed, room, slack, head[place], tail[place], lag, held, fall)
-
-
-def _heads_and_tails(problem: Problem, mine: Ints, rank: int) -> tuple[Ints, Ints]:
-    """As `heads_and_tails`, of passes of several ranks; for the span within the window of `rank`."""
-    if problem.objective == "makespan":
-        return heads_and_tails(problem, mine)
-    a = arcs(problem)
-    begin = np.where(problem.passes.rank == rank, 0, NOWHERE)
-    return starts(problem, a, begin)[mine], ends(problem, a, begin)[mine]
 
 
 def _thin(lag: Ints, duration: Ints) -> None:
