@@ -8,7 +8,6 @@ so that the outcome depends on nothing but the problem and the seed. What leaves
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,7 +20,7 @@ from .greedy.anneal import improve_policies, starting_policies
 from .greedy.blocks import blocks
 from .greedy.list_scheduler import Policy, deepest_first, list_schedule
 from .greedy.presets import PRESETS, preset
-from .ilp.bounds import Bound, closed_form, improve
+from .ilp.bounds import WHOLE, Bound, closed_form, improve
 from .problem import OBJECTIVES, Problem
 from .schedule import Certificate, Schedule
 from .verifier import verify
@@ -153,8 +152,9 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         if large and beside:  # the first schedule is there: the prover need not wait for the rest
             break
     if beside:
-        took = compiled()
-        clock.extend(took if took > COMPILING else 0.0)
+        before = clock.used
+        compiled()
+        clock.extend(clock.used - before if clock.used - before > COMPILING else 0.0)
         _side_by_side(state, seed, chain(quick, _find(state, seed, starts)))
         return
     if large:
@@ -171,9 +171,8 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
 
 
 @cache
-def compiled() -> float:
-    """Search a tiny problem, so that every kernel is compiled (once a machine, then cached on disk) or loaded; seconds."""
-    began = time.monotonic()
+def compiled() -> None:
+    """Search a tiny problem, so that every kernel is compiled (once a machine, then cached on disk) or loaded."""
     tiny = pipeline([3, 4, 3], [4, 4, 5], [2, 2, 1], placement=(0, 1, 0), microbatches=4, held_until_W=1, capacity=[6, 2])
     for objective in OBJECTIVES:
         problem = Problem(tiny.passes, tiny.edges, tiny.capacity, objective)
@@ -184,7 +183,6 @@ def compiled() -> float:
             pass
         for _ in improve(problem, Bound(0, ""), None, 0.1):
             pass
-    return time.monotonic() - began
 
 
 def _quick(state: State, starts: list[Policy]) -> Iterator[None]:
@@ -307,7 +305,7 @@ def _cp(state: State, seed: int, seconds: float) -> None:
     state.clock.spend(seconds)
     if result.schedule is not None:
         state.offer(result.schedule, "cp-sat")
-    state.raise_bound(Bound(result.bound, "cp-sat: the whole problem", "whole"))
+    state.raise_bound(Bound(result.bound, "cp-sat: the whole problem", WHOLE))
 
 
 def _milp(state: State, solver: str, seed: int) -> None:
@@ -316,7 +314,7 @@ def _milp(state: State, solver: str, seed: int) -> None:
     result = solve_milp(state.problem, state.schedule, state.bound.value, state.clock.left, solver=solver, seed=seed)
     if result.schedule is not None:
         state.offer(result.schedule, f"milp {solver}")
-    state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", "whole"))
+    state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", WHOLE))
 
 
 def _why(method: str) -> str:

@@ -21,6 +21,7 @@ from .onerank import Climb, lanes_of, refute
 from .window import one_machine
 
 EFFORT = 4_000_000  # passes walked over in one closed form
+WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
 GROUPS = ("one rank", "pair", "three ranks", "four ranks")  # kinds of bounds by how many ranks are kept whole
 
 
@@ -174,6 +175,12 @@ def _groups(problem: Problem, best: Bound, forms: list[Bound], size: int) -> lis
 def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     """Prove a stated bound again from the problem alone, as one of the same kind and ranks; lower than stated where it
     cannot be proven, or not within `seconds`."""
+    if bound.value <= problem.work:
+        return bound
+    if bound.kind == WHOLE:
+        from .cp import refutes  # CP-SAT takes a second to load, and few bounds need it
+
+        return bound if refutes(problem, bound.value, seconds) else Bound(0, "not proven again", WHOLE)
     if bound.kind in GROUPS:
         lanes = lanes_of(problem, bound.ranks)
         if lanes is not None and refute(lanes, bound.value - 1, int(200_000 * seconds))[0]:

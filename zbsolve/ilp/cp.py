@@ -35,9 +35,26 @@ class CpModel:
     value: cp_model.IntVar
 
 
-def build(problem: Problem, bound: int, limit: int, horizon: int) -> CpModel:
-    """A model whose value lies in [bound, limit] and whose passes all end by `horizon` (µs)."""
-    model = cp_model.CpModel()
+def longest(problem: Problem) -> int:
+    """µs within which some schedule ends, if there is any: one pass after the other, each as early as possible."""
+    return int(problem.passes.duration.sum() + problem.edges.lag.sum())
+
+
+def horizon_of(problem: Problem, limit: int) -> int:
+    """µs by which the passes of some best schedule of value at most `limit` have ended.
+
+    With the span as objective that can be later than the limit: a time between the windows of all ranks may be cut to
+    the longest lag, so windows and lags one after the other are enough.
+    """
+    if problem.objective == "makespan":
+        return limit
+    lag = int(problem.edges.lag.max()) if len(problem.edges) else 0
+    return problem.ranks * limit + (problem.ranks - 1) * lag
+
+
+def build(problem: Problem, bound: int, limit: int) -> CpModel:
+    """A model whose value lies in [bound, limit], µs; it holds a best schedule where one is that good."""
+    model, horizon = cp_model.CpModel(), horizon_of(problem, limit)
     a = arrays(problem)
     start = [model.new_int_var(d, max(d, horizon - t), "") for d, t in zip(a.depth.tolist(), a.tail.tolist(), strict=True)]
     interval = [model.new_fixed_size_interval_var(s, d, "") for s, d in zip(start, a.duration.tolist(), strict=True)]
@@ -106,6 +123,15 @@ def _objective(m: CpModel, horizon: int) -> None:
     model.minimize(m.value)
 
 
+def refutes(problem: Problem, bound: int, seconds: float) -> bool:
+    """Whether CP-SAT proves within `seconds` that no schedule has a value under `bound` (µs)."""
+    built = build(problem, 0, bound - 1)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.num_workers = 2
+    return solver.solve(built.model) == cp_model.INFEASIBLE
+
+
 def solve_cp(
     problem: Problem,
     incumbent: Schedule | None,
@@ -122,12 +148,8 @@ def solve_cp(
     `effort`: deterministic time instead of seconds (the same answer on every machine, one worker). `started` is given a
     function that stops the search from another thread.
     """
-    limit = horizon = int(arrays(problem).duration.sum() + problem.edges.lag.sum())
-    if incumbent is not None:
-        timeline = incumbent.timeline()
-        limit = int(timeline.value)
-        horizon = int(timeline.makespan) if problem.objective == "makespan" else 2 * int(timeline.makespan)
-    built = build(problem, min(bound, limit), limit, horizon)
+    limit = longest(problem) if incumbent is None else int(incumbent.timeline().value)
+    built = build(problem, min(bound, limit), limit)
     if incumbent is not None:
         for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
             built.model.add_hint(variable, start)

@@ -18,6 +18,7 @@ from ..greedy.arrays import arrays
 from ..greedy.list_scheduler import from_starts
 from ..problem import Problem
 from ..schedule import Schedule
+from .cp import horizon_of, longest
 
 SOLVERS = {"cbc": "PULP_CBC_CMD", "highs": "HiGHS", "gurobi": "GUROBI", "cplex": "CPLEX_PY", "scip": "SCIP_PY"}
 
@@ -42,9 +43,9 @@ class MilpModel:
     value: pulp.LpVariable
 
 
-def build(problem: Problem, bound: int, limit: int, horizon: int) -> MilpModel:
-    """A model whose value lies in [bound, limit] and whose passes all end by `horizon` (µs)."""
-    a = arrays(problem)
+def build(problem: Problem, bound: int, limit: int) -> MilpModel:
+    """A model whose value lies in [bound, limit], µs; it holds a best schedule where one is that good."""
+    a, horizon = arrays(problem), horizon_of(problem, limit)
     model = pulp.LpProblem("zbsolve", pulp.LpMinimize)
     start = [
         pulp.LpVariable(f"t{i}", d, max(d, horizon - t))
@@ -174,12 +175,8 @@ def solve_milp(
         raise BadInput(f"solver '{solver}': one of {', '.join(SOLVERS)}")
     if SOLVERS[solver] not in pulp.listSolvers(onlyAvailable=True):
         raise BadInput(f"solver '{solver}' is not installed here ({', '.join(_available())} are)")
-    limit = horizon = int(arrays(problem).duration.sum() + problem.edges.lag.sum())
-    if incumbent is not None:
-        timeline = incumbent.timeline()
-        limit = int(timeline.value)
-        horizon = int(timeline.makespan) if problem.objective == "makespan" else 2 * int(timeline.makespan)
-    built = build(problem, min(bound, limit), limit, horizon)
+    limit = longest(problem) if incumbent is None else int(incumbent.timeline().value)
+    built = build(problem, min(bound, limit), limit)
     if incumbent is not None:
         for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
             variable.setInitialValue(start)
