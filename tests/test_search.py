@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from zbsolve import BadInput, Schedule, pipeline, solve, verify
+from zbsolve import BadInput, Edge, Infeasible, Pass, Problem, Schedule, pipeline, solve, verify
 from zbsolve.clock import Clock
 from zbsolve.greedy.anneal import starting_policies
 from zbsolve.greedy.arrays import arrays
@@ -109,6 +109,16 @@ def test_neighbourhoods_improve_and_hold():
 def test_tight_memory_always_has_a_schedule(placement, capacity):
     problem = uniform(placement, 6, 9, (3, 4, 2), capacity)
     assert verify(problem, solve(problem, effort=0.05)) == ()
+
+
+def test_infeasible_is_proven_for_any_graph():
+    passes = [Pass("F", 0, 0, 0, 2), Pass("F", 1, 0, 0, 2), Pass("B", 1, 0, 0, 2), Pass("B", 0, 0, 0, 2)]
+    held = [Edge("0F0", "1F0"), Edge("1F0", "1B0", bytes=2), Edge("0F0", "0B0", bytes=2), Edge("1B0", "0B0")]
+    assert solve(Problem.of(passes, held, [4]), seconds=5).certificate.value == 8
+    with pytest.raises(Infeasible, match="cp-sat proved"):
+        solve(Problem.of(passes, held, [3]), seconds=5)
+    with pytest.raises(Infeasible, match="rank 0 needs 2 bytes for one pass, but has 1"):
+        solve(Problem.of(passes, held, [1]), seconds=5)
 
 
 def test_head_keeps_the_first_microbatches():

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below loads
-    from .errors import BadInput, Deadlock, Infeasible, ZbsolveError
+    from .errors import BadInput, Deadlock, Infeasible, NotFound, ZbsolveError
     from .graphs import pipeline
     from .problem import Edge, Pass, Problem
     from .profile import Layer, Link, Profile
@@ -26,6 +26,7 @@ _HOMES = {
     "Edge": "problem",
     "Infeasible": "errors",
     "Layer": "profile",
+    "NotFound": "errors",
     "Link": "profile",
     "Pass": "problem",
     "Problem": "problem",

@@ -19,6 +19,12 @@ class Infeasible(ZbsolveError):
     exit_code = 1
 
 
+class NotFound(ZbsolveError):
+    """No schedule was found in the time given; whether one exists is open."""
+
+    exit_code = 1
+
+
 class Deadlock(ZbsolveError):
     """The order of a schedule contradicts the graph; `cycle` names the passes that wait for each other."""
 

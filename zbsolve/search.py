@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 
+import numpy as np
+
 from .clock import Clock
-from .errors import BadInput, Infeasible
+from .errors import BadInput, Infeasible, NotFound, ZbsolveError
 from .graphs import pipeline
 from .greedy.anneal import improve_policies, starting_policies
 from .greedy.blocks import blocks
@@ -41,6 +43,7 @@ class State:
     schedule: Schedule | None = None
     value: int = -1
     solver: str = ""
+    infeasible: bool = False
     progress: Callable[[State], None] | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     stoppers: list[Callable[[], None]] = field(default_factory=list)
@@ -93,7 +96,7 @@ def solve(
     method: "auto", "greedy" (list scheduling alone), "cp", "milp" (with `solver`, see ilp.milp), or the name of a preset.
     effort: in place of seconds, for the same answer on every machine. hint: a schedule to start from; one made for other
     times counts by its order. progress: called with the State whenever value or bound got better. Returns early when the
-    value equals the bound, and the incumbent on KeyboardInterrupt. Raises Infeasible with the reason, or BadInput.
+    value equals the bound, and the incumbent on KeyboardInterrupt. Raises Infeasible with the reason, NotFound, BadInput.
     """
     if method not in METHODS and method not in PRESETS:
         raise BadInput(f"method '{method}': one of {', '.join((*METHODS, *PRESETS))}")
@@ -108,7 +111,7 @@ def solve(
         if state.schedule is None:
             raise
     if state.schedule is None:
-        raise Infeasible(_why(method))
+        raise _nothing(state, method)
     return state.schedule.certified(_certificate(state, seed))
 
 
@@ -305,6 +308,9 @@ def _cp(state: State, seed: int, seconds: float) -> None:
     state.clock.spend(seconds)
     if result.schedule is not None:
         state.offer(result.schedule, "cp-sat")
+    state.infeasible = result.infeasible and state.schedule is None
+    if state.infeasible:
+        return
     state.raise_bound(Bound(result.bound, "cp-sat: the whole problem", WHOLE))
 
 
@@ -317,7 +323,17 @@ def _milp(state: State, solver: str, seed: int) -> None:
     state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", WHOLE))
 
 
-def _why(method: str) -> str:
+def _nothing(state: State, method: str) -> ZbsolveError:
+    """Why there is no schedule: proven, or only not found."""
     if method in PRESETS:
-        return f"{method} does not fit this problem's memory"
-    return "no schedule was found within this memory"
+        return Infeasible(f"{method} does not fit this problem's memory")
+    problem = state.problem
+    if problem.capacity is not None:
+        most = np.zeros(problem.ranks, np.int64)
+        np.maximum.at(most, problem.passes.rank, problem.taken)
+        for rank in np.flatnonzero(most > problem.capacity):
+            text = f"capacity: rank {rank} needs {most[rank]} bytes for one pass, but has {problem.capacity[rank]}"
+            return Infeasible(f"{text}: no schedule exists")
+    if state.infeasible:
+        return Infeasible("capacity: cp-sat proved that no order fits the memory of all ranks: no schedule exists")
+    return NotFound("no schedule was found in this time, and it is not proven that there is none")
