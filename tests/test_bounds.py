@@ -10,6 +10,7 @@ import time
 import pytest
 
 from zbsolve import Infeasible
+from zbsolve.clock import Clock
 from zbsolve.greedy.arrays import arrays
 from zbsolve.ilp.bounds import GROUPS, closed_form, improve, recheck
 from zbsolve.ilp.onerank import lanes_of, refute
@@ -78,7 +79,7 @@ def test_no_rank_refutes_the_optimum(seed):
 def test_one_rank_alone_is_stronger_than_the_closed_form_and_can_be_proven_again():
     problem = uniform("loop", 4, 12, (3, 4, 2), 4, "span")
     first = closed_form(problem)
-    *_, best = improve(problem, first, None, 5.0)
+    *_, best = improve(problem, first, None, Clock(5.0), 5.0)
     assert best.value > first.value
     assert best.kind in GROUPS
     assert recheck(problem, best, 10.0) == best
@@ -89,9 +90,9 @@ def test_one_rank_alone_is_stronger_than_the_closed_form_and_can_be_proven_again
 def test_improve_stops_at_the_value_and_in_time():
     problem = uniform("vee", 8, 24, (3, 4, 2), 12, "span")
     first = closed_form(problem)
-    assert [bound.value for bound in improve(problem, first, first.value, 10.0)] == []
+    assert [bound.value for bound in improve(problem, first, first.value, Clock(10.0), 10.0)] == []
     began = time.monotonic()
-    list(improve(problem, first, None, 2.0))
+    list(improve(problem, first, None, Clock(2.0), 2.0))
     assert time.monotonic() - began < 3.0
 
 
@@ -119,6 +120,6 @@ def test_no_group_of_ranks_refutes_the_optimum(seed):
 )
 def test_known_optima_are_proven_without_a_schedule(placement, times, capacity, value):
     problem = uniform(placement, 4, 8, times, capacity)
-    bounds = [closed_form(problem), *improve(problem, closed_form(problem), value, 10.0)]
+    bounds = [closed_form(problem), *improve(problem, closed_form(problem), value, Clock(10.0), 10.0)]
     assert bounds[-1].value == value
     assert recheck(problem, bounds[-1], 10.0).value == value

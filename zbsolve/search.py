@@ -29,6 +29,7 @@ from .verifier import verify
 
 METHODS = ("auto", "greedy", "cp", "milp")
 SMALL = 400  # passes: CP-SAT on the whole problem proves or improves within seconds up to about here
+PROVING = 0.35  # of the effort is left for the prover
 COMPILING = 3.0  # seconds: the kernels were not cached yet, which is not the search's time
 LARGE = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
 
@@ -167,10 +168,13 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
     elif method == "cp":
         _cp(state, seed, clock.left)
     elif method == "auto":
+        # One after the other: the prover has the last part of the effort to itself.
+        keep = PROVING * clock.left
         for _ in _find(state, seed, starts):
-            if state.done:
-                return
-        _prove(state, seed)
+            if state.done or clock.left < keep:
+                break
+        if not state.done:
+            _prove(state, seed)
 
 
 @cache
@@ -184,7 +188,7 @@ def compiled() -> None:
         state.offer(list_schedule(problem, starts[0]), "greedy")
         for _ in _find(state, 0, starts):
             pass
-        for _ in improve(problem, Bound(0, ""), None, 0.1):
+        for _ in improve(problem, Bound(0, ""), None, Clock(1.0), 0.1):
             pass
 
 
@@ -283,11 +287,10 @@ def _prove(state: State, seed: int) -> None:
     problem, clock = state.problem, state.clock
     small = len(problem.passes) <= SMALL
     state.raise_bound(closed_form(problem))
-    if not clock.counted:
-        for bound in improve(problem, state.bound, state.value, clock.left * (0.4 if small else 1.0)):
-            state.raise_bound(bound)
-            if state.done:
-                return
+    for bound in improve(problem, state.bound, state.value, clock, clock.left * (0.4 if small else 1.0)):
+        state.raise_bound(bound)
+        if state.done:
+            return
     if small or state.schedule is None:
         _cp(state, seed, clock.left)
 

@@ -5,13 +5,13 @@ Each looks at one rank alone and replaces all other ranks by longest-path lags a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..clock import Clock
 from ..greedy.arrays import arrays
 from ..problem import Ints, Problem
 from .arcs import arcs, heads_and_tails
@@ -21,6 +21,8 @@ from .onerank import Climb, lanes_of, refute
 from .window import one_machine
 
 EFFORT = 4_000_000  # passes walked over in one closed form
+STATE = 5e-6  # seconds that one partial order counts for
+MOST = 2_000_000  # partial orders in one try: a few GB in the worst case
 WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
 GROUPS = ("one rank", "pair", "three ranks", "four ranks")  # kinds of bounds by how many ranks are kept whole
 
@@ -112,10 +114,10 @@ def _window(problem: Problem, rank: int) -> Window:
     return Window(rank, mine, *heads_and_tails(problem, mine, rank))
 
 
-def improve(problem: Problem, best: Bound, value: int | None, seconds: float) -> Iterator[Bound]:
+def improve(problem: Problem, best: Bound, value: int | None, clock: Clock, seconds: float) -> Iterator[Bound]:
     """Higher bounds than `best` as they are found, cheap ones first, until `value` (the incumbent's) or time is reached:
     after the closed forms single ranks, exactly, all of them with few states each, then again with more."""
-    deadline = time.monotonic() + seconds
+    until = clock.used + seconds
     closed_form(problem)
     forms = sorted(_made[problem], key=lambda bound: -bound.value)
     if forms[0].value > best.value:
@@ -125,9 +127,9 @@ def improve(problem: Problem, best: Bound, value: int | None, seconds: float) ->
     waiting: list[tuple[int, ...]] = [(rank,) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
     climbs: dict[tuple[int, ...], Climb] = {}
     states, rate, size = 3_000, 50_000.0, 1
-    while waiting and states <= 100_000_000:
+    while waiting and states <= MOST:
         for ranks in list(waiting):
-            if best.value >= ceiling or time.monotonic() >= deadline:
+            if best.value >= ceiling or clock.used >= until or clock.left <= 0:
                 return
             if ranks not in climbs:
                 lanes = lanes_of(problem, ranks)
@@ -141,13 +143,14 @@ def improve(problem: Problem, best: Bound, value: int | None, seconds: float) ->
                 if window is None:
                     waiting.remove(ranks)
                     break
-                began = time.monotonic()
-                allowed = min(states, int(rate * (deadline - began)))
+                began = clock.used
+                allowed = min(states, int(rate * min(clock.left, until - began)))
                 if allowed < 1_000:
                     return
                 answer, tried = climbs[ranks].attempt(window, allowed)
+                clock.spend(tried * STATE)
                 if tried >= 2_000:
-                    rate = 0.8 * tried / (time.monotonic() - began)
+                    rate = 0.8 * tried / max(1e-9, clock.used - began)
                 if answer:
                     best = _of_ranks(ranks, window + 1)
                     yield best
