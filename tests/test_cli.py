@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -180,3 +181,42 @@ def test_bad_use_exits_with_2():
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert zbsolve("dance").returncode == 2
+
+
+def test_outputs_are_refused_before_the_work(measured, tmp_path, capsys):
+    work = ["solve", measured, "--ranks", "2", "--microbatches", "2"]
+    for path, line in (
+        (str(tmp_path), "a file name is needed"),
+        ("", "a file name is needed"),
+        ("/no/x.json", "no such folder"),
+    ):
+        assert main([*work, "-o", path]) == 2
+        assert line in capsys.readouterr().err
+    assert main([*work, "--json", "-o", "-"]) == 2
+    assert "both want standard output" in capsys.readouterr().err
+
+
+def test_links_are_followed_and_pipes_written_into(measured, tmp_path):
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    real.write_text("before")
+    link.symlink_to(real)
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "2", "-o", str(link)]) == 0
+    assert link.is_symlink()
+    assert Schedule.load(real).certificate.status == "optimal"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "2", "-o", str(pipe)]) == 0
+    text, _ = reader.communicate(timeout=20)
+    assert json.loads(text)["zbsolve"] == "schedule"
+    assert pipe.is_fifo()
+
+
+def test_a_forged_status_is_found(measured, tmp_path, capsys):
+    path = tmp_path / "s.json"
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "4", "--method", "gpipe", "-o", str(path)]) == 0
+    body = json.loads(path.read_text())
+    body["certificate"].update(bound=10, status="optimal", gap=0.0)
+    path.write_text(json.dumps(body))
+    capsys.readouterr()
+    assert main(["check", str(path)]) == 2
+    assert "field 'status' is optimal, but value and bound say otherwise" in capsys.readouterr().err

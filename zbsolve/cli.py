@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import cli_bench, cli_search
 from .cli_tools import print_json, progress_line
 from .errors import BadInput, ZbsolveError
+from .files import check_writable
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -23,16 +24,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     command: Command = options.command
     try:
+        _check_outputs(options)
         return command(options)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            sys.stderr.close()
+            return 0
+        print(f"zbsolve {options.name}: cannot write: {error.strerror}", file=sys.stderr)
+        return 2
     except ZbsolveError as error:
         print(f"zbsolve {options.name}: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
     except KeyboardInterrupt:
         print(f"zbsolve {options.name}: interrupted", file=sys.stderr)
         return 130
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Refuse what cannot be written before the work begins."""
+    output = getattr(options, "output", None)
+    outputs = [output] if isinstance(output, str) else list(output or ())
+    for path in outputs:
+        check_writable(path)
+    if "-" in outputs and getattr(options, "json", False):
+        raise BadInput("--json and -o - both want standard output: choose one")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,7 +111,7 @@ def _show_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("schedule", help="schedule.json, or - for standard input")
     parser.add_argument("--trace", help="trace.json of a run of it: predicted and measured on one time axis")
     parser.add_argument("--width", type=int, help="columns in the terminal; default: as wide as it is")
-    parser.add_argument("-o", "--output", help="x.html, x.svg, x.png or x.trace.json; in the terminal without")
+    parser.add_argument("-o", "--output", help="x.html, x.svg or x.trace.json; in the terminal without")
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -252,6 +267,9 @@ def _print_run(schedule: Any, trace: Any) -> None:
     print(
         f"peak activation bytes: {' '.join(map(str, trace.peaks[0]))} (predicted {' '.join(map(str, predicted.peak_bytes))})"
     )
+    for rank, room in enumerate(schedule.problem.capacity or ()):
+        if trace.peaks[0][rank] > room:
+            print(f"WARNING: rank {rank} held {trace.peaks[0][rank]} bytes of activations; its capacity is {room}")
     check = trace.facts.get("check")
     if check is not None:
         verdict = "right" if check["passed"] else "WRONG"

@@ -168,6 +168,7 @@ def frontier(options: argparse.Namespace) -> int:
     if options.schedules:
         from pathlib import Path
 
+        Path(options.schedules).mkdir(parents=True, exist_ok=True)
         for point in found.points:
             point.schedule.save(Path(options.schedules) / f"schedule-{point.memory}.json")
     if options.json:

@@ -14,16 +14,33 @@ from .errors import BadInput
 VERSION = 1
 
 
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises BadInput where `write_text` could not write: worth knowing before the work is done."""
+    target = Path(path)
+    if str(path) == "-":
+        return
+    if not str(path) or target.is_dir():
+        raise BadInput(f"{path or 'output'}: cannot write: a file name is needed")
+    if not target.exists() and not os.access(target.resolve().parent, os.W_OK | os.X_OK):
+        raise BadInput(f"{target}: cannot write: no such folder, or not allowed")
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path` whole or not at all; `-` is standard output."""
+    """Write `text` to `path` whole or not at all; `-` is standard output. A symbolic link is followed, and what is no
+    regular file (a pipe, a device) is written into. Raises BadInput."""
     if str(path) == "-":
         sys.stdout.write(text)
         return
+    check_writable(path)
     target = Path(path)
     try:
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")
+            return
+        target = target.resolve()
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
-        raise BadInput(f"{target}: cannot write: {error.strerror}") from None
+        raise BadInput(f"{path}: cannot write: {error.strerror}") from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)

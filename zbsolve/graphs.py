@@ -11,6 +11,8 @@ from . import placement as placements
 from .errors import BadInput, Infeasible
 from .problem import KINDS, Edges, Ints, Passes, Problem
 
+MOST = 5_000_000  # stages times microbatches
+LARGEST = 2**52  # µs or bytes; and a whole step stays below 2**60, so that sums are whole numbers of 64 bits
 Numbers = Sequence[float] | float
 Links = float | Sequence[float] | Mapping[tuple[int, int], float]
 
@@ -43,10 +45,14 @@ def pipeline(
     Times are whole µs: a fraction is rounded, and refused where that changes it by more than 0.1 %. Raises BadInput
     for values that make no sense and Infeasible where one microbatch alone does not fit a rank.
     """
+    if isinstance(F, Sequence | np.ndarray) and len(F) == 0:
+        raise BadInput("F: no stages")
     ranks_of = _stage_ranks(F, placement)
     stages = len(ranks_of)
     if not isinstance(microbatches, int | np.integer) or microbatches < 1:
         raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
+    if microbatches * stages > MOST:
+        raise BadInput(f"microbatches: {microbatches} of {stages} stages are more than zbsolve handles ({MOST} in all)")
     if (BW is None) == (B is None):
         raise BadInput("pipeline: give either B (and W), or BW")
     if BW is not None and W is not None:
@@ -55,6 +61,8 @@ def pipeline(
     times = {"F": _whole(F, "F", stages), backward: _whole(B if BW is None else BW, backward, stages)}
     if W is not None:
         times["W"] = _whole(W, "W", stages)
+    if sum(float(one.sum()) for one in times.values()) * microbatches > 2**60:
+        raise BadInput("pipeline: the times of all passes add up to more than zbsolve can count")
     kinds = tuple(times)
     held_b, held_w = _whole(held_until_B, "held_until_B", stages), _whole(held_until_W, "held_until_W", stages)
     limits = None if capacity is None else _whole(capacity, "capacity", max(ranks_of) + 1)
@@ -102,6 +110,8 @@ def _whole(values: Any, what: str, count: int) -> Ints:
             raise BadInput(f"{what}[{i}]: not a number: {value!r}") from None
         if exact < 0:
             raise BadInput(f"{what}[{i}]: {value} is negative")
+        if exact > LARGEST:
+            raise BadInput(f"{what}[{i}]: {value} is larger than {LARGEST}")
         if abs(exact - result[i]) > 1e-3 * exact:
             raise BadInput(f"{what}[{i}]: {value} is not whole; give whole µs and bytes (for example 1000 times as many)")
     return result

@@ -135,6 +135,8 @@ class Profile:
         source = field(body, "source", str, where)
         if source not in ("measured", "estimated"):
             raise BadInput(f"{where}: field 'source' is '{source}', not measured or estimated")
+        if not field(body, "link", dict, where).get("bytes_per_us", 1):
+            raise BadInput(f"{where}: link: field 'bytes_per_us' is 0")
         capacity = body.get("capacity")
         if capacity is not None and (type(capacity) is not int or capacity < 0):
             raise BadInput(f"{where}: field 'capacity' must be null or whole bytes")

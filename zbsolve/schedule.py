@@ -52,12 +52,16 @@ class Certificate:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], where: str) -> Certificate:
-        """The certificate that `to_json` wrote; derived fields are computed again. Raises BadInput."""
+        """The certificate that `to_json` wrote. Raises BadInput, also where `gap` or `status` is not what follows."""
         types: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "tuple[int, ...]": list}
         values = {f.name: field(dict(body), f.name, types[str(f.type)], where) for f in fields(cls)}
         if not all(type(rank) is int for rank in values["ranks"]):
             raise BadInput(f"{where}: field 'ranks' must list ranks")
-        return cls(**{**values, "ranks": tuple(values["ranks"])})
+        stated = cls(**{**values, "ranks": tuple(values["ranks"])})
+        for name in ("status", "gap"):
+            if body.get(name, getattr(stated, name)) != getattr(stated, name):
+                raise BadInput(f"{where}: certificate: field '{name}' is {body[name]}, but value and bound say otherwise")
+        return stated
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,6 +101,10 @@ def solve(
     """
     if method not in METHODS and method not in PRESETS:
         raise BadInput(f"method '{method}': one of {', '.join((*METHODS, *PRESETS))}")
+    if method == "milp":
+        from .ilp.milp import check_solver
+
+        check_solver(solver)
     clock = Clock(seconds, effort)
     state = State(problem, clock, Bound(problem.work, "the work of the busiest rank", "work", ()), progress=progress)
     try:
@@ -231,19 +235,22 @@ def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
 
         return run
 
-    workers = [threading.Thread(target=guarded(w), daemon=True) for w in (find, lambda: _prove(state, seed))]
+    # No daemons: at exit Python waits for them, and they end soon, since the clock is stopped.
+    workers = [threading.Thread(target=guarded(w)) for w in (find, lambda: _prove(state, seed))]
     for worker in workers:
         worker.start()
-    while any(worker.is_alive() for worker in workers) and not state.done and not failed:
-        workers[0].join(0.02)
-        if not workers[0].is_alive():
-            workers[1].join(0.02)
-    state.clock.stop()
-    for stop in state.stoppers:
-        stop()
-    for worker in workers:
-        worker.join(1.0)
-    state.progress = None  # a worker in the middle of a kernel may end later
+    try:
+        while any(worker.is_alive() for worker in workers) and not state.done and not failed:
+            workers[0].join(0.02)
+            if not workers[0].is_alive():
+                workers[1].join(0.02)
+    finally:
+        state.clock.stop()
+        for stop in state.stoppers:
+            stop()
+        for worker in workers:
+            worker.join(1.0)
+        state.progress = None  # a worker in the middle of a kernel may end later
     if failed:
         raise failed[0]
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from .errors import BadInput, Deadlock
 from .problem import Ints, Problem
 
+LATEST = 1e15  # µs, some thirty years
 Floats = NDArray[np.float64]
 
 
@@ -99,6 +100,8 @@ class Timeline(Mapping[str, tuple[float, float]]):
             pair = body.get(name)
             if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, int | float) for t in pair)):
                 raise BadInput(f"{where}: pass {name} has no [start, end]")
+            if not -LATEST < pair[0] <= pair[1] < LATEST:
+                raise BadInput(f"{where}: pass {name} cannot run from {pair[0]} to {pair[1]} µs")
             start[problem.index[name]], end[problem.index[name]] = pair
         unknown = next((name for name in body if name not in problem.index), None)
         if unknown is not None:

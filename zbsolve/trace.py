@@ -73,12 +73,17 @@ class Trace:
             columns = tuple(np.array([float(one[name]) for name in problem.names]) for one in ready)
         except (KeyError, TypeError, ValueError):
             raise BadInput(f"{where}: field 'ready' does not name every pass") from None
+        losses, peaks = field(body, "losses", list, where), field(body, "peaks", list, where)
+        if not all(isinstance(x, int | float) for x in losses):
+            raise BadInput(f"{where}: field 'losses' must list numbers")
+        if not all(isinstance(p, list) and all(type(x) is int for x in p) for p in peaks):
+            raise BadInput(f"{where}: field 'peaks' must list whole bytes, rank by rank")
         return cls(
             problem,
             {stream: tuple(names) for stream, names in field(body, "order", dict, where).items()},
             tuple(Timeline.from_json(problem, step, f"{where}: step {i}") for i, step in enumerate(steps)),
             columns,
-            tuple(float(x) for x in field(body, "losses", list, where)),
-            tuple(tuple(int(x) for x in p) for p in field(body, "peaks", list, where)),
+            tuple(float(x) for x in losses),
+            tuple(tuple(p) for p in peaks),
             field(body, "facts", dict, where),
         )

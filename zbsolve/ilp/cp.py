@@ -127,6 +127,7 @@ def refutes(problem: Problem, bound: int, seconds: float) -> bool:
     """Whether CP-SAT proves within `seconds` that no schedule has a value under `bound` (µs)."""
     built = build(problem, 0, bound - 1)
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = 2
     return solver.solve(built.model) == cp_model.INFEASIBLE
@@ -154,6 +155,7 @@ def solve_cp(
         for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
             built.model.add_hint(variable, start)
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.random_seed = seed
     solver.parameters.num_workers = workers

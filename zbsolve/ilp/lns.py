@@ -74,6 +74,7 @@ def _reorder(schedule: Schedule, window: Window, clock: Clock, seed: int, bound:
     moving = _moving(schedule, arcs, free)
     model, start = _model(schedule, window, arcs, moving, bound)
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.cp_model_presolve = len(free) > 20

@@ -167,14 +167,19 @@ def _objective(m: MilpModel) -> None:
             m.model.addConstraint(m.value >= m.start[i] + duration[i] - first)
 
 
-def solve_milp(
-    problem: Problem, incumbent: Schedule | None, bound: int, seconds: float, *, solver: str = "cbc", seed: int = 0
-) -> MilpResult:
-    """Solve with a MILP solver by name (see SOLVERS). Raises BadInput where it is unknown or not installed."""
+def check_solver(solver: str) -> None:
+    """Raises BadInput where a MILP solver is unknown or not installed."""
     if solver not in SOLVERS:
         raise BadInput(f"solver '{solver}': one of {', '.join(SOLVERS)}")
     if SOLVERS[solver] not in pulp.listSolvers(onlyAvailable=True):
         raise BadInput(f"solver '{solver}' is not installed here ({', '.join(_available())} are)")
+
+
+def solve_milp(
+    problem: Problem, incumbent: Schedule | None, bound: int, seconds: float, *, solver: str = "cbc", seed: int = 0
+) -> MilpResult:
+    """Solve with a MILP solver by name (see SOLVERS). Raises BadInput where it is unknown or not installed."""
+    check_solver(solver)
     limit = longest(problem) if incumbent is None else int(incumbent.timeline().value)
     built = build(problem, min(bound, limit), limit)
     if incumbent is not None:

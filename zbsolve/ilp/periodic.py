@@ -46,6 +46,7 @@ def least_memory(problem: Problem, period: int | None = None, seconds: float = 1
     memory = _memory(model, one, offset, slot, time, horizon)
     model.minimize(memory)
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.random_seed = seed
     solver.parameters.num_workers = 2
