@@ -1,4 +1,4 @@
-"""Seeded random problems (uneven, odd capacities, any placement; p ≤ 8, m ≤ 24): every one must end in a schedule that holds.
+"""Seeded random problems (uneven, odd capacities, any placement; p ≤ 8, m ≤ 24): each must end in a valid schedule.
 
 python -m benchmarks.random_problems [--count 1000] [--seconds 0.1]
 """
@@ -33,8 +33,8 @@ def main() -> None:
         else:
             gaps.append(certificate.gap)
     print(
-        f"{options.count} problems, {options.seconds} s each: {len(failed)} failed {failed}, {sum(g <= 0 for g in gaps)} optimal, "
-        f"{sum(g <= 0.01 for g in gaps)} within 1 %, worst gap {max(gaps, default=0):.1%}, {len(slow)} slow {slow}"
+        f"{options.count} problems, {options.seconds} s each: {len(failed)} failed {failed}, "
+        f"{sum(g <= 0 for g in gaps)} optimal, {sum(g <= 0.01 for g in gaps)} within 1 %, worst gap {max(gaps, default=0):.1%}, {len(slow)} slow {slow}"
     )
 
 
