@@ -34,7 +34,8 @@ def main() -> None:
             gaps.append(certificate.gap)
     print(
         f"{options.count} problems, {options.seconds} s each: {len(failed)} failed {failed}, "
-        f"{sum(g <= 0 for g in gaps)} optimal, {sum(g <= 0.01 for g in gaps)} within 1 %, worst gap {max(gaps, default=0):.1%}, {len(slow)} slow {slow}"
+        f"{sum(g <= 0 for g in gaps)} optimal, {sum(g <= 0.01 for g in gaps)} within 1 %, "
+        f"worst gap {max(gaps, default=0):.1%}, {len(slow)} slow {slow}"
     )
 
 
