@@ -8,10 +8,13 @@ import pytest
 
 from zbsolve import BadInput, Edge, Infeasible, Pass, Problem, Schedule, pipeline, solve, verify
 from zbsolve.clock import Clock
+from zbsolve.errors import WrongBound
 from zbsolve.greedy.anneal import starting_policies
 from zbsolve.greedy.arrays import arrays
 from zbsolve.greedy.list_scheduler import from_starts, list_schedule, run
+from zbsolve.ilp.bounds import Bound
 from zbsolve.ilp.lns import neighbourhoods
+from zbsolve.search import State, _certificate
 
 from .problems import random_problem, uniform
 
@@ -125,3 +128,21 @@ def test_head_keeps_the_first_microbatches():
     problem = uneven()
     head = problem.head(3)
     assert head == uneven(microbatches=3)
+
+
+def test_a_bound_above_a_schedules_value_is_an_error_and_never_clipped():
+    state = State(uneven(), Clock(1.0), Bound(10**9, "forged", "path", ()))
+    state.offer(list_schedule(uneven(), starting_policies(uneven())[0]), "greedy")
+    with pytest.raises(WrongBound, match=r"the bound of 1000000000 µs \(forged\) is above a verified schedule's"):
+        _certificate(state, 0)
+
+
+def test_a_hint_whose_lanes_run_out_of_order_may_beat_the_bound_on_lanes_in_order():
+    """Two jobs, (5, 1) and (1, 5) µs on two ranks in turn: 11 µs in order, 7 µs the other way round (Johnson's rule)."""
+    times = [[5, 1], [1, 5]]
+    passes = [Pass("F", s, m, s, times[m][s]) for s in range(2) for m in range(2)]
+    problem = Problem.of(passes, [Edge(f"0F{m}", f"1F{m}") for m in range(2)])
+    assert solve(problem, effort=0.01).certificate.bound == 11
+    swapped = Schedule(problem, {f"compute:{s}": (f"{s}F1", f"{s}F0") for s in range(2)})
+    certificate = solve(problem, effort=0.01, hint=swapped).certificate
+    assert (certificate.value, certificate.bound, certificate.relaxation) == (7, 6, "work")

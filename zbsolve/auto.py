@@ -14,7 +14,7 @@ from .errors import BadInput, Infeasible
 from .problem import Problem
 from .profile import Profile
 from .schedule import Schedule
-from .search import State, solve
+from .search import State, check_bound, solve
 
 CANDIDATES = ("single", "loop", "loop4", "vee")
 LOOK = 0.2  # the share of the time in which every placement is looked at; the rest goes to those that can still win
@@ -197,8 +197,10 @@ def better(one: Schedule, other: Schedule) -> Schedule:
     chosen, mine, proof = (one, a, b) if a.value <= b.value else (other, b, a)
     if proof.bound <= mine.bound:
         return chosen
-    bound = min(proof.bound, mine.value)
-    return chosen.certified(replace(mine, bound=bound, relaxation=proof.relaxation, ranks=proof.ranks, proof=proof.proof))
+    check_bound(chosen, proof.bound, proof.proof)
+    return chosen.certified(
+        replace(mine, bound=proof.bound, relaxation=proof.relaxation, ranks=proof.ranks, proof=proof.proof)
+    )
 
 
 def ranks_of(problem: Problem) -> tuple[int, ...]:

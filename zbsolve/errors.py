@@ -25,6 +25,12 @@ class NotFound(ZbsolveError):
     exit_code = 1
 
 
+class WrongBound(ZbsolveError):
+    """A bound said to be proven is above the value of a verified schedule: a defect in zbsolve, never the user's."""
+
+    exit_code = 1
+
+
 class Deadlock(ZbsolveError):
     """The order of a schedule contradicts the graph; `cycle` names the passes that wait for each other."""
 

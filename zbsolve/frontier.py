@@ -20,7 +20,7 @@ from .greedy.presets import PRESETS, preset
 from .problem import Ints, Problem
 from .profile import Profile
 from .schedule import Certificate, Schedule
-from .search import State, solve
+from .search import State, check_bound, solve
 from .verifier import verify
 
 AMPLE = 1 << 50  # bytes; a limit nobody meets, from which a rank's fixed part is read off
@@ -258,10 +258,10 @@ class _Walk:
             where = "without a memory limit" if at is None else f"with {at} bytes a rank"
             proof = f"{proof} ({where}, so with less too)"
         problem, seconds = self.problem(limit), round(self.spent.get(limit, 0.0), 3)
+        check_bound(found, proven.bound, proof)
         certificate = replace(
             proven,
             value=value,
-            bound=min(proven.bound, value),
             proof=proof,
             solver=solver,
             seconds=seconds,
