@@ -46,6 +46,12 @@ def test_values_and_bounds_fall_with_memory(found):
     assert all(point.bound <= point.value and point.peak <= point.memory for point in found.points)
 
 
+def test_effort_gives_the_same_points_again():
+    one, other = (frontier(layered(3), 3, 6, points=4, effort=0.4) for _ in range(2))
+    assert one.to_json() == other.to_json()
+    assert [p.schedule.to_json() for p in one.points] == [p.schedule.to_json() for p in other.points]
+
+
 def test_every_point_has_a_schedule_that_fits(found):
     for point in found.points:
         assert verify(point.schedule.problem, point.schedule) == ()

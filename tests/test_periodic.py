@@ -10,7 +10,7 @@ from zbsolve.ilp.periodic import least_memory
 from .problems import uniform
 
 
-@pytest.mark.parametrize("p", [4, 6, 8, 12])
+@pytest.mark.parametrize("p", [4, 6, 8, 12, 16])
 def test_v_min_is_exactly_minimal(p):
     """arXiv 2405.15362: V-Min holds (p + 4) // 3 microbatches, two half ones each; no periodic V schedule holds less."""
     found = least_memory(uniform("vee", p, 1), seconds=60)

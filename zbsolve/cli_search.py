@@ -132,7 +132,9 @@ def frontier_options(parser: argparse.ArgumentParser) -> None:
     _step_options(parser)
     parser.add_argument("--placement", default="single", help="single, loop, vee, or ranks such as 0,2,1,3")
     parser.add_argument("--points", type=int, default=12, help="memory limits; the peaks of named schedules are added")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all points together")
+    limit = parser.add_mutually_exclusive_group()
+    limit.add_argument("--seconds", type=float, default=60.0, help="for all points together")
+    limit.add_argument("--effort", type=float, help="in place of --seconds: the same points for one seed on any machine")
     parser.add_argument("--json", action="store_true", help="the frontier as JSON on standard output")
     parser.add_argument(
         "-o", "--output", action="append", default=[], help="frontier.json, .svg or .html; may be given more than once"
@@ -159,6 +161,7 @@ def frontier(options: argparse.Namespace) -> int:
             fused=options.fused,
             points=options.points,
             seconds=options.seconds,
+            effort=options.effort,
             seed=options.seed,
             progress=search.show,
             stop=pressed,

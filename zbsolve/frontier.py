@@ -7,14 +7,14 @@ bounds fall with memory, and every point is as good as the best of its neighbour
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from .errors import BadInput, Infeasible
+from .clock import Clock
+from .errors import BadInput, Infeasible, NotFound
 from .files import write_document
 from .greedy.presets import PRESETS, preset
 from .problem import Ints, Problem
@@ -66,7 +66,7 @@ class Named:
 class Frontier:
     """Points by rising memory, from the least in which any schedule exists to what the best schedule without a limit
     takes; named schedules; `fixed`: bytes a rank for parameters and optimizer state; `work`: µs of the busiest rank;
-    `device`: bytes that the profiled device has, or None."""
+    `device`: bytes that the profiled device has, or None; `effort`: in place of the seconds, where it was given."""
 
     model: str
     ranks: int
@@ -77,6 +77,7 @@ class Frontier:
     work: int
     device: int | None
     seconds: float
+    effort: float | None
     seed: int
     points: tuple[Point, ...]
     named: tuple[Named, ...]
@@ -102,12 +103,14 @@ def frontier(
     fused: bool = False,
     points: int = 12,
     seconds: float = 60.0,
+    effort: float | None = None,
     seed: int = 0,
     progress: Callable[[str, State], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> Frontier:
-    """Value and bound at `points` memory limits or more (the peaks of named schedules are added), in `seconds` in all.
+    """Value and bound at `points` memory limits or more (the peaks of named schedules are added), in `seconds` in all, or
+    `effort` in their place: the same points on every machine (see `solve`).
 
     First down from unlimited memory, then, with what time is left, up again over the points that are still open, each
     from the best schedule that fits. Limits lie closer together where memory is short. Fewer points come out where the
@@ -117,13 +120,12 @@ def frontier(
     """
     if points < 2:
         raise BadInput(f"points: at least 2 are needed, got {points}")
-    if not seconds > 0:
-        raise BadInput(f"seconds: {seconds} is not a positive time")
+    clock = Clock(seconds, effort)
     free = replace(profile, capacity=None).problem(ranks, microbatches, placement, None, objective, fused=fused)
     limited = profile.problem(ranks, microbatches, placement, AMPLE, objective, fused=fused)
     assert limited.capacity is not None
     fixed = np.array([AMPLE - room for room in limited.capacity], np.int64)
-    walk = _Walk(free, fixed, time.monotonic() + seconds, {"seed": seed, **options}, progress, stop)
+    walk = _Walk(free, fixed, clock, {"seed": seed, **options}, progress, stop)
     walk.solve(None, 1 / (points + 1), "unlimited")
     walk.plan(points)
     walk.down()
@@ -138,6 +140,7 @@ def frontier(
         free.work,
         profile.capacity,
         seconds,
+        effort,
         seed,
         walk.points(),
         tuple(one for one, _ in walk.named),
@@ -151,12 +154,12 @@ class _Walk:
         self,
         free: Problem,
         fixed: Ints,
-        deadline: float,
+        clock: Clock,
         options: dict[str, Any],
         progress: Callable[[str, State], None] | None,
         stop: Callable[[], bool],
     ) -> None:
-        self.free, self.fixed, self.deadline, self.options = free, fixed, deadline, options
+        self.free, self.fixed, self.clock, self.options = free, fixed, clock, options
         self.progress, self.stop = progress, stop
         self.found: list[tuple[int, int, str, Schedule]] = []  # value, memory it needs, solver, schedule
         self.proven: list[tuple[int | None, Certificate]] = []  # limit, and the bound that was proven there
@@ -189,8 +192,9 @@ class _Walk:
 
     def solve(self, limit: int | None, share: float, label: str) -> None:
         """Spend a share of the time left on one limit, from the best schedule that fits it."""
-        problem, began = self.problem(limit), time.monotonic()
-        options = {**self.options, "seconds": max(0.01, (self.deadline - began) * share)}
+        problem, before = self.problem(limit), self.clock.used
+        granted = max(0.01, self.clock.left * share)
+        options = {**self.options, "effort" if self.clock.counted else "seconds": granted}
         best = self.best(limit)
         if best is not None and self.spent:
             options["hint"] = Schedule(problem, best[3].order, best[3].syncs)
@@ -199,12 +203,14 @@ class _Walk:
             options["progress"] = lambda state: show(label, state)
         try:
             self.keep(limit, solve(problem, **options))
-        except Infeasible:
-            pass  # none found in this time; a schedule of less memory may still fit
+        except (Infeasible, NotFound):
+            pass  # a schedule of less memory may still fit
         except KeyboardInterrupt:
             if not self.found:
                 raise
-        self.spent[limit] = self.spent.get(limit, 0.0) + time.monotonic() - began
+        if self.clock.counted and self.open(limit):  # what is proven early gives its share back
+            self.clock.spend(granted)
+        self.spent[limit] = self.spent.get(limit, 0.0) + self.clock.used - before
 
     def keep(self, limit: int | None, schedule: Schedule) -> None:
         """Note a schedule, with the memory it really needs, and its bound."""
@@ -237,7 +243,7 @@ class _Walk:
     def up(self) -> None:
         """Open limits again, the tightest first: its schedule starts the next."""
         for i, limit in enumerate(self.limits):
-            if self.stop() or time.monotonic() > self.deadline:
+            if self.stop() or self.clock.left <= 0:
                 return
             if self.open(limit):
                 still = sum(self.open(other) for other in self.limits[i:])
