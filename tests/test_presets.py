@@ -73,11 +73,76 @@ def test_zero_bubble_peaks():
     assert peaks == tuple((2 * p - 2 * i + 1) * 3 + (2 * i - 2) * 1 for i in range(1, p + 1))
 
 
+V_SHAPED = ("zb-v", "v-zb", "v-half", "v-min")
+LOOPED = ("interleaved", "gis", "gis-h")
+
+
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("m", [1, 2, 5, 8])
 def test_presets_hold_for_any_number_of_microbatches(name, m):
-    problem = uniform("loop" if name == "interleaved" else "single", 4, m)
+    placement = "loop" if name in LOOPED else "vee" if name in V_SHAPED else "single"
+    problem = uniform(placement, 4, m, (3, 4, 2), comm=1)
     assert verify(problem, preset(name, problem)) == ()
+
+
+def most(name: str, p: int) -> int:
+    """Half microbatches that a V schedule holds at most (arXiv 2405.15362, table 2; 2401.10241, section 6)."""
+    return 2 * {"v-half": (p + 2) // 2, "v-min": (p + 4) // 3}.get(name, p)
+
+
+@pytest.mark.parametrize("name", V_SHAPED)
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 8, 9, 16])
+def test_v_schedules_hold_their_memory_at_any_number_of_microbatches(name, p):
+    for m in (1, p - 1, p, 2 * p - 2, 2 * p, 3 * p + 1):
+        if m > 0:
+            problem = uniform("vee", p, m)
+            schedule = preset(name, problem)
+            assert verify(problem, schedule) == ()
+            assert max(schedule.timeline().peak_bytes) <= most(name, p)
+    assert max(schedule.timeline().peak_bytes) == most(name, p)
+
+
+@pytest.mark.parametrize("p", [4, 6, 8, 9, 12, 16])
+def test_bubbles_of_v_schedules_at_unit_times(p):
+    """arXiv 2405.15362, table 2: no bubble of the span for V-ZB (ZB-V in 2401.10241 too), a half and two thirds of 1F1B's
+    for V-Half and V-Min, whose peaks round up; k halves need 6m + 6p − 3k − 1 at least."""
+    m = 3 * p
+    problem = uniform("vee", p, m)
+    assert [preset(name, problem).timeline().span for name in ("zb-v", "v-zb")] == [6 * m, 6 * m]
+    fused = preset("1f1b", pipeline([2] * p, BW=[4] * p, microbatches=m)).timeline().makespan - 6 * m
+    for name, share in (("v-half", 1 / 2), ("v-min", 2 / 3)):
+        makespan = preset(name, problem).timeline().makespan
+        assert 6 * m + 6 * p - 3 * most(name, p) - 1 <= makespan
+        assert makespan - 6 * m <= share * fused + 3
+
+
+def test_v_schedules_degrade_where_times_differ():
+    """p = 8, m = 24, chunk times 3, 4, 2, so 432 of work. ZB-V's order is fixed: 460 as published. The other blocks' ramps
+    are free: the papers' generator reaches 550 with V-Half."""
+    problem = uniform("vee", 8, 24, (3, 4, 2))
+    values = {name: preset(name, problem).timeline().makespan for name in V_SHAPED}
+    assert values["zb-v"] == values["v-zb"] == 460
+    assert 432 < values["v-half"] <= 550 < values["v-min"]
+
+
+def test_zero_bubble_v_warms_up_with_2p_minus_1_forwards():
+    """Then the first F and B in turn, on every rank."""
+    schedule = preset("zb-v", uniform("vee", 4, 12))
+    for row in schedule.order.values():
+        assert [name[1] for name in row[:9]] == ["F"] * (2 * 4 - 1) + ["F", "B"]
+
+
+@pytest.mark.parametrize("p", [4, 6, 8])
+@pytest.mark.parametrize("chunks", [2, 3])
+@pytest.mark.parametrize(("f", "b", "w"), [(1, 1, 1), (10, 11, 7)])
+def test_grouped_interleaving(p, chunks, f, b, w):
+    """arXiv 2503.01328: bubble (p−1)(F+B), for GIS-H (v−1)(p/2)(F+B−W) more; peaks g(v−1) + p chunks of groups of g."""
+    n, m = p * chunks, 3 * p
+    problem = pipeline([f] * n, [b] * n, [w] * n, placement=f"loop{chunks}", microbatches=m, held_until_W=1)
+    full, half = preset("gis", problem).timeline(), preset("gis-h", problem).timeline()
+    assert full.makespan - problem.work == (p - 1) * (f + b)
+    assert half.makespan - problem.work == (p - 1) * (f + b) + (chunks - 1) * (p // 2) * (f + b - w)
+    assert (full.peak_bytes[0], half.peak_bytes[0]) == (p * (chunks - 1) + p, p // 2 * (chunks - 1) + p)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4])
@@ -87,7 +152,8 @@ def test_interleaved_never_deadlocks(chunks):
             problem = pipeline(
                 [1] * p * chunks, [1] * p * chunks, [1] * p * chunks, placement=f"loop{chunks}", microbatches=m
             )
-            assert verify(problem, preset("interleaved", problem)) == (), (p, m)
+            for name in LOOPED:
+                assert verify(problem, preset(name, problem)) == (), (name, p, m)
 
 
 def test_the_tutors_numbers():
@@ -101,6 +167,14 @@ def test_a_preset_refuses_what_it_is_not_defined_for():
         preset("zb-h3", uniform("single", 2, 2))
     with pytest.raises(BadInput, match="placement loop only"):
         preset("interleaved", uniform("vee", 2, 2))
+    with pytest.raises(BadInput, match="gis-h: is defined for placement loop only"):
+        preset("gis-h", uniform("vee", 2, 2))
+    for name in V_SHAPED:
+        for placement in ("single", "loop"):
+            with pytest.raises(BadInput, match=f"^{name}: is defined for placement vee only$"):
+                preset(name, uniform(placement, 4, 2))
+        with pytest.raises(BadInput, match=f"^{name}: needs B and W apart$"):
+            preset(name, pipeline([1] * 4, BW=[2] * 4, placement="vee", microbatches=2))
 
 
 @pytest.mark.parametrize("row", TABLE_9_AND_5[:6], ids=lambda row: f"{row[0]}-m{row[2]}")

@@ -6,13 +6,15 @@ BadInput where the problem's placement or kinds are not the ones that the schedu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
+from itertools import accumulate
 
 from ..errors import BadInput
 from ..placement import describe
-from ..problem import KINDS, Problem
+from ..problem import Problem
 from ..schedule import Schedule
+from .presets_vee import v_half, v_min, v_zb, zb_v
+from .shape import microbatches, shape
 
 Lane = Callable[[int], str]
 
@@ -50,42 +52,73 @@ def interleaved(problem: Problem) -> Schedule:
     Rank r starts with 2(p − r − 1) + (v − 1)p + 1 chunk forwards. The paper needs m divisible by p. Here the first group
     takes the remainder too, g microbatches with g in place of p in the warm-up: a short last group would deadlock.
     """
-    ranks, m = problem.ranks, _microbatches(problem)
-    stages, split = _kinds(problem, "interleaved")
-    chunks = len(stages) // ranks
-    if describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}") and chunks > 1:
-        raise BadInput("interleaved: is defined for placement loop only")
-    group = m if m < ranks else ranks + m % ranks
-    groups = [range(group), *(range(g, g + ranks) for g in range(group, m, ranks))]
-    order = {}
-    for rank in range(ranks):
-        forward = [(k * ranks + rank, j) for g in groups for k in range(chunks) for j in g]
-        backward = [(k * ranks + rank, j) for g in groups for k in reversed(range(chunks)) for j in g]
-        warm = min(2 * (ranks - rank - 1) + (chunks - 1) * group + 1, len(forward))
-        if chunks == 1:
-            warm = min(ranks - rank, m)
-        order[f"compute:{rank}"] = _alternate(forward, backward, warm, 0, split)
-    return Schedule(problem, order)
+    ranks, m = problem.ranks, microbatches(problem)
+    first = m if m < ranks else ranks + m % ranks
+    groups = [first, *[ranks] * ((m - first) // ranks)]
+    return _grouped(problem, "interleaved", groups, lambda rank, chunks: 2 * (ranks - rank - 1) + (chunks - 1) * first + 1)
+
+
+def gis(problem: Problem) -> Schedule:
+    """Grouped interleaving (GIS, arXiv 2503.01328): the chunks in turn over groups of p microbatches, half the slope of
+    interleaved 1F1B's warm-up: (v − 1)p + p − r chunk forwards before rank r's first backward, pv chunks held."""
+    return _gis(problem, "gis", problem.ranks)
+
+
+def gis_h(problem: Problem) -> Schedule:
+    """GIS-H (arXiv 2503.01328): groups of ⌈p/2⌉ microbatches; with v chunks a rank (v + 1)/(2v) of GIS's activations."""
+    return _gis(problem, "gis-h", -(-problem.ranks // 2))
 
 
 PRESETS: dict[str, Callable[[Problem], Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
+    "gis": gis,
+    "gis-h": gis_h,
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,
+    "zb-v": zb_v,
+    "v-zb": v_zb,
+    "v-half": v_half,
+    "v-min": v_min,
 }
 
 
 def _single(problem: Problem, name: str, warm: Callable[[int, int, int], int], pending: Callable[[int], int]) -> Schedule:
-    stages, split = _kinds(problem, name)
-    ranks, m = problem.ranks, _microbatches(problem)
+    stages, split = shape(problem, name)
+    ranks, m = problem.ranks, microbatches(problem)
     if describe(stages) != "single":
         raise BadInput(f"{name}: is defined for placement single only")
     order = {}
     for rank in range(ranks):
         each = [(rank, j) for j in range(m)]
         order[f"compute:{rank}"] = _alternate(each, each, min(warm(rank, ranks, m), m), pending(rank), split)
+    return Schedule(problem, order)
+
+
+def _gis(problem: Problem, name: str, size: int) -> Schedule:
+    """Groups of `size` microbatches, what is left over shared among the first ones."""
+    ranks, m = problem.ranks, microbatches(problem)
+    count = max(1, m // size)
+    groups = [m // count + (k < m % count) for k in range(count)]
+    return _grouped(problem, name, groups, lambda rank, chunks: (chunks - 1) * groups[0] + ranks - rank)
+
+
+def _grouped(problem: Problem, name: str, sizes: list[int], warm: Callable[[int, int], int]) -> Schedule:
+    """Loop placement: each group of microbatches goes through all chunks of a rank before the next one, backwards through
+    them the other way round; `warm` chunk forwards, of rank and chunks, come before the first backward."""
+    ranks, m = problem.ranks, microbatches(problem)
+    stages, split = shape(problem, name)
+    chunks = len(stages) // ranks
+    if describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}") and chunks > 1:
+        raise BadInput(f"{name}: is defined for placement loop only")
+    groups = [range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    order = {}
+    for rank in range(ranks):
+        forward = [(k * ranks + rank, j) for g in groups for k in range(chunks) for j in g]
+        backward = [(k * ranks + rank, j) for g in groups for k in reversed(range(chunks)) for j in g]
+        first = min(ranks - rank, m) if chunks == 1 else min(warm(rank, chunks), len(forward))
+        order[f"compute:{rank}"] = _alternate(forward, backward, first, 0, split)
     return Schedule(problem, order)
 
 
@@ -103,20 +136,3 @@ def _alternate(
     if split:
         row += [f"{s}W{j}" for s, j in backward[len(backward) - min(pending, len(backward)) :]]
     return tuple(row)
-
-
-def _microbatches(problem: Problem) -> int:
-    return int(problem.passes.microbatch.max()) + 1
-
-
-def _kinds(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
-    """Stage → rank, and whether the backward is split. Raises BadInput where the problem is no plain pipeline."""
-    passes = problem.passes
-    kinds = Counter(KINDS[k] for k in passes.kind.tolist())
-    homes = dict(zip(passes.stage.tolist(), passes.rank.tolist(), strict=True))
-    stages = tuple(homes[s] for s in sorted(homes))
-    m = _microbatches(problem)
-    for shape in (("F", "B", "W"), ("F", "BW")):
-        if kinds == {kind: len(stages) * m for kind in shape} and (passes.rank == [stages[s] for s in passes.stage]).all():
-            return stages, len(shape) == 3
-    raise BadInput(f"{name}: needs a plain pipeline of F, B, W (or F, BW) passes, not {dict(kinds)}")

@@ -1,0 +1,139 @@
+"""Named schedules of the V placement: rank r holds stages r and 2p − 1 − r (arXiv 2401.10241, 2405.15362).
+
+The building blocks of arXiv 2405.15362 say when one microbatch's passes run, in slots of one pass each; repeated every
+six slots they leave no bubble at unit times. Squeezing and re-ordering the ramps (section 3.3 there) happen at unit times
+too, within the memory that the block itself needs, so an order depends on p and m alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+
+from ..errors import BadInput
+from ..placement import describe
+from ..problem import KINDS, Problem
+from ..schedule import Schedule
+from .shape import microbatches, shape
+from .template import Template, template
+from .unroll import decode, repeat, to_schedule
+
+PERIOD = 6  # slots: F, B and W of two chunks
+Slots = tuple[int, int, int, int]  # of a rank: F of its first stage, F and B of its second, B of its first
+
+
+def v_min(problem: Problem) -> Schedule:
+    """V-Min (arXiv 2405.15362, appendix): a third of 1F1B's activations, at most ⌊(p + 4)/3⌋ microbatches."""
+    d = problem.ranks
+    shift = 2 if d % 3 == 0 else 0
+    return _repeated(problem, "v-min", lambda i: (i, 2 * d - i - 1, 2 * d + shift + i, 4 * d + shift - i - 1), (d + 4) // 3)
+
+
+def v_half(problem: Problem) -> Schedule:
+    """V-Half (arXiv 2405.15362, appendix): half of 1F1B's activations, at most ⌊(p + 2)/2⌋ microbatches."""
+    d = problem.ranks
+    shift = 3 if d % 2 == 0 else 0
+    slots = lambda i: (2 * i, 3 * d - i - 2, 3 * d + shift + 2 * i - 1, 6 * d + shift - i - 2)  # noqa: E731
+    return _repeated(problem, "v-half", slots, (d + 2) // 2)
+
+
+def v_zb(problem: Problem) -> Schedule:
+    """V-ZB (arXiv 2405.15362): V-Half's block stretched to lifespans of 12p − 2 in all; p microbatches, no bubble at unit
+    times."""
+    d = problem.ranks
+    return _repeated(problem, "v-zb", lambda i: (4 * i, 6 * d - 2 * i - 5, 6 * d + 4 * i - 4, 12 * d - 2 * i - 9), d)
+
+
+def zb_v(problem: Problem) -> Schedule:
+    """ZB-V (arXiv 2401.10241, section 6): 2p − 1 chunk forwards before the first backward on every rank, then one forward
+    one backward of either chunk. The pattern needs 2p − 1 microbatches; with fewer the missing ones are left out."""
+    _check(problem, "zb-v")
+    ranks, m = problem.ranks, microbatches(problem)
+    order = {}
+    for rank in range(ranks):
+        near, far = str(rank), str(2 * ranks - 1 - rank)
+        row = _v_row(near, far, rank, ranks, max(m, 2 * ranks - 1))
+        order[f"compute:{rank}"] = tuple(f"{stage}{kind}{j}" for stage, kind, j in row if j < m)
+    return Schedule(problem, order)
+
+
+def _v_row(near: str, far: str, rank: int, ranks: int, m: int) -> list[tuple[str, str, int]]:
+    """One rank's (stage, kind, microbatch), m ≥ 2p − 1; `near` is its first stage, `far` its second."""
+    row: list[tuple[str, str, int]] = []
+    done = {(stage, kind): 0 for stage in (near, far) for kind in "FBW"}
+
+    def run(stage: str, kinds: str) -> None:
+        for kind in kinds:
+            row.append((stage, kind, done[stage, kind]))
+            done[stage, kind] += 1
+
+    for _ in range(2 * (ranks - rank) - 1):
+        run(near, "F")
+    for _ in range(rank):
+        run(far, "F")
+        run(near, "F")
+    for _ in range(ranks - rank):
+        run(far, "FBW")
+    while done[far, "F"] < m:
+        if done[near, "F"] < m:
+            run(near, "F")
+        run(near, "BW")
+        run(far, "FBW")
+    for _ in range(rank):
+        run(near, "B")
+        run(far, "B")
+    while done[near, "B"] < m:
+        run(near, "BW")
+    for stage in (far, near):
+        while done[stage, "W"] < m:
+            run(stage, "W")
+    return row
+
+
+def _check(problem: Problem, name: str) -> None:
+    """Raise BadInput where the problem is no V of F, B and W."""
+    stages, split = shape(problem, name)
+    if describe(stages) != "vee" and stages != (0, 0):
+        raise BadInput(f"{name}: is defined for placement vee only")
+    if not split:
+        raise BadInput(f"{name}: needs B and W apart")
+
+
+def _repeated(problem: Problem, name: str, slots: Callable[[int], Slots], peak: int) -> Schedule:
+    """The block repeated every six slots, squeezed and its ramps re-ordered within `peak` microbatches' activations."""
+    _check(problem, name)
+    t = _unit(problem, cast(Template, template(problem)), 2 * peak)
+    passes, rows = problem.passes, t.rows[:, 0]
+    lane = {(KINDS[passes.kind[row]], int(passes.stage[row])): k for k, row in enumerate(rows)}
+    offset = np.zeros(len(rows), np.int64)
+    for rank in range(problem.ranks):
+        near, far = rank, 2 * problem.ranks - 1 - rank
+        keys = (("F", near), ("F", far), ("B", far), ("B", near))
+        at = dict(zip(keys, slots(rank), strict=True))
+        taken = {slot % PERIOD for slot in at.values()}
+        for stage in (far, near):
+            slot = next(s for s in range(at["B", stage] + 1, at["B", stage] + PERIOD + 1) if s % PERIOD not in taken)
+            taken.add(slot % PERIOD)
+            at["W", stage] = slot
+        for key, slot in at.items():
+            offset[lane[key]] = slot
+    _, _, order = decode(t, repeat(t, offset, PERIOD))
+    return to_schedule(problem, t, order)
+
+
+def _unit(problem: Problem, t: Template, room: int) -> Template:
+    """The template with passes of length 1, no lags, and one unit of memory a chunk from its F to the end of its W."""
+    kind = problem.passes.kind[t.rows[:, 0]]
+    none = np.zeros_like(t.lag)
+    return t._replace(
+        duration=np.ones_like(t.duration),
+        lag=none,
+        out_lag=none,
+        in_lag=none,
+        taken=(kind == KINDS.index("F")).astype(np.int64),
+        freed=(kind == KINDS.index("W")).astype(np.int64),
+        room=np.full_like(t.room, room),
+        span=False,
+    )

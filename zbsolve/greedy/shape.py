@@ -1,0 +1,26 @@
+"""What a named schedule must know of a problem: its stages' ranks, its kinds, its microbatches."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..errors import BadInput
+from ..problem import KINDS, Problem
+
+
+def microbatches(problem: Problem) -> int:
+    """How many microbatches the problem has."""
+    return int(problem.passes.microbatch.max()) + 1
+
+
+def shape(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
+    """Stage → rank, and whether the backward is split. Raises BadInput where the problem is no plain pipeline."""
+    passes = problem.passes
+    kinds = Counter(KINDS[k] for k in passes.kind.tolist())
+    homes = dict(zip(passes.stage.tolist(), passes.rank.tolist(), strict=True))
+    stages = tuple(homes[s] for s in sorted(homes))
+    m = microbatches(problem)
+    for needed in (("F", "B", "W"), ("F", "BW")):
+        if kinds == {kind: len(stages) * m for kind in needed} and (passes.rank == [stages[s] for s in passes.stage]).all():
+            return stages, len(needed) == 3
+    raise BadInput(f"{name}: needs a plain pipeline of F, B, W (or F, BW) passes, not {dict(kinds)}")
