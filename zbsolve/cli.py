@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import cli_bench, cli_search
-from .cli_tools import print_json, progress_line
+from . import cli_bench, cli_profile, cli_search
+from .cli_tools import need_torch, print_json
 from .errors import BadInput, ZbsolveError
 from .files import check_writable
 
@@ -165,50 +165,6 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _profile_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a preset (gpt-tiny) or your own as module:function or file.py:function")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to time passes")
-    parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside, as other ranks here would be")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output")
-    parser.add_argument("-o", "--output", required=True, help="profile.json, or - for standard output")
-
-
-def _profile(options: argparse.Namespace) -> int:
-    _need_torch()
-    from profiler.measure import measure
-
-    profile = measure(
-        options.model, seed=options.seed, seconds=options.seconds, neighbours=options.neighbours, progress=progress_line()
-    )
-    progress_line()("")
-    profile.save(options.output)
-    kinds = ("F", "B", "W", "BW")
-    if options.output == "-":
-        return 0
-    if options.json:
-        total = {kind: sum(getattr(layer, kind) for layer in profile.layers) for kind in kinds}
-        link = {"latency": profile.link.latency, "bytes_per_us": profile.link.bytes_per_us}
-        print_json({"model": profile.model, "layers": len(profile.layers), "total": total, "link": link, **profile.facts})
-        return 0
-    width = max(len(layer.name) for layer in profile.layers)
-    print(f"{'layer':{width}} {'F µs':>9} {'B µs':>9} {'W µs':>9} {'BW µs':>9}  held until B, W bytes   parameters   output")
-    for layer in profile.layers:
-        times = " ".join(f"{getattr(layer, kind):9.1f}" for kind in kinds)
-        held = f"{layer.held_until_B:12} {layer.held_until_W:10}"
-        print(f"{layer.name:{width}} {times} {held} {layer.parameter_bytes:12} {layer.output_bytes:8}")
-    ratio = profile.facts["split_over_fused"]
-    print(f"(B + W) / BW {ratio:.3f}; link {profile.link.latency:.0f} µs + bytes / {profile.link.bytes_per_us:.0f} per µs")
-    return 0
-
-
-def _need_torch() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise BadInput("torch is missing: install zbsolve[torch]")
-
-
 def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("schedule", help="schedule.json")
     parser.add_argument("--model", required=True, help="a preset (gpt-tiny), module:function or file.py:function")
@@ -225,7 +181,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    _need_torch()
+    need_torch()
     from .exec.job import Options
     from .exec.launch import run_local, run_torchrun, torchrun_environment
     from .schedule import Schedule
@@ -280,7 +236,7 @@ def _print_run(schedule: Any, trace: Any) -> None:
 
 
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command, str]] = {
-    "profile": (_profile_options, _profile, "measure a model: F, B, W, memory, links"),
+    "profile": (cli_profile.profile_options, cli_profile.profile, "measure a model: F, B, W, memory, links"),
     "solve": (cli_search.solve_options, cli_search.solve, "find a schedule and prove how good it is"),
     "check": (_check_options, _check, "verify a schedule from its file alone"),
     "frontier": (cli_search.frontier_options, cli_search.frontier, "value and bound over memory"),

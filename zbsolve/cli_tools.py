@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from .errors import BadInput
+
 if TYPE_CHECKING:
     from .search import State
 
@@ -21,6 +23,14 @@ if TYPE_CHECKING:
 def print_json(body: Any) -> None:
     """Machine-readable results on standard output."""
     print(json.dumps(body, indent=1))
+
+
+def need_torch() -> None:
+    """Raise BadInput where torch is not there."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise BadInput("torch is missing: install zbsolve[torch]")
 
 
 def progress_line() -> Callable[[str], None]:

@@ -1,0 +1,46 @@
+"""The command that measures: `profile`."""
+
+from __future__ import annotations
+
+import argparse
+
+from .cli_tools import need_torch, print_json, progress_line
+
+
+def profile_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `zbsolve profile`."""
+    parser.add_argument("model", help="a preset (gpt-tiny) or your own as module:function or file.py:function")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to time passes")
+    parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside, as other ranks here would be")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output")
+    parser.add_argument("-o", "--output", required=True, help="profile.json, or - for standard output")
+
+
+def profile(options: argparse.Namespace) -> int:
+    """Measure a model and write its profile."""
+    need_torch()
+    from profiler.measure import measure
+
+    found = measure(
+        options.model, seed=options.seed, seconds=options.seconds, neighbours=options.neighbours, progress=progress_line()
+    )
+    progress_line()("")
+    found.save(options.output)
+    kinds = ("F", "B", "W", "BW")
+    if options.output == "-":
+        return 0
+    if options.json:
+        total = {kind: sum(getattr(layer, kind) for layer in found.layers) for kind in kinds}
+        link = {"latency": found.link.latency, "bytes_per_us": found.link.bytes_per_us}
+        print_json({"model": found.model, "layers": len(found.layers), "total": total, "link": link, **found.facts})
+        return 0
+    width = max(len(layer.name) for layer in found.layers)
+    print(f"{'layer':{width}} {'F µs':>9} {'B µs':>9} {'W µs':>9} {'BW µs':>9}  held until B, W bytes   parameters   output")
+    for layer in found.layers:
+        times = " ".join(f"{getattr(layer, kind):9.1f}" for kind in kinds)
+        held = f"{layer.held_until_B:12} {layer.held_until_W:10}"
+        print(f"{layer.name:{width}} {times} {held} {layer.parameter_bytes:12} {layer.output_bytes:8}")
+    ratio = found.facts["split_over_fused"]
+    print(f"(B + W) / BW {ratio:.3f}; link {found.link.latency:.0f} µs + bytes / {found.link.bytes_per_us:.0f} per µs")
+    return 0
