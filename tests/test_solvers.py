@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from zbsolve import BadInput, Infeasible, solve, verify
@@ -42,6 +44,18 @@ def test_exact_solvers_agree_on_span(name, optima):
     cp = solve_cp(problem, None, 0, ENOUGH)
     milp = solve_milp(problem, None, 0, ENOUGH)
     assert cp.bound == milp.bound <= optima[name]
+
+
+@pytest.mark.parametrize("name", ["single p2 m2", "single p2 m3 span", "vee p2 m2", "uneven capacity"])
+def test_highs_gives_the_answer_of_cbc(name):
+    if find_spec("highspy") is None:
+        pytest.skip("highspy is not installed")
+    problem = SMALL[name]
+    first = list_schedule(problem, deepest_first(problem))
+    results = [solve_milp(problem, first, 0, ENOUGH, solver=solver) for solver in ("cbc", "highs")]
+    assert [result.optimal for result in results] == [True, True]
+    assert results[0].bound == results[1].bound
+    assert verify(problem, results[1].schedule) == ()
 
 
 def test_order_within_lanes_loses_no_optimum():

@@ -7,6 +7,7 @@ those binaries at the start of each pass that takes bytes. For the size that CBC
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import combinations
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..greedy.arrays import arrays
 from ..greedy.list_scheduler import from_starts
 from ..problem import Problem
 from ..schedule import Schedule
+from . import highs
 from .cp import horizon_of, longest
 
 SOLVERS = {"cbc": "PULP_CBC_CMD", "highs": "HiGHS", "gurobi": "GUROBI", "cplex": "CPLEX_PY", "scip": "SCIP_PY"}
@@ -171,7 +173,7 @@ def check_solver(solver: str) -> None:
     """Raises BadInput where a MILP solver is unknown or not installed."""
     if solver not in SOLVERS:
         raise BadInput(f"solver '{solver}': one of {', '.join(SOLVERS)}")
-    if SOLVERS[solver] not in pulp.listSolvers(onlyAvailable=True):
+    if solver not in _available():
         raise BadInput(f"solver '{solver}' is not installed here ({', '.join(_available())} are)")
 
 
@@ -185,14 +187,8 @@ def solve_milp(
     if incumbent is not None:
         for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
             variable.setInitialValue(start)
-    options: dict[str, Any] = {"msg": False, "timeLimit": seconds, "gapRel": 0.0, "gapAbs": 0.0}
-    if solver == "cbc":
-        options |= {"warmStart": incumbent is not None, "options": [f"randomSeed {seed + 1}"]}
-    engine = pulp.getSolver(SOLVERS[solver], **options)
-    built.model.solve(engine)
-    solved = built.model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
-    optimal = built.model.sol_status == pulp.LpSolutionOptimal and built.model.status == pulp.LpStatusOptimal
-    if not solved:
+    optimal = _run(built.model, solver, seconds, seed, warm=incumbent is not None)
+    if optimal is None:
         return MilpResult(None, bound, False)
     start = np.array([round(s.value()) for s in built.start], np.int64)
     schedule = from_starts(problem, start)
@@ -201,6 +197,24 @@ def solve_milp(
     return MilpResult(schedule, max(bound, value) if optimal else bound, optimal)
 
 
+def _run(model: pulp.LpProblem, solver: str, seconds: float, seed: int, *, warm: bool) -> bool | None:
+    """Solve, leaving values in the model's variables: whether they are proven optimal, or None where none were found."""
+    if solver == "highs":
+        values, optimal = highs.solve(model, seconds, seed)
+        for one in model.variables() if values else ():
+            one.varValue = values.get(one.name, one.lowBound)
+        return optimal if values else None
+    options: dict[str, Any] = {"msg": False, "timeLimit": seconds, "gapRel": 0.0, "gapAbs": 0.0}
+    if solver == "cbc":
+        options |= {"warmStart": warm, "options": [f"randomSeed {seed + 1}"]}
+    model.solve(pulp.getSolver(SOLVERS[solver], **options))
+    if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        return None
+    return bool(model.sol_status == pulp.LpSolutionOptimal and model.status == pulp.LpStatusOptimal)
+
+
 def _available() -> list[str]:
     here = pulp.listSolvers(onlyAvailable=True)
+    if find_spec("highspy") is not None:  # PuLP would import it, which fails beside OR-tools
+        here.append(SOLVERS["highs"])
     return [name for name, class_name in SOLVERS.items() if class_name in here]
