@@ -393,3 +393,33 @@ def test_bubble_rate_and_lanes():
     assert problem.work == 18
     for rows in problem.lanes:
         assert problem.passes.microbatch[rows].tolist() == [0, 1, 2]
+
+
+def test_routes_put_a_stage_on_several_ranks_and_exchange_its_gradients():
+    """Two pipelines in opposite directions (arXiv 2107.06925): microbatches take the routes in turn."""
+    problem = pipeline(
+        [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], placement="mirror", microbatches=3, exchange=[1, 2, 3, 4]
+    )
+    where = {one.name: (one.rank, one.duration, one.streams) for one in problem.passes}
+    assert where["1F0"] == (1, 2, ("compute:1",))
+    assert where["1F1"] == (2, 2, ("compute:2",))
+    assert where["1B1"] == (2, 6, ("compute:2",))
+    assert where["1W2"] == (1, 10, ("compute:1",))
+    assert where["1C0"] == (1, 2, ("comm:1",))
+    assert where["1C1"] == (2, 2, ("comm:2",))
+    names = problem.names
+    pairs = {(names[a], names[b]) for a, b in zip(problem.edges.before, problem.edges.after, strict=True)}
+    assert {(f"1W{m}", f"1C{place}") for m in range(3) for place in range(2)} <= pairs
+    assert verify(problem, first_in_first_out(problem)) == ()
+
+
+def test_routes_have_their_own_links_and_memory():
+    links = {(a, b): 10 * a + b for a in range(2) for b in range(2) if a != b}
+    problem = pipeline(1, 1, placement=((0, 1), (1, 0)), microbatches=2, comm=links, held_until_B=[3, 1], capacity=[3, 3])
+    lag = dict(zip(zip(problem.edges.before, problem.edges.after, strict=True), problem.edges.lag.tolist(), strict=True))
+    at = problem.index
+    assert [lag[at[a], at[b]] for a, b in (("0F0", "1F0"), ("0F1", "1F1"), ("1B0", "0B0"), ("1B1", "0B1"))] == [1, 10, 10, 1]
+    with pytest.raises(Infeasible, match="rank 1 needs 3 bytes for one microbatch, but has 2"):
+        pipeline(1, 1, placement=((0, 1), (1, 0)), microbatches=2, held_until_B=[3, 1], capacity=[3, 2])
+    with pytest.raises(BadInput, match="all routes must have as many stages"):
+        pipeline(1, 1, placement=((0, 1), (1, 0, 1)), microbatches=2)

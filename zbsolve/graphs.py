@@ -14,6 +14,8 @@ from .problem import KINDS, Edges, Ints, Passes, Problem
 MOST = 5_000_000  # stages times microbatches
 LARGEST = 2**52  # µs or bytes; and a whole step stays below 2**60, so that sums are whole numbers of 64 bits
 Numbers = Sequence[float] | float
+Placement = placements.Spot | str | None
+Routes = tuple[tuple[int, ...], ...]
 Links = float | Sequence[float] | Mapping[tuple[int, int], float]
 
 
@@ -23,9 +25,10 @@ def pipeline(
     W: Numbers | None = None,
     BW: Numbers | None = None,
     *,
-    placement: Sequence[int] | str | None = None,
+    placement: Placement = None,
     microbatches: int,
     comm: Links = 0,
+    exchange: Numbers | None = None,
     held_until_B: Numbers = 0,
     held_until_W: Numbers = 0,
     capacity: Sequence[float] | float | None = None,
@@ -37,7 +40,10 @@ def pipeline(
 
     F, B, W: µs a stage (forward, input gradient, weight gradient); a single number where all stages are alike and
     `placement` is a tuple. BW in place of B and W: one fused backward. placement: a tuple stage → rank, or `single`,
-    `loop`, `vee` (the number of ranks then follows from the number of stages). comm: µs between two ranks, one number,
+    `loop`, `vee` (the number of ranks then follows from the number of stages), or several such tuples: routes that the
+    microbatches take in turn (or `mirror`), so that a stage lives on several ranks. exchange: µs a stage of the gradient
+    exchange between the ranks that it lives on, a pass C on each after all their gradients, on a stream of its own; None:
+    not part of the problem. comm: µs between two ranks, one number,
     one a stage boundary, or {(from rank, to rank): µs}; none inside a rank. held_until_B, held_until_W: bytes a stage
     that F takes at its start, freed at the end of B and of W. capacity: bytes a rank, or one number for all.
     layers, source: notes kept with the problem (see `Problem`).
@@ -47,8 +53,8 @@ def pipeline(
     """
     if isinstance(F, Sequence | np.ndarray) and len(F) == 0:
         raise BadInput("F: no stages")
-    ranks_of = _stage_ranks(F, placement)
-    stages = len(ranks_of)
+    routes = _routes(F, placement)
+    stages, ranks = len(routes[0]), max(routes[0]) + 1
     if not isinstance(microbatches, int | np.integer) or microbatches < 1:
         raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
     if microbatches * stages > MOST:
@@ -65,33 +71,40 @@ def pipeline(
         raise BadInput("pipeline: the times of all passes add up to more than zbsolve can count")
     kinds = tuple(times)
     held_b, held_w = _whole(held_until_B, "held_until_B", stages), _whole(held_until_W, "held_until_W", stages)
-    limits = None if capacity is None else _whole(capacity, "capacity", max(ranks_of) + 1)
+    limits = None if capacity is None else _whole(capacity, "capacity", ranks)
+    turn = np.arange(microbatches) % len(routes)
     if limits is not None:
-        _fits(ranks_of, held_b + held_w, limits)
-    passes = _pass_table(kinds, times, np.array(ranks_of), int(microbatches))
-    edges = _pipeline_edges(kinds, np.array(ranks_of), int(microbatches), _lags(comm, ranks_of), held_b, held_w)
+        for route in routes[:microbatches]:
+            _fits(route, held_b + held_w, limits)
+    rank = np.array(routes).T[:, turn]
+    passes = _pass_table(kinds, times, rank)
+    both = [np.stack(way, axis=1)[:, turn] for way in zip(*(_lags(comm, route) for route in routes), strict=True)]
+    edges = _pipeline_edges(kinds, (both[0], both[1]), held_b, held_w)
+    if exchange is not None:
+        passes, edges = _exchanges(passes, edges, rank, _whole(exchange, "exchange", stages))
     bounds = None if limits is None else tuple(limits.tolist())
     return Problem(passes, edges, bounds, objective, tuple(layers), source)
 
 
-def _stage_ranks(F: Numbers, placement: Sequence[int] | str | None) -> tuple[int, ...]:
+def _routes(F: Numbers, placement: Placement) -> Routes:
     count = len(F) if isinstance(F, Sequence | np.ndarray) else None
-    if placement is None or placement == "single":
-        if count is None:
-            raise BadInput("pipeline: F as one number needs a placement that names the ranks")
-        return placements.single(count)
+    if placement is None:
+        placement = "single"
     if isinstance(placement, str):
         if count is None:
-            raise BadInput(f"pipeline: placement '{placement}' needs F as a list, one a stage")
+            what = "a placement that names the ranks" if placement == "single" else "F as a list, one a stage"
+            raise BadInput(f"pipeline: placement '{placement}' with F as one number: give {what}")
         shape = placement.rstrip("0123456789")
-        chunks = int(placement[len(shape) :] or 2) if shape in placements.NAMES else 1
+        chunks = int(placement[len(shape) :] or 2) if shape in placements.NAMES and shape != "single" else 1
         if chunks < 1 or count % chunks:
             raise BadInput(f"placement '{placement}': {count} stages do not make {chunks} chunks a rank")
-        return placements.parse(placement, count // chunks if shape in placements.NAMES else None)
-    ranks = placements.check(placement)
-    if count is not None and count != len(ranks):
-        raise BadInput(f"placement: names {len(ranks)} stages, but F has {count}")
-    return ranks
+        if shape in placements.NAMES or placement == "mirror":
+            return placements.parse_routes(placement, count // chunks)
+        return (placements.parse(placement),)
+    routes = placements.check_routes(placement)
+    if count is not None and count != len(routes[0]):
+        raise BadInput(f"placement: names {len(routes[0])} stages, but F has {count}")
+    return routes
 
 
 def _whole(values: Any, what: str, count: int) -> Ints:
@@ -147,37 +160,62 @@ def _fits(ranks_of: Sequence[int], held: Ints, limits: Ints) -> None:
         )
 
 
-def _pass_table(kinds: tuple[str, ...], times: Mapping[str, Ints], rank: Ints, microbatches: int) -> Passes:
-    """Rows ordered by kind, then stage, then microbatch."""
-    stages, count = len(rank), len(kinds) * len(rank) * microbatches
-    stage = np.tile(np.repeat(np.arange(stages), microbatches), len(kinds))
+def _pass_table(kinds: tuple[str, ...], times: Mapping[str, Ints], rank: Ints) -> Passes:
+    """Rows ordered by kind, then stage, then microbatch; `rank[s, i]` runs stage s of microbatch i."""
+    stages, m = rank.shape
+    count, where = len(kinds) * stages * m, np.tile(rank.ravel(), len(kinds))
     return Passes(
-        kind=np.repeat([KINDS.index(k) for k in kinds], stages * microbatches).astype(np.int64),
-        stage=stage,
-        microbatch=np.tile(np.arange(microbatches), len(kinds) * stages),
+        kind=np.repeat([KINDS.index(k) for k in kinds], stages * m).astype(np.int64),
+        stage=np.tile(np.repeat(np.arange(stages), m), len(kinds)),
+        microbatch=np.tile(np.arange(m), len(kinds) * stages),
         slice=np.zeros(count, np.int64),
-        rank=rank[stage],
-        duration=np.concatenate([np.repeat(times[k], microbatches) for k in kinds]),
-        streams=rank[stage],
+        rank=where,
+        duration=np.concatenate([np.repeat(times[k], m) for k in kinds]),
+        streams=where,
         stream_sets=tuple((f"compute:{r}",) for r in range(int(rank.max()) + 1)),
     )
 
 
-def _pipeline_edges(
-    kinds: tuple[str, ...], rank: Ints, m: int, lags: tuple[Ints, Ints], held_b: Ints, held_w: Ints
-) -> Edges:
+def _pipeline_edges(kinds: tuple[str, ...], lags: tuple[Ints, Ints], held_b: Ints, held_w: Ints) -> Edges:
     """F down the stages, B up again, F before its B, B before its W; what F keeps is freed by B and by W."""
-    stages = len(rank)
+    stages, m = len(held_b), lags[0].shape[1]
     grid = np.arange(len(kinds) * stages * m).reshape(len(kinds), stages, m)
     F, B = grid[0], grid[1]
     zero = np.zeros((stages, m), np.int64)
     split = len(kinds) == 3
     held_by_b = held_b[:, None] + zero if split else (held_b + held_w)[:, None] + zero
     parts = [
-        (F[:-1], F[1:], lags[0][:, None] + zero[1:], zero[1:]),
-        (B[1:], B[:-1], lags[1][:, None] + zero[1:], zero[1:]),
+        (F[:-1], F[1:], lags[0], zero[1:]),
+        (B[1:], B[:-1], lags[1], zero[1:]),
         (F, B, zero, held_by_b),
     ]
     if split:
         parts += [(B, grid[2], zero, zero), (F, grid[2], zero, held_w[:, None] + zero)]
     return Edges(*(np.concatenate([part[i].ravel() for part in parts]).astype(np.int64) for i in range(4)))
+
+
+def _exchanges(passes: Passes, edges: Edges, rank: Ints, times: Ints) -> tuple[Passes, Edges]:
+    """With a pass C on every rank of a stage that lives on several: `<stage>C<place among its ranks>`, on `comm:<rank>`.
+    It waits for the stage's last gradients on all of them."""
+    homes = [(stage, np.unique(row)) for stage, row in enumerate(rank)]
+    rows = [(stage, place, home) for stage, here in homes if len(here) > 1 for place, home in enumerate(here.tolist())]
+    if not rows:
+        return passes, edges
+    stage, place, home = np.array(rows, np.int64).T
+    more = {
+        "kind": np.full(len(rows), KINDS.index("C")),
+        "stage": stage,
+        "microbatch": place,
+        "slice": np.zeros(len(rows), np.int64),
+        "rank": home,
+        "duration": times[stage],
+        "streams": len(passes.stream_sets) + home,
+    }
+    columns = {what: np.concatenate([getattr(passes, what), column]) for what, column in more.items()}
+    sets = (*passes.stream_sets, *((f"comm:{r}",) for r in range(int(rank.max()) + 1)))
+    gradients = np.flatnonzero(passes.kind == passes.kind[-1])
+    pairs = [(i, len(passes) + n) for n, s in enumerate(stage) for i in gradients[passes.stage[gradients] == s]]
+    before, after = np.array(pairs, np.int64).T
+    none = np.zeros(len(pairs), np.int64)
+    parts = zip((edges.before, edges.after, edges.lag, edges.bytes), (before, after, none, none), strict=True)
+    return Passes(**columns, stream_sets=sets), Edges(*(np.concatenate(pair) for pair in parts))

@@ -2,6 +2,9 @@
 
 `single` one stage a rank; `loop` chunk k of rank r is stage k·p + r (interleaved, arXiv 2104.04473); `vee` goes down
 the ranks and up again (arXiv 2405.15362); anything else is a tuple of ranks, one a stage.
+
+Routes are placements that microbatches take in turn: microbatch i follows route i modulo their number. `mirror` is two of
+them, down the ranks and up (arXiv 2107.06925): every stage then lives on two ranks.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Sequence
 
 from .errors import BadInput
 
+Spot = Sequence[int] | Sequence[Sequence[int]]
 NAMES = ("single", "loop", "vee")
 
 
@@ -48,6 +52,27 @@ def parse(text: str, ranks: int | None = None) -> tuple[int, ...]:
         return check([int(part) for part in text.split(",")], ranks)
     except ValueError:
         raise BadInput(f"placement '{text}': not single, loop, vee or a list of ranks such as 0,2,1,3") from None
+
+
+def mirror(ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Stage s on rank s for even microbatches, on rank ranks − 1 − s for odd ones."""
+    return single(ranks), single(ranks)[::-1]
+
+
+def parse_routes(text: str, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """`mirror`, or one placement as `parse` reads it; placements joined by `/` are routes. Raises BadInput."""
+    if text.strip() == "mirror":
+        return mirror(ranks)
+    return check_routes([parse(part, ranks) for part in text.split("/")], ranks)
+
+
+def check_routes(placement: Spot, ranks: int | None = None) -> tuple[tuple[int, ...], ...]:
+    """One placement, or several as routes. Raises BadInput where one is no placement, or they differ in stages or ranks."""
+    one = len(placement) == 0 or not isinstance(placement[0], Sequence)
+    result = tuple(check(route, ranks) for route in ([placement] if one else placement))  # type: ignore[arg-type]
+    if len({(len(route), max(route)) for route in result}) > 1:
+        raise BadInput("placement: all routes must have as many stages, on the same ranks")
+    return result
 
 
 def check(placement: Sequence[int], ranks: int | None = None) -> tuple[int, ...]:

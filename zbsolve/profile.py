@@ -68,7 +68,7 @@ class Profile:
         self,
         ranks: int,
         microbatches: int,
-        placement: str | Sequence[int] = "single",
+        placement: str | placements.Spot = "single",
         memory: str | int | None = None,
         objective: str = "makespan",
         layers: Sequence[int] | None = None,
@@ -76,17 +76,22 @@ class Profile:
     ) -> Problem:
         """The training step of this model on `ranks` ranks.
 
-        placement: a name, a list such as "0,2,1,3", or a tuple. memory: bytes a rank ("40GiB"), of which parameters,
-        gradients and optimizer state are taken off first; None: the device's capacity, unlimited where unknown.
+        placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn
+        ("mirror"); a stage's parameters count on every rank that it lives on. memory: bytes a rank ("40GiB"), of which
+        parameters, gradients and optimizer state are taken off first; None: the device's capacity, unlimited where unknown.
         layers: how many layers each stage gets; None: `partition.balanced` over F + B + W. fused: one backward BW, as
         people run it without a split. Raises BadInput, Infeasible.
         """
         if ranks < 1:
             raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
-        spot = placements.parse(placement, ranks) if isinstance(placement, str) else placements.check(placement, ranks)
-        counts = balanced([c.F + c.B + c.W for c in self.layers], len(spot)) if layers is None else tuple(layers)
-        if len(counts) != len(spot) or sum(counts) != len(self.layers) or min(counts) < 1:
-            raise BadInput(f"layers: {counts} does not split {len(self.layers)} layers into {len(spot)} stages")
+        if isinstance(placement, str):
+            routes = placements.parse_routes(placement, ranks)
+        else:
+            routes = placements.check_routes(placement, ranks)
+        number = len(routes[0])
+        counts = balanced([c.F + c.B + c.W for c in self.layers], number) if layers is None else tuple(layers)
+        if len(counts) != number or sum(counts) != len(self.layers) or min(counts) < 1:
+            raise BadInput(f"layers: {counts} does not split {len(self.layers)} layers into {number} stages")
         cuts = [sum(counts[:i]) for i in range(len(counts) + 1)]
         stages = [self.layers[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
 
@@ -96,23 +101,24 @@ class Profile:
         limit = self.capacity if memory is None else parse_bytes(memory)
         return pipeline(
             total("F"),
-            placement=spot,
+            placement=routes,
             microbatches=microbatches,
             comm=[round(self.link.time(stage[-1].output_bytes)) for stage in stages[:-1]],
             held_until_B=total("held_until_B"),
             held_until_W=total("held_until_W"),
-            capacity=None if limit is None else self._left(spot, total("parameter_bytes"), limit),
+            capacity=None if limit is None else self._left(routes, total("parameter_bytes"), limit),
             objective=objective,
             layers=counts,
             source=f"{self.source}: {self.model}",
             **({"BW": total("BW")} if fused else {"B": total("B"), "W": total("W")}),
         )
 
-    def _left(self, spot: Sequence[int], parameters: Sequence[int], limit: int) -> list[int]:
+    def _left(self, routes: Sequence[Sequence[int]], parameters: Sequence[int], limit: int) -> list[int]:
         """Bytes a rank left for activations beside its stages' parameters and states."""
-        left = [float(limit)] * (max(spot) + 1)
-        for rank, size in zip(spot, parameters, strict=True):
-            left[rank] -= self.states * size
+        left = [float(limit)] * (max(routes[0]) + 1)
+        for stage, size in enumerate(parameters):
+            for rank in {route[stage] for route in routes}:
+                left[rank] -= self.states * size
         for rank, room in enumerate(left):
             if room < 0:
                 raise Infeasible(
