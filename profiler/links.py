@@ -1,4 +1,4 @@
-"""The link between two ranks on this machine, measured through the executor's own inbox and outbox.
+"""The link between two ranks on this machine, measured through the executor's own messages.
 
 `python -m profiler.links FOLDER RANK` is one of the two processes.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zbsolve.exec.comm import Inbox, Outbox
+from zbsolve.exec.comm import Links, Wires
 from zbsolve.exec.failure import RunFailed
 from zbsolve.exec.launch import child_environment
 from zbsolve.exec.lower import Message
@@ -94,28 +94,28 @@ def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:
 def _messages(source: int) -> list[Message]:
     """All that one end sends; `boundary` holds the size."""
     keys = [(size, f"{size}.{i}.{source}") for size in SIZES for i in range(WARM + REPEATS)]
-    return [Message(key, key, source, 1 - source, size) for size, key in keys]
+    return [Message(key, key, source, 1 - source, size, 0, False) for size, key in keys]
 
 
 def _exchange(rank: int, timeout: float) -> dict[str, dict[str, int]]:
-    """Back and forth, one message at a time; stamps in monotonic ns."""
-    other = _messages(1 - rank)
-    inbox = Inbox({1 - rank: tuple(other)}, lambda m: torch.empty(m.boundary, dtype=torch.uint8), timeout)
-    outbox = Outbox(timeout)
+    """Back and forth, one message at a time, its receive posted before; stamps in monotonic ns."""
+    mine, other = _messages(rank), _messages(1 - rank)
+    links = Links(Wires.of(), {1 - rank: tuple(other)}, torch.device("cpu"), timeout)
     sent: dict[str, int] = {}
     taken: dict[str, int] = {}
-    inbox.begin()
+    links.begin({0: 0})
     dist.barrier()
-    for mine, theirs in zip(_messages(rank), other, strict=True):
+    for out, back in zip(mine, other, strict=True):
+        links.post(back)
         for turn in range(2):
             if turn == rank:
-                body = torch.zeros(mine.boundary, dtype=torch.uint8)
-                sent[mine.before] = time.monotonic_ns()
-                outbox.send(mine, body)
+                body = torch.zeros(out.boundary // 4)
+                sent[out.before] = time.monotonic_ns()
+                links.send(out, body)
             else:
-                inbox.take(theirs)
-                taken[theirs.before] = time.monotonic_ns()
-    outbox.flush()
+                links.take(back)
+                taken[back.before] = time.monotonic_ns()
+    links.flush()
     dist.barrier()
     return {"sent": sent, "taken": taken}
 

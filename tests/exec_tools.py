@@ -67,7 +67,7 @@ def run_here(schedule: Schedule, model: Model) -> tuple[float, dict[int, torch.n
             )
             for s in program.stages
         }
-        walkers.append(Walker(program, stages, post, post))
+        walkers.append(Walker(program, stages, post))
         records.append(Record(0))
     todo = [(schedule.timeline()[a.name], w, a) for w, walker in enumerate(walkers) for a in walker.program.actions]
     for _, w, action in sorted(todo, key=lambda one: one[0]):

@@ -3,7 +3,7 @@
 import pytest
 
 from zbsolve import BadInput, Edge, Pass, Problem, Schedule, pipeline
-from zbsolve.exec.job import layer_counts
+from zbsolve.exec.layers import layer_counts
 from zbsolve.exec.lower import lower
 
 from .exec_tools import a_problem, random_schedule
@@ -68,7 +68,7 @@ def test_what_cannot_run_is_refused_by_name() -> None:
 
 
 def test_layers_must_fit_the_model() -> None:
-    with pytest.raises(BadInput, match="does not say which layers"):
+    with pytest.raises(BadInput, match="does not say which of 8 layers"):
         layer_counts(pipeline([1, 1], BW=[1, 1], microbatches=1), 8)
     with pytest.raises(BadInput, match="for 7 layers, but the model has 8"):
         layer_counts(pipeline([1, 1], BW=[1, 1], microbatches=1, layers=(3, 4)), 8)

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from .comm import receive_bytes, send_bytes
+from .comm import Wires, receive_bytes, send_bytes
 from .stage import run_layers
 from .walk import Data
 
@@ -50,7 +49,7 @@ def named(layers: Mapping[int, nn.Module]) -> dict[Place, nn.Parameter]:
 
 
 def compare(
-    rank: int,
+    wires: Wires | None,
     owners: Sequence[int],
     mine: Mapping[int, nn.Module],
     whole: Sequence[nn.Module] | None,
@@ -59,25 +58,28 @@ def compare(
     """Rank 0 (which holds `whole`, the reference with its gradients) sends each layer's right gradients to the rank in
     `owners[layer]`, which compares. `losses`: (pipeline, reference), known on rank 0. The verdict, on rank 0.
 
-    All ranks call this. "worst": the largest difference over all tensors and the loss (see `difference`).
+    All ranks of `wires` call this (None: there is one rank). "worst": the largest difference over all tensors
+    and the loss (see `difference`).
     """
     found: list[tuple[float, float, str]] = []
+    rank = 0 if wires is None else wires.rank
     for layer, owner in enumerate(owners):
         right: dict[Place, Tensor | None] | None = None
         if rank == 0:
             assert whole is not None
             right = {place: p.grad for place, p in named({layer: whole[layer]}).items()}
-            if owner:
-                _send(right, owner)
-        elif owner == rank:
-            right = _receive(named({layer: mine[layer]}))
+            if owner and wires is not None:
+                _send(wires, right, owner)
+        elif owner == rank and wires is not None:
+            right = _receive(wires, named({layer: mine[layer]}))
         if owner == rank and right is not None:
             found += [_judge(place, p, right[place]) for place, p in named({layer: mine[layer]}).items()]
-    if rank:
-        send_bytes(json.dumps(found).encode(), 0)
+    if wires is not None and rank:
+        send_bytes(wires, json.dumps(found).encode(), 0)
         return None
-    for other in sorted(set(owners) - {0}):
-        found += [tuple(row) for row in json.loads(receive_bytes(other))]
+    for other in range(1, 1 if wires is None else wires.size):
+        assert wires is not None
+        found += [tuple(row) for row in json.loads(receive_bytes(wires, other))]
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
     share, worst, where = max([*found, (gap / LIMITS[torch.float32], gap, "loss")])
@@ -100,20 +102,20 @@ def _judge(place: Place, parameter: nn.Parameter, right: Tensor | None) -> tuple
     return value / LIMITS.get(parameter.dtype, 1e-5), value, f"layer {place[0]} {place[1]}"
 
 
-def _send(right: Mapping[Place, Tensor | None], owner: int) -> None:
+def _send(wires: Wires, right: Mapping[Place, Tensor | None], owner: int) -> None:
     """Which places have a gradient, then the gradients."""
     there = [place for place, gradient in right.items() if gradient is not None]
-    send_bytes(json.dumps(there).encode(), owner)
+    send_bytes(wires, json.dumps(there).encode(), owner)
     for place in there:
         gradient = right[place]
         assert gradient is not None
-        dist.send(gradient.contiguous(), owner)
+        wires.send(gradient.contiguous(), owner).wait()
 
 
-def _receive(parameters: Mapping[Place, nn.Parameter]) -> dict[Place, Tensor | None]:
+def _receive(wires: Wires, parameters: Mapping[Place, nn.Parameter]) -> dict[Place, Tensor | None]:
     right: dict[Place, Tensor | None] = dict.fromkeys(parameters)
-    for layer, name in json.loads(receive_bytes(0)):
+    for layer, name in json.loads(receive_bytes(wires, 0)):
         buffer = torch.empty_like(parameters[layer, name], memory_format=torch.contiguous_format).detach()
-        dist.recv(buffer, 0)
+        wires.receive(buffer, 0).wait()
         right[layer, name] = buffer
     return right

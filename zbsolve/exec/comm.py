@@ -1,183 +1,261 @@
 """Messages between ranks over torch.distributed: receives posted ahead, sends that never block.
 
-One thread a source waits for receives, so that an arrival is stamped when it happens and not when the rank looks; one a
-destination keeps each sent tensor until it has gone. (gloo's work objects cannot be asked whether they are done.)
+The walking thread itself posts and waits. What was sent stays referenced until it has gone: gloo's work objects cannot
+be asked whether they are done, so a thread of its own waits for them; NCCL's can.
 """
 
 from __future__ import annotations
 
 import re
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from queue import SimpleQueue
-from threading import Condition, Thread
+from threading import Event, Thread
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..errors import BadInput
 from .failure import LostRank, one_line
 from .lower import Message
 
-AHEAD = 2  # receives posted at a time, per source
-Allocate = Callable[[Message], Tensor]
+Shape = tuple[torch.Size, torch.dtype]
+DATA, SHAPES, STEP, BYTES = 0, 1, 2, 3  # tags; NCCL has none, but only DATA goes over it
+DIMENSIONS = 12  # of the largest tensor that can be sent
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-class Inbox:
-    """Receives this rank's messages, in the order of the program. `allocate` gives the buffer of a message."""
+@dataclass(frozen=True)
+class Wires:
+    """A pipeline's process group as point-to-point wires. `rank`, `size`: in the group. `group` carries the tensors,
+    `control` (always gloo: CPU tensors, tags) everything else; where the backend has no tags, `pairs` holds a
+    communicator for each ordered pair of ranks, so that two directions never wait for each other."""
 
-    def __init__(self, incoming: Mapping[int, tuple[Message, ...]], allocate: Allocate, timeout: float) -> None:
+    rank: int
+    size: int
+    group: Any
+    control: Any
+    pairs: Mapping[tuple[int, int], Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, group: Any = None, edges: Sequence[tuple[int, int]] = ()) -> Wires:
+        """Of a process group (the default one without). `edges`: the ordered pairs of ranks that exchange messages. All
+        ranks of the group call this. Raises BadInput where no process group is there."""
+        if not dist.is_initialized():
+            raise BadInput("no process group: call torch.distributed.init_process_group first (or use torchrun)")
+        group = dist.distributed_c10d._get_default_group() if group is None else group
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        if dist.get_backend(group) == "gloo":
+            return cls(rank, size, group, group)
+        ranks = dist.get_process_group_ranks(group)
+        control = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        pairs = {
+            (a, b): dist.new_group([ranks[a], ranks[b]], use_local_synchronization=True, group_desc=f"zbsolve {a} to {b}")
+            for a, b in sorted(edges)
+            if rank in (a, b)
+        }
+        return cls(rank, size, group, control, pairs)
+
+    def send(self, tensor: Tensor, destination: int, tag: int = DATA) -> Any:
+        """Start sending; the work object."""
+        if tag != DATA:
+            return self.control.send([tensor], destination, tag)
+        if (self.rank, destination) not in self.pairs:
+            return self.group.send([tensor], destination, tag)
+        return self.pairs[self.rank, destination].send([tensor], int(self.rank < destination), tag)
+
+    def receive(self, tensor: Tensor, source: int, tag: int = DATA) -> Any:
+        """Start receiving into `tensor`; the work object."""
+        if tag != DATA:
+            return self.control.recv([tensor], source, tag)
+        if (source, self.rank) not in self.pairs:
+            return self.group.recv([tensor], source, tag)
+        return self.pairs[source, self.rank].recv([tensor], int(self.rank < source), tag)
+
+
+class Links:
+    """One rank's messages, step after step.
+
+    Every message's shape and dtype are agreed once for each shape of input (numbered by the first stage's rank): the
+    first activation of that number over a boundary is preceded by its shape, and known at both ends from then on; its
+    gradient has the same. So receives can be posted ahead, also where microbatches differ.
+    """
+
+    def __init__(
+        self, wires: Wires, incoming: Mapping[int, Sequence[Message]], device: torch.device, timeout: float
+    ) -> None:
+        self._wires = wires
         self._incoming = dict(incoming)
-        self._allocate = allocate
-        self._timeout = timeout
-        self._changed = Condition()
-        self._arrived: dict[Message, tuple[Tensor, int]] = {}
-        self._broken: dict[int, str] = {}
-        self._wanted: dict[int, SimpleQueue[Message | None]] = {source: SimpleQueue() for source in incoming}
-        self._threads = [Thread(target=self._receive, args=(source,), daemon=True) for source in incoming]
-        for thread in self._threads:
-            thread.start()
+        self._device = device
+        self._timeout = timedelta(seconds=timeout)
+        self._shapes: dict[tuple[int, int], Shape] = {}
+        self._numbers: Mapping[int, int] = {}
+        self._unposted: dict[int, deque[Message]] = {}
+        self._posted: dict[Message, tuple[Any, Tensor]] = {}
+        self._sent = _Sent(self._timeout)
 
-    def begin(self) -> None:
-        """A step starts: its messages may come."""
-        for source, messages in self._incoming.items():
-            for message in messages:
-                self._wanted[source].put(message)
+    def begin(self, numbers: Mapping[int, int]) -> None:
+        """A step starts: its messages may come. `numbers`: microbatch → the number of its input's shape."""
+        self._numbers = numbers
+        self._unposted = {source: deque(messages) for source, messages in self._incoming.items()}
+
+    def post(self, message: Message) -> None:
+        """Post its receive, and those before it from its source, as far as shapes are known; never waits."""
+        waiting = self._unposted[message.source]
+        while message not in self._posted and waiting and self._key(waiting[0]) in self._shapes:
+            self._receive(waiting.popleft())
 
     def take(self, message: Message) -> tuple[Tensor, int]:
-        """The tensor of `message` and when it had arrived, monotonic ns; waits. Raises LostRank."""
-        with self._changed:
-            self._changed.wait_for(lambda: message in self._arrived or message.source in self._broken, timeout=self._timeout)
-            if message in self._arrived:
-                return self._arrived.pop(message)
-        reason = self._broken.get(message.source, f"nothing came for {self._timeout:g} s")
-        raise LostRank(f"waiting for {message.before} from rank {message.source}: {reason}")
-
-    def close(self) -> None:
-        """End the threads; every message must have been taken."""
-        for wanted in self._wanted.values():
-            wanted.put(None)
-        for thread in self._threads:
-            thread.join(self._timeout)
-
-    def _receive(self, source: int) -> None:
-        wanted = self._wanted[source]
-        posted: deque[tuple[Message, Tensor, Any]] = deque()
+        """The tensor of `message` and when this rank had it, monotonic ns; waits. Raises LostRank."""
         try:
-            while True:
-                while len(posted) < AHEAD and not (posted and wanted.empty()):
-                    message = wanted.get()
-                    if message is None:
-                        return
-                    buffer = self._allocate(message)
-                    posted.append((message, buffer, dist.irecv(buffer, source)))
-                message, buffer, work = posted.popleft()
-                work.wait()
-                arrival = time.monotonic_ns()
-                with self._changed:
-                    self._arrived[message] = buffer, arrival
-                    self._changed.notify_all()
-                del buffer, work
+            posted = self._posted.pop(message, None)
+            while posted is None:
+                first = self._unposted[message.source].popleft()
+                if self._key(first) not in self._shapes:
+                    self._shapes[self._key(first)] = self._asked(first.source)
+                self._receive(first)
+                posted = self._posted.pop(message, None)
+            work, tensor = posted
+            work.wait(self._timeout)
+            return tensor, time.monotonic_ns()
         except Exception as error:
-            with self._changed:
-                self._broken[source] = _reason(error)
-                self._changed.notify_all()
-
-
-class Outbox:
-    """Sends without blocking; `flush` waits until everything has gone."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._changed = Condition()
-        self._open = 0
-        self._broken: str | None = None
-        self._sent: dict[int, SimpleQueue[Any]] = {}
-        self._threads: list[Thread] = []
+            raise LostRank(f"waiting for {message.before} from rank {message.source}: {reason(error)}") from None
 
     def send(self, message: Message, tensor: Tensor) -> None:
-        """Start sending. Raises LostRank."""
-        destination = message.destination
-        if destination not in self._sent:
-            self._sent[destination] = SimpleQueue()
-            self._threads.append(Thread(target=self._keep, args=(destination,), daemon=True))
-            self._threads[-1].start()
-        tensor = tensor.contiguous()
+        """Start sending; never waits. Raises BadInput for another shape than agreed, LostRank."""
+        key = self._key(message)
+        agreed = self._shapes.get(key)
         try:
-            work = dist.isend(tensor, destination)
+            if agreed is None:
+                self._shapes[key] = tensor.shape, tensor.dtype
+                header = _header(tensor, message)
+                self._sent.keep(self._wires.send(header, message.destination, SHAPES), header)
+            elif tensor.shape != agreed[0] or tensor.dtype != agreed[1]:
+                made, wanted = (f"{tuple(shape)} {kind}" for shape, kind in ((tensor.shape, tensor.dtype), agreed))
+                raise BadInput(f"makes {made}, not {wanted} as before for an input of the same shape")
+            tensor = tensor.contiguous()
+            self._sent.keep(self._wires.send(tensor, message.destination), tensor)
+        except BadInput:
+            raise
         except Exception as error:
-            raise LostRank(f"sending {message.before} to rank {destination}: {_reason(error)}") from None
-        with self._changed:
-            self._open += 1
-        self._sent[destination].put((work, tensor))
+            raise LostRank(f"sending {message.before} to rank {message.destination}: {reason(error)}") from None
 
     def flush(self) -> None:
-        """Wait until every tensor has gone. Raises LostRank."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._open == 0 or self._broken is not None, timeout=self._timeout)
-            if self._broken is not None or self._open:
-                raise LostRank(f"sending: {self._broken or f'not taken for {self._timeout:g} s'}")
+        """Wait until everything has gone. Raises LostRank."""
+        self._sent.flush()
 
-    def close(self) -> None:
-        """End the threads."""
-        for sent in self._sent.values():
-            sent.put(None)
-        for thread in self._threads:
-            thread.join(self._timeout)
+    def tell(self, tensor: Tensor, destination: int, tag: int) -> None:
+        """Start sending something beside the messages; never waits."""
+        self._sent.keep(self._wires.send(tensor, destination, tag), tensor)
 
-    def _keep(self, destination: int) -> None:
-        while (pair := self._sent[destination].get()) is not None:
-            work, tensor = pair
-            broken = None
-            try:
-                work.wait()
-            except Exception as error:
-                broken = f"to rank {destination}: {_reason(error)}"
-            del pair, work, tensor  # before the next `get` blocks: the tensor's memory goes now
-            with self._changed:
-                self._open -= 1
-                self._broken = self._broken or broken
-                self._changed.notify_all()
+    def ask(self, tensor: Tensor, source: int, tag: int) -> None:
+        """Wait for what `tell` sent. Raises LostRank."""
+        try:
+            self._wires.receive(tensor, source, tag).wait(self._timeout)
+        except Exception as error:
+            raise LostRank(f"rank {self._wires.rank}: waiting for rank {source}: {reason(error)}") from None
+
+    def _key(self, message: Message) -> tuple[int, int]:
+        return message.boundary, self._numbers[message.microbatch]
+
+    def _receive(self, message: Message) -> None:
+        shape, dtype = self._shapes[self._key(message)]
+        buffer = torch.empty(shape, dtype=dtype, device=self._device)
+        self._posted[message] = self._wires.receive(buffer, message.source), buffer
+
+    def _asked(self, source: int) -> Shape:
+        header = torch.empty(DIMENSIONS + 2, dtype=torch.int64)
+        self._wires.receive(header, source, SHAPES).wait(self._timeout)
+        kind, dimensions, *sizes = header.tolist()
+        return torch.Size(sizes[:dimensions]), DTYPES[kind]
 
 
-def _reason(error: BaseException) -> str:
+def _header(tensor: Tensor, message: Message) -> Tensor:
+    if tensor.dtype not in DTYPES or tensor.dim() > DIMENSIONS:
+        raise BadInput(f"its output is {tensor.dtype} of {tensor.dim()} dimensions: what can be sent is {DTYPES}")
+    rest = [0] * (DIMENSIONS - tensor.dim())
+    return torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape, *rest])
+
+
+class _Sent:
+    """Keeps what was sent until it has gone."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+        self._broken: list[str] = []
+        self._timeout = timeout
+        Thread(target=_wait_for_sent, args=(self._queue, self._broken, timeout), daemon=True).start()
+        weakref.finalize(self, self._queue.put, None)
+
+    def keep(self, work: Any, tensor: Tensor) -> None:
+        """Reference `tensor` until `work` is done."""
+        self._queue.put((work, tensor))
+
+    def flush(self) -> None:
+        """Wait for all of it. Raises LostRank."""
+        done = Event()
+        self._queue.put(done)
+        if not done.wait(self._timeout.total_seconds()):
+            self._broken.append(f"not taken for {self._timeout.total_seconds():g} s")
+        if self._broken:
+            raise LostRank(f"sending: {self._broken[0]}")
+
+
+def _wait_for_sent(queue: SimpleQueue[Any], broken: list[str], timeout: timedelta) -> None:
+    """The thread's work: in order, until None comes. It holds no tensor while it waits for the next."""
+    while (item := queue.get()) is not None:
+        if isinstance(item, Event):
+            item.set()
+            continue
+        try:
+            item[0].wait(timeout)
+        except Exception as error:
+            broken.append(reason(error))
+        del item
+
+
+def reason(error: BaseException) -> str:
     """gloo's own words without its source lines and advice."""
     return re.sub(r"\[[^]]*\.cc:\d+\] ", "", one_line(error)).split(". This is ")[0]
 
 
-def send_bytes(body: bytes, destination: int) -> None:
+def send_bytes(wires: Wires, body: bytes, destination: int) -> None:
     """A length, then the bytes."""
-    dist.send(torch.tensor([len(body)]), destination)
+    wires.send(torch.tensor([len(body)]), destination, BYTES).wait()
     if body:
-        dist.send(torch.frombuffer(bytearray(body), dtype=torch.uint8), destination)
+        wires.send(torch.frombuffer(bytearray(body), dtype=torch.uint8), destination, BYTES).wait()
 
 
-def receive_bytes(source: int) -> bytes:
+def receive_bytes(wires: Wires, source: int) -> bytes:
     """What `send_bytes` sent."""
     length = torch.zeros(1, dtype=torch.int64)
-    dist.recv(length, source)
+    wires.receive(length, source, BYTES).wait()
     buffer = torch.empty(int(length), dtype=torch.uint8)
     if len(buffer):
-        dist.recv(buffer, source)
+        wires.receive(buffer, source, BYTES).wait()
     return buffer.numpy().tobytes()
 
 
-def clock_offset(rank: int, ranks: int, rounds: int = 20) -> int:
+def clock_offset(wires: Wires, rounds: int = 20) -> int:
     """ns that this rank's monotonic clock is ahead of rank 0's, by the quickest of some round trips. Every rank calls."""
     stamp = torch.zeros(1, dtype=torch.int64)
     best = (1 << 62, 0)
-    for other in range(1, ranks):
-        for _ in range(rounds if rank in (0, other) else 0):
-            if rank == 0:
-                dist.recv(stamp, other)
+    for other in range(1, wires.size):
+        for _ in range(rounds if wires.rank in (0, other) else 0):
+            if wires.rank == 0:
+                wires.receive(stamp, other, BYTES).wait()
                 stamp[0] = time.monotonic_ns()
-                dist.send(stamp, other)
+                wires.send(stamp, other, BYTES).wait()
                 continue
             sent = time.monotonic_ns()
-            dist.send(stamp, 0)
-            dist.recv(stamp, 0)
+            wires.send(stamp, 0, BYTES).wait()
+            wires.receive(stamp, 0, BYTES).wait()
             back = time.monotonic_ns()
             best = min(best, (back - sent, (back + sent) // 2 - int(stamp)))
     return best[1]

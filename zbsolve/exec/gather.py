@@ -1,72 +1,114 @@
-"""What each rank saw → one trace."""
+"""What each rank saw → one timeline a step, one trace a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from ..schedule import Schedule
-from ..timeline import Timeline
+from ..timeline import Floats, Timeline
 from ..trace import Trace
-from .lower import walk
+from .comm import Wires
+from .lower import Program
+from .memory import Memory
 from .walk import Record
 
+HEAD = 3  # words before the columns: when the step began, its losses' sum (a float64's bits) and their number
 
-@dataclass(frozen=True)
-class Report:
-    """One rank's steps: per step when it began and, per pass in program order, ready, start and end, ns on rank 0's
-    clock; per step the sum and number of its losses; the most bytes held after a pass, and at any moment."""
 
-    rank: int
-    began: list[int]
-    ready: list[list[int]]
-    start: list[list[int]]
-    end: list[list[int]]
-    losses: list[float]
-    peak: int
-    transient: int
+class Exchange:
+    """Sends every rank's times and losses to all, after each step and beside the next."""
 
-    @classmethod
-    def of(cls, rank: int, records: Sequence[Record], peak: int, transient: int, offset: int) -> Report:
+    def __init__(self, schedule: Schedule, programs: Sequence[Program], wires: Wires, offset: int) -> None:
         """`offset`: ns that this rank's clock is ahead of rank 0's."""
-        return cls(
-            rank,
-            [r.began - offset for r in records],
-            [[t - offset for t in r.ready] for r in records],
-            [[t - offset for t in r.start] for r in records],
-            [[t - offset for t in r.end] for r in records],
-            [float(torch.stack(r.losses).double().mean()) if r.losses else 0.0 for r in records],
-            peak,
-            transient,
-        )
+        index = schedule.problem.index
+        self.schedule = schedule
+        self.rows = [np.array([index[action.name] for action in p.actions], np.int64) for p in programs]
+        self._wires = wires
+        self._offset = offset
+        self._width = HEAD + 3 * max(len(rows) for rows in self.rows)
+
+    def start(self, record: Record, loss: torch.Tensor | None) -> Seen:
+        """Hand over one step; all ranks call. Nothing waits. `loss`: the sum of this rank's losses."""
+        mine = torch.zeros(self._width, dtype=torch.int64)
+        mine[1:2].view(torch.float64)[0] = 0.0 if loss is None else float(loss)
+        mine[2] = len(record.losses)
+        times = np.array([record.began, *record.start, *record.end, *record.arrived], np.int64)
+        times[times > 0] -= self._offset
+        mine[0] = int(times[0])
+        mine[HEAD : HEAD + len(times) - 1] = torch.from_numpy(times[1:])
+        everything = torch.zeros((self._wires.size, self._width), dtype=torch.int64)
+        work = dist.all_gather_into_tensor(everything.view(-1), mine, group=self._wires.control, async_op=True)
+        return Seen(self, work, everything, mine)
 
 
-def trace_of(schedule: Schedule, reports: Sequence[Report], facts: dict[str, Any]) -> Trace:
-    """The trace of all ranks; a step's time 0 is when its first rank began. `reports[r]` is rank r's."""
-    problem = schedule.problem
-    rows = [[problem.index[name] for name in walk(schedule, report.rank)] for report in reports]
-    steps, ready = [], []
-    for i in range(len(reports[0].began)):
-        zero = min(report.began[i] for report in reports)
-        columns = {}
-        for what in ("ready", "start", "end"):
-            column = np.zeros(len(problem.passes))
-            for mine, report in zip(rows, reports, strict=True):
-                column[mine] = (np.array(getattr(report, what)[i]) - zero) / 1000
-            columns[what] = column
-        steps.append(Timeline(problem, columns["start"], columns["end"]))
-        ready.append(columns["ready"])
-    peaks = tuple(report.peak for report in reports)
+class Seen:
+    """One step as all ranks saw it; complete after `wait`."""
+
+    def __init__(self, exchange: Exchange, work: Any, everything: torch.Tensor, mine: torch.Tensor) -> None:
+        self._exchange = exchange
+        self._work = work
+        self._everything = everything
+        self._mine = mine
+
+    def wait(self) -> None:
+        """Until every rank's share is here."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    @cached_property
+    def loss(self) -> float:
+        """The mean over the microbatches."""
+        self.wait()
+        total = float(self._everything[:, 1].contiguous().view(torch.float64).sum())
+        return total / max(1, int(self._everything[:, 2].sum()))
+
+    @cached_property
+    def columns(self) -> tuple[Floats, Floats, Floats]:
+        """Start, end and ready of every pass, µs since the first rank began, in the problem's table order."""
+        self.wait()
+        problem = self._exchange.schedule.problem
+        words = self._everything.numpy()
+        start, end, arrived = (np.zeros(len(problem.passes)) for _ in range(3))
+        zero = int(words[:, 0].min())
+        began = (words[:, 0] - zero) / 1000
+        for rank, rows in enumerate(self._exchange.rows):
+            n = len(rows)
+            for i, column in enumerate((start, end, arrived)):
+                column[rows] = (words[rank, HEAD + i * n : HEAD + (i + 1) * n] - zero) / 1000
+        ready = np.maximum(arrived, began[problem.passes.rank])
+        before, after = problem.edges.before, problem.edges.after
+        here = problem.passes.rank[before] == problem.passes.rank[after]
+        np.maximum.at(ready, after[here], end[before[here]])
+        return start, end, ready
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """When each pass of every rank ran."""
+        start, end, _ = self.columns
+        return Timeline(self._exchange.schedule.problem, start, end)
+
+
+def trace_of(schedule: Schedule, steps: Sequence[Seen], memory: Sequence[Memory], facts: dict[str, Any]) -> Trace:
+    """A trace of these steps; `memory[r]` is rank r's, of one step like them."""
     return Trace(
-        problem,
+        schedule.problem,
         dict(schedule.order),
-        tuple(steps),
-        tuple(ready),
-        tuple(sum(report.losses[i] for report in reports) for i in range(len(steps))),
-        (peaks,) * len(steps),
-        {**facts, "transient_peaks": [report.transient for report in reports]},
+        tuple(seen.timeline for seen in steps),
+        tuple(seen.columns[2] for seen in steps),
+        tuple(seen.loss for seen in steps),
+        (tuple(one.peak for one in memory),) * len(steps),
+        {
+            **facts,
+            "predicted_peaks": [one.predicted_peak for one in memory],
+            "transient_peaks": [one.most for one in memory],
+            "held": {name: size for one in memory for name, size in zip(one.names, one.held, strict=True)},
+            "predicted_held": {name: size for one in memory for name, size in zip(one.names, one.predicted, strict=True)},
+        },
     )

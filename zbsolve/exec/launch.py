@@ -65,7 +65,7 @@ def fit(schedule: Schedule, spec: str, seed: int) -> None:
     """What can be said before any rank starts. Raises BadInput."""
     from profiler.models import load
 
-    from .job import layer_counts
+    from .layers import layer_counts
     from .lower import lower
 
     model = load(spec, seed)
@@ -194,7 +194,7 @@ def run_group(
     except Exception as error:
         raise LostRank(f"rank {rank}: cannot join the process group: {one_line(error)}") from None
     try:
-        trace = run_rank(rank, schedule, spec, options, dist.distributed_c10d._get_default_store(), announce)
+        trace = run_rank(schedule, spec, options, announce)
         announce("leaving")
         dist.barrier()
     except ZbsolveError:

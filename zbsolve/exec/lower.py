@@ -1,11 +1,17 @@
-"""Lowering: a schedule → each rank's program of passes, sends and receives.
+"""Lowering: a schedule → each rank's program of passes, sends and receives, ordered by the schedule's own time.
 
 Messages go along the graph's edges between ranks. Both ends of a (source, destination) pair have them in one order, that
-of the sender's passes, by construction: point-to-point messages carry no tags on NCCL.
+of the sender's passes, by construction: point-to-point messages carry no tags on NCCL. A receive is posted before the
+pass that runs when its message is sent, by the predicted timeline, and at least one pass ahead of its use: early enough
+to arrive beside other work, late enough that its buffer does not lie idle.
+
+No deadlock, whatever ranks really take: sends never block, receives of a pair are posted in the order of its sends, and
+a pass waits only for a message whose sender runs earlier in the one order that the verified schedule is.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,33 +25,36 @@ from ..verifier import verify
 RUNS = ("F", "B", "W", "BW")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Message:
     """What pass `before` on rank `source` makes and pass `after` on rank `destination` takes: an activation after stage
-    `boundary`, or the gradient of one (of the same shape)."""
+    `boundary`, or (`gradient`) the gradient of one, of the same shape. Both ends of one lowering hold the same object."""
 
     before: str
     after: str
     source: int
     destination: int
     boundary: int
+    microbatch: int
+    gradient: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Action:
-    """One pass of a rank's program. `waits`: passes of the same rank that end before. `takes`: the message with its
-    input, or the name of the pass on this rank that hands it over, or None where it needs none. `sends`, `hands`: where
-    its output goes: other ranks, and a pass of this rank (None: nowhere)."""
+    """One pass of a rank's program. `posts`: receives to post before it. `takes`: the message with its input, or the
+    name of the pass on this rank that hands it over, or None where it needs none. `sends`, `hands`: where its output
+    goes: other ranks, and a pass of this rank (None: nowhere). `done`: it is the last to add to its stage's gradients."""
 
     name: str
     kind: str
     stage: int
     microbatch: int
     split: bool
-    waits: tuple[str, ...]
+    posts: tuple[Message, ...]
     takes: Message | str | None
     sends: tuple[Message, ...]
     hands: str | None
+    done: bool
 
 
 @dataclass(frozen=True)
@@ -65,10 +74,16 @@ def lower(schedule: Schedule) -> tuple[Program, ...]:
     if violations:
         raise BadInput(f"schedule: {violations[0]}")
     homes = stage_ranks(problem)
-    data, waits = _edges(problem)
+    data = _edges(problem)
     _complete(problem, data, len(homes))
-    split = {name for name in problem.names if _backward(problem, name) == "B"}
-    return tuple(_program(schedule, rank, homes, data, waits, split) for rank in range(problem.ranks))
+    for name in problem.names:
+        _one_backward(problem, name)
+    walks = [tuple(walk(schedule, rank)) for rank in range(problem.ranks)]
+    messages = {after: _message(problem, before, after) for after, before in data.items()}
+    goes: dict[str, list[Message]] = {}
+    for message in messages.values():
+        goes.setdefault(message.before, []).append(message)
+    return tuple(_program(schedule, rank, walks, homes, messages, goes) for rank in range(problem.ranks))
 
 
 def stage_ranks(problem: Problem) -> tuple[int, ...]:
@@ -86,8 +101,8 @@ def stage_ranks(problem: Problem) -> tuple[int, ...]:
     return tuple(homes[s] for s in range(len(homes)))
 
 
-def _backward(problem: Problem, name: str) -> str:
-    """Which backward the microbatch of pass `name` has on its stage: "B" or "BW"."""
+def _one_backward(problem: Problem, name: str) -> None:
+    """Its microbatch has B and W on its stage, or BW."""
     one = problem.passes[problem.index[name]]
     fused = f"{one.stage}BW{one.microbatch}" in problem.index
     if fused == (f"{one.stage}B{one.microbatch}" in problem.index):
@@ -95,18 +110,16 @@ def _backward(problem: Problem, name: str) -> str:
         raise BadInput(f"pass {name}: its microbatch has {both} on stage {one.stage}")
     if fused == (f"{one.stage}W{one.microbatch}" in problem.index):
         raise BadInput(f"pass {name}: on stage {one.stage} its microbatch needs B and W, or BW")
-    return "BW" if fused else "B"
 
 
-def _edges(problem: Problem) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """`data`: consumer → producer of its activation or gradient; `waits`: pass → passes of its rank that it waits for.
+def _edges(problem: Problem) -> dict[str, str]:
+    """Consumer → producer of its activation or gradient.
 
     An edge carries an activation from F of a stage to F of the next, a gradient from a B or BW to that of the stage
-    before. Any other edge must stay inside a rank.
+    before. Any other edge must stay inside a rank: its order there keeps it.
     """
     names, p = problem.names, problem.passes
     data: dict[str, str] = {}
-    waits: dict[str, list[str]] = {name: [] for name in names}
     kinds = [KINDS[k] for k in p.kind.tolist()]
     rank, stage, microbatch = p.rank.tolist(), p.stage.tolist(), p.microbatch.tolist()
     for a, b in dict.fromkeys(zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True)):
@@ -116,9 +129,7 @@ def _edges(problem: Problem) -> tuple[dict[str, str], dict[str, list[str]]]:
             data[names[b]] = names[a]
         elif rank[a] != rank[b]:
             raise BadInput(f"edge {names[a]} → {names[b]}: it links two ranks, but carries no activation or gradient")
-        if rank[a] == rank[b]:
-            waits[names[b]].append(names[a])
-    return data, waits
+    return data
 
 
 def _complete(problem: Problem, data: dict[str, str], stages: int) -> None:
@@ -131,52 +142,70 @@ def _complete(problem: Problem, data: dict[str, str], stages: int) -> None:
             raise BadInput(f"pass {one.name}: no edge brings its {'input' if one.kind == 'F' else 'gradient'}")
 
 
+def _message(problem: Problem, before: str, after: str) -> Message:
+    p, a, b = problem.passes, problem.index[before], problem.index[after]
+    one, other = int(p.stage[a]), int(p.stage[b])
+    return Message(before, after, int(p.rank[a]), int(p.rank[b]), min(one, other), int(p.microbatch[a]), other < one)
+
+
 def _program(
     schedule: Schedule,
     rank: int,
+    walks: list[tuple[str, ...]],
     homes: tuple[int, ...],
-    data: dict[str, str],
-    waits: dict[str, list[str]],
-    split: set[str],
+    messages: dict[str, Message],
+    goes: dict[str, list[Message]],
 ) -> Program:
     problem = schedule.problem
-    at = problem.passes.rank
-    goes: dict[str, list[str]] = {}
-    for after, before in data.items():
-        goes.setdefault(before, []).append(after)
-
-    def message(before: str, after: str) -> Message:
-        a, b = problem.index[before], problem.index[after]
-        boundary = min(int(problem.passes.stage[a]), int(problem.passes.stage[b]))
-        return Message(before, after, int(at[a]), int(at[b]), boundary)
+    incoming = {
+        source: tuple(sent)
+        for source in range(problem.ranks)
+        if source != rank and (sent := [m for n in walks[source] for m in goes.get(n, ()) if m.destination == rank])
+    }
+    posts = _posts(schedule, walks[rank], incoming)
+    last = {_stage(problem, name): name for name in walks[rank]}
 
     def action(name: str) -> Action:
         one = problem.passes[problem.index[name]]
-        out = [message(name, after) for after in goes.get(name, ())]
-        takes = message(data[name], name) if name in data else None
+        out, takes = goes.get(name, ()), messages.get(name)
         local = takes is not None and takes.source == rank
         return Action(
             name,
             one.kind,
             one.stage,
             one.microbatch,
-            name in split,
-            tuple(waits[name]),
+            f"{one.stage}B{one.microbatch}" in problem.index,
+            tuple(posts.get(name, ())),
             takes.before if takes is not None and local else takes,
             tuple(m for m in out if m.destination != rank),
             next((m.after for m in out if m.destination == rank), None),
+            last[one.stage] == name,
         )
 
-    incoming = {
-        source: tuple(sent)
-        for source in range(problem.ranks)
-        if source != rank
-        and (
-            sent := [message(n, a) for n in walk(schedule, source) for a in goes.get(n, ()) if at[problem.index[a]] == rank]
-        )
-    }
     stages = tuple(s for s, home in enumerate(homes) if home == rank)
-    return Program(rank, tuple(action(name) for name in walk(schedule, rank)), incoming, stages)
+    return Program(rank, tuple(action(name) for name in walks[rank]), incoming, stages)
+
+
+def _stage(problem: Problem, name: str) -> int:
+    return int(problem.passes.stage[problem.index[name]])
+
+
+def _posts(schedule: Schedule, names: tuple[str, ...], incoming: dict[int, tuple[Message, ...]]) -> dict[str, list[Message]]:
+    """Pass of this rank → the receives to post before it; those of one source in the order of its sends."""
+    timeline, index = schedule.timeline(), schedule.problem.index
+    starts = [int(timeline.start[index[name]]) for name in names]
+    place = {name: i for i, name in enumerate(names)}
+    result: dict[str, list[Message]] = {}
+    for sent in incoming.values():
+        at = len(names)
+        points = []
+        for message in reversed(sent):
+            running = bisect_right(starts, int(timeline.end[index[message.before]])) - 1
+            at = max(0, min(at, running, place[message.after] - 1))
+            points.append((at, message))
+        for at, message in reversed(points):
+            result.setdefault(names[at], []).append(message)
+    return result
 
 
 def walk(schedule: Schedule, rank: int) -> Iterator[str]:

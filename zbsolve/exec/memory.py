@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from ..problem import Problem
+from .lower import Program
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -60,3 +65,32 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known[key] = weakref.ref(storage, died), size
         self.now += size
         self.most = max(self.most, self.now)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Activation bytes of one rank in one step, without parameters and their gradients. In the order of its program:
+    `names` of passes, bytes `held` after each (counted), and `predicted` ones. `most`: at any moment, inside passes too.
+    """
+
+    names: tuple[str, ...]
+    held: tuple[int, ...]
+    predicted: tuple[int, ...]
+    most: int
+
+    @property
+    def peak(self) -> int:
+        """The most held after a pass."""
+        return max(self.held, default=0)
+
+    @property
+    def predicted_peak(self) -> int:
+        """The same, predicted."""
+        return max(self.predicted, default=0)
+
+
+def predicted(problem: Problem, program: Program) -> tuple[int, ...]:
+    """Bytes held after each pass of `program`: what the problem's edges hold."""
+    rows = [problem.index[action.name] for action in program.actions]
+    curve = np.cumsum(problem.taken[rows] - problem.freed[rows])
+    return tuple(curve.tolist())

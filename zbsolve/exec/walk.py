@@ -10,32 +10,30 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..errors import BadInput
 from .failure import LostRank, RunFailed, one_line
 from .lower import Action, Message, Program
 from .memory import LiveBytes
 from .stage import Stage
 
 
-class Mailbox(Protocol):
-    """Where messages come from."""
+class Post(Protocol):
+    """Where messages come from and go to."""
+
+    def post(self, message: Message) -> None: ...
 
     def take(self, message: Message) -> tuple[Tensor, int]: ...
-
-
-class Post(Protocol):
-    """Where messages go."""
 
     def send(self, message: Message, tensor: Tensor) -> None: ...
 
 
 @dataclass(slots=True)
 class Record:
-    """One step of one rank. Per pass of the program: when its inputs were there, its start and end, monotonic ns; the
-    losses of microbatches (on the rank of the last stage); with a memory meter, bytes held after each pass."""
+    """One step of one rank. Per pass of the program: when its message was there (0: it takes none), its start and end,
+    monotonic ns; the losses of microbatches (on the rank of the last stage); with a memory meter, bytes held after each
+    pass."""
 
     began: int
-    ready: list[int] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
@@ -51,32 +49,30 @@ class Data:
     seed: int = 0
 
 
-class Walker:
-    """Runs one rank's program. `stages`: stage number → Stage; `shapes`: boundary after stage s → shape, checked before
-    anything is sent. `announce` is called with each pass's name before it runs."""
+@dataclass(slots=True)
+class Hooks:
+    """What else happens around passes. `announce`: called with each pass's name before it. `stretch`: with the action
+    and its start (monotonic ns) after its computation, inside its measured time: emulation. `done`: with a stage after
+    the last pass that adds to its gradients."""
 
-    def __init__(
-        self,
-        program: Program,
-        stages: Mapping[int, Stage],
-        inbox: Mailbox,
-        outbox: Post,
-        shapes: Mapping[int, tuple[int, ...]] | None = None,
-        announce: Callable[[str], None] = lambda name: None,
-    ) -> None:
+    announce: Callable[[str], None] | None = None
+    stretch: Callable[[Action, int], None] | None = None
+    done: Callable[[int], None] | None = None
+
+
+class Walker:
+    """Runs one rank's program. `stages`: stage number → Stage."""
+
+    def __init__(self, program: Program, stages: Mapping[int, Stage], post: Post, hooks: Hooks | None = None) -> None:
         self.program = program
         self.stages = stages
-        self.inbox = inbox
-        self.outbox = outbox
-        self.shapes = shapes or {}
-        self.announce = announce
-        self.ends: dict[str, int] = {}
+        self.post = post
+        self.hooks = hooks or Hooks()
         self.handed: dict[str, Tensor] = {}
 
     def step(self, data: Data, meter: LiveBytes | None = None) -> Record:
         """The whole program once. Raises RunFailed naming rank, pass and cause."""
         record = Record(time.monotonic_ns())
-        self.ends.clear()
         for action in self.program.actions:
             self.run(action, data, record)
             if meter is not None:
@@ -85,32 +81,38 @@ class Walker:
         return record
 
     def run(self, action: Action, data: Data, record: Record) -> None:
-        """One pass: wait for its input, run it, send its output on."""
-        self.announce(action.name)
+        """One pass: post receives, wait for its input, run it, send its output on."""
+        hooks, post, arrived, given = self.hooks, self.post, 0, None
+        if hooks.announce is not None:
+            hooks.announce(action.name)
         try:
-            ready = max([record.began, *(self.ends[name] for name in action.waits)])
-            given, ready = self._input(action, ready)
+            for message in action.posts:
+                post.post(message)
+            takes = action.takes
+            if isinstance(takes, Message):
+                given, arrived = post.take(takes)
+            elif takes is not None:
+                given = self.handed.pop(action.name)
             start = time.monotonic_ns()
             output = self._compute(action, data, given, record)
+            if hooks.stretch is not None:
+                hooks.stretch(action, start)
             end = time.monotonic_ns()
             del given
-            self._pass_on(action, output)
+            if action.hands is not None and output is not None:
+                self.handed[action.hands] = output
+            for message in action.sends:
+                assert output is not None
+                post.send(message, output)
+            if action.done and hooks.done is not None:
+                hooks.done(action.stage)
         except LostRank as error:
             raise LostRank(f"rank {self.program.rank}, pass {action.name}: {error}") from None
         except Exception as error:
             raise RunFailed(f"rank {self.program.rank}, pass {action.name}: {one_line(error)}") from error
-        record.ready.append(ready)
+        record.arrived.append(arrived)
         record.start.append(start)
         record.end.append(end)
-        self.ends[action.name] = end
-
-    def _input(self, action: Action, ready: int) -> tuple[Tensor | None, int]:
-        if action.takes is None:
-            return None, ready
-        if isinstance(action.takes, str):
-            return self.handed.pop(action.name), ready
-        tensor, arrival = self.inbox.take(action.takes)
-        return tensor, max(ready, arrival)
 
     def _compute(self, action: Action, data: Data, given: Tensor | None, record: Record) -> Tensor | None:
         stage, m = self.stages[action.stage], action.microbatch
@@ -126,24 +128,15 @@ class Walker:
             return None
         return stage.backward(m, given)
 
-    def _pass_on(self, action: Action, output: Tensor | None) -> None:
-        if action.hands is None and not action.sends:
-            return
-        boundary = action.stage if action.kind == "F" else action.stage - 1
-        if output is None or (boundary in self.shapes and tuple(output.shape) != self.shapes[boundary]):
-            shape = None if output is None else tuple(output.shape)
-            raise BadInput(f"makes {shape}, not {self.shapes.get(boundary)} as for the first microbatch")
-        if action.hands is not None:
-            self.handed[action.hands] = output
-        for message in action.sends:
-            self.outbox.send(message, output)
-
 
 class LocalPost:
-    """A mailbox and a post in one process: for tests, and for measuring without a network."""
+    """A post in one process: for tests, and for measuring without a network."""
 
     def __init__(self) -> None:
         self.waiting: dict[Message, Tensor] = {}
+
+    def post(self, message: Message) -> None:
+        """Nothing to do ahead."""
 
     def send(self, message: Message, tensor: Tensor) -> None:
         """Keep a copy, as a network would make one."""

@@ -1,0 +1,147 @@
+"""The layers of this rank: built, materialised and tied here, and nowhere else held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadInput
+from ..problem import Problem
+from .comm import Wires
+from .lower import stage_ranks
+
+Place = tuple[int, str]  # (layer, name of the parameter inside it)
+Builder = Callable[[list[int]], Sequence[nn.Module]]
+Layers = nn.Sequential | nn.ModuleList | Sequence[nn.Module] | Builder
+
+
+def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]:
+    """How many of the model's layers each stage holds; one each where the problem says nothing and there are as many.
+    Raises BadInput where the problem does not say or disagrees."""
+    stages = len(stage_ranks(problem))
+    if not problem.layers:
+        if layers not in (None, stages):
+            raise BadInput(
+                f"schedule: it does not say which of {layers} layers make its {stages} stages: its problem names none"
+            )
+        return (1,) * stages
+    if len(problem.layers) != stages or min(problem.layers) < 1:
+        raise BadInput(f"schedule: layers {problem.layers} do not name {stages} stages of at least one layer")
+    if layers is not None and sum(problem.layers) != layers:
+        raise BadInput(f"schedule: it is for {sum(problem.layers)} layers, but the model has {layers}")
+    return problem.layers
+
+
+def listed(layers: Layers) -> dict[str, nn.Module] | None:
+    """Name in the model's state dict → layer, where `layers` are all there; None for a builder. Raises BadInput."""
+    if isinstance(layers, nn.Sequential | nn.ModuleList):
+        return dict(layers.named_children())
+    if isinstance(layers, nn.Module):
+        raise BadInput(f"layers: a {type(layers).__name__} has no order: give an nn.Sequential, a list, or a builder")
+    if isinstance(layers, Sequence):
+        return {str(i): layer for i, layer in enumerate(layers)}
+    return None
+
+
+def build(builder: Builder, numbers: list[int], device: torch.device) -> dict[int, nn.Module]:
+    """Layers `numbers` by a builder, which is called with them, on `device`. Raises BadInput."""
+    made = list(builder(numbers))
+    if len(made) != len(numbers):
+        raise BadInput(f"layers: the builder made {len(made)} layers, not {len(numbers)}")
+    return {i: layer.to(device) for i, layer in zip(numbers, made, strict=True)}
+
+
+def materialise(
+    layers: dict[int, nn.Module], device: torch.device, init: Callable[[int, nn.Module], None] | None, seed: int
+) -> dict[int, nn.Module]:
+    """The same layers on `device`. Those on the meta device get memory, and `init(number, layer)` (or every module's own
+    `reset_parameters`) fills them with random numbers that depend on (seed, number) only. Raises BadInput."""
+    shared = ties(layers.items())
+    for i, layer in layers.items():
+        if any(t.is_meta for t in (*layer.parameters(), *layer.buffers())):
+            _materialise(i, layer, device, init, seed)
+        else:
+            layer.to(device)
+    for group in shared:
+        tie(layers, group)
+    return layers
+
+
+def _materialise(
+    number: int, layer: nn.Module, device: torch.device, init: Callable[[int, nn.Module], None] | None, seed: int
+) -> None:
+    layer.to_empty(device=device)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed * 1_000_003 + number)
+        if init is not None:
+            init(number, layer)
+            return
+        for name, module in layer.named_modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+            elif any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+                where = f"layer {number}{'.' if name else ''}{name}"
+                raise BadInput(f"{where}: {type(module).__name__} has no reset_parameters: give Pipeline an init function")
+
+
+def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ...]:
+    """Groups of places that hold one parameter, in more than one layer."""
+    places: dict[int, list[Place]] = {}
+    for i, layer in layers:
+        for name, parameter in layer.named_parameters():
+            places.setdefault(id(parameter), []).append((i, name))
+    return tuple(tuple(group) for group in places.values() if len(group) > 1)
+
+
+def tie(layers: dict[int, nn.Module], group: Iterable[Place]) -> nn.Parameter | None:
+    """Let all places of `group` that are in `layers` hold the first's parameter; it."""
+    here = [(i, name) for i, name in group if i in layers]
+    if not here:
+        return None
+    first, path = here[0]
+    shared = layers[first].get_parameter(path)
+    for i, name in here[1:]:
+        parent, _, last = name.rpartition(".")
+        setattr(layers[i].get_submodule(parent), last, shared)
+    return shared
+
+
+class Ties:
+    """Parameters that live on several ranks: one starting value, one gradient. Every rank of the pipeline makes one."""
+
+    def __init__(self, wires: Wires, owners: Sequence[int], layers: dict[int, nn.Module], groups: Any) -> None:
+        self._wires = wires
+        self._shared: list[tuple[list[int], nn.Parameter]] = []
+        for group in groups:
+            ranks = list(dict.fromkeys(owners[layer] for layer, _ in group))
+            here = tie(layers, group)
+            if here is None or len(ranks) == 1:
+                continue
+            self._shared.append((sorted(ranks), here))
+            if ranks[0] == wires.rank:
+                for work in [wires.send(here.detach(), other) for other in ranks[1:]]:
+                    work.wait()
+            else:
+                wires.receive(here.detach(), ranks[0]).wait()
+
+    def add_up(self) -> None:
+        """Sum the gradients, in one order: so that every rank has the same bits."""
+        for ranks, parameter in self._shared:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            mine = parameter.grad.contiguous()
+            others = [rank for rank in ranks if rank != self._wires.rank]
+            parts: dict[int, Tensor] = {rank: torch.empty_like(mine) for rank in others}
+            works = [self._wires.send(mine, rank) for rank in others]
+            works += [self._wires.receive(parts[rank], rank) for rank in others]
+            for work in works:
+                work.wait()
+            parts[self._wires.rank] = mine
+            total = torch.zeros_like(mine)
+            for rank in ranks:
+                total.add_(parts[rank])
+            parameter.grad.copy_(total)

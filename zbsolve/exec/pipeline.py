@@ -1,0 +1,247 @@
+"""`Pipeline`: one rank's part of a model, trained by a schedule, in a person's own loop."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadInput
+from ..schedule import Schedule
+from ..timeline import Timeline
+from ..trace import Trace
+from .comm import STEP, Links, Wires, clock_offset, receive_bytes, send_bytes
+from .gather import Exchange, Seen, trace_of
+from .layers import Layers, Place, Ties, build, layer_counts, listed, materialise, ties
+from .lower import Message, lower, stage_ranks
+from .memory import LiveBytes, Memory, predicted
+from .stage import Loss, Stage
+from .walk import Data, Hooks, Record, Walker
+
+Batch = Tensor | Sequence[Tensor] | Mapping[int, Tensor]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One training step. `memory`: this rank's, where it was asked for. `seen`: what all ranks saw of it."""
+
+    seen: Seen = field(repr=False)
+    memory: Memory | None
+
+    @property
+    def loss(self) -> float:
+        """The mean of the microbatches' losses, on every rank. Waits until all ranks have ended the step."""
+        return self.seen.loss
+
+    @property
+    def timeline(self) -> Timeline:
+        """When each pass of every rank ran, µs since the first rank began. Waits until all ranks have ended the step."""
+        return self.seen.timeline
+
+
+class Pipeline:
+    """This rank's stages of a model, and the program that a schedule makes of them.
+
+    layers: the whole model as an nn.Sequential or a list of layers, or a builder that is called with the numbers of the
+    layers that this rank owns. A rank keeps only those; a model on the meta device is materialised only there (see
+    `layers.materialise` for `init`, `seed`). How many layers a stage holds is the problem's `layers`. loss(output, target):
+    a mean, one number; needed on the rank of the last stage. group: the process group with one process a rank of the
+    schedule (the default group without). tied: groups of (layer, name) that hold one parameter; found by itself where
+    `layers` is a list. timeout: seconds to wait for any message. hooks: see `walk.Hooks`.
+
+    Every rank of the group makes one, with the same schedule. Raises BadInput where something does not fit.
+
+    The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them.
+    """
+
+    def __init__(
+        self,
+        layers: Layers,
+        schedule: Schedule,
+        *,
+        loss: Loss | None = None,
+        group: Any = None,
+        device: torch.device | str = "cpu",
+        init: Callable[[int, nn.Module], None] | None = None,
+        tied: Sequence[Sequence[Place]] = (),
+        seed: int = 0,
+        timeout: float = 300.0,
+        hooks: Hooks | None = None,
+    ) -> None:
+        problem = schedule.problem
+        whole = listed(layers)
+        self.counts = layer_counts(problem, None if whole is None else len(whole))
+        self.schedule, self.seed, self.steps = schedule, seed, 0
+        self.homes = stage_ranks(problem)
+        programs = lower(schedule)
+        self.wires = Wires.of(group, sorted({(m.source, m.destination) for p in programs for m in _messages(p.incoming)}))
+        self.rank = self.wires.rank
+        if self.wires.size != problem.ranks:
+            raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {self.wires.size}")
+        self.program = programs[self.rank]
+        self.microbatches = sorted(set(problem.passes.microbatch.tolist()))
+        self.owners = [home for s, home in enumerate(self.homes) for _ in range(self.counts[s])]
+        firsts = [sum(self.counts[:s]) for s in range(len(self.counts))]
+        numbers = [i for s in self.program.stages for i in range(firsts[s], firsts[s] + self.counts[s])]
+        self.device = torch.device(device)
+        called = [str(i) for i in range(sum(self.counts))]
+        groups = list(tied)
+        if whole is None:
+            self.layers = build(layers, numbers, self.device)  # type: ignore[arg-type]
+        else:
+            called, parts = list(whole), list(whole.values())
+            groups += ties(enumerate(parts))
+            self.layers = materialise({i: parts[i] for i in numbers}, self.device, init, seed)
+        self.module = nn.ModuleDict({called[i]: layer for i, layer in self.layers.items()})
+        self.ties = Ties(self.wires, self.owners, self.layers, groups)
+        last = len(self.homes) - 1
+        if last in self.program.stages and loss is None:
+            raise BadInput(f"Pipeline: rank {self.rank} has the last stage, and needs a loss")
+        self.stages = {
+            s: Stage(
+                [self.layers[i] for i in range(firsts[s], firsts[s] + self.counts[s])],
+                firsts[s],
+                loss if s == last else None,
+                1 / len(self.microbatches),
+            )
+            for s in self.program.stages
+        }
+        self.hooks = hooks or Hooks()
+        self.links = Links(self.wires, self.program.incoming, self.device, timeout)
+        self.walker = Walker(self.program, self.stages, self.links, self.hooks)
+        self.exchange = Exchange(schedule, programs, self.wires, _offset(self.wires))
+        self._numbers: dict[Any, int] = {}
+        self._before: Seen | None = None
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """This rank's parameters, each once: for the optimizer."""
+        return self.module.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """With the names that they have in the whole model."""
+        return self.module.named_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part of the whole model's state dict: the parts of all ranks together are the whole."""
+        state: dict[str, Any] = self.module.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take this rank's part out of a state dict of the whole model or of this part. Raises BadInput."""
+        mine = self.module.state_dict()
+        missing = sorted(mine.keys() - state.keys())
+        if missing:
+            raise BadInput(f"state dict: {missing[0]} is missing")
+        self.module.load_state_dict({name: state[name] for name in mine})
+
+    def step(self, inputs: Batch | None = None, targets: Batch | None = None, *, memory: bool = False) -> StepResult:
+        """Forward and backward of one batch: the gradient of its mean loss is added to `.grad`.
+
+        inputs, targets: the batch (split into equal microbatches along dimension 0), or a microbatch each; shapes may
+        differ from one to the next. Only the rank of the first stage reads inputs, that of the last targets. memory:
+        count bytes (slow). Raises BadInput, and RunFailed naming rank, pass and cause.
+        """
+        first, last = 0 in self.stages, len(self.homes) - 1 in self.stages
+        data = Data(
+            self._split(inputs, "inputs") if first else {},
+            self._split(targets, "targets") if last else {},
+            step_seed(self.seed, self.steps),
+        )
+        self.steps += 1
+        self.links.begin(self._agree(data.inputs))
+        record, counted = self._metered(data) if memory else (self.walker.step(data), None)
+        self.links.flush()
+        self.ties.add_up()
+        if self._before is not None:
+            self._before.wait()
+        loss = torch.stack(record.losses).double().sum() if record.losses else None
+        self._before = self.exchange.start(record, loss)
+        return StepResult(self._before, counted)
+
+    def trace(self, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any]) -> Trace | None:
+        """A trace of these steps on rank 0, None on the others; every rank calls it, with its own `memory`."""
+        if self.rank:
+            send_bytes(self.wires, json.dumps(memory.__dict__).encode(), 0)
+            return None
+        others = [json.loads(receive_bytes(self.wires, rank)) for rank in range(1, self.wires.size)]
+        return trace_of(self.schedule, [r.seen for r in results], [memory, *(Memory(**one) for one in others)], facts)
+
+    def _split(self, batch: Batch | None, what: str) -> dict[int, Tensor]:
+        count = len(self.microbatches)
+        if batch is None:
+            raise BadInput(f"rank {self.rank} needs {what}")
+        if isinstance(batch, Tensor):
+            if not batch.dim() or len(batch) % count:
+                raise BadInput(f"{what}: {tuple(batch.shape)} does not split into {count} microbatches of equal size")
+            batch = batch.chunk(count)
+        pairs = batch.items() if isinstance(batch, Mapping) else zip(self.microbatches, batch, strict=False)
+        result = {m: x.to(self.device) for m, x in pairs}
+        if sorted(result) != self.microbatches or len(batch) != count:
+            raise BadInput(f"{what}: {len(batch)} microbatches, {count} are needed")
+        return result
+
+    def _agree(self, inputs: Mapping[int, Tensor]) -> dict[int, int]:
+        """Microbatch → the number of its input's shape; the first stage's rank says it, and it is passed along."""
+        chain = list(dict.fromkeys(self.homes))
+        place = chain.index(self.rank)
+        if place == 0:
+            signs = [_sign(inputs[m]) for m in self.microbatches]
+            numbers = torch.tensor([self._numbers.setdefault(sign, len(self._numbers)) for sign in signs])
+        else:
+            numbers = torch.empty(len(self.microbatches), dtype=torch.int64)
+            self.links.ask(numbers, chain[place - 1], STEP)
+        if place + 1 < len(chain):
+            self.links.tell(numbers, chain[place + 1], STEP)
+        return dict(zip(self.microbatches, numbers.tolist(), strict=True))
+
+    def _metered(self, data: Data) -> tuple[Record, Memory]:
+        meter = LiveBytes([*self.module.parameters(), *self.module.buffers()])
+        meter.ignore([*data.inputs.values(), *data.targets.values()])
+        with meter:
+            record = self.walker.step(data, meter)
+        names = tuple(action.name for action in self.program.actions)
+        curve = predicted(self.schedule.problem, self.program)
+        return record, Memory(names, tuple(record.held), curve, meter.most)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """What fixes the random numbers of one step; microbatch m has this + m."""
+    return (seed * 7_919 + step) * 65_537
+
+
+def _sign(x: Tensor) -> tuple[Any, ...]:
+    """What the shapes at all boundaries depend on."""
+    kind = x.device.type
+    return x.shape, x.dtype, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _messages(incoming: Mapping[int, tuple[Message, ...]]) -> Iterator[Message]:
+    for messages in incoming.values():
+        yield from messages
+
+
+def _offset(wires: Wires) -> int:
+    """How far this rank's clock is ahead of rank 0's, ns; one machine has one clock."""
+    mine = _machine()
+    if wires.rank:
+        send_bytes(wires, mine.encode(), 0)
+        alike = receive_bytes(wires, 0) == b"one"
+    else:
+        alike = {receive_bytes(wires, other).decode() for other in range(1, wires.size)} <= {mine}
+        for other in range(1, wires.size):
+            send_bytes(wires, b"one" if alike else b"several", other)
+    return 0 if alike else clock_offset(wires)
+
+
+def _machine() -> str:
+    """Names the running system: ranks that share it share its monotonic clock."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            return stream.read().strip()
+    except OSError:
+        return socket.gethostname()
