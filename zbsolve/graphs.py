@@ -98,7 +98,7 @@ def _routes(F: Numbers, placement: Placement) -> Routes:
         chunks = int(placement[len(shape) :] or 2) if shape in placements.NAMES and shape != "single" else 1
         if chunks < 1 or count % chunks:
             raise BadInput(f"placement '{placement}': {count} stages do not make {chunks} chunks a rank")
-        if shape in placements.NAMES or placement == "mirror":
+        if shape in (*placements.NAMES, "mirror"):
             return placements.parse_routes(placement, count // chunks)
         return (placements.parse(placement),)
     routes = placements.check_routes(placement)

@@ -9,6 +9,7 @@ them, down the ranks and up (arXiv 2107.06925): every stage then lives on two ra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from .errors import BadInput
@@ -54,15 +55,20 @@ def parse(text: str, ranks: int | None = None) -> tuple[int, ...]:
         raise BadInput(f"placement '{text}': not single, loop, vee or a list of ranks such as 0,2,1,3") from None
 
 
-def mirror(ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Stage s on rank s for even microbatches, on rank ranks − 1 − s for odd ones."""
-    return single(ranks), single(ranks)[::-1]
+def mirror(ranks: int, pairs: int = 1) -> tuple[tuple[int, ...], ...]:
+    """For each of `pairs` (arXiv 2107.06925, section 3.6): down from rank i·ranks/pairs, and the same the other way up.
+    Raises BadInput where `ranks` is no multiple of 2·pairs."""
+    if pairs < 1 or ranks % (2 * pairs):
+        raise BadInput(f"placement mirror: {ranks} ranks are no multiple of {2 * pairs}, twice its pairs of pipelines")
+    downs = [tuple((stage + i * (ranks // pairs)) % ranks for stage in range(ranks)) for i in range(pairs)]
+    return tuple(route for down in downs for route in (down, down[::-1]))
 
 
 def parse_routes(text: str, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """`mirror`, or one placement as `parse` reads it; placements joined by `/` are routes. Raises BadInput."""
-    if text.strip() == "mirror":
-        return mirror(ranks)
+    """`mirror` (`mirror2`: two pairs), or one placement as `parse` reads it; placements joined by `/` are routes. Raises
+    BadInput."""
+    if re.fullmatch(r"mirror\d*", text.strip()):
+        return mirror(ranks, int(text.strip()[6:] or 1))
     return check_routes([parse(part, ranks) for part in text.split("/")], ranks)
 
 

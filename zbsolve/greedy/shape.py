@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
 from ..errors import BadInput
 from ..problem import KINDS, Problem
 
@@ -24,3 +26,12 @@ def shape(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
         if kinds == {kind: len(stages) * m for kind in needed} and (passes.rank == [stages[s] for s in passes.stage]).all():
             return stages, len(needed) == 3
     raise BadInput(f"{name}: needs a plain pipeline of F, B, W (or F, BW) passes, not {dict(kinds)}")
+
+
+def stage_ranks(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Microbatch → stage → rank of its forward passes."""
+    p = problem.passes
+    rows = p.kind == KINDS.index("F")
+    table = np.zeros((microbatches(problem), int(p.stage.max()) + 1), np.int64)
+    table[p.microbatch[rows], p.stage[rows]] = p.rank[rows]
+    return tuple(map(tuple, table.tolist()))
