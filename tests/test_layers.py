@@ -28,6 +28,7 @@ LAYERS = [
     ("zbsolve.ilp", 8),
     ("zbsolve.compare", 7),
     ("zbsolve.show", 8),
+    ("zbsolve.export", 8),
     ("zbsolve.search", 9),
     ("zbsolve.auto", 10),
     ("zbsolve.bench_suites", 7),

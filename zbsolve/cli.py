@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import cli_bench, cli_profile, cli_search
+from . import cli_bench, cli_export, cli_profile, cli_search
 from .cli_tools import need_torch, print_json
 from .errors import BadInput, ZbsolveError
 from .files import check_writable
@@ -242,6 +242,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command, st
     "frontier": (cli_search.frontier_options, cli_search.frontier, "value and bound over memory"),
     "bench": (cli_bench.bench_options, cli_bench.bench, "solve a suite of problems; hold results against earlier ones"),
     "show": (_show_options, _show, "draw a schedule in the terminal or as a page"),
+    "export": (cli_export.export_options, cli_export.export, "write a schedule for torch's own pipeline runtime"),
     "run": (_run_options, _run, "run a schedule on torch.distributed ranks and measure it"),
     "compare": (_compare_options, _compare, "measured against predicted, and against a baseline"),
 }

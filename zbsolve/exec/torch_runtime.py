@@ -1,0 +1,128 @@
+"""A schedule in torch's own pipeline runtime (torch.distributed.pipelining), with our deferred weight gradients.
+
+torch's split of the backward walks autograd's graph again for every group of parameters; here its stages get a `dw_builder`
+in place of that, so that I is one backward that queues what weight gradients need and W works that queue off.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import BadInput
+from ..export import TorchOrder, torch_order
+from ..schedule import Schedule
+from .split import Deferral, Queue, defer, run_queue
+
+OLDEST = (2, 11)  # the first release that reads the compute-only CSV as all later ones do
+DEFERS = (2, 13)  # the first with defer_pp_recv
+
+
+def torch_schedule(
+    schedule: Schedule,
+    stages: Mapping[int, nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *,
+    device: torch.device | str | None = None,
+    group: dist.ProcessGroup | None = None,
+    scale_grads: bool = True,
+    defer_recv: bool = False,
+) -> Any:
+    """This rank's `_PipelineScheduleRuntime` for `schedule`, ready for `.step(inputs, target=targets, losses=[])`.
+
+    Every rank of `group` (default: all) calls it. stages: stage → module, those that the schedule puts on this rank; their
+    layers are changed as in `split.defer`. loss(output, target): a mean over the microbatch. device: where the stages
+    live; default: their parameters' device. scale_grads: divide gradients by the number of microbatches, as for a mean
+    over the batch. The whole batch goes to `.step`; torch splits it along dimension 0 into the microbatches that
+    `zbsolve.export.torch_order(schedule).microbatches` names.
+
+    torch itself does not add up the gradients of a parameter that is tied across ranks. Raises BadInput for what torch's
+    runtime cannot express (see `torch_order`), a torch older than 2.11, stages that are not this rank's, a parameter in
+    two stages (torch would scale its gradient twice), and stages wrapped for data parallelism (deferred gradients do not
+    pass their hooks).
+    """
+    check_version(torch.__version__, defer_recv)
+    order = torch_order(schedule, defer_recv=defer_recv)
+    _check_stages(order, stages, dist.get_rank(group), dist.get_world_size(group))
+
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    made = []
+    for number in sorted(stages):  # torch hands shapes from one stage of a rank to its next in this order
+        module = Deferred(stages[number])
+        place = _device(stages[number]) if device is None else torch.device(device)
+        made.append(PipelineStage(module, number, len(order.placement), place, group=group, dw_builder=module.weights))
+    more = {"defer_pp_recv": True} if defer_recv else {}
+    runtime = _PipelineScheduleRuntime(made, len(order.microbatches), loss_fn=loss, scale_grads=scale_grads, **more)  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
+        path = Path(folder) / "order.csv"
+        path.write_text(order.csv, encoding="utf-8")
+        runtime._load_csv(str(path), format="compute_only")
+    return runtime
+
+
+def check_version(version: str, defer_recv: bool = False) -> None:
+    """Raises BadInput where this torch cannot load our orders."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    oldest = DEFERS if defer_recv else OLDEST
+    if (major, minor) < oldest:
+        what = "defer_pp_recv" if defer_recv else "the compute-only CSV of its pipeline runtime"
+        raise BadInput(f"torch {version}: {what} needs torch {oldest[0]}.{oldest[1]} or newer")
+
+
+class Deferred(nn.Module):
+    """A stage whose weight gradients wait for W. Between two actions of torch's runtime nothing is pending: one backward
+    fills the queue and `weights` empties it at once."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.pending: Queue = deque()
+        deferral = Deferral()
+        deferral.queue = self.pending
+        defer(inner, deferral)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The stage itself."""
+        # torch finds out shapes by a backward of its own before the first step: that leaves work which must not be done.
+        self.pending.clear()
+        return self.inner(*args, **kwargs)
+
+    def weights(self) -> Callable[[], None]:
+        """torch's `dw_builder`: what the W of the backward that just ran has to do."""
+        mine = deque(self.pending)
+        self.pending.clear()
+        return lambda: run_queue(mine)
+
+
+def _check_stages(order: TorchOrder, stages: Mapping[int, nn.Module], rank: int, ranks: int) -> None:
+    if ranks != len(order.rows):
+        raise BadInput(f"schedule: it is for {len(order.rows)} ranks, but the process group has {ranks}")
+    mine = [s for s, home in enumerate(order.placement) if home == rank]
+    if sorted(stages) != mine:
+        raise BadInput(f"stages: {sorted(stages)} were given on rank {rank}, but the schedule puts {mine} there")
+    owner: dict[int, tuple[int, str]] = {}
+    for number in mine:
+        for module in stages[number].modules():
+            if isinstance(module, DistributedDataParallel | FSDPModule):
+                kind = type(module).__name__
+                raise BadInput(f"stage {number}: wrapped in {kind}, whose hooks deferred weight gradients do not pass")
+        for name, parameter in stages[number].named_parameters():
+            first = owner.setdefault(id(parameter), (number, name))
+            if first[0] != number:
+                where = f"stage {first[0]}'s {first[1]}"
+                raise BadInput(f"stage {number}: {name} is also {where}; torch would scale its gradient twice")
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
