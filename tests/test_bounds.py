@@ -51,6 +51,9 @@ def test_closed_form_is_never_above_the_optimum(seed):
         (uniform("single", 4, 8, capacity=4, objective="span"), 27),
         (uniform("single", 4, 8, capacity=7, objective="span"), 24),
         (uniform("single", 4, 64, capacity=1), 64 * 9),  # one microbatch at a time: F and B on every rank, then W
+        # The last rank's memory in the window of the first: idle (p − 1) · (F + B − 2W + 6 comm) − W, 2p half microbatches.
+        (uniform("vee", 2, 6, (93, 90, 47), 4, "span", 6), 6 * 460 + 78),
+        (uniform("vee", 3, 6, (93, 90, 47), 6, "span", 6), 6 * 460 + 203),
     ],
 )
 def test_closed_form_reaches_known_optima(problem, value):

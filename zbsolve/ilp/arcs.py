@@ -108,14 +108,14 @@ def ends(problem: Problem, a: Arcs, begin: Ints) -> Ints:
     return result
 
 
-def heads_and_tails(problem: Problem, mine: Ints, rank: int) -> tuple[Ints, Ints]:
-    """Least time before each start and after each end of the passes `mine`, µs: from the step's begin and to its end for
-    the makespan; from the first start of `rank` and to its last end for the span (NOWHERE: none is known)."""
+def heads_and_tails(problem: Problem, rank: int) -> tuple[Ints, Ints]:
+    """Least time before each pass's start and after its end, µs: from the step's begin and to its end for the makespan;
+    from the first start of `rank` and to its last end for the span (NOWHERE: none is known)."""
     a = arcs(problem)
     if problem.objective == "makespan":
-        return a.depth[mine], a.after[mine]
+        return a.depth, a.after
     begin = np.where(problem.passes.rank == rank, 0, NOWHERE)
-    return starts(problem, a, begin)[mine], ends(problem, a, begin)[mine]
+    return starts(problem, a, begin), ends(problem, a, begin)
 
 
 def _rows(problem: Problem, backwards: bool = False) -> Ints:

@@ -14,7 +14,7 @@ import numpy as np
 from ..clock import Clock
 from ..greedy.arrays import arrays
 from ..problem import Ints, Problem
-from .arcs import arcs, heads_and_tails
+from .arcs import NOWHERE, arcs, heads_and_tails
 from .area import area, least_lifespans
 from .idle import Window, idle
 from .onerank import Climb, lanes_of, refute
@@ -59,8 +59,13 @@ def _closed_forms(problem: Problem) -> Iterator[Bound]:
         value = int((a.depth + problem.passes.duration + a.after).max())
         yield Bound(value, "longest path through the graph, lanes in order, memory's waits", "path")
     spans = _lifespans(problem)
-    for rank in _worth_a_look(problem):
-        yield from _of_rank(problem, rank, spans)
+    look = _worth_a_look(problem)
+    for whose in look if problem.objective == "span" else [-1]:
+        head, tail = heads_and_tails(problem, whose)
+        for rank in look:
+            mine = np.flatnonzero(problem.passes.rank == rank)
+            window = Window(rank, mine, head[mine], tail[mine])
+            yield from _of_rank(problem, window, spans, whose if whose >= 0 else rank)
     yield Bound(0, "nothing", "path")
 
 
@@ -75,18 +80,26 @@ def _worth_a_look(problem: Problem) -> list[int]:
     return list(dict.fromkeys([0, problem.ranks - 1, int(work.argmax()), *spread]))
 
 
-def _of_rank(problem: Problem, rank: int, spans: Ints | None) -> Iterator[Bound]:
-    """The closed forms of one rank. Ranks with several streams have no idle form."""
-    window = _window(problem, rank)
+def _of_rank(problem: Problem, window: Window, spans: Ints | None, whose: int) -> Iterator[Bound]:
+    """The closed forms of one rank within the window of rank `whose` (for the makespan all ranks have the same one). Of
+    another rank's window most passes of a rank may lie outside: only those that must lie inside count. Ranks with several
+    streams have no idle form."""
+    rank, sure = window.rank, (window.head > NOWHERE) & (window.tail > NOWHERE)
     duration, room = problem.passes.duration[window.mine], int(arrays(problem).room[rank])
     used = {problem.passes.stream_sets[s] for s in set(problem.passes.streams[window.mine].tolist())}
+    ranks, name = (rank,), f"rank {rank}"
+    if whose != rank:
+        ranks, name = (whose, rank), f"rank {rank} in the window of rank {whose}"
+    if len(used) == 1 and sure.any():
+        value = int(one_machine(window.head[sure], duration[sure], window.tail[sure]))
+        yield Bound(value, f"{name}: its passes on one stream, with arrivals and departures", "work", ranks)
+    if not sure.all():
+        return
     if len(used) == 1:
         work = int(duration.sum())
-        value = int(one_machine(window.head, duration, window.tail))
-        yield Bound(value, f"rank {rank}: its passes on one stream, with arrivals and departures", "work", (rank,))
         first, last = idle(problem, window, room)
-        proof = f"rank {rank}: work {work} + idle {first} until memory is freed + idle {last} once all is taken"
-        yield Bound(work + first + last, proof, "idle", (rank,))
+        proof = f"{name}: work {work} + idle {first} until memory is freed + idle {last} once all is taken"
+        yield Bound(work + first + last, proof, "idle", ranks)
     if spans is None or problem.capacity is None:
         return
     edges = problem.edges
@@ -95,7 +108,7 @@ def _of_rank(problem: Problem, rank: int, spans: Ints | None) -> Iterator[Bound]
         return
     at = np.searchsorted(window.mine, np.stack([edges.before[rows], edges.after[rows]]))
     value = area(edges.bytes[rows], spans[rows], room, window.head[at[0]], window.tail[at[1]])
-    yield Bound(value, f"rank {rank}: bytes times the time they are held, over {room} bytes", "area", (rank,))
+    yield Bound(value, f"{name}: bytes times the time they are held, over {room} bytes", "area", ranks)
 
 
 def _lifespans(problem: Problem) -> Ints | None:
@@ -106,12 +119,6 @@ def _lifespans(problem: Problem) -> Ints | None:
     spans = np.zeros(len(problem.edges), np.int64)
     spans[rows] = least_lifespans(problem, rows)
     return spans
-
-
-def _window(problem: Problem, rank: int) -> Window:
-    """The rank's passes with their heads and tails."""
-    mine = np.flatnonzero(problem.passes.rank == rank)
-    return Window(rank, mine, *heads_and_tails(problem, mine, rank))
 
 
 def improve(problem: Problem, best: Bound, value: int | None, clock: Clock, seconds: float) -> Iterator[Bound]:

@@ -61,7 +61,7 @@ def lanes_of(problem: Problem, ranks: tuple[int, ...]) -> Lanes | None:
     if any((column != column[:, :1]).any() for column in columns):
         return None
     duration, taken, freed = (column[:, 0] for column in columns)
-    head, tail = heads_and_tails(problem, mine, ranks[0])
+    head, tail = (column[mine] for column in heads_and_tails(problem, ranks[0]))
     if head.min() < 0:
         return None
     place = np.searchsorted(mine, table)
