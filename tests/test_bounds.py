@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from zbsolve import Infeasible
+from zbsolve import Infeasible, pipeline
 from zbsolve.clock import Clock
 from zbsolve.greedy.arrays import arrays
 from zbsolve.ilp.bounds import GROUPS, closed_form, improve, recheck
@@ -45,6 +45,14 @@ def test_closed_form_is_never_above_the_optimum(seed):
     assert recheck(problem, bound, 1.0).value == bound.value
 
 
+def halves(ranks: int, microbatches: int):
+    """A V placement, span, memory for `ranks` microbatches, of which B frees 63 % and W the rest."""
+    held = {"held_until_B": 633, "held_until_W": 367, "capacity": 2000 * ranks}
+    stages = 2 * ranks
+    times = [93] * stages, [90] * stages, [47] * stages
+    return pipeline(*times, placement="vee", microbatches=microbatches, comm=6, objective="span", **held)
+
+
 @pytest.mark.parametrize(
     ("problem", "value"),
     [
@@ -52,8 +60,8 @@ def test_closed_form_is_never_above_the_optimum(seed):
         (uniform("single", 4, 8, capacity=7, objective="span"), 24),
         (uniform("single", 4, 64, capacity=1), 64 * 9),  # one microbatch at a time: F and B on every rank, then W
         # The last rank's memory in the window of the first: idle (p − 1) · (F + B − 2W + 6 comm) − W, 2p half microbatches.
-        (uniform("vee", 2, 6, (93, 90, 47), 4, "span", 6), 6 * 460 + 78),
-        (uniform("vee", 3, 6, (93, 90, 47), 6, "span", 6), 6 * 460 + 203),
+        (halves(2, 6), 6 * 460 + 78),
+        (halves(3, 6), 6 * 460 + 203),
     ],
 )
 def test_closed_form_reaches_known_optima(problem, value):

@@ -82,31 +82,30 @@ def _worth_a_look(problem: Problem) -> list[int]:
 
 def _of_rank(problem: Problem, window: Window, spans: Ints | None, whose: int) -> Iterator[Bound]:
     """The closed forms of one rank within the window of rank `whose` (for the makespan all ranks have the same one). Of
-    another rank's window most passes of a rank may lie outside: only those that must lie inside count. Ranks with several
-    streams have no idle form."""
+    another rank's window passes may lie outside where no path leads from it or to it: those count nowhere, but for idle
+    time, which asks for paths only where it begins and ends. Ranks with several streams have no idle form."""
     rank, sure = window.rank, (window.head > NOWHERE) & (window.tail > NOWHERE)
     duration, room = problem.passes.duration[window.mine], int(arrays(problem).room[rank])
     used = {problem.passes.stream_sets[s] for s in set(problem.passes.streams[window.mine].tolist())}
-    ranks, name = (rank,), f"rank {rank}"
-    if whose != rank:
-        ranks, name = (whose, rank), f"rank {rank} in the window of rank {whose}"
+    ranks: tuple[int, ...] = (rank,) if whose == rank else (whose, rank)
+    name = f"rank {rank}" if whose == rank else f"rank {rank} in the window of rank {whose}"
     if len(used) == 1 and sure.any():
+        work = int(duration.sum())
         value = int(one_machine(window.head[sure], duration[sure], window.tail[sure]))
         yield Bound(value, f"{name}: its passes on one stream, with arrivals and departures", "work", ranks)
-    if not sure.all():
-        return
-    if len(used) == 1:
-        work = int(duration.sum())
         first, last = idle(problem, window, room)
         proof = f"{name}: work {work} + idle {first} until memory is freed + idle {last} once all is taken"
-        yield Bound(work + first + last, proof, "idle", ranks)
+        if work + first + last > 0:
+            yield Bound(work + first + last, proof, "idle", ranks)
     if spans is None or problem.capacity is None:
         return
     edges = problem.edges
     rows = np.flatnonzero((edges.bytes > 0) & (problem.passes.rank[edges.before] == rank))
+    at = np.searchsorted(window.mine, np.stack([edges.before[rows], edges.after[rows]]))
+    inside = sure[at[0]] & sure[at[1]]
+    rows, at = rows[inside], at[:, inside]
     if len(rows) == 0 or int(edges.bytes[rows].sum()) <= room:
         return
-    at = np.searchsorted(window.mine, np.stack([edges.before[rows], edges.after[rows]]))
     value = area(edges.bytes[rows], spans[rows], room, window.head[at[0]], window.tail[at[1]])
     yield Bound(value, f"{name}: bytes times the time they are held, over {room} bytes", "area", ranks)
 

@@ -18,8 +18,8 @@ Options = list[tuple[int, int]]  # (bytes, µs): what one microbatch may hold, a
 class Window(NamedTuple):
     """One rank with one stream: its passes; their least start and their least time from end to the window's end, µs.
 
-    The window is the whole step for the makespan; for the span it begins with the rank's first start and ends with its
-    last end. arrival and departure: the least of both.
+    The window is the whole step for the makespan; for the span it begins with the first start of some rank, this one or
+    another, and ends with its last end. arrival and departure: the least of both.
     """
 
     rank: int
