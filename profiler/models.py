@@ -58,13 +58,17 @@ class Model:
 def load(spec: str, seed: int = 0) -> Model:
     """The model called `spec`: a preset, `module:function`, or `file.py:function`. Raises BadInput.
 
+    `mlp-24` has 24 small layers.
+
     `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`: an ordered list of modules
     or an nn.Sequential; `(input, target)` or just an input (the loss is then the mean square of the output).
     """
-    from .presets import PRESETS
+    from .presets import PRESETS, STAND_IN, mlp
 
     if spec in PRESETS:
         return PRESETS[spec](seed)
+    if match := STAND_IN.fullmatch(spec):
+        return mlp(seed, int(match[1]), spec)
     if ":" in spec:
         return _own(spec, seed)
     near = difflib.get_close_matches(spec, PRESETS, n=1, cutoff=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
@@ -108,8 +109,9 @@ def gpt(name: str, seed: int, *, width: int, blocks: int, heads: int, batch: int
     )
 
 
-def mlp(seed: int) -> Model:
-    """Eight small layers that learn a fixed random function: for tests and first steps."""
+def mlp(seed: int, layers: int = 8, name: str = "mlp-tiny") -> Model:
+    """Small layers that learn a fixed random function: for tests and first steps, and in place of any model of as many
+    layers where times are emulated."""
     width, batch = 32, 16
 
     def layer() -> nn.Module:
@@ -121,14 +123,15 @@ def mlp(seed: int) -> Model:
         return x, x.roll(1, 1).tanh()
 
     return Model(
-        "mlp-tiny",
-        tuple(seeded(seed, i, layer) for i in range(8)),
-        tuple(f"layer{i}" for i in range(8)),
+        name,
+        tuple(seeded(seed, i, layer) for i in range(layers)),
+        tuple(f"layer{i}" for i in range(layers)),
         sample,
         functional.mse_loss,
     )
 
 
+STAND_IN = re.compile("mlp-([1-9][0-9]{0,3})")  # mlp-24: 24 small layers
 PRESETS: dict[str, Callable[[int], Model]] = {
     "gpt-tiny": partial(gpt, "gpt-tiny", width=192, blocks=8, heads=6, batch=2, length=128),
     "gpt-tiny-tied": partial(gpt, "gpt-tiny-tied", width=192, blocks=8, heads=6, batch=2, length=128, tied=True),

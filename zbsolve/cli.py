@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from . import cli_bench, cli_export, cli_profile, cli_search
-from .cli_tools import need_torch, print_json
+from . import cli_bench, cli_export, cli_profile, cli_run, cli_search
+from .cli_tools import print_json
 from .errors import BadInput, ZbsolveError
 from .files import check_writable
 
@@ -165,76 +165,6 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("schedule", help="schedule.json")
-    parser.add_argument("--model", required=True, help="a preset (gpt-tiny), module:function or file.py:function")
-    parser.add_argument("--local", action="store_true", help="start one process a rank here (without: torchrun does)")
-    parser.add_argument("--steps", type=int, default=5, help="training steps that are timed")
-    parser.add_argument("--warmup", type=int, default=2, help="training steps before")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
-    parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--check", action="store_true", help="compare loss and gradients with the unsplit model")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the whole run")
-    parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
-    parser.add_argument("-o", "--output", help="trace.json")
-
-
-def _run(options: argparse.Namespace) -> int:
-    need_torch()
-    from .exec.job import Options
-    from .exec.launch import run_local, run_torchrun, torchrun_environment
-    from .schedule import Schedule
-
-    place = torchrun_environment()
-    if not options.local and place is None:
-        raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
-    try:
-        schedule = Schedule.load(options.schedule)
-        chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__}
-        if options.local:
-            trace = run_local(schedule, options.model, **chosen)
-        else:
-            found = run_torchrun(schedule, options.model, Options(**chosen))
-            if found is None:
-                return 0
-            trace = found
-    except BadInput:
-        if place is not None and place[0] > 0 and not options.local:
-            return 2  # every rank finds the same; rank 0 says it
-        raise
-    if options.output:
-        trace.save(options.output)
-    check = trace.facts.get("check")
-    if options.json:
-        step, facts = trace.median(), trace.facts
-        print_json({"makespan": step.makespan, "span": step.span, "losses": trace.losses, "peaks": trace.peaks[0], **facts})
-    elif options.output != "-":
-        _print_run(schedule, trace)
-    return 1 if check is not None and not check["passed"] else 0
-
-
-def _print_run(schedule: Any, trace: Any) -> None:
-    step, predicted = trace.median(), schedule.timeline()
-    print(
-        f"{len(trace.steps)} steps on {schedule.problem.ranks} ranks: makespan {step.makespan:.0f} µs "
-        f"(median step; predicted {predicted.makespan:.0f}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
-    )
-    print(
-        f"peak activation bytes: {' '.join(map(str, trace.peaks[0]))} (predicted {' '.join(map(str, predicted.peak_bytes))})"
-    )
-    for rank, room in enumerate(schedule.problem.capacity or ()):
-        if trace.peaks[0][rank] > room:
-            print(f"WARNING: rank {rank} held {trace.peaks[0][rank]} bytes of activations; its capacity is {room}")
-    check = trace.facts.get("check")
-    if check is not None:
-        verdict = "right" if check["passed"] else "WRONG"
-        print(
-            f"check: {verdict}: largest relative difference {check['worst']:.2e} ({check['where']}, limit "
-            f"{check['limit']:.0e}) over {check['tensors']} gradients and the loss"
-        )
-
-
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command, str]] = {
     "profile": (cli_profile.profile_options, cli_profile.profile, "measure a model: F, B, W, memory, links"),
     "solve": (cli_search.solve_options, cli_search.solve, "find a schedule and prove how good it is"),
@@ -243,7 +173,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command, st
     "bench": (cli_bench.bench_options, cli_bench.bench, "solve a suite of problems; hold results against earlier ones"),
     "show": (_show_options, _show, "draw a schedule in the terminal or as a page"),
     "export": (cli_export.export_options, cli_export.export, "write a schedule for torch's own pipeline runtime"),
-    "run": (_run_options, _run, "run a schedule on torch.distributed ranks and measure it"),
+    "run": (cli_run.run_options, cli_run.run, "run a schedule on torch.distributed ranks and measure it"),
     "compare": (_compare_options, _compare, "measured against predicted, and against a baseline"),
 }
 

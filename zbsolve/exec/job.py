@@ -19,6 +19,7 @@ from ..errors import BadInput
 from ..schedule import Schedule
 from ..trace import Trace
 from . import check
+from .emulate import Times
 from .layers import layer_counts
 from .pipeline import Pipeline, StepResult, step_seed
 from .walk import Data, Hooks
@@ -29,7 +30,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.opti
 @dataclass(frozen=True)
 class Options:
     """How to run. `steps` are timed; before them come one that watches memory (and is checked) and `warmup` more, all
-    of them real training steps. timeout: seconds for everything."""
+    of them real training steps. timeout: seconds for everything. emulate: whose times passes take, "schedule" or a
+    profile's file; None: this machine's own."""
 
     steps: int = 5
     warmup: int = 2
@@ -38,6 +40,7 @@ class Options:
     lr: float = 0.01
     check: bool = False
     timeout: float = 300.0
+    emulate: str | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0:
@@ -58,6 +61,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     announce("building")
     model = load(spec, options.seed)
     layer_counts(schedule.problem, len(model.layers))
+    times = None if options.emulate is None else Times.of(schedule, options.emulate)
     pipeline = Pipeline(
         model.build,
         schedule,
@@ -66,6 +70,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
         seed=options.seed,
         timeout=options.timeout,
         hooks=Hooks(announce=announce),
+        emulate=times,
     )
     trainer = Trainer(pipeline, model, options)
     watched = trainer.step(0, memory=True)
@@ -73,11 +78,17 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     trainer.update()
     results = []
     for number in range(1, options.warmup + options.steps + 1):
+        if number == options.warmup + 1 and pipeline.hooks.emulated is not None:
+            pipeline.hooks.emulated.forget(action.name for action in pipeline.program.actions)
         results.append(trainer.step(number))
         trainer.update()
     assert watched.memory is not None
     announce("collecting")
-    return pipeline.trace(results[options.warmup :], watched.memory, _facts(pipeline, spec, options, verdict))
+    results[-1].seen.wait()
+    facts = _facts(pipeline, spec, options, verdict)
+    if times is not None and pipeline.hooks.emulated is not None:
+        facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}
+    return pipeline.trace(results[options.warmup :], watched.memory, facts)
 
 
 class Trainer:

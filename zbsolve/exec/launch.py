@@ -37,16 +37,17 @@ def run_local(
     lr: float = 0.01,
     check: bool = False,
     timeout: float = 300.0,
+    emulate: str | None = None,
 ) -> Trace:
     """Run `schedule` with model `spec` on one process a rank, one thread each, and return what was measured.
 
-    timeout: seconds for everything. Raises BadInput, and RunFailed in one line naming rank, pass and cause; either way
-    no process stays behind.
+    timeout: seconds for everything. emulate: see `job.Options`. Raises BadInput, and RunFailed in one line naming rank,
+    pass and cause; either way no process stays behind.
     """
     from .job import Options
 
-    options = Options(steps, warmup, seed, optimizer, lr, check, timeout)
-    fit(schedule, spec, seed)
+    options = Options(steps, warmup, seed, optimizer, lr, check, timeout, emulate)
+    fit(schedule, spec, options)
     with tempfile.TemporaryDirectory(prefix="zbsolve-run-") as name:
         folder = Path(name)
         schedule.save(folder / "schedule.json")
@@ -61,16 +62,19 @@ def run_local(
         return Trace.load(folder / "trace.json")
 
 
-def fit(schedule: Schedule, spec: str, seed: int) -> None:
+def fit(schedule: Schedule, spec: str, options: Any) -> None:
     """What can be said before any rank starts. Raises BadInput."""
     from profiler.models import load
 
+    from .emulate import Times
     from .layers import layer_counts
     from .lower import lower
 
-    model = load(spec, seed)
+    model = load(spec, options.seed)
     lower(schedule)
     layer_counts(schedule.problem, len(model.layers))
+    if options.emulate is not None:
+        Times.of(schedule, options.emulate)
 
 
 def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
@@ -169,7 +173,7 @@ def run_torchrun(schedule: Schedule, spec: str, options: Any) -> Trace | None:
     if ranks != schedule.problem.ranks:
         wanted = schedule.problem.ranks
         raise BadInput(f"run: the schedule is for {wanted} ranks, but torchrun started {ranks} (--nproc-per-node {wanted})")
-    fit(schedule, spec, options.seed)
+    fit(schedule, spec, options)
     return run_group(rank, ranks, "env://", schedule, spec, options, lambda name: None)
 
 

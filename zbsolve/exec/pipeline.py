@@ -16,6 +16,7 @@ from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace
 from .comm import STEP, Links, Wires, clock_offset, receive_bytes, send_bytes
+from .emulate import Board, Device, Times
 from .gather import Exchange, Seen, trace_of
 from .layers import Layers, Place, Ties, build, layer_counts, listed, materialise, ties
 from .lower import Message, lower, stage_ranks
@@ -53,6 +54,7 @@ class Pipeline:
     a mean, one number; needed on the rank of the last stage. group: the process group with one process a rank of the
     schedule (the default group without). tied: groups of (layer, name) that hold one parameter; found by itself where
     `layers` is a list. timeout: seconds to wait for any message. hooks: see `walk.Hooks`.
+    emulate: times that passes and messages take in place of this machine's (see `emulate`).
 
     Every rank of the group makes one, with the same schedule. Raises BadInput where something does not fit.
 
@@ -72,6 +74,7 @@ class Pipeline:
         seed: int = 0,
         timeout: float = 300.0,
         hooks: Hooks | None = None,
+        emulate: Times | None = None,
     ) -> None:
         problem = schedule.problem
         whole = listed(layers)
@@ -112,6 +115,8 @@ class Pipeline:
             for s in self.program.stages
         }
         self.hooks = hooks or Hooks()
+        if emulate is not None:
+            self.hooks.emulated = Device(emulate, problem.names, Board.shared(self.wires, len(problem.names)))
         self.links = Links(self.wires, self.program.incoming, self.device, timeout)
         self.walker = Walker(self.program, self.stages, self.links, self.hooks)
         self.exchange = Exchange(schedule, programs, self.wires, _offset(self.wires))

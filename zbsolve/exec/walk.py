@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .emulate import Device
 from .failure import LostRank, RunFailed, one_line
 from .lower import Action, Message, Program
 from .memory import LiveBytes
@@ -51,12 +52,11 @@ class Data:
 
 @dataclass(slots=True)
 class Hooks:
-    """What else happens around passes. `announce`: called with each pass's name before it. `stretch`: with the action
-    and its start (monotonic ns) after its computation, inside its measured time: emulation. `done`: with a stage after
-    the last pass that adds to its gradients."""
+    """What else happens around passes. `announce`: called with each pass's name before it. `emulated`: the device whose
+    times passes and messages take. `done`: called with a stage after the last pass that adds to its gradients."""
 
     announce: Callable[[str], None] | None = None
-    stretch: Callable[[Action, int], None] | None = None
+    emulated: Device | None = None
     done: Callable[[int], None] | None = None
 
 
@@ -73,6 +73,8 @@ class Walker:
     def step(self, data: Data, meter: LiveBytes | None = None) -> Record:
         """The whole program once. Raises RunFailed naming rank, pass and cause."""
         record = Record(time.monotonic_ns())
+        if self.hooks.emulated is not None:
+            self.hooks.emulated.begin()
         for action in self.program.actions:
             self.run(action, data, record)
             if meter is not None:
@@ -91,12 +93,14 @@ class Walker:
             takes = action.takes
             if isinstance(takes, Message):
                 given, arrived = post.take(takes)
+                if hooks.emulated is not None:
+                    arrived = hooks.emulated.arrived(takes, arrived)
             elif takes is not None:
                 given = self.handed.pop(action.name)
             start = time.monotonic_ns()
             output = self._compute(action, data, given, record)
-            if hooks.stretch is not None:
-                hooks.stretch(action, start)
+            if hooks.emulated is not None:
+                hooks.emulated.finish(action.name, start)
             end = time.monotonic_ns()
             del given
             if action.hands is not None and output is not None:

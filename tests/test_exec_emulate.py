@@ -1,0 +1,109 @@
+"""Emulated devices: their clocks are the prediction, the wall clock never runs ahead of them."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profiler.models import load
+from zbsolve import BadInput, Trace, pipeline
+from zbsolve.cli import main
+from zbsolve.exec.emulate import Board, Device, Times, sleep_until
+from zbsolve.profile import Layer, Link, Profile
+
+from .exec_tools import a_problem, random_schedule
+
+PROFILE = Profile(
+    "measured",
+    "mlp-tiny",
+    tuple(Layer(f"layer{i}", 10 * i + 1, 20, 30, 50, 0, 0, 0, 1000) for i in range(8)),
+    Link(5, 100),
+    4,
+    None,
+    {},
+    {},
+)
+
+
+def test_times_of_the_schedule_itself() -> None:
+    times = Times.of(random_schedule(a_problem((0, 1, 1, 0), 2)), "schedule")
+    assert times.passes["2B1"] == 10
+    assert times.links[("0F0", "1F0")] == times.links[("3B1", "2B1")] == 3
+    assert ("1F0", "2F0") not in times.links  # on one rank
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_times_of_a_profile(tmp_path: Path, fused: bool) -> None:
+    path = str(tmp_path / "profile.json")
+    PROFILE.save(path)
+    times = Times.of(random_schedule(a_problem((0, 1), 2, fused=fused)), path)
+    assert times.passes["0F1"] == 1 + 11 + 21 + 31
+    assert times.passes["1BW0" if fused else "1W0"] == (200 if fused else 120)
+    assert times.links[("0F0", "1F0")] == 15
+    assert times.source == "measured: mlp-tiny"
+
+
+def test_a_profile_that_does_not_fit(tmp_path: Path) -> None:
+    path = str(tmp_path / "profile.json")
+    PROFILE.save(path)
+    with pytest.raises(BadInput, match="a profile of 8 layers, but the schedule is for 4"):
+        Times.of(random_schedule(a_problem((0, 1), 2, layers=4)), path)
+    with pytest.raises(BadInput, match="give a file"):
+        Times.of(random_schedule(a_problem((0, 1), 2)), "-")
+
+
+def test_a_device_catches_up_and_counts_what_came_late() -> None:
+    problem = pipeline([100, 100], [0, 0], microbatches=2, layers=[1, 1])
+    board = Board.alone(len(problem.names))
+    device = Device(Times.of(random_schedule(problem), "schedule"), problem.names, board)
+    device.begin()
+    start = time.monotonic_ns()
+    device.finish("0F0", start)
+    assert device.clock == start + 100_000
+    assert time.monotonic_ns() >= device.clock
+    sleep_until(device.clock + 500_000)  # this machine is late
+    device.finish("0F1", time.monotonic_ns() - 1_000_000)  # and its work took a millisecond
+    assert device.clock == start + 200_000  # the device is not
+    row = problem.index["0F1"]
+    assert board.late[row] == 1
+    assert board.worst[row] >= 400_000
+    assert board.longer[row] == 1
+    assert board.facts()["passes"] == 2
+    device.forget(problem.names)
+    assert board.facts() == {"passes": 0, "longer_than_emulated": 0, "late": 0, "worst_late_us": 0.0}
+    np.testing.assert_array_equal(board.end[[problem.index["0F0"], row]], [start + 100_000, start + 200_000])
+
+
+def test_a_model_of_any_number_of_layers() -> None:
+    assert len(load("mlp-24").build()) == 24
+    assert len(load("mlp-tiny").build()) == 8
+
+
+def test_ranks_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Asserts what no noise can break: nothing happens before it would on the devices, and gradients are right."""
+    problem = pipeline(
+        [4_000, 6_000, 5_000, 4_000], [5_000] * 4, [3_000] * 4, placement="vee", microbatches=3, comm=1_500, layers=[2] * 4
+    )
+    schedule, path, out = random_schedule(problem), str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
+    schedule.save(path)
+    options = ["--local", "--emulate", "schedule", "--steps", "2", "--warmup", "1", "--check", "--timeout", "60"]
+    assert main(["run", path, "--model", "mlp-tiny", *options, "-o", out]) == 0
+    assert "emulated (the schedule's problem): of 72 passes" in capsys.readouterr().out
+    predicted = schedule.timeline()
+    for step in Trace.load(out).steps:
+        began = step.start.min()
+        assert (step.start - began >= predicted.start - 1).all()  # columns are rounded to µs in between
+        assert (step.end - began >= predicted.end - 1).all()
+    assert main(["compare", path, out, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["predicted"] == predicted.makespan
+    assert result["measured"] >= result["predicted"] - 1
+
+
+def test_a_wrong_profile_is_said_before_any_rank_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "schedule.json")
+    random_schedule(a_problem((0, 1), 2)).save(path)
+    assert main(["run", path, "--model", "mlp-tiny", "--local", "--emulate", str(tmp_path / "no.json")]) == 2
+    assert "no.json: no such file" in capsys.readouterr().err

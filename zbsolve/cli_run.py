@@ -1,0 +1,92 @@
+"""`zbsolve run`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .cli_tools import need_torch, print_json
+from .errors import BadInput
+
+
+def run_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `zbsolve run`."""
+    parser.add_argument("schedule", help="schedule.json")
+    parser.add_argument("--model", required=True, help="a preset (gpt-tiny), module:function or file.py:function")
+    parser.add_argument("--local", action="store_true", help="start one process a rank here (without: torchrun does)")
+    parser.add_argument(
+        "--emulate",
+        metavar="TIMES",
+        help="every rank behaves like a device: passes and messages take the times of a profile.json, or of the "
+        "schedule's own problem (the word schedule)",
+    )
+    parser.add_argument("--steps", type=int, default=5, help="training steps that are timed")
+    parser.add_argument("--warmup", type=int, default=2, help="training steps before")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--check", action="store_true", help="compare loss and gradients with the unsplit model")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the whole run")
+    parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
+    parser.add_argument("-o", "--output", help="trace.json")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a schedule and write what was measured."""
+    need_torch()
+    from .exec.job import Options
+    from .exec.launch import run_local, run_torchrun, torchrun_environment
+    from .schedule import Schedule
+
+    place = torchrun_environment()
+    if not options.local and place is None:
+        raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
+    try:
+        schedule = Schedule.load(options.schedule)
+        chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__}
+        if options.local:
+            trace = run_local(schedule, options.model, **chosen)
+        else:
+            found = run_torchrun(schedule, options.model, Options(**chosen))
+            if found is None:
+                return 0
+            trace = found
+    except BadInput:
+        if place is not None and place[0] > 0 and not options.local:
+            return 2  # every rank finds the same; rank 0 says it
+        raise
+    if options.output:
+        trace.save(options.output)
+    check = trace.facts.get("check")
+    if options.json:
+        step, facts = trace.median(), trace.facts
+        print_json({"makespan": step.makespan, "span": step.span, "losses": trace.losses, "peaks": trace.peaks[0], **facts})
+    elif options.output != "-":
+        _print_run(schedule, trace)
+    return 1 if check is not None and not check["passed"] else 0
+
+
+def _print_run(schedule: Any, trace: Any) -> None:
+    step, predicted = trace.median(), schedule.timeline()
+    print(
+        f"{len(trace.steps)} steps on {schedule.problem.ranks} ranks: makespan {step.makespan:.0f} µs "
+        f"(median step; predicted {predicted.makespan:.0f}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
+    )
+    print(
+        f"peak activation bytes: {' '.join(map(str, trace.peaks[0]))} (predicted {' '.join(map(str, predicted.peak_bytes))})"
+    )
+    for rank, room in enumerate(schedule.problem.capacity or ()):
+        if trace.peaks[0][rank] > room:
+            print(f"WARNING: rank {rank} held {trace.peaks[0][rank]} bytes of activations; its capacity is {room}")
+    emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
+    if emulated is not None:
+        print(
+            f"emulated ({emulated['times']}): of {emulated['passes']} passes the real work of {emulated['late']} came too "
+            f"late, by {emulated['worst_late_us']:.0f} µs at worst; of {emulated['longer_than_emulated']} it was too long"
+        )
+    if check is not None:
+        verdict = "right" if check["passed"] else "WRONG"
+        print(
+            f"check: {verdict}: largest relative difference {check['worst']:.2e} ({check['where']}, limit "
+            f"{check['limit']:.0e}) over {check['tensors']} gradients and the loss"
+        )

@@ -1,0 +1,184 @@
+"""Emulated devices: tensors, messages and orders are real, time is a device's.
+
+A rank runs each pass as always and then sleeps until its device would be done. A device has a clock: a pass starts there
+when the pass before has ended and its message is there, ends after its time, and its own message is there when the
+link's time has passed since. A step's first pass starts when it really does.
+
+The wall clock follows that clock: deadlines are absolute, so what this machine adds (a late wake-up, gloo's own time for
+a message) is made up within the next sleeps and does not add up along a step. What is recorded is the wall clock: when a
+pass really began, and when its rank really went on after its end. A rank that cannot keep up therefore shows in the
+measured step, and the passes whose real work came too late are counted. Not emulated: host time, the optimizer, memory.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BadInput
+from ..problem import KINDS, Problem
+from ..profile import Profile
+from ..schedule import Schedule
+from .comm import Wires, receive_bytes, send_bytes
+from .lower import Message, stage_ranks
+
+OWN = "schedule"  # emulate the times of the schedule's own problem
+
+
+@dataclass(frozen=True)
+class Times:
+    """What devices and links take, whole µs: pass → its time; (before, after) → the time of the message between them,
+    where that goes to another rank. `source`: where they come from."""
+
+    source: str
+    passes: Mapping[str, int]
+    links: Mapping[tuple[str, str], int]
+
+    @classmethod
+    def of(cls, schedule: Schedule, source: str) -> Times:
+        """`source`: "schedule" for the times of its own problem, or a profile's file. Raises BadInput where the profile
+        is of another model."""
+        problem = schedule.problem
+        passes, links = _times(problem)
+        if source == OWN:
+            return cls(problem.source or "the schedule's problem", passes, links)
+        if source == "-":
+            raise BadInput("emulate: every rank reads the profile: give a file")
+        profile = Profile.load(source)
+        if sum(problem.layers) != len(profile.layers):
+            layers = sum(problem.layers)
+            raise BadInput(f"{source}: a profile of {len(profile.layers)} layers, but the schedule is for {layers}")
+        other_passes, other_links = _times(_profiled(profile, problem))
+        missing = next((name for name in passes if name not in other_passes), None)
+        if missing is not None:
+            raise BadInput(f"{source}: gives no time for pass {missing}")
+        return cls(f"{profile.source}: {profile.model}", other_passes, other_links)
+
+
+def _profiled(profile: Profile, problem: Problem) -> Problem:
+    """The same step by a profile's times."""
+    microbatches = len(np.unique(problem.passes.microbatch))
+    fused = bool((problem.passes.kind == KINDS.index("BW")).any())
+    profile = replace(profile, capacity=None)  # whether it fits has been settled by who solved it
+    return profile.problem(problem.ranks, microbatches, stage_ranks(problem), layers=problem.layers, fused=fused)
+
+
+def _times(problem: Problem) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+    names, rank, edges = problem.names, problem.passes.rank, problem.edges
+    passes = dict(zip(names, problem.passes.duration.tolist(), strict=True))
+    rows = np.flatnonzero(rank[edges.before] != rank[edges.after])
+    before, after, lag = edges.before[rows].tolist(), edges.after[rows].tolist(), edges.lag[rows].tolist()
+    return passes, {(names[a], names[b]): time for a, b, time in zip(before, after, lag, strict=True)}
+
+
+class Board:
+    """What the ranks of one machine tell each other about their devices: int64 cells, a row a field, a column a pass.
+
+    `end`: when the pass ended on its device in this step, monotonic ns. Counted since `Device.forget`: `runs`; `longer`:
+    its real work took longer than its time; `late`: its real work was done after its device's end, and how many ns
+    at worst (`worst`).
+    """
+
+    FIELDS = 5
+
+    def __init__(self, cells: NDArray[np.int64]) -> None:
+        self.end, self.runs, self.longer, self.late, self.worst = cells
+
+    @classmethod
+    def alone(cls, passes: int) -> Board:
+        """For ranks in one process."""
+        return cls(np.zeros((cls.FIELDS, passes), np.int64))
+
+    @classmethod
+    def shared(cls, wires: Wires, passes: int) -> Board:
+        """The same memory for all ranks, which all call this: a file of rank 0's, which loses its name once all have it.
+        Raises BadInput where it is not there: on another machine."""
+        path = _made(cls.FIELDS * passes * 8) if wires.rank == 0 else receive_bytes(wires, 0).decode()
+        others = range(1, wires.size) if wires.rank == 0 else ()
+        try:
+            for other in others:
+                send_bytes(wires, path.encode(), other)
+            cells = np.memmap(path, np.int64, "r+", shape=(cls.FIELDS, passes))
+            if wires.rank:
+                send_bytes(wires, b"", 0)
+            for other in others:
+                receive_bytes(wires, other)
+        except OSError:
+            raise BadInput("emulate: all ranks must be on one machine") from None
+        finally:
+            if wires.rank == 0:
+                os.unlink(path)
+        return cls(cells)
+
+    def facts(self) -> dict[str, Any]:
+        """Over all passes, for the trace."""
+        return {
+            "passes": int(self.runs.sum()),
+            "longer_than_emulated": int(self.longer.sum()),
+            "late": int(self.late.sum()),
+            "worst_late_us": int(self.worst.max()) / 1000,
+        }
+
+
+def _made(size: int) -> str:
+    """A new file of zeros."""
+    handle, path = tempfile.mkstemp(prefix="zbsolve-emulate-")
+    os.truncate(handle, size)
+    os.close(handle)
+    return path
+
+
+class Device:
+    """One rank's device. `clock`: when its last pass ended there, monotonic ns. `names`: the passes in table order."""
+
+    def __init__(self, times: Times, names: Sequence[str], board: Board) -> None:
+        self.board = board
+        self.clock = 0
+        self._row = {name: i for i, name in enumerate(names)}
+        self._length = {name: us * 1000 for name, us in times.passes.items()}
+        self._link = {pair: us * 1000 for pair, us in times.links.items()}
+        self._first = True
+
+    def begin(self) -> None:
+        """A step begins: its first pass starts when it really does, or when its message is there."""
+        self._first = True
+
+    def arrived(self, message: Message, arrival: int) -> int:
+        """`message` is really here since `arrival`, ns: wait until its link would have brought it. The later of both."""
+        due = int(self.board.end[self._row[message.before]]) + self._link[message.before, message.after]
+        self.clock, self._first = max(self.clock, due), False
+        return arrival if arrival >= due else sleep_until(due)
+
+    def finish(self, name: str, start: int) -> None:
+        """The real work of pass `name`, begun at `start`, ns, is done: wait until its device's is."""
+        now, board = time.monotonic_ns(), self.board
+        row, length = self._row[name], self._length[name]
+        begin = max(self.clock, start) if self._first else self.clock
+        self.clock, self._first = begin + length, False
+        board.end[row] = self.clock
+        board.runs[row] += 1
+        board.longer[row] += now - start > length
+        if now > self.clock:
+            board.late[row] += 1
+            board.worst[row] = max(int(board.worst[row]), now - self.clock)
+        sleep_until(self.clock)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Count anew for these passes."""
+        rows = [self._row[name] for name in names]
+        for counts in (self.board.runs, self.board.longer, self.board.late, self.board.worst):
+            counts[rows] = 0
+
+
+def sleep_until(due: int) -> int:
+    """Sleep until `due`, monotonic ns; the time then."""
+    while (left := due - time.monotonic_ns()) > 0:
+        time.sleep(left / 1e9)
+    return time.monotonic_ns()
