@@ -23,6 +23,7 @@ LAYERS = [
     ("zbsolve.trace", 4),
     ("zbsolve.verifier", 5),
     ("zbsolve.graphs", 5),
+    ("zbsolve.versions", 5),
     ("zbsolve.profile", 6),
     ("zbsolve.greedy", 7),
     ("zbsolve.ilp", 8),

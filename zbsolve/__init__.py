@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below loads
     from .timeline import Timeline
     from .trace import Trace
     from .verifier import Violation, verify
+    from .versions import updates
 
 _HOMES = {
     "BadInput": "errors",
@@ -38,6 +39,7 @@ _HOMES = {
     "ZbsolveError": "errors",
     "pipeline": "graphs",
     "solve": "search",
+    "updates": "versions",
     "verify": "verifier",
 }
 

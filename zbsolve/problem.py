@@ -293,7 +293,10 @@ class Problem:
 
     def head(self, microbatches: int) -> Problem:
         """The same step with only the first `microbatches` microbatches: same lanes, shorter."""
-        keep = np.flatnonzero(self.passes.microbatch < microbatches)
+        return self.only(np.flatnonzero(self.passes.microbatch < microbatches))
+
+    def only(self, keep: Ints) -> Problem:
+        """The same step with only the passes of these rows, and the edges between them."""
         place = np.full(len(self.passes), -1, np.int64)
         place[keep] = np.arange(len(keep))
         p, e = self.passes, self.edges

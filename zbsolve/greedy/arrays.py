@@ -15,7 +15,8 @@ class Arrays(NamedTuple):
 
     lane[i] is the pass's lane (see `Problem.lanes`), lane_rows the lanes' passes one after the other, partner[l] the
     lane of the same stage and rank that comes next along the graph (F → B → W), or −1: what ends l's passes' flight.
-    room is the capacity a rank (very large where unlimited); needs[r, g] is what microbatch g takes on rank r in all.
+    room is the capacity a rank (very large where unlimited). group is the last microbatch that a pass depends on, its own
+    as a rule; needs[r, g] is what group g takes on rank r in all, gains[r, g] what it frees beyond that (0 as a rule).
     depth and tail are longest paths, µs: from any source to a pass's start, and from its start to the end of all.
     """
 
@@ -30,6 +31,7 @@ class Arrays(NamedTuple):
     freed: Ints
     room: Ints
     needs: Ints
+    gains: Ints
     lane: Ints
     lane_first: Ints
     lane_rows: Ints
@@ -71,9 +73,10 @@ def _make(problem: Problem) -> Arrays:
     lane = np.zeros(count, np.int64)
     for number, rows in enumerate(lanes):
         lane[rows] = number
-    groups = int(passes.microbatch.max()) + 1
-    needs = np.zeros((ranks, groups), np.int64)
-    np.add.at(needs, (passes.rank, passes.microbatch), problem.taken)
+    group = _groups(problem)
+    needs, frees = (np.zeros((ranks, int(group.max()) + 1), np.int64) for _ in range(2))
+    np.add.at(needs, (passes.rank, group), problem.taken)
+    np.add.at(frees, (passes.rank, group), problem.freed)
     place = {stream: i for i, stream in enumerate(problem.streams)}
     sets = [[place[s] for s in streams] for streams in passes.stream_sets]
     width = np.array([len(s) for s in sets], np.int64)
@@ -91,7 +94,7 @@ def _make(problem: Problem) -> Arrays:
     return Arrays(
         passes.duration,
         passes.rank,
-        passes.microbatch,
+        group,
         np.bincount(edges.after, minlength=count).astype(np.int64),
         out_first,
         out_pass,
@@ -100,6 +103,7 @@ def _make(problem: Problem) -> Arrays:
         problem.freed,
         room,
         needs,
+        frees - needs,
         lane,
         np.concatenate([[0], np.cumsum([len(rows) for rows in lanes])]).astype(np.int64),
         np.concatenate(lanes),
@@ -113,6 +117,20 @@ def _make(problem: Problem) -> Arrays:
         depth,
         tail,
     )
+
+
+def _groups(problem: Problem) -> Ints:
+    """The last microbatch among each pass and what it depends on. A pass at a microbatch's end that takes memory for later
+    ones (an update: the weights it makes) counts with the next: it takes after that microbatch has freed its own."""
+    edges, own = problem.edges, problem.passes.microbatch
+    group = own.copy()
+    while len(late := np.flatnonzero(group[edges.before] > group[edges.after])):
+        np.maximum.at(group, edges.after[late], group[edges.before[late]])
+    ahead = np.flatnonzero((edges.bytes > 0) & (group[edges.after] > group[edges.before]))
+    takes = edges.before[ahead]
+    waits = np.isin(takes, edges.after)
+    group[np.unique(takes[waits])] += 1
+    return group
 
 
 def _partners(problem: Problem, lanes: list[Ints], depth: Ints) -> Ints:

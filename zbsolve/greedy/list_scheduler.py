@@ -71,7 +71,7 @@ def run(a: Arrays, policy: Policy) -> Ints:
 
 @numba.njit(cache=True, nogil=True)
 def _safe(a, i, used, held, still, oldest):  # type: ignore[no-untyped-def]
-    """May pass i take its memory? Yes where every microbatch up to its own can still finish one after the other."""
+    """May pass i take its memory? Yes where every group up to its own can still finish one after the other."""
     rank, group = a.rank[i], a.group[i]
     free = a.room[rank] - used[rank] - a.taken[i]
     if free < 0:
@@ -177,7 +177,7 @@ def _run(a, priority, cap, patience, slack):  # type: ignore[no-untyped-def]
     began = np.zeros(streams, np.int64)
     busy = np.zeros(streams, np.int64)
     used = np.zeros(len(a.room), np.int64)
-    held = np.zeros(a.needs.shape, np.int64)
+    held = a.gains.copy()  # what a group gives back when it has ended, beyond what it has yet to take
     still = a.needs.copy()
     oldest = np.zeros(len(a.room), np.int64)
     # Events are time · ids + id: a pass's end (id < passes) comes before looks at streams at the same time.

@@ -13,6 +13,7 @@ from ..errors import BadInput
 from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule
+from .presets_async import pipedream
 from .presets_mirror import chimera, dualpipe, dualpipe_v, gems
 from .presets_vee import v_half, v_min, v_zb, zb_v
 from .shape import microbatches, shape
@@ -82,6 +83,7 @@ PRESETS: dict[str, Callable[[Problem], Schedule]] = {
     "v-zb": v_zb,
     "v-half": v_half,
     "v-min": v_min,
+    "pipedream": lambda problem: pipedream(problem, one_f_one_b),
     "gems": gems,
     "chimera": chimera,
     "dualpipe": dualpipe,

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-import pulp
+from typing import TYPE_CHECKING
 
 from ..errors import BadInput
+
+if TYPE_CHECKING:
+    import pulp
 
 GRACE = 30.0  # seconds beyond the solver's own limit, for reading and writing the model
 

@@ -12,6 +12,10 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+
+from .cp import horizon_of, longest  # before PuLP, which loads highspy where it is installed: then OR-tools cannot load
+
+# isort: split
 import pulp
 
 from ..errors import BadInput
@@ -20,7 +24,6 @@ from ..greedy.list_scheduler import from_starts
 from ..problem import Problem
 from ..schedule import Schedule
 from . import highs
-from .cp import horizon_of, longest
 
 SOLVERS = {"cbc": "PULP_CBC_CMD", "highs": "HiGHS", "gurobi": "GUROBI", "cplex": "CPLEX_PY", "scip": "SCIP_PY"}
 

@@ -1,0 +1,46 @@
+"""PipeDream and PipeDream-2BW: 1F1B that never flushes, with an update after each group of microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import BadInput
+from ..problem import KINDS, Problem
+from ..schedule import Schedule
+from .shape import shape
+
+
+def pipedream(problem: Problem, flushed: Callable[[Problem], Schedule]) -> Schedule:
+    """PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503): one order, 1F1B over all microbatches and each
+    update as soon as its gradients are there. Which of the two it is lies in the problem (see `versions.updates`).
+    flushed: 1F1B on the problem without updates."""
+    plain, waits = _without_updates(problem)
+    stages, _ = shape(plain, "pipedream")
+    if stages != tuple(range(problem.ranks)):
+        raise BadInput("pipedream: is defined for placement single only")
+    order = {}
+    for stream, names in flushed(plain).order.items():
+        order[stream] = tuple(one for name in names for one in (name, *waits.get(name, ())))
+    place = {name: i for names in order.values() for i, name in enumerate(names)}
+    e, names = problem.edges, problem.names
+    for a in np.flatnonzero(problem.passes.kind[e.before] == KINDS.index("U")).tolist():
+        update, user = names[e.before[a]], names[e.after[a]]
+        if place[user] < place[update]:
+            raise BadInput(f"pipedream: pass {user} would wait for {update} for ever: the delay of updates is too short")
+    return Schedule(problem, order)
+
+
+def _without_updates(problem: Problem) -> tuple[Problem, dict[str, list[str]]]:
+    """The problem without its updates, and for each pass the updates whose last gradient it makes."""
+    p, e, names = problem.passes, problem.edges, problem.names
+    update = p.kind == KINDS.index("U")
+    if not update.any():
+        raise BadInput("pipedream: needs a problem with updates U (versions.updates)")
+    waits: dict[str, list[str]] = {}
+    for row in np.flatnonzero(update).tolist():
+        gradients = e.before[(e.after == row) & ~update[e.before]]
+        last = int(gradients[np.argmax(p.microbatch[gradients])])
+        waits.setdefault(names[last], []).append(names[row])
+    return problem.only(np.flatnonzero(~update)), waits
