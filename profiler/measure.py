@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
@@ -19,12 +19,15 @@ from zbsolve.exec.failure import RunFailed, one_line
 from zbsolve.exec.launch import child_environment
 from zbsolve.profile import Layer, Profile
 
+from .alike import chosen
+from .flow import flow
 from .links import measure_link
 from .models import Model, load
 from .rounds import Held, held, rounds, stages_of
 
 KINDS = ("F", "B", "W", "BW")
 STATES = 4.0  # parameters, gradients and Adam's two moments, in one precision
+COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
 LEAST = 6  # rounds, however little time is given
 Progress = Callable[[str], None]
 
@@ -47,16 +50,22 @@ def measure(
     if not seconds > 0 or neighbours < 0:
         raise BadInput(f"profile: seconds {seconds} and neighbours {neighbours} must be positive")
     model = load(spec, seed)
+    through = flow(model)
+    taken, kinds = chosen(through.prints, through.inputs, through.output, COPIES)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with _busy(spec, seed, neighbours, timeout):
-            samples, memory, parameters = _layers(model, spec, seconds, progress)
+        with _busy(spec, seed, taken, neighbours, timeout):
+            samples, memory = _layers(model, taken, spec, seconds, progress)
     finally:
         torch.set_num_threads(threads)
     progress("link between two processes")
     link, times = measure_link(timeout=timeout)
-    layers = tuple(_layer(model, i, samples, memory[i], parameters[i]) for i in range(len(model.layers)))
+    equal = {i: [j for j in taken if kinds[j] == kinds[i]] for i in range(len(model.layers))}
+    layers = tuple(
+        _layer(model, i, _pooled(samples, equal[i]), memory[equal[i][0]], through.parameter_bytes[i])
+        for i in range(len(model.layers))
+    )
     named = {f"{model.layer_names[i]}/{kind}": row for (i, kind), row in samples.items()}
     return Profile(
         "measured",
@@ -65,7 +74,8 @@ def measure(
         link,
         STATES,
         None,
-        _facts(layers, memory, seed, seconds, neighbours),
+        _facts(layers, [memory[equal[i][0]] for i in equal], seed, seconds, neighbours)
+        | {"measured_layers": [model.layer_names[i] for i in taken]},
         {**named, **{f"link/{size}": row for size, row in times.items()}},
     )
 
@@ -73,11 +83,13 @@ def measure(
 Samples = dict[tuple[int, str], list[float]]
 
 
-def _layers(model: Model, spec: str, seconds: float, progress: Progress) -> tuple[Samples, list[Held], list[int]]:
-    """Samples of (layer, kind), µs; memory and parameter bytes of every layer."""
-    samples: Samples = {(i, kind): [] for i in range(len(model.layers)) for kind in KINDS}
+def _layers(
+    model: Model, taken: Sequence[int], spec: str, seconds: float, progress: Progress
+) -> tuple[Samples, dict[int, Held]]:
+    """Samples of (layer, kind), µs, and memory, of the layers `taken`."""
+    samples: Samples = {(i, kind): [] for i in taken for kind in KINDS}
     try:
-        stages = stages_of(model)
+        stages = stages_of(model, taken)
         turns = rounds(model, stages)
         progress("warming up")
         for _ in range(4):
@@ -87,25 +99,29 @@ def _layers(model: Model, spec: str, seconds: float, progress: Progress) -> tupl
             for i, kind, time_us in next(turns):
                 samples[i, kind].append(time_us)
             done += 1
-            progress(f"{len(model.layers)} layers, round {done}, {time.monotonic() - begin:.1f} of {seconds:g} s")
+            progress(f"{len(taken)} layers, round {done}, {time.monotonic() - begin:.1f} of {seconds:g} s")
         progress("memory")
         memory = held(model, stages)
     except BadInput:
         raise
     except Exception as error:
         raise BadInput(f"model '{spec}': {one_line(error)}") from error
-    parameters = [sum(p.numel() * p.element_size() for layer in s.layers for p in layer.parameters()) for s in stages]
-    return samples, memory, parameters
+    return samples, dict(zip(taken, memory, strict=True))
 
 
-def _layer(model: Model, i: int, samples: Samples, size: Held, parameters: int) -> Layer:
+def _pooled(samples: Samples, equal: Sequence[int]) -> dict[str, list[float]]:
+    """Kind → the samples of all equal layers."""
+    return {kind: [time_us for i in equal for time_us in samples[i, kind]] for kind in KINDS}
+
+
+def _layer(model: Model, i: int, samples: dict[str, list[float]], size: Held, parameters: int) -> Layer:
     """B may leave more than it frees (output gradients that W needs): then W's share is all there ever is."""
     return Layer(
         name=model.layer_names[i],
-        F=median(samples[i, "F"]),
-        B=median(samples[i, "B"]),
-        W=median(samples[i, "W"]),
-        BW=median(samples[i, "BW"]),
+        F=median(samples["F"]),
+        B=median(samples["B"]),
+        W=median(samples["W"]),
+        BW=median(samples["BW"]),
         held_until_B=max(0, size.after_F - size.after_B),
         held_until_W=size.after_B,
         parameter_bytes=parameters,
@@ -133,9 +149,9 @@ def _facts(layers: tuple[Layer, ...], memory: list[Held], seed: int, seconds: fl
 
 
 @contextmanager
-def _busy(spec: str, seed: int, count: int, timeout: float) -> Iterator[None]:
+def _busy(spec: str, seed: int, taken: Sequence[int], count: int, timeout: float) -> Iterator[None]:
     """`count` processes that run rounds until the block ends."""
-    command = [sys.executable, "-m", "profiler.neighbour", spec, str(seed)]
+    command = [sys.executable, "-m", "profiler.neighbour", spec, str(seed), ",".join(map(str, taken))]
     children = [
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()

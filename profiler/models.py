@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from zbsolve.errors import BadInput
 
 Place = tuple[int, str]  # (layer, name of the parameter inside it)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -55,25 +56,71 @@ class Model:
         return [made[i] for i in numbers]
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What `@key=value,…` behind a name changes: samples a microbatch, their length, blocks, type; None: as published."""
+
+    batch: int | None = None
+    length: int | None = None
+    layers: int | None = None
+    dtype: str | None = None
+
+    def named(self, name: str) -> str:
+        """The name that gives this model again."""
+        parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) is not None]
+        return f"{name}@{','.join(parts)}" if parts else name
+
+
+def parse_setting(text: str, spec: str) -> Setting:
+    """A Setting from `batch=1,length=512`. Raises BadInput."""
+    values: dict[str, Any] = {}
+    for part in text.split(",") if text else []:
+        key, _, value = part.strip().partition("=")
+        if key not in Setting.__dataclass_fields__ or not value:
+            raise BadInput(f"model '{spec}': '{part.strip()}' is none of batch=, length=, layers=, dtype=")
+        if key == "dtype":
+            if value not in DTYPES:
+                raise BadInput(f"model '{spec}': dtype '{value}' is none of {', '.join(DTYPES)}")
+            values[key] = value
+        elif not value.isdecimal() or not 0 < int(value) < 10**9:
+            raise BadInput(f"model '{spec}': {key} '{value}' is not a positive whole number")
+        else:
+            values[key] = int(value)
+    return Setting(**values)
+
+
 def load(spec: str, seed: int = 0) -> Model:
-    """The model called `spec`: a preset, `module:function`, or `file.py:function`. Raises BadInput.
+    """The model called `spec`: a preset (`gpt-tiny`, or a published one such as `llama3-8b@layers=2,length=512`),
+    `module:function`, `file.py:function`, or a Hugging Face config such as `hf:LlamaConfig{"num_hidden_layers": 4}`.
 
     `mlp-24` has 24 small layers.
 
     `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`: an ordered list of modules
-    or an nn.Sequential; `(input, target)` or just an input (the loss is then the mean square of the output).
+    or an nn.Sequential; `(input, target)` or just an input (the loss is then the mean square of the output). Raises
+    BadInput.
     """
     from .presets import PRESETS, STAND_IN, mlp
+    from .published import PUBLISHED, published
 
+    if spec.startswith("hf:"):
+        from .huggingface import causal_model
+
+        return causal_model(spec, seed)
+    name, _, rest = spec.partition("@")
+    if name in PUBLISHED:
+        return published(name, seed, parse_setting(rest, spec))
     if spec in PRESETS:
         return PRESETS[spec](seed)
     if match := STAND_IN.fullmatch(spec):
         return mlp(seed, int(match[1]), spec)
     if ":" in spec:
         return _own(spec, seed)
-    near = difflib.get_close_matches(spec, PRESETS, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise BadInput(f"model '{spec}': unknown{hint} (presets: {', '.join(PRESETS)}; or your own as module:function)")
+    known = [*PRESETS, *PUBLISHED]
+    if name in PRESETS:
+        raise BadInput(f"model '{spec}': {name} takes no '@{rest}'; published models do: {', '.join(PUBLISHED)}")
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise BadInput(f"model '{spec}': unknown{hint} (presets: {', '.join(known)}; or your own as module:function)")
 
 
 def seeded(seed: int, layer: int, build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

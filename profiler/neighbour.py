@@ -1,4 +1,4 @@
-"""A busy neighbour: `python -m profiler.neighbour MODEL SEED` runs the model's passes until its standard input ends."""
+"""A busy neighbour: `python -m profiler.neighbour MODEL SEED LAYERS` runs them until its input ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if __name__ == "__main__":
     end_with_parent()
     torch.set_num_threads(1)
     model = load(sys.argv[1], int(sys.argv[2]))
-    turns = rounds(model, stages_of(model))
+    turns = rounds(model, stages_of(model, [int(i) for i in sys.argv[3].split(",")]))
     next(turns)
     sys.stdout.write("ready\n")
     sys.stdout.flush()

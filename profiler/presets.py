@@ -18,11 +18,11 @@ VOCABULARY = 256  # bytes
 
 
 class Embed(nn.Module):
-    """Bytes (batch, length) → vectors (batch, length, width), with learned positions."""
+    """Token numbers (batch, length) → vectors (batch, length, width), with learned positions."""
 
-    def __init__(self, length: int, width: int) -> None:
+    def __init__(self, length: int, width: int, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
-        self.token = nn.Embedding(VOCABULARY, width)
+        self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(length, width)
         nn.init.normal_(self.token.weight, std=0.02)
         nn.init.normal_(self.position.weight, std=0.02)
@@ -59,12 +59,12 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """Vectors (batch, length, width) → a score for every next byte (batch, length, 256)."""
+    """Vectors (batch, length, width) → a score for every next token (batch, length, vocabulary)."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.output = nn.Linear(width, VOCABULARY, bias=False)
+        self.output = nn.Linear(width, vocabulary, bias=False)
         nn.init.normal_(self.output.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:

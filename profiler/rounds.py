@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,10 +17,12 @@ Sample = tuple[int, str, float]  # (layer, kind, µs)
 IN_FLIGHT = 2  # microbatches at a time, as in a pipeline: the second evicts the first from the caches
 
 
-def stages_of(model: Model) -> list[Stage]:
-    """Every layer as a stage."""
+def stages_of(model: Model, taken: Sequence[int]) -> list[Stage]:
+    """The layers `taken`, each as a stage; `first` is its number in the model."""
     last = len(model.layers) - 1
-    return [Stage([layer], i, model.loss if i == last else None, 1.0) for i, layer in enumerate(model.build())]
+    return [
+        Stage([layer], i, model.loss if i == last else None, 1.0) for i, layer in zip(taken, model.build(taken), strict=True)
+    ]
 
 
 def rounds(model: Model, stages: list[Stage]) -> Iterator[list[Sample]]:
@@ -36,21 +38,21 @@ def rounds(model: Model, stages: list[Stage]) -> Iterator[list[Sample]]:
 def _round(stages: list[Stage], batches: list[tuple[Tensor, Tensor]], *, split: bool) -> list[Sample]:
     samples: list[Sample] = []
     for m, (x, target) in enumerate(batches):
-        for i, stage in enumerate(stages):
+        for stage in stages:
             start = time.monotonic_ns()
             x = stage.forward(m, x, target, split=split)
             if split:  # the forward of a fused backward is not a sample: problems know one F
-                samples.append((i, "F", (time.monotonic_ns() - start) / 1000))
+                samples.append((stage.first, "F", (time.monotonic_ns() - start) / 1000))
     for m in range(len(batches)):
         gradient: Tensor | None = None
-        for i, stage in reversed(list(enumerate(stages))):
+        for stage in reversed(stages):
             start = time.monotonic_ns()
             gradient = stage.backward(m, gradient)
-            samples.append((i, "B" if split else "BW", (time.monotonic_ns() - start) / 1000))
-        for i, stage in enumerate(stages if split else []):
+            samples.append((stage.first, "B" if split else "BW", (time.monotonic_ns() - start) / 1000))
+        for stage in stages if split else []:
             start = time.monotonic_ns()
             stage.weights(m)
-            samples.append((i, "W", (time.monotonic_ns() - start) / 1000))
+            samples.append((stage.first, "W", (time.monotonic_ns() - start) / 1000))
     return samples
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from contextlib import redirect_stdout
 
 from .cli_tools import need_torch, print_json, progress_line
+from .errors import BadInput
+from .files import read_text
 
 
 def profile_options(parser: argparse.ArgumentParser) -> None:
     """Options of `zbsolve profile`."""
-    parser.add_argument("model", help="a preset (gpt-tiny) or your own as module:function or file.py:function")
+    parser.add_argument(
+        "model",
+        help="a preset (gpt-tiny, llama3-8b@layers=4,length=512), your own as module:function or file.py:function, or a "
+        'Hugging Face config as hf:LlamaConfig{"num_hidden_layers": 4}@length=512',
+    )
+    parser.add_argument("--overrides", metavar="FILE", help="for hf:…: a JSON object of config fields")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to time passes")
     parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside, as other ranks here would be")
     parser.add_argument("--seed", type=int, default=0)
@@ -22,9 +32,14 @@ def profile(options: argparse.Namespace) -> int:
     need_torch()
     from profiler.measure import measure
 
-    found = measure(
-        options.model, seed=options.seed, seconds=options.seconds, neighbours=options.neighbours, progress=progress_line()
-    )
+    with redirect_stdout(sys.stderr):  # whatever the model prints: standard output may be the profile itself
+        found = measure(
+            _model(options),
+            seed=options.seed,
+            seconds=options.seconds,
+            neighbours=options.neighbours,
+            progress=progress_line(),
+        )
     progress_line()("")
     found.save(options.output)
     kinds = ("F", "B", "W", "BW")
@@ -44,3 +59,20 @@ def profile(options: argparse.Namespace) -> int:
     ratio = found.facts["split_over_fused"]
     print(f"(B + W) / BW {ratio:.3f}; link {found.link.latency:.0f} µs + bytes / {found.link.bytes_per_us:.0f} per µs")
     return 0
+
+
+def _model(options: argparse.Namespace) -> str:
+    """The model's name; overrides from a file become part of it, so that it names the same model to `run`."""
+    spec: str = options.model
+    if options.overrides is None:
+        return spec
+    if not spec.startswith("hf:") or "{" in spec:
+        raise BadInput(f"--overrides: is for hf:ConfigClass without overrides of its own, not '{spec}'")
+    try:
+        body = json.loads(read_text(options.overrides))
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{options.overrides}: damaged JSON at line {error.lineno}: {error.msg}") from None
+    if not isinstance(body, dict):
+        raise BadInput(f"{options.overrides}: not a JSON object of config fields")
+    head, at, setting = spec.partition("@")
+    return f"{head}{json.dumps(body)}{at}{setting}"

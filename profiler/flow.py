@@ -1,0 +1,155 @@
+"""What goes from layer to layer, found without computing: shapes, types, and whether gradients come back."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+
+from zbsolve.errors import BadInput
+
+from .alike import fingerprint
+from .models import Model, load
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A tensor between layers."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Its size: the message between two ranks."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
+
+
+@dataclass(frozen=True)
+class Flow:
+    """inputs: what goes into each layer; output: what leaves the last one; prints: a fingerprint of each layer;
+    parameter_bytes of each layer, trained or not."""
+
+    inputs: tuple[Boundary, ...]
+    output: Boundary
+    prints: tuple[Hashable, ...]
+    parameter_bytes: tuple[int, ...]
+
+
+def fake_mode() -> FakeTensorMode:
+    """Tensors with shapes and types but no numbers: a model of any size, on any machine."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
+    """The model called `spec` for building under `mode`; a user's own function runs under it too, so that its layers
+    take no memory. Raises BadInput."""
+    if ":" in spec and not spec.startswith("hf:"):
+        with mode:
+            return load(spec, seed)
+    return load(spec, seed)
+
+
+def flow(model: Model) -> Flow:
+    """What flows through `model`, in fake tensors; with real ones where its layers read numbers (Python branches on
+    data). Raises BadInput naming the layer: its forward fails, its output does not fit the next one, no gradient comes
+    back through it, or nothing is trained."""
+    try:
+        mode = fake_mode()
+        with mode:
+            return _flow(model, mode)
+    except DATA_DEPENDENT:
+        return _flow(model, None)
+
+
+def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
+    layers = model.build()
+    if not any(p.requires_grad for layer in layers for p in layer.parameters()):
+        raise BadInput(f"model '{model.name}': none of its {len(layers)} layers has a parameter that is trained")
+    x, target = model.batch(0, 0)
+    if mode is not None:
+        x, target = mode.from_tensor(x), mode.from_tensor(target)
+    inputs: list[Boundary] = []
+    trained = False
+    for i, layer in enumerate(layers):
+        inputs.append(Boundary(tuple(x.shape), x.dtype))
+        y = _forward(model, i, layer, x.detach(), trained)
+        trained = trained or any(p.requires_grad for p in layer.parameters())
+        x = y.detach()
+    output = Boundary(tuple(x.shape), x.dtype)
+    _check_loss(model, x, target)
+    return Flow(
+        tuple(inputs), output, tuple(fingerprint(layer) for layer in layers), tuple(_bytes(layer) for layer in layers)
+    )
+
+
+def place(model: Model, i: int) -> str:
+    """`layer 3 (block2)`, for messages."""
+    return f"layer {i} ({model.layer_names[i]})"
+
+
+def _forward(model: Model, i: int, layer: nn.Module, x: Tensor, needed: bool) -> Tensor:
+    """The layer's output; where gradients are `needed` in front of it, they must come back through it."""
+    head = f"model '{model.name}': {place(model, i)}"
+    came = f"the {_words(x)} that layer {i - 1} gives" if i else f"the sample, {_words(x)}"
+    if needed and x.is_floating_point():
+        x.requires_grad_()
+    try:
+        y: Any = layer(x)
+    except DATA_DEPENDENT:
+        raise
+    except Exception as error:
+        raise BadInput(f"{head} fails on {came}: {_line(error)}") from None
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        raise BadInput(f"{head} gives {_words(y)}, not one floating-point tensor")
+    if needed:
+        back = torch.autograd.grad(y.sum(), x, allow_unused=True)[0] if y.requires_grad and x.requires_grad else None
+        if back is None:
+            raise BadInput(f"{head} lets no gradient back to the layers before it")
+    return y
+
+
+def _check_loss(model: Model, x: Tensor, target: Tensor) -> None:
+    try:
+        loss: Any = model.loss(x.requires_grad_(), target)
+    except DATA_DEPENDENT:
+        raise
+    except Exception as error:
+        raise BadInput(f"model '{model.name}': its loss fails on {_words(x)}: {_line(error)}") from None
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+        raise BadInput(f"model '{model.name}': its loss gives {_words(loss)}, not a tensor of one number")
+    if not loss.requires_grad:
+        raise BadInput(f"model '{model.name}': its loss lets no gradient back")
+
+
+def _bytes(layer: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in layer.parameters())
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return str(Boundary(tuple(value.shape), value.dtype))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
+
+
+def _line(error: BaseException) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]
