@@ -24,6 +24,7 @@ LAYERS = [
     ("zbsolve.verifier", 5),
     ("zbsolve.graphs", 5),
     ("zbsolve.versions", 5),
+    ("zbsolve.systems", 6),
     ("zbsolve.profile", 6),
     ("zbsolve.greedy", 7),
     ("zbsolve.ilp", 8),

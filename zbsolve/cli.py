@@ -170,6 +170,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command, st
     "solve": (cli_search.solve_options, cli_search.solve, "find a schedule and prove how good it is"),
     "check": (_check_options, _check, "verify a schedule from its file alone"),
     "frontier": (cli_search.frontier_options, cli_search.frontier, "value and bound over memory"),
+    "systems": (cli_search.systems_options, cli_search.systems, "the named schedules of the literature, with a gallery"),
     "bench": (cli_bench.bench_options, cli_bench.bench, "solve a suite of problems; hold results against earlier ones"),
     "show": (_show_options, _show, "draw a schedule in the terminal or as a page"),
     "export": (cli_export.export_options, cli_export.export, "write a schedule for torch's own pipeline runtime"),

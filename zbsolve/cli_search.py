@@ -179,3 +179,29 @@ def frontier(options: argparse.Namespace) -> int:
     elif "-" not in options.output:
         print(table(found), end="")
     return 0
+
+
+def systems_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `zbsolve systems`."""
+    parser.add_argument("--ranks", type=int, default=4, help="of the step on which each is shown")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--json", action="store_true", help="the table as JSON on standard output")
+    parser.add_argument("-o", "--output", help="gallery.html: every system's schedule on one page")
+
+
+def systems(options: argparse.Namespace) -> int:
+    """The systems of the literature: formulas, and what each measures on one step."""
+    from .show_gallery import exhibits, page, table
+
+    if options.output and options.output != "-" and not options.output.endswith(".html"):
+        raise BadInput(f"{options.output}: a gallery is a page: name a file that ends in .html")
+    shown = exhibits(options.ranks, options.microbatches)
+    if options.output:
+        from .files import write_text
+
+        write_text(options.output, page(shown))
+    if options.json:
+        print_json([one.to_json() for one in shown])
+    elif options.output != "-":
+        print(table(shown), end="")
+    return 0

@@ -32,8 +32,12 @@ LEFT, RIGHT, TOP = 78.0, 112.0, 58.0
 FONT = "font-family='system-ui,sans-serif'"
 
 
-def svg(schedule: Schedule, trace: Trace | None = None, width: int = 1200) -> str:
+def svg(
+    schedule: Schedule, trace: Trace | None = None, width: int = 1200, longest: float | None = None, notes: bool = True
+) -> str:
     """A well-formed SVG document `width` pixels wide; with a `trace` its median step under the prediction, on one axis.
+
+    longest: µs that the width stands for (default: this schedule's own). notes: the lines about value and certificate.
 
     Raises BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
     """
@@ -41,7 +45,7 @@ def svg(schedule: Schedule, trace: Trace | None = None, width: int = 1200) -> st
     if trace is not None:
         check_trace(schedule, trace)
         runs.append(("measured", trace.steps[trace.median_step]))
-    longest = max(float(t.end.max() - t.start.min()) for _, t in runs) or 1.0
+    longest = longest or max(float(t.end.max() - t.start.min()) for _, t in runs) or 1.0
     scale = (width - LEFT - RIGHT) / longest
     height = _row_height(len(lanes(schedule.problem)) * len(runs))
     body, y = list[str](), TOP
@@ -52,9 +56,9 @@ def svg(schedule: Schedule, trace: Trace | None = None, width: int = 1200) -> st
         drawn, y = _panel(schedule, timeline, y, height, scale)
         body += drawn
     body += _axis(longest, scale, y)
-    notes = [value_line(schedule), *certificate_lines(schedule)]
-    body += [caption(LEFT, y + 44 + 18 * i, line, 12, colour="#444") for i, line in enumerate(notes)]
-    total = y + 44 + 18 * len(notes)
+    below = [value_line(schedule), *certificate_lines(schedule)] if notes else []
+    body += [caption(LEFT, y + 44 + 18 * i, line, 12, colour="#444") for i, line in enumerate(below)]
+    total = y + 44 + 18 * len(below)
     head = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{total:.0f}' "
         f"viewBox='0 0 {width} {total:.0f}' role='img' {FONT}>",

@@ -84,6 +84,7 @@ PRESETS: dict[str, Callable[[Problem], Schedule]] = {
     "v-half": v_half,
     "v-min": v_min,
     "pipedream": lambda problem: pipedream(problem, one_f_one_b),
+    "pipedream-2bw": lambda problem: pipedream(problem, one_f_one_b),
     "gems": gems,
     "chimera": chimera,
     "dualpipe": dualpipe,

@@ -24,9 +24,9 @@ def pipedream(problem: Problem, flushed: Callable[[Problem], Schedule]) -> Sched
     for stream, names in flushed(plain).order.items():
         order[stream] = tuple(one for name in names for one in (name, *waits.get(name, ())))
     place = {name: i for names in order.values() for i, name in enumerate(names)}
-    e, names = problem.edges, problem.names
+    e, name_of = problem.edges, problem.names
     for a in np.flatnonzero(problem.passes.kind[e.before] == KINDS.index("U")).tolist():
-        update, user = names[e.before[a]], names[e.after[a]]
+        update, user = name_of[e.before[a]], name_of[e.after[a]]
         if place[user] < place[update]:
             raise BadInput(f"pipedream: pass {user} would wait for {update} for ever: the delay of updates is too short")
     return Schedule(problem, order)

@@ -1,0 +1,119 @@
+"""Every system's schedule on one page and one time scale, with its formulas and what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from .greedy.presets import preset
+from .placement import parse_routes
+from .schedule import Schedule
+from .show_svg import svg
+from .systems import GROUPS, SYSTEMS, System, problem_for
+
+PASS = 600  # µs of each of F, B and W of one rank's share of a microbatch, however many chunks it is in
+HELD = 600  # bytes that a rank's share of a microbatch holds, half of them until B
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """One system at work: `peak`, microbatches held at most on the fullest and emptiest rank; bubbles as a share of the
+    makespan and of the span."""
+
+    system: System
+    schedule: Schedule
+    peak: tuple[float, float]
+    makespan_bubble: float
+    span_bubble: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The system's words, and the numbers."""
+        words = {name: getattr(self.system, name) for name in self.system.__dataclass_fields__}
+        return {
+            **words,
+            "makespan": int(self.schedule.timeline().makespan),
+            "makespan_bubble": self.makespan_bubble,
+            "span_bubble": self.span_bubble,
+            "peak_microbatches": list(self.peak),
+        }
+
+
+def exhibits(ranks: int = 4, microbatches: int = 8) -> tuple[Exhibit, ...]:
+    """Every system on the same step: F = B = W = 600 µs a rank and microbatch, no communication. Raises BadInput where a
+    system does not allow these numbers."""
+    return tuple(_exhibit(one, ranks, microbatches) for one in SYSTEMS)
+
+
+def _exhibit(one: System, ranks: int, microbatches: int) -> Exhibit:
+    chunks = len(parse_routes(one.placement, ranks)[0]) // ranks
+    held, time = HELD // chunks, PASS // chunks
+    problem = problem_for(
+        one.name, ranks, microbatches, time, time, time, held_until_B=held // 2, held_until_W=held - held // 2
+    )
+    schedule = preset(one.name, problem)
+    timeline = schedule.timeline()
+    peaks = [peak / HELD for peak in timeline.peak_bytes]
+    makespan, span = (1 - problem.work / value for value in (timeline.makespan, timeline.span))
+    return Exhibit(one, schedule, (max(peaks), min(peaks)), float(makespan), float(span))
+
+
+def table(shown: Sequence[Exhibit]) -> str:
+    """The systems as lines for a terminal."""
+    head = ("system", "placement", "bubble", "activations", "weights", "of makespan", "of span", "peak")
+    rows = [head, *(_cells(one) for one in shown)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(one: Exhibit) -> tuple[str, ...]:
+    s = one.system
+    measured = (f"{one.makespan_bubble:.2%}", f"{one.span_bubble:.2%}", f"{one.peak[0]:g}")
+    return (s.name, s.placement, s.bubble, s.memory, s.weights, *measured)
+
+
+def page(shown: Sequence[Exhibit]) -> str:
+    """One HTML page that loads nothing."""
+    values = [float(one.schedule.timeline().makespan) for one in shown]
+    longest = max(value for value in values if value <= 2 * min(values))  # longer ones have a scale of their own
+    problem = shown[0].schedule.problem
+    ranks, microbatches = problem.ranks, int(problem.passes.microbatch.max()) + 1
+    title = f"Pipeline schedules: {ranks} ranks, {microbatches} microbatches, F = B = W"
+    parts = []
+    for group in GROUPS:
+        parts.append(f"<h2>{escape(group.capitalize())}</h2>")
+        parts += [_card(one, longest) for one in shown if one.system.group == group]
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{escape(title)}</title><style>"
+        "body{margin:0;padding:22px 26px;background:#f7f8fa;color:#14171c;font:14px/1.45 system-ui,sans-serif}"
+        "section{background:#fff;border:1px solid #dfe3e9;border-radius:10px;padding:14px 18px;margin:0 0 16px}"
+        "h1{font-size:20px}h2{font-size:16px;margin:26px 0 10px}h3{font-size:15px;margin:0 0 4px}"
+        "svg{max-width:100%;height:auto}dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(160px,1fr));"
+        "margin:6px 0;gap:2px 18px}dt{color:#5a6270;font-size:12px}dd{margin:0;font-variant-numeric:tabular-nums}"
+        "div.f{margin-bottom:4px}"
+        f"</style></head><body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _card(one: Exhibit, longest: float) -> str:
+    s = one.system
+    facts = (
+        ("placement", s.placement),
+        ("bubble, published", s.bubble),
+        ("bubble here", f"{one.makespan_bubble:.2%} of the makespan, {one.span_bubble:.2%} of the span"),
+        ("activations, published", s.memory),
+        ("activations here", f"{one.peak[0]:g} microbatches at most, {one.peak[1]:g} on the emptiest rank"),
+        ("weights", s.weights),
+        *((("needs", s.needs),) if s.needs else ()),
+    )
+    own = one.schedule.timeline().makespan > longest
+    scale = " · on a time scale of its own" if own else ""
+    cells = "".join(f"<div class='f'><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
+    picture = svg(one.schedule, width=1200, longest=None if own else longest, notes=False)
+    title = f"<h3>{escape(s.title)} <small>({escape(s.paper)}){scale}</small></h3>"
+    return f"<section>{title}<dl>{cells}</dl>{picture}</section>"
