@@ -20,7 +20,7 @@ LAYERS = [
     ("zbsolve.partition", 2),
     ("zbsolve.timeline", 3),
     ("zbsolve.schedule", 4),
-    ("zbsolve.trace", 4),
+    ("zbsolve.trace", 5),
     ("zbsolve.verifier", 5),
     ("zbsolve.graphs", 5),
     ("zbsolve.versions", 5),

@@ -183,19 +183,6 @@ def test_svg_of_many_passes_stays_small() -> None:
     assert len(text) < 1_000_000
 
 
-def test_events_have_a_track_a_stream_and_arrows_for_messages(schedule: Schedule, trace: Trace) -> None:
-    found = json.loads(events(schedule, trace))["traceEvents"]
-    slices = [e for e in found if e["ph"] == "X"]
-    assert len(slices) == 2 * len(schedule.problem.passes)
-    assert {e["pid"] for e in slices} == set(range(8))
-    starts, ends = ([e for e in found if e["ph"] == ph] for ph in "sf")
-    assert len(starts) == len(ends) == 2 * 2 * 3 * 8  # two runs, F and B, three boundaries, eight microbatches
-    assert {e["id"] for e in starts} == {e["id"] for e in ends}
-    spans = [(e["pid"], e["tid"], e["ts"], e["ts"] + e["dur"]) for e in slices]
-    for e in starts:
-        assert any(p == e["pid"] and t == e["tid"] and a <= e["ts"] < b for p, t, a, b in spans)
-
-
 def test_files_by_ending(schedule: Schedule, trace: Trace, tmp_path: Path) -> None:
     for name in ("x.html", "x.svg", "x.trace.json"):
         save(schedule, tmp_path / name, trace)

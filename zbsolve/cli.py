@@ -108,7 +108,9 @@ def _prove_again(schedule: Schedule, seconds: float) -> tuple[str] | tuple[str, 
 
 
 def _show_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("schedule", help="schedule.json, or - for standard input")
+    parser.add_argument(
+        "schedule", help="schedule.json, or trace.json of a run (it holds its schedule); - for standard input"
+    )
     parser.add_argument("--trace", help="trace.json of a run of it: predicted and measured on one time axis")
     parser.add_argument("--width", type=int, help="columns in the terminal; default: as wide as it is")
     parser.add_argument("-o", "--output", help="x.html, x.svg or x.trace.json; in the terminal without")
@@ -118,11 +120,17 @@ def _show(options: argparse.Namespace) -> int:
     import os
     import shutil
 
+    from .files import read_one_of
     from .schedule import Schedule
     from .trace import Trace
 
-    schedule = Schedule.load(options.schedule)
+    kind, body = read_one_of(options.schedule, ("schedule", "trace"))
     trace = Trace.load(options.trace) if options.trace else None
+    if kind == "trace":
+        if trace is not None:
+            raise BadInput(f"{options.schedule}: holds a trace, and --trace names another: give the schedule in its place")
+        trace = Trace.from_json(body, options.schedule)
+    schedule = Schedule.from_json(body, options.schedule) if kind == "schedule" or trace is None else trace.planned()
     if options.output:
         from .show import save
 

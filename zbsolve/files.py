@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ def write_document(path: str | os.PathLike[str], kind: str, body: dict[str, Any]
 
 def read_document(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
     """The body of a `kind` document. Raises BadInput for damaged, foreign and future files."""
+    return read_one_of(path, (kind,))[1]
+
+
+def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Kind and body of a document of one of these kinds. Raises BadInput as `read_document`."""
     text = read_text(path)
     try:
         body = json.loads(text)
@@ -85,13 +91,13 @@ def read_document(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
         raise BadInput(f"{path}: damaged JSON: nested too deep") from None
     if not isinstance(body, dict) or "zbsolve" not in body:
         raise BadInput(f"{path}: not a zbsolve file (field 'zbsolve' is missing)")
-    if body["zbsolve"] != kind:
-        raise BadInput(f"{path}: holds a {body['zbsolve']}, not a {kind} (field 'zbsolve')")
+    if body["zbsolve"] not in kinds:
+        raise BadInput(f"{path}: holds a {body['zbsolve']}, not a {' or a '.join(kinds)} (field 'zbsolve')")
     if body.get("version") != VERSION:
         raise BadInput(
             f"{path}: format version {body.get('version')} is not {VERSION}, the one this zbsolve reads (field 'version')"
         )
-    return body
+    return body["zbsolve"], body
 
 
 def field(body: dict[str, Any], name: str, kinds: type | tuple[type, ...], where: str) -> Any:

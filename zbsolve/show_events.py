@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from .compare import check_trace
-from .problem import KINDS
+from .problem import KINDS, Ints
 from .schedule import Schedule
 from .show_style import Lane, lanes, printable
 from .timeline import Timeline
@@ -16,20 +17,32 @@ Event = dict[str, Any]
 
 
 def events(schedule: Schedule, trace: Trace | None = None) -> str:
-    """The JSON text. Ranks are processes, streams their threads, times µs; with a `trace` the median step's ranks follow.
+    """The JSON text (Trace Event Format). Ranks are processes, streams their threads, times µs; with a `trace` the median
+    step's ranks follow: each pass with what it waited for inputs, the host time before it, and the bytes held after it.
 
     Raises BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
     """
-    found = _run(schedule, schedule.timeline(), "predicted", 0)
+    timeline, ranks = schedule.timeline(), schedule.problem.ranks
+    found = _run(schedule, timeline, "predicted", 0) + _memory(timeline, 0)
     if trace is not None:
         check_trace(schedule, trace)
-        found += _run(schedule, trace.steps[trace.median_step], "measured", schedule.problem.ranks)
+        step = trace.median_step
+        extra: dict[str, list[Any]] = {"wait": trace.waits(step).round(3).tolist()}
+        if trace.host:
+            extra["host"] = trace.host[step].round(3).tolist()
+        if trace.held is not None:
+            extra["held"] = trace.held.tolist()
+        measured = trace.steps[step]
+        found += _run(schedule, measured, "measured", ranks, extra)
+        found += _memory(measured, ranks) if trace.held is None else _held(measured, trace.held.tolist(), ranks)
     body = {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"digest": schedule.problem.digest}}
     return json.dumps(body, separators=(",", ":")) + "\n"
 
 
-def _run(schedule: Schedule, timeline: Timeline, run: str, offset: int) -> list[Event]:
-    """One timeline's events; process numbers from `offset` on."""
+def _run(
+    schedule: Schedule, timeline: Timeline, run: str, offset: int, extra: Mapping[str, list[Any]] | None = None
+) -> list[Event]:
+    """One timeline's events; process numbers from `offset` on. `extra`: argument → a value for each pass."""
     found: list[Event] = []
     home: dict[int, tuple[int, int]] = {}
     for rank in range(schedule.problem.ranks):
@@ -37,17 +50,17 @@ def _run(schedule: Schedule, timeline: Timeline, run: str, offset: int) -> list[
         found.append({"ph": "M", "name": "process_sort_index", "pid": offset + rank, "args": {"sort_index": offset + rank}})
     for thread, lane in enumerate(lanes(schedule.problem)):
         found.append(_name("thread_name", offset + lane.rank, thread, printable(lane.stream)))
-        found += _slices(timeline, lane, offset, thread)
+        found += _slices(timeline, lane, offset, thread, extra or {})
         for row in lane.rows.tolist():
             home.setdefault(row, (offset + int(schedule.problem.passes.rank[row]), thread))
-    return found + _messages(timeline, home, run) + _memory(timeline, offset)
+    return found + _messages(timeline, home, offset)
 
 
 def _name(what: str, process: int, thread: int, name: str) -> Event:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _slices(timeline: Timeline, lane: Lane, offset: int, thread: int) -> list[Event]:
+def _slices(timeline: Timeline, lane: Lane, offset: int, thread: int, extra: Mapping[str, list[Any]]) -> list[Event]:
     p, names = timeline.problem.passes, timeline.problem.names
     return [
         {
@@ -58,26 +71,40 @@ def _slices(timeline: Timeline, lane: Lane, offset: int, thread: int) -> list[Ev
             "tid": thread,
             "ts": timeline.start[i].item(),
             "dur": (timeline.end[i] - timeline.start[i]).item(),
-            "args": {"stage": int(p.stage[i]), "microbatch": int(p.microbatch[i]), "slice": int(p.slice[i])},
+            "args": {
+                "stage": int(p.stage[i]),
+                "microbatch": int(p.microbatch[i]),
+                "slice": int(p.slice[i]),
+                **{what: column[i] for what, column in extra.items()},
+            },
         }
         for i in lane.rows.tolist()
     ]
 
 
-def _messages(timeline: Timeline, home: dict[int, tuple[int, int]], run: str) -> list[Event]:
-    """An arrow for every edge between two ranks. It must begin inside its slice, so a little before the end."""
+def _messages(timeline: Timeline, home: dict[int, tuple[int, int]], offset: int) -> list[Event]:
+    """An arrow for every edge between two ranks. Both ends must lie inside their slices, so a little before the end of
+    one and after the start of the other. Ids are numbers: Perfetto reads a text as a hexadecimal one, or drops the arrow.
+    """
     problem, found = timeline.problem, list[Event]()
     rank = problem.passes.rank
     pairs = zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True)
+    first = offset * len(problem.edges)
     for i, (a, b) in enumerate(pairs):
         if rank[a] == rank[b]:
             continue
-        length = (timeline.end[a] - timeline.start[a]).item()
-        leaves = timeline.end[a].item() - min(0.001, length / 2)
-        common = {"cat": "message", "name": "message", "id": f"{run}{i}"}
+        common = {"cat": "message", "name": "message", "id": first + i}
+        leaves = timeline.end[a].item() - _within(timeline, a)
         found.append({"ph": "s", **common, "pid": home[a][0], "tid": home[a][1], "ts": leaves})
-        found.append({"ph": "f", "bp": "e", **common, "pid": home[b][0], "tid": home[b][1], "ts": timeline.start[b].item()})
+        comes = timeline.start[b].item() + _within(timeline, b)
+        found.append({"ph": "f", "bp": "e", **common, "pid": home[b][0], "tid": home[b][1], "ts": comes})
     return found
+
+
+def _within(timeline: Timeline, row: int) -> float:
+    """A tenth of a µs, or half of a pass that is shorter: readers cut times to whole nanoseconds, each on its own."""
+    length: float = (timeline.end[row] - timeline.start[row]).item()
+    return min(0.1, length / 2)
 
 
 def _memory(timeline: Timeline, offset: int) -> list[Event]:
@@ -89,3 +116,13 @@ def _memory(timeline: Timeline, offset: int) -> list[Event]:
         for time, size in zip(times.tolist(), held.tolist(), strict=True):
             found.append({"ph": "C", "name": "memory", "pid": offset + rank, "ts": time, "args": {"bytes": size}})
     return found
+
+
+def _held(timeline: Timeline, held: list[float], offset: int) -> list[Event]:
+    """What was counted: bytes after each pass."""
+    rows: Ints = timeline.end.argsort(kind="stable")
+    rank = timeline.problem.passes.rank
+    return [
+        {"ph": "C", "name": "memory", "pid": offset + int(rank[i]), "ts": timeline.end[i].item(), "args": {"bytes": held[i]}}
+        for i in rows.tolist()
+    ]

@@ -31,17 +31,18 @@ class Exchange:
         self.rows = [np.array([index[action.name] for action in p.actions], np.int64) for p in programs]
         self._wires = wires
         self._offset = offset
-        self._width = HEAD + 3 * max(len(rows) for rows in self.rows)
+        self._width = HEAD + 4 * max(len(rows) for rows in self.rows)
 
     def start(self, record: Record, loss: torch.Tensor | None) -> Seen:
         """Hand over one step; all ranks call. Nothing waits. `loss`: the sum of this rank's losses."""
         mine = torch.zeros(self._width, dtype=torch.int64)
         mine[1:2].view(torch.float64)[0] = 0.0 if loss is None else float(loss)
         mine[2] = len(record.losses)
-        times = np.array([record.began, *record.start, *record.end, *record.arrived], np.int64)
+        words = np.array([record.began, *record.start, *record.end, *record.arrived, *record.waited], np.int64)
+        times = words[: len(words) - len(record.waited)]
         times[times > 0] -= self._offset
-        mine[0] = int(times[0])
-        mine[HEAD : HEAD + len(times) - 1] = torch.from_numpy(times[1:])
+        mine[0] = int(words[0])
+        mine[HEAD : HEAD + len(words) - 1] = torch.from_numpy(words[1:])
         everything = torch.zeros((self._wires.size, self._width), dtype=torch.int64)
         work = dist.all_gather_into_tensor(everything.view(-1), mine, group=self._wires.control, async_op=True)
         return Seen(self, work, everything, mine)
@@ -70,33 +71,37 @@ class Seen:
         return total / max(1, int(self._everything[:, 2].sum()))
 
     @cached_property
-    def columns(self) -> tuple[Floats, Floats, Floats]:
-        """Start, end and ready of every pass, µs since the first rank began, in the problem's table order."""
+    def columns(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Start, end and ready of every pass, µs since the first rank began, and the host time before it (see
+        `Trace.host`), µs; in the problem's table order."""
         self.wait()
         problem = self._exchange.schedule.problem
         words = self._everything.numpy()
-        start, end, arrived = (np.zeros(len(problem.passes)) for _ in range(3))
+        start, end, arrived, host = (np.zeros(len(problem.passes)) for _ in range(4))
         zero = int(words[:, 0].min())
         began = (words[:, 0] - zero) / 1000
         for rank, rows in enumerate(self._exchange.rows):
             n = len(rows)
             for i, column in enumerate((start, end, arrived)):
                 column[rows] = (words[rank, HEAD + i * n : HEAD + (i + 1) * n] - zero) / 1000
+            waited = words[rank, HEAD + 3 * n : HEAD + 4 * n] / 1000
+            host[rows] = start[rows] - np.append(began[rank], end[rows[:-1]]) - waited
         ready = np.maximum(arrived, began[problem.passes.rank])
         before, after = problem.edges.before, problem.edges.after
         here = problem.passes.rank[before] == problem.passes.rank[after]
         np.maximum.at(ready, after[here], end[before[here]])
-        return start, end, ready
+        return start, end, ready, host
 
     @cached_property
     def timeline(self) -> Timeline:
         """When each pass of every rank ran."""
-        start, end, _ = self.columns
+        start, end, *_ = self.columns
         return Timeline(self._exchange.schedule.problem, start, end)
 
 
 def trace_of(schedule: Schedule, steps: Sequence[Seen], memory: Sequence[Memory], facts: dict[str, Any]) -> Trace:
     """A trace of these steps; `memory[r]` is rank r's, of one step like them."""
+    held = {name: size for one in memory for name, size in zip(one.names, one.held, strict=True)}
     return Trace(
         schedule.problem,
         dict(schedule.order),
@@ -108,7 +113,9 @@ def trace_of(schedule: Schedule, steps: Sequence[Seen], memory: Sequence[Memory]
             **facts,
             "predicted_peaks": [one.predicted_peak for one in memory],
             "transient_peaks": [one.most for one in memory],
-            "held": {name: size for one in memory for name, size in zip(one.names, one.held, strict=True)},
             "predicted_held": {name: size for one in memory for name, size in zip(one.names, one.predicted, strict=True)},
         },
+        tuple(seen.columns[3] for seen in steps),
+        np.array([held[name] for name in schedule.problem.names]),
+        schedule.syncs,
     )

@@ -1,0 +1,206 @@
+"""Traces: what is in them, their files, and what Perfetto and torch's profiler show of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from profiler.presets import mlp
+from zbsolve import BadInput, Schedule, Trace
+from zbsolve.cli import main
+from zbsolve.exec.launch import run_local
+from zbsolve.show_events import events
+
+from .exec_tools import a_problem, random_schedule, run_here
+from .test_compare import one_f_one_b, random_run, trace_of
+from .trace_events import faults
+
+
+@pytest.fixture
+def schedule() -> Schedule:
+    return one_f_one_b(4, 8, capacity=15)
+
+
+@pytest.fixture
+def trace(schedule: Schedule) -> Trace:
+    count = len(schedule.problem.passes)
+    made = trace_of(schedule, *(random_run(schedule, i) for i in range(3)))
+    return replace(made, host=(np.arange(count) / 4,) * 3, held=np.arange(count))
+
+
+def test_a_file_keeps_everything(trace: Trace, tmp_path: Path) -> None:
+    trace = replace(trace, syncs=(("0F0", "0F1"),))
+    trace.save(tmp_path / "t.json")
+    again = Trace.load(tmp_path / "t.json")
+    assert again.problem == trace.problem
+    assert again.schedule == trace.schedule
+    assert again.syncs == trace.syncs
+    assert [dict(step) for step in again.steps] == [dict(step) for step in trace.steps]
+    for mine, read in zip((*trace.host, *trace.ready, trace.held), (*again.host, *again.ready, again.held), strict=True):
+        assert (mine == read).all()
+    body = json.loads((tmp_path / "t.json").read_text())
+    for column in (*body["steps"], *body["ready"], *body["wait"], *body["host"], body["held"]):
+        assert set(column) == set(trace.problem.names)
+
+
+def test_a_file_without_host_times_and_bytes_is_read(trace: Trace) -> None:
+    body = trace.to_json()
+    for name in ("host", "held", "syncs", "wait"):
+        del body[name]
+    again = Trace.from_json(body)
+    assert (again.host, again.held, again.syncs) == ((), None, ())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("host", [{}, {}, {}], "field 'host' does not name every pass"),
+        ("host", [], ""),
+        ("host", [None], "field 'host' does not name every pass"),
+        ("held", {"0F0": "x"}, "field 'held' does not name every pass"),
+        ("syncs", [["0F0"]], "field 'syncs' must hold pairs"),
+        ("order", {"compute:0": ["0F0", {}]}, "field 'order' does not list exactly the problem's passes"),
+        ("order", {"compute:0": "0F0"}, "field 'order' does not list exactly the problem's passes"),
+    ],
+)
+def test_damaged_fields_are_named(trace: Trace, field: str, value: object, text: str) -> None:
+    body = {**trace.to_json(), field: value}
+    if not text:
+        assert Trace.from_json(body).host == ()
+        return
+    with pytest.raises(BadInput, match=f"^t.json: {text}"):
+        Trace.from_json(body, "t.json")
+
+
+def test_one_column_of_host_times_a_step(trace: Trace) -> None:
+    body = trace.to_json()
+    with pytest.raises(BadInput, match="field 'host' has 2 columns for 3 steps"):
+        Trace.from_json({**body, "host": body["host"][:2]})
+
+
+def test_waiting_is_idle_time_before_inputs_are_there(schedule: Schedule) -> None:
+    """On the prediction itself every gap is waiting: passes start as soon as they can."""
+    timeline, precedence = schedule.timeline(), schedule.precedence()
+    ready = np.zeros(len(schedule.problem.passes))
+    edges = slice(0, len(schedule.problem.edges))
+    before, after = precedence.before[edges], precedence.after[edges]
+    np.maximum.at(ready, after, timeline.end[before] + precedence.lag[edges])
+    waits = trace_of(schedule, (timeline, ready)).waits(0)
+    for names in schedule.order.values():
+        at = 0.0
+        for name in names:
+            start, end = timeline[name]
+            assert waits[schedule.problem.index[name]] == start - at
+            at = end
+    assert waits.max() > 0
+
+
+def test_the_schedule_that_ran(schedule: Schedule, trace: Trace) -> None:
+    planned = trace.planned()
+    assert planned.problem == schedule.problem
+    assert planned.order == schedule.order
+    assert dict(planned.timeline()) == dict(schedule.timeline())
+
+
+# --- Perfetto ---
+
+
+def test_events_are_in_the_trace_event_format(schedule: Schedule, trace: Trace) -> None:
+    for run in (None, trace, replace(trace, host=(), held=None)):
+        assert faults(events(schedule, run)) == []
+    order = a_problem((0, 2, 1, 1, 0), 4)
+    assert faults(events(random_schedule(order, 3))) == []
+
+
+def test_the_check_of_the_format_sees_faults(schedule: Schedule) -> None:
+    body = json.loads(events(schedule))
+
+    def with_change(phase: str, **change: Any) -> str:
+        changed = [dict(e) for e in body["traceEvents"]]
+        first = next(e for e in changed if e["ph"] == phase)
+        first.update(change)
+        return json.dumps({**body, "traceEvents": changed})
+
+    assert "Perfetto cannot read the id" in faults(with_change("s", id="predicted0"))[0]
+    assert "has not one start and one end" in faults(with_change("f", id=10**6))[0]
+    assert "has no slice around it" in faults(with_change("s", ts=10**6))[0]
+    assert "binds to the next slice" in faults(with_change("f", bp="n"))[0]
+    assert "overlap" in faults(with_change("X", dur=15.5))[0]
+    assert "is no metadata" in faults(with_change("M", args={"name": 3}))[0]
+    assert "counts no numbers" in faults(with_change("C", args={"bytes": "3"}))[0]
+    assert "unknown phase" in faults(with_change("C", ph="Q"))[0]
+
+
+def test_events_have_a_track_a_stream_and_an_arrow_a_message(schedule: Schedule, trace: Trace) -> None:
+    found = json.loads(events(schedule, trace))["traceEvents"]
+    slices = [e for e in found if e["ph"] == "X"]
+    assert len(slices) == 2 * len(schedule.problem.passes)
+    assert {e["pid"] for e in slices} == set(range(8))
+    assert len({(e["pid"], e["tid"]) for e in slices}) == 8
+    starts, ends = ([e for e in found if e["ph"] == ph] for ph in "sf")
+    assert len(starts) == len(ends) == 2 * 2 * 3 * 8  # two runs, F and B, three boundaries, eight microbatches
+    assert all(s["pid"] // 4 == e["pid"] // 4 for s, e in zip(starts, ends, strict=True))  # never from one run to the other
+
+
+def test_events_tell_waiting_host_time_and_bytes(schedule: Schedule, trace: Trace) -> None:
+    found = json.loads(events(schedule, trace))["traceEvents"]
+    step, waits = trace.median(), trace.waits(trace.median_step)
+    for e in found:
+        if e["ph"] == "X" and e["pid"] >= 4:
+            row = schedule.problem.index[e["name"]]
+            assert (e["ts"], e["dur"]) == (step.start[row], step.end[row] - step.start[row])
+            assert e["args"]["wait"] == pytest.approx(waits[row], abs=1e-3)
+            assert (e["args"]["host"], e["args"]["held"]) == (row / 4, row)
+        elif e["ph"] == "X":
+            assert "wait" not in e["args"]
+    counted = {(e["pid"], e["ts"], e["args"]["bytes"]) for e in found if e["ph"] == "C" and e["pid"] >= 4}
+    ranks = schedule.problem.passes.rank.tolist()
+    assert counted == {(4 + rank, step.end[row], row) for row, rank in enumerate(ranks)}
+
+
+def test_show_takes_a_trace_alone(schedule: Schedule, trace: Trace, tmp_path: Path, capsys: Any) -> None:
+    plan, run = tmp_path / "s.json", tmp_path / "t.json"
+    schedule.save(plan)
+    trace.save(run)
+    one, other = tmp_path / "one.trace.json", tmp_path / "other.trace.json"
+    assert main(["show", str(run), "-o", str(one)]) == 0
+    assert main(["show", str(plan), "--trace", str(run), "-o", str(other)]) == 0
+    assert one.read_text() == other.read_text()
+    assert main(["show", str(run), "--width", "90"]) == 0
+    assert "measured" in capsys.readouterr().out
+    assert main(["show", str(run), "--trace", str(run)]) == 2
+    assert "holds a trace, and --trace names another" in capsys.readouterr().err
+
+
+# --- what the executor measures ---
+
+
+def test_a_run_measures_host_time_and_bytes() -> None:
+    schedule = random_schedule(a_problem((0, 1), 4))
+    trace = run_local(schedule, "mlp-tiny", steps=2, warmup=1, timeout=60)
+    assert len(trace.host) == 2
+    assert trace.held is not None
+    assert trace.held.max() == max(trace.peaks[0])
+    for step, host in zip(trace.steps, trace.host, strict=True):
+        assert (host > 0).all()
+        for names in schedule.order.values():  # what is neither a pass nor the interpreter is waiting for a message
+            rows = [schedule.problem.index[name] for name in names]
+            gaps = step.start[rows[1:]] - step.end[rows[:-1]]
+            assert (host[rows[1:]] <= gaps + 1e-3).all()
+            free = [i for i, name in enumerate(names) if i and "W" in name]
+            assert np.allclose(host[[rows[i] for i in free]], gaps[[i - 1 for i in free]], atol=1e-3)
+    assert faults(events(schedule, trace)) == []
+
+
+def test_torchs_profiler_sees_pass_names() -> None:
+    schedule = random_schedule(a_problem((0, 1, 0), 2))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        run_here(schedule, mlp(0))
+    labels = [e.name for e in seen.events() if e.name.startswith("zbsolve:")]
+    assert sorted(labels) == sorted(f"zbsolve:{name}" for name in schedule.problem.names)
