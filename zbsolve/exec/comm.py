@@ -1,7 +1,6 @@
 """Messages between ranks over torch.distributed: receives posted ahead, sends that never block.
 
-The walking thread itself posts and waits. What was sent stays referenced until it has gone: gloo's work objects cannot
-be asked whether they are done, so a thread of its own waits for them; NCCL's can.
+The walking thread itself posts and waits: handing a message from one thread to another costs more than the message.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ import re
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import torch
@@ -26,6 +24,8 @@ from .failure import LostRank, one_line
 from .lower import Message
 
 Shape = tuple[torch.Size, torch.dtype]
+CPU = torch.device("cpu")
+POLL = 0.001  # seconds between looks at what was sent
 DATA, SHAPES, STEP, BYTES = 0, 1, 2, 3  # tags; NCCL has none, but only DATA goes over it
 DIMENSIONS = 12  # of the largest tensor that can be sent
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -33,41 +33,45 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Wires:
-    """A pipeline's process group as point-to-point wires. `rank`, `size`: in the group. `group` carries the tensors,
+    """A pipeline's process group as point-to-point wires. `rank`, `size`: in the group. `data` carries the tensors,
     `control` (always gloo: CPU tensors, tags) everything else; where the backend has no tags, `pairs` holds a
-    communicator for each ordered pair of ranks, so that two directions never wait for each other."""
+    communicator for each ordered pair of ranks, so that two directions never wait for each other. All are the backends
+    themselves: the dispatcher in front of them would cost some µs a message."""
 
     rank: int
     size: int
-    group: Any
+    data: Any
     control: Any
     pairs: Mapping[tuple[int, int], Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, group: Any = None, edges: Sequence[tuple[int, int]] = ()) -> Wires:
-        """Of a process group (the default one without). `edges`: the ordered pairs of ranks that exchange messages. All
-        ranks of the group call this. Raises BadInput where no process group is there."""
+    def of(cls, group: Any = None, device: torch.device = CPU, edges: Iterable[tuple[int, int]] = ()) -> Wires:
+        """Of a process group (the default one without), for tensors on `device`. `edges`: the ordered pairs of ranks that
+        exchange messages. All ranks of the group call this. Raises BadInput where no process group is there."""
         if not dist.is_initialized():
             raise BadInput("no process group: call torch.distributed.init_process_group first (or use torchrun)")
         group = dist.distributed_c10d._get_default_group() if group is None else group
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
-        if dist.get_backend(group) == "gloo":
-            return cls(rank, size, group, group)
-        ranks = dist.get_process_group_ranks(group)
-        control = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        rank, size, ranks = dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)
+        try:
+            data = group._get_backend(device)
+        except RuntimeError:
+            raise BadInput(f"the process group ({dist.get_backend(group)}) carries no tensors on {device}") from None
+        if data.name() == "gloo":
+            return cls(rank, size, data, data)
+        control = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)._get_backend(CPU)
         pairs = {
             (a, b): dist.new_group([ranks[a], ranks[b]], use_local_synchronization=True, group_desc=f"zbsolve {a} to {b}")
             for a, b in sorted(edges)
             if rank in (a, b)
         }
-        return cls(rank, size, group, control, pairs)
+        return cls(rank, size, data, control, {pair: one._get_backend(device) for pair, one in pairs.items()})
 
     def send(self, tensor: Tensor, destination: int, tag: int = DATA) -> Any:
         """Start sending; the work object."""
         if tag != DATA:
             return self.control.send([tensor], destination, tag)
         if (self.rank, destination) not in self.pairs:
-            return self.group.send([tensor], destination, tag)
+            return self.data.send([tensor], destination, tag)
         return self.pairs[self.rank, destination].send([tensor], int(self.rank < destination), tag)
 
     def receive(self, tensor: Tensor, source: int, tag: int = DATA) -> Any:
@@ -75,7 +79,7 @@ class Wires:
         if tag != DATA:
             return self.control.recv([tensor], source, tag)
         if (source, self.rank) not in self.pairs:
-            return self.group.recv([tensor], source, tag)
+            return self.data.recv([tensor], source, tag)
         return self.pairs[source, self.rank].recv([tensor], int(self.rank < source), tag)
 
 
@@ -184,40 +188,61 @@ def _header(tensor: Tensor, message: Message) -> Tensor:
 
 
 class _Sent:
-    """Keeps what was sent until it has gone."""
+    """Keeps what was sent until it has gone. gloo's work objects cannot be asked, so a thread waits for them; it looks
+    from time to time, because waking it for every message would cost the walking thread more than the message."""
 
     def __init__(self, timeout: timedelta) -> None:
-        self._queue: SimpleQueue[Any] = SimpleQueue()
+        self._open: deque[tuple[Any, Tensor]] = deque()
         self._broken: list[str] = []
+        self._looking = Lock()
+        self._busy = Event()
         self._timeout = timeout
-        Thread(target=_wait_for_sent, args=(self._queue, self._broken, timeout), daemon=True).start()
-        weakref.finalize(self, self._queue.put, None)
+        closed = Event()
+        everything = self._open, self._broken, self._looking, self._busy, closed, timeout
+        Thread(target=_look, args=everything, daemon=True).start()
+        weakref.finalize(self, _close, self._busy, closed)
 
     def keep(self, work: Any, tensor: Tensor) -> None:
         """Reference `tensor` until `work` is done."""
-        self._queue.put((work, tensor))
+        self._open.append((work, tensor))
+        if not self._busy.is_set():
+            self._busy.set()
 
     def flush(self) -> None:
         """Wait for all of it. Raises LostRank."""
-        done = Event()
-        self._queue.put(done)
-        if not done.wait(self._timeout.total_seconds()):
-            self._broken.append(f"not taken for {self._timeout.total_seconds():g} s")
+        if not self._looking.acquire(timeout=self._timeout.total_seconds()):
+            raise LostRank(f"sending: not taken for {self._timeout.total_seconds():g} s")
+        try:
+            _wait_for(self._open, self._broken, self._timeout)
+            self._busy.clear()
+        finally:
+            self._looking.release()
         if self._broken:
             raise LostRank(f"sending: {self._broken[0]}")
 
 
-def _wait_for_sent(queue: SimpleQueue[Any], broken: list[str], timeout: timedelta) -> None:
-    """The thread's work: in order, until None comes. It holds no tensor while it waits for the next."""
-    while (item := queue.get()) is not None:
-        if isinstance(item, Event):
-            item.set()
-            continue
+def _look(
+    sent: deque[tuple[Any, Tensor]], broken: list[str], looking: Lock, busy: Event, closed: Event, timeout: timedelta
+) -> None:
+    """The thread's work, until `closed`; it sleeps while nothing is on its way."""
+    while busy.wait() and not closed.is_set():
+        with looking:
+            _wait_for(sent, broken, timeout)
+        time.sleep(POLL)
+
+
+def _wait_for(sent: deque[tuple[Any, Tensor]], broken: list[str], timeout: timedelta) -> None:
+    while sent:
         try:
-            item[0].wait(timeout)
+            sent[0][0].wait(timeout)
         except Exception as error:
             broken.append(reason(error))
-        del item
+        sent.popleft()
+
+
+def _close(busy: Event, closed: Event) -> None:
+    closed.set()
+    busy.set()
 
 
 def reason(error: BaseException) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from ..schedule import Schedule
 from ..timeline import Floats, Timeline
@@ -35,16 +34,17 @@ class Exchange:
 
     def start(self, record: Record, loss: torch.Tensor | None) -> Seen:
         """Hand over one step; all ranks call. Nothing waits. `loss`: the sum of this rank's losses."""
-        mine = torch.zeros(self._width, dtype=torch.int64)
-        mine[1:2].view(torch.float64)[0] = 0.0 if loss is None else float(loss)
-        mine[2] = len(record.losses)
-        words = np.array([record.began, *record.start, *record.end, *record.arrived, *record.waited], np.int64)
-        times = words[: len(words) - len(record.waited)]
-        times[times > 0] -= self._offset
-        mine[0] = int(words[0])
-        mine[HEAD : HEAD + len(words) - 1] = torch.from_numpy(words[1:])
-        everything = torch.zeros((self._wires.size, self._width), dtype=torch.int64)
-        work = dist.all_gather_into_tensor(everything.view(-1), mine, group=self._wires.control, async_op=True)
+        columns = np.array([record.began, *record.start, *record.end, *record.arrived, *record.waited], np.int64)
+        if self._offset:
+            times = columns[: len(columns) - len(record.waited)]
+            times[times > 0] -= self._offset
+        words = np.zeros(self._width, np.int64)
+        words[0], words[2] = columns[0], len(record.losses)
+        words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
+        words[HEAD : HEAD + len(columns) - 1] = columns[1:]
+        mine = torch.from_numpy(words)
+        everything = torch.empty((self._wires.size, self._width), dtype=torch.int64)
+        work = self._wires.control.allgather([list(everything.unbind())], [mine])
         return Seen(self, work, everything, mine)
 
 

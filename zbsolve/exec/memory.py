@@ -6,6 +6,7 @@ Slow (some µs an operation), so it watches a step of its own and never one that
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +21,23 @@ from .lower import Program
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts bytes of storages made while it is active, each once, until they die. `now`: living; `most`: ever so far,
-    also inside an operation's neighbours. Storages given to `ignore` (parameters, gradients) do not count."""
+    """Counts bytes of storages made while it is active, each once, until they die. `most`: the most ever so far, also
+    inside an operation's neighbours. Storages given to `ignore` (parameters, gradients) do not count."""
 
     def __init__(self, ignore: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = 0
         self.most = 0
+        self._now = 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._died: deque[int] = deque()
         self.ignore(ignore)
+
+    @property
+    def now(self) -> int:
+        """Bytes that live."""
+        while self._died:
+            self._now -= self._died.popleft()
+        return self._now
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -47,7 +56,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key = tensor.untyped_storage()._cdata
             if key in self._known:
                 reference, size = self._known[key]
-                self.now -= size
+                self._now -= size
                 self._known[key] = reference, 0
             else:
                 self._watch(tensor, counted=False)
@@ -58,12 +67,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._known:
             return
 
-        def died(_: Any) -> None:
-            self.now -= self._known.pop(key)[1]
+        def died(_: Any) -> None:  # in any thread: a queue, because adding to a number there could lose some
+            self._died.append(self._known.pop(key)[1])
 
         size = storage.nbytes() if counted else 0
         self._known[key] = weakref.ref(storage, died), size
-        self.now += size
+        self._now += size
         self.most = max(self.most, self.now)
 
 

@@ -82,7 +82,9 @@ class Pipeline:
         self.schedule, self.seed, self.steps = schedule, seed, 0
         self.homes = stage_ranks(problem)
         programs = lower(schedule)
-        self.wires = Wires.of(group, sorted({(m.source, m.destination) for p in programs for m in _messages(p.incoming)}))
+        edges = {(m.source, m.destination) for p in programs for m in _messages(p.incoming)}
+        self.device = torch.device(device)
+        self.wires = Wires.of(group, self.device, edges)
         self.rank = self.wires.rank
         if self.wires.size != problem.ranks:
             raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {self.wires.size}")
@@ -91,7 +93,6 @@ class Pipeline:
         self.owners = [home for s, home in enumerate(self.homes) for _ in range(self.counts[s])]
         firsts = [sum(self.counts[:s]) for s in range(len(self.counts))]
         numbers = [i for s in self.program.stages for i in range(firsts[s], firsts[s] + self.counts[s])]
-        self.device = torch.device(device)
         called = [str(i) for i in range(sum(self.counts))]
         groups = list(tied)
         if whole is None:
@@ -195,7 +196,8 @@ class Pipeline:
         chain = list(dict.fromkeys(self.homes))
         place = chain.index(self.rank)
         if place == 0:
-            signs = [_sign(inputs[m]) for m in self.microbatches]
+            mode = _autocast(self.device.type)
+            signs = [(inputs[m].shape, inputs[m].dtype, mode) for m in self.microbatches]
             numbers = torch.tensor([self._numbers.setdefault(sign, len(self._numbers)) for sign in signs])
         else:
             numbers = torch.empty(len(self.microbatches), dtype=torch.int64)
@@ -219,10 +221,9 @@ def step_seed(seed: int, step: int) -> int:
     return (seed * 7_919 + step) * 65_537
 
 
-def _sign(x: Tensor) -> tuple[Any, ...]:
-    """What the shapes at all boundaries depend on."""
-    kind = x.device.type
-    return x.shape, x.dtype, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+def _autocast(kind: str) -> torch.dtype | None:
+    """What outputs' types depend on, beside the inputs'."""
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def _messages(incoming: Mapping[int, tuple[Message, ...]]) -> Iterator[Message]:

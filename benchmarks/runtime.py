@@ -1,0 +1,226 @@
+"""The executor beside torch's own pipeline runtime: the same model, ranks and order of work, in one run.
+
+    python -m benchmarks.runtime [--model tiny gpt] [--ranks 2] [--rounds 8] [-o benchmarks/results/runtime.json]
+
+Ranks are processes with one thread each, on gloo. Both runtimes take turns, round by round, in the same processes.
+`step`: wall time of a step, ms. `host`: CPU time of the rank's own thread in `step()`, a pass (F, B, W or BW), µs; `cpu`: of
+all threads of the process. On the tiny model nearly all of that is the runtime's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
+
+from zbsolve import Problem, Schedule, pipeline
+from zbsolve.bench import machine, versions
+from zbsolve.exec import Pipeline
+from zbsolve.exec.launch import child_environment
+from zbsolve.exec.worker import end_with_parent, local_network
+from zbsolve.greedy.presets import preset
+from zbsolve.placement import parse
+
+# name: torch's schedule, placement, fused backward
+CASES: dict[str, tuple[Any, str, bool]] = {
+    "1F1B": (Schedule1F1B, "single", True),
+    "InterleavedZeroBubble": (ScheduleInterleavedZeroBubble, "loop", False),
+    "ZBVZeroBubble": (ScheduleZBVZeroBubble, "vee", False),
+}
+MICROBATCHES, WARM, STEPS = 8, 3, 5  # STEPS in a round
+
+
+class Tiny(nn.Module):
+    """One small layer: the work is less than the cost of starting it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+
+def layers(model: str, stages: int) -> list[nn.Module]:
+    """One layer a stage (tiny), or 8 blocks of a small GPT shared out among them."""
+    from profiler.presets import Block
+
+    torch.manual_seed(0)
+    if model == "tiny":
+        return [Tiny() for _ in range(stages)]
+    return [nn.Sequential(*(Block(192, 6) for _ in range(8 // stages))) for _ in range(stages)]
+
+
+def batch(model: str) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one step."""
+    shape = (4 * MICROBATCHES, 64) if model == "tiny" else (2 * MICROBATCHES, 128, 192)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+def order_of(runtime: Any, problem: Problem) -> Schedule:
+    """torch's own order of work as a schedule: its I is a B here, its B a B and a W (or BW where all are fused)."""
+    fused = "0BW0" in problem.index
+    order = {}
+    for rank, actions in runtime.pipeline_order.items():
+        names: list[str] = []
+        for one in actions:
+            kind = {"F": ["F"], "I": ["B"], "W": ["W"], "B": ["BW"] if fused else ["B", "W"]}
+            for k in kind[one.computation_type.value] if one is not None and one.computation_type.value in kind else ():
+                names.append(f"{one.stage_index}{k}{one.microbatch_index}")
+        order[f"compute:{rank}"] = tuple(names)
+    return Schedule(problem, order)
+
+
+def torch_step(case: str, model: str, rank: int, ranks: int) -> tuple[Any, Callable[[], None]]:
+    """torch's schedule and one step of it."""
+    kind, placement, _ = CASES[case]
+    spot = parse(placement, ranks)
+    all_layers = layers(model, len(spot))
+    mine = [PipelineStage(all_layers[s], s, len(spot), torch.device("cpu")) for s, home in enumerate(spot) if home == rank]
+    loss = nn.functional.mse_loss
+    runtime = kind(mine[0] if kind is Schedule1F1B else mine, MICROBATCHES, loss_fn=loss)
+    inputs, targets = batch(model)
+    first, last = any(s.is_first for s in mine), any(s.is_last for s in mine)
+
+    def step() -> None:
+        runtime.step(*([inputs] if first else []), target=targets if last else None, losses=[] if last else None)
+
+    return runtime, step
+
+
+def our_step(case: str, model: str, runtime: Any, ranks: int) -> tuple[Schedule, Callable[[], None]]:
+    """The same order in the executor."""
+    _, placement, fused = CASES[case]
+    spot = parse(placement, ranks)
+    times: dict[str, Any] = {"BW": 20} if fused else {"B": 10, "W": 10}
+    problem = pipeline(10, **times, placement=spot, microbatches=MICROBATCHES, layers=(1,) * len(spot))
+    schedule = preset("1f1b", problem) if fused else order_of(runtime, problem)
+    runner = Pipeline(layers(model, len(spot)), schedule, loss=nn.functional.mse_loss, timeout=60)
+    inputs, targets = batch(model)
+
+    def step() -> None:
+        runner.step(inputs, targets)
+
+    return schedule, step
+
+
+def measure(case: str, model: str, rank: int, ranks: int, rounds: int) -> dict[str, Any]:
+    """Both runtimes in turn; samples of one rank."""
+    runtime, theirs = torch_step(case, model, rank, ranks)
+    schedule, ours = our_step(case, model, runtime, ranks)
+    passes = len(schedule.order[f"compute:{rank}"])
+    found: dict[str, Any] = {"passes": passes, "torch": [], "zbsolve": []}
+    for i in range(rounds + 1):
+        for name, step in (("torch", theirs), ("zbsolve", ours)):
+            dist.barrier()
+            for _ in range(WARM if i == 0 else STEPS):
+                wall, own, cpu = time.perf_counter(), time.thread_time(), time.process_time()
+                step()
+                after = time.perf_counter() - wall, time.thread_time() - own, time.process_time() - cpu
+                if i:
+                    found[name].append([round(1e6 * x) for x in after])
+    return found
+
+
+def child(folder: Path, rank: int, ranks: int, models: list[str], rounds: int) -> None:
+    """One rank."""
+    end_with_parent()
+    local_network()
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks, timeout=limit)
+    found = {model: {case: measure(case, model, rank, ranks, rounds) for case in CASES} for model in models}
+    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    os._exit(0)
+
+
+def start(ranks: int, models: list[str], rounds: int) -> list[dict[str, Any]]:
+    """All ranks as processes; what each found."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.runtime",
+            "--rounds",
+            str(rounds),
+            "--ranks",
+            str(ranks),
+            "--model",
+            *models,
+        ]
+        children = [
+            subprocess.Popen([*command, "--child", folder, str(rank)], stdin=subprocess.PIPE, env=child_environment())
+            for rank in range(ranks)
+        ]
+        try:
+            for one in children:
+                one.wait(600)
+        finally:
+            for one in children:
+                one.kill()
+                one.communicate()
+        return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
+
+
+def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row a model and case: medians over steps, the mean over ranks."""
+    rows = []
+    for model, cases in found[0].items():
+        for case in cases:
+            row: dict[str, Any] = {"model": model, "schedule": case}
+            for name in ("torch", "zbsolve"):
+                ranks = [one[model][case] for one in found]
+                row[name] = {
+                    "step_ms": round(max(median(s[0] for s in r[name]) for r in ranks) / 1000, 3),
+                    "host_us": round(sum(median(s[1] for s in r[name]) / r["passes"] for r in ranks) / len(ranks), 1),
+                    "cpu_us": round(sum(median(s[2] for s in r[name]) / r["passes"] for r in ranks) / len(ranks), 1),
+                }
+            rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Run, print, keep."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", nargs="+", choices=("tiny", "gpt"), default=["tiny", "gpt"])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--child", nargs=2)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    if options.child:
+        child(Path(options.child[0]), int(options.child[1]), options.ranks, options.model, options.rounds)
+    found = start(options.ranks, options.model, options.rounds)
+    rows = summary(found)
+    print(f"{'model':6}{'schedule':24}{'runtime':10}{'step ms':>9}{'host µs a pass':>16}{'cpu µs a pass':>15}")
+    for row in rows:
+        for name in ("torch", "zbsolve"):
+            one = row[name]
+            print(
+                f"{row['model']:6}{row['schedule']:24}{name:10}{one['step_ms']:9.2f}{one['host_us']:16.1f}{one['cpu_us']:15.1f}"
+            )
+    if options.output:
+        facts = {"ranks": options.ranks, "microbatches": MICROBATCHES, "steps": options.rounds * STEPS}
+        body = {"benchmark": "runtime", "machine": machine(), "versions": {**versions(), "torch": torch.__version__}}
+        text = json.dumps({**body, **facts, "rows": rows, "samples": found}) + "\n"
+        options.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

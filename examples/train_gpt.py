@@ -1,0 +1,111 @@
+"""A small GPT on text, in a training loop of one's own.
+
+    torchrun --nproc-per-node 4 examples/train_gpt.py                 # pipelined, by ZB-H1
+    torchrun --nproc-per-node 4 examples/train_gpt.py solved.json     # by a schedule of `zbsolve solve` for 6 layers
+    python examples/train_gpt.py                                      # the same training in one process, without zbsolve
+
+The model is made on the meta device: each rank gives memory to its own layers alone. The text is this project's README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from profiler.presets import Block, Embed, Head, cross_entropy
+from zbsolve import Schedule, pipeline
+from zbsolve.exec import Pipeline
+from zbsolve.exec.layers import materialise
+from zbsolve.greedy.presets import preset
+
+MICROBATCHES, SIZE, LENGTH, WIDTH, BLOCKS = 8, 2, 48, 64, 4
+
+
+def model() -> nn.Sequential:
+    """On the meta device: shapes without memory."""
+    with torch.device("meta"):
+        return nn.Sequential(Embed(LENGTH, WIDTH), *(Block(WIDTH, 4) for _ in range(BLOCKS)), Head(WIDTH))
+
+
+def init(number: int, layer: nn.Module) -> None:
+    """Starting values of layer `number`; torch's generator is seeded for it."""
+    for name, parameter in layer.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+        else:
+            nn.init.constant_(parameter, float("norm" in name or "before" in name) if name.endswith("weight") else 0.0)
+
+
+def batch(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """Windows of the text, and the same one byte on."""
+    generator = torch.Generator().manual_seed(step)
+    starts = torch.randint(len(text) - LENGTH - 1, (MICROBATCHES * SIZE,), generator=generator).tolist()
+    rows = torch.stack([text[s : s + LENGTH + 1] for s in starts])
+    return rows[:, :-1], rows[:, 1:]
+
+
+def corpus() -> Tensor:
+    """Bytes of the README."""
+    text = (Path(__file__).parent.parent / "README.md").read_bytes()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+
+def pipelined(steps: int, path: str | None = None) -> list[float]:
+    """One rank's loop; the process group is up. The losses, on every rank."""
+    ranks, layers = dist.get_world_size(), BLOCKS + 2
+    counts = [layers // ranks + (r < layers % ranks) for r in range(ranks)]
+    problem = pipeline(
+        F=[100 * n for n in counts], B=[100 * n for n in counts], W=[100 * n for n in counts],
+        microbatches=MICROBATCHES, layers=counts,
+    )  # fmt: skip
+    schedule = preset("zb-h1", problem) if path is None else Schedule.load(path)
+    runner = Pipeline(model(), schedule, loss=cross_entropy, init=init)
+    optimizer = torch.optim.AdamW(runner.parameters(), lr=3e-3)
+    text, losses = corpus(), []
+    for step in range(steps):
+        inputs, targets = batch(text, step)
+        losses.append(runner.step(inputs, targets).loss)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    return losses
+
+
+def plain(steps: int) -> list[float]:
+    """The same training as everybody writes it."""
+    layers = materialise(dict(enumerate(model())), torch.device("cpu"), init, seed=0)
+    whole = nn.Sequential(*layers.values())
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=3e-3)
+    text, losses = corpus(), []
+    for step in range(steps):
+        inputs, targets = batch(text, step)
+        loss = cross_entropy(whole(inputs), targets)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def main() -> None:
+    """Train and say how it goes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("schedule", nargs="?", help="schedule.json of zbsolve solve")
+    parser.add_argument("--steps", type=int, default=50)
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        losses, rank = pipelined(options.steps, options.schedule), dist.get_rank()
+        dist.destroy_process_group()
+    else:
+        losses, rank = plain(options.steps), 0
+    if rank == 0:
+        print("\n".join(f"step {i:3} loss {loss:.5f}" for i, loss in enumerate(losses)))
+
+
+if __name__ == "__main__":
+    main()
