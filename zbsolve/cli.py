@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from . import cli_bench, cli_export, cli_profile, cli_run, cli_search
+from . import cli_bench, cli_export, cli_partition, cli_profile, cli_run, cli_search
 from .cli_tools import print_json
 from .errors import BadInput, ZbsolveError
 from .files import check_writable
@@ -175,6 +175,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command, str]] = {
     "profile": (cli_profile.profile_options, cli_profile.profile, "measure a model: F, B, W, memory, links"),
+    "partition": (cli_partition.partition_options, cli_partition.partition, "which layers go to which stage"),
     "solve": (cli_search.solve_options, cli_search.solve, "find a schedule and prove how good it is"),
     "check": (_check_options, _check, "verify a schedule from its file alone"),
     "frontier": (cli_search.frontier_options, cli_search.frontier, "value and bound over memory"),

@@ -31,6 +31,11 @@ def solve_options(parser: argparse.ArgumentParser) -> None:
         default="single",
         help="single, loop, vee, ranks such as 0,2,1,3, or auto: the best of single, loop, vee",
     )
+    parser.add_argument(
+        "--partition",
+        default="balanced",
+        help="equal, balanced, alpa, memory, layers a stage such as 5,5,6,4, or a partition.json",
+    )
     parser.add_argument("--memory", help="bytes a rank, such as 40GiB; default: the device's, as profiled")
     parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule")
     parser.add_argument("--solver", default="cbc", help="for --method milp: cbc, highs, gurobi, or another that PuLP knows")
@@ -52,6 +57,9 @@ def solve(options: argparse.Namespace) -> int:
         if options.placement == "auto":
             from .auto import solve_auto
 
+            if options.partition != "balanced":
+                raise BadInput("partition: with --placement auto it is 'balanced'; choose one placement")
+
             schedule, tried = solve_auto(
                 profile,
                 options.ranks,
@@ -64,15 +72,18 @@ def solve(options: argparse.Namespace) -> int:
                 **_search_arguments(options),
             )
         else:
+            from .cli_partition import chosen
             from .search import solve as solve_problem
 
+            profile, counts = chosen(profile, options.partition, options)
             problem = profile.problem(
                 options.ranks,
                 options.microbatches,
                 options.placement,
                 options.memory,
                 options.objective,
-                fused=options.fused,
+                counts,
+                options.fused,
             )
             arguments = _search_arguments(options)
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **arguments)

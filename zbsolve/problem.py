@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -305,6 +305,12 @@ class Problem:
         passes = Passes(**columns, streams=p.streams[keep], stream_sets=p.stream_sets)
         edges = Edges(place[e.before[rows]], place[e.after[rows]], e.lag[rows], e.bytes[rows])
         return Problem(passes, edges, self.capacity, self.objective, self.layers, self.source)
+
+    def slowed(self, factors: Sequence[float]) -> Problem:
+        """The same step where compute on rank r takes `factors[r]` times as long, rounded to whole µs."""
+        p, computing = self.passes, [any(s.startswith("compute:") for s in streams) for streams in self.passes.stream_sets]
+        longer = np.rint(p.duration * np.asarray(factors, np.float64)[p.rank]).astype(np.int64)
+        return replace(self, passes=replace(p, duration=np.where(np.array(computing)[p.streams], longer, p.duration)))
 
     @cached_property
     def digest(self) -> str:

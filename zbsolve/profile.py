@@ -53,6 +53,7 @@ class Profile:
     source: "measured" or "estimated", never to be confused. states: bytes of parameters, gradients and optimizer state
     for each byte of parameters (4 for Adam in one precision). capacity: bytes a device has, or None. facts: JSON values
     about the machine and the run. samples: every raw measurement, µs, keyed "<layer>/<kind>" or "link/<bytes>".
+    rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike.
     """
 
     source: str
@@ -63,6 +64,7 @@ class Profile:
     capacity: int | None
     facts: dict[str, Any]
     samples: dict[str, list[float]]
+    rank_factors: tuple[float, ...] = ()
 
     def problem(
         self,
@@ -79,8 +81,8 @@ class Profile:
         placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn
         ("mirror"); a stage's parameters count on every rank that it lives on. memory: bytes a rank ("40GiB"), of which
         parameters, gradients and optimizer state are taken off first; None: the device's capacity, unlimited where unknown.
-        layers: how many layers each stage gets; None: `partition.balanced` over F + B + W. fused: one backward BW, as
-        people run it without a split. Raises BadInput, Infeasible.
+        layers: how many layers each stage gets; None: `partition.balanced` over F + B + W, for the ranks as fast as they
+        are. fused: one backward BW, as people run it without a split. Raises BadInput, Infeasible.
         """
         if ranks < 1:
             raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
@@ -89,7 +91,8 @@ class Profile:
         else:
             routes = placements.check_routes(placement, ranks)
         number = len(routes[0])
-        counts = balanced([c.F + c.B + c.W for c in self.layers], number) if layers is None else tuple(layers)
+        factors = self.stage_factors(routes)
+        counts = balanced([c.F + c.B + c.W for c in self.layers], number, factors) if layers is None else tuple(layers)
         if len(counts) != number or sum(counts) != len(self.layers) or min(counts) < 1:
             raise BadInput(f"layers: {counts} does not split {len(self.layers)} layers into {number} stages")
         cuts = [sum(counts[:i]) for i in range(len(counts) + 1)]
@@ -99,7 +102,7 @@ class Profile:
             return [round(sum(getattr(one, what) for one in stage)) for stage in stages]
 
         limit = self.capacity if memory is None else parse_bytes(memory)
-        return pipeline(
+        problem = pipeline(
             total("F"),
             placement=routes,
             microbatches=microbatches,
@@ -112,6 +115,14 @@ class Profile:
             source=f"{self.source}: {self.model}",
             **({"BW": total("BW")} if fused else {"B": total("B"), "W": total("W")}),
         )
+        return problem.slowed(self.rank_factors) if self.rank_factors else problem
+
+    def stage_factors(self, routes: Sequence[Sequence[int]]) -> list[float]:
+        """How much longer each stage takes on its ranks than its layers say, in the mean over routes. Raises BadInput."""
+        ranks, known = max(routes[0]) + 1, self.rank_factors or (1.0,) * (max(routes[0]) + 1)
+        if len(known) != ranks:
+            raise BadInput(f"ranks: the profile knows how fast {len(known)} ranks are (field 'rank_factors'), not {ranks}")
+        return [sum(known[route[stage]] for route in routes) / len(routes) for stage in range(len(routes[0]))]
 
     def _left(self, routes: Sequence[Sequence[int]], parameters: Sequence[int], limit: int) -> list[int]:
         """Bytes a rank left for activations beside its stages' parameters and states."""
@@ -155,7 +166,14 @@ class Profile:
             capacity,
             field(body, "facts", dict, where),
             field(body, "samples", dict, where),
+            _factors(body.get("rank_factors", []), where),
         )
+
+
+def _factors(values: Any, where: str) -> tuple[float, ...]:
+    if not isinstance(values, list) or not all(type(v) in (int, float) and 0 < v < float("inf") for v in values):
+        raise BadInput(f"{where}: field 'rank_factors' must list positive numbers, one a rank")
+    return tuple(float(v) for v in values)
 
 
 def _row(cls: type[Any], row: Any, where: str) -> Any:
