@@ -210,7 +210,7 @@ def test_a_slow_rank_gets_less():
     assert problem.layers == (5, 2, 5)
     durations = {problem.names[i]: int(t) for i, t in enumerate(problem.passes.duration)}
     assert (durations["0F0"], durations["1F0"], durations["1W3"], durations["2B1"]) == (50, 40, 40, 50)
-    mirrored = profile.problem(3, 4, "mirror", layers=(4, 4, 4))
+    mirrored = profile.problem(3, 4, ((0, 1, 2), (2, 1, 0)), layers=(4, 4, 4))
     assert {int(mirrored.passes.duration[mirrored.index[name]]) for name in ("1F0", "1F1")} == {80}
     with pytest.raises(BadInput, match=r"knows how fast 3 ranks are \(field 'rank_factors'\), not 4"):
         profile.problem(4, 4)
