@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
 import torch
 
 from profiler.models import Model
 from zbsolve import Problem, Schedule, pipeline
 from zbsolve.exec.check import difference, named, reference
-from zbsolve.exec.lower import lower
-from zbsolve.exec.stage import Stage
-from zbsolve.exec.walk import Data, LocalPost, Record, Walker
+from zbsolve.exec.one_device import OneDevice
+from zbsolve.exec.streams import Turns
+from zbsolve.exec.walk import Data
+
+torch.set_num_threads(1)  # as ranks have; on a busy machine threads of tiny operations wait for each other
 
 
 def random_schedule(problem: Problem, seed: int = 0) -> Schedule:
@@ -45,42 +48,22 @@ def a_problem(placement: tuple[int, ...], microbatches: int, layers: int = 8, fu
     return pipeline([10] * stages, **times, placement=placement, microbatches=microbatches, comm=3, layers=counts)
 
 
-def run_here(schedule: Schedule, model: Model) -> tuple[float, dict[int, torch.nn.Module], Data]:
-    """All ranks in this process, passes in predicted order; the mean loss, the layers with their gradients, the data."""
-    problem = schedule.problem
-    counts = problem.layers
-    firsts = [sum(counts[:s]) for s in range(len(counts))]
-    microbatches = sorted(set(problem.passes.microbatch.tolist()))
-    batches = {m: model.batch(m, 0) for m in microbatches}
-    data = Data({m: x for m, (x, _) in batches.items()}, {m: y for m, (_, y) in batches.items()})
-    post, layers, walkers, records = LocalPost(), {}, [], []
-    for program in lower(schedule):
-        numbers = [i for s in program.stages for i in range(firsts[s], firsts[s] + counts[s])]
-        mine = dict(zip(numbers, model.build(numbers), strict=True))
-        layers.update(mine)
-        stages = {
-            s: Stage(
-                [mine[i] for i in range(firsts[s], firsts[s] + counts[s])],
-                firsts[s],
-                model.loss if s == len(counts) - 1 else None,
-                1 / len(microbatches),
-            )
-            for s in program.stages
-        }
-        walkers.append(Walker(program, stages, post))
-        records.append(Record(0))
-    todo = [(schedule.timeline()[a.name], w, a) for w, walker in enumerate(walkers) for a in walker.program.actions]
-    for _, w, action in sorted(todo, key=lambda one: one[0]):
-        walkers[w].run(action, data, records[w])
-    assert not post.waiting
-    assert not any(stage.live for walker in walkers for stage in walker.stages.values())
-    losses = [value for record in records for value in record.losses]
-    return float(torch.stack(losses).double().mean()), layers, data
+def run_here(
+    schedule: Schedule, model: Model, pick: Callable[[Sequence[int]], int] | None = None
+) -> tuple[float, dict[int, torch.nn.Module], Data]:
+    """All ranks in this process; the mean loss, the layers with their gradients, the data. `pick`: see `Turns`."""
+    one = OneDevice(model.build, schedule, Turns(schedule.problem.ranks, pick), loss=model.loss, tied=model.tied)
+    batches = {m: model.batch(m, 0) for m in one.microbatches}
+    inputs, targets = ({m: pair[i] for m, pair in batches.items()} for i in range(2))
+    ran = one.step(inputs, targets)
+    assert not one.copies.waiting
+    assert not any(stage.live for walker in one.walkers for stage in walker.stages.values())
+    return ran.loss, one.layers, Data(inputs, targets)
 
 
-def worst_difference(schedule: Schedule, model: Model) -> float:
+def worst_difference(schedule: Schedule, model: Model, pick: Callable[[Sequence[int]], int] | None = None) -> float:
     """The largest relative difference of loss and gradients from the unsplit model."""
-    loss, layers, data = run_here(schedule, model)
+    loss, layers, data = run_here(schedule, model, pick)
     whole = model.build()
     right = reference(whole, data, model.loss)
     expected = named(dict(enumerate(whole)))

@@ -1,6 +1,7 @@
 """Emulated devices: their clocks are the prediction, the wall clock never runs ahead of them."""
 
 import json
+import random
 import time
 from pathlib import Path
 
@@ -8,9 +9,13 @@ import numpy as np
 import pytest
 
 from profiler.models import load
+from profiler.presets import mlp
 from zbsolve import BadInput, Trace, pipeline
 from zbsolve.cli import main
 from zbsolve.exec.emulate import Board, Device, Times, sleep_until
+from zbsolve.exec.one_device import OneDevice
+from zbsolve.exec.streams import Turns
+from zbsolve.exec.walk import Hooks
 from zbsolve.profile import Layer, Link, Profile
 
 from .exec_tools import a_problem, random_schedule
@@ -74,6 +79,24 @@ def test_a_device_catches_up_and_counts_what_came_late() -> None:
     device.forget(problem.names)
     assert board.facts() == {"passes": 0, "longer_than_emulated": 0, "late": 0, "worst_late_us": 0.0}
     np.testing.assert_array_equal(board.end[[problem.index["0F0"], row]], [start + 100_000, start + 200_000])
+
+
+@pytest.mark.parametrize("placement", [(0, 1, 2), (0, 1, 1, 0), (0, 1, 0, 1)])
+def test_the_devices_clocks_are_the_prediction(placement: tuple[int, ...]) -> None:
+    """To the nanosecond, in every step, whatever order the ranks really run in."""
+    schedule, model = random_schedule(a_problem(placement, 4), 2), mlp(0)
+    names, ranks, rng = schedule.problem.names, schedule.problem.ranks, random.Random(0)
+    board, times = Board.alone(len(names)), Times.of(schedule, "schedule")
+    hooks = [Hooks(emulated=Device(times, names, board)) for _ in range(ranks)]
+    one = OneDevice(model.build, schedule, Turns(ranks, rng.choice), loss=model.loss, hooks=hooks)
+    batches = {m: model.batch(m, 0) for m in one.microbatches}
+    predicted = schedule.timeline()
+    for _ in range(2):
+        ran = one.step({m: x for m, (x, _) in batches.items()}, {m: y for m, (_, y) in batches.items()})
+        np.testing.assert_array_equal(board.end - board.end.min(), (predicted.end - predicted.end.min()) * 1000)
+        ends = np.array([end for record in ran.records for end in record.end])
+        rows = [schedule.problem.index[action.name] for walker in one.walkers for action in walker.program.actions]
+        assert (ends >= board.end[rows]).all()  # the wall clock never runs ahead
 
 
 def test_a_model_of_any_number_of_layers() -> None:

@@ -1,15 +1,23 @@
 """Several ranks on one device: streams, partitions, and whole steps on streams that take turns."""
 
+import json
+import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from zbsolve import BadInput
+from profiler.presets import gpt, mlp
+from zbsolve import BadInput, Trace, verify
+from zbsolve.cli import main
 from zbsolve.exec.failure import RunFailed
+from zbsolve.exec.one_device import OneDevice
 from zbsolve.exec.partitions import Partitions, share, split
 from zbsolve.exec.streams import Turns
+
+from .exec_tools import a_problem, random_schedule, worst_difference
 
 
 def test_turns_keep_the_order_of_a_stream_and_wait_for_others() -> None:
@@ -92,3 +100,98 @@ def test_what_the_driver_refuses_is_said() -> None:
 def test_without_a_device_it_is_said() -> None:
     with pytest.raises(BadInput, match="torch sees no CUDA device"):
         Partitions(2)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_order_streams_take_gradients_are_the_unsplit_models(seed: int) -> None:
+    rng = random.Random(seed)
+    placement = rng.choice([(0, 1), (0, 1, 1, 0), (0, 1, 2, 3), (0, 2, 1, 3, 0), (0, 1, 2, 0, 1, 2)])
+    schedule = random_schedule(a_problem(placement, microbatches=4, fused=seed % 2 == 1), seed)
+    assert worst_difference(schedule, mlp(0), pick=rng.choice) < 1e-5
+
+
+def test_a_message_that_nobody_waited_for_would_be_noticed() -> None:
+    """The dependency logic matters: without it some order of the streams takes a message before it is there."""
+
+    class Careless(Turns):
+        def launch(self, rank: int, work: Any, after: Any = ()) -> Any:
+            return super().launch(rank, work)
+
+    schedule, model = random_schedule(a_problem((0, 1), 3)), mlp(0)
+    one = OneDevice(model.build, schedule, Careless(2, pick=max), loss=model.loss)
+    batches = {m: model.batch(m, 0) for m in one.microbatches}
+    with pytest.raises(RunFailed, match="rank 1, pass 1F"):
+        one.step({m: x for m, (x, _) in batches.items()}, {m: y for m, (_, y) in batches.items()})
+
+
+def test_a_parameter_tied_across_ranks_has_one_value_and_one_gradient() -> None:
+    model = gpt("small", 0, width=16, blocks=2, heads=2, batch=2, length=8, tied=True)
+    schedule = random_schedule(a_problem((0, 1), 2, layers=4))
+    assert worst_difference(schedule, model) < 1e-5
+    one = OneDevice(model.build, schedule, Turns(2), loss=model.loss, tied=model.tied)
+    first, last = (one.layers[layer].get_parameter(name) for layer, name in model.tied[0])
+    assert first is not last
+    assert torch.equal(first, last)
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = a_problem((0, 1, 1, 0), 4)
+    schedule, path, out = random_schedule(problem, 3), str(tmp_path / "s.json"), str(tmp_path / "t.json")
+    schedule.save(path)
+    run = ["run", path, "--model", "mlp-tiny", "--one-device", "cpu", "--steps", "3", "--warmup", "1"]
+    assert main([*run, "--check", "-o", out]) == 0
+    assert "check: right" in capsys.readouterr().out
+    trace = Trace.load(out)
+    assert trace.facts["backend"] == "one device"
+    assert len(trace.steps) == len(trace.losses) == 3
+    assert len(trace.peaks[0]) == 2
+    assert min(trace.peaks[0]) > 0
+    before, after = problem.edges.before, problem.edges.after
+    for step, ready in zip(trace.steps, trace.ready, strict=True):
+        assert not [v for v in verify(problem, schedule, step) if v.rule != "dependency"]  # its links took no time
+        assert (step.start[after] >= step.end[before]).all()
+        assert (step.start >= ready).all()
+    assert main(["compare", path, out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] == problem.digest
+    assert main([*run, "--emulate", "schedule"]) == 2
+    assert "emulated times need a process for each rank" in capsys.readouterr().err
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_parts_of_a_real_gpu_are_disjoint_and_overlap_in_time(ranks: int) -> None:
+    pytest.importorskip("cuda.bindings")
+    streams = Partitions(ranks)
+    assert len(set(streams.sms)) == 1
+    assert sum(streams.sms) <= torch.cuda.get_device_properties(0).multi_processor_count
+    x = torch.randn(2048, 2048, device="cuda")
+
+    def work() -> None:
+        for _ in range(50):
+            x @ x
+
+    for _ in range(2):  # the first time loads kernels
+        streams.begin()
+        launches = [streams.launch(rank, work) for rank in range(ranks)]
+        last = streams.launch(0, work, after=[launches[-1]])
+        streams.finish()
+    spans = [streams.span(launch) for launch in launches]
+    assert max(start for start, _ in spans) < min(end for _, end in spans)
+    assert streams.span(last)[0] >= spans[-1][1]
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("placement", [(0, 1, 2, 3), (0, 1, 1, 0)])
+def test_gradients_on_the_parts_of_a_real_gpu(placement: tuple[int, ...], tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings")
+    schedule, path, out = random_schedule(a_problem(placement, 4), 1), str(tmp_path / "s.json"), str(tmp_path / "t.json")
+    schedule.save(path)
+    assert main(["run", path, "--model", "mlp-tiny", "--one-device", "cuda", "--check", "-o", out]) == 0
+    step = Trace.load(out).median()
+    edges = schedule.problem.edges
+    assert (step.start[edges.after] >= step.end[edges.before] - 1).all()  # events are exact to half a µs

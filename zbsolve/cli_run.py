@@ -15,6 +15,13 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="a preset (gpt-tiny), module:function or file.py:function")
     parser.add_argument("--local", action="store_true", help="start one process a rank here (without: torchrun does)")
     parser.add_argument(
+        "--one-device",
+        nargs="?",
+        const="cuda",
+        choices=("cuda", "cpu"),
+        help="all ranks in this process: on disjoint parts of one GPU's SMs, or in turns on the CPU",
+    )
+    parser.add_argument(
         "--emulate",
         metavar="TIMES",
         help="every rank behaves like a device: passes and messages take the times of a profile.json, or of the "
@@ -34,17 +41,19 @@ def run_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a schedule and write what was measured."""
     need_torch()
-    from .exec.job import Options
+    from .exec.job import Options, run_on_one_device
     from .exec.launch import run_local, run_torchrun, torchrun_environment
     from .schedule import Schedule
 
     place = torchrun_environment()
-    if not options.local and place is None:
+    if not options.local and not options.one_device and place is None:
         raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
     try:
         schedule = Schedule.load(options.schedule)
         chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__}
-        if options.local:
+        if options.one_device:
+            trace = run_on_one_device(schedule, options.model, Options(**chosen), options.one_device)
+        elif options.local:
             trace = run_local(schedule, options.model, **chosen)
         else:
             found = run_torchrun(schedule, options.model, Options(**chosen))
@@ -78,6 +87,8 @@ def _print_run(schedule: Any, trace: Any) -> None:
     for rank, room in enumerate(schedule.problem.capacity or ()):
         if trace.peaks[0][rank] > room:
             print(f"WARNING: rank {rank} held {trace.peaks[0][rank]} bytes of activations; its capacity is {room}")
+    if "streams" in trace.facts:
+        print(f"one device ({trace.facts['streams']}): a pass took {trace.facts['host_us']:.0f} µs of the host's time")
     emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
     if emulated is not None:
         print(

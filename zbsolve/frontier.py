@@ -131,7 +131,7 @@ def frontier(
     walk.down()
     walk.up()
     return Frontier(
-        profile.title,
+        profile.model,
         ranks,
         microbatches,
         placement,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -99,7 +99,20 @@ class Seen:
         return Timeline(self._exchange.schedule.problem, start, end)
 
 
-def trace_of(schedule: Schedule, steps: Sequence[Seen], memory: Sequence[Memory], facts: dict[str, Any]) -> Trace:
+class Step(Protocol):
+    """What a trace needs of a step; `columns`: start, end, ready and host time of every pass, µs."""
+
+    @property
+    def timeline(self) -> Timeline: ...
+
+    @property
+    def columns(self) -> tuple[Floats, Floats, Floats, Floats]: ...
+
+    @property
+    def loss(self) -> float: ...
+
+
+def trace_of(schedule: Schedule, steps: Sequence[Step], memory: Sequence[Memory], facts: dict[str, Any]) -> Trace:
     """A trace of these steps; `memory[r]` is rank r's, of one step like them."""
     held = {name: size for one in memory for name, size in zip(one.names, one.held, strict=True)}
     return Trace(

@@ -1,6 +1,7 @@
-"""One rank's whole job: a `Pipeline` of a model by name, some training steps, a trace of what it saw.
+"""One whole job: a model by name, some training steps, a trace of what was seen.
 
-Every rank of the process group calls `run_rank`; rank 0 returns the trace.
+Every rank of the process group calls `run_rank`; rank 0 returns the trace. In `run_on_one_device` all ranks are in this
+process.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -20,8 +22,12 @@ from ..schedule import Schedule
 from ..trace import Trace
 from . import check
 from .emulate import Times
+from .gather import trace_of
 from .layers import layer_counts
+from .one_device import OneDevice, Ran
+from .partitions import Partitions
 from .pipeline import Pipeline, StepResult, step_seed
+from .streams import Streams, Turns
 from .walk import Data, Hooks
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
@@ -91,22 +97,53 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     return pipeline.trace(results[options.warmup :], watched.memory, facts)
 
 
-class Trainer:
-    """Training steps of one rank: forward and backward, then the optimizer."""
+def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: str) -> Trace:
+    """All ranks in this process, on streams of one device: "cuda" (disjoint parts of the GPU's SMs) or "cpu" (turns).
 
-    def __init__(self, pipeline: Pipeline, model: Any, options: Options) -> None:
+    `options.timeout` does not apply: nothing here waits for another process. Raises BadInput, RunFailed.
+    """
+    from profiler.models import load
+
+    if options.emulate is not None:
+        raise BadInput("one device: emulated times need a process for each rank")
+    if device not in ("cuda", "cpu"):
+        raise BadInput(f"one device: '{device}' is neither cuda nor cpu")
+    torch.set_num_threads(1)  # as every rank has
+    model, ranks = load(spec, options.seed), schedule.problem.ranks
+    layer_counts(schedule.problem, len(model.layers))
+    streams: Streams = Turns(ranks) if device == "cpu" else Partitions(ranks)
+    one = OneDevice(model.build, schedule, streams, loss=model.loss, tied=model.tied, device=device, seed=options.seed)
+    trainer = Trainer(one, model, options)
+    watched = trainer.step(0, memory=True)
+    verdict = _checked(one, model, options, watched) if options.check else None
+    trainer.update()
+    results = []
+    for number in range(1, options.warmup + options.steps + 1):
+        results.append(trainer.step(number))
+        trainer.update()
+    facts = {**_facts(one, spec, options, verdict), **streams.facts, "backend": "one device", "ranks": ranks}
+    facts["host_us"] = float(np.median(results[-1].columns[3]))
+    trace = trace_of(schedule, results[options.warmup :], watched.memory, facts)
+    return trace if device == "cuda" else replace(trace, host=())  # here the host did all the work itself
+
+
+class Trainer:
+    """Training steps of a pipeline, this rank's or all: forward and backward, then the optimizer."""
+
+    def __init__(self, pipeline: Pipeline | OneDevice, model: Any, options: Options) -> None:
         self.pipeline, self.model = pipeline, model
         parameters = [p for p in pipeline.parameters() if p.requires_grad]
         self.optimizer = OPTIMIZERS[options.optimizer](parameters, lr=options.lr) if parameters else None
 
-    def step(self, number: int, *, memory: bool = False) -> StepResult:
+    def step(self, number: int, *, memory: bool = False) -> Any:
         """Forward and backward of step `number`; all ranks begin together. Gradients stay in `.grad`."""
         pipeline = self.pipeline
         needed = {0, len(pipeline.homes) - 1} & set(pipeline.stages)
         batches = {m: self.model.batch(m, number) for m in pipeline.microbatches if needed}
         if pipeline.hooks.announce is not None:
             pipeline.hooks.announce("starting a step")
-        dist.barrier()
+        if pipeline.wires is not None:
+            dist.barrier()
         inputs, targets = ({m: pair[i] for m, pair in batches.items()} for i in range(2))
         return pipeline.step(inputs, targets, memory=memory)
 
@@ -117,7 +154,7 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=False)
 
 
-def _checked(pipeline: Pipeline, model: Any, options: Options, first: StepResult) -> dict[str, Any] | None:
+def _checked(pipeline: Pipeline | OneDevice, model: Any, options: Options, first: StepResult | Ran) -> dict[str, Any] | None:
     """Compare the first step with the unsplit model, before anything was updated."""
     from profiler.models import load
 
@@ -126,23 +163,22 @@ def _checked(pipeline: Pipeline, model: Any, options: Options, first: StepResult
     if pipeline.rank == 0:
         # Another copy of the model: built anew, so its parameters are the starting ones.
         other = load(model.name, options.seed)
-        whole = other.build()
+        whole = [layer.to(pipeline.device) for layer in other.build()]
         trained = {id(p) for p in pipeline.parameters()}
         if any(id(p) in trained for layer in whole for p in layer.parameters()):
             raise BadInput(f"model '{model.name}': its function must make new layers on every call, for the check")
         batches = {m: other.batch(m, 0) for m in pipeline.microbatches}
-        data = Data(
-            {m: x for m, (x, _) in batches.items()}, {m: y for m, (_, y) in batches.items()}, step_seed(options.seed, 0)
-        )
+        inputs, targets = ({m: pair[i].to(pipeline.device) for m, pair in batches.items()} for i in range(2))
+        data = Data(inputs, targets, step_seed(options.seed, 0))
         losses = loss, check.reference(whole, data, other.loss)
     return check.compare(pipeline.wires, pipeline.owners, pipeline.layers, whole, losses)
 
 
-def _facts(pipeline: Pipeline, spec: str, options: Options, verdict: dict[str, Any] | None) -> dict[str, Any]:
+def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, verdict: dict[str, Any] | None) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "model": spec,
-        "backend": dist.get_backend(),
-        "ranks": dist.get_world_size(),
+        "backend": "" if pipeline.wires is None else dist.get_backend(),
+        "ranks": 1 if pipeline.wires is None else dist.get_world_size(),
         "layers": list(pipeline.counts),
         "microbatches": len(pipeline.microbatches),
         "threads": torch.get_num_threads(),

@@ -91,8 +91,7 @@ class Pipeline:
         self.program = programs[self.rank]
         self.microbatches = sorted(set(problem.passes.microbatch.tolist()))
         self.owners = [home for s, home in enumerate(self.homes) for _ in range(self.counts[s])]
-        firsts = [sum(self.counts[:s]) for s in range(len(self.counts))]
-        numbers = [i for s in self.program.stages for i in range(firsts[s], firsts[s] + self.counts[s])]
+        numbers = layer_numbers(self.counts, self.program.stages)
         called = [str(i) for i in range(sum(self.counts))]
         groups = list(tied)
         if whole is None:
@@ -106,15 +105,7 @@ class Pipeline:
         last = len(self.homes) - 1
         if last in self.program.stages and loss is None:
             raise BadInput(f"Pipeline: rank {self.rank} has the last stage, and needs a loss")
-        self.stages = {
-            s: Stage(
-                [self.layers[i] for i in range(firsts[s], firsts[s] + self.counts[s])],
-                firsts[s],
-                loss if s == last else None,
-                1 / len(self.microbatches),
-            )
-            for s in self.program.stages
-        }
+        self.stages = stages_of(self.counts, self.program.stages, self.layers, loss, len(self.microbatches))
         self.hooks = hooks or Hooks()
         if emulate is not None:
             self.hooks.emulated = Device(emulate, problem.names, Board.shared(self.wires, len(problem.names)))
@@ -214,6 +205,26 @@ class Pipeline:
         names = tuple(action.name for action in self.program.actions)
         curve = predicted(self.schedule.problem, self.program)
         return record, Memory(names, tuple(record.held), curve, meter.most)
+
+
+def layer_numbers(counts: Sequence[int], stages: Sequence[int]) -> list[int]:
+    """The numbers of the layers of `stages`; `counts`: how many each stage has."""
+    return [i for s in stages for i in range(sum(counts[:s]), sum(counts[: s + 1]))]
+
+
+def stages_of(
+    counts: Sequence[int], stages: Sequence[int], layers: Mapping[int, nn.Module], loss: Loss | None, microbatches: int
+) -> dict[int, Stage]:
+    """One rank's stages of these layers; the last of all gets the loss."""
+    return {
+        s: Stage(
+            [layers[i] for i in layer_numbers(counts, [s])],
+            sum(counts[:s]),
+            loss if s == len(counts) - 1 else None,
+            1 / microbatches,
+        )
+        for s in stages
+    }
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -75,15 +75,23 @@ class Walker:
 
     def step(self, data: Data, meter: LiveBytes | None = None) -> Record:
         """The whole program once. Raises RunFailed naming rank, pass and cause."""
-        record = Record(time.monotonic_ns())
-        if self.hooks.emulated is not None:
-            self.hooks.emulated.begin()
+        record = self.begin()
         for action in self.program.actions:
             self.run(action, data, record)
             if meter is not None:
-                meter.ignore(p.grad for s in self.stages.values() for p in s.parameters() if p.grad is not None)
-                record.held.append(meter.now)
+                self.weigh(meter, record)
         return record
+
+    def begin(self) -> Record:
+        """A step begins: its empty record."""
+        if self.hooks.emulated is not None:
+            self.hooks.emulated.begin()
+        return Record(time.monotonic_ns())
+
+    def weigh(self, meter: LiveBytes, record: Record) -> None:
+        """Note what is held after a pass; gradients of parameters do not count."""
+        meter.ignore(p.grad for s in self.stages.values() for p in s.parameters() if p.grad is not None)
+        record.held.append(meter.now)
 
     def run(self, action: Action, data: Data, record: Record) -> None:
         """One pass: post receives, wait for its input, run it, send its output on."""
@@ -142,23 +150,3 @@ class Walker:
             stage.weights(m)
             return None
         return stage.backward(m, given)
-
-
-class LocalPost:
-    """A post in one process: for tests, and for measuring without a network."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[Message, Tensor] = {}
-
-    def post(self, message: Message) -> None:
-        """Nothing to do ahead."""
-
-    def send(self, message: Message, tensor: Tensor) -> None:
-        """Keep a copy, as a network would make one."""
-        self.waiting[message] = tensor.clone(memory_format=torch.contiguous_format)
-
-    def take(self, message: Message) -> tuple[Tensor, int]:
-        """Raises LostRank where the message was not sent yet."""
-        if message not in self.waiting:
-            raise LostRank(f"{message.before} was not sent yet")
-        return self.waiting.pop(message), time.monotonic_ns()

@@ -1,0 +1,106 @@
+"""`python -m benchmarks.emulate`: do emulated devices keep to the prediction? p = 8, m = 24 on whatever cores are here.
+
+One model of 16 layers, passes of 5 ms and more, a last layer that costs more than the others. Each schedule is predicted,
+run on 8 processes that stretch their (tiny) real work to the profile's times, and compared; so are the speed-ups over
+1F1B. The last row asks for devices fifty times as fast: this machine cannot keep up, and the measured step says so.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zbsolve import Schedule, Trace, solve
+from zbsolve.compare import compare
+from zbsolve.exec.launch import run_local
+from zbsolve.greedy.presets import preset
+from zbsolve.problem import Problem
+from zbsolve.profile import Layer, Link, Profile
+
+from .__main__ import write
+
+RANKS, MICROBATCHES, LAYERS = 8, 24, 16
+STEPS, SECONDS, MEMORY = 9, 20, "48MB"  # the memory that 1F1B needs
+MODEL = f"mlp-{LAYERS}"
+
+
+def profile(scale: float = 1.0) -> Profile:
+    """The emulated model; µs and bytes are made up."""
+    times = {"F": 5_000 * scale, "B": 6_000 * scale, "W": 5_000 * scale, "BW": 11_000 * scale}
+    plain = Layer("", **times, held_until_B=2_000_000, held_until_W=1_000_000, parameter_bytes=0, output_bytes=1_000_000)
+    layers = [replace(plain, name=f"layer{i}") for i in range(LAYERS)]
+    layers[-1] = replace(layers[-1], **{kind: 1.3 * us for kind, us in times.items()})
+    return Profile("estimated", MODEL, tuple(layers), Link(100 * scale, 10_000 / scale), 4.0, None, {}, {})
+
+
+def schedules(costs: Profile) -> dict[str, Schedule]:
+    """1F1B as people run it, and three schedules with a split backward in the same memory."""
+    return {
+        "1F1B": preset("1f1b", step(costs, "single", fused=True)),
+        "ZB-H1": preset("zb-h1", step(costs, "single")),
+        "solved, single": solve(step(costs, "single"), seconds=SECONDS),
+        "solved, vee": solve(step(costs, "vee"), seconds=SECONDS),
+    }
+
+
+def step(costs: Profile, placement: str, fused: bool = False) -> Problem:
+    """One training step in the memory."""
+    return costs.problem(RANKS, MICROBATCHES, placement, MEMORY, fused=fused)
+
+
+def main() -> None:
+    """Print and write the table."""
+    with tempfile.TemporaryDirectory(prefix="zbsolve-emulate-") as folder:
+        path, fast = Path(folder) / "profile.json", profile(1 / 50)
+        rows = table(schedules(profile()), profile(), path)
+        one = {"1F1B, fifty times as fast": preset("1f1b", step(fast, "single", fused=True))}
+        rows |= table(one, fast, path)
+    show(rows)
+    size = {"ranks": RANKS, "microbatches": MICROBATCHES, "model": MODEL, "memory": MEMORY}
+    write("emulate", {**size, "rows": rows})
+
+
+def table(all_of_them: dict[str, Schedule], costs: Profile, path: Path) -> dict[str, dict[str, Any]]:
+    """A row a schedule, with its speed-up over the first."""
+    costs.save(path)
+    runs = {name: (one, run(one, str(path))) for name, one in all_of_them.items()}
+    base = next(iter(runs.values()))
+    return {name: row(one, trace, base) for name, (one, trace) in runs.items()}
+
+
+def run(schedule: Schedule, path: str) -> Trace:
+    """With the times of the profile at `path`, gradients checked."""
+    return run_local(schedule, MODEL, steps=STEPS, emulate=path, check=True, timeout=300)
+
+
+def row(schedule: Schedule, trace: Trace, base: tuple[Schedule, Trace]) -> dict[str, Any]:
+    """What the run shows beside the prediction, µs."""
+    found = compare(schedule, trace, base)
+    result = {
+        "predicted": found.predicted,
+        "measured": found.measured,
+        "error": found.difference / found.predicted,
+        "steps": list(found.steps),
+        "bubble": schedule.timeline().bubble_rate,
+        "gradients": trace.facts["check"]["worst"],
+        **{what: trace.facts["emulated"][what] for what in ("passes", "late", "worst_late_us", "longer_than_emulated")},
+    }
+    assert found.speedup is not None
+    return result | {"speedup_predicted": found.speedup.predicted, "speedup_measured": found.speedup.measured}
+
+
+def show(rows: dict[str, dict[str, Any]]) -> None:
+    """The table as text."""
+    print(f"{'':26}{'bubble':>8}{'predicted':>12}{'measured':>12}{'error':>9}{'speed-up':>10}{'measured':>10}  late passes")
+    for name, one in rows.items():
+        speedups = [f"{one[what]:.4f}" for what in ("speedup_predicted", "speedup_measured")]
+        print(
+            f"{name:26}{one['bubble']:8.2%}{one['predicted'] / 1000:9.2f} ms{one['measured'] / 1000:9.2f} ms"
+            f"{one['error']:9.3%}{speedups[0]:>10}{speedups[1]:>10}  {one['late']} of {one['passes']}"
+        )
+
+
+if __name__ == "__main__":
+    main()
