@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from zbsolve.errors import BadInput
 from zbsolve.exec.failure import RunFailed, one_line
@@ -24,9 +25,9 @@ from .flow import flow
 from .links import measure_link
 from .models import Model, load
 from .rounds import Held, held, rounds, stages_of
+from .states import state_of
 
 KINDS = ("F", "B", "W", "BW")
-STATES = 4.0  # parameters, gradients and Adam's two moments, in one precision
 COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
 LEAST = 6  # rounds, however little time is given
 Progress = Callable[[str], None]
@@ -39,13 +40,14 @@ def measure(
     seconds: float = 10.0,
     neighbours: int = 0,
     timeout: float = 120.0,
+    states: str | None = None,
     progress: Progress = lambda text: None,
 ) -> Profile:
     """Profile the model called `spec` (see `profiler.models.load`) with the executor's own passes, on one thread.
 
     seconds: how long to time passes (at least some rounds). neighbours: processes that train the same model meanwhile,
     as other ranks on this machine would: they share its caches and memory bandwidth. timeout: seconds for each of its
-    helpers. Raises BadInput for the model, RunFailed where a helper does not answer.
+    helpers. states: as in `profiler.states`. Raises BadInput for the model, RunFailed where a helper does not answer.
     """
     if not seconds > 0 or neighbours < 0:
         raise BadInput(f"profile: seconds {seconds} and neighbours {neighbours} must be positive")
@@ -56,9 +58,10 @@ def measure(
     torch.set_num_threads(1)
     try:
         with _busy(spec, seed, taken, neighbours, timeout):
-            samples, memory = _layers(model, taken, spec, seconds, progress)
+            samples, memory, parameters = _layers(model, taken, spec, seconds, progress)
     finally:
         torch.set_num_threads(threads)
+    state = state_of(states, parameters)
     progress("link between two processes")
     link, times = measure_link(timeout=timeout)
     equal = {i: [j for j in taken if kinds[j] == kinds[i]] for i in range(len(model.layers))}
@@ -72,7 +75,7 @@ def measure(
         spec,
         layers,
         link,
-        STATES,
+        state.factor,
         None,
         _facts(layers, [memory[equal[i][0]] for i in equal], seed, seconds, neighbours)
         | {"measured_layers": [model.layer_names[i] for i in taken]},
@@ -85,8 +88,8 @@ Samples = dict[tuple[int, str], list[float]]
 
 def _layers(
     model: Model, taken: Sequence[int], spec: str, seconds: float, progress: Progress
-) -> tuple[Samples, dict[int, Held]]:
-    """Samples of (layer, kind), µs, and memory, of the layers `taken`."""
+) -> tuple[Samples, dict[int, Held], list[Tensor]]:
+    """Samples of (layer, kind), µs, and memory, of the layers `taken`; their parameters."""
     samples: Samples = {(i, kind): [] for i in taken for kind in KINDS}
     try:
         stages = stages_of(model, taken)
@@ -106,7 +109,7 @@ def _layers(
         raise
     except Exception as error:
         raise BadInput(f"model '{spec}': {one_line(error)}") from error
-    return samples, dict(zip(taken, memory, strict=True))
+    return samples, dict(zip(taken, memory, strict=True)), [p for stage in stages for p in stage.parameters()]
 
 
 def _pooled(samples: Samples, equal: Sequence[int]) -> dict[str, list[float]]:

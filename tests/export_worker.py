@@ -17,8 +17,8 @@ import torch.distributed as dist
 from profiler.models import Model
 from profiler.presets import gpt, mlp
 from zbsolve import BadInput, Schedule
+from zbsolve.exec import torch_schedule
 from zbsolve.exec.check import difference
-from zbsolve.exec.torch_runtime import torch_schedule
 from zbsolve.exec.worker import end_with_parent, local_network
 from zbsolve.export import torch_order
 

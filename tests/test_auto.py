@@ -10,7 +10,7 @@ from zbsolve.auto import ranks_of, solve_auto
 
 def layered(count: int = 8, parameter_bytes: int = 0) -> Profile:
     layers = tuple(Layer(f"layer{i}", 10, 12, 8, 20, 100, 50, parameter_bytes, 0) for i in range(count))
-    return Profile("estimated", "toy", layers, Link(0.0, 1000.0), 4.0, None, {}, {})
+    return Profile("estimated: by hand", "toy", layers, Link(0.0, 1000.0), 4.0, None, {}, {})
 
 
 def test_the_best_placement_wins_and_the_others_say_why():

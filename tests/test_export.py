@@ -150,6 +150,8 @@ def test_what_torch_cannot_express_is_refused_by_name() -> None:
     next_stage = [Pass(kind, 1, 0, 1, 1) for kind in ("F", "B", "W")]
     refused("^pass 0F0.1: torch-csv has no slices", [F, B, W, Pass("F", 0, 0, 0, 1, 1)])
     refused("^pass 0F1: stage 0 is on rank 0 and on rank 1", [F, B, W, Pass("F", 0, 1, 1, 1)])
+    with pytest.raises(BadInput, match=r"^pass 0F1: stage 0 is on rank 0 and on rank 1; torch-csv has one"):
+        torch_order(random_schedule(pipeline([1, 1], BW=[1, 1], microbatches=2, placement=[(0, 1), (1, 0)])))
     refused("stages \\[0, 2\\] are not 0 to 1", [F, B, W, *(Pass(k, 2, 0, 1, 1) for k in ("F", "B", "W"))])
     refused("rank 0 has no stage", [Pass(k, 0, 0, 1, 1) for k in ("F", "B", "W")])
     refused("stage 0, microbatch 0: torch-csv needs F B W or F BW, but there is B F", [F, B], [Edge("0F0", "0B0")])
@@ -229,6 +231,7 @@ def test_two_ranks_in_torchs_runtime(tmp_path: Path) -> None:
     for placement in [(0, 1), (0, 1, 1, 0)]:  # its last stage ends in a Linear on three dimensions
         cases[f"gpt {placement}"] = random_schedule(a_problem(placement, 3, layers=4), 1), "gpt", False
     cases["1f1b"] = preset("1f1b", a_problem((0, 1), 4)), "mlp", False
+    cases["zb-v"] = preset("zb-v", a_problem((0, 1, 1, 0), 4)), "mlp", False
     cases["deferred"] = in_order(a_problem((0, 1, 0, 1), 3)), "mlp", True
     assert torch_order(cases["mixed"][0]).relabelled
     check(in_torch(tmp_path, cases, 2))

@@ -263,7 +263,7 @@ def test_submeshes_beat_equal_ones_and_make_a_problem():
     assert sum(best.devices) == sum(plain.devices) == 8
     assert best.estimate < plain.estimate
     wide = spread(profile, best.layers, best.devices)
-    assert wide.source == "estimated"
+    assert wide.source.startswith("estimated: ")
     problem = wide.problem(len(best.layers), 16, layers=best.layers)
     for stage, time in enumerate(best.times):
         passes = [int(problem.passes.duration[problem.index[f"{stage}{kind}0"]]) for kind in "FBW"]
@@ -334,7 +334,7 @@ def test_solve_takes_a_partition(measured, tmp_path, capsys):
     assert len(best.layers) < 8
     assert main([*step, "--ranks", str(len(best.layers)), "--partition", out]) == 0
     problem = Schedule.load(schedule).problem
-    assert (problem.layers, problem.source) == (best.layers, "estimated: toy")
+    assert (problem.layers, problem.source) == (best.layers, "estimated: measured, spread over submeshes: toy")
     capsys.readouterr()
     for ranks, text, line in (
         ("8", out, f"it has {len(best.layers)} stages, not 8"),

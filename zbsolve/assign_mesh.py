@@ -42,7 +42,7 @@ def on_devices(profile: Profile, devices: int, scaling: Scaling | None = None) -
             value = getattr(layer, one.name)
             if isinstance(value, float | int) and one.name != "output_bytes":
                 wait = 2 * ring if scaling is None and value and one.name in ("F", "B", "BW", "X") else 0.0
-                whole = one.name.startswith(("held", "parameter"))
+                whole = one.name.startswith(("held", "parameter", "transient"))
                 changed[one.name] = ceil(value / devices) if whole else value / devices / efficiency + wait
         found.append(replace(layer, **changed))
     return tuple(found)
@@ -50,7 +50,7 @@ def on_devices(profile: Profile, devices: int, scaling: Scaling | None = None) -
 
 def spread(profile: Profile, counts: Sequence[int], devices: Sequence[int], scaling: Scaling | None = None) -> Profile:
     """The profile as if each stage's submesh were one rank, for `Profile.problem` with as many ranks as stages. How
-    layers scale was not measured, so its source is then "estimated". Raises BadInput."""
+    layers scale was not measured, so its source then begins with "estimated: ". Raises BadInput."""
     if max(devices) == 1:
         return profile
     if profile.rank_factors:
@@ -58,7 +58,8 @@ def spread(profile: Profile, counts: Sequence[int], devices: Sequence[int], scal
     layers: list[Layer] = []
     for count, size in zip(counts, devices, strict=True):
         layers += on_devices(profile, size, scaling)[len(layers) : len(layers) + count]
-    return replace(profile, source="estimated", layers=tuple(layers))
+    base = "estimated: measured" if profile.source == "measured" else profile.source
+    return replace(profile, source=f"{base}, spread over submeshes", layers=tuple(layers))
 
 
 def mesh_splits(job: Job, per_node: int, scaling: Scaling | None = None) -> tuple[Split, Split]:

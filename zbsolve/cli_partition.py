@@ -133,7 +133,7 @@ def table(job: Job, splits: tuple[Split, ...]) -> str:
     if any(job.limit is not None and max(one.need) > job.limit for one in splits):
         lines.append(f"!: more than the {job.limit:,} bytes that a rank has")
     if job.profile.source != "measured":
-        lines.append("the profile is estimated, not measured")
+        lines.append(f"the profile is {job.profile.source}, not measured")
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from .cli_tools import need_torch, print_json, progress_line
 from .errors import BadInput
 from .files import read_text
+from .profile_report import table as profile_table
 
 
 def profile_options(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +21,13 @@ def profile_options(parser: argparse.ArgumentParser) -> None:
         'Hugging Face config as hf:LlamaConfig{"num_hidden_layers": 4}@length=512',
     )
     parser.add_argument("--overrides", metavar="FILE", help="for hf:…: a JSON object of config fields")
+    parser.add_argument(
+        "--estimate", metavar="DEVICE", help="run nothing: a roofline for a100, h100, h200 or mi300x, marked as an estimate"
+    )
+    parser.add_argument(
+        "--states",
+        help="adam, adam-mixed, adam-mixed-float-gradients or sgd; default: Adam, mixed where parameters have 16 bits",
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to time passes")
     parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside, as other ranks here would be")
     parser.add_argument("--seed", type=int, default=0)
@@ -30,16 +38,23 @@ def profile_options(parser: argparse.ArgumentParser) -> None:
 def profile(options: argparse.Namespace) -> int:
     """Measure a model and write its profile."""
     need_torch()
-    from profiler.measure import measure
-
+    spec = _model(options)
     with redirect_stdout(sys.stderr):  # whatever the model prints: standard output may be the profile itself
-        found = measure(
-            _model(options),
-            seed=options.seed,
-            seconds=options.seconds,
-            neighbours=options.neighbours,
-            progress=progress_line(),
-        )
+        if options.estimate:
+            from profiler.estimate import estimate
+
+            found = estimate(spec, options.estimate, seed=options.seed, states=options.states)
+        else:
+            from profiler.measure import measure
+
+            found = measure(
+                spec,
+                seed=options.seed,
+                seconds=options.seconds,
+                neighbours=options.neighbours,
+                states=options.states,
+                progress=progress_line(),
+            )
     progress_line()("")
     found.save(options.output)
     kinds = ("F", "B", "W", "BW")
@@ -48,16 +63,18 @@ def profile(options: argparse.Namespace) -> int:
     if options.json:
         total = {kind: sum(getattr(layer, kind) for layer in found.layers) for kind in kinds}
         link = {"latency": found.link.latency, "bytes_per_us": found.link.bytes_per_us}
-        print_json({"model": found.model, "layers": len(found.layers), "total": total, "link": link, **found.facts})
+        print_json(
+            {
+                "model": found.model,
+                "source": found.source,
+                "layers": len(found.layers),
+                "total": total,
+                "link": link,
+                **found.facts,
+            }
+        )
         return 0
-    width = max(len(layer.name) for layer in found.layers)
-    print(f"{'layer':{width}} {'F µs':>9} {'B µs':>9} {'W µs':>9} {'BW µs':>9}  held until B, W bytes   parameters   output")
-    for layer in found.layers:
-        times = " ".join(f"{getattr(layer, kind):9.1f}" for kind in kinds)
-        held = f"{layer.held_until_B:12} {layer.held_until_W:10}"
-        print(f"{layer.name:{width}} {times} {held} {layer.parameter_bytes:12} {layer.output_bytes:8}")
-    ratio = found.facts["split_over_fused"]
-    print(f"(B + W) / BW {ratio:.3f}; link {found.link.latency:.0f} µs + bytes / {found.link.bytes_per_us:.0f} per µs")
+    print(profile_table(found), end="")
     return 0
 
 

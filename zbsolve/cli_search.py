@@ -113,12 +113,18 @@ def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[
     certificate, timeline = schedule.certificate, schedule.timeline()
     assert certificate is not None
     if options.json:
-        print_json(certificate.to_json() | ({"tried": [one.to_json() for one in tried]} if tried else {}))
+        print_json(
+            certificate.to_json()
+            | {"source": schedule.problem.source}
+            | ({"tried": [one.to_json() for one in tried]} if tried else {})
+        )
         return
     if options.output == "-":
         return
     if tried:
         print(tried_table(tried, certificate.objective))
+    if schedule.problem.source.startswith("estimated"):
+        print(f"times are {schedule.problem.source}, not measured")
     print(
         f"{certificate.objective} {certificate.value} µs, bound {certificate.bound} µs, gap {certificate.gap:.2%} "
         f"({certificate.status}), bubble {timeline.bubble_rate:.2%}, by {certificate.solver} "

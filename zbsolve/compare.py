@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .errors import BadInput
 from .problem import KINDS, Ints, Problem
 from .schedule import Schedule
+from .text import aligned
 from .timeline import Timeline
 from .trace import Trace
 
@@ -92,6 +93,7 @@ class Comparison:
     """
 
     digest: str
+    source: str
     objective: str
     predicted: int
     measured: int
@@ -134,6 +136,7 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
     ]
     return Comparison(
         schedule.problem.digest,
+        schedule.problem.source,
         schedule.problem.objective,
         step_time(predicted),
         steps[step],
@@ -254,6 +257,7 @@ def table(comparison: Comparison) -> str:
 
     share = f" ({c.difference / c.predicted:+.2%})" if c.predicted else ""
     lines = [
+        *([f"predicted from times that were {c.source}"] if c.source.startswith("estimated") else []),
         f"step time ({c.objective})  predicted {show(c.predicted)} {unit}, measured {show(c.measured)} {unit}{share}",
         f"  median of {len(steps)} steps, from {show(steps[0])} to {show(steps[-1])} {unit}",
         "",
@@ -280,7 +284,7 @@ def _kind_rows(kinds: Sequence[KindTimes]) -> list[str]:
         ratio = f"{k.measured / k.predicted - 1:+.1%}" if k.predicted else ""
         spread = f"{k.low:,.1f} … {k.high:,.1f}"
         rows.append((f"  {k.kind}", f"{k.predicted:,.1f}", f"{k.measured:,.1f}", ratio, spread, f"{k.passes:,}"))
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _rank_rows(c: Comparison, show: Any) -> list[str]:
@@ -291,13 +295,4 @@ def _rank_rows(c: Comparison, show: Any) -> list[str]:
         parts = (*(d.passes.get(kind, 0) for kind in kinds), d.waiting, d.launch, d.before, d.after, d.total)
         mark = "*" if one.rank == c.limiting else " "
         rows.append((f"{mark} {one.rank}", *("0" if p == 0 else ("+" if p > 0 else "") + show(p) for p in parts)))
-    return _aligned(rows)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """First column to the left, the others to the right, two blanks between."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+    return aligned(rows)

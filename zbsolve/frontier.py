@@ -131,7 +131,7 @@ def frontier(
     walk.down()
     walk.up()
     return Frontier(
-        profile.model,
+        profile.title,
         ranks,
         microbatches,
         placement,

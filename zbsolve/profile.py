@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from . import placement as placements
@@ -21,7 +21,9 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Costs of one layer for one microbatch: median µs of F, B (input gradient), W (weight gradient), BW (both fused);
-    bytes that F keeps until the end of B and of W; bytes of parameters and of the output (the message)."""
+    bytes that F keeps until the end of B and of W; bytes of parameters and of the output (the message). X: recompute of
+    the forward; U: the optimizer's update, once a step; 0 where unknown. transient: bytes that a pass takes on top of what
+    it keeps, at its worst moment."""
 
     name: str
     F: float
@@ -32,6 +34,9 @@ class Layer:
     held_until_W: int
     parameter_bytes: int
     output_bytes: int
+    X: float = 0.0
+    U: float = 0.0
+    transient: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +55,10 @@ class Link:
 class Profile:
     """A model's layers and the links between ranks.
 
-    source: "measured" or "estimated", never to be confused. states: bytes of parameters, gradients and optimizer state
-    for each byte of parameters (4 for Adam in one precision). capacity: bytes a device has, or None. facts: JSON values
-    about the machine and the run. samples: every raw measurement, µs, keyed "<layer>/<kind>" or "link/<bytes>".
+    source: "measured", or "estimated: " and by what, never to be confused. states: bytes of parameters, gradients and
+    optimizer state for each byte of parameters (4 for Adam in one precision). capacity: bytes a device has, or None.
+    facts: JSON values about the machine and the run. samples: every raw measurement, µs, keyed "<layer>/<kind>" or
+    "link/<bytes>".
     rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike.
     """
 
@@ -65,6 +71,11 @@ class Profile:
     facts: dict[str, Any]
     samples: dict[str, list[float]]
     rank_factors: tuple[float, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The model, and that the profile is an estimate where it is one."""
+        return self.model if self.source == "measured" else f"{self.model} ({self.source}, not measured)"
 
     def problem(
         self,
@@ -150,8 +161,8 @@ class Profile:
         if not rows:
             raise BadInput(f"{where}: field 'layers' is empty")
         source = field(body, "source", str, where)
-        if source not in ("measured", "estimated"):
-            raise BadInput(f"{where}: field 'source' is '{source}', not measured or estimated")
+        if source != "measured" and not source.startswith("estimated: "):
+            raise BadInput(f"{where}: field 'source' is '{source}', neither 'measured' nor 'estimated: …'")
         if not field(body, "link", dict, where).get("bytes_per_us", 1):
             raise BadInput(f"{where}: link: field 'bytes_per_us' is 0")
         capacity = body.get("capacity")
@@ -177,11 +188,13 @@ def _factors(values: Any, where: str) -> tuple[float, ...]:
 
 
 def _row(cls: type[Any], row: Any, where: str) -> Any:
-    """A Layer or Link from a JSON object: every field there, of its type, and no number negative or not finite."""
+    """A Layer or Link from a JSON object: every field without a default there, of its type, no number negative or not
+    finite."""
     if not isinstance(row, dict):
         raise BadInput(f"{where}: not an object")
     types: dict[str, Any] = {"str": str, "int": int, "float": (int, float)}
-    values = {f.name: field(row, f.name, types[str(f.type)], where) for f in fields(cls)}
+    wanted = [f for f in fields(cls) if f.default is MISSING or f.name in row]
+    values = {f.name: field(row, f.name, types[str(f.type)], where) for f in wanted}
     for name, value in values.items():
         if not isinstance(value, str) and not 0 <= value < float("inf"):
             raise BadInput(f"{where}: field '{name}' is {value}; a finite number from 0 up is needed")

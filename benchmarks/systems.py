@@ -1,0 +1,106 @@
+"""Each system of the literature, and what solve finds in its memory on its placement, with the bound beside both.
+
+    python -m benchmarks.systems [--seconds 3]
+
+Every rank may hold what the system's own order holds there at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from benchmarks.__main__ import write
+from zbsolve import solve, verify
+from zbsolve.errors import BadInput
+from zbsolve.greedy.presets import preset
+from zbsolve.placement import parse_routes
+from zbsolve.search import compiled
+from zbsolve.systems import SYSTEMS, problem_for
+
+Times = tuple[int, int, int]
+# ranks, microbatches, F, B, W of a rank's share of a microbatch (µs), communication (µs)
+SETTINGS: tuple[tuple[int, int, Times, int], ...] = (
+    (4, 8, (1000, 1000, 1000), 0),
+    (4, 8, (1000, 1000, 1000), 100),
+    (4, 16, (1200, 1600, 800), 50),
+    (4, 12, (1000, 1300, 1100), 300),
+    (6, 12, (1000, 1000, 1000), 0),
+    (6, 18, (1400, 1500, 600), 60),
+    (8, 16, (1000, 1000, 1000), 0),
+    (8, 24, (1200, 1600, 800), 0),
+    (8, 24, (1200, 1600, 800), 120),
+    (8, 32, (1000, 1200, 1600), 80),
+    (8, 64, (1200, 1500, 900), 80),
+    (16, 64, (1200, 1500, 900), 80),
+)
+
+
+def main() -> None:
+    """One line a system and setting, and the medians; all rows are kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    seconds = parser.parse_args().seconds
+    compiled()
+    rows = []
+    for setting in SETTINGS:
+        for one in SYSTEMS:
+            row = measure(one.name, *setting, seconds)
+            if row is not None:
+                rows.append(row)
+                print(line(row), flush=True)
+    for one in SYSTEMS:
+        ratios = [row["solved"] / row["value"] for row in rows if row["system"] == one.name]
+        print(f"{one.name:14} solve/system: median {median(ratios):.4f}, least {min(ratios):.4f}, most {max(ratios):.4f}")
+    write("systems", {"seconds": seconds, "rows": rows})
+
+
+def measure(name: str, ranks: int, microbatches: int, times: Times, comm: int, seconds: float) -> dict[str, Any] | None:
+    """The system's makespan and peak; solve's makespan and bound in the same memory. None where it does not allow m."""
+    chunks = len(parse_routes(next(one.placement for one in SYSTEMS if one.name == name), ranks)[0]) // ranks
+    F, B, W = (time // chunks for time in times)
+    try:
+        problem = problem_for(
+            name, ranks, microbatches, F, B, W, comm=comm, held_until_B=40 // chunks, held_until_W=20 // chunks
+        )
+        schedule = preset(name, problem)
+    except BadInput:
+        return None
+    timeline = schedule.timeline()
+    limited = replace(problem, capacity=tuple(int(peak) for peak in timeline.peak_bytes))
+    found = solve(limited, seconds=seconds)
+    certificate = found.certificate
+    assert certificate is not None
+    assert verify(limited, found) == ()
+    assert certificate.value <= timeline.makespan
+    return {
+        "system": name,
+        "ranks": ranks,
+        "microbatches": microbatches,
+        "times": list(times),
+        "comm": comm,
+        "work": problem.work,
+        "peak_microbatches": max(timeline.peak_bytes) / 60,
+        "value": int(timeline.makespan),
+        "solved": certificate.value,
+        "bound": certificate.bound,
+        "solver": certificate.solver,
+        "proof": certificate.proof,
+        "seconds": certificate.seconds,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row as text: bubbles are shares of the makespan."""
+    bubble, solved, least = (1 - row["work"] / row[what] for what in ("value", "solved", "bound"))
+    setting = f"p={row['ranks']} m={row['microbatches']} {row['times']} c={row['comm']}"
+    return (
+        f"{setting:44} {row['system']:14} peak {row['peak_microbatches']:5.2f}  {row['value']:>8} µs  bubble {bubble:6.2%}  "
+        f"solve {row['solved']:>8} ({row['solved'] / row['value']:.4f}) bubble {solved:6.2%}, at least {least:6.2%}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Devices for estimates: peaks as their makers print them, dense (without sparsity), each with where it was read."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from zbsolve.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """TFLOP/s of matrix products in 16 bits (bfloat16, float16) and in float32 (without TF32, torch's default); memory
+    bandwidth in GB/s; memory in GB; link: GB/s to a neighbour, one direction. source: where the numbers are printed."""
+
+    name: str
+    half: float
+    single: float
+    bandwidth: float
+    memory: float
+    link: float
+    source: str
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device(
+            "a100",
+            312,
+            19.5,
+            2039,
+            80,
+            300,
+            "NVIDIA A100 datasheet, SXM 80 GB: BFLOAT16 312, FP32 19.5, 2,039 GB/s, NVLink 600 GB/s both directions",
+        ),
+        Device(
+            "h100",
+            989.4,
+            66.9,
+            3350,
+            80,
+            450,
+            "NVIDIA H100 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, FP32 67, 3.35 TB/s, "
+            "NVLink 900 GB/s both directions",
+        ),
+        Device(
+            "h200",
+            989.4,
+            66.9,
+            4800,
+            141,
+            450,
+            "NVIDIA H200 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, FP32 67, 4.8 TB/s, NVLink 900 GB/s "
+            "both directions",
+        ),
+        Device(
+            "mi300x",
+            1307.4,
+            163.4,
+            5300,
+            192,
+            64,
+            "AMD Instinct MI300X datasheet: bfloat16 1,307.4, FP32 matrix 163.4, 5.3 TB/s, Infinity Fabric 128 GB/s both "
+            "directions a link",
+        ),
+    )
+}
+
+# Assumptions, not measurements. The matrix share: W passes in Table 9 of 2401.10241, which are matrix products alone, reach
+# 251 of an A100's 312 TFLOP/s. The attention share: 2307.08691, section 4.1, 50 to 73 % on an A100. The rest: round numbers.
+MATRIX_SHARE = 0.8
+ATTENTION_SHARE = 0.6
+MEMORY_SHARE = 0.8
+LINK_SHARE = 0.8
+KERNEL_US = 2.0
+LATENCY_US = 10.0
+ASSUMED = (
+    f"assumed: matrix products at {MATRIX_SHARE:.0%} of peak, fused attention at {ATTENTION_SHARE:.0%}, memory at "
+    f"{MEMORY_SHARE:.0%}, links at {LINK_SHARE:.0%} and {LATENCY_US:g} µs; no kernel under {KERNEL_US:g} µs; nothing fused; "
+    "kernels run one after the other, and the host is never late"
+)
+
+
+def device(name: str) -> Device:
+    """A device by name. Raises BadInput with near names."""
+    if name in DEVICES:
+        return DEVICES[name]
+    near = difflib.get_close_matches(name, DEVICES, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise BadInput(f"device '{name}': unknown{hint} (devices: {', '.join(DEVICES)})")
