@@ -78,6 +78,16 @@ def test_damaged_fields_are_named(trace: Trace, field: str, value: object, text:
         Trace.from_json(body, "t.json")
 
 
+def test_numbers_that_are_none(trace: Trace) -> None:
+    """Perfetto reads JSON, which knows no NaN."""
+    body = trace.to_json()
+    with pytest.raises(BadInput, match="field 'held': pass 0F1 has no finite number"):
+        Trace.from_json({**body, "held": {**body["held"], "0F1": float("nan")}})
+    unknown = Trace.from_json({**body, "ready": [{**one, "0F1": float("nan")} for one in body["ready"]]})
+    assert unknown.waits(0)[trace.problem.index["0F1"]] == 0
+    assert faults(events(unknown.planned(), unknown)) == []
+
+
 def test_one_column_of_host_times_a_step(trace: Trace) -> None:
     body = trace.to_json()
     with pytest.raises(BadInput, match="field 'host' has 2 columns for 3 steps"):

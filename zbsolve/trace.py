@@ -55,8 +55,8 @@ class Trace:
 
     def waits(self, step: int) -> Floats:
         """µs that each pass's stream stood idle before it because its inputs were not there: the shortest over its
-        streams; for a stream's first pass, since the step began."""
-        timeline, ready = self.steps[step], self.ready[step]
+        streams; for a stream's first pass, since the step began; 0 where nobody knows when its inputs were there."""
+        timeline, ready = self.steps[step], np.nan_to_num(self.ready[step], nan=-1.0)
         waited = np.full(len(self.problem.passes), np.inf)
         for names in self.schedule.values():
             rows = [self.problem.index[name] for name in names]
@@ -105,7 +105,7 @@ class Trace:
         if not steps:
             raise BadInput(f"{where}: field 'steps' is empty")
         ready = tuple(_column(one, problem, f"{where}: field 'ready'") for one in field(content, "ready", list, where))
-        host = tuple(_column(one, problem, f"{where}: field 'host'") for one in content.get("host") or ())
+        host = tuple(_finite(one, problem, f"{where}: field 'host'") for one in content.get("host") or ())
         if len(host) not in (0, len(steps)):
             raise BadInput(f"{where}: field 'host' has {len(host)} columns for {len(steps)} steps")
         held = content.get("held")
@@ -129,7 +129,7 @@ class Trace:
             tuple(tuple(p) for p in peaks),
             field(content, "facts", dict, where),
             host,
-            None if held is None else _column(held, problem, f"{where}: field 'held'"),
+            None if held is None else _finite(held, problem, f"{where}: field 'held'"),
             tuple((str(a), str(b)) for a, b in syncs),
         )
 
@@ -140,3 +140,10 @@ def _column(body: Any, problem: Problem, where: str) -> Floats:
         return np.array([float(body[name]) for name in problem.names])
     except (KeyError, TypeError, ValueError):
         raise BadInput(f"{where} does not name every pass") from None
+
+
+def _finite(body: Any, problem: Problem, where: str) -> Floats:
+    column = _column(body, problem, where)
+    if not np.isfinite(column).all():
+        raise BadInput(f"{where}: pass {problem.names[int(np.flatnonzero(~np.isfinite(column))[0])]} has no finite number")
+    return column
