@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from zbsolve import BadInput, Infeasible, Layer, Link, Profile, verify
-from zbsolve.auto import ranks_of, solve_auto
+from zbsolve.auto import solve_auto
+from zbsolve.race import ranks_of
 
 
 def layered(count: int = 8, parameter_bytes: int = 0) -> Profile:
@@ -55,3 +56,53 @@ def test_an_interrupted_race_returns_what_it_has():
     _, tried = solve_auto(layered(), 2, 3, effort=0.2, stop=lambda: True)
     assert tried[0].value is not None
     assert tried[1].why == "not tried: interrupted"
+
+
+def uneven(capacity: int | None = None) -> Profile:
+    """A light embedding, a heavy output layer, many bytes in the first layers."""
+    blocks = [Layer(f"block{i}", 100, 110, 90, 195, 40, 60, 120, 100) for i in range(9)]
+    ends = Layer("embedding", 4, 0, 6, 6, 0, 8, 900, 100), Layer("head", 180, 190, 170, 350, 60, 30, 900, 4)
+    return Profile("estimated", "toy", (ends[0], *blocks, ends[1]), Link(1.0, 100.0), 4.0, capacity, {}, {})
+
+
+def test_partitions_race_too():
+    schedule, tried = solve_auto(uneven(), 4, 4, placement="single", partition="auto", effort=2.0)
+    names = {name: one for one in tried for name in one.partition.split("=")}
+    assert {"equal", "balanced", "alpa", "memory", "F+B"} <= set(names)
+    best = min(tried, key=lambda one: one.value)
+    assert schedule.certificate.value == best.value < names["equal"].value
+    assert best.value <= names["alpa"].value
+    assert schedule.problem.layers == best.layers
+    assert verify(schedule.problem, schedule) == ()
+    again, _ = solve_auto(uneven(), 4, 4, placement="single", partition="auto", effort=2.0)
+    assert again.to_json() == schedule.to_json()
+
+
+def test_moved_layers_beat_every_named_partition():
+    """With few microbatches the ends of the step count as much as the busiest rank."""
+    _, tried = solve_auto(uneven(), 4, 2, placement="single", partition="auto", effort=4.0)
+    moved = [one.value for one in tried if one.partition == "moved"]
+    assert moved
+    assert min(moved) < min(one.value for one in tried if one.partition != "moved")
+
+
+def test_memory_chooses_the_partition():
+    """Where the balanced partition does not fit, another one does."""
+    profile = uneven()
+    with pytest.raises(Infeasible):
+        profile.problem(4, 8, memory=4_300)
+    schedule, tried = solve_auto(profile, 4, 8, placement="single", partition="auto", memory=4_300, effort=1.0)
+    assert any(one.value is None and "rank" in one.why for one in tried)
+    assert schedule.problem.layers != profile.problem(4, 8).layers
+    assert verify(schedule.problem, schedule) == ()
+    with pytest.raises(Infeasible, match=r"no partition fits: .*balanced"):
+        solve_auto(profile, 4, 8, placement="single", partition="auto", memory=3_000, effort=0.1)
+
+
+def test_placement_and_partition_race_together():
+    _, tried = solve_auto(uneven(), 2, 4, partition="auto", effort=1.0)
+    assert {one.placement for one in tried} == {"single", "loop", "loop4", "vee"}
+    _, tried = solve_auto(uneven(), 2, 4, partition=(5, 6), placement="single", effort=0.1)
+    assert [one.layers for one in tried] == [(5, 6)]
+    with pytest.raises(BadInput, match="does not split 11 layers into 2 stages"):
+        solve_auto(uneven(), 2, 4, partition=(5, 5), effort=0.1)

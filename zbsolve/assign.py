@@ -94,9 +94,10 @@ class Split:
     devices: tuple[int, ...]
 
 
-def partition(job: Job, name: str) -> tuple[int, ...]:
+def partition_of(job: Job, name: str) -> tuple[int, ...]:
     """How many layers each stage gets, by name: equal (as people split today), balanced (the dearest stage as cheap as
-    possible), alpa (its estimate least, within the memory), memory (the fullest stage as empty as possible).
+    possible), F+B (the same without W, which can fill gaps), alpa (its estimate least, within the memory), memory (the
+    fullest stage as empty as possible).
 
     Where several stages share a rank, alpa goes by the ranks' work and is a local search. Raises BadInput, Infeasible.
     """
@@ -107,12 +108,14 @@ def partition(job: Job, name: str) -> tuple[int, ...]:
         return equal([(c.parameter_bytes, c.output_bytes) for c in job.profile.layers], job.stages)
     if name == "balanced":
         return balanced(job.times, job.stages, job.factors.tolist())
+    if name == "F+B":
+        return balanced([c.F + (c.BW if job.fused else c.B) for c in job.profile.layers], job.stages, job.factors.tolist())
     if name == "memory":
         return even(lambda s: job.bytes(job.stages - s)[None], layers, job.stages)
     if name != "alpa":
-        raise BadInput(f"partition '{name}': none of {', '.join(NAMES)}, and no layers a stage such as 5,5,6,4")
+        raise BadInput(f"partition '{name}': none of {', '.join(NAMES)}, F+B, and no layers a stage such as 5,5,6,4")
     if not job.single:
-        return min((_descend(job, partition(job, start)) for start in ("balanced", "equal", "memory")), key=_order(job))
+        return min((_descend(job, partition_of(job, start)) for start in ("balanced", "equal", "memory")), key=_order(job))
     one, factors = spans(job.times), job.factors
 
     def cost(s: int) -> Floats:
@@ -155,6 +158,11 @@ def shifts(counts: Sequence[int]) -> list[tuple[int, ...]]:
                 moved[giver], moved[taker] = moved[giver] - 1, moved[taker] + 1
                 found.append(tuple(moved))
     return found
+
+
+def ordered_shifts(job: Job, counts: Sequence[int]) -> list[tuple[int, ...]]:
+    """`shifts`, the most promising first: bytes above the limit, the estimate, how uneven the ranks are."""
+    return sorted(shifts(counts), key=_order(job))
 
 
 def _order(job: Job) -> Callable[[Sequence[int]], tuple[float, float, float]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .cli_tools import print_json
+from .cli_tools import counted, print_json
 from .errors import BadInput
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ def partition_options(parser: argparse.ArgumentParser) -> None:
 
 def partition(options: argparse.Namespace) -> int:
     """Alpa's partition beside the equal one that people use; write it."""
-    from .assign import NAMES, split
-    from .assign import partition as assign
+    from .assign import NAMES, partition_of, split
     from .partition_file import Partition, check_scaling
     from .placement import describe
     from .profile import Profile
@@ -50,7 +49,7 @@ def partition(options: argparse.Namespace) -> int:
 
         splits: tuple[Split, ...] = mesh_splits(job, options.devices_per_node, scaling)
     else:
-        splits = tuple(split(job, name, assign(job, name)) for name in NAMES)
+        splits = tuple(split(job, name, partition_of(job, name)) for name in NAMES)
     best = next(one for one in splits if one.name == "alpa")
     if options.output:
         placement = "single" if options.devices_per_node else "/".join(map(describe, job.routes))
@@ -80,20 +79,24 @@ def job_of(profile: Profile, ranks: int, microbatches: int, placement: str, memo
 def chosen(profile: Profile, text: str, options: argparse.Namespace) -> tuple[Profile, tuple[int, ...]]:
     """What `solve --partition` names: equal, balanced, alpa, memory, layers a stage such as 5,5,6,4, or a file. Gives the
     profile (one rank a submesh where stages have several devices) and the layers of each stage. Raises BadInput."""
-    from .assign import NAMES
-    from .assign import partition as assign
+    from .assign import NAMES, partition_of
 
-    if text in NAMES:
+    if text in (*NAMES, "F+B"):
         job = job_of(profile, options.ranks, options.microbatches, options.placement, options.memory, options.fused)
-        return profile, assign(job, text)
-    counts = [part.strip() for part in text.split(",")]
-    if all(part.isdecimal() for part in counts):
-        return profile, tuple(map(int, counts))
-    if not text.endswith(".json") and text != "-":
+        return profile, partition_of(job, text)
+    if text.endswith(".json") or text == "-":
+        return _from_file(profile, text, options)
+    return profile, counts_in(text)
+
+
+def counts_in(text: str) -> tuple[int, ...]:
+    """Layers a stage from `5,5,6,4`. Raises BadInput."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
         raise BadInput(
-            f"partition '{text}': auto, {', '.join(NAMES)}, layers a stage such as 5,5,6,4, or a file partition.json"
+            f"partition '{text}': not auto, equal, balanced, F+B, alpa, memory, layers such as 5,5,6,4, or a .json file"
         )
-    return _from_file(profile, text, options)
+    return tuple(map(int, parts))
 
 
 def _from_file(profile: Profile, path: str, options: argparse.Namespace) -> tuple[Profile, tuple[int, ...]]:
@@ -129,6 +132,8 @@ def table(job: Job, splits: tuple[Split, ...]) -> str:
             )
         )
     kind = "with parameters, states and min(m, stages left) microbatches" if job.single else "with one microbatch"
+    if max(max(one.devices) for one in splits) > 1:
+        rows[0] = (*rows[0][:-1], "  layers a stage|its devices")
     lines = [*_aligned(rows), f"estimate: Σ t + (m − 1) · max t for m = {job.microbatches}; bytes: {kind}"]
     if any(job.limit is not None and max(one.need) > job.limit for one in splits):
         lines.append(f"!: more than the {job.limit:,} bytes that a rank has")
@@ -138,16 +143,10 @@ def table(job: Job, splits: tuple[Split, ...]) -> str:
 
 
 def _runs(split: Split) -> str:
-    """`5 4×6 5`; with submeshes `9 on 2, 4 on 1 ×3`."""
-    parts: list[list[Any]] = []
-    for one in zip(split.layers, split.devices, strict=True):
-        if parts and parts[-1][0] == one:
-            parts[-1][1] += 1
-        else:
-            parts.append([one, 1])
+    """`5 4×6 5`; with submeshes `9|2`: nine layers on two devices."""
     if max(split.devices) == 1:
-        return " ".join(f"{n}×{times}" if times > 1 else str(n) for (n, _), times in parts)
-    return ", ".join(f"{n} on {d}{f' ×{times}' if times > 1 else ''}" for (n, d), times in parts)
+        return counted(split.layers)
+    return counted([f"{n}|{d}" for n, d in zip(split.layers, split.devices, strict=True)])
 
 
 def stages_table(job: Job, split: Split, per_node: int | None) -> str:

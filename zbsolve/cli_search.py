@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from .cli_tools import print_json, searching
+from .cli_tools import counted, print_json, searching
 from .errors import BadInput
 
 if TYPE_CHECKING:
     from .auto import Tried
+    from .profile import Profile
     from .schedule import Schedule
 
 
@@ -34,7 +35,8 @@ def solve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--partition",
         default="balanced",
-        help="equal, balanced, alpa, memory, layers a stage such as 5,5,6,4, or a partition.json",
+        help="equal, balanced, F+B, alpa, memory, layers a stage such as 5,5,6,4, a partition.json, or auto: the best of "
+        "all named ones and of single layers moved from there",
     )
     parser.add_argument("--memory", help="bytes a rank, such as 40GiB; default: the device's, as profiled")
     parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule")
@@ -54,16 +56,17 @@ def solve(options: argparse.Namespace) -> int:
     profile = Profile.load(options.profile)
     tried: tuple[Tried, ...] = ()
     with searching("solve") as (search, pressed):
-        if options.placement == "auto":
-            from .auto import solve_auto
+        if "auto" in (options.placement, options.partition):
+            from .auto import PARTITIONS, solve_auto
+            from .cli_partition import counts_in
 
-            if options.partition != "balanced":
-                raise BadInput("partition: with --placement auto it is 'balanced'; choose one placement")
-
+            named = options.partition in ("auto", *PARTITIONS)
             schedule, tried = solve_auto(
                 profile,
                 options.ranks,
                 options.microbatches,
+                placement=options.placement,
+                partition=options.partition if named else counts_in(options.partition),
                 memory=options.memory,
                 objective=options.objective,
                 fused=options.fused,
@@ -76,21 +79,28 @@ def solve(options: argparse.Namespace) -> int:
             from .search import solve as solve_problem
 
             profile, counts = chosen(profile, options.partition, options)
-            problem = profile.problem(
-                options.ranks,
-                options.microbatches,
-                options.placement,
-                options.memory,
-                options.objective,
-                counts,
-                options.fused,
-            )
+            step = (options.ranks, options.microbatches, options.placement, options.memory, options.objective)
+            problem = profile.problem(*step, counts, options.fused)
             arguments = _search_arguments(options)
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **arguments)
     if options.output:
         schedule.save(options.output)
     _print_solved(options, schedule, tried)
+    if tried and options.partition == "auto" and not options.json and options.output != "-":
+        print(_bounds_of_all(profile, options, tried))
     return 0
+
+
+def _bounds_of_all(profile: Profile, options: argparse.Namespace, tried: tuple[Tried, ...]) -> str:
+    """What is proven for every partition, a placement at a time: bounds in the table hold for their own partition."""
+    from .assign import least_step
+    from .cli_partition import job_of
+
+    found = []
+    for placement in dict.fromkeys(one.placement for one in tried if one.layers):
+        job = job_of(profile, options.ranks, options.microbatches, placement, options.memory, options.fused)
+        found.append(f"{placement} {least_step(job, options.objective)} µs")
+    return f"each bound is for its own partition; for every partition: at least {', '.join(found)}"
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
@@ -133,14 +143,19 @@ def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[
 
 
 def tried_table(tried: tuple[Tried, ...], objective: str) -> str:
-    """What each placement reached and why it lost."""
-    lines = [f"{'placement':10} {objective + ' µs':>14} {'bound µs':>14} {'gap':>8} {'seconds':>8}"]
-    for one in tried:
+    """What each placement and partition reached and why it lost."""
+    split = len({one.partition for one in tried}) > 1
+    names = [f"{one.placement} {one.partition}" if split else one.placement for one in tried]
+    width = max(10, *map(len, names))
+    head = "placement" if not split else "placement, partition"
+    lines = [f"{head:{width}} {objective + ' µs':>14} {'bound µs':>14} {'gap':>8} {'seconds':>8}"]
+    for name, one in zip(names, tried, strict=True):
         if one.value is None or one.bound is None:
             numbers = f"{'–':>14} {'–':>14} {'–':>8}"
         else:
             numbers = f"{one.value:>14} {one.bound:>14} {(one.value - one.bound) / max(1, one.value):>8.2%}"
-        lines.append(f"{one.placement:10} {numbers} {one.seconds:>8.1f}  {one.why or 'best'}")
+        layers = f"  {counted(one.layers)}" if split and one.layers else ""
+        lines.append(f"{name:{width}} {numbers} {one.seconds:>8.1f}  {one.why or 'best'}{layers}")
     return "\n".join(lines)
 
 

@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 def print_json(body: Any) -> None:
     """Machine-readable results on standard output."""
     print(json.dumps(body, indent=1))
+
+
+def counted(values: Sequence[object]) -> str:
+    """`5 4×6 5`: values in a row, repeated ones counted."""
+    runs = [(value, len(list(group))) for value, group in groupby(values)]
+    return " ".join(f"{value}×{times}" if times > 1 else str(value) for value, times in runs)
 
 
 def need_torch() -> None:
