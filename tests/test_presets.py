@@ -74,7 +74,7 @@ def test_zero_bubble_peaks():
 
 
 V_SHAPED = ("zb-v", "v-zb", "v-half", "v-min")
-LOOPED = ("interleaved", "gis", "gis-h")
+LOOPED = ("interleaved", "interleaved-zb", "gis", "gis-h")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -145,6 +145,18 @@ def test_grouped_interleaving(p, chunks, f, b, w):
     assert full.makespan - problem.work == (p - 1) * (f + b)
     assert half.makespan - problem.work == (p - 1) * (f + b) + (chunks - 1) * (p // 2) * (f + b - w)
     assert (full.peak_bytes[0], half.peak_bytes[0]) == (p * (chunks - 1) + p, p // 2 * (chunks - 1) + p)
+
+
+@pytest.mark.parametrize("p", [4, 8])
+def test_interleaved_zero_bubble(p):
+    """W put off as in ZB-H1 (arXiv 2401.10241, table 2) takes W out of GIS's bubble where the chunks allow it, at GIS's
+    number of forwards before the first backward."""
+    problem = uniform("loop", p, 3 * p)
+    plain, late = preset("gis", problem), preset("interleaved-zb", problem)
+    assert late.timeline().makespan < plain.timeline().makespan
+    for stream, row in late.order.items():
+        first = next(i for i, name in enumerate(row) if "F" not in name)
+        assert row[: first + 1] == plain.order[stream][: first + 1]
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4])

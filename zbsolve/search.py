@@ -31,6 +31,7 @@ METHODS = ("auto", "greedy", "cp", "milp")
 SMALL = 400  # passes: CP-SAT on the whole problem proves or improves within seconds up to about here
 PROVING = 0.35  # of the effort is left for the prover
 COMPILING = 3.0  # seconds: the kernels were not cached yet, which is not the search's time
+BLOCK = "building block"
 LARGE = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
 
 
@@ -48,6 +49,7 @@ class State:
     progress: Callable[[State], None] | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     stoppers: list[Callable[[], None]] = field(default_factory=list)
+    leads: list[Schedule] = field(default_factory=list)  # for blocks to improve: named ones even where memory is exceeded
 
     def offer(self, schedule: Schedule, solver: str) -> None:
         """Keep `schedule` where it is better and holds."""
@@ -57,6 +59,8 @@ class State:
         with self.lock:
             if self.schedule is None or value < self.value:
                 self.schedule, self.value, self.solver = schedule, value, solver
+                if solver != BLOCK:
+                    self.leads.append(schedule)
                 self._changed()
 
     def raise_bound(self, bound: Bound) -> None:
@@ -236,9 +240,12 @@ def _quick(state: State, starts: list[Policy]) -> Iterator[None]:
         if state.done:
             return
         try:
-            state.offer(preset(name, problem), name)
+            named = preset(name, problem)
         except BadInput:
             continue
+        state.offer(named, name)
+        if state.schedule is not named:
+            state.leads.append(named)
         yield
 
 
@@ -310,8 +317,8 @@ def _annealed(state: State, seed: int, total: float, starts: list[Policy]) -> It
 
 
 def _blocks(state: State, seed: int, total: float) -> Iterator[None]:
-    for schedule in blocks(state.problem, state.clock, 0.7 * total, seed, state.bound.value):
-        state.offer(schedule, "building block")
+    for schedule in blocks(state.problem, state.clock, 0.7 * total, seed, state.bound.value, lambda: state.leads):
+        state.offer(schedule, BLOCK)
         yield
 
 

@@ -72,7 +72,6 @@ class Walker:
         self.post = post
         self.hooks = hooks or Hooks()
         self.handed: dict[str, Tensor] = {}
-        self.handed_bytes: dict[str, int] = {}  # of the last step
 
     def step(self, data: Data, meter: LiveBytes | None = None) -> Record:
         """The whole program once. Raises RunFailed naming rank, pass and cause."""
@@ -118,8 +117,7 @@ class Walker:
             end = time.monotonic_ns()
             del given
             if action.hands is not None and output is not None:
-                self.handed[action.hands.after] = output
-                self.handed_bytes[action.hands.after] = output.nbytes
+                self.handed[action.hands] = output
             for message in action.sends:
                 assert output is not None
                 post.send(message, output)
@@ -146,7 +144,7 @@ class Walker:
             y = stage.forward(m, x, data.targets.get(m), split=action.split, seed=data.seed + m)
             if stage.loss is None:
                 return y
-            record.losses.append(y.clone())  # alone: some losses leave their mean in a storage as large as the output
+            record.losses.append(y)
             return None
         if action.kind == "W":
             stage.weights(m)

@@ -7,7 +7,7 @@ with many microbatches and a short lifespan with few; the best are improved by a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,26 +17,38 @@ from ..problem import Ints, Problem
 from ..schedule import Schedule
 from .modulo import Block, least_period, serial, settle_near, strides
 from .ramps import Walk, improve, walk
-from .template import Template, reversed_template, template
+from .steady import extended, few_microbatches, shrunk
+from .template import Template, reversed_template, shortened, template
 from .unroll import Habit, decode, repeat, to_schedule
 
 HABITS = (Habit(1, 0, 2), Habit(1, 8, 2), Habit(2, 0, 2), Habit(0, 0, 1), Habit(1, 0, 1), Habit(2, 8, 1), Habit(1, 16, 2))
+AS_ORDERED = Habit(0, 0, 1)
 POOL = 3  # how many different walks are improved
 CHUNK = 0.3  # seconds of annealing at a time
 HEATS = (0.05, 0.15, 0.4)  # what annealing takes lightly at first, in mean passes
 DROP = 0.3  # how often the worst of the pool is given up
 SHARE = 0.25  # of the time goes to blocks first
 PASS, LANE = 2e-7, 1.5e-8  # seconds of work that decoding a pass and settling a lane count for
+SLOW = 3e-3  # seconds a walk from which on annealing is done with few microbatches
 CURIOUS = 0.4  # how often the arm that gained less lately is tried
 
 
-def blocks(problem: Problem, clock: Clock, seconds: float, seed: int = 0, target: int = 0) -> Iterator[Schedule]:
+def blocks(
+    problem: Problem,
+    clock: Clock,
+    seconds: float,
+    seed: int = 0,
+    target: int = 0,
+    others: Callable[[], Sequence[Schedule]] = tuple,
+) -> Iterator[Schedule]:
     """Better and better schedules of `problem` for `seconds` of the clock, the first at once; fewer where a schedule of
-    value `target` (µs) is found. None where its microbatches differ or passes need more than one stream."""
+    value `target` (µs) is found. None where its microbatches differ or passes need more than one stream. `others`: what
+    others have found by now; each is walked again by its times (mended where it is over the memory) and improved here."""
     t = template(problem)
     if t is None:
         return
-    search = _Search(t, clock, clock.used + seconds, max(target, least_value(t)), np.random.default_rng(seed))
+    target = max(target, least_value(t))
+    search = _Search(t, clock, clock.used + seconds, target, np.random.default_rng(seed), others, few_microbatches(t))
     for best in search.run():
         yield to_schedule(problem, t, best.order)
 
@@ -55,6 +67,9 @@ class _Search:
     deadline: float
     target: int
     random: np.random.Generator
+    others: Callable[[], Sequence[Schedule]]
+    few: tuple[int, ...] = ()  # numbers of microbatches, fewer than the problem's, to solve and extend
+    known: int = 0  # how many of the others' schedules were walked
     pool: list[Walk] = field(default_factory=list)
     cost: float = 1e-3  # seconds that one walk takes
     settling: float = 1e-5  # seconds that one round of `settle_near` takes
@@ -92,9 +107,11 @@ class _Search:
         walk(self.t, repeat(self.t, *best))
         self.clock.spend(self.t.rank.size * self.t.microbatches * PASS)
         self.cost = self.clock.used - began
-        share = SHARE if self.cost < 3e-3 else 0.7  # long problems: the period decides, and annealing is slow
+        slow = self.cost > SLOW
+        share = 0.5 if slow else SHARE  # long problems: the period decides, and annealing is slow
         until = self.clock.used + share * self.left
-        arms = (self.more_blocks(best), self.anneal())
+        yield from self.adopt()
+        arms = (self.more_blocks(best), self.anneal(), *([self.fewer()] if slow and self.few else []))
         for _ in arms[0]:
             yield
             if self.clock.used > until:
@@ -105,6 +122,7 @@ class _Search:
         """Advance the arm that lately gained most a second, another one now and then."""
         gain = np.full(len(arms), np.inf)
         while self.pool:
+            yield from self.adopt()
             arm = int(self.random.integers(len(arms))) if self.random.random() < CURIOUS else int(np.argmax(gain))
             began, before = self.clock.used, self.pool[0].value
             while self.clock.used - began < 0.02 * self.left or self.clock.used - began < 0.05:
@@ -113,6 +131,32 @@ class _Search:
                 yield
             rate = (before - self.pool[0].value) / (self.clock.used - began)
             gain[arm] = rate if np.isinf(gain[arm]) else 0.6 * gain[arm] + 0.4 * rate
+
+    def fewer(self) -> Iterator[None]:
+        """Anneal the walks of the pool with few microbatches, where a trial costs little, and repeat the steady state."""
+        steps, mean = strides(self.t), float(self.t.duration.mean())
+        while self.pool:
+            for begin in list(self.pool):
+                if self.left <= 0:
+                    return
+                few = self.few[int(self.random.integers(len(self.few)))]
+                small = shortened(self.t, few)
+                found = walk(small, shrunk(begin.start, few, int(self.random.integers(1, few - 1))), begin.habit)
+                cost = self.cost * few / self.t.microbatches
+                if found is not None:
+                    rounds = max(1, int(min(CHUNK, self.left) / cost))
+                    heat = mean * float(self.random.choice(HEATS))
+                    found = improve(small, found, steps, least_value(small), rounds, heat, self.seed())
+                    self.clock.spend(rounds * self.t.rank.size * few * PASS)
+                    yield
+                    yield from self.extend(found)
+                yield
+
+    def extend(self, found: Walk) -> Iterator[None]:
+        """Walk a schedule of few microbatches with its steady state repeated, the likeliest periods first."""
+        tries = int(np.clip(0.03 * self.left / self.cost, 3, 30))
+        for wish in extended(found.start, self.t.microbatches, tries):
+            yield from self.walks(wish, (found.habit,))
 
     def more_blocks(self, best: Block) -> Iterator[None]:
         for block in self.blocks(best):
@@ -159,8 +203,17 @@ class _Search:
                     yield self.settled(start, max(1, period), rounds)[0]
             rounds *= 2
 
+    def adopt(self) -> Iterator[None]:
+        """Walk the schedules that others found since the last time."""
+        new = self.others()[self.known :]
+        self.known += len(new)
+        for schedule in new:
+            yield from self.walks(schedule.timeline().start[self.t.rows], (AS_ORDERED, *HABITS))
+
     def unroll(self, block: Block, habits: tuple[Habit, ...]) -> Iterator[None]:
-        wish = repeat(self.t, block.offset, block.period)
+        yield from self.walks(repeat(self.t, block.offset, block.period), habits)
+
+    def walks(self, wish: Ints, habits: tuple[Habit, ...]) -> Iterator[None]:
         for habit in habits:
             found = walk(self.t, wish, habit)
             self.clock.spend(self.cost)

@@ -66,6 +66,12 @@ def gis(problem: Problem) -> Schedule:
     return _gis(problem, "gis", problem.ranks)
 
 
+def interleaved_zb(problem: Problem) -> Schedule:
+    """The interleaved zero-bubble order of torch.distributed.pipelining: GIS, but rank r leaves r weight gradients of its
+    chunks for later, as ZB-H1 does (arXiv 2401.10241)."""
+    return _gis(problem, "interleaved-zb", problem.ranks, lambda rank: rank)
+
+
 def gis_h(problem: Problem) -> Schedule:
     """GIS-H (arXiv 2503.01328): groups of ⌈p/2⌉ microbatches; with v chunks a rank (v + 1)/(2v) of GIS's activations."""
     return _gis(problem, "gis-h", -(-problem.ranks // 2))
@@ -79,6 +85,7 @@ PRESETS: dict[str, Callable[[Problem], Schedule]] = {
     "gis-h": gis_h,
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,
+    "interleaved-zb": interleaved_zb,
     "zb-v": zb_v,
     "v-zb": v_zb,
     "v-half": v_half,
@@ -104,17 +111,24 @@ def _single(problem: Problem, name: str, warm: Callable[[int, int, int], int], p
     return Schedule(problem, order)
 
 
-def _gis(problem: Problem, name: str, size: int) -> Schedule:
+def _gis(problem: Problem, name: str, size: int, pending: Callable[[int], int] = lambda rank: 0) -> Schedule:
     """Groups of `size` microbatches, what is left over shared among the first ones."""
     ranks, m = problem.ranks, microbatches(problem)
     count = max(1, m // size)
     groups = [m // count + (k < m % count) for k in range(count)]
-    return _grouped(problem, name, groups, lambda rank, chunks: (chunks - 1) * groups[0] + ranks - rank)
+    return _grouped(problem, name, groups, lambda rank, chunks: (chunks - 1) * groups[0] + ranks - rank, pending)
 
 
-def _grouped(problem: Problem, name: str, sizes: list[int], warm: Callable[[int, int], int]) -> Schedule:
+def _grouped(
+    problem: Problem,
+    name: str,
+    sizes: list[int],
+    warm: Callable[[int, int], int],
+    pending: Callable[[int], int] = lambda rank: 0,
+) -> Schedule:
     """Loop placement: each group of microbatches goes through all chunks of a rank before the next one, backwards through
-    them the other way round; `warm` chunk forwards, of rank and chunks, come before the first backward."""
+    them the other way round; `warm` chunk forwards, of rank and chunks, come before the first backward, and `pending`
+    weight gradients, of rank, are left for later."""
     ranks, m = problem.ranks, microbatches(problem)
     stages, split = shape(problem, name)
     chunks = len(stages) // ranks
@@ -126,7 +140,7 @@ def _grouped(problem: Problem, name: str, sizes: list[int], warm: Callable[[int,
         forward = [(k * ranks + rank, j) for g in groups for k in range(chunks) for j in g]
         backward = [(k * ranks + rank, j) for g in groups for k in reversed(range(chunks)) for j in g]
         first = min(ranks - rank, m) if chunks == 1 else min(warm(rank, chunks), len(forward))
-        order[f"compute:{rank}"] = _alternate(forward, backward, first, 0, split)
+        order[f"compute:{rank}"] = _alternate(forward, backward, first, pending(rank), split)
     return Schedule(problem, order)
 
 

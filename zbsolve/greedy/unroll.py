@@ -148,6 +148,7 @@ def _choose(  # type: ignore[no-untyped-def]
     room,
     duration,
     leaf,
+    quiet,
     mine,
     a,
     z,
@@ -201,9 +202,21 @@ def _choose(  # type: ignore[no-untyped-def]
         length = duration[filler // m]
         if favour:
             arrival = min(arrival, later)
-        if 16 * (now + length - arrival) <= slack * length:
+        if quiet[head // m] == 1 or 16 * (now + length - arrival) <= slack * length:
             return filler
     return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def _quiet(t):  # type: ignore[no-untyped-def]
+    """1 for lanes that only weight gradients wait for, such as the first stage's B: delaying them delays nobody."""
+    result = np.zeros(len(t.rank), np.int64)
+    for lane in range(len(t.rank)):
+        result[lane] = 1
+        for e in range(t.out_first[lane], t.out_first[lane + 1]):
+            if t.leaf[t.out_lane[e]] == 0:
+                result[lane] = 0
+    return result
 
 
 @numba.njit(cache=True, nogil=True)
@@ -217,6 +230,7 @@ def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
     order = np.empty(count, np.int64)
     if not _ordered(t, wish, order):
         return -1, start, order
+    quiet = _quiet(t)
     following = np.full(count, -1, np.int64)
     previous = np.full(count, -1, np.int64)
     head = np.empty(ranks, np.int64)
@@ -262,6 +276,7 @@ def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
             room[rank],
             duration,
             leaf,
+            quiet,
             home_lanes,
             home_first[rank],
             home_first[rank + 1],
