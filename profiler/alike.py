@@ -54,16 +54,17 @@ def chosen(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Which layers to measure, and for every layer which of them is the first equal one.
 
-    `prints`: a fingerprint each; `inputs`: what goes into each (shape, type), `output` what leaves the last. At most
-    `copies` of each kind are taken. Those taken must still follow each other: where the output of one would not be the
-    input of the next, all layers are taken.
+    The first layer (it makes no input gradient) and the last (it has the loss) equal no other. `prints`: a fingerprint
+    each; `inputs`: what goes into each (shape, type), `output` what leaves the last. At most `copies` of each kind are
+    taken. Those taken must still follow each other: where the output of one would not be the input of the next, all
+    layers are taken.
     """
     first: dict[Hashable, int] = {}
     count: dict[int, int] = {}
     kinds, taken = [], []
     outputs = [*inputs[1:], output]
-    last = len(prints) - 1
-    for i, key in enumerate(zip(prints, inputs, outputs, [i == last for i in range(len(prints))], strict=True)):
+    ends = [(i == 0, i == len(prints) - 1) for i in range(len(prints))]
+    for i, key in enumerate(zip(prints, inputs, outputs, ends, strict=True)):
         kind = first.setdefault(key, i)
         kinds.append(kind)
         count[kind] = count.get(kind, 0) + 1

@@ -19,8 +19,9 @@ from zbsolve.profile import Layer, Link, Profile
 from .alike import chosen
 from .devices import ASSUMED, ATTENTION_SHARE, KERNEL_US, LATENCY_US, LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Device, device
 from .flow import DATA_DEPENDENT, Flow, fake_mode, flow, load_fake
+from .memory import Held, held
 from .models import Model
-from .rounds import Held, held, stages_of
+from .rounds import stages_of
 from .states import State, state_of
 from .work import Op, Work, total
 
@@ -67,7 +68,6 @@ def estimate(spec: str, on: str, *, seed: int = 0, states: str | None = None) ->
             "torch": torch.__version__,
             "flops": {model.layer_names[i]: {kind: total(ops) for kind, ops in work[i].items()} for i in taken},
             "kernels": {model.layer_names[i]: {kind: len(ops) for kind, ops in work[i].items()} for i in taken},
-            "most_bytes": [memory[j].most for j in first],
             "measured_layers": [],
         },
         {},
@@ -123,10 +123,8 @@ def _layer(model: Model, i: int, work: Passes, size: Held, parameters: int, stat
         B=times["B"],
         W=times["W"],
         BW=times["BW"],
-        held_until_B=max(0, size.after_F - size.after_B),
-        held_until_W=size.after_B,
         parameter_bytes=parameters,
-        output_bytes=size.output,
+        **size.costs(),
         X=times["F"],
         U=round(state.traffic * parameters / (on.bandwidth * MEMORY_SHARE * 1e3), 3),
     )

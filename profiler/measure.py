@@ -23,8 +23,9 @@ from zbsolve.profile import Layer, Profile
 from .alike import chosen
 from .flow import flow
 from .links import measure_link
+from .memory import Held, held
 from .models import Model, load
-from .rounds import Held, held, rounds, stages_of
+from .rounds import rounds, stages_of
 from .states import state_of
 
 KINDS = ("F", "B", "W", "BW")
@@ -125,10 +126,8 @@ def _layer(model: Model, i: int, samples: dict[str, list[float]], size: Held, pa
         B=median(samples["B"]),
         W=median(samples["W"]),
         BW=median(samples["BW"]),
-        held_until_B=max(0, size.after_F - size.after_B),
-        held_until_W=size.after_B,
         parameter_bytes=parameters,
-        output_bytes=size.output,
+        **size.costs(),
     )
 
 
@@ -147,7 +146,6 @@ def _facts(layers: tuple[Layer, ...], memory: list[Held], seed: int, seconds: fl
         "neighbours": neighbours,
         "split_over_fused": (total["B"] + total["W"]) / total["BW"] if total["BW"] else None,
         "left_after_W": [size.after_W for size in memory],
-        "most_bytes": [size.most for size in memory],
     }
 
 

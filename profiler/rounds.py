@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.stage import Stage
 
 from .models import Model
@@ -54,57 +52,3 @@ def _round(stages: list[Stage], batches: list[tuple[Tensor, Tensor]], *, split: 
             stage.weights(m)
             samples.append((stage.first, "W", (time.monotonic_ns() - start) / 1000))
     return samples
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Bytes of one layer for one microbatch: living after F (its input among them), after B (what W needs, gradients
-    that B made among it), after W; the most at any moment; its output."""
-
-    after_F: int
-    after_B: int
-    after_W: int
-    most: int
-    output: int
-
-
-def held(model: Model, stages: list[Stage]) -> list[Held]:
-    """Memory of every layer, each on its own, after one whole microbatch."""
-    x, target = model.batch(0, 0)
-    inputs: list[Tensor] = []
-    for i, stage in enumerate(stages):
-        inputs.append(x)
-        x = stage.forward(-1, x, target, split=True)
-        stage.live.clear()
-        if i < len(stages) - 1 and x.dim() == 0:
-            break
-    return [_held(stage, x, target) for stage, x in zip(stages, inputs, strict=True)]
-
-
-def _held(stage: Stage, example: Tensor, target: Tensor) -> Held:
-    parameters = [p for layer in stage.layers for p in layer.parameters()]
-    buffers = [b for layer in stage.layers for b in layer.buffers()]
-    meter = LiveBytes([*parameters, *buffers, target, *(p.grad for p in parameters if p.grad is not None)])
-
-    def now() -> int:
-        meter.ignore(p.grad for p in parameters if p.grad is not None)
-        return meter.now
-
-    with meter:
-        y = stage.forward(0, example.clone(), target, split=True)
-        size = y.numel() * y.element_size()
-        gradient = None
-        if stage.loss is None:
-            shape, kind = y.shape, y.dtype
-            del y
-            after_f = now()
-            gradient = example.new_ones(shape, dtype=kind)
-        else:
-            del y
-            after_f = now()
-        stage.backward(0, gradient)
-        del gradient
-        after_b = now()
-        stage.weights(0)
-        after_w = now()
-    return Held(after_f, after_b, after_w, meter.most, size)

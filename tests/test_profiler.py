@@ -20,11 +20,12 @@ def test_measure(tmp_path: Path) -> None:
     for layer in profile.layers:
         assert min(layer.F, layer.B, layer.W, layer.BW) > 0
         assert layer.parameter_bytes == (32 * 32 + 3 * 32) * 4
-        assert layer.held_until_W >= 2 * 16 * 32 * 4  # the Linear's input and output gradient
-    assert profile.facts["measured_layers"] == ["layer0", "layer1", "layer2", "layer7"]  # the last one has the loss
+        assert layer.held_until_W + layer.held_from_B >= 2 * 16 * 32 * 4  # the Linear's input and output gradient
+    assert profile.facts["measured_layers"] == ["layer0", "layer1", "layer2", "layer3", "layer7"]
     for name in profile.facts["measured_layers"]:
         assert all(len(profile.samples[f"{name}/{kind}"]) >= 3 for kind in ("F", "B", "W", "BW"))
     assert profile.layers[1].F == profile.layers[5].F
+    assert profile.layers[1].transient > 0
     assert profile.layers[0].output_bytes == 16 * 32 * 4
     assert profile.facts["left_after_W"][0] == 0
     assert profile.link.latency > 0

@@ -66,7 +66,7 @@ class Job:
     def bytes(self, stage: int) -> Floats:
         """[a, b]: bytes that a stage of layers a … b − 1 needs: parameters, their states, activations."""
         layers = self.profile.layers
-        kept = spans([c.held_until_B + c.held_until_W for c in layers])
+        kept = spans([c.held_until_B + c.held_until_W + c.held_from_B for c in layers])
         return self.profile.states * spans([c.parameter_bytes for c in layers]) + self.alive(stage) * kept
 
     @property

@@ -42,7 +42,7 @@ def on_devices(profile: Profile, devices: int, scaling: Scaling | None = None) -
             value = getattr(layer, one.name)
             if isinstance(value, float | int) and one.name != "output_bytes":
                 wait = 2 * ring if scaling is None and value and one.name in ("F", "B", "BW", "X") else 0.0
-                whole = one.name.startswith(("held", "parameter", "transient"))
+                whole = one.name.startswith(("held", "parameter", "transient", "output", "input"))
                 changed[one.name] = ceil(value / devices) if whole else value / devices / efficiency + wait
         found.append(replace(layer, **changed))
     return tuple(found)
@@ -102,7 +102,7 @@ def _costs(job: Job, size: int, scaling: Scaling | None) -> _Costs:
     return _Costs(
         np.rint(1e3 * spans(replace(job, profile=replace(job.profile, layers=layers)).times)),
         job.profile.states * spans([c.parameter_bytes for c in layers]),
-        spans([c.held_until_B + c.held_until_W for c in layers]),
+        spans([c.held_until_B + c.held_until_W + c.held_from_B for c in layers]),
     )
 
 

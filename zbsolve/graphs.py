@@ -31,6 +31,7 @@ def pipeline(
     exchange: Numbers | None = None,
     held_until_B: Numbers = 0,
     held_until_W: Numbers = 0,
+    held_from_B: Numbers = 0,
     capacity: Sequence[float] | float | None = None,
     objective: str = "makespan",
     layers: Sequence[int] = (),
@@ -45,7 +46,8 @@ def pipeline(
     exchange between the ranks that it lives on, a pass C on each after all their gradients, on a stream of its own; None:
     not part of the problem. comm: µs between two ranks, one number,
     one a stage boundary, or {(from rank, to rank): µs}; none inside a rank. held_until_B, held_until_W: bytes a stage
-    that F takes at its start, freed at the end of B and of W. capacity: bytes a rank, or one number for all.
+    that F takes at its start, freed at the end of B and of W; held_from_B: that B takes at its start, freed at the end of
+    W (output gradients that wait for W; of no account with BW). capacity: bytes a rank, or one number for all.
     layers, source: notes kept with the problem (see `Problem`).
 
     Times are whole µs: a fraction is rounded, and refused where that changes it by more than 0.1 %. Raises BadInput
@@ -71,15 +73,16 @@ def pipeline(
         raise BadInput("pipeline: the times of all passes add up to more than zbsolve can count")
     kinds = tuple(times)
     held_b, held_w = _whole(held_until_B, "held_until_B", stages), _whole(held_until_W, "held_until_W", stages)
+    from_b = _whole(held_from_B, "held_from_B", stages) * (W is not None)
     limits = None if capacity is None else _whole(capacity, "capacity", ranks)
     turn = np.arange(microbatches) % len(routes)
     if limits is not None:
         for route in routes[:microbatches]:
-            _fits(route, held_b + held_w, limits)
+            _fits(route, held_b + held_w + from_b, limits)
     rank = np.array(routes).T[:, turn]
     passes = _pass_table(kinds, times, rank)
     both = [np.stack(way, axis=1)[:, turn] for way in zip(*(_lags(comm, route) for route in routes), strict=True)]
-    edges = _pipeline_edges(kinds, (both[0], both[1]), held_b, held_w)
+    edges = _pipeline_edges(kinds, (both[0], both[1]), held_b, held_w, from_b)
     if exchange is not None:
         passes, edges = _exchanges(passes, edges, rank, _whole(exchange, "exchange", stages))
     bounds = None if limits is None else tuple(limits.tolist())
@@ -176,8 +179,9 @@ def _pass_table(kinds: tuple[str, ...], times: Mapping[str, Ints], rank: Ints) -
     )
 
 
-def _pipeline_edges(kinds: tuple[str, ...], lags: tuple[Ints, Ints], held_b: Ints, held_w: Ints) -> Edges:
-    """F down the stages, B up again, F before its B, B before its W; what F keeps is freed by B and by W."""
+def _pipeline_edges(kinds: tuple[str, ...], lags: tuple[Ints, Ints], held_b: Ints, held_w: Ints, from_b: Ints) -> Edges:
+    """F down the stages, B up again, F before its B, B before its W; what F keeps is freed by B and by W, what B keeps
+    by W."""
     stages, m = len(held_b), lags[0].shape[1]
     grid = np.arange(len(kinds) * stages * m).reshape(len(kinds), stages, m)
     F, B = grid[0], grid[1]
@@ -190,7 +194,7 @@ def _pipeline_edges(kinds: tuple[str, ...], lags: tuple[Ints, Ints], held_b: Int
         (F, B, zero, held_by_b),
     ]
     if split:
-        parts += [(B, grid[2], zero, zero), (F, grid[2], zero, held_w[:, None] + zero)]
+        parts += [(B, grid[2], zero, from_b[:, None] + zero), (F, grid[2], zero, held_w[:, None] + zero)]
     return Edges(*(np.concatenate([part[i].ravel() for part in parts]).astype(np.int64) for i in range(4)))
 
 

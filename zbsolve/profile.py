@@ -21,9 +21,13 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Costs of one layer for one microbatch: median µs of F, B (input gradient), W (weight gradient), BW (both fused);
-    bytes that F keeps until the end of B and of W; bytes of parameters and of the output (the message). X: recompute of
-    the forward; U: the optimizer's update, once a step; 0 where unknown. transient: bytes that a pass takes on top of what
-    it keeps, at its worst moment."""
+    bytes that F keeps until the end of B and of W; bytes of parameters and of the output (the message).
+
+    held_from_B: bytes that B keeps until the end of W, beyond what it frees. X: µs of recomputing the forward; U: of the
+    optimizer's update, once a step; 0 where unknown. transient: bytes that a pass takes on top of what is kept before or
+    after it. output_kept: bytes of the output that the layer itself keeps; input_unneeded: bytes of its input that are
+    kept only where it is the first layer of a stage.
+    """
 
     name: str
     F: float
@@ -34,9 +38,12 @@ class Layer:
     held_until_W: int
     parameter_bytes: int
     output_bytes: int
+    held_from_B: int = 0
     X: float = 0.0
     U: float = 0.0
     transient: int = 0
+    output_kept: int = 0
+    input_unneeded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +125,7 @@ class Profile:
             placement=routes,
             microbatches=microbatches,
             comm=[round(self.link.time(stage[-1].output_bytes)) for stage in stages[:-1]],
-            held_until_B=total("held_until_B"),
-            held_until_W=total("held_until_W"),
+            **held(stages),
             capacity=None if limit is None else self._left(routes, total("parameter_bytes"), limit),
             objective=objective,
             layers=counts,
@@ -199,6 +205,20 @@ def _row(cls: type[Any], row: Any, where: str) -> Any:
         if not isinstance(value, str) and not 0 <= value < float("inf"):
             raise BadInput(f"{where}: field '{name}' is {value}; a finite number from 0 up is needed")
     return cls(**values)
+
+
+def held(stages: Sequence[Sequence[Layer]]) -> dict[str, list[int]]:
+    """`held_until_B`, `held_until_W`, `held_from_B` of stages of layers, for `graphs.pipeline`: the sums, where a tensor
+    between two layers that both count counts once, and what one layer's B frees makes room for what another's makes."""
+    found: dict[str, list[int]] = {"held_until_B": [], "held_until_W": [], "held_from_B": []}
+    for stage in stages:
+        twice = sum(max(a.output_kept, b.input_unneeded) for a, b in zip(stage, stage[1:], strict=False))
+        after_f = max(0, sum(c.held_until_B + c.held_until_W for c in stage) - twice)
+        after_b = sum(c.held_until_W + c.held_from_B for c in stage)
+        found["held_until_B"].append(max(0, after_f - after_b))
+        found["held_until_W"].append(min(after_f, after_b))
+        found["held_from_B"].append(max(0, after_b - after_f))
+    return found
 
 
 def parse_bytes(text: str | int) -> int:

@@ -1,0 +1,178 @@
+"""What each layer keeps in memory from pass to pass: by storages' lives on a CPU and under fake tensors, by the allocator
+on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from zbsolve.exec.memory import LiveBytes
+from zbsolve.exec.stage import Stage
+
+from .models import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of one layer for one microbatch. after_F: living after F, its input among them; after_B: what waits for W;
+    after_W; transient: the most inside a pass beyond what lived before or after it. output: its size; output_kept: of it,
+    what the layer itself needs later; input_unneeded: of its input, what it does not need itself (a stage keeps the input
+    of its first layer all the same)."""
+
+    after_F: int
+    after_B: int
+    after_W: int
+    transient: int
+    output: int
+    output_kept: int
+    input_unneeded: int
+
+    def costs(self) -> dict[str, int]:
+        """The fields of a Layer. B may leave more than it frees (output gradients): that is taken from B on."""
+        return {
+            "held_until_B": max(0, self.after_F - self.after_B),
+            "held_until_W": min(self.after_F, self.after_B),
+            "held_from_B": max(0, self.after_B - self.after_F),
+            "output_bytes": self.output,
+            "output_kept": self.output_kept,
+            "input_unneeded": self.input_unneeded,
+            "transient": self.transient,
+        }
+
+
+class Meter(Protocol):
+    """Counts living bytes; `most` ever so far, which may be set back."""
+
+    most: int
+
+    @property
+    def now(self) -> int: ...
+    def ignore(self, tensors: Iterable[Tensor]) -> None: ...
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *error: Any) -> Any: ...
+
+
+class Living(LiveBytes):  # type: ignore[no-untyped-call]
+    """Notices what died before it counts what is new, so that `most` is exact."""
+
+    def add(self, tensor: Tensor) -> None:
+        """Count the storage of `tensor`, if it is new."""
+        assert self.now >= 0
+        super().add(tensor)
+
+
+class AllocatedBytes:
+    """The CUDA allocator's count, from when it was entered on. Gradients must be there before: nothing is ignored."""
+
+    def __enter__(self) -> AllocatedBytes:
+        torch.cuda.synchronize()
+        self._base = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.cuda.synchronize()
+
+    @property
+    def now(self) -> int:
+        """Bytes allocated since."""
+        return torch.cuda.memory_allocated() - self._base
+
+    @property
+    def most(self) -> int:
+        """The most since it was last set."""
+        return torch.cuda.max_memory_allocated() - self._base
+
+    @most.setter
+    def most(self, value: int) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """The allocator cannot; what is there before is not counted."""
+
+
+def held(model: Model, stages: Sequence[Stage]) -> list[Held]:
+    """Memory of every layer, each on its own, in a microbatch that is not the first: gradients are there."""
+    x, target = model.batch(0, 0)
+    device = next((p.device for stage in stages for p in stage.parameters()), torch.device("cpu"))
+    x, target = x.to(device), target.to(device)
+    result = []
+    for stage in stages:
+        y = stage.forward(-1, x, target, split=True)
+        stage.live.clear()
+        result.append(_held(stage, x, target))
+        x = y
+    return result
+
+
+def _held(stage: Stage, x: Tensor, target: Tensor) -> Held:
+    parameters = [p for layer in stage.layers for p in layer.parameters()]
+    for p in parameters:
+        if p.requires_grad and p.grad is None:
+            p.grad = torch.zeros_like(p)
+    if x.device.type == "cuda":
+        return _metered(stage, x, target, AllocatedBytes())
+    buffers = [b for layer in stage.layers for b in layer.buffers()]
+    # A batch is there before the step: the executor does not count it, and here neither.
+    fixed = [
+        *parameters,
+        *buffers,
+        target,
+        *([x] if stage.first == 0 else []),
+        *(p.grad for p in parameters if p.grad is not None),
+    ]
+    return _metered(stage, x, target, Living(fixed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Shape and type of a stage's output; bytes of it that its own backward keeps; whether it keeps its input."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    kept: int
+    input_needed: bool
+
+
+def _output(stage: Stage, x: Tensor, target: Tensor) -> _Output:
+    """Found by what autograd saves: a stage of one layer holds its input in any case."""
+    saved: set[int] = set()
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.add(tensor.untyped_storage()._cdata)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = stage.forward(-1, x, target, split=True)
+    kept = y.numel() * y.element_size() if y.untyped_storage()._cdata in saved else 0
+    found = _Output(tuple(y.shape), y.dtype, kept, x.untyped_storage()._cdata in saved)
+    stage.live.clear()
+    return found
+
+
+def _metered(stage: Stage, example: Tensor, target: Tensor, meter: Meter) -> Held:
+    output = _output(stage, example, target)
+    last = stage.loss is not None
+    with meter:
+        x = example if stage.first == 0 else example.clone()
+        before = meter.now
+        y: Any = stage.forward(0, x, target, split=True)
+        over = meter.most - max(before, meter.now)
+        size = 0 if last else y.numel() * y.element_size()
+        del x, y
+        after_f = meter.now
+        gradient = None if last else torch.ones(output.shape, dtype=output.dtype, device=example.device)
+        before = meter.most = meter.now
+        result = stage.backward(0, gradient)
+        over = max(over, meter.most - max(before, meter.now))
+        del gradient, result
+        after_b = meter.most = meter.now
+        stage.weights(0)
+        over = max(over, meter.most - after_b)
+        after_w = meter.now
+    unneeded = 0 if output.input_needed or stage.first == 0 else example.numel() * example.element_size()
+    return Held(after_f, after_b, after_w, max(0, over), size, 0 if last else output.kept, unneeded)
