@@ -227,23 +227,36 @@ def compiled() -> None:
 
 
 def _quick(state: State, starts: list[Policy]) -> Iterator[None]:
-    """A schedule at once; then the best of the starting policies (kept in `starts`), and the named schedules."""
-    problem, clock = state.problem, state.clock
+    """A schedule at once; then the best of the starting policies (kept in `starts`), and the named schedules, which come
+    first where trying policies takes long."""
+    problem = state.problem
     state.offer(list_schedule(problem, deepest_first(problem)), "greedy")
     yield
+    steps = [_policies(state, starts), _named(state)]
+    for step in reversed(steps) if len(problem.passes) > LARGE else steps:
+        yield from step
+
+
+def _policies(state: State, starts: list[Policy]) -> Iterator[None]:
+    problem, clock = state.problem, state.clock
     starts += starting_policies(problem, clock, 0.1 * clock.left)
     for policy in starts[:2]:
         clock.spend(len(problem.passes) * 1e-6)
         state.offer(list_schedule(problem, policy), "greedy")
         yield
+
+
+def _named(state: State) -> Iterator[None]:
     for name in PRESETS:
         if state.done:
             return
         try:
-            named = preset(name, problem)
+            named = preset(name, state.problem)
         except BadInput:
             continue
-        state.offer(named, name)
+        room = state.problem.capacity
+        if room is None or all(np.less_equal(named.timeline().peak_bytes, room)):
+            state.offer(named, name)
         if state.schedule is not named:
             state.leads.append(named)
         yield

@@ -29,6 +29,7 @@ HEATS = (0.05, 0.15, 0.4)  # what annealing takes lightly at first, in mean pass
 DROP = 0.3  # how often the worst of the pool is given up
 SHARE = 0.25  # of the time goes to blocks first
 PASS, LANE = 2e-7, 1.5e-8  # seconds of work that decoding a pass and settling a lane count for
+EACH = 20  # walks' time that making a schedule of one and verifying it takes, about
 SLOW = 3e-3  # seconds a walk from which on annealing is done with few microbatches
 CURIOUS = 0.4  # how often the arm that gained less lately is tried
 
@@ -75,13 +76,18 @@ class _Search:
     settling: float = 1e-5  # seconds that one round of `settle_near` takes
 
     def run(self) -> Iterator[Walk]:
-        said = -1
+        """Ever better walks; not all of them, since taking one costs about as much as `EACH` walks."""
+        said, when = -1, 0.0
         for _ in self.steps():
-            if self.pool and (said < 0 or self.pool[0].value < said):
-                said = self.pool[0].value
+            better = self.pool and (said < 0 or self.pool[0].value < said)
+            ended = self.left <= 0 or (self.pool and self.pool[0].value <= self.target)
+            if better and (said < 0 or ended or self.clock.used - when > EACH * self.cost):
+                said, when = self.pool[0].value, self.clock.used
                 yield self.pool[0]
-            if self.left <= 0 or (self.pool and said <= self.target):
+            if ended:
                 return
+        if self.pool and self.pool[0].value < said:
+            yield self.pool[0]
 
     @property
     def left(self) -> float:

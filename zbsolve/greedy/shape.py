@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
 from ..errors import BadInput
@@ -18,14 +16,15 @@ def microbatches(problem: Problem) -> int:
 def shape(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
     """Stage → rank, and whether the backward is split. Raises BadInput where the problem is no plain pipeline."""
     passes = problem.passes
-    kinds = Counter(KINDS[k] for k in passes.kind.tolist())
-    homes = dict(zip(passes.stage.tolist(), passes.rank.tolist(), strict=True))
-    stages = tuple(homes[s] for s in sorted(homes))
+    kinds = {KINDS[k]: int(count) for k, count in enumerate(np.bincount(passes.kind)) if count}
+    home = np.zeros(int(passes.stage.max()) + 1, np.int64)
+    home[passes.stage] = passes.rank
+    stages = tuple(home[np.unique(passes.stage)].tolist())
     m = microbatches(problem)
     for needed in (("F", "B", "W"), ("F", "BW")):
-        if kinds == {kind: len(stages) * m for kind in needed} and (passes.rank == [stages[s] for s in passes.stage]).all():
+        if kinds == {kind: len(stages) * m for kind in needed} and (passes.rank == home[passes.stage]).all():
             return stages, len(needed) == 3
-    raise BadInput(f"{name}: needs a plain pipeline of F, B, W (or F, BW) passes, not {dict(kinds)}")
+    raise BadInput(f"{name}: needs a plain pipeline of F, B, W (or F, BW) passes, not {kinds}")
 
 
 def stage_ranks(problem: Problem) -> tuple[tuple[int, ...], ...]:
