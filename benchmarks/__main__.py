@@ -63,11 +63,11 @@ def timed(work: Callable[[], Any]) -> tuple[list[float], Any]:
     return samples, result
 
 
-def write(name: str, results: dict[str, Any]) -> None:
+def write(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:
     """One file with the samples, the machine and versions."""
-    RESULTS.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     body = {"benchmark": name, "machine": machine(), "versions": versions(), "results": results}
-    path = RESULTS / f"{name}.json"
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
 

@@ -7,6 +7,7 @@ run on 8 processes that stretch their (tiny) real work to the profile's times, a
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ def profile(scale: float = 1.0) -> Profile:
     plain = Layer("", **times, held_until_B=2_000_000, held_until_W=1_000_000, parameter_bytes=0, output_bytes=1_000_000)
     layers = [replace(plain, name=f"layer{i}") for i in range(LAYERS)]
     layers[-1] = replace(layers[-1], **{kind: 1.3 * us for kind, us in times.items()})
-    return Profile("estimated", MODEL, tuple(layers), Link(100 * scale, 10_000 / scale), 4.0, None, {}, {})
+    return Profile("estimated: made up", MODEL, tuple(layers), Link(100 * scale, 10_000 / scale), 4.0, None, {}, {})
 
 
 def schedules(costs: Profile) -> dict[str, Schedule]:
@@ -72,7 +73,8 @@ def table(all_of_them: dict[str, Schedule], costs: Profile, path: Path) -> dict[
 
 def run(schedule: Schedule, path: str) -> Trace:
     """With the times of the profile at `path`, gradients checked."""
-    return run_local(schedule, MODEL, steps=STEPS, emulate=path, check=True, timeout=300)
+    trace = run_local(schedule, MODEL, steps=STEPS, emulate=path, check=True, timeout=300)
+    return replace(trace, facts={**trace.facts, "load": os.getloadavg()[0]})
 
 
 def row(schedule: Schedule, trace: Trace, base: tuple[Schedule, Trace]) -> dict[str, Any]:
@@ -84,8 +86,9 @@ def row(schedule: Schedule, trace: Trace, base: tuple[Schedule, Trace]) -> dict[
         "error": found.difference / found.predicted,
         "steps": list(found.steps),
         "bubble": schedule.timeline().bubble_rate,
+        "load": trace.facts["load"],
         "gradients": trace.facts["check"]["worst"],
-        **{what: trace.facts["emulated"][what] for what in ("passes", "late", "worst_late_us", "longer_than_emulated")},
+        **{what: trace.facts["emulated"][what] for what in ("passes", "late", "worst_late_us", "waited")},
     }
     assert found.speedup is not None
     return result | {"speedup_predicted": found.speedup.predicted, "speedup_measured": found.speedup.measured}
@@ -93,12 +96,14 @@ def row(schedule: Schedule, trace: Trace, base: tuple[Schedule, Trace]) -> dict[
 
 def show(rows: dict[str, dict[str, Any]]) -> None:
     """The table as text."""
-    print(f"{'':26}{'bubble':>8}{'predicted':>12}{'measured':>12}{'error':>9}{'speed-up':>10}{'measured':>10}  late passes")
+    heads = f"{'predicted':>12}{'measured':>12}{'error':>9}{'speed-up':>10}{'measured':>10}  late, waited for"
+    print(f"{'':26}{'bubble':>8}{heads}")
     for name, one in rows.items():
+        late = f"{one['late']} of {one['passes']}, {one['waited']} (load {one['load']:.0f})"
         speedups = [f"{one[what]:.4f}" for what in ("speedup_predicted", "speedup_measured")]
         print(
             f"{name:26}{one['bubble']:8.2%}{one['predicted'] / 1000:9.2f} ms{one['measured'] / 1000:9.2f} ms"
-            f"{one['error']:9.3%}{speedups[0]:>10}{speedups[1]:>10}  {one['late']} of {one['passes']}"
+            f"{one['error']:9.3%}{speedups[0]:>10}{speedups[1]:>10}  {late}"
         )
 
 

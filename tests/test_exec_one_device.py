@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from profiler.presets import gpt, mlp
-from zbsolve import BadInput, Trace, verify
+from zbsolve import BadInput, Schedule, Trace, verify
 from zbsolve.cli import main
 from zbsolve.exec.failure import RunFailed
 from zbsolve.exec.one_device import OneDevice
@@ -155,6 +155,20 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out)["digest"] == problem.digest
     assert main([*run, "--emulate", "schedule"]) == 2
     assert "emulated times need a process for each rank" in capsys.readouterr().err
+
+
+def test_the_benchmark_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.one_device import main as benchmark
+
+    small = ["--ranks", "2", "--microbatches", "4", "--steps", "2", "--seconds", "1"]
+    benchmark(["--device", "cpu", "--model", "mlp-tiny", *small, "--output", str(tmp_path)])
+    body = json.loads((tmp_path / "one_device.json").read_text())["results"]
+    assert set(body["times"]) == {"F", "B", "W", "BW"}
+    for name, row in body["rows"].items():
+        trace = Trace.load(tmp_path / f"one_device-{name}.trace.json")
+        assert row["predicted"] == Schedule.load(tmp_path / f"one_device-{name}.json").timeline().makespan
+        assert len(row["steps"]) == len(trace.steps) == 2
+    assert "taking turns" in capsys.readouterr().out
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

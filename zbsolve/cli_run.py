@@ -92,8 +92,8 @@ def _print_run(schedule: Any, trace: Any) -> None:
     emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
     if emulated is not None:
         print(
-            f"emulated ({emulated['times']}): of {emulated['passes']} passes the real work of {emulated['late']} came too "
-            f"late, by {emulated['worst_late_us']:.0f} µs at worst; of {emulated['longer_than_emulated']} it was too long"
+            f"emulated ({emulated['times']}): of {emulated['passes']} passes the real work of {emulated['late']} came late, "
+            f"by {emulated['worst_late_us']:.0f} µs at worst; {emulated['waited']} times the device had to wait for it"
         )
     if check is not None:
         verdict = "right" if check["passed"] else "WRONG"

@@ -90,6 +90,7 @@ class Speedup:
 class Comparison:
     """Step times in whole µs. `steps`: every measured one, in order; `measured`: the median step (a real one; the lower
     of two), `median_step` which it is. `limiting`: the rank with the longest measured window, first start to last end.
+    `emulated`: one line where devices were emulated, with how many passes this machine was late with.
     """
 
     digest: str
@@ -103,6 +104,7 @@ class Comparison:
     ranks: tuple[RankParts, ...]
     kinds: tuple[KindTimes, ...]
     speedup: Speedup | None = None
+    emulated: str | None = None
 
     @property
     def difference(self) -> int:
@@ -146,7 +148,15 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
         tuple(shares),
         tuple(_kind_times(schedule.problem, trace)),
         None if baseline is None else _speedup(schedule, trace, *baseline),
+        _emulated(trace.facts.get("emulated")),
     )
+
+
+def _emulated(facts: Any) -> str | None:
+    if not isinstance(facts, dict):
+        return None
+    late = f"{facts.get('late')} of {facts.get('passes')} passes came late, devices waited for {facts.get('waited')}"
+    return f"measured on emulated devices, times of {facts.get('times')}: {late}"
 
 
 def check_trace(schedule: Schedule, trace: Trace, what: str = "trace") -> None:
@@ -258,6 +268,7 @@ def table(comparison: Comparison) -> str:
     share = f" ({c.difference / c.predicted:+.2%})" if c.predicted else ""
     lines = [
         *([f"predicted from times that were {c.source}"] if c.source.startswith("estimated") else []),
+        *([c.emulated] if c.emulated else []),
         f"step time ({c.objective})  predicted {show(c.predicted)} {unit}, measured {show(c.measured)} {unit}{share}",
         f"  median of {len(steps)} steps, from {show(steps[0])} to {show(steps[-1])} {unit}",
         "",

@@ -5,9 +5,10 @@ when the pass before has ended and its message is there, ends after its time, an
 link's time has passed since. A step's first pass starts when it really does.
 
 The wall clock follows that clock: deadlines are absolute, so what this machine adds (a late wake-up, gloo's own time for
-a message) is made up within the next sleeps and does not add up along a step. What is recorded is the wall clock: when a
-pass really began, and when its rank really went on after its end. A rank that cannot keep up therefore shows in the
-measured step, and the passes whose real work came too late are counted. Not emulated: host time, the optimizer, memory.
+a message) is made up within the next sleeps and does not add up along a step. At most one pass's time is made up: where
+the real work comes later than that, the device waits for its rank, and the step is longer. What is recorded is the wall
+clock: when a pass really began, and when its rank really went on after its end. Not emulated: host time, the optimizer,
+memory.
 """
 
 from __future__ import annotations
@@ -82,14 +83,14 @@ class Board:
     """What the ranks of one machine tell each other about their devices: int64 cells, a row a field, a column a pass.
 
     `end`: when the pass ended on its device in this step, monotonic ns. Counted since `Device.forget`: `runs`; `longer`:
-    its real work took longer than its time; `late`: its real work was done after its device's end, and how many ns
-    at worst (`worst`).
+    its real work took longer than its time; `late`: its real work was done after its time was over, and how many ns at
+    worst (`worst`); `waited`: so late that its device waited.
     """
 
-    FIELDS = 5
+    FIELDS = 6
 
     def __init__(self, cells: NDArray[np.int64]) -> None:
-        self.end, self.runs, self.longer, self.late, self.worst = cells
+        self.end, self.runs, self.longer, self.late, self.worst, self.waited = cells
 
     @classmethod
     def alone(cls, passes: int) -> Board:
@@ -124,6 +125,7 @@ class Board:
             "longer_than_emulated": int(self.longer.sum()),
             "late": int(self.late.sum()),
             "worst_late_us": int(self.worst.max()) / 1000,
+            "waited": int(self.waited.sum()),
         }
 
 
@@ -160,20 +162,21 @@ class Device:
         """The real work of pass `name`, begun at `start`, ns, is done: wait until its device's is."""
         now, board = time.monotonic_ns(), self.board
         row, length = self._row[name], self._length[name]
-        begin = max(self.clock, start) if self._first else self.clock
-        self.clock, self._first = begin + length, False
+        due = (max(self.clock, start) if self._first else self.clock) + length
+        self.clock, self._first = max(due, now - length), False
         board.end[row] = self.clock
         board.runs[row] += 1
         board.longer[row] += now - start > length
-        if now > self.clock:
-            board.late[row] += 1
-            board.worst[row] = max(int(board.worst[row]), now - self.clock)
+        board.late[row] += now > due
+        board.worst[row] = max(int(board.worst[row]), now - due)
+        board.waited[row] += self.clock > due
         sleep_until(self.clock)
 
     def forget(self, names: Iterable[str]) -> None:
         """Count anew for these passes."""
         rows = [self._row[name] for name in names]
-        for counts in (self.board.runs, self.board.longer, self.board.late, self.board.worst):
+        board = self.board
+        for counts in (board.runs, board.longer, board.late, board.worst, board.waited):
             counts[rows] = 0
 
 

@@ -50,7 +50,7 @@ class Partitions:
         name = torch.cuda.get_device_name(self._device)
         major = torch.cuda.get_device_capability(self._device)[0]
         self._contexts, handles, self.sms = split(self._driver, ranks, device, major)
-        self._streams = [torch.cuda.get_stream_from_external(handle, self._device) for handle in handles]
+        self._streams = [torch.cuda.ExternalStream(handle, self._device) for handle in handles]  # type: ignore[no-untyped-call]
         self._zero: Any = None
         self.facts: dict[str, Any] = {"streams": "cuda green contexts", "device": name, "sms": list(self.sms)}
 
