@@ -29,6 +29,8 @@ LAYERS = [
     ("zbsolve.systems", 6),
     ("zbsolve.profile_report", 7),
     ("zbsolve.profile", 6),
+    ("zbsolve.drift", 7),
+    ("zbsolve.from_trace", 7),
     ("zbsolve.assign_mesh", 8),
     ("zbsolve.assign", 7),
     ("zbsolve.text", 1),

@@ -7,6 +7,7 @@ import json
 import sys
 from contextlib import redirect_stdout
 
+from . import cli_drift
 from .cli_tools import need_torch, print_json, progress_line
 from .errors import BadInput
 from .files import read_text
@@ -17,9 +18,12 @@ def profile_options(parser: argparse.ArgumentParser) -> None:
     """Options of `zbsolve profile`."""
     parser.add_argument(
         "model",
+        nargs="?",
+        metavar="MODEL",
         help="a preset (gpt-tiny, llama3-8b@layers=4,length=512), your own as module:function or file.py:function, or a "
         'Hugging Face config as hf:LlamaConfig{"num_hidden_layers": 4}@length=512',
     )
+    cli_drift.drift_options(parser)
     parser.add_argument("--overrides", metavar="FILE", help="for hf:…: a JSON object of config fields")
     parser.add_argument(
         "--estimate", metavar="DEVICE", help="run nothing: a roofline for a100, h100, h200 or mi300x, marked as an estimate"
@@ -32,11 +36,23 @@ def profile_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside, as other ranks here would be")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output")
-    parser.add_argument("-o", "--output", required=True, help="profile.json, or - for standard output")
+    parser.add_argument("-o", "--output", help="profile.json, or - for standard output")
 
 
 def profile(options: argparse.Namespace) -> int:
-    """Measure a model and write its profile."""
+    """Measure a model and write its profile; or what stands in for one."""
+    if [options.model, options.diff, options.from_trace].count(None) != 2:
+        raise BadInput("profile: name one of MODEL, --diff OLD NEW, --from-trace TRACE")
+    if options.profile is not None and options.from_trace is None:
+        raise BadInput("--profile: is for --from-trace")
+    if options.diff is not None:
+        return cli_drift.diff(options)
+    if options.output is None:
+        raise BadInput("profile: say where to write it: -o profile.json")
+    return _measure(options) if options.model is not None else cli_drift.from_trace(options)
+
+
+def _measure(options: argparse.Namespace) -> int:
     need_torch()
     spec = _model(options)
     with redirect_stdout(sys.stderr):  # whatever the model prints: standard output may be the profile itself
