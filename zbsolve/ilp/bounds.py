@@ -14,25 +14,28 @@ import numpy as np
 from ..clock import Clock
 from ..greedy.arrays import arrays
 from ..problem import Ints, Problem
-from .arcs import NOWHERE, arcs, heads_and_tails
+from .arcs import FAR, NOWHERE, arcs, heads_and_tails
 from .area import area, least_lifespans
 from .idle import Window, idle
-from .onerank import Climb, lanes_of, refute
+from .onerank import Climb, lanes_of
 from .window import one_machine
 
 EFFORT = 4_000_000  # passes walked over in one closed form
 STATE = 5e-6  # seconds that one partial order counts for
 MOST = 2_000_000  # partial orders in one try: a few GB in the worst case
+GRAIN = 64  # a group of ranks that can gain less than this part of the gap is left
 WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
-GROUPS = ("one rank", "pair", "three ranks", "four ranks")  # kinds of bounds by how many ranks are kept whole
+MANY, WHOLE_MOST = 8, 4  # ranks kept at most, lean or whole
+GROUPS = ("ranks", "lean ranks")  # kinds of bounds from a search over some ranks' passes, see onerank.lanes_of
+Group = tuple[tuple[int, ...], bool]  # ranks, and whether only the first is kept whole (lean)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """No schedule whose lanes run in table order has a smaller value than `value` µs; `proof` says why.
 
-    kind: the relaxation ("path", "work", "idle", "area": closed forms; or one of GROUPS); ranks: which ranks it keeps.
-    With both, the bound can be proven again from the problem alone (`recheck`).
+    kind: the relaxation ("path", "work", "idle", "area": closed forms; or one of GROUPS, a search); ranks: which ranks it
+    keeps. With both, the bound can be proven again from the problem alone (`recheck`).
     """
 
     value: int
@@ -130,55 +133,58 @@ def improve(problem: Problem, best: Bound, value: int | None, clock: Clock, seco
         best = forms[0]
         yield best
     ceiling = 4 * best.value if value is None else value
-    waiting: list[tuple[int, ...]] = [(rank,) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
-    climbs: dict[tuple[int, ...], Climb] = {}
-    states, rate, size = 3_000, 50_000.0, 1
+    waiting: list[Group] = [((rank,), False) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
+    climbs: dict[Group, Climb] = {}
+    states, rate, fresh = 3_000, 50_000.0, True
+    most = min(MANY, problem.ranks)
+    stages = [(size, lean) for lean in (True, False) for size in range(2, 1 + (most if lean else min(most, WHOLE_MOST)))]
     while waiting and states <= MOST:
-        for ranks in list(waiting):
+        for group in list(waiting):
             if best.value >= ceiling or clock.used >= until or clock.left <= 0:
                 return
-            if ranks not in climbs:
-                lanes = lanes_of(problem, ranks)
+            if group not in climbs:
+                lanes = lanes_of(problem, *group)
                 if lanes is None:
-                    waiting.remove(ranks)
+                    waiting.remove(group)
                     continue
-                climbs[ranks] = Climb(lanes, ceiling, max(1, (ceiling - best.value) // 32))
+                climbs[group] = Climb(lanes, ceiling, max(1, (ceiling - best.value) // 32))
             answer: bool | None = True
             while answer is not None:
-                window = climbs[ranks].window(best.value - 1)
+                window = climbs[group].window(best.value - 1, (ceiling - best.value) // GRAIN)
                 if window is None:
-                    waiting.remove(ranks)
+                    waiting.remove(group)
                     break
                 began = clock.used
                 allowed = min(states, int(rate * min(clock.left, until - began)))
                 if allowed < 1_000:
                     return
-                answer, tried = climbs[ranks].attempt(window, allowed)
+                answer, tried = climbs[group].attempt(window, allowed)
                 clock.spend(tried * STATE)
                 if tried >= 2_000:
                     rate = 0.8 * tried / max(1e-9, clock.used - began)
                 if answer:
-                    best = _of_ranks(ranks, window + 1)
+                    best = _of_group(group, window + 1)
                     yield best
         states *= 8
-        if not waiting or (size == 1 and states > 200_000):
-            size += 1
-            waiting += _groups(problem, best, forms, size)
-            states = min(states, 24_000)
+        while stages and (not waiting or (fresh and states > 200_000)):
+            size, lean = stages.pop(0)
+            waiting += _groups(problem, best, forms, size, lean)
+            states, fresh = min(states, 24_000), False
 
 
-def _of_ranks(ranks: tuple[int, ...], value: int) -> Bound:
+def _of_group(group: Group, value: int) -> Bound:
+    ranks, lean = group
     who, whose = (f"ranks {', '.join(map(str, ranks))}", "their") if len(ranks) > 1 else (f"rank {ranks[0]}", "its")
-    proof = f"{who}: no order of {whose} passes fits {value - 1} µs"
-    return Bound(value, proof, GROUPS[len(ranks) - 1], ranks)
+    which = f"{whose} passes" + (" (leaving out weight gradients of all but the first)" if lean else "")
+    return Bound(value, f"{who}: no order of {which} fits {value - 1} µs", GROUPS[lean], ranks)
 
 
-def _groups(problem: Problem, best: Bound, forms: list[Bound], size: int) -> list[tuple[int, ...]]:
-    """The ranks of the best bound, each time with another one, where that makes `size` ranks; none beyond what pays."""
+def _groups(problem: Problem, best: Bound, forms: list[Bound], size: int, lean: bool) -> list[Group]:
+    """The ranks of the best bound, filled up with others, each time with another one, where that makes `size` ranks."""
     ranks = next(bound.ranks for bound in (best, *forms) if bound.ranks)
-    if size > len(GROUPS) or len(ranks) < size - 1:
-        return []
-    return [(*ranks[: size - 1], other) for other in range(problem.ranks) if other not in ranks[: size - 1]]
+    others = [rank for rank in range(problem.ranks) if rank not in ranks]
+    kept = (*ranks, *others)[: size - 1]
+    return [((*kept, other), lean) for other in range(problem.ranks) if other not in kept]
 
 
 def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
@@ -191,8 +197,8 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
 
         return bound if refutes(problem, bound.value, seconds) else Bound(0, "not proven again", WHOLE)
     if bound.kind in GROUPS:
-        lanes = lanes_of(problem, bound.ranks)
-        if lanes is not None and refute(lanes, bound.value - 1, int(200_000 * seconds))[0]:
+        lanes = lanes_of(problem, bound.ranks, bound.kind == GROUPS[True])
+        if lanes is not None and Climb(lanes, FAR, 1).attempt(bound.value - 1, int(100_000 * seconds))[0]:
             return bound
         return Bound(0, "not proven again", bound.kind, bound.ranks)
     closed_form(problem)

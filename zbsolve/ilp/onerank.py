@@ -19,6 +19,8 @@ from .arcs import FAR, heads_and_tails
 from .area import paths_within
 from .onerank_search import search
 
+NARROW, WIDER = 8, 4  # states kept of each set of positions at first, and by how much more a next try keeps
+
 
 class Lanes(NamedTuple):
     """The lanes of some ranks, all of one length, in an order that respects the graph; times in µs, memory in bytes.
@@ -42,22 +44,25 @@ class Lanes(NamedTuple):
     fall: Floats
 
 
-def lanes_of(problem: Problem, ranks: tuple[int, ...]) -> Lanes | None:
+def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False) -> Lanes | None:
     """The lanes of `ranks`; None where they are not alike (lengths, durations, bytes), or a rank has several streams or
     unlimited memory. For the span the window is that of the first rank: others may begin and end outside it, and must
-    depend on its first start."""
+    depend on its first start. lean: ranks but the first are kept without the passes that nobody waits for and that take
+    no memory; what only those free is not counted."""
     a = arrays(problem)
-    mine = np.flatnonzero(np.isin(a.rank, np.array(ranks))).astype(np.int64)
     rows_of = [rows for rows in problem.lanes if int(a.rank[rows[0]]) in ranks]
+    if lean:
+        rows_of = [rows for rows in rows_of if int(a.rank[rows[0]]) == ranks[0] or not _idle_end(problem, rows)]
     rows_of.sort(key=lambda rows: int(a.depth[rows[0]]))
-    used = {problem.passes.stream_sets[s] for s in np.unique(problem.passes.streams[mine]).tolist()}
     room = a.room[list(ranks)]
-    if len({len(rows) for rows in rows_of}) > 1 or len(rows_of) == 1 or room.max() >= UNLIMITED:
+    if len({len(rows) for rows in rows_of}) > 1 or len(rows_of) <= 1 or room.max() >= UNLIMITED:
         return None
+    mine = np.sort(np.concatenate(rows_of))
+    used = {problem.passes.stream_sets[s] for s in np.unique(problem.passes.streams[mine]).tolist()}
     if len(used) != len(ranks) or max(map(len, used)) > 1:
         return None
     table = np.stack(rows_of)
-    columns = [column[table] for column in (a.duration, a.taken, a.freed)]
+    columns = [column[table] for column in (a.duration, _taken(problem, mine), a.freed)]
     if any((column != column[:, :1]).any() for column in columns):
         return None
     duration, taken, freed = (column[:, 0] for column in columns)
@@ -73,6 +78,21 @@ def lanes_of(problem: Problem, ranks: tuple[int, ...]) -> Lanes | None:
     _thin(lag, duration)
     slack = np.where(inside, 0, FAR)
     return Lanes(home, duration, taken, freed, room, slack, head[place], tail[place], lag, held, fall)
+
+
+def _idle_end(problem: Problem, rows: Ints) -> bool:
+    """Whether nobody waits for any of the passes, and they take no memory."""
+    a = arrays(problem)
+    return not (a.out_first[rows + 1] > a.out_first[rows]).any() and not a.taken[rows].any()
+
+
+def _taken(problem: Problem, mine: Ints) -> Ints:
+    """Bytes each pass takes that passes of `mine` free."""
+    edges = problem.edges
+    kept = np.flatnonzero((edges.bytes > 0) & np.isin(edges.after, mine))
+    taken = np.zeros(len(problem.passes), np.int64)
+    np.add.at(taken, edges.before[kept], edges.bytes[kept])
+    return taken
 
 
 def _thin(lag: Ints, duration: Ints) -> None:
@@ -115,7 +135,7 @@ def _fall(problem: Problem, mine: Ints, tail: Ints, rank: int, room: int) -> Flo
     """Rows (time before the window's end, byte·µs that fit between then and the end, bytes from there on) of a rank; as
     many rows for every rank."""
     edges = problem.edges
-    rows = np.flatnonzero((edges.bytes > 0) & np.isin(edges.before, mine))
+    rows = np.flatnonzero((edges.bytes > 0) & np.isin(edges.before, mine) & np.isin(edges.after, mine))
     here = problem.passes.rank[edges.before[rows]] == rank
     time = np.maximum(tail[np.searchsorted(mine, edges.after[rows])], 0)
     order = np.argsort(time, kind="stable")
@@ -126,40 +146,51 @@ def _fall(problem: Problem, mine: Ints, tail: Ints, rank: int, room: int) -> Flo
     return np.stack([when.astype(float), area, levels.astype(float)], axis=1)
 
 
-def refute(lanes: Lanes, window: int, states: int) -> tuple[bool | None, int]:
-    """True where no order of the passes fits `window` µs; False where one does (within the relaxation); None where more
-    than `states` partial orders would have to be tried. And how many were."""
-    count, m = lanes.head.shape
-    if (m + 1) ** count >= 1 << 62 or window >= 1 << 28:
+def refute(lanes: Lanes, window: int, breadth: int, states: int) -> tuple[bool | None, int]:
+    """True where no order of the passes fits `window` µs; False where one does (within the relaxation); None where
+    `breadth` states at one place, or `states` partial orders in all, are too few to tell. And how many were tried."""
+    if window >= 1 << 28:
         return None, 0
-    width = int((lanes.lag >= 0).sum()) * m
-    answer, tried = search(*lanes, min(width, 128) + 1, window, states)
+    width = int((lanes.lag >= 0).sum()) * lanes.head.shape[1]
+    answer, tried = search(*lanes, min(width, 128) + 1, window, breadth, states)
     return (None if answer < 0 else bool(answer == 0)), int(tried)
 
 
 @dataclass
 class Climb:
     """The search for the largest window, µs, that some ranks refute: `fits` is known to fit (or of no use), steps double
-    while they are refuted, and between the two windows are halved."""
+    while they are refuted (`least` at first), and between the two windows are halved. `breadth` is what the last answer
+    took."""
 
     lanes: Lanes
     fits: int
-    step: int
+    least: int
+    step: int = 0
+    breadth: int = NARROW
 
-    def window(self, refuted: int) -> int | None:
-        """The window to try next; None where nothing is left to gain."""
-        window = refuted + self.step
-        if window >= self.fits:
-            window = (refuted + self.fits) // 2
-        return window if window > refuted else None
+    def window(self, refuted: int, grain: int = 0) -> int | None:
+        """The window to try next; None where no more than `grain` is left to gain."""
+        if self.fits - refuted <= max(1, grain):
+            return None
+        window = refuted + max(self.least, self.step)
+        return (refuted + self.fits) // 2 if window >= self.fits else window
 
     def attempt(self, window: int, states: int) -> tuple[bool | None, int]:
-        """Whether the window is refuted; None: not known with so many states. And how many were tried."""
-        answer, tried = refute(self.lanes, window, states)
+        """Whether the window is refuted; None: not known with so many states. And how many were tried. The breadth grows
+        from a quarter of what it took last while that leaves states."""
+        breadth, tried = max(NARROW, self.breadth // WIDER), 0
+        while True:
+            answer, count = refute(self.lanes, window, breadth, states - tried)
+            tried += count
+            if answer is not None or tried + WIDER * count > states:
+                break
+            breadth *= WIDER
         if answer is None:
-            self.step = max(1, self.step // 4)
-        elif answer:
-            self.step *= 2
+            self.step //= 4
+            return None, tried
+        self.breadth = breadth
+        if answer:
+            self.step = 2 * max(self.least, self.step)
         else:
             self.fits = window
         return answer, tried

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-COMPARED = 48  # states of one set of positions that a new one is compared with
-
 
 @numba.njit(cache=True, nogil=True)
-def search(home, duration, taken, freed, room, slack, head, tail, lag, held, fall, width, window, most):  # type: ignore[no-untyped-def]
-    """1 where an order fits the window, 0 where none does, −1 where more than `most` states were tried; and how many were.
+def search(home, duration, taken, freed, room, slack, head, tail, lag, held, fall, width, window, breadth, most):  # type: ignore[no-untyped-def]
+    """1 where an order fits the window, 0 where none does, −1 where neither is known; and how many states were tried.
+
+    Of the states with one set of positions at most `breadth` are kept: further ones are merged into the most similar of
+    those, the earlier time counting everywhere, which only relaxes (a relaxed decision diagram, Andersen et al. 2007). With
+    merged states, or where more than `most` states are tried, an end that fits says nothing.
 
     A state is a set of passes placed (positions), when each rank is free, and when passes whose forerunner has run may
     start (arrivals, a queue for every pair of lanes with a lag). Of two states with the same positions one that is nowhere
@@ -35,6 +37,7 @@ def search(home, duration, taken, freed, room, slack, head, tail, lag, held, fal
     arrivals = np.zeros((1, width), np.int32)
     start, used = np.empty(lanes, np.int64), np.empty(ranks, np.int64)
     tried = 0
+    exact = True
     for _ in range(lanes * m):
         count = len(now)
         new_position = np.empty((count * lanes, lanes), np.int16)
@@ -82,9 +85,10 @@ def search(home, duration, taken, freed, room, slack, head, tail, lag, held, fal
                 n += 1
         if n == 0:
             return 0, tried
-        keep = _undominated(new_position[:n], new_now[:n], new_arrivals[:n], pairs, m)
+        keep, whole = _undominated(new_position[:n], new_now[:n], new_last[:n], new_arrivals[:n], pairs, m, breadth)
+        exact = exact and whole
         position, now, last, arrivals = new_position[keep], new_now[keep], new_last[keep], new_arrivals[keep]
-    return 1, tried
+    return (1 if exact else -1), tried
 
 
 @numba.njit(cache=True, nogil=True)
@@ -240,35 +244,65 @@ def _fits(left, ramp):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _undominated(position, now, arrivals, pairs, m):  # type: ignore[no-untyped-def]
-    """The states to keep: by positions, in order of time, each compared with some kept before it."""
+def _undominated(position, now, last, arrivals, pairs, m, breadth):  # type: ignore[no-untyped-def]
+    """The states to keep, by positions and in order of time, and whether none were merged (in place)."""
     n, lanes = position.shape
     key = np.zeros(n, np.int64)
     for a in range(lanes):
-        key = key * (m + 1) + position[:, a]
+        key = key * 1_000_003 + position[:, a]  # may wrap around: positions are compared too
     total = np.zeros(n, np.int64)
     for r in range(now.shape[1]):
         total += now[:, r]
     by_time = np.argsort(total, kind="mergesort")
     order = by_time[np.argsort(key[by_time], kind="mergesort")]
     keep = np.empty(n, np.int64)
-    kept, group = 0, 0
+    kept, group, exact = 0, 0, True
     for x in range(n):
         s = order[x]
-        if x == 0 or key[s] != key[order[x - 1]]:
+        if x == 0 or not _equal(position[s], position[order[x - 1]]):
             group = kept
         size = 0
         for k in range(len(pairs)):
             size += max(0, position[s, pairs[k, 0]] - position[s, pairs[k, 1]])
         dominated = False
-        for y in range(group, min(kept, group + COMPARED)):
+        nearest, least = np.int64(-1), np.int64(0)
+        for y in range(group, kept):
             if _no_later(now[keep[y]], now[s], now.shape[1]) and _no_later(arrivals[keep[y]], arrivals[s], size):
                 dominated = True
                 break
-        if not dominated:
+            if kept - group >= breadth:
+                away = _apart(now[keep[y]], now[s], now.shape[1]) + _apart(arrivals[keep[y]], arrivals[s], size)
+                if nearest < 0 or away < least:
+                    nearest, least = keep[y], away
+        if dominated:
+            continue
+        if nearest < 0:
             keep[kept] = s
             kept += 1
-    return keep[:kept]
+            continue
+        now[nearest] = np.minimum(now[nearest], now[s])
+        arrivals[nearest] = np.minimum(arrivals[nearest], arrivals[s])
+        last[nearest] = -1  # what ran last says nothing of two pasts
+        exact = False
+    return keep[:kept], exact
+
+
+@numba.njit(cache=True, nogil=True)
+def _equal(one, other):  # type: ignore[no-untyped-def]
+    """Whether the positions are the same."""
+    for a in range(len(one)):  # noqa: SIM110 (a generator is slow here)
+        if one[a] != other[a]:
+            return False
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def _apart(one, other, size):  # type: ignore[no-untyped-def]
+    """How far the first `size` times are apart, µs in all."""
+    away = np.int64(0)
+    for q in range(size):
+        away += abs(np.int64(one[q]) - np.int64(other[q]))
+    return away
 
 
 @numba.njit(cache=True, nogil=True)
