@@ -19,6 +19,7 @@ from zbsolve.partition import balanced, equal, spans
 from zbsolve.partition_alpa import alpa, submeshes
 from zbsolve.partition_file import Partition
 from zbsolve.placement import parse_routes
+from zbsolve.profile import held
 
 
 def all_partitions(layers: int, stages: int):
@@ -153,6 +154,19 @@ def test_named_partitions_of_a_profile_are_the_best_of_their_kind():
         assert limit is None or max(found["alpa"].need) <= limit
         assert max(found["balanced"].times) == pytest.approx(min(max(one.times) for one in every))
         assert max(found["memory"].need) == min(max(one.need) for one in every)
+
+
+def test_bytes_of_a_stage_are_those_of_its_problem():
+    """Also where two layers count one tensor, and where B keeps more for W than it frees."""
+    rng = random.Random(4)
+    for _ in range(10):
+        what = ("held_until_B", "held_until_W", "held_from_B", "output_kept", "input_unneeded")
+        profile = random_profile(rng, 6)
+        profile = replace(profile, layers=tuple(replace(c, **{w: rng.randint(0, 9) for w in what}) for c in profile.layers))
+        kept = job_of(profile, "single", 2, 1).kept()
+        for a, b in combinations(range(7), 2):
+            stage = {name: column[0] for name, column in held([profile.layers[a:b]]).items()}
+            assert kept[a, b] == sum(stage.values())
 
 
 def test_stages_that_share_a_rank_are_balanced_together():

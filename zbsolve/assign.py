@@ -65,9 +65,19 @@ class Job:
 
     def bytes(self, stage: int) -> Floats:
         """[a, b]: bytes that a stage of layers a … b − 1 needs: parameters, their states, activations."""
+        return (
+            self.profile.states * spans([c.parameter_bytes for c in self.profile.layers]) + self.alive(stage) * self.kept()
+        )
+
+    def kept(self) -> Floats:
+        """[a, b]: the most bytes that a stage of layers a … b − 1 keeps of one microbatch, as `profile.held` counts them."""
         layers = self.profile.layers
-        kept = spans([c.held_until_B + c.held_until_W + c.held_from_B for c in layers])
-        return self.profile.states * spans([c.parameter_bytes for c in layers]) + self.alive(stage) * kept
+        twice = [max(a.output_kept, b.input_unneeded) for a, b in zip(layers, layers[1:], strict=False)]
+        until = np.concatenate([[0.0], np.cumsum(twice), [0.0]])  # [b − 1] − [a]: what lies between the layers of a stage
+        inside = np.concatenate([until[:1], until[:-1]])[None, :] - until[:, None]
+        after_f = spans([c.held_until_B + c.held_until_W for c in layers]) - inside
+        least: Floats = np.maximum(after_f, spans([c.held_until_W + c.held_from_B for c in layers]))
+        return least
 
     @property
     def away(self) -> Floats:

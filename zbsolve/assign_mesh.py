@@ -98,12 +98,9 @@ class _Costs:
 
 
 def _costs(job: Job, size: int, scaling: Scaling | None) -> _Costs:
-    layers = on_devices(job.profile, size, scaling)
-    return _Costs(
-        np.rint(1e3 * spans(replace(job, profile=replace(job.profile, layers=layers)).times)),
-        job.profile.states * spans([c.parameter_bytes for c in layers]),
-        spans([c.held_until_B + c.held_until_W + c.held_from_B for c in layers]),
-    )
+    there = replace(job, profile=replace(job.profile, layers=on_devices(job.profile, size, scaling)))
+    fixed = job.profile.states * spans([c.parameter_bytes for c in there.profile.layers])
+    return _Costs(np.rint(1e3 * spans(there.times)), fixed, there.kept())
 
 
 def _within(one: _Costs, job: Job, s: int) -> Floats:
