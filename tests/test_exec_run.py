@@ -2,12 +2,16 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from profiler.models import Model, load, seeded
 from profiler.presets import gpt, mlp
@@ -28,6 +32,35 @@ def test_gradients_equal_the_unsplit_model(placement: tuple[int, ...], fused: bo
         assert worst_difference(random_schedule(problem, seed), mlp(0)) < 1e-5
 
 
+def small(dtype: torch.dtype) -> Model:
+    """Six layers, two kinds of norm and activation, all of one type."""
+
+    def layer(i: int) -> nn.Module:
+        act = nn.Tanh() if i % 2 else nn.GELU()
+        return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8, bias=i % 3 > 0), act).to(dtype)
+
+    def batch(microbatch: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers = torch.Generator().manual_seed(microbatch + 100 * step)
+        x = torch.randn(6, 8, dtype=dtype, generator=numbers)
+        return x, x.roll(1, 1).tanh()
+
+    layers = tuple(seeded(0, i, partial(layer, i)) for i in range(6))
+    return Model("small", layers, tuple("abcdef"), batch, nn.functional.mse_loss)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_200_random_orders_and_placements(dtype: torch.dtype, limit: float) -> None:
+    """max |gradient − right| / max |right| of each tensor: microbatches add up in another order than in one process."""
+    model, rng, worst = small(dtype), random.Random(7), 0.0
+    for seed in range(200):
+        ranks = rng.randint(1, 4)
+        spot = [*range(ranks), *(rng.randrange(ranks) for _ in range(rng.randint(0, 6 - ranks)))]
+        rng.shuffle(spot)
+        problem = a_problem(tuple(spot), rng.randint(1, 5), layers=6, fused=rng.random() < 0.25)
+        worst = max(worst, worst_difference(random_schedule(problem, seed), model))
+    assert 0 < worst <= limit
+
+
 @pytest.mark.parametrize("placement", [(0,), (0, 1, 0), (0, 0, 1)])
 def test_a_small_gpt_tied_on_one_rank(placement: tuple[int, ...]) -> None:
     model = gpt("small", 0, width=16, blocks=2, heads=2, batch=2, length=8, tied=placement[-1] == 0)
@@ -35,8 +68,6 @@ def test_a_small_gpt_tied_on_one_rank(placement: tuple[int, ...]) -> None:
 
 
 def test_dropout_is_the_same_on_every_rank() -> None:
-    from torch import nn
-
     base = mlp(0)
     layers = tuple(seeded(0, i, lambda: nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.5))) for i in range(8))
     model = Model("dropout", layers, base.layer_names, base.batch, base.loss)
