@@ -13,7 +13,7 @@ from .comm import Wires, receive_bytes, send_bytes
 from .stage import run_layers
 from .walk import Data
 
-LIMITS = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 Place = tuple[int, str]
 
 

@@ -112,8 +112,11 @@ class Links:
     def post(self, message: Message) -> None:
         """Post its receive, and those before it from its source, as far as shapes are known; never waits."""
         waiting = self._unposted[message.source]
-        while message not in self._posted and waiting and self._key(waiting[0]) in self._shapes:
-            self._receive(waiting.popleft())
+        while message not in self._posted and waiting:
+            shape = self._shapes.get(self._key(waiting[0]))
+            if shape is None:
+                return
+            self._receive(waiting.popleft(), shape)
 
     def take(self, message: Message) -> tuple[Tensor, int]:
         """The tensor of `message` and when this rank had it, monotonic ns; waits. Raises LostRank."""
@@ -121,9 +124,10 @@ class Links:
             posted = self._posted.pop(message, None)
             while posted is None:
                 first = self._unposted[message.source].popleft()
-                if self._key(first) not in self._shapes:
-                    self._shapes[self._key(first)] = self._asked(first.source)
-                self._receive(first)
+                key = self._key(first)
+                if key not in self._shapes:
+                    self._shapes[key] = self._asked(first.source)
+                self._receive(first, self._shapes[key])
                 posted = self._posted.pop(message, None)
             work, tensor = posted
             work.wait(self._timeout)
@@ -168,9 +172,8 @@ class Links:
     def _key(self, message: Message) -> tuple[int, int]:
         return message.boundary, self._numbers[message.microbatch]
 
-    def _receive(self, message: Message) -> None:
-        shape, dtype = self._shapes[self._key(message)]
-        buffer = torch.empty(shape, dtype=dtype, device=self._device)
+    def _receive(self, message: Message, shape: Shape) -> None:
+        buffer = torch.empty(shape[0], dtype=shape[1], device=self._device)
         self._posted[message] = self._wires.receive(buffer, message.source), buffer
 
     def _asked(self, source: int) -> Shape:
@@ -233,10 +236,16 @@ def _look(
 
 def _wait_for(sent: deque[tuple[Any, Tensor]], broken: list[str], timeout: timedelta) -> None:
     while sent:
+        work, tensor = sent[0]
         try:
-            sent[0][0].wait(timeout)
+            if tensor.is_cuda:  # NCCL's wait lets a stream wait, but the memory must stay until the device is done
+                while not work.is_completed():
+                    time.sleep(POLL)
+            else:
+                work.wait(timeout)
         except Exception as error:
             broken.append(reason(error))
+        del work, tensor
         sent.popleft()
 
 

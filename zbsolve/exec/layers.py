@@ -38,7 +38,7 @@ def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]
 def listed(layers: Layers) -> dict[str, nn.Module] | None:
     """Name in the model's state dict → layer, where `layers` are all there; None for a builder. Raises BadInput."""
     if isinstance(layers, nn.Sequential | nn.ModuleList):
-        return dict(layers.named_children())
+        return {name: layer for name, layer in layers._modules.items() if layer is not None}  # one may be there twice
     if isinstance(layers, nn.Module):
         raise BadInput(f"layers: a {type(layers).__name__} has no order: give an nn.Sequential, a list, or a builder")
     if isinstance(layers, Sequence):

@@ -58,7 +58,9 @@ class Pipeline:
 
     Every rank of the group makes one, with the same schedule. Raises BadInput where something does not fit.
 
-    The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them.
+    The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them. Random
+    layers (dropout) draw from numbers that (seed, step, microbatch, layer) fix, whatever the placement; `steps` counts
+    the steps, and is to be set where training goes on from a checkpoint. On a GPU times are when the host launched.
     """
 
     def __init__(
@@ -112,7 +114,9 @@ class Pipeline:
         self.links = Links(self.wires, self.program.incoming, self.device, timeout)
         self.walker = Walker(self.program, self.stages, self.links, self.hooks)
         self.exchange = Exchange(schedule, programs, self.wires, _offset(self.wires))
+        self._chain = list(dict.fromkeys(self.homes))
         self._numbers: dict[Any, int] = {}
+        self._signs: list[Any] = []
         self._before: Seen | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -176,26 +180,27 @@ class Pipeline:
             if not batch.dim() or len(batch) % count:
                 raise BadInput(f"{what}: {tuple(batch.shape)} does not split into {count} microbatches of equal size")
             batch = batch.chunk(count)
-        pairs = batch.items() if isinstance(batch, Mapping) else zip(self.microbatches, batch, strict=False)
-        result = {m: x.to(self.device) for m, x in pairs}
+        result = dict(batch.items() if isinstance(batch, Mapping) else zip(self.microbatches, batch, strict=False))
+        if self.device.type != "cpu":
+            result = {m: x.to(self.device) for m, x in result.items()}
         if sorted(result) != self.microbatches or len(batch) != count:
             raise BadInput(f"{what}: {len(batch)} microbatches, {count} are needed")
         return result
 
     def _agree(self, inputs: Mapping[int, Tensor]) -> dict[int, int]:
         """Microbatch → the number of its input's shape; the first stage's rank says it, and it is passed along."""
-        chain = list(dict.fromkeys(self.homes))
-        place = chain.index(self.rank)
-        if place == 0:
+        if self._chain[0] == self.rank:
             mode = _autocast(self.device.type)
             signs = [(inputs[m].shape, inputs[m].dtype, mode) for m in self.microbatches]
-            numbers = torch.tensor([self._numbers.setdefault(sign, len(self._numbers)) for sign in signs])
+            if signs != self._signs:
+                self._signs = signs
+                self._said = torch.tensor([self._numbers.setdefault(sign, len(self._numbers)) for sign in signs])
         else:
-            numbers = torch.empty(len(self.microbatches), dtype=torch.int64)
-            self.links.ask(numbers, chain[place - 1], STEP)
-        if place + 1 < len(chain):
-            self.links.tell(numbers, chain[place + 1], STEP)
-        return dict(zip(self.microbatches, numbers.tolist(), strict=True))
+            self._said = torch.empty(len(self.microbatches), dtype=torch.int64)
+            self.links.ask(self._said, self._chain[self._chain.index(self.rank) - 1], STEP)
+        if self._chain[-1] != self.rank:
+            self.links.tell(self._said, self._chain[self._chain.index(self.rank) + 1], STEP)
+        return dict(zip(self.microbatches, self._said.tolist(), strict=True))
 
     def _metered(self, data: Data) -> tuple[Record, Memory]:
         meter = LiveBytes([*self.module.parameters(), *self.module.buffers()])
