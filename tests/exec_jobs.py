@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from profiler.presets import gpt, mlp
+from profiler.rounds import held, stages_of
 from zbsolve import BadInput, pipeline
 from zbsolve.exec import Pipeline
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.walk import Data
+from zbsolve.greedy.presets import preset
 
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem, random_schedule, split_layers
 
 
 def toy(numbers: list[int]) -> list[nn.Module]:
@@ -134,6 +136,42 @@ def owned(rank: int, _: None) -> dict[str, Any]:
         "refused": refused,
         "ones": runner.step(torch.ones(2, 4), torch.ones(2, 4)).timeline.makespan,
     }
+
+
+def memories(rank: int, _: None) -> list[dict[str, Any]]:
+    """A small GPT by several schedules, its memory profiled layer by layer; a metered step each."""
+    model = gpt("small", 0, width=96, blocks=8, heads=4, batch=2, length=64)
+    numbers = range(len(model.layers))
+    sizes = held(model, stages_of(model, numbers))
+    batches = [model.batch(m, 0) for m in range(4)]
+    result = []
+    for spot, name in (((0, 1), "1f1b"), ((0, 1), "zb-h1"), ((0, 1), ""), ((0, 1, 0, 1), ""), ((0, 1, 1, 0), "")):
+        stages = len(spot)
+        counts = split_layers(len(numbers), stages)
+        times = {"BW": [20] * stages} if name == "1f1b" else {"B": [10] * stages, "W": [10] * stages}
+        problem = pipeline(
+            [10] * stages,
+            **times,
+            placement=spot,
+            microbatches=4,
+            layers=counts,
+            held_until_B=[sum(max(0, s.after_F - s.after_B) for s in sizes[a:b]) for a, b in cuts(counts)],
+            held_until_W=[sum(s.after_B for s in sizes[a:b]) for a, b in cuts(counts)],
+        )
+        schedule = preset(name, problem) if name else random_schedule(problem, 2)
+        runner = Pipeline(model.build, schedule, loss=model.loss, timeout=30)
+        inputs, targets = [x for x, _ in batches], [y for _, y in batches]
+        runner.step(inputs, targets)  # afterwards gradients are there
+        memory = runner.step(inputs, targets, memory=True).memory
+        assert memory is not None
+        peaks = {"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]}
+        result.append({"stages": stages, **peaks})
+    return result
+
+
+def cuts(counts: tuple[int, ...]) -> list[tuple[int, int]]:
+    """First layer and end of every stage."""
+    return [(sum(counts[:s]), sum(counts[: s + 1])) for s in range(len(counts))]
 
 
 def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:

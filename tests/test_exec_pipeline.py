@@ -21,7 +21,7 @@ RANDOM = 300  # schedules
 @pytest.fixture(scope="module")
 def two() -> dict[str, list[Any]]:
     """What each job gave on each of two ranks."""
-    jobs = {"example": 12, "shapes": "", "twice": 3, "leaks": 100, "owned": None}
+    jobs = {"example": 12, "shapes": "", "twice": 3, "leaks": 100, "owned": None, "memories": None}
     found = on_ranks(2, "tests.exec_jobs:several", list(jobs.items()))
     return {name: [one[i] for one in found] for i, name in enumerate(jobs)}
 
@@ -52,6 +52,15 @@ def test_nothing_leaks_over_100_steps(two: dict[str, list[Any]]) -> None:
     for rank in two["leaks"]:
         assert rank["bytes"][1] <= rank["bytes"][0]
         assert rank["live"] == 0
+
+
+def test_memory_is_what_was_predicted(two: dict[str, list[Any]]) -> None:
+    """Within 3 %; where an embedding and two blocks make a stage, up to 5 % less: what its B takes counts from F on."""
+    for rank in two["memories"]:
+        for one in rank:
+            lowest = 0.97 if one["stages"] == 2 else 0.95
+            assert lowest <= one["peak"] / one["predicted"] <= 1.005
+            assert one["last"] < one["peak"] / 50
 
 
 def test_a_rank_holds_its_own_layers_alone(two: dict[str, list[Any]]) -> None:

@@ -158,6 +158,11 @@ class Links:
         """Wait until everything has gone. Raises LostRank."""
         self._sent.flush()
 
+    def size(self, message: Message) -> int:
+        """Bytes of a message of the last step, that this rank sent or took."""
+        shape, dtype = self._shapes[self._key(message)]
+        return shape.numel() * dtype.itemsize
+
     def tell(self, tensor: Tensor, destination: int, tag: int) -> None:
         """Start sending something beside the messages; never waits."""
         self._sent.keep(self._wires.send(tensor, destination, tag), tensor)

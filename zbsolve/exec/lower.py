@@ -53,7 +53,7 @@ class Action:
     posts: tuple[Message, ...]
     takes: Message | str | None
     sends: tuple[Message, ...]
-    hands: str | None
+    hands: Message | None
     done: bool
 
 
@@ -178,7 +178,7 @@ def _program(
             tuple(posts.get(name, ())),
             takes.before if takes is not None and local else takes,
             tuple(m for m in out if m.destination != rank),
-            next((m.after for m in out if m.destination == rank), None),
+            next((m for m in out if m.destination == rank), None),
             last[one.stage] == name,
         )
 

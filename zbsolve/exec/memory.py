@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..problem import Problem
-from .lower import Program
+from .lower import Message, Program
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -98,8 +98,19 @@ class Memory:
         return max(self.predicted, default=0)
 
 
-def predicted(problem: Problem, program: Program) -> tuple[int, ...]:
-    """Bytes held after each pass of `program`: what the problem's edges hold."""
-    rows = [problem.index[action.name] for action in program.actions]
-    curve = np.cumsum(problem.taken[rows] - problem.freed[rows])
-    return tuple(curve.tolist())
+def predicted(problem: Problem, program: Program, size: Callable[[Message], int] = lambda message: 0) -> tuple[int, ...]:
+    """Bytes held after each pass of `program`: what the problem's edges hold, and messages: a receive's buffer from when
+    it is posted until its pass takes it, an output on its way to another rank right after its pass, and one for this
+    rank until it is taken. `size`: bytes of a message (without: they are not counted)."""
+    actions = program.actions
+    place = {action.name: i for i, action in enumerate(actions)}
+    rows = [problem.index[action.name] for action in actions]
+    change = [*(problem.taken[rows] - problem.freed[rows]).tolist(), 0]
+    for i, action in enumerate(actions):
+        spans = [(i, place[m.after], m) for m in action.posts]
+        spans += [(i, i + 1, m) for m in action.sends]
+        spans += [(i, place[action.hands.after], action.hands)] if action.hands is not None else []
+        for begin, end, message in spans:
+            change[begin] += size(message)
+            change[end] -= size(message)
+    return tuple(np.cumsum(change[:-1]).tolist())

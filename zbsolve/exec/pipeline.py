@@ -202,13 +202,17 @@ class Pipeline:
             self.links.tell(self._said, self._chain[self._chain.index(self.rank) + 1], STEP)
         return dict(zip(self.microbatches, self._said.tolist(), strict=True))
 
+    def _size(self, message: Message) -> int:
+        local = message.source == message.destination
+        return self.walker.handed_bytes[message.after] if local else self.links.size(message)
+
     def _metered(self, data: Data) -> tuple[Record, Memory]:
         meter = LiveBytes([*self.module.parameters(), *self.module.buffers()])
         meter.ignore([*data.inputs.values(), *data.targets.values()])
         with meter:
             record = self.walker.step(data, meter)
         names = tuple(action.name for action in self.program.actions)
-        curve = predicted(self.schedule.problem, self.program)
+        curve = predicted(self.schedule.problem, self.program, self._size)
         return record, Memory(names, tuple(record.held), curve, meter.most)
 
 

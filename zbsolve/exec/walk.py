@@ -72,6 +72,7 @@ class Walker:
         self.post = post
         self.hooks = hooks or Hooks()
         self.handed: dict[str, Tensor] = {}
+        self.handed_bytes: dict[str, int] = {}  # of the last step
 
     def step(self, data: Data, meter: LiveBytes | None = None) -> Record:
         """The whole program once. Raises RunFailed naming rank, pass and cause."""
@@ -117,7 +118,8 @@ class Walker:
             end = time.monotonic_ns()
             del given
             if action.hands is not None and output is not None:
-                self.handed[action.hands] = output
+                self.handed[action.hands.after] = output
+                self.handed_bytes[action.hands.after] = output.nbytes
             for message in action.sends:
                 assert output is not None
                 post.send(message, output)
@@ -144,7 +146,7 @@ class Walker:
             y = stage.forward(m, x, data.targets.get(m), split=action.split, seed=data.seed + m)
             if stage.loss is None:
                 return y
-            record.losses.append(y)
+            record.losses.append(y.clone())  # alone: some losses leave their mean in a storage as large as the output
             return None
         if action.kind == "W":
             stage.weights(m)
