@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from profiler.memory import held
 from profiler.presets import gpt, mlp
-from profiler.rounds import held, stages_of
+from profiler.rounds import stages_of
 from zbsolve import BadInput, pipeline
 from zbsolve.exec import Pipeline
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.walk import Data
 from zbsolve.greedy.presets import preset
+from zbsolve.profile import Layer, Link, Profile
 
 from .exec_tools import a_problem, random_schedule, split_layers
 
@@ -141,37 +143,22 @@ def owned(rank: int, _: None) -> dict[str, Any]:
 def memories(rank: int, _: None) -> list[dict[str, Any]]:
     """A small GPT by several schedules, its memory profiled layer by layer; a metered step each."""
     model = gpt("small", 0, width=96, blocks=8, heads=4, batch=2, length=64)
-    numbers = range(len(model.layers))
-    sizes = held(model, stages_of(model, numbers))
+    sizes = held(model, stages_of(model, range(len(model.layers))))
+    rows = tuple(Layer(f"layer{i}", 10, 10, 10, 20, parameter_bytes=0, **size.costs()) for i, size in enumerate(sizes))
+    profile = Profile("measured", "small", rows, Link(1.0, 1000.0), 4.0, None, {}, {})
     batches = [model.batch(m, 0) for m in range(4)]
     result = []
     for spot, name in (((0, 1), "1f1b"), ((0, 1), "zb-h1"), ((0, 1), ""), ((0, 1, 0, 1), ""), ((0, 1, 1, 0), "")):
-        stages = len(spot)
-        counts = split_layers(len(numbers), stages)
-        times = {"BW": [20] * stages} if name == "1f1b" else {"B": [10] * stages, "W": [10] * stages}
-        problem = pipeline(
-            [10] * stages,
-            **times,
-            placement=spot,
-            microbatches=4,
-            layers=counts,
-            held_until_B=[sum(max(0, s.after_F - s.after_B) for s in sizes[a:b]) for a, b in cuts(counts)],
-            held_until_W=[sum(s.after_B for s in sizes[a:b]) for a, b in cuts(counts)],
-        )
+        counts = split_layers(len(rows), len(spot))
+        problem = profile.problem(2, 4, spot, layers=counts, fused=name == "1f1b")
         schedule = preset(name, problem) if name else random_schedule(problem, 2)
         runner = Pipeline(model.build, schedule, loss=model.loss, timeout=30)
         inputs, targets = [x for x, _ in batches], [y for _, y in batches]
         runner.step(inputs, targets)  # afterwards gradients are there
         memory = runner.step(inputs, targets, memory=True).memory
         assert memory is not None
-        peaks = {"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]}
-        result.append({"stages": stages, **peaks})
+        result.append({"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]})
     return result
-
-
-def cuts(counts: tuple[int, ...]) -> list[tuple[int, int]]:
-    """First layer and end of every stage."""
-    return [(sum(counts[:s]), sum(counts[: s + 1])) for s in range(len(counts))]
 
 
 def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
