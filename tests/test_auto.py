@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from zbsolve import BadInput, Infeasible, Layer, Link, Profile, verify
 from zbsolve.auto import solve_auto
+from zbsolve.cli import main
 from zbsolve.race import ranks_of
 
 
@@ -106,3 +110,23 @@ def test_placement_and_partition_race_together():
     assert [one.layers for one in tried] == [(5, 6)]
     with pytest.raises(BadInput, match="does not split 11 layers into 2 stages"):
         solve_auto(uneven(), 2, 4, partition=(5, 5), effort=0.1)
+
+
+def test_the_command_line_says_which_bound_holds_for_what(tmp_path, capsys):
+    path = str(tmp_path / "p.json")
+    replace(uneven(), source="measured").save(path)
+    step = ["solve", path, "--ranks", "3", "--microbatches", "4", "--partition", "auto", "--effort", "0.5"]
+    assert main(step) == 0
+    shown = capsys.readouterr().out
+    assert "placement, partition" in shown
+    assert "for every partition: at least single" in shown
+    assert main([*step, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert 0 < body["bound_of_every_partition"]["single"] <= body["value"]
+    assert {"equal", "alpa"} <= {name for one in body["tried"] for name in one["partition"].split("=")}
+    assert main([*step[:-4], "--partition", "2,5,2,2", "--placement", "auto", "--effort", "0.2"]) == 2
+    assert "no placement of 3 ranks that is tried has 4 stages" in capsys.readouterr().err
+    assert main([*step[:-4], "--partition", "1,2,2,2,2,2", "--placement", "auto", "--effort", "0.2"]) == 0
+    shown = capsys.readouterr().out
+    assert "loop" in shown
+    assert "single" not in shown

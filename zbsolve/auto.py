@@ -66,7 +66,8 @@ def solve_auto(
 ) -> tuple[Schedule, tuple[Tried, ...]]:
     """The best schedule over placements and partitions, and what became of each.
 
-    placement: one, or "auto" for single, loop with 2 and 4 chunks and vee. partition: a name, layers a stage, or "auto"
+    placement: one, or "auto" for single, loop with 2 and 4 chunks and vee (those with as many stages as `partition` has,
+    where that is layers a stage). partition: a name, layers a stage, or "auto"
     for all names and single layers moved from the best of them. Each is looked at for an equal part of a fifth of `seconds`
     (or `effort`); up to three tenths go to moved layers; the rest to those whose bound does not rule them out: half of it
     to the best so far, half of what is left to the next, and so on; what nobody needs then goes to moved layers. Further
@@ -80,6 +81,10 @@ def solve_auto(
     build = _Builder(profile, ranks, microbatches, memory, objective, fused)
     chosen = PARTITIONS if partition == "auto" else (partition,)
     wanted = [placement] if placement != "auto" else list(CANDIDATES if ranks > 1 else CANDIDATES[:1])
+    if placement == "auto" and not isinstance(partition, str):
+        wanted = [one for one in wanted if len(placements.parse(one, ranks)) == len(partition)]
+        if not wanted:
+            raise BadInput(f"layers: no placement of {ranks} ranks that is tried has {len(partition)} stages")
     runs = [run for one in wanted for run in build.runs(one, chosen, one == wanted[0])]
     amount = seconds if effort is None else effort
     race = Race(runs, amount, effort is None, options, hint, progress, stop, partition == "auto")

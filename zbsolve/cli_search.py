@@ -85,22 +85,20 @@ def solve(options: argparse.Namespace) -> int:
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **arguments)
     if options.output:
         schedule.save(options.output)
-    _print_solved(options, schedule, tried)
-    if tried and options.partition == "auto" and not options.json and options.output != "-":
-        print(_bounds_of_all(profile, options, tried))
+    _print_solved(options, schedule, tried, _bounds_of_all(profile, options, tried) if options.partition == "auto" else {})
     return 0
 
 
-def _bounds_of_all(profile: Profile, options: argparse.Namespace, tried: tuple[Tried, ...]) -> str:
-    """What is proven for every partition, a placement at a time: bounds in the table hold for their own partition."""
+def _bounds_of_all(profile: Profile, options: argparse.Namespace, tried: tuple[Tried, ...]) -> dict[str, int]:
+    """Placement → µs that no schedule of any partition is below: other bounds hold for their own partition."""
     from .assign import least_step
     from .cli_partition import job_of
 
-    found = []
+    found = {}
     for placement in dict.fromkeys(one.placement for one in tried if one.layers):
         job = job_of(profile, options.ranks, options.microbatches, placement, options.memory, options.fused)
-        found.append(f"{placement} {least_step(job, options.objective)} µs")
-    return f"each bound is for its own partition; for every partition: at least {', '.join(found)}"
+        found[placement] = least_step(job, options.objective)
+    return found
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
@@ -119,7 +117,8 @@ def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     return arguments
 
 
-def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[Tried, ...]) -> None:
+def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[Tried, ...], every: dict[str, int]) -> None:
+    """What was found; `every`: bounds that hold for every partition, by placement."""
     certificate, timeline = schedule.certificate, schedule.timeline()
     assert certificate is not None
     if options.json:
@@ -127,6 +126,7 @@ def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[
             certificate.to_json()
             | {"source": schedule.problem.source}
             | ({"tried": [one.to_json() for one in tried]} if tried else {})
+            | ({"bound_of_every_partition": every} if every else {})
         )
         return
     if options.output == "-":
@@ -140,6 +140,9 @@ def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[
         f"({certificate.status}), bubble {timeline.bubble_rate:.2%}, by {certificate.solver} "
         f"in {certificate.seconds:.1f} s\nbound: {certificate.proof}"
     )
+    if every:
+        least = ", ".join(f"{placement} {bound} µs" for placement, bound in every.items())
+        print(f"each bound is for its own partition; for every partition: at least {least}")
 
 
 def tried_table(tried: tuple[Tried, ...], objective: str) -> str:
