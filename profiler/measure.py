@@ -17,6 +17,7 @@ from torch import Tensor
 
 from zbsolve.errors import BadInput
 from zbsolve.exec.failure import RunFailed, one_line
+from zbsolve.exec.host import keep_freed_memory
 from zbsolve.exec.launch import child_environment
 from zbsolve.profile import Layer, Profile
 
@@ -57,6 +58,7 @@ def measure(
     taken, kinds = chosen(through.prints, through.inputs, through.output, COPIES)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    keep_freed_memory()
     try:
         with _busy(spec, seed, taken, neighbours, timeout):
             samples, memory, parameters = _layers(model, taken, spec, seconds, progress)

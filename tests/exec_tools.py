@@ -41,11 +41,14 @@ def split_layers(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(layers // stages + (s < layers % stages) for s in range(stages))
 
 
-def a_problem(placement: tuple[int, ...], microbatches: int, layers: int = 8, fused: bool = False) -> Problem:
+def a_problem(
+    placement: tuple[int, ...], microbatches: int, layers: int = 8, fused: bool = False, recompute: str | Sequence[int] = ()
+) -> Problem:
     stages = len(placement)
     times = {"BW": [20] * stages} if fused else {"B": [10] * stages, "W": [10] * stages}
     counts = split_layers(layers, stages)
-    return pipeline([10] * stages, **times, placement=placement, microbatches=microbatches, comm=3, layers=counts)
+    how = {"placement": placement, "microbatches": microbatches, "recompute": recompute}
+    return pipeline([10] * stages, **times, **how, comm=3, layers=counts)
 
 
 def run_here(

@@ -37,6 +37,33 @@ SMALL: dict[str, Problem] = {
     "vee p2 m2": uniform("vee", 2, 2, (3, 4, 2), 2),
     "loop p2 m2 span": uniform("loop", 2, 2, (1, 2, 1), 3, "span", 1),
     "arbitrary": pipeline([2, 1, 3], [1, 2, 2], [1, 1, 1], placement=(0, 1, 0), microbatches=2, comm={(0, 1): 2, (1, 0): 1}),
+    "recompute": pipeline(
+        [2, 3],
+        [3, 2],
+        [1, 2],
+        microbatches=2,
+        comm=1,
+        recompute="all",
+        held_input=1,
+        held_until_B=3,
+        held_until_W=2,
+        capacity=6,
+    ),
+    "recompute on one stage": pipeline(
+        [2, 3],
+        [3, 2],
+        [1, 2],
+        microbatches=2,
+        recompute=[0],
+        X=1,
+        held_input=4,
+        held_until_B=1,
+        held_until_W=2,
+        capacity=[6, 3],
+    ),
+    "recompute fused": pipeline(
+        [2, 3], BW=[4, 3], microbatches=3, recompute="all", held_input=1, held_until_B=5, capacity=6, objective="span"
+    ),
     "uneven capacity": pipeline(
         [2, 2], [3, 3], [1, 1], microbatches=3, held_until_B=[3, 1], held_until_W=[1, 2], capacity=[5, 6], objective="span"
     ),

@@ -14,6 +14,7 @@ from typing import Any
 from . import placement as placements
 from .assign import NAMES, Job, ordered_shifts, partition_of
 from .errors import BadInput, Infeasible
+from .graphs_recompute import Recompute
 from .profile import Profile, parse_bytes
 from .race import Race, Run
 from .schedule import Schedule
@@ -57,6 +58,7 @@ def solve_auto(
     memory: str | int | None = None,
     objective: str = "makespan",
     fused: bool = False,
+    recompute: Recompute = (),
     seconds: float = 30.0,
     effort: float | None = None,
     hint: Schedule | None = None,
@@ -78,7 +80,7 @@ def solve_auto(
         raise BadInput(f"seconds: {seconds} is not a positive time")
     if ranks < 1:
         raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
-    build = _Builder(profile, ranks, microbatches, memory, objective, fused)
+    build = _Builder(profile, ranks, microbatches, memory, objective, fused, recompute)
     chosen = PARTITIONS if partition == "auto" else (partition,)
     wanted = [placement] if placement != "auto" else list(CANDIDATES if ranks > 1 else CANDIDATES[:1])
     if placement == "auto" and not isinstance(partition, str):
@@ -116,6 +118,7 @@ class _Builder:
     memory: str | int | None
     objective: str
     fused: bool
+    recompute: Recompute
 
     def job(self, placement: str) -> Job:
         limit = self.profile.capacity if self.memory is None else parse_bytes(self.memory)
@@ -140,7 +143,7 @@ class _Builder:
         routes = placements.parse_routes(placement, self.ranks)
         step = (self.ranks, self.microbatches, routes, self.memory, self.objective)
         try:
-            return Run(placement, partition, counts, self.profile.problem(*step, counts, self.fused))
+            return Run(placement, partition, counts, self.profile.problem(*step, counts, self.fused, self.recompute))
         except Infeasible as error:
             return Run(placement, partition, counts, failed=str(error))
 

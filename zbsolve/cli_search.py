@@ -21,6 +21,9 @@ def _step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--objective", choices=("makespan", "span"), default="makespan")
     parser.add_argument("--fused", action="store_true", help="one backward pass in place of B and W, as 1F1B is run today")
+    parser.add_argument(
+        "--recompute", default="", metavar="STAGES", help="all, or 0,2: stages that drop activations after F, for a pass X"
+    )
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -70,6 +73,7 @@ def solve(options: argparse.Namespace) -> int:
                 memory=options.memory,
                 objective=options.objective,
                 fused=options.fused,
+                recompute=options.recompute,
                 progress=search.show,
                 stop=pressed,
                 **_search_arguments(options),
@@ -80,7 +84,7 @@ def solve(options: argparse.Namespace) -> int:
 
             profile, counts = chosen(profile, options.partition, options)
             step = (options.ranks, options.microbatches, options.placement, options.memory, options.objective)
-            problem = profile.problem(*step, counts, options.fused)
+            problem = profile.problem(*step, counts, options.fused, options.recompute)
             arguments = _search_arguments(options)
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **arguments)
     if options.output:
@@ -194,6 +198,7 @@ def frontier(options: argparse.Namespace) -> int:
             options.placement,
             options.objective,
             fused=options.fused,
+            recompute=options.recompute,
             points=options.points,
             seconds=options.seconds,
             effort=options.effort,

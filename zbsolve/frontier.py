@@ -16,6 +16,7 @@ import numpy as np
 from .clock import Clock
 from .errors import BadInput, Infeasible, NotFound
 from .files import write_document
+from .graphs_recompute import Recompute
 from .greedy.presets import PRESETS, preset
 from .problem import Ints, Problem
 from .profile import Profile
@@ -101,6 +102,7 @@ def frontier(
     objective: str = "makespan",
     *,
     fused: bool = False,
+    recompute: Recompute = (),
     points: int = 12,
     seconds: float = 60.0,
     effort: float | None = None,
@@ -121,8 +123,9 @@ def frontier(
     if points < 2:
         raise BadInput(f"points: at least 2 are needed, got {points}")
     clock = Clock(seconds, effort)
-    free = replace(profile, capacity=None).problem(ranks, microbatches, placement, None, objective, fused=fused)
-    limited = profile.problem(ranks, microbatches, placement, AMPLE, objective, fused=fused)
+    how: dict[str, Any] = {"fused": fused, "recompute": recompute}
+    free = replace(profile, capacity=None).problem(ranks, microbatches, placement, None, objective, **how)
+    limited = profile.problem(ranks, microbatches, placement, AMPLE, objective, **how)
     assert limited.capacity is not None
     fixed = np.array([AMPLE - room for room in limited.capacity], np.int64)
     walk = _Walk(free, fixed, clock, {"seed": seed, **options}, progress, stop)

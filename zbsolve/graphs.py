@@ -9,6 +9,7 @@ import numpy as np
 
 from . import placement as placements
 from .errors import BadInput, Infeasible
+from .graphs_recompute import Recompute, chosen, least_room, with_recompute
 from .problem import KINDS, Edges, Ints, Passes, Problem
 
 MOST = 5_000_000  # stages times microbatches
@@ -29,6 +30,9 @@ def pipeline(
     microbatches: int,
     comm: Links = 0,
     exchange: Numbers | None = None,
+    recompute: Recompute = (),
+    X: Numbers | None = None,
+    held_input: Numbers = 0,
     held_until_B: Numbers = 0,
     held_until_W: Numbers = 0,
     held_from_B: Numbers = 0,
@@ -47,7 +51,9 @@ def pipeline(
     not part of the problem. comm: µs between two ranks, one number,
     one a stage boundary, or {(from rank, to rank): µs}; none inside a rank. held_until_B, held_until_W: bytes a stage
     that F takes at its start, freed at the end of B and of W; held_from_B: that B takes at its start, freed at the end of
-    W (output gradients that wait for W; of no account with BW). capacity: bytes a rank, or one number for all.
+    W (output gradients that wait for W; of no account with BW). recompute: the stages ("all", "0,2", or numbers) whose F
+    keeps only its input, held_input bytes of those, and whose pass X (µs a stage; None: as F) makes the rest again before
+    B: see `graphs_recompute`. capacity: bytes a rank, or one number for all.
     layers, source: notes kept with the problem (see `Problem`).
 
     Times are whole µs: a fraction is rounded, and refused where that changes it by more than 0.1 %. Raises BadInput
@@ -69,7 +75,9 @@ def pipeline(
     times = {"F": _whole(F, "F", stages), backward: _whole(B if BW is None else BW, backward, stages)}
     if W is not None:
         times["W"] = _whole(W, "W", stages)
-    if sum(float(one.sum()) for one in times.values()) * microbatches > 2**60:
+    again = _whole(F if X is None else X, "X", stages)
+    inputs, dropping = _whole(held_input, "held_input", stages), chosen(recompute, stages)
+    if (sum(float(one.sum()) for one in times.values()) + float(again.sum())) * microbatches > 2**60:
         raise BadInput("pipeline: the times of all passes add up to more than zbsolve can count")
     kinds = tuple(times)
     held_b, held_w = _whole(held_until_B, "held_until_B", stages), _whole(held_until_W, "held_until_W", stages)
@@ -78,13 +86,16 @@ def pipeline(
     turn = np.arange(microbatches) % len(routes)
     if limits is not None:
         for route in routes[:microbatches]:
-            _fits(route, held_b + held_w + from_b, limits)
+            _fits(least_room(route, held_b + held_w, from_b, dropping, inputs, ranks), limits)
     rank = np.array(routes).T[:, turn]
     passes = _pass_table(kinds, times, rank)
     both = [np.stack(way, axis=1)[:, turn] for way in zip(*(_lags(comm, route) for route in routes), strict=True)]
     edges = _pipeline_edges(kinds, (both[0], both[1]), held_b, held_w, from_b)
+    last = np.flatnonzero(passes.kind == passes.kind[-1])
+    if len(dropping):
+        passes, edges = with_recompute(passes, edges, dropping, again, inputs)
     if exchange is not None:
-        passes, edges = _exchanges(passes, edges, rank, _whole(exchange, "exchange", stages))
+        passes, edges = _exchanges(passes, edges, rank, _whole(exchange, "exchange", stages), last)
     bounds = None if limits is None else tuple(limits.tolist())
     return Problem(passes, edges, bounds, objective, tuple(layers), source)
 
@@ -152,11 +163,8 @@ def _lags(comm: Links, ranks_of: Sequence[int]) -> tuple[Ints, Ints]:
     return both, both
 
 
-def _fits(ranks_of: Sequence[int], held: Ints, limits: Ints) -> None:
-    """Raise Infeasible where one microbatch does not fit: its first B waits for all its F, so each rank holds what all
-    of its stages keep at once."""
-    need = np.zeros(len(limits), np.int64)
-    np.add.at(need, np.array(ranks_of), held)
+def _fits(need: Ints, limits: Ints) -> None:
+    """Raise Infeasible where a rank has less than one microbatch needs."""
     for rank in np.flatnonzero(need > limits):
         raise Infeasible(
             f"capacity: rank {rank} needs {need[rank]} bytes for one microbatch, but has {limits[rank]}: no schedule exists"
@@ -198,9 +206,9 @@ def _pipeline_edges(kinds: tuple[str, ...], lags: tuple[Ints, Ints], held_b: Int
     return Edges(*(np.concatenate([part[i].ravel() for part in parts]).astype(np.int64) for i in range(4)))
 
 
-def _exchanges(passes: Passes, edges: Edges, rank: Ints, times: Ints) -> tuple[Passes, Edges]:
+def _exchanges(passes: Passes, edges: Edges, rank: Ints, times: Ints, gradients: Ints) -> tuple[Passes, Edges]:
     """With a pass C on every rank of a stage that lives on several: `<stage>C<place among its ranks>`, on `comm:<rank>`.
-    It waits for the stage's last gradients on all of them."""
+    It waits for the stage's last gradients on all of them: those of the rows `gradients`."""
     homes = [(stage, np.unique(row)) for stage, row in enumerate(rank)]
     rows = [(stage, place, home) for stage, here in homes if len(here) > 1 for place, home in enumerate(here.tolist())]
     if not rows:
@@ -217,7 +225,6 @@ def _exchanges(passes: Passes, edges: Edges, rank: Ints, times: Ints) -> tuple[P
     }
     columns = {what: np.concatenate([getattr(passes, what), column]) for what, column in more.items()}
     sets = (*passes.stream_sets, *((f"comm:{r}",) for r in range(int(rank.max()) + 1)))
-    gradients = np.flatnonzero(passes.kind == passes.kind[-1])
     pairs = [(i, len(passes) + n) for n, s in enumerate(stage) for i in gradients[passes.stage[gradients] == s]]
     before, after = np.array(pairs, np.int64).T
     none = np.zeros(len(pairs), np.int64)

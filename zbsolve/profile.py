@@ -12,6 +12,7 @@ from . import placement as placements
 from .errors import BadInput, Infeasible
 from .files import field, read_document, write_document
 from .graphs import pipeline
+from .graphs_recompute import Recompute
 from .partition import balanced
 from .problem import Problem
 
@@ -93,6 +94,7 @@ class Profile:
         objective: str = "makespan",
         layers: Sequence[int] | None = None,
         fused: bool = False,
+        recompute: Recompute = (),
     ) -> Problem:
         """The training step of this model on `ranks` ranks.
 
@@ -100,7 +102,9 @@ class Profile:
         ("mirror"); a stage's parameters count on every rank that it lives on. memory: bytes a rank ("40GiB"), of which
         parameters, gradients and optimizer state are taken off first; None: the device's capacity, unlimited where unknown.
         layers: how many layers each stage gets; None: `partition.balanced` over F + B + W, for the ranks as fast as they
-        are. fused: one backward BW, as people run it without a split. Raises BadInput, Infeasible.
+        are. fused: one backward BW, as people run it without a split. recompute: stages ("all", "0,2", or numbers) that
+        drop their activations after F and make them again before B, in X's time (F's where unknown); stage 0's input is
+        the batch, which is there anyway. Raises BadInput, Infeasible.
         """
         if ranks < 1:
             raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
@@ -109,8 +113,9 @@ class Profile:
         else:
             routes = placements.check_routes(placement, ranks)
         number = len(routes[0])
-        factors = self.stage_factors(routes)
-        counts = balanced([c.F + c.B + c.W for c in self.layers], number, factors) if layers is None else tuple(layers)
+        factors, turns = self.stage_factors(routes), 2 if recompute == "all" else 1
+        costs = [turns * c.F + c.B + c.W for c in self.layers]
+        counts = balanced(costs, number, factors) if layers is None else tuple(layers)
         if len(counts) != number or sum(counts) != len(self.layers) or min(counts) < 1:
             raise BadInput(f"layers: {counts} does not split {len(self.layers)} layers into {number} stages")
         cuts = [sum(counts[:i]) for i in range(len(counts) + 1)]
@@ -126,6 +131,9 @@ class Profile:
             microbatches=microbatches,
             comm=[round(self.link.time(stage[-1].output_bytes)) for stage in stages[:-1]],
             **held(stages),
+            recompute=recompute,
+            X=[round(sum(c.X or c.F for c in stage)) for stage in stages],
+            held_input=[0, *(stage[-1].output_bytes for stage in stages[:-1])],
             capacity=None if limit is None else self._left(routes, total("parameter_bytes"), limit),
             objective=objective,
             layers=counts,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -62,6 +63,11 @@ class State:
                 if solver != BLOCK:
                     self.leads.append(schedule)
                 self._changed()
+
+    def offer_policy(self, policy: Policy, solver: str) -> None:
+        """The schedule that `policy` makes, if any."""
+        with suppress(NotFound):
+            self.offer(list_schedule(self.problem, policy), solver)
 
     def raise_bound(self, bound: Bound) -> None:
         """Keep `bound` where it is higher."""
@@ -219,7 +225,7 @@ def compiled() -> None:
         problem = Problem(tiny.passes, tiny.edges, tiny.capacity, objective)
         state = State(problem, Clock(1.0, 0.02), Bound(0, ""))
         starts = starting_policies(problem)
-        state.offer(list_schedule(problem, starts[0]), "greedy")
+        state.offer_policy(starts[0], "greedy")
         for _ in _find(state, 0, starts):
             pass
         for _ in improve(problem, Bound(0, ""), None, Clock(1.0), 0.1):
@@ -230,7 +236,7 @@ def _quick(state: State, starts: list[Policy]) -> Iterator[None]:
     """A schedule at once; then the best of the starting policies (kept in `starts`), and the named schedules, which come
     first where trying policies takes long."""
     problem = state.problem
-    state.offer(list_schedule(problem, deepest_first(problem)), "greedy")
+    state.offer_policy(deepest_first(problem), "greedy")
     yield
     steps = [_policies(state, starts), _named(state)]
     for step in reversed(steps) if len(problem.passes) > LARGE else steps:
@@ -242,7 +248,7 @@ def _policies(state: State, starts: list[Policy]) -> Iterator[None]:
     starts += starting_policies(problem, clock, 0.1 * clock.left)
     for policy in starts[:2]:
         clock.spend(len(problem.passes) * 1e-6)
-        state.offer(list_schedule(problem, policy), "greedy")
+        state.offer_policy(policy, "greedy")
         yield
 
 
@@ -325,7 +331,7 @@ def _find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
 def _annealed(state: State, seed: int, total: float, starts: list[Policy]) -> Iterator[None]:
     for policy in improve_policies(state.problem, starts, state.clock, seed, 0.7 * total):
         if policy is not None:
-            state.offer(list_schedule(state.problem, policy), "annealed policy")
+            state.offer_policy(policy, "annealed policy")
         yield
 
 

@@ -67,8 +67,10 @@ def _profiled(profile: Profile, problem: Problem) -> Problem:
     """The same step by a profile's times."""
     microbatches = len(np.unique(problem.passes.microbatch))
     fused = bool((problem.passes.kind == KINDS.index("BW")).any())
+    again = np.unique(problem.passes.stage[problem.passes.kind == KINDS.index("X")]).tolist()
     profile = replace(profile, capacity=None)  # whether it fits has been settled by who solved it
-    return profile.problem(problem.ranks, microbatches, stage_ranks(problem), layers=problem.layers, fused=fused)
+    homes, layers = stage_ranks(problem), problem.layers
+    return profile.problem(problem.ranks, microbatches, homes, layers=layers, fused=fused, recompute=again)
 
 
 def _times(problem: Problem) -> tuple[dict[str, int], dict[tuple[str, str], int]]:

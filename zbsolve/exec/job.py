@@ -23,6 +23,7 @@ from ..trace import Trace
 from . import check
 from .emulate import Times
 from .gather import trace_of
+from .host import keep_freed_memory
 from .layers import layer_counts
 from .one_device import OneDevice, Ran
 from .partitions import Partitions
@@ -65,6 +66,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     from profiler.models import load
 
     announce("building")
+    keep_freed_memory()
     model = load(spec, options.seed)
     layer_counts(schedule.problem, len(model.layers))
     times = None if options.emulate is None else Times.of(schedule, options.emulate)

@@ -22,7 +22,7 @@ from ..problem import KINDS, Problem
 from ..schedule import Schedule
 from ..verifier import verify
 
-RUNS = ("F", "B", "W", "BW")
+RUNS = ("F", "B", "W", "BW", "X")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,13 +43,15 @@ class Message:
 class Action:
     """One pass of a rank's program. `posts`: receives to post before it. `takes`: the message with its input, or the
     name of the pass on this rank that hands it over, or None where it needs none. `sends`, `hands`: where its output
-    goes: other ranks, and a pass of this rank (None: nowhere). `done`: it is the last to add to its stage's gradients."""
+    goes: other ranks, and a pass of this rank (None: nowhere). `done`: it is the last to add to its stage's gradients.
+    `split`: its microbatch has B and W there, not BW; `recompute`: it has X, so that F keeps its input alone."""
 
     name: str
     kind: str
     stage: int
     microbatch: int
     split: bool
+    recompute: bool
     posts: tuple[Message, ...]
     takes: Message | str | None
     sends: tuple[Message, ...]
@@ -76,6 +78,7 @@ def lower(schedule: Schedule) -> tuple[Program, ...]:
     homes = stage_ranks(problem)
     data = _edges(problem)
     _complete(problem, data, len(homes))
+    _recomputed(problem)
     for name in problem.names:
         _one_backward(problem, name)
     walks = [tuple(walk(schedule, rank)) for rank in range(problem.ranks)]
@@ -142,6 +145,18 @@ def _complete(problem: Problem, data: dict[str, str], stages: int) -> None:
             raise BadInput(f"pass {one.name}: no edge brings its {'input' if one.kind == 'F' else 'gradient'}")
 
 
+def _recomputed(problem: Problem) -> None:
+    """Every X lies between its F and its B, by edges: another order would have nothing to recompute, or nothing left."""
+    pairs = set(zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True))
+    for i in np.flatnonzero(problem.passes.kind == KINDS.index("X")).tolist():
+        one = problem.passes[i]
+        backward = "B" if f"{one.stage}B{one.microbatch}" in problem.index else "BW"
+        ends = (problem.index[f"{one.stage}{kind}{one.microbatch}"] for kind in ("F", backward))
+        for pair, name in zip(((next(ends), i), (i, next(ends))), ("F", backward), strict=True):
+            if pair not in pairs:
+                raise BadInput(f"pass {one.name}: no edge orders it and {one.stage}{name}{one.microbatch}")
+
+
 def _message(problem: Problem, before: str, after: str) -> Message:
     p, a, b = problem.passes, problem.index[before], problem.index[after]
     one, other = int(p.stage[a]), int(p.stage[b])
@@ -175,6 +190,7 @@ def _program(
             one.stage,
             one.microbatch,
             f"{one.stage}B{one.microbatch}" in problem.index,
+            f"{one.stage}X{one.microbatch}" in problem.index,
             tuple(posts.get(name, ())),
             takes.before if takes is not None and local else takes,
             tuple(m for m in out if m.destination != rank),

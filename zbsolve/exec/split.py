@@ -1,176 +1,289 @@
 """The backward split: weight gradients deferred inside the layers.
 
-A B pass runs autograd through the layers; Linear and Embedding give their input gradient at once and queue what their
-weight gradient needs. A W pass works that queue off. Whatever other parameters a model has get their gradient in B, so
-every model is right, and those made of these layers are split. (Walking autograd's graph once per parameter instead
-costs 2 to 7 fused backwards.)
+A B pass runs autograd through the layers. Linear, Embedding and convolutions (and norms, where asked) give their input
+gradient at once and queue what their weight gradient needs; a W pass works that queue off. Every other parameter gets
+its gradient in B, so every model is right, and those made of these layers are split. (Walking autograd's graph once per
+parameter instead costs 2 to 7 fused backwards.)
 
-Norms stay in B on purpose. Deferring their scale and shift was measured on gpt-tiny: B took 5 % longer (the kernel runs
-twice) and a block held 25 % more bytes between B and W (input and output gradient of every norm).
-
-Parameters keep their names and identity; only `forward` of the layers is replaced, on the instance.
+Parameters keep their names and identity; only `forward` of the layers is replaced, on the instance: it is the layer's
+own one, or its `Op` where the call is split. Beside what `deferral` names, layers stay whole that have a forward of
+their own, or are under DistributedDataParallel or FSDP, which reduce gradients in autograd's hooks.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Task = Callable[[], None]
-Queue = deque[Task]
+from .deferral import Deferral, Gradients, Op, accumulate, call, splits
+
+aten = torch.ops.aten
+WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # by name: importing them takes seconds
 
 
-class Deferral:
-    """Where layers put their weight gradients now: a queue, or None for the ordinary backward."""
-
-    def __init__(self) -> None:
-        self.queue: Queue | None = None
-
-    @contextmanager
-    def into(self, queue: Queue | None) -> Iterator[None]:
-        """Layers that run inside put their weight gradients into `queue`."""
-        before, self.queue = self.queue, queue
-        try:
-            yield
-        finally:
-            self.queue = before
-
-
-def run_queue(queue: Queue) -> None:
-    """The W pass: work off the queue, freeing each piece as it is done; gradients are added to `.grad`."""
-    with torch.no_grad():
-        while queue:
-            queue.popleft()()
-
-
-def defer(module: nn.Module, deferral: Deferral) -> None:
-    """Replace the forward of every layer in `module` that can be split, in place. Subclasses are left alone: their
-    forward may do anything."""
-    for layer in module.modules():
-        make = _FORWARDS.get(type(layer))
-        if make is not None:
-            layer.forward = make(layer, deferral)
-
-
-def restore(module: nn.Module) -> None:
-    """Undo `defer`."""
-    for layer in module.modules():
-        if type(layer) in _FORWARDS:
-            layer.__dict__.pop("forward", None)
-
-
-def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to `.grad`, as autograd would."""
-    if parameter.grad is None:
-        parameter.grad = gradient
-    else:
-        parameter.grad.add_(gradient)
-
-
-def _deferrable(deferral: Deferral, *parameters: Tensor | None) -> bool:
-    """Only real leaves that want a gradient (not weights computed by a parametrization), while a gradient is wanted,
-    and outside autocast, which casts inside the functions that we replace."""
-    wanted = [p for p in parameters if p is not None and p.requires_grad]
-    return (
-        deferral.queue is not None
-        and bool(wanted)
-        and all(p.is_leaf for p in wanted)
-        and torch.is_grad_enabled()
-        and not torch.is_autocast_enabled(wanted[0].device.type)
-    )
+def _trained(bias: Tensor | None) -> bool:
+    return bias is not None and bias.requires_grad
 
 
 # --- Linear ---
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, queue: Queue) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.bias, ctx.queue = bias, queue
-        return functional.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
-        x, weight = ctx.saved_tensors
-        bias = ctx.bias
-        ctx.queue.append(_linear_task(x.detach(), dy.detach(), weight, bias))
-        return (dy.matmul(weight) if ctx.needs_input_grad[0] else None), None, None, None
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _linear_task(x: Tensor, dy: Tensor, weight: Tensor, bias: Tensor | None) -> Task:
-    def task() -> None:
-        rows = dy.reshape(-1, dy.shape[-1])
-        if weight.requires_grad:
-            inputs = x.reshape(-1, x.shape[-1])
-            if weight.grad is None:
-                weight.grad = rows.t().mm(inputs)
-            else:
-                weight.grad.addmm_(rows.t(), inputs)
-        if bias is not None and bias.requires_grad:
-            accumulate(bias, rows.sum(0))
-
-    return task
+def _linear_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> Gradients:
+    rows = _rows(dy)
+    return rows.t().mm(_rows(x)), rows.sum(0) if _trained(bias) else None
 
 
-def _linear(layer: Any, deferral: Deferral) -> Callable[[Tensor], Tensor]:
-    def forward(x: Tensor) -> Tensor:
-        if not _deferrable(deferral, layer.weight, layer.bias):
-            return functional.linear(x, layer.weight, layer.bias)
-        result: Tensor = _Linear.apply(x, layer.weight, layer.bias, deferral.queue)  # type: ignore[no-untyped-call]
-        return result
+def _linear_add(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> None:
+    """With a gradient there already, product and sum are one kernel."""
+    rows = _rows(dy)
+    if weight.grad is not None and weight.grad.dtype == dy.dtype:
+        weight.grad.addmm_(rows.t(), _rows(x))
+    else:
+        accumulate(weight, rows.t().mm(_rows(x)))
+    if bias is not None and bias.requires_grad:
+        accumulate(bias, rows.sum(0))
 
-    return forward
+
+LINEAR = Op(
+    plain=functional.linear,
+    forward=lambda x, weight, bias: (functional.linear(x, weight, bias), ()),
+    x_gradient=lambda dy, x, weight, kept: dy.matmul(weight),
+    gradients=_linear_gradients,
+    add=_linear_add,
+    low=True,
+)
+
+
+def _linear(layer: nn.Linear, deferral: Deferral, x: Tensor) -> Tensor:
+    if splits(deferral, x, layer.weight, layer.bias):
+        return call(LINEAR, deferral, x, layer.weight, layer.bias)
+    return functional.linear(x, layer.weight, layer.bias)
 
 
 # --- Embedding ---
 
 
-class _Embedding(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, by_frequency: bool, queue: Queue) -> Tensor:
-        ctx.save_for_backward(ids, weight)
-        ctx.rest = padding, by_frequency, queue
-        return functional.embedding(ids, weight, None if padding < 0 else padding)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None, None, None]:
-        ids, weight = ctx.saved_tensors
-        padding, by_frequency, queue = ctx.rest
-        dy = dy.detach()
-
-        def task() -> None:
-            rows = weight.shape[0]
-            accumulate(weight, torch.ops.aten.embedding_dense_backward(dy, ids, rows, padding, by_frequency))
-
-        queue.append(task)
-        return None, None, None, None, None
+def _look_up(ids: Tensor, weight: Tensor, bias: None, padding: int, by_frequency: bool) -> Tensor:
+    return functional.embedding(ids, weight, None if padding < 0 else padding, scale_grad_by_freq=by_frequency)
 
 
-def _embedding(layer: Any, deferral: Deferral) -> Callable[[Tensor], Tensor]:
-    padding = -1 if layer.padding_idx is None else layer.padding_idx
+def _embedding_gradients(
+    dy: Tensor, ids: Tensor, weight: Tensor, bias: None, kept: Any, padding: int, by_frequency: bool
+) -> Gradients:
+    return aten.embedding_dense_backward(dy, ids, weight.shape[0], padding, by_frequency), None
 
-    def forward(ids: Tensor) -> Tensor:
-        # max_norm changes the weight in place, and sparse gradients have another layout: those stay with autograd.
-        if layer.max_norm is not None or layer.sparse or not _deferrable(deferral, layer.weight):
-            return functional.embedding(
-                ids, layer.weight, layer.padding_idx, layer.max_norm, layer.norm_type, layer.scale_grad_by_freq, layer.sparse
-            )
-        result: Tensor = _Embedding.apply(  # type: ignore[no-untyped-call]
-            ids, layer.weight, padding, layer.scale_grad_by_freq, deferral.queue
-        )
+
+EMBEDDING = Op(
+    plain=_look_up,
+    forward=lambda *args: (_look_up(*args), ()),
+    x_gradient=lambda *args: None,  # type: ignore[arg-type]  # whole numbers have no gradient
+    gradients=_embedding_gradients,
+)
+
+
+def _embedding(layer: nn.Embedding, deferral: Deferral, ids: Tensor) -> Tensor:
+    # max_norm changes the weight in place, and sparse gradients have another layout: those stay with autograd.
+    if layer.max_norm is None and not layer.sparse and splits(deferral, ids, layer.weight, None):
+        padding = -1 if layer.padding_idx is None else layer.padding_idx
+        return call(EMBEDDING, deferral, ids, layer.weight, None, padding, layer.scale_grad_by_freq)
+    return nn.Embedding.forward(layer, ids)
+
+
+# --- Convolutions ---
+
+
+def _convolution_parts(
+    mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, args: Sequence[Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    sizes = None if bias is None else bias.shape
+    parts: tuple[Tensor, Tensor, Tensor] = aten.convolution_backward(dy, x, weight, sizes, *args, mask)
+    return parts
+
+
+def _convolution_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any, *args: Any) -> Gradients:
+    mask = [False, True, _trained(bias)]
+    return _convolution_parts(mask, dy, x, weight.to(dy.dtype), bias, args)[1:]
+
+
+CONVOLUTION = Op(
+    plain=torch.convolution,
+    forward=lambda *args: (torch.convolution(*args), ()),
+    x_gradient=lambda dy, x, weight, kept, *args: _convolution_parts([True, False, False], dy, x, weight, None, args)[0],
+    gradients=_convolution_gradients,
+    low=True,
+)
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+
+
+def _convolution(layer: Convolution, deferral: Deferral, x: Tensor) -> Tensor:
+    if not splits(deferral, x, layer.weight, layer.bias):
+        return type(layer).forward(layer, x)  # type: ignore[arg-type]
+    padding: Any = layer.padding
+    if layer.padding_mode != "zeros" or isinstance(padding, str):
+        around = layer._reversed_padding_repeated_twice
+        x = functional.pad(x, around, "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+        padding = (0,) * len(layer.kernel_size)
+    return _batched(layer, deferral, x, padding, False, (0,) * len(layer.kernel_size))
+
+
+def _transposed(layer: Transposed, deferral: Deferral, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+    if not splits(deferral, x, layer.weight, layer.bias):
+        return type(layer).forward(layer, x, output_size)  # type: ignore[arg-type]
+    stride, padding, kernel, dilation = (list(v) for v in (layer.stride, layer.padding, layer.kernel_size, layer.dilation))
+    extra = layer._output_padding(x, output_size, stride, padding, kernel, len(kernel), dilation)  # type: ignore[arg-type]
+    return _batched(layer, deferral, x, padding, True, extra)
+
+
+def _batched(
+    layer: Convolution | Transposed, deferral: Deferral, x: Tensor, padding: Any, transposed: bool, extra: Sequence[int]
+) -> Tensor:
+    """The op wants a batch; layers take one sample too."""
+    one = x.dim() == len(layer.kernel_size) + 1
+    args = layer.stride, padding, layer.dilation, transposed, extra, layer.groups
+    y = call(CONVOLUTION, deferral, x.unsqueeze(0) if one else x, layer.weight, layer.bias, *args)
+    return y.squeeze(0) if one else y
+
+
+# --- Norms ---
+#
+# B asks the kernels for the input gradient alone, W for the others. Left in B by default: a norm's input and output
+# gradient are held for W, and read once more, to put off very little work. Measured on transformer blocks
+# (`benchmarks/split.py`): 25 % more bytes between B and W; (B + W) / BW 1.01 to 1.06 in place of 1.00 to 1.01 at width
+# 192, 1.19 to 1.22 in place of 1.03 to 1.08 at width 64.
+
+
+def _layer_norm_parts(mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, bias: Any, kept: Any, shape: Any) -> Any:
+    return aten.native_layer_norm_backward(dy, x, shape, *kept, weight, bias, mask)
+
+
+def _layer_norm_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Any, eps: float) -> Any:
+    y, *kept = torch.native_layer_norm(x, shape, weight, bias, eps)
+    return y, kept
+
+
+LAYER_NORM = Op(
+    plain=lambda x, weight, bias, shape, eps: functional.layer_norm(x, shape, weight, bias, eps),
+    forward=_layer_norm_forward,
+    x_gradient=lambda dy, x, weight, kept, shape, eps: _layer_norm_parts(
+        [True, False, False], dy, x, weight, None, kept, shape
+    )[0],
+    gradients=lambda dy, x, weight, bias, kept, shape, eps: _layer_norm_parts(
+        [False, True, _trained(bias)], dy, x, weight, bias, kept, shape
+    )[1:],
+)
+
+
+def _group_norm_sizes(x: Tensor, groups: int) -> tuple[int, int, int, int]:
+    return x.shape[0], x.shape[1], x[0, 0].numel(), groups
+
+
+def _group_norm_parts(mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, kept: Any, groups: int) -> Any:
+    return aten.native_group_norm_backward(
+        dy.contiguous(), x.contiguous(), *kept, weight, *_group_norm_sizes(x, groups), mask
+    )
+
+
+def _group_norm_forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, eps: float) -> Any:
+    y, *kept = torch.native_group_norm(x.contiguous(), weight, bias, *_group_norm_sizes(x, groups), eps)
+    return y, kept
+
+
+GROUP_NORM = Op(
+    plain=lambda x, weight, bias, groups, eps: functional.group_norm(x, groups, weight, bias, eps),
+    forward=_group_norm_forward,
+    x_gradient=lambda dy, x, weight, kept, groups, eps: _group_norm_parts([True, False, False], dy, x, weight, kept, groups)[
+        0
+    ],
+    gradients=lambda dy, x, weight, bias, kept, groups, eps: _group_norm_parts(
+        [False, True, _trained(bias)], dy, x, weight, kept, groups
+    )[1:],
+)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, bias: None, shape: Any, eps: float | None) -> Tensor:
+    return functional.rms_norm(x, shape, weight, eps)
+
+
+def _rms_norm_gradient(dy: Tensor, x: Tensor, weight: Tensor, by: int, *args: Any) -> Tensor:
+    """torch has no kernel for one of the two gradients alone everywhere: its forward runs once more."""
+    with torch.enable_grad():
+        given = x.detach(), weight.detach()
+        given[by].requires_grad_()
+        return torch.autograd.grad(_rms_norm(given[0], given[1], None, *args), given[by], dy)[0]
+
+
+RMS_NORM = Op(
+    plain=_rms_norm,
+    forward=lambda *args: (_rms_norm(*args), ()),
+    x_gradient=lambda dy, x, weight, kept, *args: _rms_norm_gradient(dy, x, weight, 0, *args),
+    gradients=lambda dy, x, weight, bias, kept, *args: (_rms_norm_gradient(dy, x, weight, 1, *args), None),
+)
+
+
+def _norm(op: Op, *names: str) -> Callable[..., Tensor]:
+    """The forward of a norm whose arguments are the layer's attributes `names`. Autocast is left to autograd: its rules
+    for norms differ from device to device."""
+
+    def forward(layer: Any, deferral: Deferral, x: Tensor) -> Tensor:
+        bias = getattr(layer, "bias", None)
+        if (
+            layer.weight is not None
+            and splits(deferral, x, layer.weight, bias)
+            and not torch.is_autocast_enabled(x.device.type)
+        ):
+            return call(op, deferral, x, layer.weight, bias, *(getattr(layer, name) for name in names))
+        result: Tensor = type(layer).forward(layer, x)
         return result
 
     return forward
 
 
-_FORWARDS: dict[type, Callable[[Any, Deferral], Callable[[Tensor], Tensor]]] = {
+FORWARDS: dict[type, Callable[..., Tensor]] = {
     nn.Linear: _linear,
     nn.Embedding: _embedding,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed),
 }
+NORMS: dict[type, Callable[..., Tensor]] = {
+    nn.LayerNorm: _norm(LAYER_NORM, "normalized_shape", "eps"),
+    nn.RMSNorm: _norm(RMS_NORM, "normalized_shape", "eps"),
+    nn.GroupNorm: _norm(GROUP_NORM, "num_groups", "eps"),
+}
+
+
+def defer(module: nn.Module, deferral: Deferral, norms: bool = False) -> None:
+    """Replace the forward of every layer in `module` that can be split, in place; of one that another `defer` replaced,
+    anew. norms: also LayerNorm, RMSNorm and GroupNorm, which pays in neither time nor memory (see above). Subclasses and
+    layers whose forward somebody replaced are left alone: their forward may do anything."""
+    if WRAPPERS & {kind.__name__ for kind in type(module).__mro__}:
+        return
+    make = FORWARDS.get(type(module)) or (NORMS.get(type(module)) if norms else None)
+    own = module.__dict__.get("forward")
+    if isinstance(own, _Forward):
+        del module.__dict__["forward"]
+        own = None
+    if make is not None and own is None:
+        module.forward = _Forward(make, module, deferral)
+    for child in module.children():
+        defer(child, deferral, norms)
+
+
+def restore(module: nn.Module) -> None:
+    """Undo `defer`."""
+    for layer in module.modules():
+        if isinstance(layer.__dict__.get("forward"), _Forward):
+            del layer.__dict__["forward"]
+
+
+class _Forward(partial[Any]):
+    """A replaced forward: a type of its own to know it by; as a partial it copies with its layer."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
-from .split import Deferral, Queue, defer, run_queue
+from .deferral import Deferral, Queue, run_queue
+from .replay import Moment, Replay, torch_generators
+from .split import defer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SEEDS = 2**63 - 1
@@ -27,35 +30,71 @@ class Live:
     queue: Queue | None
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What a microbatch keeps whose activations are recomputed: what F was given, and found (see `replay`)."""
+
+    input: Tensor
+    version: int
+    target: Tensor | None
+    split: bool
+    seed: int
+    moment: Moment
+
+
 class Stage:
     """Layers `first` … of a model on one rank.
 
     `loss` is given to the last stage only. `share`: the part of the step's loss that one microbatch makes (1/m).
-    A parameter's gradient is added to `.grad` by B, W and BW; nothing here clears it.
+    `norms`: also defer what `split.defer` says of norms. A parameter's gradient is added to `.grad` by B, W and BW;
+    nothing here clears it.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], first: int = 0, loss: Loss | None = None, share: float = 1.0) -> None:
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        first: int = 0,
+        loss: Loss | None = None,
+        share: float = 1.0,
+        norms: bool = False,
+    ) -> None:
         self.layers = tuple(layers)
         self.first = first
         self.loss = loss
         self.share = share
         self.unit = torch.zeros(())  # the gradient of the loss, in its own type: known after the first F
-        self.live: dict[int, Live] = {}
+        self.live: dict[int, Live | Dropped] = {}
         self.deferral = Deferral()
         for layer in self.layers:
-            defer(layer, self.deferral)
+            defer(layer, self.deferral, norms)
 
-    def forward(self, microbatch: int, x: Tensor, target: Tensor | None, *, split: bool, seed: int = 0) -> Tensor:
+    def forward(
+        self, microbatch: int, x: Tensor, target: Tensor | None, *, split: bool, seed: int = 0, recompute: bool = False
+    ) -> Tensor:
         """The F pass: the output, detached; on the last stage the loss of this microbatch (its mean, not its share).
 
-        `seed` fixes what random layers (dropout) do, whichever rank runs them. Raises BadInput where the output is
-        not one floating-point tensor.
+        `seed` fixes what random layers (dropout) do, whichever rank runs them. recompute: keep the input alone; an X
+        pass must come before B. Raises BadInput where the output is not one floating-point tensor.
         """
+        if not recompute:
+            y, self.live[microbatch] = self._run(x, target, split, seed)
+            return y
+        version = x._version
+        # The same operations as in X (without a graph, layers may choose others), but nothing is saved for a backward.
+        with self.replay.remembered() as moment, torch.autograd.graph.saved_tensors_hooks(_forget, _forgotten):
+            y, _ = self._run(x, target, split, seed)
+        self.live[microbatch] = Dropped(x.detach(), version, target, split, seed, moment)
+        return y
+
+    @cached_property
+    def replay(self) -> Replay:
+        return Replay(self.layers)
+
+    def _run(self, x: Tensor, target: Tensor | None, split: bool, seed: int) -> tuple[Tensor, Live]:
         x = x.detach()
         if x.is_floating_point():
             x.requires_grad_(self.first > 0)
-        queue: Queue | None = deque() if split else None
-        with self.deferral.into(queue):
+        with self.deferral.set(split):
             y = run_layers(self.layers, x, self.first, seed)
             if not isinstance(y, Tensor) or not y.is_floating_point():
                 raise BadInput(f"the output of layer {self.first + len(self.layers) - 1} is not one floating-point tensor")
@@ -65,19 +104,35 @@ class Stage:
                     raise BadInput("the loss is not a tensor of one number")
         # A first stage without trained parameters has no graph: its B and W have nothing to do.
         root = torch.autograd.graph.get_gradient_edge(y) if y.requires_grad else None
-        self.live[microbatch] = Live(x if x.requires_grad else None, root, queue)
+        live = Live(x if x.requires_grad else None, root, deque() if split else None)
         y = y.detach()
         if self.loss is not None:
             self.unit = torch.full_like(y, self.share)
-        return y
+        return y, live
+
+    def recompute(self, microbatch: int) -> None:
+        """The X pass: the activations of F again, with the same random numbers; buffers stay as they are.
+
+        Raises BadInput where F did not drop them, or where the stage changes its input in place.
+        """
+        dropped = self.live[microbatch]
+        if not isinstance(dropped, Dropped):
+            raise BadInput("F kept its activations: there is nothing to recompute")
+        if dropped.input._version != dropped.version:
+            raise BadInput("the input was changed in place after F began, so F cannot run again")
+        with self.replay.again(dropped.moment):
+            _, self.live[microbatch] = self._run(dropped.input, dropped.target, dropped.split, dropped.seed)
 
     def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         """The B pass, and all of a BW pass where F was not split: the gradient of the input (None on stage 0).
 
-        `gradient`: of the output; None on the last stage. The graph is freed; queued weight gradients stay.
+        `gradient`: of the output; None on the last stage. The graph is freed; queued weight gradients stay. Raises
+        BadInput where the activations were not recomputed.
         """
         live = self.live[microbatch]
-        with self.deferral.into(live.queue):
+        if not isinstance(live, Live):
+            raise BadInput("F dropped its activations: an X pass must come before")
+        with self.deferral.set(live.queue is not None, live.queue):
             if live.root is not None:
                 torch.autograd.backward((live.root,), (self.unit if gradient is None else gradient,))
         x, live.input, live.root = live.input, None, None
@@ -90,7 +145,9 @@ class Stage:
 
     def weights(self, microbatch: int) -> None:
         """The W pass: the weight gradients that B queued."""
-        run_queue(self.live.pop(microbatch).queue or deque())
+        live = self.live.pop(microbatch)
+        assert isinstance(live, Live)
+        run_queue(live.queue or deque())
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter that is trained, once."""
@@ -99,8 +156,18 @@ class Stage:
 
 
 def run_layers(layers: Sequence[nn.Module], x: Any, first: int, seed: int) -> Any:
-    """Layers in turn, each with its own random numbers: the same ones on whatever rank."""
+    """Layers in turn, each with its own random numbers, on the CPU and on GPUs: the same ones on whatever rank."""
+    generators = torch_generators()
     for i, layer in enumerate(layers, first):
-        torch.default_generator.manual_seed((seed * 1_000_003 + i) % SEEDS)
+        for generator in generators:
+            generator.manual_seed((seed * 1_000_003 + i) % SEEDS)
         x = layer(x)
     return x
+
+
+def _forget(tensor: Tensor) -> None:
+    return None
+
+
+def _forgotten(_: None) -> Tensor:
+    raise BadInput("a backward ran inside a forward whose activations are dropped")

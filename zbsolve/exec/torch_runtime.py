@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import BadInput
 from ..export import TorchOrder, torch_order
 from ..schedule import Schedule
-from .split import Deferral, Queue, defer, run_queue
+from .deferral import Deferral, Queue, run_queue
+from .split import defer
 
 OLDEST = (2, 11)  # the first release that reads the compute-only CSV as all later ones do
 DEFERS = (2, 13)  # the first with defer_pp_recv
@@ -89,7 +90,7 @@ class Deferred(nn.Module):
         self.inner = inner
         self.pending: Queue = deque()
         deferral = Deferral()
-        deferral.queue = self.pending
+        deferral.splitting, deferral.queue = True, self.pending
         defer(inner, deferral)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

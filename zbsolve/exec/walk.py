@@ -143,10 +143,13 @@ class Walker:
         stage, m = self.stages[action.stage], action.microbatch
         if action.kind == "F":
             x = data.inputs[m] if given is None else given
-            y = stage.forward(m, x, data.targets.get(m), split=action.split, seed=data.seed + m)
+            y = stage.forward(m, x, data.targets.get(m), split=action.split, seed=data.seed + m, recompute=action.recompute)
             if stage.loss is None:
                 return y
             record.losses.append(y.clone())  # alone: some losses leave their mean in a storage as large as the output
+            return None
+        if action.kind == "X":
+            stage.recompute(m)
             return None
         if action.kind == "W":
             stage.weights(m)

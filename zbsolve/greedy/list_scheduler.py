@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from ..errors import NotFound
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..timeline import Floats
@@ -48,8 +49,12 @@ def deepest_first(problem: Problem) -> Policy:
 
 
 def list_schedule(problem: Problem, policy: Policy) -> Schedule:
-    """The schedule that a policy makes; complete whenever one microbatch fits every rank's capacity."""
+    """The schedule that a policy makes. There is one wherever a rank has room for all that one microbatch takes there, also
+    what it takes after it freed something. With less, raises NotFound."""
     start = run(arrays(problem), policy)
+    if (start < 0).any():
+        first = problem.names[int(np.argmax(start < 0))]
+        raise NotFound(f"list scheduling finds no room for pass {first}")
     return from_starts(problem, start)
 
 
