@@ -8,31 +8,30 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
 import torch
-from torch import Tensor
 
 from zbsolve.errors import BadInput
-from zbsolve.exec.failure import RunFailed, one_line
+from zbsolve.exec.failure import RunFailed
 from zbsolve.exec.host import keep_freed_memory
 from zbsolve.exec.launch import child_environment
+from zbsolve.exec.stage import Stage
 from zbsolve.profile import Layer, Profile
 
 from .alike import chosen
-from .flow import flow
+from .flow import fake_mode, flow
 from .links import measure_link
 from .memory import Held, held
 from .models import Model, load
-from .rounds import rounds, stages_of
-from .states import state_of
+from .rounds import stages_of
+from .states import OPTIMIZERS, state_of
+from .timing import KINDS, Progress, Samples, dispatch, time_layers
+from .warn import warnings
 
-KINDS = ("F", "B", "W", "BW")
 COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
-LEAST = 6  # rounds, however little time is given
-Progress = Callable[[str], None]
 
 
 def measure(
@@ -43,101 +42,107 @@ def measure(
     neighbours: int = 0,
     timeout: float = 120.0,
     states: str | None = None,
+    device: str = "cpu",
     progress: Progress = lambda text: None,
 ) -> Profile:
     """Profile the model called `spec` (see `profiler.models.load`) with the executor's own passes, on one thread.
 
-    seconds: how long to time passes (at least some rounds). neighbours: processes that train the same model meanwhile,
-    as other ranks on this machine would: they share its caches and memory bandwidth. timeout: seconds for each of its
-    helpers. states: as in `profiler.states`. Raises BadInput for the model, RunFailed where a helper does not answer.
+    seconds: how long to time passes at most (at least some rounds; less where the medians are known well before).
+    neighbours: processes that train the same model meanwhile, as other ranks on this machine would: they share its caches
+    and memory bandwidth. timeout: seconds for each of its helpers. states: as in `profiler.states`. device: "cpu" or
+    "cuda". Raises BadInput for the model, RunFailed where a pass fails or a helper does not answer, OutOfMemory.
     """
     if not seconds > 0 or neighbours < 0:
         raise BadInput(f"profile: seconds {seconds} and neighbours {neighbours} must be positive")
+    target = _device(device)
     model = load(spec, seed)
+    progress("looking at the layers")
     through = flow(model)
     taken, kinds = chosen(through.prints, through.inputs, through.output, COPIES)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     keep_freed_memory()
     try:
+        host = {} if target.type == "cuda" else dispatch(model, taken)
+        with fake_mode():
+            state = state_of(states, [p for layer in model.build(taken) for p in layer.parameters()])
         with _busy(spec, seed, taken, neighbours, timeout):
-            samples, memory, parameters = _layers(model, taken, spec, seconds, progress)
+            timed, stages = time_layers(model, through, taken, target, seconds, OPTIMIZERS[state.optimizer], progress)
+        progress("memory")
+        memory = dict(zip(taken, _memory(model, taken, stages), strict=True))
+        del stages
     finally:
         torch.set_num_threads(threads)
-    state = state_of(states, parameters)
     progress("link between two processes")
     link, times = measure_link(timeout=timeout)
     equal = {i: [j for j in taken if kinds[j] == kinds[i]] for i in range(len(model.layers))}
     layers = tuple(
-        _layer(model, i, _pooled(samples, equal[i]), memory[equal[i][0]], through.parameter_bytes[i])
+        _layer(model, i, _pooled(timed.samples, equal[i]), memory[equal[i][0]], through.parameter_bytes[i])
         for i in range(len(model.layers))
     )
-    named = {f"{model.layer_names[i]}/{kind}": row for (i, kind), row in samples.items()}
+    host = timed.host if target.type == "cuda" else host
+    named = {f"{model.layer_names[i]}/{kind}": row for (i, kind), row in timed.samples.items()}
+    hosts = {f"{model.layer_names[i]}/{kind} host": row for (i, kind), row in host.items()}
+    facts = _facts(layers, seed, seconds, neighbours, target) | {
+        "states": state.name,
+        "measured_layers": [model.layer_names[i] for i in taken],
+        "alone": timed.alone,
+        "left_after_W": {model.layer_names[i]: memory[i].after_W for i in taken},
+        "warnings": warnings(layers, named, hosts, timed.whole, timed.idle, target.type),
+    }
     return Profile(
         "measured",
         spec,
         layers,
         link,
         state.factor,
-        None,
-        _facts(layers, [memory[equal[i][0]] for i in equal], seed, seconds, neighbours)
-        | {"measured_layers": [model.layer_names[i] for i in taken]},
-        {**named, **{f"link/{size}": row for size, row in times.items()}},
+        torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
+        facts,
+        {**named, **hosts, **{f"link/{size}": row for size, row in times.items()}},
     )
 
 
-Samples = dict[tuple[int, str], list[float]]
+def _device(name: str) -> torch.device:
+    if name not in ("cpu", "cuda"):
+        raise BadInput(f"device '{name}': cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device 'cuda': torch sees no CUDA device here")
+    return torch.device(name)
 
 
-def _layers(
-    model: Model, taken: Sequence[int], spec: str, seconds: float, progress: Progress
-) -> tuple[Samples, dict[int, Held], list[Tensor]]:
-    """Samples of (layer, kind), µs, and memory, of the layers `taken`; their parameters."""
-    samples: Samples = {(i, kind): [] for i in taken for kind in KINDS}
-    try:
-        stages = stages_of(model, taken)
-        turns = rounds(model, stages)
-        progress("warming up")
-        for _ in range(4):
-            next(turns)
-        begin, done = time.monotonic(), 0
-        while done < LEAST or time.monotonic() - begin < seconds:
-            for i, kind, time_us in next(turns):
-                samples[i, kind].append(time_us)
-            done += 1
-            progress(f"{len(taken)} layers, round {done}, {time.monotonic() - begin:.1f} of {seconds:g} s")
-        progress("memory")
-        memory = held(model, stages)
-    except BadInput:
-        raise
-    except Exception as error:
-        raise BadInput(f"model '{spec}': {one_line(error)}") from error
-    return samples, dict(zip(taken, memory, strict=True)), [p for stage in stages for p in stage.parameters()]
+def _memory(model: Model, taken: Sequence[int], stages: Sequence[Stage]) -> list[Held]:
+    """Of the stages that were timed; of fake ones where they did not fit beside each other."""
+    if stages:
+        return held(model, stages)
+    with fake_mode():
+        return held(model, stages_of(model, taken))
 
 
 def _pooled(samples: Samples, equal: Sequence[int]) -> dict[str, list[float]]:
     """Kind → the samples of all equal layers."""
-    return {kind: [time_us for i in equal for time_us in samples[i, kind]] for kind in KINDS}
+    return {kind: [time_us for i in equal for time_us in samples.get((i, kind), [])] for kind in (*KINDS, "U")}
 
 
 def _layer(model: Model, i: int, samples: dict[str, list[float]], size: Held, parameters: int) -> Layer:
-    """B may leave more than it frees (output gradients that W needs): then W's share is all there ever is."""
     return Layer(
         name=model.layer_names[i],
         F=median(samples["F"]),
         B=median(samples["B"]),
         W=median(samples["W"]),
         BW=median(samples["BW"]),
+        X=median(samples["X"]),
+        U=median(samples["U"]) if samples["U"] else 0.0,
         parameter_bytes=parameters,
         **size.costs(),
     )
 
 
-def _facts(layers: tuple[Layer, ...], memory: list[Held], seed: int, seconds: float, neighbours: int) -> dict[str, object]:
+def _facts(layers: tuple[Layer, ...], seed: int, seconds: float, neighbours: int, device: torch.device) -> dict[str, object]:
     total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in KINDS}
     return {
         "host": platform.node(),
         "machine": platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cores": os.cpu_count(),
         "threads": 1,
         "torch": torch.__version__,
@@ -147,7 +152,6 @@ def _facts(layers: tuple[Layer, ...], memory: list[Held], seed: int, seconds: fl
         "seconds": seconds,
         "neighbours": neighbours,
         "split_over_fused": (total["B"] + total["W"]) / total["BW"] if total["BW"] else None,
-        "left_after_W": [size.after_W for size in memory],
     }
 
 

@@ -10,14 +10,15 @@ from zbsolve.exec.host import keep_freed_memory
 from zbsolve.exec.worker import end_with_parent
 
 from .models import load
-from .rounds import rounds, stages_of
+from .rounds import Watch, batches, rounds, stages_of
 
 if __name__ == "__main__":
     end_with_parent()
     keep_freed_memory()
     torch.set_num_threads(1)
     model = load(sys.argv[1], int(sys.argv[2]))
-    turns = rounds(model, stages_of(model, [int(i) for i in sys.argv[3].split(",")]))
+    cpu = torch.device("cpu")
+    turns = rounds(stages_of(model, [int(i) for i in sys.argv[3].split(",")]), batches(model, cpu), Watch(cpu))
     next(turns)
     sys.stdout.write("ready\n")
     sys.stdout.flush()

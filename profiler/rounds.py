@@ -2,53 +2,137 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from zbsolve.exec.split import restore
 from zbsolve.exec.stage import Stage
 
+from .flow import Boundary
 from .models import Model
 
-Sample = tuple[int, str, float]  # (layer, kind, µs)
+Sample = tuple[int, str, float, float]  # layer, kind, µs on the device, µs on the host
+Feed = Callable[[int, int], tuple[Tensor, Tensor]]  # microbatch, step → input of the first stage, target
 IN_FLIGHT = 2  # microbatches at a time, as in a pipeline: the second evicts the first from the caches
 
 
-def stages_of(model: Model, taken: Sequence[int]) -> list[Stage]:
+class Watch:
+    """Times passes: on a GPU between two events on the stream, and on the host until everything is launched; on a CPU the
+    host does the work, so both are one. `at`: the layer and the kind of the pass that runs or ran last."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.at: tuple[int, str] = (0, "F")
+        self._rows: list[tuple[int, str, Any, float]] = []
+
+    def run(self, layer: int, kind: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """What `call` returns for the rest, timed as a pass of `layer`."""
+        self.at = layer, kind
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.cuda else []  # type: ignore[no-untyped-call]
+        if events:
+            events[0].record()
+        start = time.monotonic_ns()
+        result = call(*given, **named)
+        host = (time.monotonic_ns() - start) / 1000
+        if events:
+            events[1].record()
+        self._rows.append((layer, kind, events, host))
+        return result
+
+    def drain(self) -> list[Sample]:
+        """What was timed since; waits for a GPU once."""
+        if self.cuda:
+            torch.cuda.synchronize()
+        rows, self._rows = self._rows, []
+        return [(i, kind, 1000 * ev[0].elapsed_time(ev[1]) if ev else host, host) for i, kind, ev, host in rows]
+
+
+def stages_of(model: Model, taken: Sequence[int], device: torch.device | None = None) -> list[Stage]:
     """The layers `taken`, each as a stage; `first` is its number in the model."""
-    last = len(model.layers) - 1
-    return [
-        Stage([layer], i, model.loss if i == last else None, 1.0) for i, layer in zip(taken, model.build(taken), strict=True)
-    ]
+    layers = [layer if device is None else layer.to(device) for layer in model.build(taken)]
+    return [_stage(model, i, layer) for i, layer in zip(taken, layers, strict=True)]
 
 
-def rounds(model: Model, stages: list[Stage]) -> Iterator[list[Sample]]:
-    """Without end: a round with B and W, a round with fused BW, and so on. Gradients are kept and added to, as in the
-    middle of a training step."""
+def _stage(model: Model, i: int, layer: nn.Module) -> Stage:
+    return Stage([layer], i, model.loss if i == len(model.layers) - 1 else None, 1.0)
+
+
+def meta_stages(model: Model, taken: Sequence[int]) -> list[Stage]:
+    """The same on the meta device, where operations are dispatched and nothing is computed: what is left is host time."""
+    with torch.device("meta"):
+        layers = [copy.deepcopy(layer) for layer in model.build(taken)]
+    for layer in layers:
+        restore(layer)
+    return [_stage(model, i, layer.to("meta")) for i, layer in zip(taken, layers, strict=True)]
+
+
+def batches(model: Model, device: torch.device) -> Feed:
+    """The model's own microbatches, on `device`."""
+
+    def feed(microbatch: int, step: int) -> tuple[Tensor, Tensor]:
+        x, target = model.batch(microbatch, step)
+        return x.to(device), target.to(device)
+
+    return feed
+
+
+def alone(model: Model, i: int, boundary: Boundary, device: torch.device) -> Feed:
+    """Microbatches for layer i by itself: random numbers where another layer would make its input."""
+    if i == 0:
+        return batches(model, device)
+
+    def feed(microbatch: int, step: int) -> tuple[Tensor, Tensor]:
+        _, target = model.batch(microbatch, step)
+        return torch.randn(boundary.shape, device=device).to(boundary.dtype), target.to(device)
+
+    return feed
+
+
+def rounds(stages: list[Stage], feed: Feed, watch: Watch, recompute: bool = False) -> Iterator[list[Sample]]:
+    """Without end: a round with B and W, a round with fused BW, with `recompute` one with X, and so on. Gradients are kept
+    and added to, as in the middle of a training step."""
     step = 0
+    turns = ("split", "fused", "recompute")[: 3 if recompute else 2]
     while True:
-        batches = [model.batch(m, step) for m in range(IN_FLIGHT)]
-        yield _round(stages, batches, split=step % 2 == 0)
+        yield _round(stages, [feed(m, step) for m in range(IN_FLIGHT)], watch, turns[step % len(turns)])
         step += 1
 
 
-def _round(stages: list[Stage], batches: list[tuple[Tensor, Tensor]], *, split: bool) -> list[Sample]:
-    samples: list[Sample] = []
-    for m, (x, target) in enumerate(batches):
+# The forward of a fused or recomputed backward is no sample: problems know one F. A backward behind X is one as any other.
+SAMPLED = {"split": {"F", "B", "W"}, "fused": {"BW"}, "recompute": {"X"}}
+
+
+def _round(stages: list[Stage], given: list[tuple[Tensor, Tensor]], watch: Watch, turn: str) -> list[Sample]:
+    split, again = turn != "fused", turn == "recompute"
+    for m, (x, target) in enumerate(given):
         for stage in stages:
-            start = time.monotonic_ns()
-            x = stage.forward(m, x, target, split=split)
-            if split:  # the forward of a fused backward is not a sample: problems know one F
-                samples.append((stage.first, "F", (time.monotonic_ns() - start) / 1000))
-    for m in range(len(batches)):
-        gradient: Tensor | None = None
+            x = watch.run(stage.first, "F", stage.forward, m, x, target, split=split, recompute=again)
+        last = x
+    for m in range(len(given)):
+        gradient = None if stages[-1].loss is not None else torch.ones_like(last)
         for stage in reversed(stages):
-            start = time.monotonic_ns()
-            gradient = stage.backward(m, gradient)
-            samples.append((stage.first, "B" if split else "BW", (time.monotonic_ns() - start) / 1000))
+            if again:
+                watch.run(stage.first, "X", stage.recompute, m)
+            gradient = watch.run(stage.first, "B" if split else "BW", stage.backward, m, gradient)
         for stage in stages if split else []:
-            start = time.monotonic_ns()
-            stage.weights(m)
-            samples.append((stage.first, "W", (time.monotonic_ns() - start) / 1000))
-    return samples
+            watch.run(stage.first, "W", stage.weights, m)
+    return [row for row in watch.drain() if row[1] in SAMPLED[turn]]
+
+
+def updates(stages: Sequence[Stage], make: Callable[[list[nn.Parameter]], Any], watch: Watch, times: int) -> list[Sample]:
+    """The optimizer's step of every layer, `times` each after one that makes its state; one layer's state at a time."""
+    rows: list[Sample] = []
+    for stage in stages:
+        parameters = [p for p in stage.parameters() if p.grad is not None]
+        if not parameters:
+            continue
+        optimizer = make(parameters)
+        for _ in range(1 + times):
+            watch.run(stage.first, "U", optimizer.step)
+        rows += watch.drain()[1:]
+    return rows

@@ -27,7 +27,7 @@ LAYERS = [
     ("zbsolve.graphs", 5),
     ("zbsolve.versions", 5),
     ("zbsolve.systems", 6),
-    ("zbsolve.profile_report", 7),
+    ("zbsolve.profile_report", 9),
     ("zbsolve.profile", 6),
     ("zbsolve.drift", 7),
     ("zbsolve.from_trace", 7),

@@ -27,7 +27,7 @@ def test_measure(tmp_path: Path) -> None:
     assert profile.layers[1].F == profile.layers[5].F
     assert profile.layers[1].transient > 0
     assert profile.layers[0].output_bytes == 16 * 32 * 4
-    assert profile.facts["left_after_W"][0] == 0
+    assert profile.facts["left_after_W"]["layer0"] == 0
     assert profile.link.latency > 0
     assert profile.link.bytes_per_us > 1
     assert texts

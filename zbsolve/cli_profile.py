@@ -6,12 +6,18 @@ import argparse
 import json
 import sys
 from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
 
 from . import cli_drift
 from .cli_tools import need_torch, print_json, progress_line
 from .errors import BadInput
-from .files import read_text
+from .exec.failure import RunFailed
+from .files import check_writable, read_text, write_document, write_text
+from .profile_report import page
 from .profile_report import table as profile_table
+
+if TYPE_CHECKING:
+    from .profile import Profile
 
 
 def profile_options(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +38,13 @@ def profile_options(parser: argparse.ArgumentParser) -> None:
         "--states",
         help="adam, adam-mixed, adam-mixed-float-gradients or sgd; default: Adam, mixed where parameters have 16 bits",
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to time passes")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to time passes at most")
     parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside, as other ranks here would be")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", metavar="PAGE", help="also a page: x.html")
+    parser.add_argument("--ranks", type=int, help="also say what the profile means for a pipeline of so many ranks")
+    parser.add_argument("--microbatches", type=int, help="of that pipeline; default: four a rank")
     parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output")
     parser.add_argument("-o", "--output", help="profile.json, or - for standard output")
 
@@ -54,6 +64,8 @@ def profile(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     need_torch()
+    if options.report:
+        check_writable(options.report)
     spec = _model(options)
     with redirect_stdout(sys.stderr):  # whatever the model prints: standard output may be the profile itself
         if options.estimate:
@@ -61,18 +73,11 @@ def _measure(options: argparse.Namespace) -> int:
 
             found = estimate(spec, options.estimate, seed=options.seed, states=options.states)
         else:
-            from profiler.measure import measure
-
-            found = measure(
-                spec,
-                seed=options.seed,
-                seconds=options.seconds,
-                neighbours=options.neighbours,
-                states=options.states,
-                progress=progress_line(),
-            )
+            found = _measured(options, spec)
     progress_line()("")
     found.save(options.output)
+    if options.report:
+        write_text(options.report, page(found, options.ranks or min(4, len(found.layers)), options.microbatches))
     kinds = ("F", "B", "W", "BW")
     if options.output == "-":
         return 0
@@ -90,8 +95,32 @@ def _measure(options: argparse.Namespace) -> int:
             }
         )
         return 0
-    print(profile_table(found), end="")
+    print(profile_table(found, options.ranks, options.microbatches), end="")
     return 0
+
+
+def _measured(options: argparse.Namespace, spec: str) -> Profile:
+    """Where memory runs out, what was measured before goes into a file beside the output."""
+    from profiler.measure import measure
+    from profiler.timing import OutOfMemory
+
+    try:
+        return measure(
+            spec,
+            seed=options.seed,
+            seconds=options.seconds,
+            neighbours=options.neighbours,
+            states=options.states,
+            device=options.device,
+            progress=progress_line(),
+        )
+    except OutOfMemory as error:
+        kept = ""
+        if options.output != "-" and error.samples:
+            path = f"{options.output}.partial"
+            write_document(path, "samples", {"model": spec, "failed": str(error), "samples": error.samples})
+            kept = f"; what was measured before is in {path}"
+        raise RunFailed(f"{error}{kept}") from None
 
 
 def _model(options: argparse.Namespace) -> str:

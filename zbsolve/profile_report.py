@@ -1,27 +1,278 @@
-"""What a profile says, in words: per layer, per stage, and what a schedule could win."""
+"""What a profile says: times with their spread, memory, links, layer by layer and stage by stage, and what they mean for a
+schedule. As text and as a page that loads nothing."""
 
 from __future__ import annotations
 
-from .profile import Profile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+from .errors import BadInput
+from .partition import balanced
+from .profile import Layer, Profile, held
+from .show_style import format_bytes, format_time, printable
 from .text import aligned
 
-KINDS = ("F", "B", "W", "BW")
+KINDS = ("F", "B", "W", "BW", "X", "U")
+VOCABULARY = 1.1  # times the mean stage from which the last layer alone holds all others up
+SMALL = 0.1
 
 
-def table(profile: Profile) -> str:
-    """The profile as text: a row a layer, equal neighbours in one, and the link."""
-    rows = [("layer", *(f"{kind} µs" for kind in (*KINDS, "U")), "held until B", "until W", "parameters", "output")]
+def spread(times: Sequence[float]) -> float:
+    """Half the width of a 95 % interval around the median, relative to it: 1.57 interquartile ranges over √n (McGill,
+    Tukey and Larsen 1978)."""
+    low, middle, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
+    return float(1.57 * (high - low) / len(times) ** 0.5 / middle) if middle > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageCosts:
+    """One stage: its layers (first, and one behind the last), µs of F, B, W and BW for one microbatch, bytes that F and B
+    keep of one, bytes of parameters with gradients and optimizer state, µs of its message to the next (0: the last)."""
+
+    first: int
+    end: int
+    F: float
+    B: float
+    W: float
+    BW: float
+    held: int
+    fixed: int
+    message: float
+
+    @property
+    def split(self) -> float:
+        """µs a microbatch with the backward split."""
+        return self.F + self.B + self.W
+
+    @property
+    def fused(self) -> float:
+        """µs a microbatch with a fused backward."""
+        return self.F + self.BW
+
+
+def stages(profile: Profile, ranks: int) -> tuple[StageCosts, ...]:
+    """The split that `solve` makes with one stage a rank. Raises BadInput where there are fewer layers than ranks."""
+    if ranks < 1:
+        raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
+    counts = balanced([c.F + c.B + c.W for c in profile.layers], ranks)
+    cuts = [sum(counts[:i]) for i in range(len(counts) + 1)]
+    return tuple(_stage(profile, a, b) for a, b in zip(cuts, cuts[1:], strict=False))
+
+
+def _stage(profile: Profile, first: int, end: int) -> StageCosts:
+    layers = profile.layers[first:end]
+    f, b, w, bw = (sum(getattr(layer, kind) for layer in layers) for kind in ("F", "B", "W", "BW"))
+    message = 0.0 if end == len(profile.layers) else profile.link.time(layers[-1].output_bytes)
+    fixed = round(profile.states * sum(layer.parameter_bytes for layer in layers))
+    return StageCosts(first, end, f, b, w, bw, sum(part[0] for part in held([layers]).values()), fixed, message)
+
+
+def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
+    """Sentences: the bubble of 1F1B, the most that zero bubble could win, and what is in the way."""
+    if microbatches < 1:
+        raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
+    rows = stages(profile, ranks)
+    return [_bubble(rows, microbatches), *_balance(profile, rows), *_memory(profile, rows, microbatches), *_links(rows)]
+
+
+def _bubble(rows: Sequence[StageCosts], m: int) -> str:
+    """1F1B by Σ t + (m − 1) · max t (2201.12023, section 5) with messages; nothing is below the busiest rank's work."""
+    fused = [row.fused for row in rows]
+    step = sum(fused) + (m - 1) * max(fused) + 2 * sum(row.message for row in rows)
+    least = m * max(row.split for row in rows)
+    bubble = 1 - m * max(fused) / step if step else 0.0
+    best = step / least - 1 if least else 0.0
+    win = f"can be {best:.1%} faster than that at most" if best > 0 else "cannot be faster than that: the split costs more"
+    return (
+        f"1F1B on {len(rows)} ranks with {m} microbatches takes about {format_time(step)}, {bubble:.1%} of it bubble; a "
+        f"step without any, backward split, {win} ({format_time(least)}, the busiest rank's work)."
+    )
+
+
+def _balance(profile: Profile, rows: Sequence[StageCosts]) -> list[str]:
+    split = [row.split for row in rows]
+    mean = sum(split) / len(rows)
+    worst = max(range(len(rows)), key=lambda i: split[i])
+    found = []
+    if mean and split[worst] > (1 + SMALL) * mean:
+        found.append(
+            f"Stages are uneven: stage {worst} takes {split[worst] / mean:.2f} times the mean, and all other ranks wait "
+            "for it."
+        )
+    last = profile.layers[-1]
+    alone = last.F + last.B + last.W
+    blocks = sorted(c.F + c.B + c.W for c in profile.layers[:-1])
+    if blocks and mean and alone > VOCABULARY * mean:
+        found.append(
+            f"The output layer is the bottleneck: '{last.name}' alone takes {alone / mean:.2f} times the mean stage "
+            f"({alone / max(blocks[len(blocks) // 2], 1e-9):.1f} times a middle layer). No split of layers helps; "
+            "fewer ranks or an output layer split over ranks do."
+        )
+    return found
+
+
+def _memory(profile: Profile, rows: Sequence[StageCosts], m: int) -> list[str]:
+    p = len(rows)
+    need = [row.fixed + min(p - i, m) * row.held for i, row in enumerate(rows)]
+    most = max(range(p), key=lambda i: need[i])
+    double = [row.fixed + min(2 * p - 1 - 2 * i, m) * row.held for i, row in enumerate(rows)]
+    text = (
+        f"1F1B needs {format_bytes(need[most])} on its fullest rank ({most}; {format_bytes(rows[most].fixed)} of it "
+        f"parameters, gradients and optimizer state), a schedule with twice the microbatches in flight "
+        f"{format_bytes(max(double))}"
+    )
+    if profile.capacity is None:
+        return [f"{text}; how much the device has is not known."]
+    room = format_bytes(profile.capacity)
+    if max(row.fixed for row in rows) > profile.capacity:
+        return [f"{text}. Memory is the bottleneck: parameters and states alone do not fit into {room}."]
+    if need[most] > profile.capacity:
+        return [f"{text}. Memory is the bottleneck: 1F1B does not fit into {room}; V-shaped placements or offload may."]
+    if max(double) > profile.capacity:
+        return [
+            f"{text}. Memory decides: of {room}, there is room for 1F1B and not for a bubble of zero at twice its memory."
+        ]
+    return [f"{text}; the device has {room}: memory is not the bottleneck."]
+
+
+def _links(rows: Sequence[StageCosts]) -> list[str]:
+    if len(rows) < 2:
+        return []
+    shares = [row.message / row.F if row.F else 0.0 for row in rows[:-1]]
+    share, at = max(shares), shares.index(max(shares))
+    what = "it must be hidden behind other microbatches" if share > SMALL else "small"
+    return [f"The slowest message, from stage {at}, takes {share:.1%} of that stage's F: {what}."]
+
+
+def layer_rows(profile: Profile) -> list[tuple[str, ...]]:
+    """A header and a row a layer, equal neighbours in one: times with spread, host time, memory."""
+    head = (
+        "layer",
+        *(f"{kind} µs" for kind in KINDS),
+        "F host",
+        "until B",
+        "until W",
+        "from B",
+        "transient",
+        "parameters",
+        "output",
+    )
+    rows: list[tuple[str, ...]] = [head]
     for first, last in _runs(profile):
         layer = profile.layers[first]
-        name = layer.name if first == last else f"{layer.name} … {profile.layers[last].name}"
-        times = (f"{getattr(layer, kind):,.1f}" for kind in (*KINDS, "U"))
-        sizes = (layer.held_until_B, layer.held_until_W, layer.parameter_bytes, layer.output_bytes)
-        rows.append((name, *times, *(f"{size:,}" for size in sizes)))
-    lines = [*([f"{profile.source}: no number here was measured"] if profile.source != "measured" else []), *aligned(rows)]
+        name = printable(layer.name if first == last else f"{layer.name} … {profile.layers[last].name}")
+        sizes = ("held_until_B", "held_until_W", "held_from_B", "transient", "parameter_bytes", "output_bytes")
+        host = profile.samples.get(f"{layer.name}/F host")
+        rows.append(
+            (
+                name,
+                *(_time(profile, layer, kind) for kind in KINDS),
+                f"{float(np.median(host)):,.0f}" if host else "–",
+                *(format_bytes(getattr(layer, size)) for size in sizes),
+            )
+        )
+    return rows
+
+
+def _time(profile: Profile, layer: Layer, kind: str) -> str:
+    time = getattr(layer, kind)
+    samples = profile.samples.get(f"{layer.name}/{kind}", [])
+    return f"{time:,.1f}" + (f" ±{spread(samples):.0%}" if len(samples) > 1 else "")
+
+
+def stage_rows(profile: Profile, ranks: int) -> list[tuple[str, ...]]:
+    """A header and a row a stage."""
+    rows: list[tuple[str, ...]] = [
+        ("stage", "layers", "F µs", "B µs", "W µs", "BW µs", "message µs", "one microbatch", "parameters, states")
+    ]
+    for i, row in enumerate(stages(profile, ranks)):
+        names = f"{profile.layers[row.first].name} … {profile.layers[row.end - 1].name}"
+        times = (f"{time:,.0f}" for time in (row.F, row.B, row.W, row.BW, row.message))
+        rows.append((str(i), printable(names), *times, format_bytes(row.held), format_bytes(row.fixed)))
+    return rows
+
+
+def link_rows(profile: Profile) -> list[tuple[str, ...]]:
+    """A header and a row a message size that was measured."""
+    sizes = sorted(int(key[5:]) for key in profile.samples if key.startswith("link/") and key[5:].isdecimal())
+    rows: list[tuple[str, ...]] = [("message", "µs", "fit µs", "GB/s")]
+    for size in sizes:
+        time = float(np.median(profile.samples[f"link/{size}"]))
+        measured = f"{time:,.1f} ±{spread(profile.samples[f'link/{size}']):.0%}"
+        rows.append((format_bytes(size), measured, f"{profile.link.time(size):,.1f}", f"{size / time / 1e3:.2f}"))
+    return rows
+
+
+def ratio_line(profile: Profile) -> str:
+    """(B + W) / BW, and the link as a line."""
     fused, split = (sum(sum(getattr(c, kind) for kind in kinds) for c in profile.layers) for kinds in (("BW",), ("B", "W")))
     ratio = f"(B + W) / BW {split / fused:.3f}; " if fused else ""
-    lines.append(f"{ratio}link {profile.link.latency:.0f} µs + bytes / {profile.link.bytes_per_us:.0f} per µs")
+    return f"{ratio}link {profile.link.latency:.0f} µs + bytes / {profile.link.bytes_per_us:.0f} per µs"
+
+
+def _said(profile: Profile) -> list[str]:
+    notes = profile.facts.get("warnings", [])
+    return [f"WARNING: {printable(str(note))}" for note in notes] if isinstance(notes, list) else []
+
+
+def banner(profile: Profile) -> list[str]:
+    """That nothing was measured, where that is so, and what was assumed."""
+    if profile.source == "measured":
+        return []
+    assumed = profile.facts.get("assumed")
+    return [f"{printable(profile.source)}: no number here was measured", *([str(assumed)] if assumed else [])]
+
+
+def table(profile: Profile, ranks: int | None = None, microbatches: int | None = None) -> str:
+    """The profile as text; with `ranks` also its stages (microbatches: four a rank without) and what they mean."""
+    lines = [*banner(profile), *aligned(layer_rows(profile)), ratio_line(profile), *_said(profile)]
+    if ranks is not None:
+        lines += ["", *aligned(stage_rows(profile, ranks)), *meaning(profile, ranks, microbatches or 4 * ranks)]
     return "\n".join(lines) + "\n"
+
+
+def page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
+    """The report as one HTML page."""
+    title = escape(printable(f"Profile: {profile.title}"))
+    facts = ", ".join(
+        f"{key} {profile.facts[key]}" for key in ("host", "device", "torch", "date", "states") if key in profile.facts
+    )
+    links = link_rows(profile)
+    body = [
+        f"<h1>{title}</h1>",
+        *(f"<p class='estimate'>{escape(line)}</p>" for line in banner(profile)),
+        f"<p>{escape(printable(facts))}</p>",
+        *(f"<p class='warning'>{escape(line)}</p>" for line in _said(profile)),
+        f"<h2>{ranks} ranks</h2>",
+        *(f"<p>{escape(line)}</p>" for line in meaning(profile, ranks, microbatches or 4 * ranks)),
+        _html(stage_rows(profile, ranks)),
+        "<h2>Layers</h2><p>µs a microbatch: medians, ± half a 95 % interval; X: recompute; U: the update, once a step.</p>",
+        _html(layer_rows(profile)),
+        "<h2>Links</h2>",
+        f"<p>{escape(ratio_line(profile))}</p>",
+        _html(links) if len(links) > 1 else "<p>No message was measured.</p>",
+    ]
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{title}</title><style>"
+        "body{margin:0;padding:22px 26px;background:#f7f8fa;color:#14171c;font:14px/1.45 system-ui,sans-serif}"
+        "table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}"
+        "td,th{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid #dfe3e9;white-space:nowrap}"
+        "th{color:#5a6270;font-weight:500}td:first-child,th:first-child{text-align:left}"
+        ".estimate{font-weight:600;color:#8a3b00}.warning{color:#8a3b00}"
+        f"</style></head><body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _html(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
+    return f"<table><tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>{lines}</table>"
 
 
 def _runs(profile: Profile) -> list[tuple[int, int]]:

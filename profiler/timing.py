@@ -1,0 +1,163 @@
+"""How long passes take: rounds until medians are known well enough or time is up, and what disturbed them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from unittest.mock import patch
+
+import torch
+
+from zbsolve.exec.failure import RunFailed, one_line
+from zbsolve.exec.stage import Stage
+from zbsolve.profile_report import spread
+
+from .flow import Flow, place
+from .models import Model
+from .rounds import Feed, Watch, alone, batches, meta_stages, rounds, stages_of, updates
+
+KINDS = ("F", "B", "W", "BW", "X")
+LEAST = 9  # rounds, however little time is given
+WARM = 6
+UPDATES = 5
+META_ROUNDS = 6
+SPREAD = 0.01  # of a median: good enough to stop
+Progress = Callable[[str], None]
+Samples = dict[tuple[int, str], list[float]]
+
+
+class OutOfMemory(RunFailed):
+    """There was not enough memory for a layer even by itself. `samples`: what was measured before, "<layer>/<kind>" → µs."""
+
+    def __init__(self, text: str, samples: dict[str, list[float]]) -> None:
+        super().__init__(text)
+        self.samples = samples
+
+
+@dataclass
+class Timed:
+    """samples: (layer, kind) → µs on the device, kinds F, B, W, BW, X, U; host: the same on the host; whole: µs of every
+    round with B and W; idle: part of the time in which this process did not run (CPU); alone: layers ran one at a time."""
+
+    samples: Samples
+    host: Samples
+    whole: list[float] = field(default_factory=list)
+    idle: float = 0.0
+    alone: bool = False
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Torch's CPU allocator raises a plain RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "not enough memory" in str(error))
+
+
+def _settled(samples: Samples) -> bool:
+    """Every kind of pass that matters (1 % of all) is known to SPREAD."""
+    total = sum(median(times) for times in samples.values())
+    return all(spread(times) <= SPREAD or median(times) < 0.01 * total for times in samples.values())
+
+
+def time_layers(
+    model: Model,
+    through: Flow,
+    taken: Sequence[int],
+    device: torch.device,
+    seconds: float,
+    make: Callable[..., object],
+    progress: Progress,
+) -> tuple[Timed, list[Stage]]:
+    """Times of the layers `taken`, one after the other as a rank would run them; one at a time where memory does not
+    suffice for that. Raises OutOfMemory naming the layer where not even that works."""
+    timed = Timed({}, {})
+    watch = Watch(device)
+    try:
+        stages = stages_of(model, taken, device)
+        _run(timed, stages, batches(model, device), watch, seconds, progress, f"{len(taken)} layers")
+        _keep(timed, updates(stages, make, watch, UPDATES))
+        return timed, stages
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise RunFailed(
+                f"model '{model.name}': {watch.at[1]} of {place(model, watch.at[0])}: {one_line(error)}"
+            ) from error
+    return _one_by_one(model, through, taken, device, seconds, make, progress)
+
+
+def _one_by_one(
+    model: Model,
+    through: Flow,
+    taken: Sequence[int],
+    device: torch.device,
+    seconds: float,
+    make: Callable[..., object],
+    progress: Progress,
+) -> tuple[Timed, list[Stage]]:
+    timed, watch = Timed({}, {}, alone=True), Watch(device)
+    stages: list[Stage] = []
+    for i in taken:
+        watch.at = i, "building"
+        try:
+            stages = stages_of(model, [i], device)
+            feed = alone(model, i, through.inputs[i], device)
+            _run(timed, stages, feed, watch, seconds / len(taken), progress, place(model, i))
+            _keep(timed, updates(stages, make, watch, UPDATES))
+        except Exception as error:
+            where = f"{watch.at[1]} of {place(model, i)}"
+            if not is_out_of_memory(error):
+                raise RunFailed(f"model '{model.name}': {where}: {one_line(error)}") from error
+            done = {f"{model.layer_names[j]}/{kind}": row for (j, kind), row in timed.samples.items() if j != i}
+            raise OutOfMemory(f"model '{model.name}': out of memory: {where}, by itself", done) from None
+        stages.clear()
+    return timed, []
+
+
+def _run(timed: Timed, stages: list[Stage], feed: Feed, watch: Watch, seconds: float, progress: Progress, what: str) -> None:
+    turns = rounds(stages, feed, watch, recompute=True)
+    progress(f"{what}: warming up")
+    for _ in range(WARM):
+        next(turns)
+    mine: Samples = {}
+    begin, ran, done = time.monotonic(), time.process_time(), 0
+    while done < LEAST or time.monotonic() - begin < seconds:
+        rows = next(turns)
+        for i, kind, device_us, host_us in rows:
+            mine.setdefault((i, kind), []).append(device_us)
+            timed.host.setdefault((i, kind), []).append(host_us)
+        if any(row[1] == "F" for row in rows):
+            timed.whole.append(sum(row[2] for row in rows))
+        done += 1
+        progress(f"{what}, round {done}, {time.monotonic() - begin:.1f} of {seconds:g} s")
+        if done >= 10 * LEAST and done % 10 == 0 and _settled(mine):
+            break
+    elapsed = time.monotonic() - begin
+    timed.idle = max(timed.idle, 1 - (time.process_time() - ran) / elapsed)
+    timed.samples |= mine
+
+
+def _keep(timed: Timed, rows: Sequence[tuple[int, str, float, float]]) -> None:
+    for i, kind, device_us, host_us in rows:
+        timed.samples.setdefault((i, kind), []).append(device_us)
+        timed.host.setdefault((i, kind), []).append(host_us)
+
+
+def dispatch(model: Model, taken: Sequence[int]) -> Samples:
+    """Host µs of the same passes on the meta device: Python, autograd and dispatch, without the computing. Empty where a
+    layer needs numbers. Called before any layer became a stage."""
+    meta = torch.device("meta")
+    found: Samples = {}
+    try:
+        turns = rounds(meta_stages(model, taken), batches(model, meta), Watch(meta))
+        # Asked for the meta device, torch raises; there is no autocast on it.
+        with patch.object(torch, "is_autocast_enabled", lambda *kind: False):
+            for _ in range(2):
+                next(turns)
+            for _ in range(META_ROUNDS):
+                for i, kind, _, host_us in next(turns):
+                    found.setdefault((i, kind), []).append(host_us)
+    except Exception:  # whatever a layer does that needs numbers: there is then nothing to say
+        return {}
+    return found

@@ -1,0 +1,74 @@
+"""What in a measurement a person should know before building on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from zbsolve.profile import Layer
+
+KINDS = ("F", "B", "W", "BW")
+SPLIT_COST = 1.1  # (B + W) / BW from which the split is worth a word
+HOST_SHARE = 0.5  # of a pass on a CPU
+DRIFT = 0.05
+IDLE = 0.05
+
+
+def warnings(
+    layers: Sequence[Layer],
+    samples: Mapping[str, Sequence[float]],
+    hosts: Mapping[str, Sequence[float]],
+    whole: Sequence[float],
+    idle: float,
+    device: str,
+) -> list[str]:
+    """A line for each. samples: "<layer>/<kind>" → µs; hosts: "<layer>/<kind> host"; whole: µs of whole rounds, in order;
+    idle: part of the time in which this process waited for a core."""
+    return [*_split(layers), *_host(samples, hosts, device), *_disturbed(whole, idle, device)]
+
+
+def _split(layers: Sequence[Layer]) -> list[str]:
+    total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in KINDS}
+    found = []
+    if total["B"] + total["W"] > SPLIT_COST * total["BW"]:
+        ratio = (total["B"] + total["W"]) / total["BW"]
+        found.append(
+            f"(B + W) / BW is {ratio:.2f}: splitting the backward costs more than many bubbles; compare with --fused"
+        )
+    if total["W"] < 0.05 * total["BW"]:
+        found.append(
+            "W does next to nothing: the weight gradients are made in B, because the layers are other than nn.Linear and "
+            "nn.Embedding; a zero-bubble schedule cannot pay"
+        )
+    return found
+
+
+def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, Sequence[float]], device: str) -> list[str]:
+    """On a GPU a host that takes as long as the device; on a CPU the share of the pass that computes nothing."""
+    limit = 1.0 if device == "cuda" else HOST_SHARE
+    late = []
+    for key, times in samples.items():
+        host = hosts.get(f"{key} host")
+        if host and median(host) >= limit * median(times):
+            late.append((median(host) / max(median(times), 1e-9), key))
+    if not late:
+        return []
+    worst, key = max(late)
+    what = "launching takes as long as computing" if device == "cuda" else "half of the time or more computes nothing"
+    return [
+        f"host-bound: {what} in {len(late)} of {len(samples)} kinds of pass, most in {key} ({worst:.0%}): larger passes win"
+    ]
+
+
+def _disturbed(whole: Sequence[float], idle: float, device: str) -> list[str]:
+    found = []
+    half = len(whole) // 2
+    if half >= 3:
+        before, after = median(whole[:half]), median(whole[half:])
+        if abs(after - before) > DRIFT * before:
+            found.append(
+                f"the second half of the rounds took {after / before - 1:+.0%}: the clock or another process changed"
+            )
+    if idle > IDLE and device == "cpu":
+        found.append(f"this process waited for a core {idle:.0%} of the time: another one was busy")
+    return found

@@ -1,0 +1,167 @@
+"""Times: samples and their spread, host beside device, what disturbs, what fails, and what is kept then."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler.flow import flow
+from profiler.measure import measure
+from profiler.models import load
+from profiler.rounds import Watch, batches, rounds, stages_of
+from profiler.timing import dispatch, is_out_of_memory
+from profiler.warn import warnings
+from zbsolve import BadInput
+from zbsolve.cli import main
+from zbsolve.exec.failure import RunFailed
+from zbsolve.profile import Layer
+from zbsolve.profile_report import spread
+
+FAILS = """
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+class Large(nn.Module):
+    '''Runs out of memory as soon as it is run for real.'''
+    def __init__(self, fake_too=False):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+    def forward(self, x):
+        if x.device.type == "cpu" and not isinstance(x, FakeTensor):
+            raise torch.OutOfMemoryError("tried to allocate 1 TiB")
+        return self.a(x)
+class Once(nn.Module):
+    '''Runs out of memory in company, and not alone.'''
+    calls = 0
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+    def forward(self, x):
+        if x.device.type == "cpu" and not isinstance(x, FakeTensor):
+            Once.calls += 1
+            if Once.calls == 1:
+                raise MemoryError
+        return self.a(x)
+class Late(Large):
+    def forward(self, x):
+        if x.device.type == "cpu" and not isinstance(x, FakeTensor):
+            raise ValueError("no such number")
+        return self.a(x)
+def large():
+    return [nn.Linear(4, 4), nn.ReLU(), Large(), nn.Linear(4, 4)], torch.randn(2, 4)
+def once():
+    return [nn.Linear(4, 4), Once(), nn.Linear(4, 4)], torch.randn(2, 4)
+def late():
+    return [nn.Linear(4, 4), Late()], torch.randn(2, 4)
+"""
+
+
+@pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "failing_models.py").write_text(FAILS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_samples_are_kept_for_every_kind_and_the_update() -> None:
+    profile = measure("moe-tiny", seconds=0.05)
+    block = profile.layers[1]
+    assert min(block.X, block.F) > 0
+    assert block.U > 0
+    assert len(profile.samples["block0/U"]) == 5
+    assert len(profile.samples["block0/F host"]) >= 3
+    assert profile.facts["alone"] is False
+    assert profile.facts["states"] == "adam"
+    assert isinstance(profile.facts["warnings"], list)
+
+
+def test_rounds_pass_through_the_layers_as_the_executor_does() -> None:
+    model, cpu = load("gpt-tiny"), torch.device("cpu")
+    turns = rounds(stages_of(model, [0, 1, 9]), batches(model, cpu), Watch(cpu), recompute=True)
+    split, fused, recomputed = next(turns), next(turns), next(turns)
+    order = [0, 1, 9, 0, 1, 9]
+    assert [(i, kind) for i, kind, _, _ in split] == [
+        *[(i, "F") for i in order],
+        *[(i, kind) for _ in range(2) for i, kind in ((9, "B"), (1, "B"), (0, "B"), (0, "W"), (1, "W"), (9, "W"))],
+    ]
+    assert [(i, kind) for i, kind, _, _ in fused] == [(i, "BW") for i in reversed(order)]
+    assert [(i, kind) for i, kind, _, _ in recomputed] == [(i, "X") for i in reversed(order)]
+    assert all(device == host > 0 for _, _, device, host in split)
+
+
+def test_host_time_is_dispatch_without_computing() -> None:
+    model = load("gpt-tiny")
+    host = dispatch(model, [0, 1, 9])
+    assert {kind for _, kind in host} == {"F", "B", "W", "BW"}
+    assert all(time > 0 for row in host.values() for time in row)
+    assert all(p.device.type == "cpu" for layer in model.build([1]) for p in layer.parameters())
+
+
+def test_own_layers_survive_a_look_at_their_host_time(failing: Path) -> None:
+    model = load("failing_models:once")
+    assert dispatch(model, [0, 1, 2])
+    assert all(p.device.type == "cpu" for layer in model.build() for p in layer.parameters())
+    assert len(flow(model).inputs) == 3
+
+
+def test_spread_is_a_notch() -> None:
+    assert spread([10.0] * 9) == 0
+    assert spread([8.0, 9.0, 10.0, 11.0, 12.0]) == pytest.approx(1.57 * 2 / 5**0.5 / 10)
+    assert spread([0.0, 0.0]) == 0
+
+
+def test_warnings_say_what_to_know() -> None:
+    good = [Layer("a", 10, 10, 10, 20, 0, 0, 0, 0)]
+    assert warnings(good, {"a/F": [10.0]}, {"a/F host": [2.0]}, [5.0] * 8, 0.0, "cpu") == []
+    (split,) = warnings([Layer("a", 10, 20, 12, 20, 0, 0, 0, 0)], {}, {}, [], 0.0, "cpu")
+    assert split.startswith("(B + W) / BW is 1.60")
+    (unsplit,) = warnings([Layer("a", 10, 20, 0.1, 20, 0, 0, 0, 0)], {}, {}, [], 0.0, "cpu")
+    assert unsplit.startswith("W does next to nothing")
+    (host,) = warnings(good, {"a/F": [10.0], "a/B": [50.0]}, {"a/F host": [6.0], "a/B host": [6.0]}, [], 0.0, "cpu")
+    assert "in 1 of 2 kinds of pass, most in a/F (60%)" in host
+    assert not warnings(good, {"a/F": [10.0]}, {"a/F host": [6.0]}, [], 0.0, "cuda")
+    (late,) = warnings(good, {"a/F": [10.0]}, {"a/F host": [12.0]}, [], 0.0, "cuda")
+    assert "launching takes as long as computing" in late
+    clock, other = warnings(good, {}, {}, [10.0] * 4 + [12.0] * 4, 0.3, "cpu")
+    assert "+20%" in clock
+    assert "30% of the time" in other
+
+
+def test_out_of_memory_keeps_what_was_measured(failing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(failing / "p.json")
+    assert main(["profile", "failing_models:large", "-o", out, "--seconds", "0.05"]) == 1
+    error = capsys.readouterr().err.replace("\r\x1b[K", "")
+    assert error.endswith(
+        "model 'failing_models:large': out of memory: F of layer 2 (2.Large), by itself; what was measured before is in "
+        f"{out}.partial\n"
+    )
+    assert not Path(out).exists()
+    kept = json.loads(Path(f"{out}.partial").read_text())["samples"]
+    assert {name.partition("/")[0] for name in kept} == {"0.Linear", "1.ReLU"}
+    assert all(kept[f"0.Linear/{kind}"] for kind in ("F", "B", "W", "BW", "U"))
+
+
+def test_layers_that_do_not_fit_together_are_measured_one_by_one(failing: Path) -> None:
+    profile = measure("failing_models:once", seconds=0.05)
+    assert profile.facts["alone"] is True
+    assert all(layer.F > 0 for layer in profile.layers)
+    assert profile.layers[1].held_until_W == 2 * 4 * 4
+
+
+def test_what_fails_late_names_its_pass(failing: Path) -> None:
+    with pytest.raises(RunFailed, match=r"model 'failing_models:late': F of layer 1 \(1.Late\): .*no such number"):
+        measure("failing_models:late", seconds=0.05)
+    with pytest.raises(BadInput, match="device 'tpu': cpu or cuda"):
+        measure("mlp-tiny", device="tpu")
+    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_is_timed_by_its_events() -> None:
+    profile = measure("gpt-1.5b@layers=2,batch=1", seconds=2.0, device="cuda")
+    assert profile.capacity
+    assert profile.layers[1].F > 0
+    assert len(profile.samples["block0/F host"]) == len(profile.samples["block0/F"])
