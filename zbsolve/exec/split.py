@@ -158,8 +158,8 @@ def _batched(
 #
 # B asks the kernels for the input gradient alone, W for the others. Left in B by default: a norm's input and output
 # gradient are held for W, and read once more, to put off very little work. Measured on transformer blocks
-# (`benchmarks/split.py`): 25 % more bytes between B and W; (B + W) / BW 1.01 to 1.06 in place of 1.00 to 1.01 at width
-# 192, 1.19 to 1.22 in place of 1.03 to 1.08 at width 64.
+# (`benchmarks/results/split.json`): 25 % more bytes between B and W; (B + W) / BW 1.03 to 1.07 in place of 1.01 to 1.04 at
+# width 192, 1.13 to 1.30 in place of 0.96 to 1.10 at width 64 (a busy machine).
 
 
 def _layer_norm_parts(mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, bias: Any, kept: Any, shape: Any) -> Any:
