@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,16 @@ def test_times_of_a_profile(tmp_path: Path, fused: bool) -> None:
     assert times.passes["1BW0" if fused else "1W0"] == (200 if fused else 120)
     assert times.links[("0F0", "1F0")] == 15
     assert times.source == "measured: mlp-tiny"
+
+
+def test_times_of_a_profile_with_recompute(tmp_path: Path) -> None:
+    path = str(tmp_path / "profile.json")
+    layers = [replace(layer, X=7) for layer in PROFILE.layers]
+    replace(PROFILE, layers=tuple(layers)).save(path)
+    problem = PROFILE.problem(2, 2, recompute=(0,))
+    times = Times.of(random_schedule(problem), path)
+    assert times.passes["0X1"] == 7 * problem.layers[0]
+    assert "1X1" not in times.passes
 
 
 def test_a_profile_that_does_not_fit(tmp_path: Path) -> None:
