@@ -4,7 +4,8 @@
 
 Ranks are processes with one thread each, on gloo. Both runtimes take turns, round by round, in the same processes.
 `step`: wall time of a step, ms. `host`: CPU time of the rank's own thread in `step()`, a pass (F, B, W or BW), µs; `cpu`: of
-all threads of the process. On the tiny model nearly all of that is the runtime's.
+all threads of the process. `plain`: the same forwards and backwards in autograd alone, without any runtime; what a runtime
+takes on top is `beyond`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CASES: dict[str, tuple[Any, str, bool]] = {
     "InterleavedZeroBubble": (ScheduleInterleavedZeroBubble, "loop", False),
     "ZBVZeroBubble": (ScheduleZBVZeroBubble, "vee", False),
 }
-MICROBATCHES, WARM, STEPS = 8, 3, 5  # STEPS in a round
+MICROBATCHES, WARM, STEPS = 16, 3, 5  # STEPS in a round
 
 
 class Tiny(nn.Module):
@@ -119,14 +120,31 @@ def our_step(case: str, model: str, runtime: Any, ranks: int) -> tuple[Schedule,
     return schedule, step
 
 
+def plain_step(case: str, model: str, rank: int, ranks: int) -> Callable[[], None]:
+    """This rank's forwards and backwards, without a runtime."""
+    spot = parse(CASES[case][1], ranks)
+    mine = [layer for layer, home in zip(layers(model, len(spot)), spot, strict=True) if home == rank]
+    x = batch(model)[0].chunk(MICROBATCHES)[0].requires_grad_()
+    gradient = torch.ones_like(x)
+
+    def step() -> None:
+        for _ in range(MICROBATCHES):
+            for layer in mine:
+                layer(x).backward(gradient)
+                x.grad = None
+
+    return step
+
+
 def measure(case: str, model: str, rank: int, ranks: int, rounds: int) -> dict[str, Any]:
     """Both runtimes in turn; samples of one rank."""
     runtime, theirs = torch_step(case, model, rank, ranks)
     schedule, ours = our_step(case, model, runtime, ranks)
     passes = len(schedule.order[f"compute:{rank}"])
-    found: dict[str, Any] = {"passes": passes, "torch": [], "zbsolve": []}
+    plain = plain_step(case, model, rank, ranks)
+    found: dict[str, Any] = {"passes": passes, "plain": [], "torch": [], "zbsolve": []}
     for i in range(rounds + 1):
-        for name, step in (("torch", theirs), ("zbsolve", ours)):
+        for name, step in (("plain", plain), ("torch", theirs), ("zbsolve", ours)):
             dist.barrier()
             for _ in range(WARM if i == 0 else STEPS):
                 wall, own, cpu = time.perf_counter(), time.thread_time(), time.process_time()
@@ -184,13 +202,14 @@ def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for model, cases in found[0].items():
         for case in cases:
             row: dict[str, Any] = {"model": model, "schedule": case}
-            for name in ("torch", "zbsolve"):
-                ranks = [one[model][case] for one in found]
+            ranks = [one[model][case] for one in found]
+            for name in ("plain", "torch", "zbsolve"):
                 row[name] = {
                     "step_ms": round(max(median(s[0] for s in r[name]) for r in ranks) / 1000, 3),
                     "host_us": round(sum(median(s[1] for s in r[name]) / r["passes"] for r in ranks) / len(ranks), 1),
                     "cpu_us": round(sum(median(s[2] for s in r[name]) / r["passes"] for r in ranks) / len(ranks), 1),
                 }
+                row[name]["beyond_us"] = round(row[name]["host_us"] - row["plain"]["host_us"], 1)
             rows.append(row)
     return rows
 
@@ -208,13 +227,12 @@ def main() -> None:
         child(Path(options.child[0]), int(options.child[1]), options.ranks, options.model, options.rounds)
     found = start(options.ranks, options.model, options.rounds)
     rows = summary(found)
-    print(f"{'model':6}{'schedule':24}{'runtime':10}{'step ms':>9}{'host µs a pass':>16}{'cpu µs a pass':>15}")
+    print(f"{'model':6}{'schedule':24}{'runtime':10}{'step ms':>9}{'host µs a pass':>16}{'beyond':>8}{'cpu µs a pass':>15}")
     for row in rows:
-        for name in ("torch", "zbsolve"):
+        for name in ("plain", "torch", "zbsolve"):
             one = row[name]
-            print(
-                f"{row['model']:6}{row['schedule']:24}{name:10}{one['step_ms']:9.2f}{one['host_us']:16.1f}{one['cpu_us']:15.1f}"
-            )
+            costs = f"{one['host_us']:16.1f}{one['beyond_us']:8.1f}{one['cpu_us']:15.1f}"
+            print(f"{row['model']:6}{row['schedule']:24}{name:10}{one['step_ms']:9.2f}{costs}")
     if options.output:
         facts = {"ranks": options.ranks, "microbatches": MICROBATCHES, "steps": options.rounds * STEPS}
         body = {"benchmark": "runtime", "machine": machine(), "versions": {**versions(), "torch": torch.__version__}}

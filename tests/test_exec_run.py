@@ -136,15 +136,15 @@ def own(tmp_path: Path) -> str:
     [
         ("die", r"^rank 1, pass 1F\d: the process died of SIGKILL$"),
         ("throw", r"^rank 1, pass 1F\d: ValueError: on purpose$"),
-        ("hang", r"^not done after 8 s: rank 0 at \S+, rank 1 at 1F\d$"),
+        ("hang", r"^not done after 15 s: rank 0 at \S+, rank 1 at 1F\d$"),
     ],
 )
 def test_a_rank_that_fails_ends_all_in_one_line(own: str, what: str, text: str) -> None:
     schedule = random_schedule(a_problem((0, 1), 4, layers=4))
     begin = time.monotonic()
     with pytest.raises(RunFailed, match=text):
-        run_local(schedule, f"{own}:{what}", timeout=8 if what == "hang" else 60)
-    assert time.monotonic() - begin < 20
+        run_local(schedule, f"{own}:{what}", timeout=15 if what == "hang" else 60)
+    assert time.monotonic() - begin < 40
     mine = subprocess.run(["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True, timeout=10)
     assert "zbsolve.exec.worker" not in mine.stdout
 

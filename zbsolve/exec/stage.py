@@ -18,6 +18,7 @@ from .split import defer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SEEDS = 2**63 - 1
+_ENGINE: Any = torch.autograd.Variable._execution_engine
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class Stage:
         self.first = first
         self.loss = loss
         self.share = share
-        self.unit = torch.zeros(())  # the gradient of the loss, in its own type: known after the first F
+        self.unit = torch.tensor(share)  # the gradient of the loss, in its own type: known after the first F
         self.live: dict[int, Live | Dropped] = {}
         self.deferral = Deferral()
         for layer in self.layers:
@@ -106,7 +107,7 @@ class Stage:
         root = torch.autograd.graph.get_gradient_edge(y) if y.requires_grad else None
         live = Live(x if x.requires_grad else None, root, deque() if split else None)
         y = y.detach()
-        if self.loss is not None:
+        if self.loss is not None and (self.unit.dtype, self.unit.device) != (y.dtype, y.device):
             self.unit = torch.full_like(y, self.share)
         return y, live
 
@@ -134,7 +135,9 @@ class Stage:
             raise BadInput("F dropped its activations: an X pass must come before")
         with self.deferral.set(live.queue is not None, live.queue):
             if live.root is not None:
-                torch.autograd.backward((live.root,), (self.unit if gradient is None else gradient,))
+                # torch.autograd.backward's own Python would take longer than many a small layer, and a second to import.
+                given = self.unit if gradient is None else gradient
+                _ENGINE.run_backward((live.root,), (given,), False, False, (), True, True)
         x, live.input, live.root = live.input, None, None
         if live.queue is None:
             del self.live[microbatch]
