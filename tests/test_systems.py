@@ -40,6 +40,10 @@ def test_bubbles_of_the_one_direction_systems(p, m, times):
     if m % p == 0:
         work, timeline = run("interleaved", p, m, *times)
         assert timeline.makespan - work == (p - 1) * (F + B + W)  # chunk times: a v-th of a rank's
+        work, timeline = run("gis", p, m, *times)
+        assert timeline.makespan - work == (p - 1) * (F + B)
+        work, timeline = run("interleaved-zb", p, m, *times)
+        assert timeline.makespan - work == (p - 1) * (F + B - W)
     if m >= 2 * p:
         work, timeline = run("zb-h2", p, m, 4, 4, 4)
         assert timeline.span == work  # (p − 1)(F + B − 2W) at equal times
