@@ -1,6 +1,8 @@
-"""The link between two ranks on this machine, measured through the executor's own messages.
+"""The links between ranks that are neighbours, measured through the executor's own messages: by message size, one
+direction and both at once, and what computing loses beside them.
 
-`python -m profiler.links FOLDER RANK` is one of the two processes.
+Where torchrun started this process, over its ranks; else between two processes of this machine
+(`python -m profiler.links FOLDER RANK TIMEOUT` is one of them).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -19,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zbsolve.exec.comm import Links, Wires
+from zbsolve.exec.comm import Links, Wires, clock_offset, receive_bytes, send_bytes
 from zbsolve.exec.failure import RunFailed
 from zbsolve.exec.launch import child_environment
 from zbsolve.exec.lower import Message
@@ -29,13 +32,62 @@ from zbsolve.profile import Link
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 REPEATS, WARM = 20, 5
+WIDTH = 256  # of the matrices that are multiplied beside messages: some 100 µs on a core
+Stamps = dict[str, int]
 
 
-def measure_link(timeout: float = 120.0) -> tuple[Link, dict[int, list[float]]]:
-    """Latency and bandwidth, and every sample: message bytes → µs from before the send to when the receiver goes on.
+@dataclass(frozen=True)
+class Pair:
+    """Samples of two neighbours, µs. one: message bytes → from before the send to when the receiver goes on, both
+    directions, one message at a time; both: the same while a message goes the other way; alone, beside: a fixed piece of
+    work without messages, and with the largest ones going both ways."""
 
-    Both directions. Raises RunFailed where it takes longer than `timeout` seconds.
-    """
+    ranks: tuple[int, int]
+    one: dict[int, list[float]]
+    both: dict[int, list[float]]
+    alone: list[float]
+    beside: list[float]
+
+    @property
+    def link(self) -> Link:
+        """Latency and bandwidth, one direction at a time."""
+        return fit(self.one)
+
+    def facts(self) -> dict[str, object]:
+        """The fit, and how much longer the largest message takes with another one against it, and work beside both."""
+        largest = max(self.one)
+        return {
+            "ranks": list(self.ranks),
+            **asdict(self.link),
+            "both_ways": median(self.both[largest]) / median(self.one[largest]),
+            "work_beside": median(self.beside) / median(self.alone),
+        }
+
+
+def slowest(pairs: list[Pair]) -> Pair:
+    """The pair that the largest message takes longest between: problems know one link, and the worst is safe."""
+    return max(pairs, key=lambda pair: median(pair.one[max(pair.one)]))
+
+
+def samples_of(pairs: list[Pair]) -> dict[str, list[float]]:
+    """`link/<bytes>` of the slowest pair, and every pair's under `<what> <rank>-<rank>`."""
+    found = {f"link/{size}": row for size, row in slowest(pairs).one.items()}
+    for pair in pairs:
+        name = f"{pair.ranks[0]}-{pair.ranks[1]}"
+        if len(pairs) > 1:
+            found |= {f"link/{size} {name}": row for size, row in pair.one.items()}
+        found |= {f"link/{size} both ways {name}": row for size, row in pair.both.items()}
+        found |= {f"work alone {name}": pair.alone, f"work beside messages {name}": pair.beside}
+    return found
+
+
+def measure_links(timeout: float = 120.0) -> list[Pair]:
+    """Of torchrun's ranks where a process group is up (every rank calls `survey`, rank 0 through this); else of two
+    processes started here. Raises RunFailed where it takes longer than `timeout` seconds."""
+    if dist.is_initialized():
+        pairs = survey(timeout)
+        assert pairs is not None
+        return pairs
     with tempfile.TemporaryDirectory(prefix="zbsolve-link-") as folder:
         children = [
             subprocess.Popen(
@@ -49,14 +101,12 @@ def measure_link(timeout: float = 120.0) -> tuple[Link, dict[int, list[float]]]:
         ]
         try:
             _wait(children, timeout)
-            parts = [json.loads((Path(folder) / f"stamps.{rank}").read_text(encoding="utf-8")) for rank in range(2)]
+            return [_pair(row) for row in json.loads((Path(folder) / "pairs").read_text(encoding="utf-8"))]
         finally:
             for child in children:
                 if child.poll() is None:
                     child.kill()
                 child.communicate()
-    samples = {size: _both_ways(parts, size) for size in SIZES}
-    return fit(samples), samples
 
 
 def fit(samples: dict[int, list[float]]) -> Link:
@@ -67,13 +117,121 @@ def fit(samples: dict[int, list[float]]) -> Link:
     return Link(max(0.0, float(latency)), 1 / max(float(slope), 1e-9))
 
 
-def _both_ways(parts: list[dict[str, dict[str, int]]], size: int) -> list[float]:
+def survey(timeout: float) -> list[Pair] | None:
+    """Every pair of neighbours in turn, the other ranks waiting. Every rank of the process group calls; rank 0 gets it."""
+    wires = Wires.of()
+    offset = clock_offset(wires)
+    found = []
+    for low in range(wires.size - 1):
+        dist.barrier()
+        mine: dict[str, object] = {}
+        if wires.rank in (low, low + 1):
+            mine = _one_end(wires, 2 * low + 1 - wires.rank, offset, timeout)
+        ends = [_collect(wires, rank, mine) for rank in (low, low + 1)]
+        if wires.rank == 0:
+            found.append(_joined((low, low + 1), ends))
+    dist.barrier()
+    return found if wires.rank == 0 else None
+
+
+def _collect(wires: Wires, rank: int, mine: dict[str, object]) -> dict[str, object]:
+    """What `rank` measured, on rank 0."""
+    if rank == wires.rank == 0:
+        return mine
+    if rank == wires.rank:
+        send_bytes(wires, json.dumps(mine).encode(), 0)
+    if wires.rank == 0:
+        body: dict[str, object] = json.loads(receive_bytes(wires, rank))
+        return body
+    return {}
+
+
+def _one_end(wires: Wires, other: int, offset: int, timeout: float) -> dict[str, object]:
+    one = _exchange(wires, other, offset, timeout, at_once=False)
+    both = _exchange(wires, other, offset, timeout, at_once=True)
+    alone, beside = _work(wires, other, timeout)
+    return {"one": one, "both": both, "alone": alone, "beside": beside}
+
+
+def _messages(source: int, destination: int, sizes: tuple[int, ...] = SIZES) -> list[Message]:
+    """All that one end sends; `boundary` holds the size, and one more in the direction down, so that each direction
+    agrees on shapes by itself: both start at once."""
+    down = int(source > destination)
+    keys = [(size, f"{size}.{i}.{source}") for size in sizes for i in range(WARM + REPEATS)]
+    return [Message(key, key, source, destination, size + down, 0, False) for size, key in keys]
+
+
+def _open(
+    wires: Wires, other: int, timeout: float, sizes: tuple[int, ...] = SIZES
+) -> tuple[Links, list[tuple[Message, Message]]]:
+    """Messages out and back in turn, and the links that carry them."""
+    mine, theirs = _messages(wires.rank, other, sizes), _messages(other, wires.rank, sizes)
+    links = Links(wires, {other: tuple(theirs)}, torch.device("cpu"), timeout)
+    links.begin({0: 0})
+    return links, list(zip(mine, theirs, strict=True))
+
+
+def _exchange(wires: Wires, other: int, offset: int, timeout: float, *, at_once: bool) -> dict[str, Stamps]:
+    """Back and forth, one message at a time or both at once, receives posted before; stamps in ns of rank 0's clock."""
+    links, messages = _open(wires, other, timeout)
+    sent: Stamps = {}
+    taken: Stamps = {}
+    for out, back in messages:
+        links.post(back)
+        body = torch.zeros(out.boundary // 4)
+        order = ("send", "take") if at_once or wires.rank < other else ("take", "send")
+        for what in order:
+            if what == "send":
+                sent[out.before] = time.monotonic_ns() - offset
+                links.send(out, body)
+            else:
+                links.take(back)
+                taken[back.before] = time.monotonic_ns() - offset
+    links.flush()
+    return {"sent": sent, "taken": taken}
+
+
+def _work(wires: Wires, other: int, timeout: float) -> tuple[list[float], list[float]]:
+    """µs of a product of matrices, by itself and while the largest message goes each way."""
+    links, messages = _open(wires, other, timeout, SIZES[-1:])
+    matrix = torch.ones(WIDTH, WIDTH)
+    alone, beside = [], []
+    for out, back in messages:
+        alone.append(_product(matrix))
+        links.post(back)
+        links.send(out, torch.zeros(out.boundary // 4))
+        beside.append(_product(matrix))
+        links.take(back)
+    links.flush()
+    return alone[WARM:], beside[WARM:]
+
+
+def _product(matrix: torch.Tensor) -> float:
+    start = time.monotonic_ns()
+    matrix.mm(matrix)
+    return (time.monotonic_ns() - start) / 1000
+
+
+def _joined(ranks: tuple[int, int], ends: list[dict[str, object]]) -> Pair:
+    """Both ends' stamps as times."""
+    times = {way: {size: _times([end[way] for end in ends], ranks, size) for size in SIZES} for way in ("one", "both")}  # type: ignore[misc]
+    work = {what: [us for end in ends for us in end[what]] for what in ("alone", "beside")}  # type: ignore[attr-defined]
+    return Pair(ranks, times["one"], times["both"], work["alone"], work["beside"])
+
+
+def _times(ends: list[dict[str, Stamps]], ranks: tuple[int, int], size: int) -> list[float]:
     return [
-        (parts[1 - sender]["taken"][key] - parts[sender]["sent"][key]) / 1000
+        (ends[1 - sender]["taken"][key] - ends[sender]["sent"][key]) / 1000
         for i in range(WARM, WARM + REPEATS)
         for sender in range(2)
-        for key in [f"{size}.{i}.{sender}"]
+        for key in [f"{size}.{i}.{ranks[sender]}"]
     ]
+
+
+def _pair(row: dict[str, object]) -> Pair:
+    """From JSON, whose keys are strings."""
+    sizes = {way: {int(size): times for size, times in row[way].items()} for way in ("one", "both")}  # type: ignore[attr-defined]
+    return Pair(tuple(row["ranks"]), sizes["one"], sizes["both"], row["alone"], row["beside"])  # type: ignore[arg-type]
 
 
 def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:
@@ -91,35 +249,6 @@ def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:
         raise RunFailed(f"profile: the link was not measured within {timeout:g} s")
 
 
-def _messages(source: int) -> list[Message]:
-    """All that one end sends; `boundary` holds the size."""
-    keys = [(size, f"{size}.{i}.{source}") for size in SIZES for i in range(WARM + REPEATS)]
-    return [Message(key, key, source, 1 - source, size, 0, False) for size, key in keys]
-
-
-def _exchange(rank: int, timeout: float) -> dict[str, dict[str, int]]:
-    """Back and forth, one message at a time, its receive posted before; stamps in monotonic ns."""
-    mine, other = _messages(rank), _messages(1 - rank)
-    links = Links(Wires.of(), {1 - rank: tuple(other)}, torch.device("cpu"), timeout)
-    sent: dict[str, int] = {}
-    taken: dict[str, int] = {}
-    links.begin({0: 0})
-    dist.barrier()
-    for out, back in zip(mine, other, strict=True):
-        links.post(back)
-        for turn in range(2):
-            if turn == rank:
-                body = torch.zeros(out.boundary // 4)
-                sent[out.before] = time.monotonic_ns()
-                links.send(out, body)
-            else:
-                links.take(back)
-                taken[back.before] = time.monotonic_ns()
-    links.flush()
-    dist.barrier()
-    return {"sent": sent, "taken": taken}
-
-
 def main(folder: Path, rank: int, timeout: float) -> None:
     """One end of the link."""
     end_with_parent()
@@ -128,7 +257,9 @@ def main(folder: Path, rank: int, timeout: float) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=timedelta(seconds=timeout)
     )
-    write_text(folder / f"stamps.{rank}", json.dumps(_exchange(rank, timeout)))
+    pairs = survey(timeout)
+    if pairs is not None:
+        write_text(folder / "pairs", json.dumps([asdict(pair) for pair in pairs]))
     os._exit(0)
 
 

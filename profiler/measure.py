@@ -10,20 +10,23 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from statistics import median
 
 import torch
+import torch.distributed as dist
 
 from zbsolve.errors import BadInput
 from zbsolve.exec.failure import RunFailed
 from zbsolve.exec.host import keep_freed_memory
-from zbsolve.exec.launch import child_environment
+from zbsolve.exec.launch import child_environment, torchrun_environment
 from zbsolve.exec.stage import Stage
 from zbsolve.profile import Layer, Profile
 
 from .alike import chosen
+from .copies import measure_copies
 from .flow import fake_mode, flow
-from .links import measure_link
+from .links import measure_links, samples_of, slowest, survey
 from .memory import Held, held
 from .models import Model, load
 from .rounds import stages_of
@@ -73,8 +76,9 @@ def measure(
         del stages
     finally:
         torch.set_num_threads(threads)
-    progress("link between two processes")
-    link, times = measure_link(timeout=timeout)
+    copies = measure_copies() if target.type == "cuda" else {}
+    progress("links between neighbours")
+    pairs = measure_links(timeout)
     equal = {i: [j for j in taken if kinds[j] == kinds[i]] for i in range(len(model.layers))}
     layers = tuple(
         _layer(model, i, _pooled(timed.samples, equal[i]), memory[equal[i][0]], through.parameter_bytes[i])
@@ -87,6 +91,7 @@ def measure(
         "states": state.name,
         "measured_layers": [model.layer_names[i] for i in taken],
         "alone": timed.alone,
+        "links": [pair.facts() for pair in pairs],
         "left_after_W": {model.layer_names[i]: memory[i].after_W for i in taken},
         "warnings": warnings(layers, named, hosts, timed.whole, timed.idle, target.type),
     }
@@ -94,12 +99,25 @@ def measure(
         "measured",
         spec,
         layers,
-        link,
+        slowest(pairs).link,
         state.factor,
         torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
         facts,
-        {**named, **hosts, **{f"link/{size}": row for size, row in times.items()}},
+        {**named, **hosts, **samples_of(pairs), **copies},
     )
+
+
+def join(timeout: float) -> bool:
+    """Whether this process measures: all do that torchrun did not start, and its rank 0. The others wait until it asks for
+    the links, up to `timeout` seconds, and take part in those."""
+    place = torchrun_environment()
+    if place is None:
+        return True
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=timeout))
+    if place[0]:
+        survey(timeout)
+    return place[0] == 0
 
 
 def _device(name: str) -> torch.device:

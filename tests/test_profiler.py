@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler.links import fit
 from profiler.measure import measure
 from profiler.models import load
 from profiler.presets import PRESETS
@@ -35,12 +34,6 @@ def test_measure(tmp_path: Path) -> None:
     again = Profile.load(tmp_path / "p.json")
     assert again == profile
     assert again.problem(2, 4, "vee").layers
-
-
-def test_a_link_is_a_line() -> None:
-    link = fit({1000: [110.0], 10_000: [200.0], 100_000: [1100.0]})
-    assert link.latency == pytest.approx(100)
-    assert link.bytes_per_us == pytest.approx(100)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -73,7 +73,10 @@ def _measure(options: argparse.Namespace) -> int:
 
             found = estimate(spec, options.estimate, seed=options.seed, states=options.states)
         else:
-            found = _measured(options, spec)
+            measured = _measured(options, spec)
+            if measured is None:
+                return 0
+            found = measured
     progress_line()("")
     found.save(options.output)
     if options.report:
@@ -99,11 +102,14 @@ def _measure(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(options: argparse.Namespace, spec: str) -> Profile:
-    """Where memory runs out, what was measured before goes into a file beside the output."""
-    from profiler.measure import measure
+def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
+    """Under torchrun rank 0 measures the model and all ranks their links; None on the others. Where memory runs out, what
+    was measured before goes into a file beside the output."""
+    from profiler.measure import join, measure
     from profiler.timing import OutOfMemory
 
+    if not join(options.seconds + 600):
+        return None
     try:
         return measure(
             spec,

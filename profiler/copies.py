@@ -1,0 +1,66 @@
+"""Copies between host and device: bandwidth alone and beside computing, and what computing loses. Needs a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
+REPEATS, WARM = 20, 3
+WIDTH = 4096  # of the matrices multiplied beside: a few products outlast the largest copy
+
+
+def measure_copies() -> dict[str, list[float]]:
+    """`h2d/<bytes>`, `d2h/<bytes>`: µs of copies from and to pinned memory; with ` beside` behind: while the device
+    multiplies matrices on another stream; `product`, `product beside h2d`, `product beside d2h`: µs of those."""
+    matrix = torch.ones(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16)
+    found: dict[str, list[float]] = {"product": [_timed(lambda: matrix.mm(matrix)) for _ in range(WARM + REPEATS)][WARM:]}
+    for size in SIZES:
+        host, device = (
+            torch.empty(size, dtype=torch.uint8, pin_memory=True),
+            torch.empty(size, dtype=torch.uint8, device="cuda"),
+        )
+        ways: dict[str, Callable[[], Any]] = {
+            "h2d": lambda h=host, d=device: d.copy_(h, non_blocking=True),  # type: ignore[misc]
+            "d2h": lambda h=host, d=device: h.copy_(d, non_blocking=True),  # type: ignore[misc]
+        }
+        for way, copy in ways.items():
+            found[f"{way}/{size}"] = [_timed(copy) for _ in range(WARM + REPEATS)][WARM:]
+            both = [_beside(copy, lambda: matrix.mm(matrix)) for _ in range(WARM + REPEATS)][WARM:]
+            found[f"{way}/{size} beside"] = [first for first, _ in both]
+            if size == SIZES[-1]:
+                found[f"product beside {way}"] = [second for _, second in both]
+    return found
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    """µs between two events around it, the device idle before."""
+    torch.cuda.synchronize()
+    begin, end = _event(), _event()
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return 1000 * float(begin.elapsed_time(end))
+
+
+def _beside(copy: Callable[[], Any], compute: Callable[[], Any]) -> tuple[float, float]:
+    """µs of each, on two streams at once."""
+    torch.cuda.synchronize()
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    events = [_event() for _ in range(4)]
+    events[2].record()
+    compute()
+    events[3].record()
+    with torch.cuda.stream(stream):
+        events[0].record()
+        copy()
+        events[1].record()
+    torch.cuda.synchronize()
+    return 1000 * float(events[0].elapsed_time(events[1])), 1000 * float(events[2].elapsed_time(events[3]))
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
