@@ -37,8 +37,8 @@ def _split(layers: Sequence[Layer]) -> list[str]:
         )
     if total["W"] < 0.05 * total["BW"]:
         found.append(
-            "W does next to nothing: the weight gradients are made in B, because the layers are other than nn.Linear and "
-            "nn.Embedding; a zero-bubble schedule cannot pay"
+            "W does next to nothing: the weight gradients are made in B, by layers that are no linear layers, embeddings or "
+            "convolutions, or that were compiled; a zero-bubble schedule cannot pay"
         )
     return found
 
