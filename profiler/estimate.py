@@ -9,23 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zbsolve.errors import BadInput
-from zbsolve.exec.stage import Stage
 from zbsolve.profile import Layer, Link, Profile
 
 from .alike import chosen
 from .devices import ASSUMED, ATTENTION_SHARE, KERNEL_US, LATENCY_US, LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Device, device
-from .flow import DATA_DEPENDENT, Flow, fake_mode, flow, load_fake
+from .flow import DATA_DEPENDENT, fake_mode, flow, load_fake
 from .memory import Held, held
 from .models import Model
+from .operations import Passes, passes
 from .rounds import stages_of
 from .states import State, state_of
-from .work import Op, Work, total
-
-Passes = dict[str, list[Op]]
+from .work import Op, total
 
 
 def estimate(spec: str, on: str, *, seed: int = 0, states: str | None = None) -> Profile:
@@ -43,7 +39,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, states: str | None = None) ->
         with mode:
             stages = stages_of(model, taken)
             batch = mode.from_tensor(model.batch(0, 0)[0]), mode.from_tensor(model.batch(0, 0)[1])
-            work = passes(stages, through, batch, mode)
+            work = passes(stages, through, batch)
             memory = dict(zip(taken, held(model, stages), strict=True))
     except DATA_DEPENDENT as error:
         raise BadInput(f"model '{spec}': its layers read numbers, so it cannot be estimated: {error}") from None
@@ -72,36 +68,6 @@ def estimate(spec: str, on: str, *, seed: int = 0, states: str | None = None) ->
         },
         {},
     )
-
-
-def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Tensor, Tensor], mode: FakeTensorMode) -> dict[int, Passes]:
-    """Layer → kind → the operations of that pass, in order, with gradients there to be added to."""
-    return {stage.first: _passes(stage, _input(stage.first, through, batch), batch[1]) for stage in stages}
-
-
-def _input(i: int, through: Flow, batch: tuple[Tensor, Tensor]) -> Tensor:
-    if i == 0:
-        return batch[0]
-    return torch.empty(through.inputs[i].shape, dtype=through.inputs[i].dtype)
-
-
-def _passes(stage: Stage, x: Tensor, target: Tensor) -> Passes:
-    _turn(stage, x, target, split=True)  # makes the gradients that the others add to
-    return _turn(stage, x, target, split=False) | _turn(stage, x, target, split=True)
-
-
-def _turn(stage: Stage, x: Tensor, target: Tensor, *, split: bool) -> Passes:
-    """Forward and backward of one microbatch."""
-    with Work() as f:
-        y = stage.forward(0, x, target, split=split)
-    gradient = None if stage.loss is not None else torch.ones_like(y)
-    with Work() as b:
-        stage.backward(0, gradient)
-    if not split:
-        return {"F": f.ops, "BW": b.ops}
-    with Work() as w:
-        stage.weights(0)
-    return {"F": f.ops, "B": b.ops, "W": w.ops}
 
 
 def time_us(ops: Sequence[Op], on: Device) -> float:

@@ -31,7 +31,7 @@ from .memory import Held, held
 from .models import Model, load
 from .rounds import stages_of
 from .states import OPTIMIZERS, state_of
-from .timing import KINDS, Progress, Samples, dispatch, time_layers
+from .timing import KINDS, Progress, Samples, host_times, time_layers
 from .warn import warnings
 
 COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
@@ -66,7 +66,6 @@ def measure(
     torch.set_num_threads(1)
     keep_freed_memory()
     try:
-        host = {} if target.type == "cuda" else dispatch(model, taken)
         with fake_mode():
             state = state_of(states, [p for layer in model.build(taken) for p in layer.parameters()])
         with _busy(spec, seed, taken, neighbours, timeout):
@@ -84,16 +83,22 @@ def measure(
         _layer(model, i, _pooled(timed.samples, equal[i]), memory[equal[i][0]], through.parameter_bytes[i])
         for i in range(len(model.layers))
     )
-    host = timed.host if target.type == "cuda" else host
     named = {f"{model.layer_names[i]}/{kind}": row for (i, kind), row in timed.samples.items()}
-    hosts = {f"{model.layer_names[i]}/{kind} host": row for (i, kind), row in host.items()}
+    hosts: dict[str, list[float]] = {}
+    if target.type == "cuda":
+        hosts = {f"{model.layer_names[i]}/{kind} host": row for (i, kind), row in timed.host.items()}
+        least = {key: median(row) for key, row in timed.host.items()}
+    else:
+        least = host_times(model, through, taken)
+    host = {f"{model.layer_names[i]}/{kind}": us for (i, kind), us in least.items()}
     facts = _facts(layers, seed, seconds, neighbours, target) | {
         "states": state.name,
         "measured_layers": [model.layer_names[i] for i in taken],
         "alone": timed.alone,
+        "host_us": host,
         "links": [pair.facts() for pair in pairs],
         "left_after_W": {model.layer_names[i]: memory[i].after_W for i in taken},
-        "warnings": warnings(layers, named, hosts, timed.whole, timed.idle, target.type),
+        "warnings": warnings(layers, named, host, timed.whole, timed.idle, target.type),
     }
     return Profile(
         "measured",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zbsolve.exec.split import restore
 from zbsolve.exec.stage import Stage
 
 from .flow import Boundary
@@ -60,15 +58,6 @@ def stages_of(model: Model, taken: Sequence[int], device: torch.device | None = 
 
 def _stage(model: Model, i: int, layer: nn.Module) -> Stage:
     return Stage([layer], i, model.loss if i == len(model.layers) - 1 else None, 1.0)
-
-
-def meta_stages(model: Model, taken: Sequence[int]) -> list[Stage]:
-    """The same on the meta device, where operations are dispatched and nothing is computed: what is left is host time."""
-    with torch.device("meta"):
-        layers = [copy.deepcopy(layer) for layer in model.build(taken)]
-    for layer in layers:
-        restore(layer)
-    return [_stage(model, i, layer.to("meta")) for i, layer in zip(taken, layers, strict=True)]
 
 
 def batches(model: Model, device: torch.device) -> Feed:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from unittest.mock import patch
 
 import torch
 
@@ -14,15 +13,15 @@ from zbsolve.exec.failure import RunFailed, one_line
 from zbsolve.exec.stage import Stage
 from zbsolve.profile_report import spread
 
-from .flow import Flow, place
+from .flow import DATA_DEPENDENT, Flow, fake_mode, place
 from .models import Model
-from .rounds import Feed, Watch, alone, batches, meta_stages, rounds, stages_of, updates
+from .operations import passes
+from .rounds import Feed, Watch, alone, batches, rounds, stages_of, updates
 
 KINDS = ("F", "B", "W", "BW", "X")
 LEAST = 9  # rounds, however little time is given
 WARM = 6
 UPDATES = 5
-META_ROUNDS = 6
 SPREAD = 0.01  # of a median: good enough to stop
 Progress = Callable[[str], None]
 Samples = dict[tuple[int, str], list[float]]
@@ -144,20 +143,27 @@ def _keep(timed: Timed, rows: Sequence[tuple[int, str, float, float]]) -> None:
         timed.host.setdefault((i, kind), []).append(host_us)
 
 
-def dispatch(model: Model, taken: Sequence[int]) -> Samples:
-    """Host µs of the same passes on the meta device: Python, autograd and dispatch, without the computing. Empty where a
-    layer needs numbers. Called before any layer became a stage."""
-    meta = torch.device("meta")
-    found: Samples = {}
+def host_times(model: Model, through: Flow, taken: Sequence[int]) -> dict[tuple[int, str], float]:
+    """µs that the host spends on passes at the least: their operations, counted under fake tensors, times what one costs
+    here on a single number. (On the meta device it would be more than the whole pass: torch computes shapes in Python
+    there.) Empty where a layer needs numbers."""
+    mode = fake_mode()
     try:
-        turns = rounds(meta_stages(model, taken), batches(model, meta), Watch(meta))
-        # Asked for the meta device, torch raises; there is no autocast on it.
-        with patch.object(torch, "is_autocast_enabled", lambda *kind: False):
-            for _ in range(2):
-                next(turns)
-            for _ in range(META_ROUNDS):
-                for i, kind, _, host_us in next(turns):
-                    found.setdefault((i, kind), []).append(host_us)
-    except Exception:  # whatever a layer does that needs numbers: there is then nothing to say
+        with mode:
+            x, target = model.batch(0, 0)
+            counted = passes(stages_of(model, taken), through, (mode.from_tensor(x), mode.from_tensor(target)))
+    except DATA_DEPENDENT:
         return {}
-    return found
+    each = _operation()
+    return {(i, kind): each * len(ops) for i, kinds in counted.items() for kind, ops in kinds.items()}
+
+
+def _operation(times: int = 2000) -> float:
+    """Median µs of adding two numbers."""
+    one = torch.ones(())
+    rows = []
+    for _ in range(times):
+        start = time.monotonic_ns()
+        torch.add(one, one)
+        rows.append((time.monotonic_ns() - start) / 1000)
+    return median(rows)

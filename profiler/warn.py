@@ -17,12 +17,12 @@ IDLE = 0.05
 def warnings(
     layers: Sequence[Layer],
     samples: Mapping[str, Sequence[float]],
-    hosts: Mapping[str, Sequence[float]],
+    hosts: Mapping[str, float],
     whole: Sequence[float],
     idle: float,
     device: str,
 ) -> list[str]:
-    """A line for each. samples: "<layer>/<kind>" → µs; hosts: "<layer>/<kind> host"; whole: µs of whole rounds, in order;
+    """A line for each. samples: "<layer>/<kind>" → µs; hosts: the same of the host; whole: µs of whole rounds, in order;
     idle: part of the time in which this process waited for a core."""
     return [*_split(layers), *_host(samples, hosts, device), *_disturbed(whole, idle, device)]
 
@@ -43,14 +43,14 @@ def _split(layers: Sequence[Layer]) -> list[str]:
     return found
 
 
-def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, Sequence[float]], device: str) -> list[str]:
+def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, float], device: str) -> list[str]:
     """On a GPU a host that takes as long as the device; on a CPU the share of the pass that computes nothing."""
     limit = 1.0 if device == "cuda" else HOST_SHARE
     late = []
     for key, times in samples.items():
-        host = hosts.get(f"{key} host")
-        if host and median(host) >= limit * median(times):
-            late.append((median(host) / max(median(times), 1e-9), key))
+        host = hosts.get(key, 0.0)
+        if host and host >= limit * median(times):
+            late.append((host / max(median(times), 1e-9), key))
     if not late:
         return []
     worst, key = max(late)

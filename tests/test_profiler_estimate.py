@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from profiler.devices import DEVICES, device
-from profiler.estimate import estimate, passes, time_us
+from profiler.estimate import estimate, time_us
 from profiler.flow import fake_mode, flow
 from profiler.models import load
+from profiler.operations import passes
 from profiler.rounds import stages_of
 from profiler.states import STATES, state_of
 from profiler.work import Op, total
@@ -26,7 +27,7 @@ def work() -> dict[int, dict[str, list[Op]]]:
     through, mode = flow(model), fake_mode()
     with mode:
         batch = mode.from_tensor(model.batch(0, 0)[0]), mode.from_tensor(model.batch(0, 0)[1])
-        return passes(stages_of(model, range(4)), through, batch, mode)
+        return passes(stages_of(model, range(4)), through, batch)
 
 
 def test_flops_of_a_block_are_the_papers(work: dict[int, dict[str, list[Op]]]) -> None:

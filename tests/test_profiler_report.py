@@ -19,8 +19,17 @@ def profile(
         return Layer(name, time / 3, time / 3, time / 3, 2 * time / 3, 100, 50, 1000, 10)
 
     layers = (*(layer(f"block{i}", 30.0) for i in range(7)), layer("head <b>", head))
-    samples = {"block0/F": [9.0, 10.0, 11.0], "block0/F host": [2.0, 3.0, 4.0], "link/1000": [10.0, 12.0, 14.0]}
-    return Profile(source, "toy", layers, Link(latency, 1000.0), states, capacity, {"warnings": ["mind the gap"]}, samples)
+    samples = {"block0/F": [9.0, 10.0, 11.0], "link/1000": [10.0, 12.0, 14.0]}
+    return Profile(
+        source,
+        "toy",
+        layers,
+        Link(latency, 1000.0),
+        states,
+        capacity,
+        {"warnings": ["mind the gap"], "host_us": {"block0/F": 3.0}},
+        samples,
+    )
 
 
 def test_equal_stages_mean_what_formulas_say() -> None:

@@ -165,16 +165,22 @@ def layer_rows(profile: Profile) -> list[tuple[str, ...]]:
         layer = profile.layers[first]
         name = printable(layer.name if first == last else f"{layer.name} … {profile.layers[last].name}")
         sizes = ("held_until_B", "held_until_W", "held_from_B", "transient", "parameter_bytes", "output_bytes")
-        host = profile.samples.get(f"{layer.name}/F host")
         rows.append(
             (
                 name,
                 *(_time(profile, layer, kind) for kind in KINDS),
-                f"{float(np.median(host)):,.0f}" if host else "–",
+                _host(profile, layer),
                 *(format_bytes(getattr(layer, size)) for size in sizes),
             )
         )
     return rows
+
+
+def _host(profile: Profile, layer: Layer) -> str:
+    """µs of the host in F: on a GPU measured, on a CPU the least it can be."""
+    hosts = profile.facts.get("host_us")
+    time = hosts.get(f"{layer.name}/F") if isinstance(hosts, dict) else None
+    return f"{time:,.0f}" if isinstance(time, float) else "–"
 
 
 def _time(profile: Profile, layer: Layer, kind: str) -> str:
@@ -249,7 +255,7 @@ def page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
         f"<h2>{ranks} ranks</h2>",
         *(f"<p>{escape(line)}</p>" for line in meaning(profile, ranks, microbatches or 4 * ranks)),
         _html(stage_rows(profile, ranks)),
-        "<h2>Layers</h2><p>µs a microbatch: medians, ± half a 95 % interval; X: recompute; U: the update, once a step.</p>",
+        "<h2>Layers</h2><p>µs a microbatch: medians, ± half a 95 % interval; X: recompute; U: the update, once a step. F host: µs of the host in F, on a CPU the least that it can be.</p>",
         _html(layer_rows(profile)),
         "<h2>Links</h2>",
         f"<p>{escape(ratio_line(profile))}</p>",
