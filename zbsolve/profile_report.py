@@ -255,7 +255,8 @@ def page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
         f"<h2>{ranks} ranks</h2>",
         *(f"<p>{escape(line)}</p>" for line in meaning(profile, ranks, microbatches or 4 * ranks)),
         _html(stage_rows(profile, ranks)),
-        "<h2>Layers</h2><p>µs a microbatch: medians, ± half a 95 % interval; X: recompute; U: the update, once a step. F host: µs of the host in F, on a CPU the least that it can be.</p>",
+        "<h2>Layers</h2><p>µs a microbatch: medians, ± half a 95 % interval; X: recompute; U: the update, once a step."
+        " F host: µs of the host in F, on a CPU the least that it can be.</p>",
         _html(layer_rows(profile)),
         "<h2>Links</h2>",
         f"<p>{escape(ratio_line(profile))}</p>",
