@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from zbsolve.errors import BadInput
 from zbsolve.exec.failure import RunFailed
+from zbsolve.exec.group import torchrun_environment
 from zbsolve.exec.host import keep_freed_memory
-from zbsolve.exec.launch import child_environment, torchrun_environment
+from zbsolve.exec.launch import child_environment
 from zbsolve.exec.stage import Stage
 from zbsolve.profile import Layer, Profile
 

@@ -129,23 +129,24 @@ def test_progress_on_a_terminal_only(measured, monkeypatch, capsys):
     assert "\n" not in line
 
 
-def test_ctrl_c_writes_the_incumbent(measured, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_writes_the_incumbent(number, measured, tmp_path, monkeypatch, capsys):
     pressed = []
 
     def press(search, where, state):
         if state.schedule is not None and not pressed:
             pressed.append(True)
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     monkeypatch.setattr("zbsolve.cli_tools.Search.show", press)
-    out, before = str(tmp_path / "schedule.json"), signal.getsignal(signal.SIGINT)
+    out, before = str(tmp_path / "schedule.json"), signal.getsignal(number)
     for placement in ("vee", "auto"):
         pressed.clear()
         step = ["solve", measured, "--ranks", "2", "--microbatches", "6", "--placement", placement, "--seconds", "50"]
         assert main([*step, "-o", out]) == 0
         assert capsys.readouterr().err == "zbsolve solve: interrupted: this is the best found until then\n"
         assert main(["check", out]) == 0
-        assert signal.getsignal(signal.SIGINT) is before
+        assert signal.getsignal(number) is before
 
 
 def test_check_proves_the_bound_again(measured, tmp_path, capsys):

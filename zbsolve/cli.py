@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +21,8 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Exit 0 fine, 1 a check failed or no schedule exists, 2 bad use or bad input."""
+    """Run one command. Exit 0 fine, 1 a check failed or no schedule exists, 2 bad use or bad input, 128 + n
+    ended by signal n."""
     options = parser().parse_args(arguments)
     command: Command = options.command
     try:
@@ -35,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ZbsolveError as error:
         print(f"zbsolve {options.name}: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print(f"zbsolve {options.name}: interrupted", file=sys.stderr)
-        return 130
+        return 128 + (error.args[0] if error.args else signal.SIGINT)
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

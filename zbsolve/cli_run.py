@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .cli_tools import need_torch, print_json
+from .cli_tools import ends_on_sigterm, need_torch, print_json
 from .errors import BadInput
 
 
@@ -33,7 +33,9 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--check", action="store_true", help="compare loss and gradients with the unsplit model")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the whole run")
+    parser.add_argument("--watch", action="store_true", help="stop at the first pass that makes a NaN or inf, and name it")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a pass or its message may take")
+    parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds for ranks to start and build the model")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
     parser.add_argument("-o", "--output", help="trace.json")
 
@@ -41,28 +43,31 @@ def run_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a schedule and write what was measured."""
     need_torch()
+    from .exec.group import run_torchrun, torchrun_environment
     from .exec.job import Options, run_on_one_device
-    from .exec.launch import run_local, run_torchrun, torchrun_environment
+    from .exec.launch import run_local
     from .schedule import Schedule
 
     place = torchrun_environment()
     if not options.local and not options.one_device and place is None:
         raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
     try:
-        schedule = Schedule.load(options.schedule)
         chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__}
-        if options.one_device:
-            trace = run_on_one_device(schedule, options.model, Options(**chosen), options.one_device)
-        elif options.local:
-            trace = run_local(schedule, options.model, **chosen)
+        if options.one_device or options.local:
+            schedule = Schedule.load(options.schedule)
+            with ends_on_sigterm():
+                if options.one_device:
+                    trace = run_on_one_device(schedule, options.model, Options(**chosen), options.one_device)
+                else:
+                    trace = run_local(schedule, options.model, **chosen)
         else:
-            found = run_torchrun(schedule, options.model, Options(**chosen))
+            found = run_torchrun(options.schedule, options.model, Options(**chosen))
             if found is None:
                 return 0
-            trace = found
+            schedule, trace = found
     except BadInput:
         if place is not None and place[0] > 0 and not options.local:
-            return 2  # every rank finds the same; rank 0 says it
+            return 2  # every rank hears of it; rank 0 says it
         raise
     if options.output:
         trace.save(options.output)

@@ -108,23 +108,36 @@ def status(state: State, elapsed: float) -> str:
 
 @contextmanager
 def searching(name: str) -> Iterator[tuple[Search, Callable[[], bool]]]:
-    """A search that Ctrl-C ends early: gives the progress and whether Ctrl-C was pressed, clears the line at the end, and
+    """A search that Ctrl-C or SIGTERM ends early: gives the progress and whether one came, clears the line at the end, and
     then says on standard error what an interruption left. A second Ctrl-C is one more KeyboardInterrupt."""
     pressed: list[int] = []
+    search = Search(time.monotonic())
+    with interrupts((signal.SIGINT, signal.SIGTERM), pressed), search.ticking():
+        yield search, lambda: bool(pressed)
+    if pressed:
+        print(f"zbsolve {name}: interrupted: this is the best found until then", file=sys.stderr)
+
+
+@contextmanager
+def ends_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends what runs inside as Ctrl-C does: in order."""
+    with interrupts((signal.SIGTERM,), []):
+        yield
+
+
+@contextmanager
+def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[None]:
+    """Each of these signals is noted in `came` and raises KeyboardInterrupt with its number."""
 
     def note(number: int, frame: FrameType | None) -> None:
-        pressed.append(number)
-        raise KeyboardInterrupt
+        came.append(number)
+        raise KeyboardInterrupt(number)
 
-    before = None
+    before: dict[signal.Signals, Any] = {}
     with suppress(ValueError):  # not the main thread: whoever runs it handles signals
-        before = signal.signal(signal.SIGINT, note)
-    search = Search(time.monotonic())
+        before = {one: signal.signal(one, note) for one in signals}
     try:
-        with search.ticking():
-            yield search, lambda: bool(pressed)
-        if pressed:
-            print(f"zbsolve {name}: interrupted: this is the best found until then", file=sys.stderr)
+        yield
     finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from .stage import run_layers
 from .walk import Data
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+WRONG = 1e30  # the difference where something is not a finite number
 Place = tuple[int, str]
 
 
@@ -82,6 +84,7 @@ def compare(
         found += [tuple(row) for row in json.loads(receive_bytes(wires, other))]
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
+    gap = gap if math.isfinite(pipeline) and math.isfinite(single) else WRONG
     share, worst, where = max([*found, (gap / LIMITS[torch.float32], gap, "loss")])
     return {
         "passed": bool(share <= 1),
@@ -96,9 +99,9 @@ def compare(
 
 
 def _judge(place: Place, parameter: nn.Parameter, right: Tensor | None) -> tuple[float, float, str]:
-    """(difference as a share of its type's limit, difference, where); not a number counts as infinitely wrong."""
+    """(difference as a share of its type's limit, difference, where); what is no finite number is wrong."""
     value = difference(parameter.grad, right)
-    value = value if value == value else 1e30
+    value = value if math.isfinite(value) else WRONG
     return value / LIMITS.get(parameter.dtype, 1e-5), value, f"layer {place[0]} {place[1]}"
 
 
@@ -109,13 +112,13 @@ def _send(wires: Wires, right: Mapping[Place, Tensor | None], owner: int) -> Non
     for place in there:
         gradient = right[place]
         assert gradient is not None
-        wires.send(gradient.contiguous(), owner).wait()
+        wires.wait(wires.send(gradient.contiguous(), owner), owner)
 
 
 def _receive(wires: Wires, parameters: Mapping[Place, nn.Parameter]) -> dict[Place, Tensor | None]:
     right: dict[Place, Tensor | None] = dict.fromkeys(parameters)
     for layer, name in json.loads(receive_bytes(wires, 0)):
         buffer = torch.empty_like(parameters[layer, name], memory_format=torch.contiguous_format).detach()
-        wires.receive(buffer, 0).wait()
+        wires.wait(wires.receive(buffer, 0), 0)
         right[layer, name] = buffer
     return right

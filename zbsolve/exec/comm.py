@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from threading import Event, Lock, Thread
 from typing import Any
@@ -26,7 +26,7 @@ from .lower import Message
 Shape = tuple[torch.Size, torch.dtype]
 CPU = torch.device("cpu")
 POLL = 0.001  # seconds between looks at what was sent
-DATA, SHAPES, STEP, BYTES = 0, 1, 2, 3  # tags; NCCL has none, but only DATA goes over it
+DATA, SHAPES, STEP, BYTES, STOPPED = 0, 1, 2, 3, 4  # tags; NCCL has none, but only DATA goes over it
 DIMENSIONS = 12  # of the largest tensor that can be sent
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -36,18 +36,20 @@ class Wires:
     """A pipeline's process group as point-to-point wires. `rank`, `size`: in the group. `data` carries the tensors,
     `control` (always gloo: CPU tensors, tags) everything else; where the backend has no tags, `pairs` holds a
     communicator for each ordered pair of ranks, so that two directions never wait for each other. All are the backends
-    themselves: the dispatcher in front of them would cost some µs a message."""
+    themselves: the dispatcher in front of them would cost some µs a message. `notes`: a store for what ranks leave for
+    each other when they fail."""
 
     rank: int
     size: int
     data: Any
     control: Any
+    notes: Any
     pairs: Mapping[tuple[int, int], Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, group: Any = None, device: torch.device = CPU, edges: Iterable[tuple[int, int]] = ()) -> Wires:
-        """Of a process group (the default one without), for tensors on `device`. `edges`: the ordered pairs of ranks that
-        exchange messages. All ranks of the group call this. Raises BadInput where no process group is there."""
+    def of(cls, group: Any = None, device: torch.device = CPU) -> Wires:
+        """Of a process group (the default one without), for tensors on `device`. All ranks of the group call this.
+        Raises BadInput where no process group is there."""
         if not dist.is_initialized():
             raise BadInput("no process group: call torch.distributed.init_process_group first (or use torchrun)")
         group = dist.distributed_c10d._get_default_group() if group is None else group
@@ -56,15 +58,33 @@ class Wires:
             data = group._get_backend(device)
         except RuntimeError:
             raise BadInput(f"the process group ({dist.get_backend(group)}) carries no tensors on {device}") from None
+        notes = dist.distributed_c10d.PrefixStore(f"zbsolve/{group.group_name}", dist.distributed_c10d._get_default_store())
         if data.name() == "gloo":
-            return cls(rank, size, data, data)
+            return cls(rank, size, data, data, notes)
         control = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)._get_backend(CPU)
+        return cls(rank, size, data, control, notes)
+
+    def paired(self, group: Any, device: torch.device, edges: Iterable[tuple[int, int]]) -> Wires:
+        """With a communicator a pair of `edges` (the ordered pairs of ranks that exchange messages), where the backend
+        needs one. All ranks of `group` call this, with the same edges."""
+        if self.data is self.control:
+            return self
+        ranks = dist.get_process_group_ranks(dist.distributed_c10d._get_default_group() if group is None else group)
         pairs = {
             (a, b): dist.new_group([ranks[a], ranks[b]], use_local_synchronization=True, group_desc=f"zbsolve {a} to {b}")
             for a, b in sorted(edges)
-            if rank in (a, b)
+            if self.rank in (a, b)
         }
-        return cls(rank, size, data, control, {pair: one._get_backend(device) for pair, one in pairs.items()})
+        return replace(self, pairs={pair: one._get_backend(device) for pair, one in pairs.items()})
+
+    def wait(self, work: Any, peer: int | None = None, timeout: timedelta | None = None) -> None:
+        """For a work object that concerns `peer` (None: all ranks); as long as the process group waits where no timeout
+        is given. Raises LostRank."""
+        try:
+            _ = work.wait() if timeout is None else work.wait(timeout)
+        except Exception as error:
+            other = "" if peer is None else f"waiting for rank {peer}: "
+            raise LostRank(f"{other}{reason(error)}", peer) from None
 
     def send(self, tensor: Tensor, destination: int, tag: int = DATA) -> Any:
         """Start sending; the work object."""
@@ -133,7 +153,8 @@ class Links:
             work.wait(self._timeout)
             return tensor, time.monotonic_ns()
         except Exception as error:
-            raise LostRank(f"waiting for {message.before} from rank {message.source}: {reason(error)}") from None
+            text = f"waiting for {message.before} from rank {message.source}: {reason(error)}"
+            raise LostRank(text, message.source) from None
 
     def send(self, message: Message, tensor: Tensor) -> None:
         """Start sending; never waits. Raises BadInput for another shape than agreed, LostRank."""
@@ -152,7 +173,8 @@ class Links:
         except BadInput:
             raise
         except Exception as error:
-            raise LostRank(f"sending {message.before} to rank {message.destination}: {reason(error)}") from None
+            text = f"sending {message.before} to rank {message.destination}: {reason(error)}"
+            raise LostRank(text, message.destination) from None
 
     def flush(self) -> None:
         """Wait until everything has gone. Raises LostRank."""
@@ -164,15 +186,15 @@ class Links:
         return shape.numel() * dtype.itemsize
 
     def tell(self, tensor: Tensor, destination: int, tag: int) -> None:
-        """Start sending something beside the messages; never waits."""
-        self._sent.keep(self._wires.send(tensor, destination, tag), tensor)
+        """Start sending something beside the messages; never waits. Raises LostRank."""
+        try:
+            self._sent.keep(self._wires.send(tensor, destination, tag), tensor)
+        except Exception as error:
+            raise LostRank(f"sending to rank {destination}: {reason(error)}", destination) from None
 
     def ask(self, tensor: Tensor, source: int, tag: int) -> None:
         """Wait for what `tell` sent. Raises LostRank."""
-        try:
-            self._wires.receive(tensor, source, tag).wait(self._timeout)
-        except Exception as error:
-            raise LostRank(f"rank {self._wires.rank}: waiting for rank {source}: {reason(error)}") from None
+        self._wires.wait(self._wires.receive(tensor, source, tag), source, self._timeout)
 
     def _key(self, message: Message) -> tuple[int, int]:
         return message.boundary, self._numbers[message.microbatch]
@@ -260,24 +282,33 @@ def _close(busy: Event, closed: Event) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """gloo's own words without its source lines and advice."""
-    return re.sub(r"\[[^]]*\.cc:\d+\] ", "", one_line(error)).split(". This is ")[0]
+    """gloo's own words, shorter."""
+    text = re.sub(r"\[[^]]*\.cc:\d+\] ", "", str(error)).split(". This is ")[0]
+    if broken(text):
+        return "the connection broke"
+    found = re.search(r"Timed out waiting (\d+)ms", text)
+    return f"nothing for {int(found[1]) / 1000:g} s" if found else one_line(error)
+
+
+def broken(text: str) -> bool:
+    """Does gloo say that a connection ended?"""
+    return re.search(r"[Cc]onnection (closed|reset) by peer|Broken pipe|pair closure|Socket closed", text) is not None
 
 
 def send_bytes(wires: Wires, body: bytes, destination: int) -> None:
     """A length, then the bytes."""
-    wires.send(torch.tensor([len(body)]), destination, BYTES).wait()
+    wires.wait(wires.send(torch.tensor([len(body)]), destination, BYTES), destination)
     if body:
-        wires.send(torch.frombuffer(bytearray(body), dtype=torch.uint8), destination, BYTES).wait()
+        wires.wait(wires.send(torch.frombuffer(bytearray(body), dtype=torch.uint8), destination, BYTES), destination)
 
 
 def receive_bytes(wires: Wires, source: int) -> bytes:
     """What `send_bytes` sent."""
     length = torch.zeros(1, dtype=torch.int64)
-    wires.receive(length, source, BYTES).wait()
+    wires.wait(wires.receive(length, source, BYTES), source)
     buffer = torch.empty(int(length), dtype=torch.uint8)
     if len(buffer):
-        wires.receive(buffer, source, BYTES).wait()
+        wires.wait(wires.receive(buffer, source, BYTES), source)
     return buffer.numpy().tobytes()
 
 
@@ -288,13 +319,13 @@ def clock_offset(wires: Wires, rounds: int = 20) -> int:
     for other in range(1, wires.size):
         for _ in range(rounds if wires.rank in (0, other) else 0):
             if wires.rank == 0:
-                wires.receive(stamp, other, BYTES).wait()
+                wires.wait(wires.receive(stamp, other, BYTES), other)
                 stamp[0] = time.monotonic_ns()
-                wires.send(stamp, other, BYTES).wait()
+                wires.wait(wires.send(stamp, other, BYTES), other)
                 continue
             sent = time.monotonic_ns()
-            wires.send(stamp, 0, BYTES).wait()
-            wires.receive(stamp, 0, BYTES).wait()
+            wires.wait(wires.send(stamp, 0, BYTES), 0)
+            wires.wait(wires.receive(stamp, 0, BYTES), 0)
             back = time.monotonic_ns()
             best = min(best, (back - sent, (back + sent) // 2 - int(stamp)))
     return best[1]

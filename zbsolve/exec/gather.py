@@ -12,9 +12,9 @@ import torch
 from ..schedule import Schedule
 from ..timeline import Floats, Timeline
 from ..trace import Trace
-from .comm import Wires
 from .lower import Program
 from .memory import Memory
+from .peers import Peers
 from .walk import Record
 
 HEAD = 3  # words before the columns: when the step began, its losses' sum (a float64's bits) and their number
@@ -23,12 +23,12 @@ HEAD = 3  # words before the columns: when the step began, its losses' sum (a fl
 class Exchange:
     """Sends every rank's times and losses to all, after each step and beside the next."""
 
-    def __init__(self, schedule: Schedule, programs: Sequence[Program], wires: Wires, offset: int) -> None:
+    def __init__(self, schedule: Schedule, programs: Sequence[Program], peers: Peers, offset: int) -> None:
         """`offset`: ns that this rank's clock is ahead of rank 0's."""
         index = schedule.problem.index
         self.schedule = schedule
         self.rows = [np.array([index[action.name] for action in p.actions], np.int64) for p in programs]
-        self._wires = wires
+        self.peers = peers
         self._offset = offset
         self._width = HEAD + 4 * max(len(rows) for rows in self.rows)
 
@@ -43,8 +43,8 @@ class Exchange:
         words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
         words[HEAD : HEAD + len(columns) - 1] = columns[1:]
         mine = torch.from_numpy(words)
-        everything = torch.empty((self._wires.size, self._width), dtype=torch.int64)
-        work = self._wires.control.allgather([list(everything.unbind())], [mine])
+        everything = torch.empty((self.peers.wires.size, self._width), dtype=torch.int64)
+        work = self.peers.wires.control.allgather([list(everything.unbind())], [mine])
         return Seen(self, work, everything, mine)
 
 
@@ -58,9 +58,9 @@ class Seen:
         self._mine = mine
 
     def wait(self) -> None:
-        """Until every rank's share is here."""
+        """Until every rank's share is here. Raises RunFailed where one failed."""
         if self._work is not None:
-            self._work.wait()
+            self._exchange.peers.wait(self._work, "end of the step")
             self._work = None
 
     @cached_property

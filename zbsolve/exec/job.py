@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from .partitions import Partitions
 from .pipeline import Pipeline, StepResult, step_seed
 from .streams import Streams, Turns
 from .walk import Data, Hooks
+from .watch import not_finite
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
@@ -37,8 +38,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.opti
 @dataclass(frozen=True)
 class Options:
     """How to run. `steps` are timed; before them come one that watches memory (and is checked) and `warmup` more, all
-    of them real training steps. timeout: seconds for everything. emulate: whose times passes take, "schedule" or a
-    profile's file; None: this machine's own."""
+    of them real training steps. timeout: seconds that a pass, or waiting for one, may take; start_timeout: seconds for
+    the ranks to start, join and build, and for the check. emulate: whose times passes take, "schedule" or a profile's
+    file; None: this machine's own. watch: name the pass that makes the first NaN or inf."""
 
     steps: int = 5
     warmup: int = 2
@@ -48,14 +50,16 @@ class Options:
     check: bool = False
     timeout: float = 300.0
     emulate: str | None = None
+    start_timeout: float = 300.0
+    watch: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0:
             raise BadInput(f"run: steps {self.steps}, warm-up {self.warmup}: at least 1 and 0 are needed")
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"optimizer '{self.optimizer}': one of {', '.join(OPTIMIZERS)}")
-        if not (self.timeout > 0 and self.lr >= 0):
-            raise BadInput(f"run: timeout {self.timeout} and lr {self.lr} must be positive")
+        if not (self.timeout > 0 and self.start_timeout > 0 and self.lr >= 0):
+            raise BadInput(f"run: timeouts {self.timeout}, {self.start_timeout} and lr {self.lr} must be positive")
 
 
 def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable[[str], None]) -> Trace | None:
@@ -79,9 +83,11 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
         timeout=options.timeout,
         hooks=Hooks(announce=announce),
         emulate=times,
+        watch=options.watch,
     )
     trainer = Trainer(pipeline, model, options)
     watched = trainer.step(0, memory=True)
+    announce("checking")
     verdict = _checked(pipeline, model, options, watched) if options.check else None
     trainer.update()
     results = []
@@ -93,7 +99,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     assert watched.memory is not None
     announce("collecting")
     results[-1].seen.wait()
-    facts = _facts(pipeline, spec, options, verdict)
+    facts = _facts(pipeline, spec, options, verdict, [watched, *results])
     if times is not None and pipeline.hooks.emulated is not None:
         facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}
     return pipeline.trace(results[options.warmup :], watched.memory, facts)
@@ -102,7 +108,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
 def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: str) -> Trace:
     """All ranks in this process, on streams of one device: "cuda" (disjoint parts of the GPU's SMs) or "cpu" (turns).
 
-    `options.timeout` does not apply: nothing here waits for another process. Raises BadInput, RunFailed.
+    The timeouts do not apply: nothing here waits for another process. Raises BadInput, RunFailed.
     """
     from profiler.models import load
 
@@ -114,7 +120,9 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: s
     model, ranks = load(spec, options.seed), schedule.problem.ranks
     layer_counts(schedule.problem, len(model.layers))
     streams: Streams = Turns(ranks) if device == "cpu" else Partitions(ranks)
-    one = OneDevice(model.build, schedule, streams, loss=model.loss, tied=model.tied, device=device, seed=options.seed)
+    hooks = [Hooks(watch=options.watch) for _ in range(ranks)]
+    parts: dict[str, Any] = {"loss": model.loss, "tied": model.tied, "device": device, "seed": options.seed}
+    one = OneDevice(model.build, schedule, streams, hooks=hooks, **parts)
     trainer = Trainer(one, model, options)
     watched = trainer.step(0, memory=True)
     verdict = _checked(one, model, options, watched) if options.check else None
@@ -123,7 +131,8 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: s
     for number in range(1, options.warmup + options.steps + 1):
         results.append(trainer.step(number))
         trainer.update()
-    facts = {**_facts(one, spec, options, verdict), **streams.facts, "backend": "one device", "ranks": ranks}
+    facts = _facts(one, spec, options, verdict, [watched, *results])
+    facts |= {**streams.facts, "backend": "one device", "ranks": ranks}
     facts["host_us"] = float(np.median(results[-1].columns[3]))
     trace = trace_of(schedule, results[options.warmup :], watched.memory, facts)
     return trace if device == "cuda" else replace(trace, host=())  # here the host did all the work itself
@@ -144,8 +153,8 @@ class Trainer:
         batches = {m: self.model.batch(m, number) for m in pipeline.microbatches if needed}
         if pipeline.hooks.announce is not None:
             pipeline.hooks.announce("starting a step")
-        if pipeline.wires is not None:
-            dist.barrier()
+        if isinstance(pipeline, Pipeline):
+            pipeline.peers.wait(pipeline.wires.control.barrier(), "start of a step")
         inputs, targets = ({m: pair[i] for m, pair in batches.items()} for i in range(2))
         return pipeline.step(inputs, targets, memory=memory)
 
@@ -176,7 +185,9 @@ def _checked(pipeline: Pipeline | OneDevice, model: Any, options: Options, first
     return check.compare(pipeline.wires, pipeline.owners, pipeline.layers, whole, losses)
 
 
-def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, verdict: dict[str, Any] | None) -> dict[str, Any]:
+def _facts(
+    pipeline: Pipeline | OneDevice, spec: str, options: Options, verdict: dict[str, Any] | None, results: Sequence[Any]
+) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "model": spec,
         "backend": "" if pipeline.wires is None else dist.get_backend(),
@@ -193,5 +204,6 @@ def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, verdict:
         **{f.name: getattr(options, f.name) for f in options.__dataclass_fields__.values() if f.name != "check"},
     }
     if verdict is not None:
-        facts["check"] = verdict
+        wrong = not_finite(dict(enumerate(result.loss for result in results)))
+        facts["check"] = verdict | ({"passed": False, "where": wrong} if wrong and verdict["passed"] else {})
     return facts

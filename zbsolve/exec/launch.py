@@ -1,4 +1,4 @@
-"""Starting ranks: on this machine, one process each, or as one of torchrun's."""
+"""Starting ranks on this machine, a process each, and ending them, whatever happens."""
 
 from __future__ import annotations
 
@@ -8,45 +8,34 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput, ZbsolveError
 from ..files import write_text
 from ..schedule import Schedule
 from ..trace import Trace
-from .failure import LostRank, RunFailed, one_line
+from .failure import RunFailed
+from .group import LATE, allowed, fit
+
+if TYPE_CHECKING:
+    from .job import Options
 
 NOTE = 64  # bytes a rank in the file of what each rank does now
-GRACE = 1.0  # seconds between a rank's end and the end of the others, for their reports
+GRACE = 1.5  # seconds between a rank's end and the end of the others, for their reports
 
 
-def run_local(
-    schedule: Schedule,
-    spec: str,
-    *,
-    steps: int = 5,
-    warmup: int = 2,
-    seed: int = 0,
-    optimizer: str = "sgd",
-    lr: float = 0.01,
-    check: bool = False,
-    timeout: float = 300.0,
-    emulate: str | None = None,
-) -> Trace:
+def run_local(schedule: Schedule, spec: str, **chosen: Any) -> Trace:
     """Run `schedule` with model `spec` on one process a rank, one thread each, and return what was measured.
 
-    timeout: seconds for everything. emulate: see `job.Options`. Raises BadInput, and RunFailed in one line naming rank,
-    pass and cause; either way no process stays behind.
+    chosen: fields of `job.Options`. Raises BadInput, and RunFailed in one line naming rank, pass and cause; either way,
+    and where it is interrupted, no process and no file stays behind.
     """
     from .job import Options
 
-    options = Options(steps, warmup, seed, optimizer, lr, check, timeout, emulate)
+    options = Options(**chosen)
     fit(schedule, spec, options)
     with tempfile.TemporaryDirectory(prefix="zbsolve-run-") as name:
         folder = Path(name)
@@ -54,27 +43,14 @@ def run_local(
         ranks = schedule.problem.ranks
         write_text(folder / "job.json", json.dumps({"spec": spec, "ranks": ranks, "options": asdict(options)}))
         (folder / "now").write_bytes(bytes(NOTE * ranks))
-        children = [_start(folder, rank) for rank in range(ranks)]
+        children: list[subprocess.Popen[bytes]] = []
         try:
-            _watch(children, folder, timeout)
+            for rank in range(ranks):
+                children.append(_start(folder, rank))
+            _watch(children, folder, options)
         finally:
             _end(children)
         return Trace.load(folder / "trace.json")
-
-
-def fit(schedule: Schedule, spec: str, options: Any) -> None:
-    """What can be said before any rank starts. Raises BadInput."""
-    from profiler.models import load
-
-    from .emulate import Times
-    from .layers import layer_counts
-    from .lower import lower
-
-    model = load(spec, options.seed)
-    lower(schedule)
-    layer_counts(schedule.problem, len(model.layers))
-    if options.emulate is not None:
-        Times.of(schedule, options.emulate)
 
 
 def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
@@ -100,38 +76,51 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def _watch(children: list[subprocess.Popen[bytes]], folder: Path, timeout: float) -> None:
-    """Wait until every rank has ended well. Raises the error of the first that did not."""
-    deadline = time.monotonic() + timeout
+def _watch(children: list[subprocess.Popen[bytes]], folder: Path, options: Options) -> None:
+    """Wait until every rank has ended well. Raises the error of the first that did not.
+
+    Time is counted since any rank last went on: how long starting takes says nothing about a rank that hangs.
+    """
+    before, since = _doing(folder, len(children)), time.monotonic()
     while True:
         codes = [child.poll() for child in children]
         if all(code == 0 for code in codes):
             return
         if any(code not in (None, 0) for code in codes):
-            raise _cause(children, folder)
-        if time.monotonic() > deadline:
-            doing = ", ".join(f"rank {r} at {_now(folder, r)}" for r, code in enumerate(codes) if code is None)
-            raise RunFailed(f"not done after {timeout:g} s: {doing}")
+            raise _cause(children, folder, options)
+        doing = _doing(folder, len(children))
+        if doing != before:
+            before, since = doing, time.monotonic()
+        running = [rank for rank, code in enumerate(codes) if code is None]
+        limit = max(allowed(doing[rank], options) for rank in running)
+        if time.monotonic() - since > limit + LATE:
+            where = ", ".join(f"rank {rank} at {doing[rank] or 'start'}" for rank in running)
+            raise RunFailed(f"nothing went on for {limit:g} s: {where}")
         time.sleep(0.01)
 
 
-def _cause(children: list[subprocess.Popen[bytes]], folder: Path) -> ZbsolveError:
+def _cause(children: list[subprocess.Popen[bytes]], folder: Path, options: Options) -> ZbsolveError:
     """Which rank failed first, and why: a rank that died without a word comes before those that said what they saw, and
     a lost connection is only a consequence."""
     until = time.monotonic() + GRACE
     while time.monotonic() < until and any(child.poll() is None for child in children):
         time.sleep(0.01)
-    said: list[tuple[bool, int, ZbsolveError]] = []
+    doing = _doing(folder, len(children))
+    said: list[tuple[bool, float, str, ZbsolveError]] = []
     for rank, child in enumerate(children):
         code = child.poll()
         path = folder / f"failure.{rank}"
         if path.exists():
             body = json.loads(path.read_text(encoding="utf-8"))
+            peer, text = body["peer"], body["text"]
+            if body["kind"] == "LostRank" and peer is not None and children[peer].poll() is None:
+                name, text = doing[peer], text.removeprefix(f"rank {peer} is lost: ")
+                text = f"rank {peer}, pass {name}: hangs, not done after {allowed(name, options):g} s ({text})"
             kind = BadInput if body["kind"] == "BadInput" else RunFailed
-            said.append((body["kind"] == "LostRank", body["time"], kind(body["text"])))
+            said.append((body["kind"] == "LostRank", body["time"], text, kind(text)))
         elif code not in (None, 0):
-            return RunFailed(f"rank {rank}, pass {_now(folder, rank)}: {_end_of(code or 0, folder, rank)}")
-    return min(said, key=lambda one: one[:2])[2] if said else RunFailed("a rank ended without a word")
+            return RunFailed(f"rank {rank}, pass {doing[rank] or 'start'}: {_end_of(code or 0, folder, rank)}")
+    return min(said, key=lambda one: one[:3])[3] if said else RunFailed("a rank ended without a word")
 
 
 def _end_of(code: int, folder: Path, rank: int) -> str:
@@ -141,10 +130,10 @@ def _end_of(code: int, folder: Path, rank: int) -> str:
     return f"the process ended with code {code}" + (f": {lines[-1][:300]}" if lines else "")
 
 
-def _now(folder: Path, rank: int) -> str:
-    with open(folder / "now", "rb") as stream:
-        stream.seek(rank * NOTE)
-        return stream.read(NOTE).rstrip(b"\0").decode(errors="replace") or "start"
+def _doing(folder: Path, ranks: int) -> list[str]:
+    """What each rank announced last."""
+    notes = (folder / "now").read_bytes()
+    return [notes[r * NOTE : (r + 1) * NOTE].rstrip(b"\0").decode(errors="replace") for r in range(ranks)]
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
@@ -156,60 +145,3 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
         child.wait()
         if child.stdin is not None:
             child.stdin.close()
-
-
-def torchrun_environment() -> tuple[int, int] | None:
-    """(rank, number of ranks) where torchrun started this process."""
-    rank, ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return (int(rank), int(ranks)) if rank.isdigit() and ranks.isdigit() else None
-
-
-def run_torchrun(schedule: Schedule, spec: str, options: Any) -> Trace | None:
-    """The same as one of torchrun's ranks. Rank 0 returns the trace, the others None. Raises as `run_local`."""
-    place = torchrun_environment()
-    if place is None:
-        raise BadInput("run: not started by torchrun")
-    rank, ranks = place
-    if ranks != schedule.problem.ranks:
-        wanted = schedule.problem.ranks
-        raise BadInput(f"run: the schedule is for {wanted} ranks, but torchrun started {ranks} (--nproc-per-node {wanted})")
-    fit(schedule, spec, options)
-    return run_group(rank, ranks, "env://", schedule, spec, options, lambda name: None)
-
-
-def run_group(
-    rank: int, ranks: int, rendezvous: str, schedule: Schedule, spec: str, options: Any, announce: Callable[[str], None]
-) -> Trace | None:
-    """Join the process group, run this rank, leave. A rank that cannot end in time ends itself."""
-    import torch
-    import torch.distributed as dist
-
-    from .job import run_rank
-
-    torch.set_num_threads(1)
-    clock = threading.Timer(options.timeout + GRACE, _give_up, (rank, options.timeout))
-    clock.daemon = True
-    clock.start()
-    announce("joining")
-    try:
-        dist.init_process_group(
-            "gloo", init_method=rendezvous, rank=rank, world_size=ranks, timeout=timedelta(seconds=options.timeout)
-        )
-    except Exception as error:
-        raise LostRank(f"rank {rank}: cannot join the process group: {one_line(error)}") from None
-    try:
-        trace = run_rank(schedule, spec, options, announce)
-        announce("leaving")
-        dist.barrier()
-    except ZbsolveError:
-        raise
-    except Exception as error:
-        raise LostRank(f"rank {rank}: {one_line(error)}") from error
-    dist.destroy_process_group()
-    clock.cancel()
-    return trace
-
-
-def _give_up(rank: int, timeout: float) -> None:
-    os.write(2, f"zbsolve run: rank {rank} is not done after {timeout:g} s\n".encode())
-    os._exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -123,23 +124,23 @@ class Ties:
                 continue
             self._shared.append((sorted(ranks), here))
             if ranks[0] == wires.rank:
-                for work in [wires.send(here.detach(), other) for other in ranks[1:]]:
-                    work.wait()
+                for other, work in [(other, wires.send(here.detach(), other)) for other in ranks[1:]]:
+                    wires.wait(work, other)
             else:
-                wires.receive(here.detach(), ranks[0]).wait()
+                wires.wait(wires.receive(here.detach(), ranks[0]), ranks[0])
 
-    def add_up(self) -> None:
-        """Sum the gradients, in one order: so that every rank has the same bits."""
+    def add_up(self, timeout: timedelta) -> None:
+        """Sum the gradients, in one order: so that every rank has the same bits. Raises LostRank."""
         for ranks, parameter in self._shared:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             mine = parameter.grad.contiguous()
             others = [rank for rank in ranks if rank != self._wires.rank]
             parts: dict[int, Tensor] = {rank: torch.empty_like(mine) for rank in others}
-            works = [self._wires.send(mine, rank) for rank in others]
-            works += [self._wires.receive(parts[rank], rank) for rank in others]
-            for work in works:
-                work.wait()
+            works = [(rank, self._wires.send(mine, rank)) for rank in others]
+            works += [(rank, self._wires.receive(parts[rank], rank)) for rank in others]
+            for rank, work in works:
+                self._wires.wait(work, rank, timeout)
             parts[self._wires.rank] = mine
             total = torch.zeros_like(mine)
             for rank in ranks:

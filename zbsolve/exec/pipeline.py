@@ -21,6 +21,7 @@ from .gather import Exchange, Seen, trace_of
 from .layers import Layers, Place, Ties, build, layer_counts, listed, materialise, ties
 from .lower import Message, lower, stage_ranks
 from .memory import LiveBytes, Memory, predicted
+from .peers import Peers, agreed, content
 from .stage import Loss, Stage
 from .walk import Data, Hooks, Record, Walker
 
@@ -53,10 +54,12 @@ class Pipeline:
     `layers.materialise` for `init`, `seed`). How many layers a stage holds is the problem's `layers`. loss(output, target):
     a mean, one number; needed on the rank of the last stage. group: the process group with one process a rank of the
     schedule (the default group without). tied: groups of (layer, name) that hold one parameter; found by itself where
-    `layers` is a list. timeout: seconds to wait for any message. hooks: see `walk.Hooks`.
+    `layers` is a list. timeout: seconds to wait for any message in a step (while the ranks build, the process group's own
+    timeout holds). hooks: see `walk.Hooks`. watch: look for NaN and inf in all that passes make, and name the first.
     emulate: times that passes and messages take in place of this machine's (see `emulate`).
 
-    Every rank of the group makes one, with the same schedule. Raises BadInput where something does not fit.
+    Every rank of the group makes one, with the same schedule. Raises BadInput where something does not fit, on all ranks
+    also where it does not fit on one, and RunFailed where a rank fails. After RunFailed the process group is of no use.
 
     The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them. Random
     layers (dropout) draw from numbers that (seed, step, microbatch, layer) fix, whatever the placement; `steps` counts
@@ -77,43 +80,59 @@ class Pipeline:
         timeout: float = 300.0,
         hooks: Hooks | None = None,
         emulate: Times | None = None,
+        watch: bool = False,
     ) -> None:
-        problem = schedule.problem
+        self.schedule, self.seed, self.steps = schedule, seed, 0
+        self.device = torch.device(device)
+        self.wires = Wires.of(group, self.device)
+        self.rank = self.wires.rank
+        self.peers = Peers(self.wires, timeout)
+        self.hooks = hooks or Hooks()
+        self.hooks.watch |= watch
+        with agreed(self.wires, "schedule", content(schedule)):
+            groups = self._build(layers, loss, [*tied], init)
+        with self.peers.telling("building"):
+            self._connect(group, groups, loss, emulate)
+
+    def _build(
+        self, layers: Layers, loss: Loss | None, groups: list[Any], init: Callable[[int, nn.Module], None] | None
+    ) -> list[Any]:
+        """What this rank does by itself; the groups of tied parameters."""
+        problem = self.schedule.problem
         whole = listed(layers)
         self.counts = layer_counts(problem, None if whole is None else len(whole))
-        self.schedule, self.seed, self.steps = schedule, seed, 0
         self.homes = stage_ranks(problem)
-        programs = lower(schedule)
-        edges = {(m.source, m.destination) for p in programs for m in _messages(p.incoming)}
-        self.device = torch.device(device)
-        self.wires = Wires.of(group, self.device, edges)
-        self.rank = self.wires.rank
+        programs = lower(self.schedule)
         if self.wires.size != problem.ranks:
             raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {self.wires.size}")
-        self.program = programs[self.rank]
+        self.programs, self.program = programs, programs[self.rank]
         self.microbatches = sorted(set(problem.passes.microbatch.tolist()))
         self.owners = [home for s, home in enumerate(self.homes) for _ in range(self.counts[s])]
         numbers = layer_numbers(self.counts, self.program.stages)
         called = [str(i) for i in range(sum(self.counts))]
-        groups = list(tied)
         if whole is None:
             self.layers = build(layers, numbers, self.device)  # type: ignore[arg-type]
         else:
             called, parts = list(whole), list(whole.values())
             groups += ties(enumerate(parts))
-            self.layers = materialise({i: parts[i] for i in numbers}, self.device, init, seed)
+            self.layers = materialise({i: parts[i] for i in numbers}, self.device, init, self.seed)
         self.module = nn.ModuleDict({called[i]: layer for i, layer in self.layers.items()})
-        self.ties = Ties(self.wires, self.owners, self.layers, groups)
-        last = len(self.homes) - 1
-        if last in self.program.stages and loss is None:
+        if len(self.homes) - 1 in self.program.stages and loss is None:
             raise BadInput(f"Pipeline: rank {self.rank} has the last stage, and needs a loss")
+        return groups
+
+    def _connect(self, group: Any, groups: list[Any], loss: Loss | None, emulate: Times | None) -> None:
+        """What all ranks do together."""
+        problem = self.schedule.problem
+        edges = {(m.source, m.destination) for p in self.programs for m in _messages(p.incoming)}
+        self.wires = self.wires.paired(group, self.device, edges)
+        self.ties = Ties(self.wires, self.owners, self.layers, groups)
         self.stages = stages_of(self.counts, self.program.stages, self.layers, loss, len(self.microbatches))
-        self.hooks = hooks or Hooks()
         if emulate is not None:
             self.hooks.emulated = Device(emulate, problem.names, Board.shared(self.wires, len(problem.names)))
-        self.links = Links(self.wires, self.program.incoming, self.device, timeout)
+        self.links = Links(self.wires, self.program.incoming, self.device, self.peers.timeout.total_seconds())
         self.walker = Walker(self.program, self.stages, self.links, self.hooks)
-        self.exchange = Exchange(schedule, programs, self.wires, _offset(self.wires))
+        self.exchange = Exchange(self.schedule, self.programs, self.peers, _offset(self.wires))
         self._chain = list(dict.fromkeys(self.homes))
         self._numbers: dict[Any, int] = {}
         self._signs: list[Any] = []
@@ -154,10 +173,15 @@ class Pipeline:
             step_seed(self.seed, self.steps),
         )
         self.steps += 1
-        self.links.begin(self._agree(data.inputs))
+        with self.peers.telling(f"pass {self.program.actions[0].name}"):
+            self.links.begin(self._agree(data.inputs))
+        with self.peers.telling("end of the step"):
+            return self._run(data, memory)
+
+    def _run(self, data: Data, memory: bool) -> StepResult:
         record, counted = self._metered(data) if memory else (self.walker.step(data), None)
         self.links.flush()
-        self.ties.add_up()
+        self.ties.add_up(self.peers.timeout)
         if self._before is not None:
             self._before.wait()
         loss = torch.stack(record.losses).double().sum() if record.losses else None

@@ -15,6 +15,7 @@ from .failure import LostRank, RunFailed, one_line
 from .lower import Action, Message, Program
 from .memory import LiveBytes
 from .stage import Stage
+from .watch import watch
 
 profiled = torch._C._autograd._profiler_enabled  # 0.05 µs; a label where nobody looks would cost ten
 
@@ -56,11 +57,13 @@ class Data:
 @dataclass(slots=True)
 class Hooks:
     """What else happens around passes. `announce`: called with each pass's name before it. `emulated`: the device whose
-    times passes and messages take. `done`: called with a stage after the last pass that adds to its gradients."""
+    times passes and messages take. `done`: called with a stage after the last pass that adds to its gradients. `watch`:
+    look for numbers that are none in all that passes make."""
 
     announce: Callable[[str], None] | None = None
     emulated: Device | None = None
     done: Callable[[int], None] | None = None
+    watch: bool = False
 
 
 class Walker:
@@ -116,6 +119,10 @@ class Walker:
             if hooks.emulated is not None:
                 hooks.emulated.finish(action.name, start)
             end = time.monotonic_ns()
+            if hooks.watch:
+                read = data.inputs.get(action.microbatch) if action.takes is None and action.kind == "F" else None
+                loss = record.losses[-1] if action.kind == "F" and output is None else None
+                watch(action, self.stages[action.stage], output, loss, read)
             del given
             if action.hands is not None and output is not None:
                 self.handed[action.hands.after] = output
@@ -126,7 +133,7 @@ class Walker:
             if action.done and hooks.done is not None:
                 hooks.done(action.stage)
         except LostRank as error:
-            raise LostRank(f"rank {self.program.rank}, pass {action.name}: {error}") from None
+            raise LostRank(f"rank {self.program.rank}, pass {action.name}: {error}", error.peer) from None
         except Exception as error:
             raise RunFailed(f"rank {self.program.rank}, pass {action.name}: {one_line(error)}") from error
         record.arrived.append(arrived)

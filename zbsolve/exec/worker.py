@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..errors import ZbsolveError
 from ..files import write_text
-from .failure import RunFailed, one_line
-from .launch import NOTE, run_group
+from .failure import LostRank, RunFailed, one_line
+from .group import run_group
+from .launch import NOTE
 
 
 def main(folder: Path, rank: int) -> int:
@@ -27,7 +29,8 @@ def main(folder: Path, rank: int) -> int:
     except Exception as error:
         text = str(error) if isinstance(error, ZbsolveError) else f"rank {rank}: {one_line(error)}"
         kind = type(error).__name__ if isinstance(error, ZbsolveError) else RunFailed.__name__
-        body = {"kind": kind, "text": " ".join(text.split()), "time": time.monotonic_ns()}
+        peer = error.peer if isinstance(error, LostRank) else None
+        body = {"kind": kind, "text": " ".join(text.split()), "peer": peer, "time": time.monotonic_ns()}
         write_text(folder / f"failure.{rank}", json.dumps(body))
         return 1
     return 0
@@ -44,7 +47,7 @@ def _run(folder: Path, rank: int) -> None:
         rank,
         job["ranks"],
         f"file://{folder / 'store'}",
-        Schedule.load(folder / "schedule.json"),
+        partial(Schedule.load, folder / "schedule.json"),
         job["spec"],
         Options(**job["options"]),
         announce,
