@@ -188,7 +188,7 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         state.raise_bound(closed_form(problem))
         return
     starts: list[Policy] = []
-    quick = _quick(state, starts)
+    quick = _quick(state, starts, policies=not large or method != "auto")
     beside = method == "auto" and not clock.counted
     for _ in quick:
         if state.optimal:
@@ -232,15 +232,13 @@ def compiled() -> None:
             pass
 
 
-def _quick(state: State, starts: list[Policy]) -> Iterator[None]:
-    """A schedule at once; then the best of the starting policies (kept in `starts`), and the named schedules, which come
-    first where trying policies takes long."""
-    problem = state.problem
-    state.offer_policy(deepest_first(problem), "greedy")
+def _quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
+    """A schedule at once; then, where asked for, the best of the starting policies (kept in `starts`); and named ones."""
+    state.offer_policy(deepest_first(state.problem), "greedy")
     yield
-    steps = [_policies(state, starts), _named(state)]
-    for step in reversed(steps) if len(problem.passes) > LARGE else steps:
-        yield from step
+    if policies:
+        yield from _policies(state, starts)
+    yield from _named(state)
 
 
 def _policies(state: State, starts: list[Policy]) -> Iterator[None]:
@@ -311,7 +309,9 @@ def _find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     """Better schedules: annealed policies and building blocks in turn, then neighbourhoods of the best."""
     problem, clock = state.problem, state.clock
     total = clock.left
-    sources = [_blocks(state, seed, total), _annealed(state, seed, total, starts)]
+    annealed = _annealed(state, seed, total, starts)
+    # Trying policies takes long on a large problem: blocks need not wait for them.
+    sources = [_blocks(state, seed, total), annealed if starts else chain(_policies(state, starts), annealed)]
     while sources and not state.done:
         for source in list(sources):
             try:
