@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks.__main__ import write
 from zbsolve import Problem, pipeline, solve, verify
 from zbsolve.placement import parse
-from zbsolve.search import State, compiled
+from zbsolve.search import compiled
+from zbsolve.state import State
 
 
 def step(ranks: int, microbatches: int, placement: str, room: float) -> Problem:

@@ -14,7 +14,8 @@ from zbsolve.greedy.arrays import arrays
 from zbsolve.greedy.list_scheduler import from_starts, list_schedule, run
 from zbsolve.ilp.bounds import Bound
 from zbsolve.ilp.lns import neighbourhoods
-from zbsolve.search import State, _certificate
+from zbsolve.search import _certificate
+from zbsolve.state import State
 
 from .problems import random_problem, uniform
 

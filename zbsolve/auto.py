@@ -18,7 +18,7 @@ from .graphs_recompute import Recompute
 from .profile import Profile, parse_bytes
 from .race import Race, Run
 from .schedule import Schedule
-from .search import State
+from .state import State
 
 CANDIDATES = ("single", "loop", "loop4", "vee")
 PARTITIONS = (*NAMES, "F+B")

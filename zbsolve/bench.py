@@ -18,7 +18,8 @@ from .errors import BadInput
 from .files import field, read_document, write_document
 from .graphs import pipeline
 from .problem import Problem
-from .search import State, solve
+from .search import solve
+from .state import State
 from .verifier import verify
 
 LIBRARIES = ("zbsolve", "numpy", "numba", "ortools", "pulp")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import BadInput
 
 if TYPE_CHECKING:
-    from .search import State
+    from .state import State
 
 
 def print_json(body: Any) -> None:

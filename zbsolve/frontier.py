@@ -21,7 +21,8 @@ from .greedy.presets import PRESETS, preset
 from .problem import Ints, Problem
 from .profile import Profile
 from .schedule import Certificate, Schedule
-from .search import State, check_bound, solve
+from .search import check_bound, solve
+from .state import State
 from .verifier import verify
 
 AMPLE = 1 << 50  # bytes; a limit nobody meets, from which a rank's fixed part is read off

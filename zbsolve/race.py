@@ -12,7 +12,8 @@ import numpy as np
 from .errors import Infeasible
 from .problem import Problem
 from .schedule import Schedule
-from .search import State, check_bound, solve
+from .search import check_bound, solve
+from .state import State
 
 
 @dataclass(eq=False)

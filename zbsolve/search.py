@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 
@@ -18,77 +16,20 @@ import numpy as np
 
 from .clock import Clock
 from .errors import BadInput, Infeasible, NotFound, WrongBound, ZbsolveError
+from .finder import LARGE, find, quick
 from .graphs import pipeline
-from .greedy.anneal import improve_policies, starting_policies
-from .greedy.blocks import blocks
-from .greedy.list_scheduler import Policy, deepest_first, list_schedule
+from .greedy.anneal import starting_policies
+from .greedy.list_scheduler import Policy
 from .greedy.presets import PRESETS, preset
-from .ilp.bounds import WHOLE, Bound, closed_form, improve
+from .ilp.bounds import Bound, closed_form, improve
 from .problem import OBJECTIVES, Problem
+from .prover import cp, milp, prove
 from .schedule import Certificate, Schedule
-from .verifier import verify
+from .state import State
 
 METHODS = ("auto", "greedy", "cp", "milp")
-SMALL = 400  # passes: CP-SAT on the whole problem proves or improves within seconds up to about here
 PROVING = 0.35  # of the effort is left for the prover
 COMPILING = 3.0  # seconds: the kernels were not cached yet, which is not the search's time
-BLOCK = "building block"
-LARGE = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
-
-
-@dataclass
-class State:
-    """The best schedule and bound so far, and who found them. `value` in µs, −1 before the first schedule."""
-
-    problem: Problem
-    clock: Clock
-    bound: Bound
-    schedule: Schedule | None = None
-    value: int = -1
-    solver: str = ""
-    infeasible: bool = False
-    progress: Callable[[State], None] | None = None
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    stoppers: list[Callable[[], None]] = field(default_factory=list)
-    leads: list[Schedule] = field(default_factory=list)  # for blocks to improve: named ones even where memory is exceeded
-
-    def offer(self, schedule: Schedule, solver: str) -> None:
-        """Keep `schedule` where it is better and holds."""
-        value = int(schedule.timeline().value)
-        if (self.schedule is not None and value >= self.value) or verify(self.problem, schedule):
-            return
-        with self.lock:
-            if self.schedule is None or value < self.value:
-                self.schedule, self.value, self.solver = schedule, value, solver
-                if solver != BLOCK:
-                    self.leads.append(schedule)
-                self._changed()
-
-    def offer_policy(self, policy: Policy, solver: str) -> None:
-        """The schedule that `policy` makes, if any."""
-        with suppress(NotFound):
-            self.offer(list_schedule(self.problem, policy), solver)
-
-    def raise_bound(self, bound: Bound) -> None:
-        """Keep `bound` where it is higher."""
-        with self.lock:
-            if bound.value > self.bound.value:
-                self.bound = bound
-                self._changed()
-
-    def _changed(self) -> None:
-        if self.progress is not None:
-            self.progress(self)
-
-    @property
-    def optimal(self) -> bool:
-        """The value equals the bound."""
-        return self.schedule is not None and self.value <= self.bound.value
-
-    @property
-    def done(self) -> bool:
-        """Nothing more to gain: optimal, or no time is left."""
-        return self.optimal or self.clock.left <= 0
 
 
 def solve(
@@ -188,9 +129,9 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         state.raise_bound(closed_form(problem))
         return
     starts: list[Policy] = []
-    quick = _quick(state, starts, policies=not large or method != "auto")
+    first = quick(state, starts, policies=not large or method != "auto")
     beside = method == "auto" and not clock.counted
-    for _ in quick:
+    for _ in first:
         if state.optimal:
             return
         if large and beside:  # the first schedule is there: the prover need not wait for the rest
@@ -199,22 +140,22 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         before = clock.used
         compiled()
         clock.extend(clock.used - before if clock.used - before > COMPILING else 0.0)
-        _side_by_side(state, seed, chain(quick, _find(state, seed, starts)))
+        _side_by_side(state, seed, chain(first, find(state, seed, starts)))
         return
     if large:
         state.raise_bound(closed_form(problem))
     if method == "milp":
-        _milp(state, solver, seed)
+        milp(state, solver, seed)
     elif method == "cp":
-        _cp(state, seed, clock.left)
+        cp(state, seed, clock.left)
     elif method == "auto":
         # One after the other: the prover has the last part of the effort to itself.
         keep = PROVING * clock.left
-        for _ in _find(state, seed, starts):
+        for _ in find(state, seed, starts):
             if state.done or clock.left < keep:
                 break
         if not state.done:
-            _prove(state, seed)
+            prove(state, seed)
 
 
 @cache
@@ -226,50 +167,16 @@ def compiled() -> None:
         state = State(problem, Clock(1.0, 0.02), Bound(0, ""))
         starts = starting_policies(problem)
         state.offer_policy(starts[0], "greedy")
-        for _ in _find(state, 0, starts):
+        for _ in find(state, 0, starts):
             pass
         for _ in improve(problem, Bound(0, ""), None, Clock(1.0), 0.1):
             pass
 
 
-def _quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
-    """A schedule at once; then, where asked for, the best of the starting policies (kept in `starts`); and named ones."""
-    state.offer_policy(deepest_first(state.problem), "greedy")
-    yield
-    if policies:
-        yield from _policies(state, starts)
-    yield from _named(state)
-
-
-def _policies(state: State, starts: list[Policy]) -> Iterator[None]:
-    problem, clock = state.problem, state.clock
-    starts += starting_policies(problem, clock, 0.1 * clock.left)
-    for policy in starts[:2]:
-        clock.spend(len(problem.passes) * 1e-6)
-        state.offer_policy(policy, "greedy")
-        yield
-
-
-def _named(state: State) -> Iterator[None]:
-    for name in PRESETS:
-        if state.done:
-            return
-        try:
-            named = preset(name, state.problem)
-        except BadInput:
-            continue
-        room = state.problem.capacity
-        if room is None or all(np.less_equal(named.timeline().peak_bytes, room)):
-            state.offer(named, name)
-        if state.schedule is not named:
-            state.leads.append(named)
-        yield
-
-
 def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
     """Finder and prover, a thread each (their kernels and CP-SAT release the interpreter), until either is done."""
 
-    def find() -> None:
+    def step() -> None:
         for _ in steps:
             if state.done:
                 return
@@ -286,7 +193,7 @@ def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
         return run
 
     # No daemons: at exit Python waits for them, and they end soon, since the clock is stopped.
-    workers = [threading.Thread(target=guarded(w)) for w in (find, lambda: _prove(state, seed))]
+    workers = [threading.Thread(target=guarded(w)) for w in (step, lambda: prove(state, seed))]
     for worker in workers:
         worker.start()
     try:
@@ -303,86 +210,6 @@ def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
         state.progress = None  # a worker in the middle of a kernel may end later
     if failed:
         raise failed[0]
-
-
-def _find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
-    """Better schedules: annealed policies and building blocks in turn, then neighbourhoods of the best."""
-    problem, clock = state.problem, state.clock
-    total = clock.left
-    annealed = _annealed(state, seed, total, starts)
-    # Trying policies takes long on a large problem: blocks need not wait for them.
-    sources = [_blocks(state, seed, total), annealed if starts else chain(_policies(state, starts), annealed)]
-    while sources and not state.done:
-        for source in list(sources):
-            try:
-                next(source)
-            except StopIteration:
-                sources.remove(source)
-            yield
-    if len(problem.passes) <= LARGE and state.schedule is not None:
-        from .ilp.lns import neighbourhoods
-
-        for schedule in neighbourhoods(state.schedule, clock, seed, lambda: state.bound.value):
-            if schedule is not None:
-                state.offer(schedule, "lns")
-            yield
-
-
-def _annealed(state: State, seed: int, total: float, starts: list[Policy]) -> Iterator[None]:
-    for policy in improve_policies(state.problem, starts, state.clock, seed, 0.7 * total):
-        if policy is not None:
-            state.offer_policy(policy, "annealed policy")
-        yield
-
-
-def _blocks(state: State, seed: int, total: float) -> Iterator[None]:
-    for schedule in blocks(state.problem, state.clock, 0.7 * total, seed, state.bound.value, lambda: state.leads):
-        state.offer(schedule, BLOCK)
-        yield
-
-
-def _prove(state: State, seed: int) -> None:
-    """Higher bounds: relaxations first, then CP-SAT on the whole where that is small."""
-    problem, clock = state.problem, state.clock
-    small = len(problem.passes) <= SMALL
-    state.raise_bound(closed_form(problem))
-    for bound in improve(problem, state.bound, state.value, clock, clock.left * (0.4 if small else 1.0)):
-        state.raise_bound(bound)
-        if state.done:
-            return
-    if small or state.schedule is None:
-        _cp(state, seed, clock.left)
-
-
-def _cp(state: State, seed: int, seconds: float) -> None:
-    from .ilp.cp import solve_cp
-
-    counted = state.clock.counted
-    result = solve_cp(
-        state.problem,
-        state.schedule,
-        state.bound.value,
-        seconds,
-        seed=seed,
-        effort=seconds if counted else None,
-        started=state.stoppers.append,
-    )
-    state.clock.spend(seconds)
-    if result.schedule is not None:
-        state.offer(result.schedule, "cp-sat")
-    state.infeasible = result.infeasible and state.schedule is None
-    if state.infeasible:
-        return
-    state.raise_bound(Bound(result.bound, "cp-sat: the whole problem", WHOLE))
-
-
-def _milp(state: State, solver: str, seed: int) -> None:
-    from .ilp.milp import solve_milp
-
-    result = solve_milp(state.problem, state.schedule, state.bound.value, state.clock.left, solver=solver, seed=seed)
-    if result.schedule is not None:
-        state.offer(result.schedule, f"milp {solver}")
-    state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", WHOLE))
 
 
 def _nothing(state: State, method: str) -> ZbsolveError:
