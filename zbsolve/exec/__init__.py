@@ -7,12 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .optimizer import PostValidated
     from .pipeline import Pipeline, StepResult
     from .torch_runtime import torch_schedule
 
-__all__ = ["Pipeline", "StepResult", "torch_schedule"]
+__all__ = ["Pipeline", "PostValidated", "StepResult", "torch_schedule"]
 
-_HOMES = {"Pipeline": "pipeline", "StepResult": "pipeline", "torch_schedule": "torch_runtime"}
+_HOMES = {
+    "Pipeline": "pipeline",
+    "PostValidated": "optimizer",
+    "StepResult": "pipeline",
+    "torch_schedule": "torch_runtime",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ from .lower import Message
 Shape = tuple[torch.Size, torch.dtype]
 CPU = torch.device("cpu")
 POLL = 0.001  # seconds between looks at what was sent
-DATA, SHAPES, STEP, BYTES, STOPPED = 0, 1, 2, 3, 4  # tags; NCCL has none, but only DATA goes over it
+DATA, SHAPES, STEP, BYTES, STOPPED, TOTAL = 0, 1, 2, 3, 4, 5  # tags; NCCL has none, but only DATA goes over it
 DIMENSIONS = 12  # of the largest tensor that can be sent
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -128,6 +128,15 @@ class Links:
         """A step starts: its messages may come. `numbers`: microbatch → the number of its input's shape."""
         self._numbers = numbers
         self._unposted = {source: deque(messages) for source, messages in self._incoming.items()}
+
+    def again(self, counts: Mapping[int, int]) -> None:
+        """The step starts anew, after each source has sent as many messages as `counts` says: those that were not taken
+        are waited for and dropped. Raises LostRank."""
+        for source, count in counts.items():
+            for message in self._incoming[source][:count]:
+                if message in self._posted or message in self._unposted[source]:
+                    self.take(message)
+        self.begin(self._numbers)
 
     def post(self, message: Message) -> None:
         """Post its receive, and those before it from its source, as far as shapes are known; never waits."""

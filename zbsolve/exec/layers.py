@@ -129,6 +129,10 @@ class Ties:
             else:
                 wires.wait(wires.receive(here.detach(), ranks[0]), ranks[0])
 
+    def elsewhere(self) -> list[nn.Parameter]:
+        """Those here that an earlier rank holds too."""
+        return [parameter for ranks, parameter in self._shared if ranks[0] != self._wires.rank]
+
     def add_up(self, timeout: timedelta) -> None:
         """Sum the gradients, in one order: so that every rank has the same bits. Raises LostRank."""
         for ranks, parameter in self._shared:

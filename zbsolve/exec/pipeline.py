@@ -15,6 +15,7 @@ from ..errors import BadInput
 from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace
+from .ahead import Ahead
 from .comm import STEP, Links, Wires, clock_offset, receive_bytes, send_bytes
 from .emulate import Board, Device, Times
 from .gather import Exchange, Seen, trace_of
@@ -137,6 +138,7 @@ class Pipeline:
         self._numbers: dict[Any, int] = {}
         self._signs: list[Any] = []
         self._before: Seen | None = None
+        self._ahead: Ahead | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's parameters, each once: for the optimizer."""
@@ -146,8 +148,13 @@ class Pipeline:
         """With the names that they have in the whole model."""
         return self.module.named_parameters()
 
+    def run_ahead(self, ahead: Ahead) -> None:
+        """From now on begin steps before the optimizer's last one is validated (see `PostValidated`)."""
+        self._ahead, self.program, self.walker.program = ahead, ahead.cut.program, ahead.cut.program
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the whole model's state dict: the parts of all ranks together are the whole."""
+        self._finish()
         state: dict[str, Any] = self.module.state_dict()
         return state
 
@@ -157,7 +164,12 @@ class Pipeline:
         missing = sorted(mine.keys() - state.keys())
         if missing:
             raise BadInput(f"state dict: {missing[0]} is missing")
+        self._finish()
         self.module.load_state_dict({name: state[name] for name in mine})
+
+    def _finish(self) -> None:
+        if self._ahead is not None:
+            self._ahead.optimizer.finish()
 
     def step(self, inputs: Batch | None = None, targets: Batch | None = None, *, memory: bool = False) -> StepResult:
         """Forward and backward of one batch: the gradient of its mean loss is added to `.grad`.
@@ -179,11 +191,11 @@ class Pipeline:
             return self._run(data, memory)
 
     def _run(self, data: Data, memory: bool) -> StepResult:
-        record, counted = self._metered(data) if memory else (self.walker.step(data), None)
-        self.links.flush()
+        record, counted = self._metered(data) if memory else (self._walk(data), None)
+        if self._ahead is None:  # else nothing may wait here: the next step begins, and what is on its way arrives in it
+            self.links.flush()
+            self._hear()
         self.ties.add_up(self.peers.timeout)
-        if self._before is not None:
-            self._before.wait()
         loss = torch.stack(record.losses).double().sum() if record.losses else None
         self._before = self.exchange.start(record, loss)
         return StepResult(self._before, counted)
@@ -230,11 +242,26 @@ class Pipeline:
         local = message.source == message.destination
         return self.walker.handed_bytes[message.after] if local else self.links.size(message)
 
+    def _walk(self, data: Data, meter: LiveBytes | None = None) -> Record:
+        """The passes of a step."""
+        if self._ahead is None:
+            return self.walker.step(data, meter)
+        record = self.walker.begin()
+        done = self._ahead.run(self.walker, self.links, data, record, meter)
+        self._hear()
+        self.walker.walk(self.program.actions[done:], data, record, meter)
+        return record
+
+    def _hear(self) -> None:
+        """Until all ranks have ended the step before: the times of one only are on their way."""
+        if self._before is not None:
+            self._before.wait()
+
     def _metered(self, data: Data) -> tuple[Record, Memory]:
         meter = LiveBytes([*self.module.parameters(), *self.module.buffers()])
         meter.ignore([*data.inputs.values(), *data.targets.values()])
         with meter:
-            record = self.walker.step(data, meter)
+            record = self._walk(data, meter)
         names = tuple(action.name for action in self.program.actions)
         curve = predicted(self.schedule.problem, self.program, self._size)
         return record, Memory(names, tuple(record.held), curve, meter.most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -80,11 +80,23 @@ class Walker:
     def step(self, data: Data, meter: LiveBytes | None = None) -> Record:
         """The whole program once. Raises RunFailed naming rank, pass and cause."""
         record = self.begin()
-        for action in self.program.actions:
+        self.walk(self.program.actions, data, record, meter)
+        return record
+
+    def walk(self, actions: Iterable[Action], data: Data, record: Record, meter: LiveBytes | None = None) -> None:
+        """Some passes in turn. Raises RunFailed naming rank, pass and cause."""
+        for action in actions:
             self.run(action, data, record)
             if meter is not None:
                 self.weigh(meter, record)
-        return record
+
+    def forget(self, record: Record) -> None:
+        """Drop what the forwards of this step left: the step begins anew."""
+        self.handed.clear()
+        for stage in self.stages.values():
+            stage.live.clear()
+        for column in (record.arrived, record.waited, record.start, record.end, record.losses, record.held):
+            column.clear()
 
     def begin(self) -> Record:
         """A step begins: its empty record."""
