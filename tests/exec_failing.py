@@ -104,7 +104,7 @@ def _forked(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
         children.append(child)
     os.close(read)
     until, left = time.monotonic() + LIMIT, set(range(ranks))
-    may_stay = {job["rank"]} if job["what"] == "hang" else set()
+    may_stay = {job["rank"]} if job["what"].startswith("hang") else set()
     while left - may_stay and time.monotonic() < until:
         left -= {rank for rank in left if os.waitpid(children[rank], os.WNOHANG)[0]}
         time.sleep(0.01)
@@ -128,7 +128,7 @@ def _rank(folder: Path, rank: int, job: dict[str, Any]) -> None:
     (folder / f"part.{rank}").write_text(json.dumps(said))
     (folder / f"part.{rank}").rename(folder / f"said.{rank}")
     # Staying alive on purpose: that this rank has gone must not be what tells the others.
-    others = [other for other in range(job["ranks"]) if other != job["rank"] or job["what"] not in ("die", "hang")]
+    others = [other for other in range(job["ranks"]) if other != job["rank"] or not job["what"].startswith(("die", "hang"))]
     while not all((folder / f"said.{other}").exists() for other in others):
         time.sleep(0.01)
     os._exit(0)
@@ -143,6 +143,7 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> float:
     from torch import nn
 
     from zbsolve.exec import Pipeline
+    from zbsolve.exec.walk import Hooks
 
     from .exec_tools import a_problem, random_schedule
 
@@ -161,7 +162,9 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> float:
     limit = timedelta(seconds=LIMIT)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks, timeout=limit)
     loss = None if job["what"] == "no loss" else nn.functional.mse_loss
-    runner = Pipeline(layers, schedule, loss=loss, timeout=job.get("timeout", 20), watch=job.get("watch", False))
+    late = (lambda stage: time.sleep(600)) if job["what"] == "hang late" and here else None
+    more: dict[str, Any] = {"timeout": job.get("timeout", 20), "watch": job.get("watch", False), "hooks": Hooks(done=late)}
+    runner = Pipeline(layers, schedule, loss=loss, **more)
     result, x = 0.0, torch.randn(6, 4)
     for _ in range(2):
         result = runner.step(x, x).loss

@@ -107,22 +107,31 @@ def test_watch_names_the_pass_that_made_it(ranks: Ranks, what: str, text: str) -
         assert said[other]["text"].startswith(f"{said[1]['text']}; then rank {other}, ")
 
 
+def test_a_rank_that_hangs_at_the_end_of_a_step(ranks: Ranks) -> None:
+    said = ranks.run("hang late", rank=1, timeout=4)
+    assert said[1] is None
+    for other in (0, 2):
+        assert re.match(rf"rank 1 is lost: rank {other}, end of the step: ", said[other]["text"]), said
+
+
 def test_without_watch_it_is_a_loss_like_others(ranks: Ranks) -> None:
     assert [one["text"] for one in ranks.run("nan", rank=1)] == ["nan"] * 3
 
 
 def test_who_is_lost_follows_from_who_waited_for_whom() -> None:
     notes: dict[int, Any] = {
-        0: {"text": "rank 0, pass 0B0: a", "lost": True, "peer": 1, "time": 3.0},
-        1: {"text": "rank 1, pass 1B0: b", "lost": True, "peer": 2, "time": 2.0},
+        0: {"text": "rank 0, pass 0B0: a", "lost": True, "peer": 1, "gone": True, "time": 3.0},
+        1: {"text": "rank 1, pass 1B0: b", "lost": True, "peer": 2, "gone": False, "time": 2.0},
     }
-    found = explained("rank 0, pass 0B0: a", 0, notes, 4)
+    found = explained(0, notes, 4)
     assert (str(found), found.peer) == ("rank 2 is lost: rank 1, pass 1B0: b; then rank 0, pass 0B0: a", 2)
-    cause = {"text": "rank 3, pass 3F1: c", "lost": False, "peer": None, "time": 1.0}
-    found = explained("rank 0, pass 0B0: a", 0, {**notes, 3: cause}, 4)
+    cause = {"text": "rank 3, pass 3F1: c", "lost": False, "peer": None, "gone": False, "time": 1.0}
+    found = explained(0, {**notes, 3: cause}, 4)
     assert (str(found), found.peer) == ("rank 3, pass 3F1: c; then rank 0, pass 0B0: a", 3)
-    assert str(explained("x", 0, {0: {**notes[0], "peer": None}}, 2)) == "rank 1 is lost: x"
-    assert str(explained("x", 0, {0: {**notes[0], "peer": None}}, 3)) == "x"  # nobody knows
+    alone = {0: {**notes[0], "peer": None}}
+    assert str(explained(0, alone, 2)) == "rank 1 is lost: rank 0, pass 0B0: a"
+    assert str(explained(0, alone, 3)) == "rank 0, pass 0B0: a"  # nobody knows
+    assert str(explained(0, {0: notes[0], 1: {**notes[1], "peer": 0}}, 2)) == "rank 0, pass 0B0: a"
 
 
 def test_one_line() -> None:

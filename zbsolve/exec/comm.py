@@ -27,6 +27,7 @@ Shape = tuple[torch.Size, torch.dtype]
 CPU = torch.device("cpu")
 POLL = 0.001  # seconds between looks at what was sent
 DATA, SHAPES, STEP, BYTES, STOPPED, TOTAL = 0, 1, 2, 3, 4, 5  # tags; NCCL has none, but only DATA goes over it
+BROKE = "the connection broke"
 DIMENSIONS = 12  # of the largest tensor that can be sent
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -294,9 +295,11 @@ def reason(error: BaseException) -> str:
     """gloo's own words, shorter."""
     text = re.sub(r"\[[^]]*\.cc:\d+\] ", "", str(error)).split(". This is ")[0]
     if broken(text):
-        return "the connection broke"
+        return BROKE
     found = re.search(r"Timed out waiting (\d+)ms", text)
-    return f"nothing for {int(found[1]) / 1000:g} s" if found else one_line(error)
+    if found:
+        return f"nothing for {int(found[1]) / 1000:g} s"
+    return "too long" if re.search(r"[Tt]imed out", text) else one_line(error)
 
 
 def broken(text: str) -> bool:

@@ -20,7 +20,7 @@ import torch
 
 from ..errors import BadInput, ZbsolveError
 from ..schedule import Schedule
-from .comm import STOPPED, Wires, broken
+from .comm import BROKE, STOPPED, Wires, broken
 from .failure import LostRank, RunFailed, one_line
 
 HEARING = 1.0  # seconds for the others' notes
@@ -103,24 +103,27 @@ class Peers:
         text = text if text.startswith(f"rank {rank}") else f"rank {rank}, {what}: {text}"
         lost = isinstance(error, LostRank) or broken(str(error))
         peer = error.peer if isinstance(error, LostRank) else None
-        self._say({"text": text, "lost": lost, "peer": peer, "time": time.time()})
+        note = {"text": text, "lost": lost, "peer": peer, "gone": text.endswith(BROKE), "time": time.time()}
+        with suppress(Exception):  # where the store is gone with its rank, connections still break
+            self.wires.notes.set(str(rank), json.dumps(note))
         break_off(self.wires)
         if lost:
-            return self._heard(text)
+            return self._heard(note)
         return error if isinstance(error, ZbsolveError) else RunFailed(text)
 
-    def _say(self, note: Note) -> None:
-        with suppress(Exception):  # where the store is gone with its rank, connections still break
-            self.wires.notes.set(str(self.wires.rank), json.dumps(note))
-
-    def _heard(self, text: str) -> RunFailed:
-        """What happened, by everybody's notes."""
-        until, notes = time.monotonic() + HEARING, dict[int, Note]()
-        while time.monotonic() < until and not any(not note["lost"] for note in notes.values()):
+    def _heard(self, mine: Note) -> RunFailed:
+        """What happened, by everybody's notes. They may come a little later, but not that of a rank whose connection
+        broke: it left its note before it broke off, or none."""
+        until, rank = time.monotonic() + HEARING, self.wires.rank
+        notes: dict[int, Note] = {rank: mine}
+        while True:
             with suppress(Exception):
-                notes |= {rank: self._read(rank) for rank in range(self.wires.size) if self._has(rank, notes)}
+                notes |= {other: self._read(other) for other in range(self.wires.size) if self._has(other, notes)}
+            last, end = waits(rank, notes)
+            settled = end not in notes and end is not None and notes[last]["gone"]
+            if settled or any(not note["lost"] for note in notes.values()) or time.monotonic() > until:
+                return explained(rank, notes, self.wires.size)
             time.sleep(0.02)
-        return explained(text, self.wires.rank, notes, self.wires.size)
 
     def _has(self, rank: int, notes: Mapping[int, Note]) -> bool:
         return rank not in notes and bool(self.wires.notes.check([str(rank)]))
@@ -130,23 +133,30 @@ class Peers:
         return note
 
 
-def explained(text: str, rank: int, notes: Mapping[int, Note], ranks: int) -> LostRank:
-    """`text` of `rank`, which lost another one, with the cause: what a rank said that failed by itself, or which rank
-    says nothing at all, found along who waited for whom."""
+def waits(rank: int, notes: Mapping[int, Note]) -> tuple[int, int | None]:
+    """Along who waited for whom, from `rank`: the last one that says so, and whom it waited for (None: for all, or for
+    one that was passed already)."""
+    path = [rank]
+    while (peer := notes[path[-1]]["peer"]) in notes and peer not in path:
+        path.append(peer)
+    return path[-1], None if peer in path else peer
+
+
+def explained(rank: int, notes: Mapping[int, Note], ranks: int) -> LostRank:
+    """What `rank`, which lost another one, says in the end: what a rank said that failed by itself, or which rank says
+    nothing at all and was waited for."""
+    text = notes[rank]["text"]
     causes = [(note["time"], other) for other, note in notes.items() if not note["lost"]]
     if causes:
         other = min(causes)[1]
         return LostRank(f"{notes[other]['text']}; then {text}", other)
-    path = [rank]
-    while path[-1] in notes and notes[path[-1]]["peer"] not in (None, *path):
-        path.append(notes[path[-1]]["peer"])
-    silent = [other for other in range(ranks) if other not in notes and other != rank]
-    if path[-1] in silent:
-        waited = notes[path[-2]]["text"] if path[-2] in notes else text
-        return LostRank(f"rank {path[-1]} is lost: {waited}" + ("" if path[-2] == rank else f"; then {text}"), path[-1])
-    if len(silent) == 1:
-        return LostRank(f"rank {silent[0]} is lost: {text}", silent[0])
-    return LostRank(text)
+    last, end = waits(rank, notes)
+    silent = [other for other in range(ranks) if other not in notes]
+    if end is None and len(silent) == 1:
+        last, end = rank, silent[0]
+    if end is None:
+        return LostRank(text)
+    return LostRank(f"rank {end} is lost: {notes[last]['text']}" + ("" if last == rank else f"; then {text}"), end)
 
 
 def break_off(wires: Wires) -> None:
