@@ -22,11 +22,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zbsolve.exec.comm import Links, Wires, receive_bytes, send_bytes
+from zbsolve.exec.comm import Links
 from zbsolve.exec.failure import RunFailed
 from zbsolve.exec.launch import child_environment
 from zbsolve.exec.lower import Message
 from zbsolve.exec.pipeline import _offset
+from zbsolve.exec.wires import Wires, receive_bytes, send_bytes
 from zbsolve.exec.worker import end_with_parent, local_network
 from zbsolve.files import write_text
 from zbsolve.profile import Link

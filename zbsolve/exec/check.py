@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .comm import Wires, receive_bytes, send_bytes
 from .stage import run_layers
 from .walk import Data
+from .wires import Wires, receive_bytes, send_bytes
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 WRONG = 1e30  # the difference where something is not a finite number

@@ -27,8 +27,8 @@ from ..errors import BadInput
 from ..problem import KINDS, Problem
 from ..profile import Profile
 from ..schedule import Schedule
-from .comm import Wires, receive_bytes, send_bytes
 from .lower import Message, stage_ranks
+from .wires import Wires, receive_bytes, send_bytes
 
 OWN = "schedule"  # emulate the times of the schedule's own problem
 

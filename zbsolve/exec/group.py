@@ -80,9 +80,9 @@ def run_group(
     import torch
     import torch.distributed as dist
 
-    from .comm import Wires
     from .job import run_rank
     from .peers import Peers, agreed
+    from .wires import Wires
 
     torch.set_num_threads(1)
     clock = Watchdog(rank, options, announce)

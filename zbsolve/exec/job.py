@@ -205,5 +205,5 @@ def _facts(
     }
     if verdict is not None:
         wrong = not_finite(dict(enumerate(result.loss for result in results)))
-        facts["check"] = verdict | ({"passed": False, "where": wrong} if wrong and verdict["passed"] else {})
+        facts["check"] = verdict | ({"passed": False, "where": wrong} if wrong else {})
     return facts

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..errors import BadInput
 from ..problem import Problem
-from .comm import Wires
 from .lower import stage_ranks
+from .wires import Wires
 
 Place = tuple[int, str]  # (layer, name of the parameter inside it)
 Builder = Callable[[list[int]], Sequence[nn.Module]]

@@ -20,8 +20,8 @@ import torch
 
 from ..errors import BadInput, ZbsolveError
 from ..schedule import Schedule
-from .comm import BROKE, STOPPED, Wires, broken
 from .failure import LostRank, RunFailed, one_line
+from .wires import BROKE, STOPPED, Wires, broken
 
 HEARING = 1.0  # seconds for the others' notes
 ROOM = 2048  # bytes a rank for what all hear: 300 characters, however they are written

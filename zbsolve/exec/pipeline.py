@@ -16,7 +16,7 @@ from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace
 from .ahead import Ahead
-from .comm import STEP, Links, Wires, clock_offset, receive_bytes, send_bytes
+from .comm import Links
 from .emulate import Board, Device, Times
 from .gather import Exchange, Seen, trace_of
 from .layers import Layers, Place, Ties, build, layer_counts, listed, materialise, ties
@@ -25,6 +25,7 @@ from .memory import LiveBytes, Memory, predicted
 from .peers import Peers, agreed, content
 from .stage import Loss, Stage
 from .walk import Data, Hooks, Record, Walker
+from .wires import STEP, Wires, clock_offset, receive_bytes, send_bytes
 
 Batch = Tensor | Sequence[Tensor] | Mapping[int, Tensor]
 

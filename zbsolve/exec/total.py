@@ -8,8 +8,8 @@ from threading import Event, Thread
 
 import torch
 
-from .comm import TOTAL, Wires, reason
 from .failure import LostRank
+from .wires import TOTAL, Wires, reason
 
 LONG = timedelta(days=365)  # a thread waits as long as its rank lives: the rank itself does not
 

@@ -1,0 +1,145 @@
+"""A process group as wires between its ranks, and what its errors mean."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import BadInput
+from .failure import LostRank, one_line
+
+CPU = torch.device("cpu")
+DATA, SHAPES, STEP, BYTES, STOPPED, TOTAL = 0, 1, 2, 3, 4, 5  # tags; NCCL has none, but only DATA goes over it
+BROKE = "the connection broke"
+
+
+@dataclass(frozen=True)
+class Wires:
+    """A pipeline's process group as point-to-point wires. `rank`, `size`: in the group. `data` carries the tensors,
+    `control` (always gloo: CPU tensors, tags) everything else; where the backend has no tags, `pairs` holds a
+    communicator for each ordered pair of ranks, so that two directions never wait for each other. All are the backends
+    themselves: the dispatcher in front of them would cost some µs a message. `notes`: a store for what ranks leave for
+    each other when they fail."""
+
+    rank: int
+    size: int
+    data: Any
+    control: Any
+    notes: Any
+    pairs: Mapping[tuple[int, int], Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, group: Any = None, device: torch.device = CPU) -> Wires:
+        """Of a process group (the default one without), for tensors on `device`. All ranks of the group call this.
+        Raises BadInput where no process group is there."""
+        if not dist.is_initialized():
+            raise BadInput("no process group: call torch.distributed.init_process_group first (or use torchrun)")
+        group = dist.distributed_c10d._get_default_group() if group is None else group
+        rank, size, ranks = dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)
+        try:
+            data = group._get_backend(device)
+        except RuntimeError:
+            raise BadInput(f"the process group ({dist.get_backend(group)}) carries no tensors on {device}") from None
+        notes = dist.distributed_c10d.PrefixStore(f"zbsolve/{group.group_name}", dist.distributed_c10d._get_default_store())
+        if data.name() == "gloo":
+            return cls(rank, size, data, data, notes)
+        control = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)._get_backend(CPU)
+        return cls(rank, size, data, control, notes)
+
+    def paired(self, group: Any, device: torch.device, edges: Iterable[tuple[int, int]]) -> Wires:
+        """With a communicator a pair of `edges` (the ordered pairs of ranks that exchange messages), where the backend
+        needs one. All ranks of `group` call this, with the same edges."""
+        if self.data is self.control:
+            return self
+        ranks = dist.get_process_group_ranks(dist.distributed_c10d._get_default_group() if group is None else group)
+        pairs = {
+            (a, b): dist.new_group([ranks[a], ranks[b]], use_local_synchronization=True, group_desc=f"zbsolve {a} to {b}")
+            for a, b in sorted(edges)
+            if self.rank in (a, b)
+        }
+        return replace(self, pairs={pair: one._get_backend(device) for pair, one in pairs.items()})
+
+    def wait(self, work: Any, peer: int | None = None, timeout: timedelta | None = None) -> None:
+        """For a work object that concerns `peer` (None: all ranks); as long as the process group waits where no timeout
+        is given. Raises LostRank."""
+        try:
+            _ = work.wait() if timeout is None else work.wait(timeout)
+        except Exception as error:
+            other = "" if peer is None else f"waiting for rank {peer}: "
+            raise LostRank(f"{other}{reason(error)}", peer) from None
+
+    def send(self, tensor: Tensor, destination: int, tag: int = DATA) -> Any:
+        """Start sending; the work object."""
+        if tag != DATA:
+            return self.control.send([tensor], destination, tag)
+        if (self.rank, destination) not in self.pairs:
+            return self.data.send([tensor], destination, tag)
+        return self.pairs[self.rank, destination].send([tensor], int(self.rank < destination), tag)
+
+    def receive(self, tensor: Tensor, source: int, tag: int = DATA) -> Any:
+        """Start receiving into `tensor`; the work object."""
+        if tag != DATA:
+            return self.control.recv([tensor], source, tag)
+        if (source, self.rank) not in self.pairs:
+            return self.data.recv([tensor], source, tag)
+        return self.pairs[source, self.rank].recv([tensor], int(self.rank < source), tag)
+
+
+def reason(error: BaseException) -> str:
+    """gloo's own words, shorter."""
+    text = re.sub(r"\[[^]]*\.cc:\d+\] ", "", str(error)).split(". This is ")[0]
+    if broken(text):
+        return BROKE
+    found = re.search(r"Timed out waiting (\d+)ms", text)
+    if found:
+        return f"nothing for {int(found[1]) / 1000:g} s"
+    return "too long" if re.search(r"[Tt]imed out", text) else one_line(error)
+
+
+def broken(text: str) -> bool:
+    """Does gloo say that a connection ended?"""
+    return re.search(r"[Cc]onnection (closed|reset) by peer|Broken pipe|pair closure|Socket closed", text) is not None
+
+
+def send_bytes(wires: Wires, body: bytes, destination: int) -> None:
+    """A length, then the bytes."""
+    wires.wait(wires.send(torch.tensor([len(body)]), destination, BYTES), destination)
+    if body:
+        wires.wait(wires.send(torch.frombuffer(bytearray(body), dtype=torch.uint8), destination, BYTES), destination)
+
+
+def receive_bytes(wires: Wires, source: int) -> bytes:
+    """What `send_bytes` sent."""
+    length = torch.zeros(1, dtype=torch.int64)
+    wires.wait(wires.receive(length, source, BYTES), source)
+    buffer = torch.empty(int(length), dtype=torch.uint8)
+    if len(buffer):
+        wires.wait(wires.receive(buffer, source, BYTES), source)
+    return buffer.numpy().tobytes()
+
+
+def clock_offset(wires: Wires, rounds: int = 20) -> int:
+    """ns that this rank's monotonic clock is ahead of rank 0's, by the quickest of some round trips. Every rank calls."""
+    stamp = torch.zeros(1, dtype=torch.int64)
+    best = (1 << 62, 0)
+    for other in range(1, wires.size):
+        for _ in range(rounds if wires.rank in (0, other) else 0):
+            if wires.rank == 0:
+                wires.wait(wires.receive(stamp, other, BYTES), other)
+                stamp[0] = time.monotonic_ns()
+                wires.wait(wires.send(stamp, other, BYTES), other)
+                continue
+            sent = time.monotonic_ns()
+            wires.wait(wires.send(stamp, 0, BYTES), 0)
+            wires.wait(wires.receive(stamp, 0, BYTES), 0)
+            back = time.monotonic_ns()
+            best = min(best, (back - sent, (back + sent) // 2 - int(stamp)))
+    return best[1]
