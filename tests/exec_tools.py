@@ -29,7 +29,7 @@ def random_schedule(problem: Problem, seed: int = 0) -> Schedule:
     order: dict[str, list[int]] = {stream: [] for stream in problem.streams}
     while ready:
         i = ready.pop(rng.randrange(len(ready)))
-        order[f"compute:{problem.passes.rank[i]}"].append(i)
+        order[problem.passes[i].streams[0]].append(i)
         for b in after[i]:
             waiting[b] -= 1
             if not waiting[b]:

@@ -4,7 +4,8 @@ import pytest
 
 from zbsolve import BadInput, Edge, Pass, Problem, Schedule, pipeline
 from zbsolve.exec.layers import layer_counts
-from zbsolve.exec.lower import lower
+from zbsolve.exec.lower import lower, routes
+from zbsolve.placement import mirror
 
 from .exec_tools import a_problem, random_schedule
 
@@ -66,8 +67,23 @@ def test_what_cannot_run_is_refused_by_name() -> None:
         lower(hand_made([F, B], [Edge("0F0", "0B0")]))
     with pytest.raises(BadInput, match="no edge brings its gradient"):
         lower(hand_made([F, B, W, *(Pass(k, 1, 0, 1, 1) for k in ("F", "B", "W"))], []))
-    with pytest.raises(BadInput, match="stage 0 is on rank 0 and on rank 1"):
+    with pytest.raises(BadInput, match="pass 0B0: its microbatch is on rank 0 and on rank 1 for one stage"):
         lower(hand_made([F, Pass("B", 0, 0, 1, 1), W], []))
+    two = pipeline([1, 1], BW=[1, 1], placement=((0, 1), (1, 0)), microbatches=2, exchange=1)
+    passes, edges = list(two.passes), two.edges
+    rows = zip(edges.before.tolist(), edges.after.tolist(), strict=True)
+    named = [Edge(two.names[a], two.names[b]) for a, b in rows]
+    with pytest.raises(BadInput, match="pass 0C1: no edge orders it behind 0BW1"):
+        lower(hand_made(passes, [one for one in named if (one.before, one.after) != ("0BW1", "0C1")]))
+    with pytest.raises(BadInput, match=r"stage 0: it is on ranks \(0, 1\), but its passes C are on ranks \[0\]"):
+        lower(hand_made([one for one in passes if one.name != "0C1"], [one for one in named if one.after != "0C1"]))
+
+
+def test_routes_of_a_problem() -> None:
+    for given in (((0, 1),), ((0, 1, 2, 3), (3, 2, 1, 0)), mirror(4, 2)):
+        assert routes(pipeline(1, BW=1, placement=given, microbatches=8)) == given
+    alone = pipeline(1, BW=1, placement=((0, 1), (1, 0)), microbatches=1)
+    assert routes(alone) == ((0, 1),)
 
 
 def test_layers_must_fit_the_model() -> None:

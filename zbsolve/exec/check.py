@@ -52,20 +52,20 @@ def named(layers: Mapping[int, nn.Module]) -> dict[Place, nn.Parameter]:
 
 def compare(
     wires: Wires | None,
-    owners: Sequence[int],
+    owners: Sequence[Sequence[int]],
     mine: Mapping[int, nn.Module],
     whole: Sequence[nn.Module] | None,
     losses: tuple[float, float],
 ) -> dict[str, Any] | None:
-    """Rank 0 (which holds `whole`, the reference with its gradients) sends each layer's right gradients to the rank in
-    `owners[layer]`, which compares. `losses`: (pipeline, reference), known on rank 0. The verdict, on rank 0.
+    """Rank 0 (which holds `whole`, the reference with its gradients) sends each layer's right gradients to the ranks in
+    `owners[layer]`, which compare. `losses`: (pipeline, reference), known on rank 0. The verdict, on rank 0.
 
     All ranks of `wires` call this (None: there is one rank). "worst": the largest difference over all tensors
     and the loss (see `difference`).
     """
     found: list[tuple[float, float, str]] = []
     rank = 0 if wires is None else wires.rank
-    for layer, owner in enumerate(owners):
+    for layer, owner in [(layer, owner) for layer, here in enumerate(owners) for owner in here]:
         right: dict[Place, Tensor | None] | None = None
         if rank == 0:
             assert whole is not None

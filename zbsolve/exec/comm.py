@@ -31,7 +31,7 @@ class Links:
     """One rank's messages, step after step.
 
     Every message's shape and dtype are agreed once for each shape of input (numbered by the first stage's rank): the
-    first activation of that number over a boundary is preceded by its shape, and known at both ends from then on; its
+    first activation of that number over a link is preceded by its shape, and known at both ends from then on; its
     gradient has the same. So receives can be posted ahead, also where microbatches differ.
     """
 
@@ -42,7 +42,7 @@ class Links:
         self._incoming = dict(incoming)
         self._device = device
         self._timeout = timedelta(seconds=timeout)
-        self._shapes: dict[tuple[int, int], Shape] = {}
+        self._shapes: dict[tuple[tuple[int, int, int], int], Shape] = {}
         self._numbers: Mapping[int, int] = {}
         self._unposted: dict[int, deque[Message]] = {}
         self._posted: dict[Message, tuple[Any, Tensor]] = {}
@@ -129,8 +129,8 @@ class Links:
         """Wait for what `tell` sent. Raises LostRank."""
         self._wires.wait(self._wires.receive(tensor, source, tag), source, self._timeout)
 
-    def _key(self, message: Message) -> tuple[int, int]:
-        return message.boundary, self._numbers[message.microbatch]
+    def _key(self, message: Message) -> tuple[tuple[int, int, int], int]:
+        return message.link, self._numbers[message.microbatch]
 
     def _receive(self, message: Message, shape: Shape) -> None:
         buffer = torch.empty(shape[0], dtype=shape[1], device=self._device)

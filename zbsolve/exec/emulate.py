@@ -27,7 +27,7 @@ from ..errors import BadInput
 from ..problem import KINDS, Problem
 from ..profile import Profile
 from ..schedule import Schedule
-from .lower import Message, stage_ranks
+from .lower import Message, microbatches, routes
 from .wires import Wires, receive_bytes, send_bytes
 
 OWN = "schedule"  # emulate the times of the schedule's own problem
@@ -45,8 +45,10 @@ class Times:
     @classmethod
     def of(cls, schedule: Schedule, source: str) -> Times:
         """`source`: "schedule" for the times of its own problem, or a profile's file. Raises BadInput where the profile
-        is of another model."""
+        is of another model, or where there are passes C."""
         problem = schedule.problem
+        if (problem.passes.kind == KINDS.index("C")).any():
+            raise BadInput("emulate: passes C run beside compute, which emulated devices do not know yet")
         passes, links = _times(problem)
         if source == OWN:
             return cls(problem.source or "the schedule's problem", passes, links)
@@ -65,12 +67,11 @@ class Times:
 
 def _profiled(profile: Profile, problem: Problem) -> Problem:
     """The same step by a profile's times."""
-    microbatches = len(np.unique(problem.passes.microbatch))
+    count = len(microbatches(problem))
     fused = bool((problem.passes.kind == KINDS.index("BW")).any())
     again = np.unique(problem.passes.stage[problem.passes.kind == KINDS.index("X")]).tolist()
     profile = replace(profile, capacity=None)  # whether it fits has been settled by who solved it
-    homes, layers = stage_ranks(problem), problem.layers
-    return profile.problem(problem.ranks, microbatches, homes, layers=layers, fused=fused, recompute=again)
+    return profile.problem(problem.ranks, count, routes(problem), layers=problem.layers, fused=fused, recompute=again)
 
 
 def _times(problem: Problem) -> tuple[dict[str, int], dict[tuple[str, str], int]]:

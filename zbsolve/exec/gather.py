@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from ..problem import KINDS
 from ..schedule import Schedule
 from ..timeline import Floats, Timeline
 from ..trace import Trace
@@ -78,6 +79,7 @@ class Seen:
         problem = self._exchange.schedule.problem
         words = self._everything.numpy()
         start, end, arrived, host = (np.zeros(len(problem.passes)) for _ in range(4))
+        exchange = problem.passes.kind == KINDS.index("C")
         zero = int(words[:, 0].min())
         began = (words[:, 0] - zero) / 1000
         for rank, rows in enumerate(self._exchange.rows):
@@ -85,11 +87,16 @@ class Seen:
             for i, column in enumerate((start, end, arrived)):
                 column[rows] = (words[rank, HEAD + i * n : HEAD + (i + 1) * n] - zero) / 1000
             waited = words[rank, HEAD + 3 * n : HEAD + 4 * n] / 1000
-            host[rows] = start[rows] - np.append(began[rank], end[rows[:-1]]) - waited
+            left = np.where(exchange[rows], start[rows], end[rows])  # when this rank went on
+            host[rows] = start[rows] - np.append(began[rank], left[:-1]) - waited
+        for stage in np.unique(problem.passes.stage[exchange]):  # an exchange begins when the last of its ranks joins
+            rows = np.flatnonzero(exchange & (problem.passes.stage == stage))
+            start[rows] = start[rows].max()
         ready = np.maximum(arrived, began[problem.passes.rank])
         before, after = problem.edges.before, problem.edges.after
         here = problem.passes.rank[before] == problem.passes.rank[after]
         np.maximum.at(ready, after[here], end[before[here]])
+        ready[exchange] = start[exchange]
         return start, end, ready, host
 
     @cached_property

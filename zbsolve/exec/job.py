@@ -149,8 +149,7 @@ class Trainer:
     def step(self, number: int, *, memory: bool = False) -> Any:
         """Forward and backward of step `number`; all ranks begin together. Gradients stay in `.grad`."""
         pipeline = self.pipeline
-        needed = {0, len(pipeline.homes) - 1} & set(pipeline.stages)
-        batches = {m: self.model.batch(m, number) for m in pipeline.microbatches if needed}
+        batches = {m: self.model.batch(m, number) for m in sorted({*pipeline.inputs, *pipeline.targets})}
         if pipeline.hooks.announce is not None:
             pipeline.hooks.announce("starting a step")
         if isinstance(pipeline, Pipeline):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import BadInput
 from ..problem import Problem
 from .lower import stage_ranks
-from .wires import Wires
 
 Place = tuple[int, str]  # (layer, name of the parameter inside it)
 Builder = Callable[[list[int]], Sequence[nn.Module]]
@@ -109,44 +106,3 @@ def tie(layers: dict[int, nn.Module], group: Iterable[Place]) -> nn.Parameter | 
         parent, _, last = name.rpartition(".")
         setattr(layers[i].get_submodule(parent), last, shared)
     return shared
-
-
-class Ties:
-    """Parameters that live on several ranks: one starting value, one gradient. Every rank of the pipeline makes one."""
-
-    def __init__(self, wires: Wires, owners: Sequence[int], layers: dict[int, nn.Module], groups: Any) -> None:
-        self._wires = wires
-        self._shared: list[tuple[list[int], nn.Parameter]] = []
-        for group in groups:
-            ranks = list(dict.fromkeys(owners[layer] for layer, _ in group))
-            here = tie(layers, group)
-            if here is None or len(ranks) == 1:
-                continue
-            self._shared.append((sorted(ranks), here))
-            if ranks[0] == wires.rank:
-                for other, work in [(other, wires.send(here.detach(), other)) for other in ranks[1:]]:
-                    wires.wait(work, other)
-            else:
-                wires.wait(wires.receive(here.detach(), ranks[0]), ranks[0])
-
-    def elsewhere(self) -> list[nn.Parameter]:
-        """Those here that an earlier rank holds too."""
-        return [parameter for ranks, parameter in self._shared if ranks[0] != self._wires.rank]
-
-    def add_up(self, timeout: timedelta) -> None:
-        """Sum the gradients, in one order: so that every rank has the same bits. Raises LostRank."""
-        for ranks, parameter in self._shared:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            mine = parameter.grad.contiguous()
-            others = [rank for rank in ranks if rank != self._wires.rank]
-            parts: dict[int, Tensor] = {rank: torch.empty_like(mine) for rank in others}
-            works = [(rank, self._wires.send(mine, rank)) for rank in others]
-            works += [(rank, self._wires.receive(parts[rank], rank)) for rank in others]
-            for rank, work in works:
-                self._wires.wait(work, rank, timeout)
-            parts[self._wires.rank] = mine
-            total = torch.zeros_like(mine)
-            for rank in ranks:
-                total.add_(parts[rank])
-            parameter.grad.copy_(total)

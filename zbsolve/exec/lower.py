@@ -22,7 +22,8 @@ from ..problem import KINDS, Problem
 from ..schedule import Schedule
 from ..verifier import verify
 
-RUNS = ("F", "B", "W", "BW", "X")
+RUNS = ("F", "B", "W", "BW", "X", "C")
+GRADIENTS = ("B", "W", "BW")  # passes that add to gradients of parameters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +38,12 @@ class Message:
     boundary: int
     microbatch: int
     gradient: bool
+
+    @property
+    def link(self) -> tuple[int, int, int]:
+        """Boundary, and the ranks before and behind it: all messages of one link have one shape for one shape of input."""
+        ends = (self.destination, self.source) if self.gradient else (self.source, self.destination)
+        return self.boundary, *ends
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,12 +68,15 @@ class Action:
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does in a step, in order; `incoming`: source rank → its messages in order; `stages`: held here."""
+    """What one rank does in a step, in order; `incoming`: source rank → its messages in order; `stages`: held here;
+    `inputs`, `targets`: the microbatches whose first or last stage runs here."""
 
     rank: int
     actions: tuple[Action, ...]
     incoming: dict[int, tuple[Message, ...]]
     stages: tuple[int, ...]
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...]
 
 
 def lower(schedule: Schedule) -> tuple[Program, ...]:
@@ -76,11 +86,14 @@ def lower(schedule: Schedule) -> tuple[Program, ...]:
     if violations:
         raise BadInput(f"schedule: {violations[0]}")
     homes = stage_ranks(problem)
+    routes(problem)
     data = _edges(problem)
     _complete(problem, data, len(homes))
     _recomputed(problem)
+    exchanges = _exchanged(problem, homes)
     for name in problem.names:
-        _one_backward(problem, name)
+        if name not in exchanges:
+            _one_backward(problem, name)
     walks = [tuple(walk(schedule, rank)) for rank in range(problem.ranks)]
     messages = {after: _message(problem, before, after) for after, before in data.items()}
     goes: dict[str, list[Message]] = {}
@@ -89,19 +102,61 @@ def lower(schedule: Schedule) -> tuple[Program, ...]:
     return tuple(_program(schedule, rank, walks, homes, messages, goes) for rank in range(problem.ranks))
 
 
-def stage_ranks(problem: Problem) -> tuple[int, ...]:
-    """The rank of every stage. Raises BadInput for passes that the executor does not know yet."""
-    homes: dict[int, int] = {}
+def stage_ranks(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """The ranks that each stage lives on, ascending. Raises BadInput for passes that the executor does not know yet."""
+    homes: dict[int, set[int]] = {}
     for one in problem.passes:
         if one.kind not in RUNS:
             raise BadInput(f"pass {one.name}: run does not know passes of kind {one.kind} yet (only {' '.join(RUNS)})")
         if one.slice:
             raise BadInput(f"pass {one.name}: run does not know slices yet")
-        if homes.setdefault(one.stage, one.rank) != one.rank:
-            raise BadInput(f"pass {one.name}: stage {one.stage} is on rank {homes[one.stage]} and on rank {one.rank}")
+        homes.setdefault(one.stage, set()).add(one.rank)
     if sorted(homes) != list(range(len(homes))):
         raise BadInput(f"problem: stages {sorted(homes)} are not 0 to {len(homes) - 1}")
-    return tuple(homes[s] for s in range(len(homes)))
+    return tuple(tuple(sorted(homes[s])) for s in range(len(homes)))
+
+
+def routes(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """The ranks that microbatches visit, stage by stage: microbatch i follows route i modulo their number. Raises BadInput
+    where a microbatch is on two ranks for one stage."""
+    homes: dict[tuple[int, int], int] = {}
+    for one in problem.passes:
+        if one.kind != "C" and homes.setdefault((one.microbatch, one.stage), one.rank) != one.rank:
+            first = homes[one.microbatch, one.stage]
+            raise BadInput(f"pass {one.name}: its microbatch is on rank {first} and on rank {one.rank} for one stage")
+    every: dict[int, list[int]] = {}
+    for (microbatch, _), rank in sorted(homes.items()):
+        every.setdefault(microbatch, []).append(rank)
+    table = [tuple(every[m]) for m in sorted(every)]
+    period = next(n for n in range(1, len(table) + 1) if all(one == table[i % n] for i, one in enumerate(table)))
+    return tuple(table[:period])
+
+
+def microbatches(problem: Problem) -> list[int]:
+    """The numbers of the microbatches."""
+    p = problem.passes
+    return sorted(set(p.microbatch[p.kind == KINDS.index("F")].tolist()))
+
+
+def _exchanged(problem: Problem, homes: tuple[tuple[int, ...], ...]) -> set[str]:
+    """The passes C. A stage has none, or one on each of its ranks after all gradients of the stage there."""
+    p, e = problem.passes, problem.edges
+    before: dict[int, set[int]] = {}
+    for a, b in zip(e.before.tolist(), e.after.tolist(), strict=True):
+        before.setdefault(b, set()).add(a)
+    found: dict[int, list[int]] = {}
+    for i in np.flatnonzero(p.kind == KINDS.index("C")).tolist():
+        one = p[i]
+        found.setdefault(one.stage, []).append(one.rank)
+        here = (p.stage == one.stage) & (p.rank == one.rank)
+        last = "W" if (p.kind == KINDS.index("W")).any() else "BW"
+        for row in np.flatnonzero(here & (p.kind == KINDS.index(last))).tolist():
+            if row not in before.get(i, ()):
+                raise BadInput(f"pass {one.name}: no edge orders it behind {problem.names[row]}")
+    for stage, ranks in found.items():
+        if sorted(ranks) != list(homes[stage]):
+            raise BadInput(f"stage {stage}: it is on ranks {homes[stage]}, but its passes C are on ranks {sorted(ranks)}")
+    return {problem.names[i] for i in np.flatnonzero(p.kind == KINDS.index("C"))}
 
 
 def _one_backward(problem: Problem, name: str) -> None:
@@ -119,7 +174,8 @@ def _edges(problem: Problem) -> dict[str, str]:
     """Consumer → producer of its activation or gradient.
 
     An edge carries an activation from F of a stage to F of the next, a gradient from a B or BW to that of the stage
-    before. Any other edge must stay inside a rank: its order there keeps it.
+    before. What a C waits for on other ranks comes with the exchange itself. Any other edge must stay inside a rank: its
+    order there keeps it.
     """
     names, p = problem.names, problem.passes
     data: dict[str, str] = {}
@@ -130,7 +186,7 @@ def _edges(problem: Problem) -> dict[str, str]:
         backward = kinds[a][0] == kinds[b][0] == "B" and stage[b] == stage[a] - 1
         if (forward or backward) and microbatch[a] == microbatch[b]:
             data[names[b]] = names[a]
-        elif rank[a] != rank[b]:
+        elif rank[a] != rank[b] and not (kinds[b] == "C" and kinds[a] in GRADIENTS and stage[a] == stage[b]):
             raise BadInput(f"edge {names[a]} → {names[b]}: it links two ranks, but carries no activation or gradient")
     return data
 
@@ -138,6 +194,8 @@ def _edges(problem: Problem) -> dict[str, str]:
 def _complete(problem: Problem, data: dict[str, str], stages: int) -> None:
     """Every F but stage 0's, every B but the last stage's, has its producer; every pass has its F."""
     for one in problem.passes:
+        if one.kind == "C":
+            continue
         if f"{one.stage}F{one.microbatch}" not in problem.index:
             raise BadInput(f"pass {one.name}: there is no {one.stage}F{one.microbatch}")
         needs = (one.kind == "F" and one.stage > 0) or (one.kind[0] == "B" and one.stage < stages - 1)
@@ -167,7 +225,7 @@ def _program(
     schedule: Schedule,
     rank: int,
     walks: list[tuple[str, ...]],
-    homes: tuple[int, ...],
+    homes: tuple[tuple[int, ...], ...],
     messages: dict[str, Message],
     goes: dict[str, list[Message]],
 ) -> Program:
@@ -178,7 +236,8 @@ def _program(
         if source != rank and (sent := [m for n in walks[source] for m in goes.get(n, ()) if m.destination == rank])
     }
     posts = _posts(schedule, walks[rank], incoming)
-    last = {_stage(problem, name): name for name in walks[rank]}
+    rows = [problem.index[name] for name in walks[rank]]
+    last = {one.stage: one.name for one in map(problem.passes.__getitem__, rows) if one.kind in GRADIENTS}
 
     def action(name: str) -> Action:
         one = problem.passes[problem.index[name]]
@@ -195,15 +254,13 @@ def _program(
             takes.before if takes is not None and local else takes,
             tuple(m for m in out if m.destination != rank),
             next((m for m in out if m.destination == rank), None),
-            last[one.stage] == name,
+            last.get(one.stage) == name,
         )
 
-    stages = tuple(s for s, home in enumerate(homes) if home == rank)
-    return Program(rank, tuple(action(name) for name in walks[rank]), incoming, stages)
-
-
-def _stage(problem: Problem, name: str) -> int:
-    return int(problem.passes.stage[problem.index[name]])
+    stages = tuple(s for s, ranks in enumerate(homes) if rank in ranks)
+    actions = tuple(action(name) for name in walks[rank])
+    reads = [[a.microbatch for a in actions if a.kind == "F" and a.stage == s] for s in (0, len(homes) - 1)]
+    return Program(rank, actions, incoming, stages, tuple(sorted(reads[0])), tuple(sorted(reads[1])))
 
 
 def _posts(schedule: Schedule, names: tuple[str, ...], incoming: dict[int, tuple[Message, ...]]) -> dict[str, list[Message]]:
@@ -226,8 +283,7 @@ def _posts(schedule: Schedule, names: tuple[str, ...], incoming: dict[int, tuple
 
 def walk(schedule: Schedule, rank: int) -> Iterator[str]:
     """The passes of one rank in the order of the schedule's predicted timeline (which keeps each stream's order)."""
-    problem = schedule.problem
+    problem, timeline = schedule.problem, schedule.timeline()
     rows = np.flatnonzero(problem.passes.rank == rank)
-    place = {name: i for names in schedule.order.values() for i, name in enumerate(names)}
-    start = schedule.timeline().start
-    return iter(sorted((problem.names[i] for i in rows), key=lambda n: (int(start[problem.index[n]]), place[n])))
+    turn = np.arange(len(problem.passes)) if timeline.turn is None else timeline.turn
+    return iter(problem.names[i] for i in rows[np.lexsort((turn[rows], timeline.start[rows]))])

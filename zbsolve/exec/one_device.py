@@ -8,6 +8,7 @@ the streams' events say. On the CPU, streams take turns: the order and the numbe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 
 from ..schedule import Schedule
 from ..timeline import Floats, Timeline
-from .layers import Builder, Place, build, layer_counts, tie
-from .lower import Action, Message, lower, stage_ranks
+from .layers import Builder, Place, build, layer_counts
+from .lower import Action, Message, lower, microbatches, stage_ranks
 from .memory import LiveBytes, Memory, predicted
 from .pipeline import layer_numbers, stages_of, step_seed
+from .shared import Bucket, buckets
 from .stage import Loss
 from .streams import Streams
 from .walk import Data, Hooks, Record, Walker
@@ -91,20 +93,24 @@ class OneDevice:
         self.device = torch.device(device)
         self.homes = stage_ranks(problem)
         self.counts = layer_counts(problem)
-        self.owners = [0] * sum(self.counts)
+        self.owners = [(0,)] * sum(self.counts)
         self.stages = range(len(self.counts))
         self.hooks = Hooks()
-        self.microbatches = sorted(set(problem.passes.microbatch.tolist()))
-        self.layers: dict[int, nn.Module] = {}
+        self.microbatches = self.inputs = self.targets = microbatches(problem)
+        self.parts: list[dict[int, nn.Module]] = []
         self.copies = Copies(streams)
         self.walkers = []
         for program in lower(schedule):
             mine = build(builder, layer_numbers(self.counts, program.stages), self.device)
-            self.layers |= mine
+            for i, layer in mine.items():  # a builder may give the same layer to all ranks
+                mine[i] = deepcopy(layer) if any(layer is other.get(i) for other in self.parts) else layer
+            self.parts.append(mine)
             stages = stages_of(self.counts, program.stages, mine, loss, len(self.microbatches))
             self.walkers.append(Walker(program, stages, self.copies, hooks[program.rank] if hooks else None))
-        self.modules = [nn.ModuleList(self.layers[i] for i in self._numbers(rank)) for rank in range(problem.ranks)]
-        self.shared = [shared for group in tied if len(shared := self._tied(group)) > 1]
+        self.layers = {i: layer for mine in reversed(self.parts) for i, layer in mine.items()}
+        stage_of = [s for s, count in enumerate(self.counts) for _ in range(count)]
+        self.shared = _copies([buckets(self.homes, stage_of, mine, tied) for mine in self.parts])
+        self.modules = [nn.ModuleList(mine.values()) for mine in self.parts]
         self.order = _launches(schedule, self.walkers)
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -120,13 +126,17 @@ class OneDevice:
         self.copies.meters = meters
         records = [walker.begin() for walker in self.walkers]
         launches: dict[str, Any] = {}
+        kept = [[one.grad for one in copies] for copies in self.shared]
+        for copies in self.shared:
+            for one in copies:
+                one.grad = None
         self.streams.begin()
         for rank, action in self.order:
             after = [launches[action.takes.before]] if isinstance(action.takes, Message) else []
             work = partial(self._run, rank, action, data, records[rank], meters)
             launches[action.name] = self.streams.launch(rank, work, after)
         self.streams.finish()
-        self._add_up()
+        self._add_up(kept)
         start, end, ready = self._columns(launches)
         host = np.zeros(len(start))
         for walker, record in zip(self.walkers, records, strict=True):
@@ -146,9 +156,6 @@ class OneDevice:
             walker.run(action, data, record)
         walker.weigh(meters[rank], record)
 
-    def _numbers(self, rank: int) -> list[int]:
-        return layer_numbers(self.counts, self.walkers[rank].program.stages)
-
     def _meter(self, rank: int, data: Data) -> LiveBytes:
         module = self.modules[rank]
         return LiveBytes([*module.parameters(), *module.buffers(), *data.inputs.values(), *data.targets.values()])
@@ -158,22 +165,13 @@ class OneDevice:
         names = tuple(action.name for action in program.actions)
         return Memory(names, tuple(record.held), predicted(self.schedule.problem, program), meter.most)
 
-    def _tied(self, group: Sequence[Place]) -> list[nn.Parameter]:
-        """The copies of a parameter on all ranks that have it, with the first's value."""
-        here = [tie({i: self.layers[i] for i in self._numbers(rank)}, group) for rank in range(len(self.walkers))]
-        found = [one for one in here if one is not None]
-        first = self.layers[group[0][0]].get_parameter(group[0][1])
-        for one in found:
-            one.data.copy_(first.data)
-        return found
-
-    def _add_up(self) -> None:
-        """The gradient of a tied parameter is the sum over its ranks, on each of them."""
-        for copies in self.shared:
+    def _add_up(self, kept: Sequence[Sequence[Tensor | None]]) -> None:
+        """The gradient of a shared parameter is the sum over its ranks, on each of them, and what it had before."""
+        for copies, before in zip(self.shared, kept, strict=True):
             parts = [one.grad for one in copies if one.grad is not None]
             total = torch.stack(parts).sum(0) if parts else torch.zeros_like(copies[0])
-            for one in copies:
-                one.grad = total.clone()
+            for one, old in zip(copies, before, strict=True):
+                one.grad = total.clone() if old is None else old.add_(total)
 
     def _columns(self, launches: Mapping[str, Any]) -> tuple[Floats, Floats, Floats]:
         """A pass is ready when all that it waits for has ended."""
@@ -182,6 +180,19 @@ class OneDevice:
         start, end, ready = spans[:, 0], spans[:, 1], np.zeros(len(spans))
         np.maximum.at(ready, problem.edges.after, end[problem.edges.before])
         return start, end, np.minimum(ready, start)
+
+
+def _copies(found: Sequence[Sequence[Bucket]]) -> list[list[nn.Parameter]]:
+    """The copies of each parameter that lives on several ranks, with the first's value."""
+    copies: dict[Any, list[nn.Parameter]] = {}
+    for mine in found:
+        for bucket in mine:
+            for i, parameter in enumerate(bucket.parameters):
+                copies.setdefault((bucket.stages, bucket.ranks, parameter.dtype, i), []).append(parameter)
+    for first, *others in copies.values():
+        for one in others:
+            one.data.copy_(first.data)
+    return [row for row in copies.values() if row[0].requires_grad]
 
 
 def _launches(schedule: Schedule, walkers: Sequence[Walker]) -> list[tuple[int, Action]]:

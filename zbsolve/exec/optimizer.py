@@ -160,7 +160,7 @@ class PostValidated:
 
     def _norm2(self) -> float:
         """The squared norm of this rank's gradients; one that several ranks hold is the first one's."""
-        skipped = {id(p) for p in self._pipeline.ties.elsewhere()}
+        skipped = {id(p) for p in self._pipeline.shared.elsewhere()}
         mine = [p.grad for p in self._pipeline.parameters() if p.grad is not None and id(p) not in skipped]
         norms = torch._foreach_norm(mine, 2, dtype=torch.float64) if mine else ()
         return float(torch.stack(norms).square().sum()) if norms else 0.0

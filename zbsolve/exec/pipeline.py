@@ -19,10 +19,11 @@ from .ahead import Ahead
 from .comm import Links
 from .emulate import Board, Device, Times
 from .gather import Exchange, Seen, trace_of
-from .layers import Layers, Place, Ties, build, layer_counts, listed, materialise, ties
-from .lower import Message, lower, stage_ranks
+from .layers import Layers, Place, build, layer_counts, listed, materialise, ties
+from .lower import Message, lower, microbatches, routes, stage_ranks
 from .memory import LiveBytes, Memory, predicted
 from .peers import Peers, agreed, content
+from .shared import Shared, buckets
 from .stage import Loss, Stage
 from .walk import Data, Hooks, Record, Walker
 from .wires import STEP, Wires, clock_offset, receive_bytes, send_bytes
@@ -54,7 +55,7 @@ class Pipeline:
     layers: the whole model as an nn.Sequential or a list of layers, or a builder that is called with the numbers of the
     layers that this rank owns. A rank keeps only those; a model on the meta device is materialised only there (see
     `layers.materialise` for `init`, `seed`). How many layers a stage holds is the problem's `layers`. loss(output, target):
-    a mean, one number; needed on the rank of the last stage. group: the process group with one process a rank of the
+    a mean, one number; needed on ranks of the last stage. group: the process group with one process a rank of the
     schedule (the default group without). tied: groups of (layer, name) that hold one parameter; found by itself where
     `layers` is a list. timeout: seconds to wait for any message in a step (while the ranks build, the process group's own
     timeout holds). hooks: see `walk.Hooks`. watch: look for NaN and inf in all that passes make, and name the first.
@@ -108,8 +109,9 @@ class Pipeline:
         if self.wires.size != problem.ranks:
             raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {self.wires.size}")
         self.programs, self.program = programs, programs[self.rank]
-        self.microbatches = sorted(set(problem.passes.microbatch.tolist()))
-        self.owners = [home for s, home in enumerate(self.homes) for _ in range(self.counts[s])]
+        self.inputs, self.targets = self.program.inputs, self.program.targets
+        self.microbatches = microbatches(problem)
+        self.owners = [ranks for s, ranks in enumerate(self.homes) for _ in range(self.counts[s])]
         numbers = layer_numbers(self.counts, self.program.stages)
         called = [str(i) for i in range(sum(self.counts))]
         if whole is None:
@@ -128,16 +130,21 @@ class Pipeline:
         problem = self.schedule.problem
         edges = {(m.source, m.destination) for p in self.programs for m in _messages(p.incoming)}
         self.wires = self.wires.paired(group, self.device, edges)
-        self.ties = Ties(self.wires, self.owners, self.layers, groups)
+        stage_of = [s for s, count in enumerate(self.counts) for _ in range(count)]
+        exchanged = [action.stage for action in self.program.actions if action.kind == "C"]
+        common = buckets(self.homes, stage_of, self.layers, groups)
+        self.shared = Shared(self.wires, common, exchanged, self.device, group, self.peers.timeout)
         self.stages = stages_of(self.counts, self.program.stages, self.layers, loss, len(self.microbatches))
         if emulate is not None:
             self.hooks.emulated = Device(emulate, problem.names, Board.shared(self.wires, len(problem.names)))
         self.links = Links(self.wires, self.program.incoming, self.device, self.peers.timeout.total_seconds())
-        self.walker = Walker(self.program, self.stages, self.links, self.hooks)
+        self.walker = Walker(self.program, self.stages, self.links, self.hooks, self.shared.exchange)
         self.exchange = Exchange(self.schedule, self.programs, self.peers, _offset(self.wires))
-        self._chain = list(dict.fromkeys(self.homes))
+        way = routes(problem)
+        self._routes = [(list(dict.fromkeys(route)), self.microbatches[i :: len(way)]) for i, route in enumerate(way)]
         self._numbers: dict[Any, int] = {}
-        self._signs: list[Any] = []
+        self._signs: dict[int, list[Any]] = {}
+        self._said: dict[int, Tensor] = {}
         self._before: Seen | None = None
         self._ahead: Ahead | None = None
 
@@ -176,13 +183,13 @@ class Pipeline:
         """Forward and backward of one batch: the gradient of its mean loss is added to `.grad`.
 
         inputs, targets: the batch (split into equal microbatches along dimension 0), or a microbatch each; shapes may
-        differ from one to the next. Only the rank of the first stage reads inputs, that of the last targets. memory:
+        differ from one to the next. Inputs are read on ranks of the first stage, targets on those of the last; as a
+        mapping they need to hold only the microbatches that run there (`self.inputs`, `self.targets`). memory:
         count bytes (slow). Raises BadInput, and RunFailed naming rank, pass and cause.
         """
-        first, last = 0 in self.stages, len(self.homes) - 1 in self.stages
         data = Data(
-            self._split(inputs, "inputs") if first else {},
-            self._split(targets, "targets") if last else {},
+            self._split(inputs, "inputs", self.inputs),
+            self._split(targets, "targets", self.targets),
             step_seed(self.seed, self.steps),
         )
         self.steps += 1
@@ -196,7 +203,7 @@ class Pipeline:
         if self._ahead is None:  # else nothing may wait here: the next step begins, and what is on its way arrives in it
             self.links.flush()
             self._hear()
-        self.ties.add_up(self.peers.timeout)
+        self._exchanged(record, self.shared.finish())
         loss = torch.stack(record.losses).double().sum() if record.losses else None
         self._before = self.exchange.start(record, loss)
         return StepResult(self._before, counted)
@@ -209,35 +216,56 @@ class Pipeline:
         others = [json.loads(receive_bytes(self.wires, rank)) for rank in range(1, self.wires.size)]
         return trace_of(self.schedule, [r.seen for r in results], [memory, *(Memory(**one) for one in others)], facts)
 
-    def _split(self, batch: Batch | None, what: str) -> dict[int, Tensor]:
+    def _split(self, batch: Batch | None, what: str, needed: Sequence[int]) -> dict[int, Tensor]:
         count = len(self.microbatches)
+        if not needed:
+            return {}
         if batch is None:
             raise BadInput(f"rank {self.rank} needs {what}")
         if isinstance(batch, Tensor):
             if not batch.dim() or len(batch) % count:
                 raise BadInput(f"{what}: {tuple(batch.shape)} does not split into {count} microbatches of equal size")
             batch = batch.chunk(count)
-        result = dict(batch.items() if isinstance(batch, Mapping) else zip(self.microbatches, batch, strict=False))
-        if self.device.type != "cpu":
-            result = {m: x.to(self.device) for m, x in result.items()}
-        if sorted(result) != self.microbatches or len(batch) != count:
-            raise BadInput(f"{what}: {len(batch)} microbatches, {count} are needed")
-        return result
+        if not isinstance(batch, Mapping):
+            if len(batch) != count:
+                raise BadInput(f"{what}: {len(batch)} microbatches, {count} are needed")
+            batch = dict(zip(self.microbatches, batch, strict=True))
+        missing = [m for m in needed if m not in batch]
+        if missing:
+            raise BadInput(f"{what}: rank {self.rank} needs microbatch {missing[0]}")
+        return {m: batch[m].to(self.device) for m in needed}
+
+    def _exchanged(self, record: Record, ended: Mapping[int, int]) -> None:
+        """A pass C ends when its sum is there."""
+        for i, action in enumerate(self.program.actions):
+            if action.kind == "C":
+                record.end[i] = ended.get(action.stage, record.end[i])
 
     def _agree(self, inputs: Mapping[int, Tensor]) -> dict[int, int]:
-        """Microbatch → the number of its input's shape; the first stage's rank says it, and it is passed along."""
-        if self._chain[0] == self.rank:
-            mode = _autocast(self.device.type)
-            signs = [(inputs[m].shape, inputs[m].dtype, mode) for m in self.microbatches]
-            if signs != self._signs:
-                self._signs = signs
-                self._said = torch.tensor([self._numbers.setdefault(sign, len(self._numbers)) for sign in signs])
-        else:
-            self._said = torch.empty(len(self.microbatches), dtype=torch.int64)
-            self.links.ask(self._said, self._chain[self._chain.index(self.rank) - 1], STEP)
-        if self._chain[-1] != self.rank:
-            self.links.tell(self._said, self._chain[self._chain.index(self.rank) + 1], STEP)
-        return dict(zip(self.microbatches, self._said.tolist(), strict=True))
+        """Microbatch → the number of its input's shape; the first rank of a route says it, and it is passed along."""
+        numbers: dict[int, int] = {}
+        for tag, (chain, passing) in sorted(enumerate(self._routes, STEP), key=lambda one: one[1][0][0] != self.rank):
+            if self.rank not in chain:
+                continue
+            place = chain.index(self.rank)
+            if place:
+                said = torch.empty(len(passing), dtype=torch.int64)
+                self.links.ask(said, chain[place - 1], tag)
+            else:
+                said = self._say(passing, inputs)
+            if place < len(chain) - 1:
+                self.links.tell(said, chain[place + 1], tag)
+            numbers |= zip(passing, said.tolist(), strict=True)
+        return numbers
+
+    def _say(self, passing: Sequence[int], inputs: Mapping[int, Tensor]) -> Tensor:
+        """Numbers that no other rank gives."""
+        mode = _autocast(self.device.type)
+        signs = [(inputs[m].shape, inputs[m].dtype, mode) for m in passing]
+        if signs != self._signs.get(passing[0]):
+            numbers = [self._numbers.setdefault(sign, len(self._numbers) * self.wires.size + self.rank) for sign in signs]
+            self._signs[passing[0]], self._said[passing[0]] = signs, torch.tensor(numbers)
+        return self._said[passing[0]]
 
     def _size(self, message: Message) -> int:
         local = message.source == message.destination
@@ -246,10 +274,12 @@ class Pipeline:
     def _walk(self, data: Data, meter: LiveBytes | None = None) -> Record:
         """The passes of a step."""
         if self._ahead is None:
+            self.shared.begin()
             return self.walker.step(data, meter)
         record = self.walker.begin()
         done = self._ahead.run(self.walker, self.links, data, record, meter)
         self._hear()
+        self.shared.begin()  # not before: the last step's gradients may have been needed once more
         self.walker.walk(self.program.actions[done:], data, record, meter)
         return record
 

@@ -33,7 +33,7 @@ class Post(Protocol):
 @dataclass(slots=True)
 class Record:
     """One step of one rank. Per pass of the program: when its message was there (0: it takes none), its start and end,
-    monotonic ns, and how long this rank `waited` for that message, ns; the losses of microbatches (on the rank of the
+    monotonic ns, and how long this rank `waited` for that message, ns; the losses of microbatches (on ranks of the
     last stage); with a memory meter, bytes held after each pass."""
 
     began: int
@@ -67,13 +67,21 @@ class Hooks:
 
 
 class Walker:
-    """Runs one rank's program. `stages`: stage number → Stage."""
+    """Runs one rank's program. `stages`: stage number → Stage. `exchange`: called with a stage by its pass C."""
 
-    def __init__(self, program: Program, stages: Mapping[int, Stage], post: Post, hooks: Hooks | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        stages: Mapping[int, Stage],
+        post: Post,
+        hooks: Hooks | None = None,
+        exchange: Callable[[int], None] | None = None,
+    ) -> None:
         self.program = program
         self.stages = stages
         self.post = post
         self.hooks = hooks or Hooks()
+        self.exchange = exchange
         self.handed: dict[str, Tensor] = {}
         self.handed_bytes: dict[str, int] = {}  # of the last step
 
@@ -166,6 +174,10 @@ class Walker:
             if stage.loss is None:
                 return y
             record.losses.append(y.clone())  # alone: some losses leave their mean in a storage as large as the output
+            return None
+        if action.kind == "C":
+            if self.exchange is not None:
+                self.exchange(action.stage)
             return None
         if action.kind == "X":
             stage.recompute(m)

@@ -17,7 +17,8 @@ from ..errors import BadInput
 from .failure import LostRank, one_line
 
 CPU = torch.device("cpu")
-DATA, SHAPES, STEP, BYTES, STOPPED, TOTAL = 0, 1, 2, 3, 4, 5  # tags; NCCL has none, but only DATA goes over it
+# Tags (STEP and on: a route each); NCCL has none, but only DATA goes over it.
+DATA, SHAPES, BYTES, STOPPED, TOTAL, STEP = 0, 1, 2, 3, 4, 5
 BROKE = "the connection broke"
 
 

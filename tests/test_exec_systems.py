@@ -1,0 +1,84 @@
+"""Every system of the table on gloo ranks: gradients equal to the unsplit model's, memory as simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zbsolve import Trace
+from zbsolve.cli import main
+from zbsolve.placement import mirror
+from zbsolve.profile import Layer, Link, Profile
+from zbsolve.systems import SYSTEMS
+
+from .exec_ranks import on_ranks
+from .systems_jobs import INNER
+
+RANKS, MICROBATCHES = 4, 8
+PLAIN = [one.name for one in SYSTEMS if one.group != "asynchronous"]
+MIRRORED = [one.name for one in SYSTEMS if one.placement == "mirror"]
+CASES = {
+    **{name: {"name": name} for name in PLAIN},
+    **{f"{name} C": {"name": name, "options": {"exchange": 1}} for name in MIRRORED},
+    "chimera two pairs": {"name": "chimera", "options": {"exchange": 1, "routes": mirror(RANKS, 2)}},
+}
+OTHER = ("crossing", "unlike")
+
+
+@pytest.fixture(scope="module")
+def ran() -> dict[str, list[dict[str, Any]]]:
+    """What every case gave on each rank; one process group for all."""
+    size = {"ranks": RANKS, "microbatches": MICROBATCHES}
+    jobs = [*(("run_system", {**size, **case}) for case in CASES.values()), *((name, None) for name in OTHER)]
+    found = on_ranks(RANKS, "tests.systems_jobs:several", jobs, timeout=150)
+    return {name: [one[i] for one in found] for i, name in enumerate([*CASES, *OTHER])}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_equal_the_unsplit_model(ran: dict[str, list[dict[str, Any]]], case: str) -> None:
+    for rank in ran[case]:
+        assert rank["worst"] <= 1e-12
+        assert rank["loss"] <= 1e-12
+        assert rank["live"] == 0
+        assert rank["early"] == 0
+    copies = 4 if "pairs" in case else 2 if case.split()[0] in MIRRORED else 1
+    assert sum(rank["tensors"] for rank in ran[case]) == 4 * ran[case][0]["layers"] * copies
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_memory_is_as_simulated(ran: dict[str, list[dict[str, Any]]], case: str) -> None:
+    for rank in ran[case]:
+        live, simulated = rank["microbatches"]
+        assert live == simulated
+        measured, predicted = rank["bytes"]
+        assert measured == pytest.approx(predicted, abs=INNER / 2)  # messages come and go at any time
+
+
+def test_routes_may_share_a_link_and_tie_layers(ran: dict[str, list[Any]]) -> None:
+    assert max(ran["crossing"]) <= 1e-12
+
+
+def test_copies_begin_alike(ran: dict[str, list[Any]]) -> None:
+    for sums in zip(*ran["unlike"], strict=True):
+        assert len({one for one in sums if one}) == 1
+
+
+def test_solved_in_two_directions_and_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile, schedule, trace = (str(tmp_path / f"{name}.json") for name in ("profile", "schedule", "trace"))
+    row = {"F": 10, "B": 10, "W": 10, "BW": 20, "parameter_bytes": 8, "output_bytes": 64}
+    layers = tuple(Layer(f"layer{i}", held_until_B=64, held_until_W=64, **row) for i in range(8))
+    Profile("measured", "mlp-tiny", layers, Link(1.0, 1000.0), 4.0, None, {}, {}).save(profile)
+    step = ["--ranks", "2", "--microbatches", "4", "--placement", "mirror", "--effort", "0.1"]
+    assert main(["solve", profile, *step, "-o", schedule]) == 0
+    capsys.readouterr()
+    arguments = ["--model", "mlp-tiny", "--local", "--steps", "2", "--check", "--json", "-o", trace]
+    assert main(["run", schedule, *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["check"]["passed"] is True
+    assert found["check"]["tensors"] == 2 * 32  # on both ranks
+    assert min(Trace.load(trace).peaks[0]) > 0
+    assert main(["run", schedule, "--one-device", "cpu", *[one for one in arguments if one != "--local"]]) == 0
+    assert json.loads(capsys.readouterr().out)["check"]["passed"] is True

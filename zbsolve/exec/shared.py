@@ -1,0 +1,169 @@
+"""Parameters that live on several ranks: tied between stages, or of a stage that itself lives on several (routes).
+
+They begin with one value, and their gradients are summed over their ranks: at the stage's pass C where the schedule has
+one, beside whatever comes after it, else when the step ends. Every sum has a process group of its own, so ranks may come
+to their passes C in different orders.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .failure import LostRank
+from .layers import Place, tie
+from .wires import Wires
+
+Key = tuple[tuple[int, ...], tuple[int, ...], str]
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Parameters of the same stages, ranks and type, in one order on all their ranks. `kept`: gradients from before the
+    step; `work`: the sum on its way; `ended`: when it was there, monotonic ns."""
+
+    stages: tuple[int, ...]
+    ranks: tuple[int, ...]
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    backend: Any = None
+    kept: list[Tensor | None] = field(default_factory=list)
+    work: Any = None
+    ended: int = 0
+
+
+def buckets(
+    homes: Sequence[Sequence[int]], stage_of: Sequence[int], layers: dict[int, nn.Module], groups: Iterable[Sequence[Place]]
+) -> list[Bucket]:
+    """One rank's, in an order that is the same everywhere. homes: the ranks of every stage; stage_of: layer → stage;
+    layers: this rank's; groups: places of one parameter. Lets the places of a group in `layers` hold one parameter."""
+    first: dict[int, tuple[Place, set[int]]] = {}
+    for group in groups:
+        here = tie(layers, group)
+        if here is not None:
+            first[id(here)] = min(map(tuple, group)), {stage_of[layer] for layer, _ in group}  # type: ignore[assignment]
+    rows: dict[int, tuple[Place, set[int], nn.Parameter]] = {}
+    for i, layer in layers.items():
+        for name, parameter in layer.named_parameters():
+            place, stages = first.get(id(parameter), ((i, name), {stage_of[i]}))
+            rows.setdefault(id(parameter), (place, stages, parameter))
+    found: dict[Key, Bucket] = {}
+    for _, stages, parameter in sorted(rows.values(), key=lambda row: row[0]):
+        ranks = tuple(sorted({rank for s in stages for rank in homes[s]}))
+        if len(ranks) > 1:
+            key = tuple(sorted(stages)), ranks, str(parameter.dtype)
+            found.setdefault(key, Bucket(key[0], ranks)).parameters.append(parameter)
+    return [found[key] for key in sorted(found)]
+
+
+class Shared:
+    """This rank's part of all that ranks share; every rank of the pipeline makes one. exchanged: stages with passes C on
+    this rank; timeout: to wait for any sum. Raises LostRank."""
+
+    def __init__(
+        self,
+        wires: Wires,
+        found: Sequence[Bucket],
+        exchanged: Collection[int],
+        device: torch.device,
+        group: Any,
+        timeout: timedelta,
+    ) -> None:
+        self._buckets = [bucket for bucket in found if any(p.requires_grad for p in bucket.parameters)]
+        self._exchanged = frozenset(exchanged)
+        self._done: set[int] = set()
+        self._wires, self._timeout = wires, timeout
+        for bucket in found:
+            for parameter in bucket.parameters:
+                _same(wires, bucket.ranks, parameter.detach())
+            bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
+        for bucket in self._buckets:
+            bucket.backend = _backend(group, bucket.ranks, device, self._timeout)
+
+    def elsewhere(self) -> list[nn.Parameter]:
+        """Those here that an earlier rank holds too."""
+        return [p for bucket in self._buckets if bucket.ranks[0] != self._wires.rank for p in bucket.parameters]
+
+    def begin(self) -> None:
+        """A step begins: only what it adds is to be summed."""
+        self._done = set()
+        for bucket in self._buckets:
+            bucket.kept = [p.grad for p in bucket.parameters]
+            for parameter in bucket.parameters:
+                parameter.grad = None
+
+    def exchange(self, stage: int) -> None:
+        """The pass C: start to sum what is complete with this stage. Never waits."""
+        self._done.add(stage)
+        for bucket in self._buckets:
+            if bucket.work is None and stage in bucket.stages and self._exchanged.intersection(bucket.stages) <= self._done:
+                _start(bucket)
+
+    def finish(self) -> dict[int, int]:
+        """Wait until all sums are in `.grad`; stage → when its last was there, monotonic ns. Raises LostRank."""
+        for bucket in self._buckets:
+            if bucket.work is None:
+                _start(bucket)
+        ended: dict[int, int] = {}
+        for bucket in self._buckets:
+            try:
+                self._wires.wait(bucket.work, timeout=self._timeout)
+            except LostRank as error:
+                where = f"gradients of stage {bucket.stages[0]} over ranks {', '.join(map(str, bucket.ranks))}"
+                raise LostRank(f"{where}: {error}") from None
+            for stage in bucket.stages:
+                ended[stage] = max(ended.get(stage, 0), bucket.ended or time.monotonic_ns())
+            _restore(bucket)
+        return ended
+
+
+def _start(bucket: Bucket) -> None:
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket.parameters]
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    for parameter, piece in zip(bucket.parameters, torch.split(flat, [p.numel() for p in bucket.parameters]), strict=True):
+        parameter.grad = piece.view(parameter.shape)
+    bucket.ended, bucket.work = 0, bucket.backend.allreduce([flat])
+
+    def stamp(_: Any) -> None:
+        bucket.ended = time.monotonic_ns()
+
+    bucket.work.get_future().add_done_callback(stamp)
+
+
+def _restore(bucket: Bucket) -> None:
+    """Add to what was there before the step."""
+    for parameter, kept in zip(bucket.parameters, bucket.kept, strict=True):
+        if kept is not None:
+            assert parameter.grad is not None
+            parameter.grad = kept.add_(parameter.grad)
+    bucket.work, bucket.kept = None, []
+
+
+def _same(wires: Wires, ranks: Sequence[int], tensor: Tensor) -> None:
+    """The first rank's value on all."""
+    if ranks[0] == wires.rank:
+        for other, work in [(other, wires.send(tensor.contiguous(), other)) for other in ranks[1:]]:
+            wires.wait(work, other)
+    else:
+        buffer = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        wires.wait(wires.receive(buffer, ranks[0]), ranks[0])
+        tensor.copy_(buffer)
+
+
+def _backend(group: Any, ranks: Sequence[int], device: torch.device, timeout: timedelta) -> Any:
+    group = dist.distributed_c10d._get_default_group() if group is None else group
+    everyone = dist.get_process_group_ranks(group)
+    one = dist.new_group(
+        [everyone[rank] for rank in ranks],
+        timeout=timeout,
+        backend=dist.get_backend(group),
+        use_local_synchronization=True,
+        group_desc=f"zbsolve gradients of ranks {', '.join(map(str, ranks))}",
+    )
+    return one._get_backend(device)
