@@ -27,6 +27,7 @@ def run_options(parser: argparse.ArgumentParser) -> None:
         help="every rank behaves like a device: passes and messages take the times of a profile.json, or of the "
         "schedule's own problem (the word schedule)",
     )
+    parser.add_argument("--replicas", type=int, default=1, help="pipelines side by side, each with its part of the batch")
     parser.add_argument("--steps", type=int, default=5, help="training steps that are timed")
     parser.add_argument("--warmup", type=int, default=2, help="training steps before")
     parser.add_argument("--seed", type=int, default=0)
@@ -82,8 +83,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _print_run(schedule: Any, trace: Any) -> None:
     step, predicted = trace.median(), schedule.timeline()
+    replicas = trace.facts.get("replicas", 1)
+    pipelines = f"{replicas} times " if replicas > 1 else ""
     print(
-        f"{len(trace.steps)} steps on {schedule.problem.ranks} ranks: makespan {step.makespan:.0f} µs "
+        f"{len(trace.steps)} steps on {pipelines}{schedule.problem.ranks} ranks: makespan {step.makespan:.0f} µs "
         f"(median step; predicted {predicted.makespan:.0f}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
     )
     print(

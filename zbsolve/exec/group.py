@@ -44,9 +44,11 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Schedule, Trac
 
     def prepare() -> Schedule:
         schedules.append(Schedule.load(path))
-        wanted = schedules[0].problem.ranks
+        wanted = schedules[0].problem.ranks * options.replicas
         if ranks != wanted:
-            text = f"run: the schedule is for {wanted} ranks, but torchrun started {ranks} (--nproc-per-node {wanted})"
+            each = f", {options.replicas} times" if options.replicas > 1 else ""
+            one = schedules[0].problem.ranks
+            text = f"run: the schedule is for {one} ranks{each}, but torchrun started {ranks} (--nproc-per-node {wanted})"
             raise BadInput(text)
         fit(schedules[0], spec, options)
         return schedules[0]

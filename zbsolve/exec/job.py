@@ -11,6 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ class Options:
     """How to run. `steps` are timed; before them come one that watches memory (and is checked) and `warmup` more, all
     of them real training steps. timeout: seconds that a pass, or waiting for one, may take; start_timeout: seconds for
     the ranks to start, join and build, and for the check. emulate: whose times passes take, "schedule" or a profile's
-    file; None: this machine's own. watch: name the pass that makes the first NaN or inf."""
+    file; None: this machine's own. watch: name the pass that makes the first NaN or inf. replicas: pipelines side by
+    side, each on as many ranks as the schedule has."""
 
     steps: int = 5
     warmup: int = 2
@@ -52,10 +54,13 @@ class Options:
     emulate: str | None = None
     start_timeout: float = 300.0
     watch: bool = False
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0:
             raise BadInput(f"run: steps {self.steps}, warm-up {self.warmup}: at least 1 and 0 are needed")
+        if self.replicas < 1:
+            raise BadInput(f"run: replicas {self.replicas}: at least 1 is needed")
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"optimizer '{self.optimizer}': one of {', '.join(OPTIMIZERS)}")
         if not (self.timeout > 0 and self.start_timeout > 0 and self.lr >= 0):
@@ -63,7 +68,8 @@ class Options:
 
 
 def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable[[str], None]) -> Trace | None:
-    """The whole job of one rank; the default process group is up. Rank 0 returns the trace, the others None.
+    """The whole job of one rank; the default process group is up. Rank 0 returns the trace, of the first pipeline but
+    with the losses' mean over all; the others None.
 
     Raises BadInput for a schedule that does not fit the model, RunFailed naming rank, pass and cause.
     """
@@ -74,10 +80,13 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     model = load(spec, options.seed)
     layer_counts(schedule.problem, len(model.layers))
     times = None if options.emulate is None else Times.of(schedule, options.emulate)
+    group, replicas = _groups(schedule.problem.ranks, options)
     pipeline = Pipeline(
         model.build,
         schedule,
         loss=model.loss,
+        group=group,
+        replicas=replicas,
         tied=model.tied,
         seed=options.seed,
         timeout=options.timeout,
@@ -102,7 +111,31 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     facts = _facts(pipeline, spec, options, verdict, [watched, *results])
     if times is not None and pipeline.hooks.emulated is not None:
         facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}
-    return pipeline.trace(results[options.warmup :], watched.memory, facts)
+    trace = pipeline.trace(results[options.warmup :], watched.memory, facts)
+    losses = _mean([result.loss for result in results[options.warmup :]], replicas)
+    return None if trace is None or pipeline.place else replace(trace, losses=tuple(losses))
+
+
+def _groups(ranks: int, options: Options) -> tuple[Any, Any]:
+    """This rank's pipeline, and the ranks with its stages in all pipelines; None: all ranks, no other pipeline."""
+    if options.replicas == 1:
+        return None, None
+    limit = timedelta(seconds=options.start_timeout)
+    grid = [[place * ranks + rank for rank in range(ranks)] for place in range(options.replicas)]
+    rows, columns = (
+        [dist.new_group(list(one), timeout=limit) for one in lines] for lines in (grid, zip(*grid, strict=True))
+    )
+    place, rank = divmod(dist.get_rank(), ranks)
+    return rows[place], columns[rank]
+
+
+def _mean(values: Sequence[float], replicas: Any) -> list[float]:
+    """Over all pipelines."""
+    if replicas is None:
+        return list(values)
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total, group=replicas)
+    return (total / dist.get_world_size(replicas)).tolist()
 
 
 def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: str) -> Trace:
@@ -114,6 +147,8 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: s
 
     if options.emulate is not None:
         raise BadInput("one device: emulated times need a process for each rank")
+    if options.replicas > 1:
+        raise BadInput("one device: replicas need processes of their own")
     if device not in ("cuda", "cpu"):
         raise BadInput(f"one device: '{device}' is neither cuda nor cpu")
     torch.set_num_threads(1)  # as every rank has
@@ -149,7 +184,9 @@ class Trainer:
     def step(self, number: int, *, memory: bool = False) -> Any:
         """Forward and backward of step `number`; all ranks begin together. Gradients stay in `.grad`."""
         pipeline = self.pipeline
-        batches = {m: self.model.batch(m, number) for m in sorted({*pipeline.inputs, *pipeline.targets})}
+        mine = pipeline.place * len(pipeline.microbatches) if isinstance(pipeline, Pipeline) else 0
+        needed = sorted({*pipeline.inputs, *pipeline.targets})
+        batches = {m: self.model.batch(mine + m, number) for m in needed}
         if pipeline.hooks.announce is not None:
             pipeline.hooks.announce("starting a step")
         if isinstance(pipeline, Pipeline):
@@ -168,8 +205,13 @@ def _checked(pipeline: Pipeline | OneDevice, model: Any, options: Options, first
     """Compare the first step with the unsplit model, before anything was updated."""
     from profiler.models import load
 
-    whole, losses = None, (0.0, 0.0)
+    whole, losses, replicas = None, (0.0, 0.0), 1
     loss = first.loss
+    if isinstance(pipeline, Pipeline) and pipeline.replicas is not None:
+        pipeline.wait_gradients()
+        (loss,), replicas = _mean([loss], pipeline.replicas.group), pipeline.replicas.size
+        if pipeline.place:
+            return None  # the first pipeline's gradients are everybody's
     if pipeline.rank == 0:
         # Another copy of the model: built anew, so its parameters are the starting ones.
         other = load(model.name, options.seed)
@@ -177,7 +219,8 @@ def _checked(pipeline: Pipeline | OneDevice, model: Any, options: Options, first
         trained = {id(p) for p in pipeline.parameters()}
         if any(id(p) in trained for layer in whole for p in layer.parameters()):
             raise BadInput(f"model '{model.name}': its function must make new layers on every call, for the check")
-        batches = {m: other.batch(m, 0) for m in pipeline.microbatches}
+        count = len(pipeline.microbatches)
+        batches = {i * count + m: other.batch(i * count + m, 0) for i in range(replicas) for m in pipeline.microbatches}
         inputs, targets = ({m: pair[i].to(pipeline.device) for m, pair in batches.items()} for i in range(2))
         data = Data(inputs, targets, step_seed(options.seed, 0))
         losses = loss, check.reference(whole, data, other.loss)
@@ -190,7 +233,7 @@ def _facts(
     facts: dict[str, Any] = {
         "model": spec,
         "backend": "" if pipeline.wires is None else dist.get_backend(),
-        "ranks": 1 if pipeline.wires is None else dist.get_world_size(),
+        "ranks": 1 if pipeline.wires is None else pipeline.wires.size,
         "layers": list(pipeline.counts),
         "microbatches": len(pipeline.microbatches),
         "threads": torch.get_num_threads(),

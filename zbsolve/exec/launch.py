@@ -40,7 +40,7 @@ def run_local(schedule: Schedule, spec: str, **chosen: Any) -> Trace:
     with tempfile.TemporaryDirectory(prefix="zbsolve-run-") as name:
         folder = Path(name)
         schedule.save(folder / "schedule.json")
-        ranks = schedule.problem.ranks
+        ranks = schedule.problem.ranks * options.replicas
         write_text(folder / "job.json", json.dumps({"spec": spec, "ranks": ranks, "options": asdict(options)}))
         (folder / "now").write_bytes(bytes(NOTE * ranks))
         children: list[subprocess.Popen[bytes]] = []

@@ -77,6 +77,7 @@ class PostValidated:
         """The optimizer's step, provisional; waits for no rank (but see above). Raises RunFailed."""
         if self._before is not None:
             self.finish()
+        self._pipeline.wait_gradients()
         self.begin()
         assert self._total is not None
         known = self._total.give(self._norm2())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import BadInput
 from ..schedule import Schedule
@@ -23,6 +25,7 @@ from .layers import Layers, Place, build, layer_counts, listed, materialise, tie
 from .lower import Message, lower, microbatches, routes, stage_ranks
 from .memory import LiveBytes, Memory, predicted
 from .peers import Peers, agreed, content
+from .replicas import Replicas
 from .shared import Shared, buckets
 from .stage import Loss, Stage
 from .walk import Data, Hooks, Record, Walker
@@ -59,7 +62,10 @@ class Pipeline:
     schedule (the default group without). tied: groups of (layer, name) that hold one parameter; found by itself where
     `layers` is a list. timeout: seconds to wait for any message in a step (while the ranks build, the process group's own
     timeout holds). hooks: see `walk.Hooks`. watch: look for NaN and inf in all that passes make, and name the first.
-    emulate: times that passes and messages take in place of this machine's (see `emulate`).
+    emulate: times that passes and messages take in place of this machine's (see `emulate`). replicas: for data
+    parallelism, the process group of the ranks with the same stages in all pipelines, in one order everywhere (`group`
+    is this pipeline's own): `.grad` becomes the mean over them. Any optimizer of torch's waits for that before it steps; who
+    reads gradients otherwise calls `wait_gradients`. Losses, times and memory are this pipeline's.
 
     Every rank of the group makes one, with the same schedule. Raises BadInput where something does not fit, on all ranks
     also where it does not fit on one, and RunFailed where a rank fails. After RunFailed the process group is of no use.
@@ -84,6 +90,7 @@ class Pipeline:
         hooks: Hooks | None = None,
         emulate: Times | None = None,
         watch: bool = False,
+        replicas: Any = None,
     ) -> None:
         self.schedule, self.seed, self.steps = schedule, seed, 0
         self.device = torch.device(device)
@@ -96,6 +103,8 @@ class Pipeline:
             groups = self._build(layers, loss, [*tied], init)
         with self.peers.telling("building"):
             self._connect(group, groups, loss, emulate)
+            self.replicas = None if replicas is None else self._replicated(replicas)
+            self.place = 0 if self.replicas is None else self.replicas.place
 
     def _build(
         self, layers: Layers, loss: Loss | None, groups: list[Any], init: Callable[[int, nn.Module], None] | None
@@ -148,6 +157,32 @@ class Pipeline:
         self._before: Seen | None = None
         self._ahead: Ahead | None = None
 
+    def _replicated(self, group: Any) -> Replicas:
+        """Stages give their gradients to the other pipelines when they are done; optimizers wait for them."""
+        stages = {s: stage.parameters() for s, stage in self.stages.items()}
+        result = Replicas(group, self.module, stages, self.shared.parameters(), content(self.schedule))
+        given, me = self.hooks.done, weakref.ref(self)
+
+        def done(stage: int) -> None:
+            result.done(stage)
+            if given is not None:
+                given(stage)
+
+        def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            one = me()
+            if one is not None and result.concerns(optimizer):
+                one.wait_gradients()
+
+        self.hooks.done = done
+        weakref.finalize(self, register_optimizer_step_pre_hook(before).remove)
+        return result
+
+    def wait_gradients(self) -> None:
+        """Until `.grad` is the mean over all replicas of the pipeline. Raises RunFailed."""
+        if self.replicas is not None:
+            with self.peers.telling("mean of gradients"):
+                self.replicas.wait(self.peers.timeout)
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's parameters, each once: for the optimizer."""
         return self.module.parameters()
@@ -190,8 +225,9 @@ class Pipeline:
         data = Data(
             self._split(inputs, "inputs", self.inputs),
             self._split(targets, "targets", self.targets),
-            step_seed(self.seed, self.steps),
+            step_seed(self.seed, self.steps) + self.place * len(self.microbatches),
         )
+        self.wait_gradients()
         self.steps += 1
         with self.peers.telling(f"pass {self.program.actions[0].name}"):
             self.links.begin(self._agree(data.inputs))
@@ -204,6 +240,8 @@ class Pipeline:
             self.links.flush()
             self._hear()
         self._exchanged(record, self.shared.finish())
+        if self.replicas is not None:
+            self.replicas.rest()
         loss = torch.stack(record.losses).double().sum() if record.losses else None
         self._before = self.exchange.start(record, loss)
         return StepResult(self._before, counted)
@@ -273,12 +311,10 @@ class Pipeline:
 
     def _walk(self, data: Data, meter: LiveBytes | None = None) -> Record:
         """The passes of a step."""
-        if self._ahead is None:
-            self.shared.begin()
-            return self.walker.step(data, meter)
-        record = self.walker.begin()
-        done = self._ahead.run(self.walker, self.links, data, record, meter)
-        self._hear()
+        record, done = self.walker.begin(), 0
+        if self._ahead is not None:
+            done = self._ahead.run(self.walker, self.links, data, record, meter)
+            self._hear()
         self.shared.begin()  # not before: the last step's gradients may have been needed once more
         self.walker.walk(self.program.actions[done:], data, record, meter)
         return record

@@ -86,6 +86,10 @@ class Shared:
         for bucket in self._buckets:
             bucket.backend = _backend(group, bucket.ranks, device, self._timeout)
 
+    def parameters(self) -> list[nn.Parameter]:
+        """All that other ranks hold too."""
+        return [p for bucket in self._buckets for p in bucket.parameters]
+
     def elsewhere(self) -> list[nn.Parameter]:
         """Those here that an earlier rank holds too."""
         return [p for bucket in self._buckets if bucket.ranks[0] != self._wires.rank for p in bucket.parameters]

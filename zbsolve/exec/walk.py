@@ -85,12 +85,6 @@ class Walker:
         self.handed: dict[str, Tensor] = {}
         self.handed_bytes: dict[str, int] = {}  # of the last step
 
-    def step(self, data: Data, meter: LiveBytes | None = None) -> Record:
-        """The whole program once. Raises RunFailed naming rank, pass and cause."""
-        record = self.begin()
-        self.walk(self.program.actions, data, record, meter)
-        return record
-
     def walk(self, actions: Iterable[Action], data: Data, record: Record, meter: LiveBytes | None = None) -> None:
         """Some passes in turn. Raises RunFailed naming rank, pass and cause."""
         for action in actions:

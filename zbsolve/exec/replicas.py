@@ -1,0 +1,146 @@
+"""Data parallelism: several pipelines, each with its part of the batch, and one mean gradient.
+
+A stage's gradients go on their way when its last pass of the step has run, beside all that still runs here and on other
+ranks; nobody waits for them but who reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..errors import BadInput
+from .failure import LostRank
+from .wires import reason
+
+LARGE = 1 << 20  # bytes from which on a gradient is reduced where it lies; smaller ones go together
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Gradients of one type on their way. `flat`: the small ones, end to end, then for each of `parameters` how many
+    replicas have a gradient. `large`: the others."""
+
+    parameters: Sequence[nn.Parameter]
+    small: Sequence[nn.Parameter]
+    flat: Tensor
+    large: Sequence[tuple[nn.Parameter, Tensor]]
+    works: Sequence[Any]
+
+
+class Replicas:
+    """The ranks with these stages in all pipelines. `place`: which pipeline is this one, of `size`.
+
+    `stages`: stage → its parameters here. `shared`: those that other ranks of the pipeline hold too: they wait for `rest`.
+    Values of `module` become those of the first pipeline. All ranks of `group` make one, at once. Raises BadInput where
+    pipelines have other `content` (what a schedule says, see `peers`).
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        module: nn.Module,
+        stages: Mapping[int, Sequence[nn.Parameter]],
+        shared: Iterable[nn.Parameter],
+        content: str,
+    ) -> None:
+        self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.group = group
+        self._later = {id(p): p for p in shared}
+        self._stages = stages
+        self._missing = {id(p): 0 for parameters in stages.values() for p in parameters}
+        for parameters in stages.values():
+            for p in parameters:
+                self._missing[id(p)] += 1
+        self._open = dict(self._missing)
+        self._parts: list[_Part] = []
+        self._mine = set(self._missing)
+        values = [*module.parameters(), *module.buffers()]
+        _alike(group, next((t.device for t in values), torch.device("cpu")), content)
+        with torch.no_grad():
+            for tensor in values:
+                whole = tensor.contiguous()
+                dist.broadcast(whole, group=group, group_src=0)
+                if whole is not tensor:
+                    tensor.copy_(whole)
+
+    def done(self, stage: int) -> None:
+        """The last pass of `stage` in this step has run: start with those of its parameters that no other stage adds to."""
+        for p in self._stages[stage]:
+            self._open[id(p)] -= 1
+        self._start([p for p in self._stages[stage] if not self._open[id(p)] and id(p) not in self._later])
+
+    def rest(self) -> None:
+        """The step has ended, and gradients that the ranks of a pipeline share are added up: start with those."""
+        self._start(list(self._later.values()))
+        self._open = dict(self._missing)
+
+    def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Does it update what is on its way?"""
+        return bool(self._parts) and any(id(p) in self._mine for group in optimizer.param_groups for p in group["params"])
+
+    def wait(self, timeout: timedelta) -> None:
+        """Until `.grad` holds the mean over all pipelines, the same bits in each; a parameter without a gradient in all of
+        them stays without. Raises LostRank."""
+        parts, self._parts = self._parts, []
+        try:
+            for part in parts:
+                for work in part.works:
+                    work.wait(timeout)
+                self._end(part)
+        except RuntimeError as error:
+            raise LostRank(f"waiting for the gradients of the other pipelines: {reason(error)}") from None
+
+    def _start(self, parameters: Sequence[nn.Parameter]) -> None:
+        for kind in dict.fromkeys(p.dtype for p in parameters):
+            self._parts.append(self._part([p for p in parameters if p.dtype == kind]))
+
+    @torch.no_grad()
+    def _part(self, parameters: Sequence[nn.Parameter]) -> _Part:
+        small = [p for p in parameters if p.nbytes < LARGE]
+        large = [(p, _gradient(p).contiguous()) for p in parameters if p.nbytes >= LARGE]
+        there = torch.tensor([float(p.grad is not None) for p in parameters]).to(parameters[0])
+        flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
+        works = [dist.all_reduce(t, group=self.group, async_op=True) for t in (flat, *(t for _, t in large))]
+        return _Part(parameters, small, flat, large, works)
+
+    @torch.no_grad()
+    def _end(self, part: _Part) -> None:
+        count = len(part.parameters)
+        pieces, there = part.flat[:-count], part.flat[-count:]
+        missing = any(p.grad is None for p in part.parameters)  # look only then: on a GPU it would wait
+        nowhere = {id(p) for p, n in zip(part.parameters, there.tolist(), strict=True) if not n} if missing else set()
+        sizes = [p.numel() for p in part.small]
+        means = (
+            [(p, piece.view(p.shape)) for p, piece in zip(part.small, torch.split(pieces, sizes), strict=True)]
+            if sizes
+            else []
+        )
+        for p, total in (*means, *part.large):
+            if id(p) in nowhere:
+                continue
+            total.div_(self.size)
+            if p.grad is None:
+                p.grad = torch.empty_like(p).copy_(total)
+            elif p.grad is not total:
+                p.grad.copy_(total)
+
+
+def _gradient(p: nn.Parameter) -> Tensor:
+    return torch.zeros_like(p) if p.grad is None else p.grad
+
+
+def _alike(group: Any, device: torch.device, content: str) -> None:
+    mark = int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "big")
+    marks = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(marks, torch.tensor([mark], device=device), group=group)
+    for place, other in enumerate(marks):
+        if int(other) != int(marks[0]):
+            raise BadInput(f"replicas: pipeline {place} has another schedule than pipeline 0")
