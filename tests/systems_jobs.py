@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zbsolve import Schedule, pipeline
+from profiler.presets import cross_entropy
+from zbsolve import BadInput, Schedule, pipeline, updates
 from zbsolve.exec import Pipeline
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.walk import Data, Hooks
@@ -122,6 +123,120 @@ def unlike(rank: int, _: None) -> list[float]:
     problem = pipeline(2, BW=4, placement=((0, 1, 2, 3), (3, 2, 1, 0)), microbatches=2, layers=(1,) * 4)
     runner = Pipeline(builder, random_schedule(problem), loss=nn.functional.mse_loss, timeout=20)
     return [float(runner.layers[i].up.weight.detach().sum()) if i in runner.layers else 0.0 for i in range(4)]
+
+
+def rule(name: str, ranks: int, every: int, stage: int, microbatch: int) -> int:
+    """The version that a stage uses for a microbatch. 2BW (arXiv 2006.09503, section 3.1): that of one update before the
+    last; PipeDream (arXiv 1806.03377, section 3.3): after update k − (p − s)."""
+    if name == "pipedream-2bw":
+        return max(microbatch // every - 1, 0)
+    return max(microbatch - (ranks - stage) + 1, 0)
+
+
+def simulated(
+    name: str, ranks: int, every: int, inputs: list[Tensor], targets: list[Tensor], update: Any, steps: int
+) -> tuple[list[nn.Module], list[float]]:
+    """The update rule in one process: a microbatch after the other through the whole model, each stage with its version."""
+    whole, losses = layers(list(range(ranks))), []
+    newest = layers(list(range(ranks)))
+    optimizers = [update(list(one.parameters())) for one in newest]
+    for _ in range(steps):
+        history = [[[p.detach().clone() for p in one.parameters()]] for one in newest]
+        for k, (x, target) in enumerate(zip(inputs, targets, strict=True)):
+            for stage, layer in enumerate(whole):
+                version = history[stage][rule(name, ranks, every, stage, k)]
+                for p, value in zip(layer.parameters(), version, strict=True):
+                    p.data = value.clone()
+            for layer in whole:
+                x = layer(x)
+            value = nn.functional.mse_loss(x, target)
+            (value / every).backward()
+            losses.append(float(value.detach()))
+            if (k + 1) % every == 0:
+                for stage, layer in enumerate(whole):
+                    for p, master in zip(layer.parameters(), newest[stage].parameters(), strict=True):
+                        master.grad, p.grad = p.grad, None
+                    optimizers[stage].step()
+                    history[stage].append([p.detach().clone() for p in newest[stage].parameters()])
+    return newest, [sum(losses[i : i + len(inputs)]) / len(inputs) for i in range(0, len(losses), len(inputs))]
+
+
+def run_updates(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
+    """Steps of many groups: the largest relative difference of weights from the simulated rule's, and what was seen."""
+    name, ranks, microbatches = argument["name"], argument["ranks"], argument["microbatches"]
+    every = argument["every"]
+    how = {"lr": 0.01, **argument.get("options", {})}
+
+    def update(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return getattr(torch.optim, argument.get("optimizer", "SGD"))(parameters, **how)
+
+    size = sum(p.nbytes for p in Layer(0).parameters())
+    backward = {"B": 2, "W": 2, **bytes_of(ranks)} if argument.get("split") else {"BW": 4, **bytes_of(ranks)}
+    step = pipeline(2, **backward, placement=tuple(range(ranks)), microbatches=microbatches, layers=(1,) * ranks)
+    delay = 2 if name == "pipedream-2bw" else [ranks - stage for stage in range(ranks)]
+    problem = updates(step, 1, every=every, delay=delay, parameter_bytes=size)
+    schedule = random_schedule(problem, argument["random"]) if "random" in argument else preset(name, problem)
+    most = [0]
+    hooks = Hooks(announce=lambda _: most.append(max(len(one.kept) for one in runner.versions.values())))
+    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, timeout=20, hooks=hooks, update=update)
+    inputs, targets = batch(microbatches)
+    losses = [runner.step(inputs, targets).loss for _ in range(2)]
+    memory = runner.step(inputs, targets, memory=True).memory
+    assert memory is not None
+    right, expected = simulated(name, ranks, every, inputs, targets, update, 3)
+    found, wanted = named(runner.layers), named(dict(enumerate(right)))
+    times = {kind: time for kind, time in backward.items() if "held" not in kind}
+    counted = pipeline(2, **times, placement=tuple(range(ranks)), microbatches=microbatches)
+    units = Schedule(updates(counted, 1, every=every, delay=delay, parameter_bytes=1), schedule.order)
+    start = Layer(rank).parameters()
+    return {
+        "worst": max(difference(p.detach(), wanted[place].detach()) for place, p in found.items()),
+        "moved": max(difference(p.detach(), q.detach()) for p, q in zip(runner.parameters(), start, strict=True)),
+        "loss": max(abs(a - b) / b for a, b in zip(losses, expected, strict=False)),
+        "losses": expected,
+        "versions": (max(most), units.timeline().peak_bytes[rank]),
+        "bytes": (memory.peak, memory.predicted_peak),
+        "left": sum(p.grad is not None for p in runner.parameters()),
+    }
+
+
+def trains(rank: int, name: str) -> list[float]:
+    """Losses of a small GPT on the example's text, by an asynchronous system."""
+    from examples.train_gpt import BLOCKS, MICROBATCHES, batch, corpus, init, model
+
+    problem = problem_for(name, 4, MICROBATCHES, 2, 2, 2, layers=(2, 1, 1, BLOCKS - 2))
+    lr = {"pipedream": 0.002, "pipedream-2bw": 0.004}[name]
+    runner = Pipeline(
+        model(),
+        preset(name, problem),
+        loss=cross_entropy,
+        init=init,
+        timeout=20,
+        update=lambda parameters: torch.optim.AdamW(parameters, lr=lr),
+    )
+    text = corpus()
+    return [runner.step(*batch(text, step)).loss for step in range(10)]
+
+
+def refused(rank: int, _: None) -> list[str]:
+    """What Pipeline says of updates that it cannot make."""
+    step = pipeline(2, BW=4, placement=(0, 1, 2, 3), microbatches=4, layers=(1,) * 4)
+    with_updates = preset("pipedream", updates(step, 1, every=4, delay=2))
+
+    def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, 0.1)
+
+    said = []
+    for schedule, more in (
+        (with_updates, {}),
+        (preset("1f1b", step), {"update": sgd}),
+        (with_updates, {"update": sgd, "tied": [((0, "up.weight"), (3, "up.weight"))]}),
+    ):
+        try:
+            Pipeline(layers, schedule, loss=nn.functional.mse_loss, timeout=20, **more)
+        except BadInput as error:
+            said.append(str(error))
+    return said
 
 
 def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:

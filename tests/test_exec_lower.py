@@ -2,7 +2,7 @@
 
 import pytest
 
-from zbsolve import BadInput, Edge, Pass, Problem, Schedule, pipeline
+from zbsolve import BadInput, Edge, Pass, Problem, Schedule, pipeline, updates
 from zbsolve.exec.layers import layer_counts
 from zbsolve.exec.lower import lower, routes
 from zbsolve.placement import mirror
@@ -55,8 +55,8 @@ def hand_made(passes: list[Pass], edges: list[Edge]) -> Schedule:
 
 def test_what_cannot_run_is_refused_by_name() -> None:
     F, B, W = (Pass(kind, 0, 0, 0, 1) for kind in ("F", "B", "W"))
-    with pytest.raises(BadInput, match="pass 0U0: run does not know passes of kind U"):
-        lower(hand_made([F, B, W, Pass("U", 0, 0, 0, 1)], []))
+    with pytest.raises(BadInput, match="pass 0O0: run does not know passes of kind O"):
+        lower(hand_made([F, B, W, Pass("O", 0, 0, 0, 1)], []))
     with pytest.raises(BadInput, match="pass 0X0: no edge orders it and 0B0"):
         lower(hand_made([F, B, W, Pass("X", 0, 0, 0, 1)], [Edge("0F0", "0X0")]))
     with pytest.raises(BadInput, match="slices"):
@@ -84,6 +84,38 @@ def test_routes_of_a_problem() -> None:
         assert routes(pipeline(1, BW=1, placement=given, microbatches=8)) == given
     alone = pipeline(1, BW=1, placement=((0, 1), (1, 0)), microbatches=1)
     assert routes(alone) == ((0, 1),)
+
+
+def test_versions_and_groups_of_passes() -> None:
+    """2BW on one rank, two microbatches a group: version max(⌊k/2⌋ − 1, 0), as its paper counts from 0."""
+    step = pipeline([1], B=[1], W=[1], microbatches=6)
+    actions = lower(random_schedule(updates(step, 1, every=2, delay=2), 1))[0].actions
+    for one in actions:
+        assert one.use is not None
+        if one.kind == "U":
+            assert (one.use.version, one.use.group) == (one.microbatch + 1, one.microbatch)
+        else:
+            assert (one.use.version, one.use.group) == (max(one.microbatch // 2 - 1, 0), one.microbatch // 2)
+    for version in range(4):
+        of = [one.use.over for one in actions if one.use is not None and one.use.version == version]
+        assert of == [False] * (len(of) - 1) + [True]
+
+
+def test_updates_that_cannot_run_are_refused_by_name() -> None:
+    step = pipeline([1, 1], BW=[1, 1], microbatches=4)
+    whole = updates(step, 1, every=2, delay=1)
+    edges = [Edge(whole.names[a], whole.names[b]) for a, b in zip(whole.edges.before, whole.edges.after, strict=True)]
+    passes = list(whole.passes)
+    for wrong, text in (
+        ([*edges, Edge("0BW0", "0U1")], "pass 0BW0: its gradient goes to 0U1 and to another update"),
+        (
+            [one for one in edges if (one.before, one.after) != ("1BW3", "1U1")],
+            "every stage must update after the same microbatches",
+        ),
+        ([one for one in edges if one.before[1:] != "BW3" or one.after[1] != "U"], "groups of 1, 2 microbatches"),
+    ):
+        with pytest.raises(BadInput, match=text):
+            lower(hand_made(passes, wrong))
 
 
 def test_layers_must_fit_the_model() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from zbsolve import Trace
+from zbsolve import Trace, pipeline, updates
 from zbsolve.cli import main
+from zbsolve.greedy.presets import preset
 from zbsolve.placement import mirror
 from zbsolve.profile import Layer, Link, Profile
 from zbsolve.systems import SYSTEMS
@@ -25,7 +26,23 @@ CASES = {
     **{f"{name} C": {"name": name, "options": {"exchange": 1}} for name in MIRRORED},
     "chimera two pairs": {"name": "chimera", "options": {"exchange": 1, "routes": mirror(RANKS, 2)}},
 }
-OTHER = ("crossing", "unlike")
+ASYNCHRONOUS = [one.name for one in SYSTEMS if one.group == "asynchronous"]
+OTHER = ("crossing", "unlike", "refused")
+UPDATES = {
+    "2bw": {"name": "pipedream-2bw", "every": 4, "microbatches": 16},
+    "2bw momentum": {"name": "pipedream-2bw", "every": 4, "microbatches": 12, "options": {"momentum": 0.9}},
+    "2bw adam, split, any order": {
+        "name": "pipedream-2bw",
+        "every": 4,
+        "microbatches": 12,
+        "split": True,
+        "optimizer": "Adam",
+        "options": {"lr": 0.002},
+        "random": 5,
+    },
+    "pipedream": {"name": "pipedream", "every": 1, "microbatches": 12},
+    "pipedream split, any order": {"name": "pipedream", "every": 1, "microbatches": 8, "split": True, "random": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +50,13 @@ def ran() -> dict[str, list[dict[str, Any]]]:
     """What every case gave on each rank; one process group for all."""
     size = {"ranks": RANKS, "microbatches": MICROBATCHES}
     jobs = [*(("run_system", {**size, **case}) for case in CASES.values()), *((name, None) for name in OTHER)]
+    jobs += [("trains", name) for name in ASYNCHRONOUS]
+    jobs += [("run_updates", {**size, **case}) for case in UPDATES.values()]
     found = on_ranks(RANKS, "tests.systems_jobs:several", jobs, timeout=150)
-    return {name: [one[i] for one in found] for i, name in enumerate([*CASES, *OTHER])}
+    return {
+        name: [one[i] for one in found]
+        for i, name in enumerate([*CASES, *OTHER, *(f"train {name}" for name in ASYNCHRONOUS), *UPDATES])
+    }
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -55,6 +77,40 @@ def test_memory_is_as_simulated(ran: dict[str, list[dict[str, Any]]], case: str)
         assert live == simulated
         measured, predicted = rank["bytes"]
         assert measured == pytest.approx(predicted, abs=INNER / 2)  # messages come and go at any time
+
+
+@pytest.mark.parametrize("case", UPDATES)
+def test_updates_follow_their_rule(ran: dict[str, list[dict[str, Any]]], case: str) -> None:
+    """Weights after three steps of many groups, against one process that follows the papers' rules."""
+    for rank in ran[case]:
+        assert rank["worst"] <= 1e-12
+        assert rank["loss"] <= 1e-12
+        assert rank["moved"] > 1e-3
+        assert rank["left"] == 0
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_training_with_old_weights_goes_down(ran: dict[str, list[list[float]]], name: str) -> None:
+    losses = ran[f"train {name}"][0]
+    assert losses == ran[f"train {name}"][3]
+    assert losses[-1] < losses[0] - 1  # nats a byte of a text
+
+
+@pytest.mark.parametrize("case", UPDATES)
+def test_versions_live_as_simulated(ran: dict[str, list[dict[str, Any]]], case: str) -> None:
+    for number, rank in enumerate(ran[case]):
+        kept, simulated = rank["versions"]
+        if "any order" not in case:  # the graph's lifespans are those of microbatches in turn
+            assert kept == simulated == (2 if "2bw" in case else RANKS - number)
+        measured, predicted = rank["bytes"]
+        assert measured == pytest.approx(predicted, abs=INNER / 2)
+
+
+def test_updates_that_pipeline_cannot_make_are_refused(ran: dict[str, list[list[str]]]) -> None:
+    for said in ran["refused"]:
+        assert len(said) == 3
+        for one, text in zip(said, ("needs update", "makes no sense", "layer 0's up.weight is tied"), strict=True):
+            assert text in one
 
 
 def test_routes_may_share_a_link_and_tie_layers(ran: dict[str, list[Any]]) -> None:
@@ -82,3 +138,14 @@ def test_solved_in_two_directions_and_run(tmp_path: Path, capsys: pytest.Capture
     assert min(Trace.load(trace).peaks[0]) > 0
     assert main(["run", schedule, "--one-device", "cpu", *[one for one in arguments if one != "--local"]]) == 0
     assert json.loads(capsys.readouterr().out)["check"]["passed"] is True
+
+
+def test_updates_inside_a_step_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = pipeline(1, BW=2, placement=(0, 1), microbatches=4, layers=(4, 4))
+    path, trace = str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
+    preset("pipedream", updates(step, 1, every=2, delay=2)).save(path)
+    assert main(["run", path, "--model", "mlp-tiny", "--local", "--check"]) == 2
+    assert "leaves no gradients to compare" in capsys.readouterr().err
+    assert main(["run", path, "--model", "mlp-tiny", "--local", "--steps", "3", "-o", trace]) == 0
+    losses = Trace.load(trace).losses
+    assert losses[-1] != losses[0]

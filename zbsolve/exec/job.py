@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import BadInput
+from ..problem import KINDS
 from ..schedule import Schedule
 from ..trace import Trace
 from . import check
@@ -81,6 +83,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     layer_counts(schedule.problem, len(model.layers))
     times = None if options.emulate is None else Times.of(schedule, options.emulate)
     group, replicas = _groups(schedule.problem.ranks, options)
+    updating = (schedule.problem.passes.kind == KINDS.index("U")).any()
     pipeline = Pipeline(
         model.build,
         schedule,
@@ -93,6 +96,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
         hooks=Hooks(announce=announce),
         emulate=times,
         watch=options.watch,
+        update=partial(OPTIMIZERS[options.optimizer], lr=options.lr) if updating else None,
     )
     trainer = Trainer(pipeline, model, options)
     watched = trainer.step(0, memory=True)

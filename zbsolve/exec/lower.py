@@ -21,9 +21,10 @@ from ..errors import BadInput
 from ..problem import KINDS, Problem
 from ..schedule import Schedule
 from ..verifier import verify
+from .groups import GRADIENTS, Use, group_size, uses
 
-RUNS = ("F", "B", "W", "BW", "X", "C")
-GRADIENTS = ("B", "W", "BW")  # passes that add to gradients of parameters
+WORK = ("F", "B", "W", "BW", "X")  # passes of a microbatch
+RUNS = (*WORK, "C", "U")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +52,8 @@ class Action:
     """One pass of a rank's program. `posts`: receives to post before it. `takes`: the message with its input, or the
     name of the pass on this rank that hands it over, or None where it needs none. `sends`, `hands`: where its output
     goes: other ranks, and a pass of this rank (None: nowhere). `done`: it is the last to add to its stage's gradients.
-    `split`: its microbatch has B and W there, not BW; `recompute`: it has X, so that F keeps its input alone."""
+    `split`: its microbatch has B and W there, not BW; `recompute`: it has X, so that F keeps its input alone. `use`: of
+    versions of weights, where there are updates."""
 
     name: str
     kind: str
@@ -64,6 +66,7 @@ class Action:
     sends: tuple[Message, ...]
     hands: Message | None
     done: bool
+    use: Use | None = None
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,10 @@ def lower(schedule: Schedule) -> tuple[Program, ...]:
     data = _edges(problem)
     _complete(problem, data, len(homes))
     _recomputed(problem)
-    exchanges = _exchanged(problem, homes)
-    for name in problem.names:
-        if name not in exchanges:
+    _exchanged(problem, homes)
+    _updated(problem, homes)
+    for name, kind in zip(problem.names, problem.passes.kind.tolist(), strict=True):
+        if KINDS[kind] in WORK:
             _one_backward(problem, name)
     walks = [tuple(walk(schedule, rank)) for rank in range(problem.ranks)]
     messages = {after: _message(problem, before, after) for after, before in data.items()}
@@ -121,7 +125,7 @@ def routes(problem: Problem) -> tuple[tuple[int, ...], ...]:
     where a microbatch is on two ranks for one stage."""
     homes: dict[tuple[int, int], int] = {}
     for one in problem.passes:
-        if one.kind != "C" and homes.setdefault((one.microbatch, one.stage), one.rank) != one.rank:
+        if one.kind in WORK and homes.setdefault((one.microbatch, one.stage), one.rank) != one.rank:
             first = homes[one.microbatch, one.stage]
             raise BadInput(f"pass {one.name}: its microbatch is on rank {first} and on rank {one.rank} for one stage")
     every: dict[int, list[int]] = {}
@@ -138,7 +142,16 @@ def microbatches(problem: Problem) -> list[int]:
     return sorted(set(p.microbatch[p.kind == KINDS.index("F")].tolist()))
 
 
-def _exchanged(problem: Problem, homes: tuple[tuple[int, ...], ...]) -> set[str]:
+def _updated(problem: Problem, homes: tuple[tuple[int, ...], ...]) -> None:
+    """Where there are passes U, every stage is on one rank, and groups are alike."""
+    group_size(problem)
+    for i in np.flatnonzero(problem.passes.kind == KINDS.index("U")).tolist():
+        one = problem.passes[i]
+        if len(homes[one.stage]) > 1:
+            raise BadInput(f"pass {one.name}: its stage is on ranks {homes[one.stage]}; updates need it on one")
+
+
+def _exchanged(problem: Problem, homes: tuple[tuple[int, ...], ...]) -> None:
     """The passes C. A stage has none, or one on each of its ranks after all gradients of the stage there."""
     p, e = problem.passes, problem.edges
     before: dict[int, set[int]] = {}
@@ -156,7 +169,6 @@ def _exchanged(problem: Problem, homes: tuple[tuple[int, ...], ...]) -> set[str]
     for stage, ranks in found.items():
         if sorted(ranks) != list(homes[stage]):
             raise BadInput(f"stage {stage}: it is on ranks {homes[stage]}, but its passes C are on ranks {sorted(ranks)}")
-    return {problem.names[i] for i in np.flatnonzero(p.kind == KINDS.index("C"))}
 
 
 def _one_backward(problem: Problem, name: str) -> None:
@@ -194,7 +206,7 @@ def _edges(problem: Problem) -> dict[str, str]:
 def _complete(problem: Problem, data: dict[str, str], stages: int) -> None:
     """Every F but stage 0's, every B but the last stage's, has its producer; every pass has its F."""
     for one in problem.passes:
-        if one.kind == "C":
+        if one.kind not in WORK:
             continue
         if f"{one.stage}F{one.microbatch}" not in problem.index:
             raise BadInput(f"pass {one.name}: there is no {one.stage}F{one.microbatch}")
@@ -237,6 +249,7 @@ def _program(
     }
     posts = _posts(schedule, walks[rank], incoming)
     rows = [problem.index[name] for name in walks[rank]]
+    use = uses(problem, walks[rank])
     last = {one.stage: one.name for one in map(problem.passes.__getitem__, rows) if one.kind in GRADIENTS}
 
     def action(name: str) -> Action:
@@ -255,6 +268,7 @@ def _program(
             tuple(m for m in out if m.destination != rank),
             next((m for m in out if m.destination == rank), None),
             last.get(one.stage) == name,
+            use.get(name),
         )
 
     stages = tuple(s for s, ranks in enumerate(homes) if rank in ranks)

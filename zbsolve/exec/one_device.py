@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..errors import BadInput
+from ..problem import KINDS
 from ..schedule import Schedule
 from ..timeline import Floats, Timeline
 from .layers import Builder, Place, build, layer_counts
@@ -91,6 +93,8 @@ class OneDevice:
         problem = schedule.problem
         self.schedule, self.streams, self.seed, self.steps = schedule, streams, seed, 0
         self.device = torch.device(device)
+        if (problem.passes.kind == KINDS.index("U")).any():
+            raise BadInput("one device: passes U need a process for each rank")
         self.homes = stage_ranks(problem)
         self.counts = layer_counts(problem)
         self.owners = [(0,)] * sum(self.counts)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import BadInput
+from ..problem import KINDS
 from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace
@@ -21,6 +22,7 @@ from .ahead import Ahead
 from .comm import Links
 from .emulate import Board, Device, Times
 from .gather import Exchange, Seen, trace_of
+from .groups import group_size
 from .layers import Layers, Place, build, layer_counts, listed, materialise, ties
 from .lower import Message, lower, microbatches, routes, stage_ranks
 from .memory import LiveBytes, Memory, predicted
@@ -28,6 +30,7 @@ from .peers import Peers, agreed, content
 from .replicas import Replicas
 from .shared import Shared, buckets
 from .stage import Loss, Stage
+from .versions import Update, Versions
 from .walk import Data, Hooks, Record, Walker
 from .wires import STEP, Wires, clock_offset, receive_bytes, send_bytes
 
@@ -66,6 +69,8 @@ class Pipeline:
     parallelism, the process group of the ranks with the same stages in all pipelines, in one order everywhere (`group`
     is this pipeline's own): `.grad` becomes the mean over them. Any optimizer of torch's waits for that before it steps; who
     reads gradients otherwise calls `wait_gradients`. Losses, times and memory are this pipeline's.
+    update: for a schedule with passes U: makes a torch optimizer of a stage's parameters; `step` then updates by itself,
+    and leaves no gradients.
 
     Every rank of the group makes one, with the same schedule. Raises BadInput where something does not fit, on all ranks
     also where it does not fit on one, and RunFailed where a rank fails. After RunFailed the process group is of no use.
@@ -91,6 +96,7 @@ class Pipeline:
         emulate: Times | None = None,
         watch: bool = False,
         replicas: Any = None,
+        update: Update | None = None,
     ) -> None:
         self.schedule, self.seed, self.steps = schedule, seed, 0
         self.device = torch.device(device)
@@ -101,8 +107,9 @@ class Pipeline:
         self.hooks.watch |= watch
         with agreed(self.wires, "schedule", content(schedule)):
             groups = self._build(layers, loss, [*tied], init)
+            self._check_updates(update, groups, replicas)
         with self.peers.telling("building"):
-            self._connect(group, groups, loss, emulate)
+            self._connect(group, groups, loss, emulate, update)
             self.replicas = None if replicas is None else self._replicated(replicas)
             self.place = 0 if self.replicas is None else self.replicas.place
 
@@ -134,7 +141,20 @@ class Pipeline:
             raise BadInput(f"Pipeline: rank {self.rank} has the last stage, and needs a loss")
         return groups
 
-    def _connect(self, group: Any, groups: list[Any], loss: Loss | None, emulate: Times | None) -> None:
+    def _check_updates(self, update: Update | None, groups: Sequence[Sequence[Place]], replicas: Any) -> None:
+        updating = (self.schedule.problem.passes.kind == KINDS.index("U")).any()
+        if updating and update is None:
+            raise BadInput("Pipeline: the schedule has passes U, and needs update, which makes their optimizers")
+        if not updating and update is not None:
+            raise BadInput("Pipeline: update makes no sense for a schedule without passes U")
+        if updating and replicas is not None:
+            raise BadInput("Pipeline: passes U update inside a step, before replicas have averaged their gradients")
+        if updating and groups:
+            raise BadInput(f"Pipeline: layer {groups[0][0][0]}'s {groups[0][0][1]} is tied, which passes U do not know")
+
+    def _connect(
+        self, group: Any, groups: list[Any], loss: Loss | None, emulate: Times | None, update: Update | None
+    ) -> None:
         """What all ranks do together."""
         problem = self.schedule.problem
         edges = {(m.source, m.destination) for p in self.programs for m in _messages(p.incoming)}
@@ -143,11 +163,12 @@ class Pipeline:
         exchanged = [action.stage for action in self.program.actions if action.kind == "C"]
         common = buckets(self.homes, stage_of, self.layers, groups)
         self.shared = Shared(self.wires, common, exchanged, self.device, group, self.peers.timeout)
-        self.stages = stages_of(self.counts, self.program.stages, self.layers, loss, len(self.microbatches))
+        self.stages = stages_of(self.counts, self.program.stages, self.layers, loss, group_size(problem))
+        self.versions = {} if update is None else {s: Versions(one.parameters(), update) for s, one in self.stages.items()}
         if emulate is not None:
             self.hooks.emulated = Device(emulate, problem.names, Board.shared(self.wires, len(problem.names)))
         self.links = Links(self.wires, self.program.incoming, self.device, self.peers.timeout.total_seconds())
-        self.walker = Walker(self.program, self.stages, self.links, self.hooks, self.shared.exchange)
+        self.walker = Walker(self.program, self.stages, self.links, self.hooks, self.shared.exchange, self.versions)
         self.exchange = Exchange(self.schedule, self.programs, self.peers, _offset(self.wires))
         way = routes(problem)
         self._routes = [(list(dict.fromkeys(route)), self.microbatches[i :: len(way)]) for i, route in enumerate(way)]
@@ -193,6 +214,8 @@ class Pipeline:
 
     def run_ahead(self, ahead: Ahead) -> None:
         """From now on begin steps before the optimizer's last one is validated (see `PostValidated`)."""
+        if self.versions:
+            raise BadInput("PostValidated: the schedule has passes U, which update by themselves")
         self._ahead, self.program, self.walker.program = ahead, ahead.cut.program, ahead.cut.program
 
     def state_dict(self) -> dict[str, Any]:
@@ -242,6 +265,8 @@ class Pipeline:
         self._exchanged(record, self.shared.finish())
         if self.replicas is not None:
             self.replicas.rest()
+        for versions in self.versions.values():
+            versions.end()
         loss = torch.stack(record.losses).double().sum() if record.losses else None
         self._before = self.exchange.start(record, loss)
         return StepResult(self._before, counted)

@@ -15,6 +15,7 @@ from .failure import LostRank, RunFailed, one_line
 from .lower import Action, Message, Program
 from .memory import LiveBytes
 from .stage import Stage
+from .versions import Versions
 from .watch import watch
 
 profiled = torch._C._autograd._profiler_enabled  # 0.05 µs; a label where nobody looks would cost ten
@@ -67,7 +68,8 @@ class Hooks:
 
 
 class Walker:
-    """Runs one rank's program. `stages`: stage number → Stage. `exchange`: called with a stage by its pass C."""
+    """Runs one rank's program. `stages`: stage number → Stage. `exchange`: called with a stage by its pass C.
+    `versions`: stage → those of its weights, where there are updates."""
 
     def __init__(
         self,
@@ -76,12 +78,14 @@ class Walker:
         post: Post,
         hooks: Hooks | None = None,
         exchange: Callable[[int], None] | None = None,
+        versions: Mapping[int, Versions] | None = None,
     ) -> None:
         self.program = program
         self.stages = stages
         self.post = post
         self.hooks = hooks or Hooks()
         self.exchange = exchange
+        self.versions = versions or {}
         self.handed: dict[str, Tensor] = {}
         self.handed_bytes: dict[str, int] = {}  # of the last step
 
@@ -104,12 +108,17 @@ class Walker:
         """A step begins: its empty record."""
         if self.hooks.emulated is not None:
             self.hooks.emulated.begin()
+        for versions in self.versions.values():
+            versions.begin()
         return Record(time.monotonic_ns())
 
     def weigh(self, meter: LiveBytes, record: Record) -> None:
-        """Note what is held after a pass; gradients of parameters do not count."""
+        """Note what is held after a pass, versions of weights included; gradients of parameters do not count."""
+        for versions in self.versions.values():
+            meter.ignore(versions.tensors())
+        kept = sum(versions.kept_bytes for versions in self.versions.values())
         meter.ignore(p.grad for s in self.stages.values() for p in s.parameters() if p.grad is not None)
-        record.held.append(meter.now)
+        record.held.append(meter.now + kept)
 
     def run(self, action: Action, data: Data, record: Record) -> None:
         """One pass: post receives, wait for its input, run it, send its output on."""
@@ -129,7 +138,11 @@ class Walker:
                 given = self.handed.pop(action.name)
             start = time.monotonic_ns()
             compute = self._labelled if profiled() else self._compute
+            if action.use is not None and action.kind != "U":
+                self.versions[action.stage].show(action.use)
             output = compute(action, data, given, record)
+            if action.use is not None and action.kind != "U":
+                self.versions[action.stage].done(action.use)
             if hooks.emulated is not None:
                 hooks.emulated.finish(action.name, start)
             end = time.monotonic_ns()
@@ -172,6 +185,10 @@ class Walker:
         if action.kind == "C":
             if self.exchange is not None:
                 self.exchange(action.stage)
+            return None
+        if action.kind == "U":
+            assert action.use is not None
+            self.versions[action.stage].update(action.use)
             return None
         if action.kind == "X":
             stage.recompute(m)
