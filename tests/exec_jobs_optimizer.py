@@ -11,14 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from profiler.presets import gpt
-from zbsolve import Schedule
+from zbsolve import Schedule, pipeline
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import reference
 from zbsolve.exec.failure import RunFailed
 from zbsolve.exec.walk import Data
 from zbsolve.greedy.presets import preset
 
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem, random_schedule, split_layers
 
 STEPS, MAX_NORM = 24, 3.0
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -43,12 +43,15 @@ def build(numbers: list[int]) -> list[nn.Module]:
 
 
 def schedules(ranks: int) -> list[Schedule]:
-    """One that runs ahead of the validation, a V shape, and random ones."""
+    """One that runs ahead of the validation, a V shape, random ones, and last one with a copy of each stage on two ranks."""
     straight, vee = tuple(range(ranks)), (*range(ranks), *reversed(range(ranks)))
+    ten, routes = [10] * ranks, (straight, straight[::-1])
+    copies = pipeline(ten, B=ten, W=ten, placement=routes, microbatches=4, comm=3, layers=split_layers(8, ranks))
     return [
         preset("zb-h1", a_problem(straight, 2 * ranks, layers=8)),
         random_schedule(a_problem(vee, 4, layers=8), 3),
         random_schedule(a_problem(straight, 3, layers=8), 5),
+        random_schedule(copies, 2),
     ]
 
 
@@ -59,9 +62,15 @@ def batch(schedule: Schedule, step: int) -> tuple[Tensor, Tensor]:
     return x, x.flip(1).tanh()
 
 
+def once(runner: Pipeline) -> list[nn.Parameter]:
+    """Without those that an earlier rank holds too."""
+    elsewhere = {id(p) for p in runner.shared.elsewhere()}
+    return [p for p in runner.parameters() if p.grad is not None and id(p) not in elsewhere]
+
+
 def spoil(runner: Pipeline, step: int, ranks: int) -> None:
     """Large gradients in some steps, inf or NaN in others, each on one rank."""
-    for parameter in runner.parameters():
+    for parameter in once(runner):
         assert parameter.grad is not None
         if step % 6 == 2 and runner.rank == step // 6 % ranks:
             parameter.grad.mul_(1000.0)
@@ -72,7 +81,8 @@ def spoil(runner: Pipeline, step: int, ranks: int) -> None:
 def clip_and_step(runner: Pipeline, optimizer: torch.optim.Optimizer, max_norm: float, order: list[int]) -> str:
     """With a barrier: the norm of all ranks first."""
     gradients = [p.grad for p in runner.parameters() if p.grad is not None]
-    mine = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]).square().sum()
+    norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in once(runner) if p.grad is not None]
+    mine = torch.stack([*norms, torch.zeros((), dtype=torch.float64)]).square().sum()
     everything = [torch.zeros((), dtype=torch.float64) for _ in range(runner.wires.size)]
     dist.all_gather(everything, mine)
     total = 0.0
