@@ -7,15 +7,20 @@ BadInput where the problem's placement or kinds are not the ones that the schedu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
+
+import numpy as np
 
 from ..errors import BadInput
 from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule
+from .anneal import starting_policies
+from .list_scheduler import list_schedule
 from .presets_async import pipedream
 from .presets_mirror import chimera, dualpipe, dualpipe_v, gems
-from .presets_vee import v_half, v_min, v_zb, zb_v
+from .presets_vee import one_f_one_b_v, v_half, v_min, v_zb, zb_v
 from .shape import microbatches, shape
 
 Lane = Callable[[int], str]
@@ -86,6 +91,9 @@ PRESETS: dict[str, Callable[[Problem], Schedule]] = {
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,
     "interleaved-zb": interleaved_zb,
+    "zb-1p": lambda problem: _automatic(problem, "zb-1p", 1),
+    "zb-2p": lambda problem: _automatic(problem, "zb-2p", 2),
+    "1f1b-v": one_f_one_b_v,
     "zb-v": zb_v,
     "v-zb": v_zb,
     "v-half": v_half,
@@ -97,6 +105,22 @@ PRESETS: dict[str, Callable[[Problem], Schedule]] = {
     "dualpipe": dualpipe,
     "dualpipe-v": dualpipe_v,
 }
+
+
+def _automatic(problem: Problem, name: str, times: int) -> Schedule:
+    """The automatic zero-bubble schedule (arXiv 2401.10241, section 3.1) within `times` p microbatches a rank: as many
+    forwards first as fit, then one forward one backward, W where a gap or the memory asks for it; the best of a grid of
+    its choices. Raises BadInput where nothing says what a microbatch holds."""
+    stages, split = shape(problem, name)
+    if describe(stages) != "single" or not split:
+        raise BadInput(f"{name}: is defined for placement single, with B and W apart, only")
+    one = np.bincount(problem.passes.rank, problem.taken, problem.ranks) / microbatches(problem)
+    if not one.all():
+        raise BadInput(f"{name}: rank {int(one.argmin())} holds no memory, and the schedule is defined by it")
+    room = tuple(int(times * problem.ranks * size) for size in one)
+    limited = replace(problem, capacity=room)
+    found = list_schedule(limited, starting_policies(limited)[0])
+    return Schedule(problem, found.order, found.syncs)
 
 
 def _single(problem: Problem, name: str, warm: Callable[[int, int, int], int], pending: Callable[[int], int]) -> Schedule:
