@@ -26,8 +26,7 @@ from zbsolve.exec.comm import Links
 from zbsolve.exec.failure import RunFailed
 from zbsolve.exec.launch import child_environment
 from zbsolve.exec.lower import Message
-from zbsolve.exec.pipeline import _offset
-from zbsolve.exec.wires import Wires, receive_bytes, send_bytes
+from zbsolve.exec.wires import Wires, clock_lead, receive_bytes, send_bytes
 from zbsolve.exec.worker import end_with_parent, local_network
 from zbsolve.files import write_text
 from zbsolve.profile import Link
@@ -122,7 +121,7 @@ def fit(samples: dict[int, list[float]]) -> Link:
 def survey(timeout: float) -> list[Pair] | None:
     """Every pair of neighbours in turn, the other ranks waiting. Every rank of the process group calls; rank 0 gets it."""
     wires = Wires.of()
-    offset = _offset(wires)
+    offset = clock_lead(wires)
     found = []
     for low in range(wires.size - 1):
         dist.barrier()

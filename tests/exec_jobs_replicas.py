@@ -69,7 +69,7 @@ def part(runner: Pipeline, step: int) -> tuple[dict[int, Tensor], dict[int, Tens
 
 def right(steps: int, microbatches: int, seed: int) -> list[nn.Module]:
     """The unsplit model with the gradients of whole batches."""
-    from zbsolve.exec.pipeline import step_seed
+    from zbsolve.exec.feed import step_seed
 
     whole = layers()
     for step in range(steps):

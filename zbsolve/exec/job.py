@@ -25,12 +25,13 @@ from ..schedule import Schedule
 from ..trace import Trace
 from . import check
 from .emulate import Times
+from .feed import step_seed
 from .gather import trace_of
 from .host import keep_freed_memory
 from .layers import layer_counts
 from .one_device import OneDevice, Ran
 from .partitions import Partitions
-from .pipeline import Pipeline, StepResult, step_seed
+from .pipeline import Pipeline, StepResult
 from .streams import Streams, Turns
 from .walk import Data, Hooks
 from .watch import not_finite

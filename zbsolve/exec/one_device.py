@@ -21,10 +21,11 @@ from ..errors import BadInput
 from ..problem import KINDS
 from ..schedule import Schedule
 from ..timeline import Floats, Timeline
+from .feed import step_seed
 from .layers import Builder, Place, build, layer_counts
 from .lower import Action, Message, lower, microbatches, stage_ranks
 from .memory import LiveBytes, Memory, predicted
-from .pipeline import layer_numbers, stages_of, step_seed
+from .pipeline import layer_numbers, stages_of
 from .shared import Bucket, buckets
 from .stage import Loss
 from .streams import Streams

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import BadInput
@@ -21,6 +20,7 @@ from ..trace import Trace
 from .ahead import Ahead
 from .comm import Links
 from .emulate import Board, Device, Times
+from .feed import Batch, Shapes, split, step_seed
 from .gather import Exchange, Seen, trace_of
 from .groups import group_size
 from .layers import Layers, Place, build, layer_counts, listed, materialise, ties
@@ -32,9 +32,7 @@ from .shared import Shared, buckets
 from .stage import Loss, Stage
 from .versions import Update, Versions
 from .walk import Data, Hooks, Record, Walker
-from .wires import STEP, Wires, clock_offset, receive_bytes, send_bytes
-
-Batch = Tensor | Sequence[Tensor] | Mapping[int, Tensor]
+from .wires import Wires, clock_lead, receive_bytes, send_bytes
 
 
 @dataclass(frozen=True)
@@ -169,12 +167,8 @@ class Pipeline:
             self.hooks.emulated = Device(emulate, problem.names, Board.shared(self.wires, len(problem.names)))
         self.links = Links(self.wires, self.program.incoming, self.device, self.peers.timeout.total_seconds())
         self.walker = Walker(self.program, self.stages, self.links, self.hooks, self.shared.exchange, self.versions)
-        self.exchange = Exchange(self.schedule, self.programs, self.peers, _offset(self.wires))
-        way = routes(problem)
-        self._routes = [(list(dict.fromkeys(route)), self.microbatches[i :: len(way)]) for i, route in enumerate(way)]
-        self._numbers: dict[Any, int] = {}
-        self._signs: dict[int, list[Any]] = {}
-        self._said: dict[int, Tensor] = {}
+        self.exchange = Exchange(self.schedule, self.programs, self.peers, clock_lead(self.wires))
+        self.shapes = Shapes(routes(problem), self.microbatches, self.rank, self.wires.size)
         self._before: Seen | None = None
         self._ahead: Ahead | None = None
 
@@ -246,14 +240,14 @@ class Pipeline:
         count bytes (slow). Raises BadInput, and RunFailed naming rank, pass and cause.
         """
         data = Data(
-            self._split(inputs, "inputs", self.inputs),
-            self._split(targets, "targets", self.targets),
+            split(inputs, "inputs", self.inputs, self.microbatches, self.device),
+            split(targets, "targets", self.targets, self.microbatches, self.device),
             step_seed(self.seed, self.steps) + self.place * len(self.microbatches),
         )
         self.wait_gradients()
         self.steps += 1
         with self.peers.telling(f"pass {self.program.actions[0].name}"):
-            self.links.begin(self._agree(data.inputs))
+            self.links.begin(self.shapes.agree(self.links, data.inputs, self.device))
         with self.peers.telling("end of the step"):
             return self._run(data, memory)
 
@@ -279,56 +273,11 @@ class Pipeline:
         others = [json.loads(receive_bytes(self.wires, rank)) for rank in range(1, self.wires.size)]
         return trace_of(self.schedule, [r.seen for r in results], [memory, *(Memory(**one) for one in others)], facts)
 
-    def _split(self, batch: Batch | None, what: str, needed: Sequence[int]) -> dict[int, Tensor]:
-        count = len(self.microbatches)
-        if not needed:
-            return {}
-        if batch is None:
-            raise BadInput(f"rank {self.rank} needs {what}")
-        if isinstance(batch, Tensor):
-            if not batch.dim() or len(batch) % count:
-                raise BadInput(f"{what}: {tuple(batch.shape)} does not split into {count} microbatches of equal size")
-            batch = batch.chunk(count)
-        if not isinstance(batch, Mapping):
-            if len(batch) != count:
-                raise BadInput(f"{what}: {len(batch)} microbatches, {count} are needed")
-            batch = dict(zip(self.microbatches, batch, strict=True))
-        missing = [m for m in needed if m not in batch]
-        if missing:
-            raise BadInput(f"{what}: rank {self.rank} needs microbatch {missing[0]}")
-        return {m: batch[m].to(self.device) for m in needed}
-
     def _exchanged(self, record: Record, ended: Mapping[int, int]) -> None:
         """A pass C ends when its sum is there."""
         for i, action in enumerate(self.program.actions):
             if action.kind == "C":
                 record.end[i] = ended.get(action.stage, record.end[i])
-
-    def _agree(self, inputs: Mapping[int, Tensor]) -> dict[int, int]:
-        """Microbatch → the number of its input's shape; the first rank of a route says it, and it is passed along."""
-        numbers: dict[int, int] = {}
-        for tag, (chain, passing) in sorted(enumerate(self._routes, STEP), key=lambda one: one[1][0][0] != self.rank):
-            if self.rank not in chain:
-                continue
-            place = chain.index(self.rank)
-            if place:
-                said = torch.empty(len(passing), dtype=torch.int64)
-                self.links.ask(said, chain[place - 1], tag)
-            else:
-                said = self._say(passing, inputs)
-            if place < len(chain) - 1:
-                self.links.tell(said, chain[place + 1], tag)
-            numbers |= zip(passing, said.tolist(), strict=True)
-        return numbers
-
-    def _say(self, passing: Sequence[int], inputs: Mapping[int, Tensor]) -> Tensor:
-        """Numbers that no other rank gives."""
-        mode = _autocast(self.device.type)
-        signs = [(inputs[m].shape, inputs[m].dtype, mode) for m in passing]
-        if signs != self._signs.get(passing[0]):
-            numbers = [self._numbers.setdefault(sign, len(self._numbers) * self.wires.size + self.rank) for sign in signs]
-            self._signs[passing[0]], self._said[passing[0]] = signs, torch.tensor(numbers)
-        return self._said[passing[0]]
 
     def _size(self, message: Message) -> int:
         local = message.source == message.destination
@@ -379,38 +328,6 @@ def stages_of(
     }
 
 
-def step_seed(seed: int, step: int) -> int:
-    """What fixes the random numbers of one step; microbatch m has this + m."""
-    return (seed * 7_919 + step) * 65_537
-
-
-def _autocast(kind: str) -> torch.dtype | None:
-    """What outputs' types depend on, beside the inputs'."""
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
 def _messages(incoming: Mapping[int, tuple[Message, ...]]) -> Iterator[Message]:
     for messages in incoming.values():
         yield from messages
-
-
-def _offset(wires: Wires) -> int:
-    """How far this rank's clock is ahead of rank 0's, ns; one machine has one clock."""
-    mine = _machine()
-    if wires.rank:
-        send_bytes(wires, mine.encode(), 0)
-        alike = receive_bytes(wires, 0) == b"one"
-    else:
-        alike = {receive_bytes(wires, other).decode() for other in range(1, wires.size)} <= {mine}
-        for other in range(1, wires.size):
-            send_bytes(wires, b"one" if alike else b"several", other)
-    return 0 if alike else clock_offset(wires)
-
-
-def _machine() -> str:
-    """Names the running system: ranks that share it share its monotonic clock."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-            return stream.read().strip()
-    except OSError:
-        return socket.gethostname()

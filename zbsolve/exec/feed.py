@@ -1,0 +1,85 @@
+"""What goes into a step: each rank's microbatches, and a number for every shape that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInput
+from .comm import Links
+from .wires import STEP
+
+Batch = Tensor | Sequence[Tensor] | Mapping[int, Tensor]
+
+
+def split(
+    batch: Batch | None, what: str, needed: Sequence[int], microbatches: Sequence[int], device: torch.device
+) -> dict[int, Tensor]:
+    """The microbatches `needed` of a batch, on `device`: a tensor is cut into equal parts along dimension 0. Raises BadInput
+    naming `what`."""
+    count = len(microbatches)
+    if not needed:
+        return {}
+    if batch is None:
+        raise BadInput(f"{what}: needed here for microbatch {needed[0]}")
+    if isinstance(batch, Tensor):
+        if not batch.dim() or len(batch) % count:
+            raise BadInput(f"{what}: {tuple(batch.shape)} does not split into {count} microbatches of equal size")
+        batch = batch.chunk(count)
+    if not isinstance(batch, Mapping):
+        if len(batch) != count:
+            raise BadInput(f"{what}: {len(batch)} microbatches, {count} are needed")
+        batch = dict(zip(microbatches, batch, strict=True))
+    missing = [m for m in needed if m not in batch]
+    if missing:
+        raise BadInput(f"{what}: microbatch {missing[0]} is needed here")
+    return {m: batch[m].to(device) for m in needed}
+
+
+class Shapes:
+    """Numbers for shapes of inputs, which all ranks of a route know: its first rank says them, and they are passed along.
+    routes: as `lower.routes` gives them; rank, size: of the pipeline's process group."""
+
+    def __init__(self, routes: Sequence[Sequence[int]], microbatches: Sequence[int], rank: int, size: int) -> None:
+        chains = [(list(dict.fromkeys(route)), microbatches[i :: len(routes)]) for i, route in enumerate(routes)]
+        here = [(STEP + i, *one) for i, one in enumerate(chains) if rank in one[0]]
+        self._routes = sorted(here, key=lambda one: one[1][0] != rank)  # where nothing is waited for, first
+        self._rank, self._size = rank, size
+        self._numbers: dict[Any, int] = {}
+        self._before: dict[int, tuple[list[Any], Tensor]] = {}
+
+    def agree(self, links: Links, inputs: Mapping[int, Tensor], device: torch.device) -> dict[int, int]:
+        """Microbatch → the number of its input's shape, for those that pass this rank. Raises LostRank."""
+        numbers: dict[int, int] = {}
+        for tag, chain, passing in self._routes:
+            place = chain.index(self._rank)
+            if place:
+                said = torch.empty(len(passing), dtype=torch.int64)
+                links.ask(said, chain[place - 1], tag)
+            else:
+                said = self._say(tag, [(inputs[m].shape, inputs[m].dtype, _autocast(device.type)) for m in passing])
+            if place < len(chain) - 1:
+                links.tell(said, chain[place + 1], tag)
+            numbers |= zip(passing, said.tolist(), strict=True)
+        return numbers
+
+    def _say(self, tag: int, signs: list[Any]) -> Tensor:
+        """Numbers that no other rank gives; mostly those of the step before."""
+        before = self._before.get(tag)
+        if before is None or before[0] != signs:
+            numbers = [self._numbers.setdefault(sign, len(self._numbers) * self._size + self._rank) for sign in signs]
+            before = self._before[tag] = signs, torch.tensor(numbers)
+        return before[1]
+
+
+def step_seed(seed: int, step: int) -> int:
+    """What fixes the random numbers of one step; microbatch m has this + m."""
+    return (seed * 7_919 + step) * 65_537
+
+
+def _autocast(kind: str) -> torch.dtype | None:
+    """What outputs' types depend on, beside the inputs'."""
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
