@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import logging
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,10 +75,22 @@ def flow(model: Model) -> Flow:
     back through it, or nothing is trained."""
     try:
         mode = fake_mode()
-        with mode:
+        with mode, _quiet():
             return _flow(model, mode)
     except DATA_DEPENDENT:
         return _flow(model, None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's own traceback in the log of what fails: the error raised says it in a line."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:

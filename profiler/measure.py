@@ -54,7 +54,8 @@ def measure(
     seconds: how long to time passes at most (at least some rounds; less where the medians are known well before).
     neighbours: processes that train the same model meanwhile, as other ranks on this machine would: they share its caches
     and memory bandwidth. timeout: seconds for each of its helpers. states: as in `profiler.states`. device: "cpu" or
-    "cuda". Raises BadInput for the model, RunFailed where a pass fails or a helper does not answer, OutOfMemory.
+    "cuda". Raises BadInput for the model and passes of it that fail, RunFailed where a helper does not answer,
+    OutOfMemory.
     """
     if not seconds > 0 or neighbours < 0:
         raise BadInput(f"profile: seconds {seconds} and neighbours {neighbours} must be positive")
@@ -183,13 +184,11 @@ def _facts(layers: tuple[Layer, ...], seed: int, seconds: float, neighbours: int
 def _busy(spec: str, seed: int, taken: Sequence[int], count: int, timeout: float) -> Iterator[None]:
     """`count` processes that run rounds until the block ends."""
     command = [sys.executable, "-m", "profiler.neighbour", spec, str(seed), ",".join(map(str, taken))]
-    children = [
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
-        )
-        for _ in range(count)
-    ]
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    children: list[subprocess.Popen[bytes]] = []
     try:
+        for _ in range(count):
+            children.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, env=child_environment()))
         until = time.monotonic() + timeout
         for child in children:
             _wait_ready(child, until)

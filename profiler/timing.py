@@ -9,6 +9,7 @@ from statistics import median
 
 import torch
 
+from zbsolve.errors import BadInput
 from zbsolve.exec.failure import RunFailed, one_line
 from zbsolve.exec.stage import Stage
 from zbsolve.profile_report import spread
@@ -70,7 +71,7 @@ def time_layers(
     progress: Progress,
 ) -> tuple[Timed, list[Stage]]:
     """Times of the layers `taken`, one after the other as a rank would run them; one at a time where memory does not
-    suffice for that. Raises OutOfMemory naming the layer where not even that works."""
+    suffice for that. Raises BadInput naming the pass and the layer that fail, OutOfMemory where not even one layer fits."""
     timed = Timed({}, {})
     watch = Watch(device)
     try:
@@ -80,9 +81,8 @@ def time_layers(
         return timed, stages
     except Exception as error:
         if not is_out_of_memory(error):
-            raise RunFailed(
-                f"model '{model.name}': {watch.at[1]} of {place(model, watch.at[0])}: {one_line(error)}"
-            ) from error
+            text = f"model '{model.name}': {watch.at[1]} of {place(model, watch.at[0])}: {one_line(error)}"
+            raise BadInput(text) from error
     return _one_by_one(model, through, taken, device, seconds, make, progress)
 
 
@@ -107,7 +107,7 @@ def _one_by_one(
         except Exception as error:
             where = f"{watch.at[1]} of {place(model, i)}"
             if not is_out_of_memory(error):
-                raise RunFailed(f"model '{model.name}': {where}: {one_line(error)}") from error
+                raise BadInput(f"model '{model.name}': {where}: {one_line(error)}") from error
             done = {f"{model.layer_names[j]}/{kind}": row for (j, kind), row in timed.samples.items() if j != i}
             raise OutOfMemory(f"model '{model.name}': out of memory: {where}, by itself", done) from None
         stages.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from dataclasses import replace
 
 import pytest
@@ -137,6 +138,20 @@ def test_on_the_command_line(tiny, tmp_path, capsys):
     assert "**worse: value**" in capsys.readouterr().out
     assert main(["bench", "small", "--effort", "0.1", "--repeats", "1", "--against", str(now), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["failed"] is False
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it(number, code, tiny, monkeypatch, capsys):
+    pressed = []
+
+    def press(search, where, state):
+        if not pressed:
+            pressed.append(True)
+            signal.raise_signal(number)
+
+    monkeypatch.setattr("zbsolve.cli_tools.Search.show", press)
+    assert main(["bench", "small", "--effort", "0.1", "--repeats", "1"]) == code
+    assert capsys.readouterr().err == "zbsolve bench: interrupted\n"
 
 
 @pytest.mark.parametrize(

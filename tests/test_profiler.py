@@ -1,5 +1,9 @@
 """Profiles: every layer measured by the executor's passes; models by name."""
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,3 +108,32 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert error.count("\n") == 1
     assert main(["profile", "mlp-tiny", "-o", str(tmp_path / "p.json"), "--seconds", "0.1"]) == 0
     assert "(B + W) / BW" in capsys.readouterr().out
+
+
+def neighbours(parent: int) -> list[Path]:
+    """The busy neighbours that a process started and that still run."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    found = [Path(f"/proc/{child}") for child in children]
+    return [path for path in found if b"profiler.neighbour" in (path / "cmdline").read_bytes()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_neighbours_too(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    out = tmp_path / "p.json"
+    command = [sys.executable, "-m", "zbsolve.cli", "profile", "mlp-tiny", "--neighbours", "2", "-o", str(out)]
+    process = subprocess.Popen([*command, "--seconds", "1000"], stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 60
+        while len(children := neighbours(process.pid)) < 2:
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert said == "zbsolve profile: interrupted\n"
+    assert not [child for child in children if child.exists()]
+    assert not out.exists()

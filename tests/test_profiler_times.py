@@ -14,7 +14,6 @@ from profiler.timing import host_times, is_out_of_memory
 from profiler.warn import warnings
 from zbsolve import BadInput
 from zbsolve.cli import main
-from zbsolve.exec.failure import RunFailed
 from zbsolve.profile import Layer
 from zbsolve.profile_report import spread
 
@@ -145,7 +144,7 @@ def test_layers_that_do_not_fit_together_are_measured_one_by_one(failing: Path) 
 
 
 def test_what_fails_late_names_its_pass(failing: Path) -> None:
-    with pytest.raises(RunFailed, match=r"model 'failing_models:late': F of layer 1 \(1.Late\): .*no such number"):
+    with pytest.raises(BadInput, match=r"model 'failing_models:late': F of layer 1 \(1.Late\): .*no such number"):
         measure("failing_models:late", seconds=0.05)
     with pytest.raises(BadInput, match="device 'tpu': cpu or cuda"):
         measure("mlp-tiny", device="tpu")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from . import cli_bench, cli_export, cli_partition, cli_profile, cli_run, cli_search
-from .cli_tools import print_json
+from .cli_tools import ends_on_sigterm, print_json, progress_line
 from .errors import BadInput, ZbsolveError
 from .files import check_writable
 
@@ -26,8 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     command: Command = options.command
     try:
-        _check_outputs(options)
-        return command(options)
+        with ends_on_sigterm():
+            _check_outputs(options)
+            return command(options)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"zbsolve {options.name}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
+        progress_line()("")
         print(f"zbsolve {options.name}: interrupted", file=sys.stderr)
         return 128 + (error.args[0] if error.args else signal.SIGINT)
 

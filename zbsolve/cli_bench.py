@@ -54,11 +54,11 @@ def _run(options: argparse.Namespace) -> Report:
 
     if options.effort is not None and not 0 < options.effort < float("inf"):
         raise BadInput(f"effort: {options.effort} is not a positive number")
-    with searching("bench") as (search, pressed):
+    with searching("bench") as (search, _):
 
         def done(result: Result) -> None:
-            if pressed():
-                raise KeyboardInterrupt
+            if search.came:
+                raise KeyboardInterrupt(search.came[0])
 
         return run(
             options.what,

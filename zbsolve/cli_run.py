@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .cli_tools import ends_on_sigterm, need_torch, print_json
+from .cli_tools import need_torch, print_json
 from .errors import BadInput
 
 
@@ -56,11 +56,10 @@ def run(options: argparse.Namespace) -> int:
         chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__}
         if options.one_device or options.local:
             schedule = Schedule.load(options.schedule)
-            with ends_on_sigterm():
-                if options.one_device:
-                    trace = run_on_one_device(schedule, options.model, Options(**chosen), options.one_device)
-                else:
-                    trace = run_local(schedule, options.model, **chosen)
+            if options.one_device:
+                trace = run_on_one_device(schedule, options.model, Options(**chosen), options.one_device)
+            else:
+                trace = run_local(schedule, options.model, **chosen)
         else:
             found = run_torchrun(options.schedule, options.model, Options(**chosen))
             if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -54,9 +55,11 @@ def progress_line() -> Callable[[str], None]:
 @dataclass
 class Search:
     """A search as a terminal shows it: `show(where, state)` writes the line, ten times a second at most; while `ticking`
-    it is written again every second, so that the time elapsed goes on where nothing better is found."""
+    it is written again every second, so that the time elapsed goes on where nothing better is found. `came`: the signals
+    that ended it early."""
 
     began: float
+    came: list[int] = field(default_factory=list)
     shown: float = 0.0
     last: tuple[str, State] | None = None
 
@@ -110,18 +113,18 @@ def status(state: State, elapsed: float) -> str:
 def searching(name: str) -> Iterator[tuple[Search, Callable[[], bool]]]:
     """A search that Ctrl-C or SIGTERM ends early: gives the progress and whether one came, clears the line at the end, and
     then says on standard error what an interruption left. A second Ctrl-C is one more KeyboardInterrupt."""
-    pressed: list[int] = []
     search = Search(time.monotonic())
-    with interrupts((signal.SIGINT, signal.SIGTERM), pressed), search.ticking():
-        yield search, lambda: bool(pressed)
-    if pressed:
+    with interrupts((signal.SIGINT, signal.SIGTERM), search.came), search.ticking():
+        yield search, lambda: bool(search.came)
+    if search.came:
         print(f"zbsolve {name}: interrupted: this is the best found until then", file=sys.stderr)
 
 
 @contextmanager
 def ends_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends what runs inside as Ctrl-C does: in order."""
-    with interrupts((signal.SIGTERM,), []):
+    """SIGTERM ends what runs inside as Ctrl-C does: in order. Not so torchrun's ranks: one that waits inside gloo would hear
+    of it late, and torchrun ends them all."""
+    with interrupts(() if "RANK" in os.environ and "WORLD_SIZE" in os.environ else (signal.SIGTERM,), []):
         yield
 
 
