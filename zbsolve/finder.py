@@ -11,7 +11,7 @@ from .errors import BadInput
 from .greedy.anneal import improve_policies, starting_policies
 from .greedy.blocks import blocks
 from .greedy.list_scheduler import Policy, deepest_first
-from .greedy.presets import PRESETS, preset
+from .greedy.presets import PRESETS, SEARCHED, preset
 from .state import BLOCK, State
 
 LARGE = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
@@ -39,6 +39,8 @@ def _named(state: State) -> Iterator[None]:
     for name in PRESETS:
         if state.done:
             return
+        if name in SEARCHED:
+            continue
         try:
             named = preset(name, state.problem)
         except BadInput:

@@ -106,6 +106,8 @@ PRESETS: dict[str, Callable[[Problem], Schedule]] = {
     "dualpipe-v": dualpipe_v,
 }
 
+SEARCHED = ("zb-1p", "zb-2p")  # made by the policies of the list scheduler, which a search tries anyway
+
 
 def _automatic(problem: Problem, name: str, times: int) -> Schedule:
     """The automatic zero-bubble schedule (arXiv 2401.10241, section 3.1) within `times` p microbatches a rank: as many
