@@ -2,10 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# The stamp is new when what it installs changes.
+# The stamp is new when what it installs changes. editable_mode=compat: a path, not an import hook, so that the package is
+# found from a folder beside this one too, where a folder of the same name lies.
 .venv/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,highs,test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--config-settings editable_mode=compat -e '.[torch,highs,test,lint]'
 	$(BIN)/python -c 'import zbsolve.search as s; s.compiled()'
 	touch $@
 

@@ -15,7 +15,7 @@ from zbsolve.assign import NAMES, Job, least_step, partition_of, shifts, split
 from zbsolve.assign_mesh import mesh_splits, on_devices, places, spread
 from zbsolve.cli import main
 from zbsolve.ilp.cp import solve_cp
-from zbsolve.partition import balanced, equal, spans
+from zbsolve.partition import balanced, balanced_ranks, equal, spans
 from zbsolve.partition_alpa import alpa, submeshes
 from zbsolve.partition_file import Partition
 from zbsolve.placement import parse_routes
@@ -396,3 +396,17 @@ def test_partition_files_name_the_field(tmp_path):
 
 def test_spans():
     assert spans([1, 2, 4])[0].tolist() == [float("inf"), 1, 3, 7]
+
+
+def test_where_ranks_hold_several_stages_their_work_is_balanced():
+    """Costs 1 to 8 on a V of two ranks: 2,1,2,3 gives 18 to both; balancing stages alone leaves 15 and 21."""
+    costs, routes = [float(c) for c in range(1, 9)], ((0, 1, 1, 0),)
+    found = balanced_ranks(costs, routes)
+    cuts = [sum(found[:i]) for i in range(5)]
+    work = [0.0, 0.0]
+    for stage, rank in enumerate(routes[0]):
+        work[rank] += sum(costs[cuts[stage] : cuts[stage + 1]])
+    ideal = min(max(sum(costs[:a]) + sum(costs[c:]), sum(costs[a:c])) for a in range(1, 6) for c in range(a + 2, 8))
+    assert max(work) == ideal
+    assert balanced_ranks(costs, ((0, 1, 2),)) == balanced(costs, 3)
+    assert balanced_ranks([1.0] * 8, ((0, 1, 1, 0),)) == (2, 2, 2, 2)

@@ -13,7 +13,7 @@ from math import ceil
 import numpy as np
 
 from .errors import BadInput
-from .partition import Floats, balanced, equal, even, spans, walk
+from .partition import Floats, balanced_ranks, equal, even, spans, walk
 from .partition_alpa import alpa
 from .profile import Profile
 
@@ -117,9 +117,10 @@ def partition_of(job: Job, name: str) -> tuple[int, ...]:
     if name == "equal":
         return equal([(c.parameter_bytes, c.output_bytes) for c in job.profile.layers], job.stages)
     if name == "balanced":
-        return balanced(job.times, job.stages, job.factors.tolist())
+        return balanced_ranks(job.times, job.routes, job.factors.tolist())
     if name == "F+B":
-        return balanced([c.F + (c.BW if job.fused else c.B) for c in job.profile.layers], job.stages, job.factors.tolist())
+        costs = [c.F + (c.BW if job.fused else c.B) for c in job.profile.layers]
+        return balanced_ranks(costs, job.routes, job.factors.tolist())
     if name == "memory":
         return even(lambda s: job.bytes(job.stages - s)[None], layers, job.stages)
     if name != "alpa":

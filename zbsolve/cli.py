@@ -108,7 +108,7 @@ def _prove_again(schedule: Schedule, seconds: float) -> tuple[str] | tuple[str, 
     if found.value < stated.bound:
         text = f"bound {stated.bound} µs is not proven again; {found.value} µs is ({found.proof})"
         return "", Violation("bound", (), text)
-    return (f"; bound {stated.bound} µs proven again: {stated.proof}",)
+    return (f"; bound {stated.bound} µs proven again: {found.proof}",)
 
 
 def _show_options(parser: argparse.ArgumentParser) -> None:

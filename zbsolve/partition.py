@@ -107,6 +107,37 @@ def balanced(costs: Sequence[float], stages: int, factors: Sequence[float] | Non
     return even(lambda s: one * scale[stages - s], len(costs), stages)
 
 
+def balanced_ranks(
+    costs: Sequence[float], routes: Sequence[Sequence[int]], factors: Sequence[float] | None = None
+) -> tuple[int, ...]:
+    """`balanced`, but where a rank holds several stages (or a stage lives on several ranks) it is the ranks' work that
+    counts: from the balanced stages a layer at a time goes from the busiest rank to where that helps most. routes: stage →
+    rank, one or several that microbatches take in turn. Raises BadInput for fewer layers than stages."""
+    stages, ranks = len(routes[0]), max(routes[0]) + 1
+    counts = list(balanced(costs, stages, factors))
+    if ranks == stages and len(routes) == 1:
+        return tuple(counts)
+    whole = np.concatenate([[0.0], np.cumsum(np.asarray(costs, np.float64))])
+    slow = np.ones(stages) if factors is None else np.asarray(factors, np.float64)
+    home = np.array(routes)
+
+    def work(counts: Sequence[int]) -> Floats:
+        ends = np.cumsum([0, *counts])
+        each = (whole[ends[1:]] - whole[ends[:-1]]) * slow
+        found: Floats = np.bincount(home.ravel(), np.tile(each, len(home)), ranks).astype(np.float64)
+        return found
+
+    load = work(counts)
+    while True:
+        busy = np.flatnonzero((home == int(load.argmax())).any(axis=0)).tolist()
+        moves = [(i, j) for i in busy for j in range(stages) if i != j and counts[i] > 1]
+        tried = [[n - (k == i) + (k == j) for k, n in enumerate(counts)] for i, j in moves]
+        best = min(tried, key=lambda one: sorted(work(one), reverse=True), default=counts)
+        if sorted(work(best), reverse=True) >= sorted(load, reverse=True):
+            return tuple(counts)
+        counts, load = best, work(best)
+
+
 def equal(kinds: Sequence[Hashable], stages: int) -> tuple[int, ...]:
     """How people split today: every stage as many layers, earlier stages one more where that does not come out even.
 

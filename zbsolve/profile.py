@@ -13,7 +13,7 @@ from .errors import BadInput, Infeasible
 from .files import field, read_document, write_document
 from .graphs import pipeline
 from .graphs_recompute import Recompute
-from .partition import balanced
+from .partition import balanced_ranks
 from .problem import Problem
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -101,8 +101,8 @@ class Profile:
         placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn
         ("mirror"); a stage's parameters count on every rank that it lives on. memory: bytes a rank ("40GiB"), of which
         parameters, gradients and optimizer state are taken off first; None: the device's capacity, unlimited where unknown.
-        layers: how many layers each stage gets; None: `partition.balanced` over F + B + W, for the ranks as fast as they
-        are. fused: one backward BW, as people run it without a split. recompute: stages ("all", "0,2", or numbers) that
+        layers: how many layers each stage gets; None: `partition.balanced_ranks` over F + B + W, for the ranks as fast as
+        they are. fused: one backward BW, as people run it without a split. recompute: stages ("all", "0,2", or numbers) that
         drop their activations after F and make them again before B, in X's time (F's where unknown); stage 0's input is
         the batch, which is there anyway. Raises BadInput, Infeasible.
         """
@@ -115,7 +115,7 @@ class Profile:
         number = len(routes[0])
         factors, turns = self.stage_factors(routes), 2 if recompute == "all" else 1
         costs = [turns * c.F + c.B + c.W for c in self.layers]
-        counts = balanced(costs, number, factors) if layers is None else tuple(layers)
+        counts = balanced_ranks(costs, routes, factors) if layers is None else tuple(layers)
         if len(counts) != number or sum(counts) != len(self.layers) or min(counts) < 1:
             raise BadInput(f"layers: {counts} does not split {len(self.layers)} layers into {number} stages")
         cuts = [sum(counts[:i]) for i in range(len(counts) + 1)]
