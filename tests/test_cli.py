@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from zbsolve import Schedule
+from zbsolve import Schedule, solve
 from zbsolve.cli import main
+from zbsolve.errors import interruption
 
+from .problems import uniform
 from .test_model import profile
 
 
@@ -221,3 +224,28 @@ def test_a_forged_status_is_found(measured, tmp_path, capsys):
     capsys.readouterr()
     assert main(["check", str(path)]) == 2
     assert "field 'status' is optimal, but value and bound say otherwise" in capsys.readouterr().err
+
+
+def test_the_proof_that_check_prints_is_its_own(tmp_path, capsys):
+    schedule = solve(uniform("single", 3, 5, (3, 4, 2), 3), seconds=5)
+    forged = schedule.certified(replace(schedule.certificate, proof="trust me"))
+    path = tmp_path / "forged.json"
+    forged.save(path)
+    assert main(["check", "--bound", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "proven again" in said
+    assert "trust me" not in said
+
+
+def test_a_signal_in_compiled_code_is_an_interruption():
+    """numba raises SystemError from the KeyboardInterrupt of a signal that came while a kernel ran."""
+    try:
+        try:
+            raise KeyboardInterrupt(15)
+        except KeyboardInterrupt as pressed:
+            raise SystemError("a function returned a result with an exception set") from pressed
+    except SystemError as error:
+        found = interruption(error)
+    assert found is not None
+    assert found.args == (15,)
+    assert interruption(SystemError("another")) is None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import cli_bench, cli_export, cli_partition, cli_profile, cli_run, cli_search
 from .cli_tools import ends_on_sigterm, print_json, progress_line
-from .errors import BadInput, ZbsolveError
+from .errors import BadInput, ZbsolveError, interruption
 from .files import check_writable
 
 if TYPE_CHECKING:
@@ -38,10 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ZbsolveError as error:
         print(f"zbsolve {options.name}: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, SystemError) as error:
+        pressed = interruption(error)
+        if pressed is None:
+            raise
         progress_line()("")
         print(f"zbsolve {options.name}: interrupted", file=sys.stderr)
-        return 128 + (error.args[0] if error.args else signal.SIGINT)
+        return 128 + (pressed.args[0] if pressed.args else signal.SIGINT)
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

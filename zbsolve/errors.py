@@ -39,3 +39,11 @@ class Deadlock(ZbsolveError):
     def __init__(self, cycle: tuple[str, ...]) -> None:
         super().__init__("deadlock: " + " → ".join((*cycle, cycle[0])) if cycle else "deadlock")
         self.cycle = cycle
+
+
+def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The KeyboardInterrupt that `error` is or comes from; None where there is none. Compiled code that a signal ends raises
+    SystemError from it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error

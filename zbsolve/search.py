@@ -15,7 +15,7 @@ from itertools import chain
 import numpy as np
 
 from .clock import Clock
-from .errors import BadInput, Infeasible, NotFound, WrongBound, ZbsolveError
+from .errors import BadInput, Infeasible, NotFound, WrongBound, ZbsolveError, interruption
 from .finder import LARGE, find, quick
 from .graphs import pipeline
 from .greedy.anneal import starting_policies
@@ -62,10 +62,13 @@ def solve(
         if hint is not None:
             state.offer(_retimed(problem, hint), "hint")
         _search(state, method, seed, solver)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemError) as error:
+        pressed = interruption(error)
+        if pressed is None:
+            raise
         clock.stop()
         if state.schedule is None:
-            raise
+            raise pressed from None
     if state.schedule is None:
         raise _nothing(state, method)
     return state.schedule.certified(_certificate(state, seed))

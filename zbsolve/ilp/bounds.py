@@ -191,15 +191,17 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     """Prove a stated bound again from the problem alone, as one of the same kind and ranks; lower than stated where it
     cannot be proven, or not within `seconds`."""
     if bound.value <= problem.work:
-        return bound
+        return Bound(bound.value, "the work of the busiest rank", "work")
     if bound.kind == WHOLE:
         from .cp import refutes  # CP-SAT takes a second to load, and few bounds need it
 
-        return bound if refutes(problem, bound.value, seconds) else Bound(0, "not proven again", WHOLE)
+        proven = refutes(problem, bound.value, seconds)
+        return Bound(bound.value, "cp-sat: the whole problem", WHOLE) if proven else Bound(0, "not proven again", WHOLE)
     if bound.kind in GROUPS:
-        lanes = lanes_of(problem, bound.ranks, bound.kind == GROUPS[True])
+        lean = bound.kind == GROUPS[True]
+        lanes = lanes_of(problem, bound.ranks, lean)
         if lanes is not None and Climb(lanes, FAR, 1).attempt(bound.value - 1, int(100_000 * seconds))[0]:
-            return bound
+            return _of_group((bound.ranks, lean), bound.value)
         return Bound(0, "not proven again", bound.kind, bound.ranks)
     closed_form(problem)
     same = [one for one in _made[problem] if (one.kind, one.ranks) == (bound.kind, bound.ranks)]
