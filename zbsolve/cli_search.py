@@ -235,13 +235,13 @@ def systems(options: argparse.Namespace) -> int:
 
     if options.output and options.output != "-" and not options.output.endswith(".html"):
         raise BadInput(f"{options.output}: a gallery is a page: name a file that ends in .html")
-    shown = exhibits(options.ranks, options.microbatches)
+    shown, absent = exhibits(options.ranks, options.microbatches)
     if options.output:
         from .files import write_text
 
-        write_text(options.output, page(shown))
+        write_text(options.output, page(shown, absent))
     if options.json:
-        print_json([one.to_json() for one in shown])
+        print_json([one.to_json() for one in shown] + [one.to_json() for one in absent])
     elif options.output != "-":
-        print(table(shown), end="")
+        print(table(shown, absent), end="")
     return 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from .errors import BadInput
 from .greedy.presets import preset
 from .placement import parse_routes
 from .schedule import Schedule
@@ -40,10 +41,30 @@ class Exhibit:
         }
 
 
-def exhibits(ranks: int = 4, microbatches: int = 8) -> tuple[Exhibit, ...]:
-    """Every system on the same step: F = B = W = 600 µs a rank and microbatch, no communication. Raises BadInput where a
-    system does not allow these numbers."""
-    return tuple(_exhibit(one, ranks, microbatches) for one in SYSTEMS)
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A system that does not allow the numbers of the step, and why."""
+
+    system: System
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Its name, and why."""
+        return {"name": self.system.name, "absent": self.why}
+
+
+def exhibits(ranks: int = 4, microbatches: int = 8) -> tuple[tuple[Exhibit, ...], tuple[Absent, ...]]:
+    """Every system on the same step: F = B = W = 600 µs a rank and microbatch, no communication; and those that do not allow
+    so many ranks or microbatches. Raises BadInput for none of either."""
+    if ranks < 1 or microbatches < 1:
+        raise BadInput(f"systems: at least 1 rank and 1 microbatch are needed, got {ranks} and {microbatches}")
+    shown, absent = list[Exhibit](), list[Absent]()
+    for one in SYSTEMS:
+        try:
+            shown.append(_exhibit(one, ranks, microbatches))
+        except BadInput as error:
+            absent.append(Absent(one, str(error)))
+    return tuple(shown), tuple(absent)
 
 
 def _exhibit(one: System, ranks: int, microbatches: int) -> Exhibit:
@@ -59,12 +80,13 @@ def _exhibit(one: System, ranks: int, microbatches: int) -> Exhibit:
     return Exhibit(one, schedule, (max(peaks), min(peaks)), float(makespan), float(span))
 
 
-def table(shown: Sequence[Exhibit]) -> str:
-    """The systems as lines for a terminal."""
+def table(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
+    """The systems as lines for a terminal; below, which are absent and why."""
     head = ("system", "placement", "bubble", "activations", "weights", "of makespan", "of span", "peak")
     rows = [head, *(_cells(one) for one in shown)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += [f"{one.system.name}: not here: {one.why}" for one in absent]
     return "\n".join(lines) + "\n"
 
 
@@ -74,7 +96,7 @@ def _cells(one: Exhibit) -> tuple[str, ...]:
     return (s.name, s.placement, s.bubble, s.memory, s.weights, *measured)
 
 
-def page(shown: Sequence[Exhibit]) -> str:
+def page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
     """One HTML page that loads nothing."""
     values = [float(one.schedule.timeline().makespan) for one in shown]
     longest = max(value for value in values if value <= 2 * min(values))  # longer ones have a scale of their own
@@ -85,6 +107,7 @@ def page(shown: Sequence[Exhibit]) -> str:
     for group in GROUPS:
         parts.append(f"<h2>{escape(group.capitalize())}</h2>")
         parts += [_card(one, longest) for one in shown if one.system.group == group]
+    parts += [f"<p>{escape(one.system.title)}: not on this step: {escape(one.why)}</p>" for one in absent]
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
