@@ -247,7 +247,7 @@ def _facts(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "peaks": "live bytes after each pass of one further step, without parameters and gradients",
+        "peaks_are": "live bytes after each pass of one further step, without parameters and gradients",
         **{f.name: getattr(options, f.name) for f in options.__dataclass_fields__.values() if f.name != "check"},
     }
     if verdict is not None:
