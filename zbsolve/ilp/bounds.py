@@ -17,12 +17,17 @@ from ..problem import Ints, Problem
 from .arcs import FAR, NOWHERE, arcs, heads_and_tails
 from .area import area, least_lifespans
 from .idle import Window, idle
-from .onerank import Climb, lanes_of
+from .onerank import NARROW, Climb, lanes_of
 from .window import one_machine
 
 EFFORT = 4_000_000  # passes walked over in one closed form
-STATE = 5e-6  # seconds that one partial order counts for
-MOST = 2_000_000  # partial orders in one try: a few GB in the worst case
+STATE = 2e-6  # seconds that one partial order counts for
+LEAST, MORE, MOST = (
+    3_000,
+    6,
+    8_000_000,
+)  # partial orders in one try: at first, how many times as many next, a few GB at worst
+VAIN = 3  # groups that may take all their states in vain before others of their size are left
 GRAIN = 64  # a group of ranks that can gain less than this part of the gap is left
 WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
 MANY, WHOLE_MOST = 8, 4  # ranks kept at most, lean or whole
@@ -126,50 +131,81 @@ def _lifespans(problem: Problem) -> Ints | None:
 def improve(problem: Problem, best: Bound, value: int | None, clock: Clock, seconds: float) -> Iterator[Bound]:
     """Higher bounds than `best` as they are found, cheap ones first, until `value` (the incumbent's) or time is reached:
     after the closed forms single ranks, exactly, all of them with few states each, then again with more."""
-    until = clock.used + seconds
     closed_form(problem)
     forms = sorted(_made[problem], key=lambda bound: -bound.value)
     if forms[0].value > best.value:
         best = forms[0]
         yield best
     ceiling = 4 * best.value if value is None else value
-    waiting: list[Group] = [((rank,), False) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
-    climbs: dict[Group, Climb] = {}
-    states, rate, fresh = 3_000, 50_000.0, True
-    most = min(MANY, problem.ranks)
-    stages = [(size, lean) for lean in (True, False) for size in range(2, 1 + (most if lean else min(most, WHOLE_MOST)))]
-    while waiting and states <= MOST:
-        for group in list(waiting):
-            if best.value >= ceiling or clock.used >= until or clock.left <= 0:
-                return
-            if group not in climbs:
-                lanes = lanes_of(problem, *group)
-                if lanes is None:
-                    waiting.remove(group)
-                    continue
-                climbs[group] = Climb(lanes, ceiling, max(1, (ceiling - best.value) // 32))
-            answer: bool | None = True
-            while answer is not None:
-                window = climbs[group].window(best.value - 1, (ceiling - best.value) // GRAIN)
-                if window is None:
-                    waiting.remove(group)
+    search = _Search(problem, best, ceiling, clock, clock.used + seconds)
+    alone: list[Group] = [((rank,), False) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
+    states, roots, gained = LEAST, dict[bool, tuple[int, ...]](), {True: 1, False: 1}
+    while states <= MOST and not search.over:
+        if len(search.best.ranks) < 2 or states == LEAST:
+            yield from search.climb(alone, states)
+        for lean in (True, False):
+            if gained[lean] == 0 < gained[not lean]:
+                continue  # the other kind's turn, until it gains nothing either
+            began = search.best.value
+            root = roots.setdefault(lean, next(bound.ranks for bound in (search.best, *forms) if bound.ranks)[:2])
+            most = min(MANY if lean else WHOLE_MOST, problem.ranks)
+            for size in range(2 if len(root) < 3 else min(most, len(root) + 1), 1 + most):
+                before = search.best
+                yield from search.climb(_groups(problem, root, size, lean), states, once=size > 2)
+                if search.best is not before:
+                    root = search.best.ranks
+                elif len(root) < size:
+                    break  # worth it with more states
+            yield from search.climb([(root, lean)], states)
+            roots[lean] = root
+            gained[lean] = search.best.value - began
+        states *= MORE
+
+
+class _Search:
+    """The best bound so far, and what is known of each group of ranks."""
+
+    def __init__(self, problem: Problem, best: Bound, ceiling: int, clock: Clock, until: float) -> None:
+        self.problem, self.best, self.ceiling, self.clock, self.until = problem, best, ceiling, clock, until
+        self.climbs: dict[Group, Climb | None] = {}
+        self.breadth = NARROW  # what the last group's answer took: the next one's first try
+        self.rate = 50_000.0  # states a second, measured
+
+    @property
+    def over(self) -> bool:
+        """Whether the ceiling or the end of the time is reached."""
+        return self.best.value >= self.ceiling or self.clock.used >= self.until or self.clock.left <= 0
+
+    def climb(self, groups: list[Group], states: int, once: bool = False) -> Iterator[Bound]:
+        """Higher bounds from each group in turn, as long as it gives one with `states` partial orders a try, and no more
+        after a few took all theirs in vain (the others are as large); once: no more than the first bound."""
+        spent = 0
+        for group in groups:
+            if group not in self.climbs:
+                lanes = lanes_of(self.problem, *group)
+                gap = self.ceiling - self.best.value
+                climb = None if lanes is None else Climb(lanes, self.ceiling, max(1, gap // 32), gap // 5, self.breadth)
+                self.climbs[group] = climb
+            climb = self.climbs[group]
+            while climb is not None and spent < VAIN and not self.over:
+                window = climb.window(self.best.value - 1, (self.ceiling - self.best.value) // GRAIN)
+                allowed = min(states, int(self.rate * min(self.clock.left, self.until - self.clock.used)))
+                if window is None or allowed < 1_000:
                     break
-                began = clock.used
-                allowed = min(states, int(rate * min(clock.left, until - began)))
-                if allowed < 1_000:
-                    return
-                answer, tried = climbs[group].attempt(window, allowed)
-                clock.spend(tried * STATE)
+                began = self.clock.used
+                answer, tried = climb.attempt(window, allowed)
+                self.clock.spend(tried * STATE)
                 if tried >= 2_000:
-                    rate = 0.8 * tried / max(1e-9, clock.used - began)
+                    self.rate = 0.8 * tried / max(1e-9, self.clock.used - began)
                 if answer:
-                    best = _of_group(group, window + 1)
-                    yield best
-        states *= 8
-        while stages and (not waiting or (fresh and states > 200_000)):
-            size, lean = stages.pop(0)
-            waiting += _groups(problem, best, forms, size, lean)
-            states, fresh = min(states, 24_000), False
+                    self.best, self.breadth = _of_group(group, window + 1), climb.breadth if len(group[0]) > 1 else NARROW
+                    yield self.best
+                    if once:
+                        return
+                elif answer is None:
+                    spent += once and 2 * tried > states
+                    if 4 * tried > states or window - self.best.value < climb.least:
+                        break
 
 
 def _of_group(group: Group, value: int) -> Bound:
@@ -179,9 +215,8 @@ def _of_group(group: Group, value: int) -> Bound:
     return Bound(value, f"{who}: no order of {which} fits {value - 1} µs", GROUPS[lean], ranks)
 
 
-def _groups(problem: Problem, best: Bound, forms: list[Bound], size: int, lean: bool) -> list[Group]:
-    """The ranks of the best bound, filled up with others, each time with another one, where that makes `size` ranks."""
-    ranks = next(bound.ranks for bound in (best, *forms) if bound.ranks)
+def _groups(problem: Problem, ranks: tuple[int, ...], size: int, lean: bool) -> list[Group]:
+    """The first of `ranks`, filled up with others, each time with another one, where that makes `size` ranks."""
     others = [rank for rank in range(problem.ranks) if rank not in ranks]
     kept = (*ranks, *others)[: size - 1]
     return [((*kept, other), lean) for other in range(problem.ranks) if other not in kept]

@@ -177,12 +177,12 @@ class Climb:
 
     def attempt(self, window: int, states: int) -> tuple[bool | None, int]:
         """Whether the window is refuted; None: not known with so many states. And how many were tried. The breadth grows
-        from a quarter of what it took last while that leaves states."""
-        breadth, tried = max(NARROW, self.breadth // WIDER), 0
+        from what it took last while that leaves states."""
+        breadth, tried = self.breadth, 0
         while True:
             answer, count = refute(self.lanes, window, breadth, states - tried)
             tried += count
-            if answer is not None or tried + WIDER * count > states:
+            if answer is not None or tried + count > states:
                 break
             breadth *= WIDER
         if answer is None:
