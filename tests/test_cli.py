@@ -73,6 +73,7 @@ def test_check_fails_and_names_the_pass(measured, tmp_path, capsys):
         (["--ranks", "9", "--microbatches", "2"], "4 layers do not make 9 stages", 2),
         (["--ranks", "0", "--microbatches", "2"], "ranks: at least 1 is needed, got 0", 2),
         (["--ranks", "2", "--microbatches", "2", "--memory", "8100"], "rank 0 needs 300 bytes for one microbatch", 1),
+        (["--ranks", "2", "--microbatches", "2", "--memory", "60"], "60 bytes (a number without a unit is bytes", 1),
         (["--ranks", "2", "--microbatches", "2", "--memory", "lots"], "memory 'lots'", 2),
         (["--ranks", "2", "--microbatches", "2", "--method", "magic"], "method 'magic'", 2),
         (["--ranks", "2", "--microbatches", "2", "--seconds", "-1"], "seconds", 2),
@@ -105,7 +106,7 @@ def test_a_hint_is_where_the_search_starts(measured, tmp_path, capsys):
     values = [Schedule.load(path).timeline().value for path in (first, again)]
     assert values[1] <= values[0]
     assert main(["solve", measured, "--ranks", "2", "--microbatches", "3", "--hint", first, "--effort", "0.1"]) == 2
-    assert "other passes" in capsys.readouterr().err
+    assert "other passes than the problem: the hint has 4 microbatches, the problem 3\n" in capsys.readouterr().err
 
 
 def test_placement_auto_shows_what_lost(measured, tmp_path, capsys):

@@ -17,9 +17,10 @@ from zbsolve.problem import KINDS
 from zbsolve.show import save
 from zbsolve.show_events import events
 from zbsolve.show_page import page
-from zbsolve.show_style import COLOURS, MEANING, cells, format_bytes, format_time
+from zbsolve.show_style import COLOURS, MEANING, cells, format_time
 from zbsolve.show_svg import svg
 from zbsolve.show_terminal import terminal
+from zbsolve.text import exact_bytes, format_bytes
 from zbsolve.trace import Trace
 
 from .test_compare import one_f_one_b, random_run, trace_of
@@ -224,3 +225,5 @@ def test_words() -> None:
     assert format_time(32e6) == "32.00 s"
     assert format_bytes(1023) == "1023 B"
     assert format_bytes(3.2 * 2**30) == "3.20 GiB"
+    assert exact_bytes(12091588608) == "12091588608 bytes (11.3 GiB)"
+    assert exact_bytes(300) == "300 bytes"

@@ -10,8 +10,9 @@ from itertools import pairwise
 from .errors import BadInput
 from .files import write_text
 from .frontier import Frontier
-from .show_style import format_bytes, format_time, printable
+from .show_style import format_time, printable
 from .show_svg import FONT, caption
+from .text import format_bytes
 
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 78.0, 112.0, 76.0, 110.0, 560.0
 VALUE, BOUND, NAMED, BETWEEN = "#1a5a9c", "#2fa583", "#d2623a", "#eef0f4"

@@ -11,6 +11,7 @@ from . import placement as placements
 from .errors import BadInput, Infeasible
 from .graphs_recompute import Recompute, chosen, least_room, with_recompute
 from .problem import KINDS, Edges, Ints, Passes, Problem
+from .text import exact_bytes
 
 MOST = 5_000_000  # stages times microbatches
 LARGEST = 2**52  # µs or bytes; and a whole step stays below 2**60, so that sums are whole numbers of 64 bits
@@ -166,9 +167,8 @@ def _lags(comm: Links, ranks_of: Sequence[int]) -> tuple[Ints, Ints]:
 def _fits(need: Ints, limits: Ints) -> None:
     """Raise Infeasible where a rank has less than one microbatch needs."""
     for rank in np.flatnonzero(need > limits):
-        raise Infeasible(
-            f"capacity: rank {rank} needs {need[rank]} bytes for one microbatch, but has {limits[rank]}: no schedule exists"
-        )
+        need_and_room = f"needs {exact_bytes(need[rank])} for one microbatch, but has {exact_bytes(limits[rank])}"
+        raise Infeasible(f"capacity: rank {rank} {need_and_room}: no schedule exists")
 
 
 def _pass_table(kinds: tuple[str, ...], times: Mapping[str, Ints], rank: Ints) -> Passes:

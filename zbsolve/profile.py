@@ -15,6 +15,7 @@ from .graphs import pipeline
 from .graphs_recompute import Recompute
 from .partition import balanced_ranks
 from .problem import Problem
+from .text import exact_bytes
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -125,21 +126,25 @@ class Profile:
             return [round(sum(getattr(one, what) for one in stage)) for stage in stages]
 
         limit = self.capacity if memory is None else parse_bytes(memory)
-        problem = pipeline(
-            total("F"),
-            placement=routes,
-            microbatches=microbatches,
-            comm=[round(self.link.time(stage[-1].output_bytes)) for stage in stages[:-1]],
-            **held(stages),
-            recompute=recompute,
-            X=[round(sum(c.X or c.F for c in stage)) for stage in stages],
-            held_input=[0, *(stage[-1].output_bytes for stage in stages[:-1])],
-            capacity=None if limit is None else self._left(routes, total("parameter_bytes"), limit),
-            objective=objective,
-            layers=counts,
-            source=f"{self.source}: {self.model}",
-            **({"BW": total("BW")} if fused else {"B": total("B"), "W": total("W")}),
-        )
+        left = None if limit is None else self._left(routes, total("parameter_bytes"), limit, memory)
+        try:
+            problem = pipeline(
+                total("F"),
+                placement=routes,
+                microbatches=microbatches,
+                comm=[round(self.link.time(stage[-1].output_bytes)) for stage in stages[:-1]],
+                **held(stages),
+                recompute=recompute,
+                X=[round(sum(c.X or c.F for c in stage)) for stage in stages],
+                held_input=[0, *(stage[-1].output_bytes for stage in stages[:-1])],
+                capacity=left,
+                objective=objective,
+                layers=counts,
+                source=f"{self.source}: {self.model}",
+                **({"BW": total("BW")} if fused else {"B": total("B"), "W": total("W")}),
+            )
+        except Infeasible as error:
+            raise Infeasible(f"{error}; a rank has what parameters and optimizer states leave{_of(limit, memory)}") from None
         return problem.slowed(self.rank_factors) if self.rank_factors else problem
 
     def stage_factors(self, routes: Sequence[Sequence[int]]) -> list[float]:
@@ -149,7 +154,9 @@ class Profile:
             raise BadInput(f"ranks: the profile knows how fast {len(known)} ranks are (field 'rank_factors'), not {ranks}")
         return [sum(known[route[stage]] for route in routes) / len(routes) for stage in range(len(routes[0]))]
 
-    def _left(self, routes: Sequence[Sequence[int]], parameters: Sequence[int], limit: int) -> list[int]:
+    def _left(
+        self, routes: Sequence[Sequence[int]], parameters: Sequence[int], limit: int, said: str | int | None
+    ) -> list[int]:
         """Bytes a rank left for activations beside its stages' parameters and states."""
         left = [float(limit)] * (max(routes[0]) + 1)
         for stage, size in enumerate(parameters):
@@ -158,8 +165,8 @@ class Profile:
         for rank, room in enumerate(left):
             if room < 0:
                 raise Infeasible(
-                    f"memory: rank {rank} needs {limit - room:.0f} bytes for parameters and optimizer state alone, "
-                    f"but has {limit}"
+                    f"memory: rank {rank} needs {exact_bytes(limit - room)} for parameters and optimizer states alone, "
+                    f"more than its memory{_of(limit, said)}"
                 )
         return [int(room) for room in left]
 
@@ -193,6 +200,14 @@ class Profile:
             field(body, "samples", dict, where),
             _factors(body.get("rank_factors", []), where),
         )
+
+
+def _of(limit: int | None, said: str | int | None) -> str:
+    """How much memory a rank was given, for messages; where a bare number was `said`, too small to be meant, its unit."""
+    if limit is None:
+        return ""
+    small = limit < 2**20 and re.fullmatch(r"[\d.\s]+", str(said))
+    return f" of {exact_bytes(limit)}{' (a number without a unit is bytes: write 40GiB, 512MB)' if small else ''}"
 
 
 def _factors(values: Any, where: str) -> tuple[float, ...]:

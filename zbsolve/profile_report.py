@@ -12,8 +12,8 @@ import numpy as np
 from .errors import BadInput
 from .partition import balanced
 from .profile import Layer, Profile, held
-from .show_style import format_bytes, format_time, printable
-from .text import aligned
+from .show_style import format_time, printable
+from .text import aligned, format_bytes
 
 KINDS = ("F", "B", "W", "BW", "X", "U")
 VOCABULARY = 1.1  # times the mean stage from which the last layer alone holds all others up

@@ -22,10 +22,11 @@ from .greedy.anneal import starting_policies
 from .greedy.list_scheduler import Policy
 from .greedy.presets import PRESETS, preset
 from .ilp.bounds import Bound, closed_form, improve
-from .problem import OBJECTIVES, Problem
+from .problem import KINDS, OBJECTIVES, Problem
 from .prover import cp, milp, prove
 from .schedule import Certificate, Schedule
 from .state import State
+from .text import exact_bytes
 
 METHODS = ("auto", "greedy", "cp", "milp")
 PROVING = 0.35  # of the effort is left for the prover
@@ -118,8 +119,18 @@ def _work(problem: Problem) -> Bound:
 def _retimed(problem: Problem, hint: Schedule) -> Schedule:
     """The hint's order on this problem. Raises BadInput where it has other passes."""
     if sorted(hint.problem.names) != sorted(problem.names):
-        raise BadInput("hint: its schedule has other passes than the problem")
+        raise BadInput(f"hint: its schedule has other passes than the problem{_difference(hint.problem, problem)}")
     return Schedule(problem, hint.order, hint.syncs)
+
+
+def _difference(hint: Problem, problem: Problem) -> str:
+    """The first number in which they differ, in words; or the kinds of their passes."""
+    for column, what in (("microbatch", "microbatches"), ("stage", "stages"), ("slice", "slices a microbatch")):
+        mine, theirs = (len(np.unique(getattr(one.passes, column))) for one in (hint, problem))
+        if mine != theirs:
+            return f": the hint has {mine} {what}, the problem {theirs}"
+    kinds = [" ".join(KINDS[kind] for kind in np.unique(one.passes.kind)) for one in (hint, problem)]
+    return f": the hint has passes {kinds[0]}, the problem {kinds[1]}" if kinds[0] != kinds[1] else ""
 
 
 def _search(state: State, method: str, seed: int, solver: str) -> None:
@@ -224,8 +235,8 @@ def _nothing(state: State, method: str) -> ZbsolveError:
         most = np.zeros(problem.ranks, np.int64)
         np.maximum.at(most, problem.passes.rank, problem.taken)
         for rank in np.flatnonzero(most > problem.capacity):
-            text = f"capacity: rank {rank} needs {most[rank]} bytes for one pass, but has {problem.capacity[rank]}"
-            return Infeasible(f"{text}: no schedule exists")
+            need, room = exact_bytes(most[rank]), exact_bytes(problem.capacity[rank])
+            return Infeasible(f"capacity: rank {rank} needs {need} for one pass, but has {room}: no schedule exists")
     if state.infeasible:
         return Infeasible("capacity: cp-sat proved that no order fits the memory of all ranks: no schedule exists")
     return NotFound("no schedule was found in this time, and it is not proven that there is none")

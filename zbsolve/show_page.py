@@ -19,7 +19,6 @@ from .show_style import (
     MEANING,
     certificate_lines,
     chunks,
-    format_bytes,
     format_time,
     headline,
     lanes,
@@ -27,6 +26,7 @@ from .show_style import (
     printable,
     value_line,
 )
+from .text import format_bytes
 from .timeline import Timeline
 from .trace import Trace
 

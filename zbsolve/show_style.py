@@ -114,16 +114,6 @@ def format_time(us: float) -> str:
     return f"{us / 1e3:,.2f} ms" if abs(us) < 1e7 else f"{us / 1e6:,.2f} s"
 
 
-def format_bytes(size: float) -> str:
-    """Bytes as a person reads them, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            digits = 0 if unit == "B" or abs(size) >= 100 else 1 if abs(size) >= 10 else 2
-            return f"{size:.{digits}f} {unit}"
-        size /= 1024
-    return f"{size:.2f} TiB"
-
-
 def headline(schedule: Schedule) -> str:
     """One line: ranks, stages, microbatches, passes, and where the times come from."""
     p = schedule.problem.passes

@@ -17,7 +17,6 @@ from .show_style import (
     cells,
     certificate_lines,
     chunks,
-    format_bytes,
     format_time,
     headline,
     lanes,
@@ -25,6 +24,7 @@ from .show_style import (
     printable,
     value_line,
 )
+from .text import format_bytes
 from .timeline import Timeline
 from .trace import Trace
 
