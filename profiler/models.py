@@ -95,9 +95,9 @@ def load(spec: str, seed: int = 0) -> Model:
 
     `mlp-24` has 24 small layers.
 
-    `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`: an ordered list of modules
-    or an nn.Sequential; `(input, target)` or just an input (the loss is then the mean square of the output). Raises
-    BadInput.
+    `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`. layers: an ordered list of
+    modules or an nn.Sequential; sample: `(input, target)`, or just an input; without a loss it must be just the input, and
+    the loss is the mean square of the output. Raises BadInput.
     """
     from .presets import PRESETS, STAND_IN, mlp
     from .published import PUBLISHED, published
@@ -120,7 +120,7 @@ def load(spec: str, seed: int = 0) -> Model:
         raise BadInput(f"model '{spec}': {name} takes no '@{rest}'; published models do: {', '.join(PUBLISHED)}")
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise BadInput(f"model '{spec}': unknown{hint} (presets: {', '.join(known)}; or your own as module:function)")
+    raise BadInput(f"model '{spec}': unknown{hint} (presets: {', '.join(known)}, mlp-N; or your own as module:function)")
 
 
 def seeded(seed: int, layer: int, build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -155,7 +155,10 @@ def _own(spec: str, seed: int) -> Model:
     if len(sample) != 2 or not all(isinstance(part, Tensor) for part in sample):
         raise BadInput(f"model '{spec}': the sample of {name}() must be a tensor or (input, target)")
     if len(answer) == 2 and isinstance(answer[1], tuple):
-        raise BadInput(f"model '{spec}': {name}() gives a target, so it must give a loss too: (layers, sample, loss)")
+        raise BadInput(
+            f"model '{spec}': {name}() gives a target, so it must give a loss too: (layers, sample, loss)"
+            "; in (layers, sample) the sample is the input alone"
+        )
     inputs, targets = sample
     return Model(
         spec,

@@ -12,6 +12,7 @@ SPLIT_COST = 1.1  # (B + W) / BW from which the split is worth a word
 HOST_SHARE = 0.5  # of a pass on a CPU
 DRIFT = 0.05
 IDLE = 0.05
+DISTURBED = "disturbed:"  # so begins what says that times are not to be trusted
 
 
 def warnings(
@@ -67,8 +68,9 @@ def _disturbed(whole: Sequence[float], idle: float, device: str) -> list[str]:
         before, after = median(whole[:half]), median(whole[half:])
         if abs(after - before) > DRIFT * before:
             found.append(
-                f"the second half of the rounds took {after / before - 1:+.0%}: the clock or another process changed"
+                f"{DISTURBED} the second half of the rounds took {after / before - 1:+.0%}: "
+                "the clock or another process changed"
             )
     if idle > IDLE and device == "cpu":
-        found.append(f"this process waited for a core {idle:.0%} of the time: another one was busy")
+        found.append(f"{DISTURBED} this process waited for a core {idle:.0%} of the time: another one was busy")
     return found

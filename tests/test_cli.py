@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from zbsolve import Schedule, solve
-from zbsolve.cli import main
+from zbsolve import Schedule, __version__, solve
+from zbsolve.cli import COMMANDS, main
 from zbsolve.errors import interruption
 
 from .problems import uniform
@@ -96,6 +97,37 @@ def test_effort_gives_the_same_file_byte_for_byte(measured, tmp_path):
     for file in files:
         assert main([*step, "-o", str(file)]) == 0
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_what_took_no_time_says_none(measured, capsys):
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "3", "--method", "greedy"]
+    assert main([*step, "--seconds", "5"]) == 0
+    assert re.search(r", by [\w -]+ in \d+\.\d s\n", capsys.readouterr().out)
+    assert main([*step, "--effort", "0.1"]) == 0
+    assert re.search(r", by [\w -]+\n", capsys.readouterr().out)
+    assert main([*step, "--effort", "0.1", "--placement", "mirrored"]) == 2
+    assert "mirror, ranks such as 0,2,1,3, or (for solve) auto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_defaults(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for option in shown.split("\n  --"):
+        known = option.startswith(("seconds ", "seed ", "placement ", "points ", "steps ", "lr "))
+        assert not known or "(default: " in option, option
+    assert "(default: None)" not in shown
+    assert "(default: False)" not in shown
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"zbsolve {__version__}\n"
 
 
 def test_a_hint_is_where_the_search_starts(measured, tmp_path, capsys):

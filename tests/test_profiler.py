@@ -101,10 +101,12 @@ def test_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile"]) == 2
+    assert capsys.readouterr().err == "zbsolve profile: name one of MODEL, --diff OLD NEW, --from-trace TRACE\n"
     assert main(["profile", "gpt-tin", "-o", str(tmp_path / "p.json")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("zbsolve profile: model 'gpt-tin': unknown; did you mean gpt-tiny or gpt-tiny-tied or ")
-    assert error.endswith("; or your own as module:function)\n")
+    assert error.endswith(", mlp-N; or your own as module:function)\n")
     assert error.count("\n") == 1
     assert main(["profile", "mlp-tiny", "-o", str(tmp_path / "p.json"), "--seconds", "0.1"]) == 0
     assert "(B + W) / BW" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from profiler.measure import measure
 from profiler.models import load
 from profiler.rounds import Watch, batches, rounds, stages_of
 from profiler.timing import host_times, is_out_of_memory
-from profiler.warn import warnings
+from profiler.warn import DISTURBED, warnings
 from zbsolve import BadInput
 from zbsolve.cli import main
 from zbsolve.profile import Layer
@@ -120,6 +120,9 @@ def test_warnings_say_what_to_know() -> None:
     clock, other = warnings(good, {}, {}, [10.0] * 4 + [12.0] * 4, 0.3, "cpu")
     assert "+20%" in clock
     assert "30% of the time" in other
+    assert clock.startswith(DISTURBED)
+    assert other.startswith(DISTURBED)
+    assert not late.startswith(DISTURBED)
 
 
 def test_out_of_memory_keeps_what_was_measured(failing: Path, capsys: pytest.CaptureFixture[str]) -> None:

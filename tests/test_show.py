@@ -190,6 +190,8 @@ def test_files_by_ending(schedule: Schedule, trace: Trace, tmp_path: Path) -> No
         assert (tmp_path / name).stat().st_size > 1000
     with pytest.raises(BadInput, match=r"no PNG .* write .*x.svg or .*x.html"):
         save(schedule, tmp_path / "x.png")
+    with pytest.raises(BadInput, match=r"name a file: x.html, x.svg, x.trace.json"):
+        save(schedule, "-")
     with pytest.raises(BadInput, match=r"x.gif: unknown ending; one of .html .svg .trace.json"):
         save(schedule, tmp_path / "x.gif")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.html", "x.svg", "x.trace.json"]

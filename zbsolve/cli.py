@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from . import cli_bench, cli_export, cli_partition, cli_profile, cli_run, cli_search
+from . import __version__, cli_bench, cli_export, cli_partition, cli_profile, cli_run, cli_search
 from .cli_tools import ends_on_sigterm, print_json, progress_line
 from .errors import BadInput, ZbsolveError, interruption
 from .files import check_writable
@@ -57,12 +57,21 @@ def _check_outputs(options: argparse.Namespace) -> None:
         raise BadInput("--json and -o - both want standard output: choose one")
 
 
+class Help(argparse.HelpFormatter):
+    """Says each option's default where it has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        plain = action.default is None or action.default is False or action.default in ("", [], argparse.SUPPRESS)
+        return action.help if plain or not action.help else f"{action.help} (default: %(default)s)"
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     root = argparse.ArgumentParser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
+    root.add_argument("--version", action="version", version=f"zbsolve {__version__}")
     commands = root.add_subparsers(dest="name", metavar="COMMAND", required=True)
     for name, (add, command, text) in COMMANDS.items():
-        sub = commands.add_parser(name, help=text, description=text)
+        sub = commands.add_parser(name, help=text, description=text, formatter_class=Help)
         add(sub)
         sub.set_defaults(command=command)
     return root
@@ -71,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 def _check_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("schedule", help="schedule.json, or - for standard input")
     parser.add_argument("--bound", action="store_true", help="also prove the certificate's bound again, from the file alone")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for proving the bound")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds to prove the bound at most")
     parser.add_argument("--json", action="store_true", help="the violations as JSON on standard output")
 
 

@@ -17,10 +17,14 @@ def bench_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="SUITE", help="small or full; or, with --against, an earlier result: now.json")
     parser.add_argument("--against", metavar="BASE", help="base.json: exit 1 where something is worse than there")
     limit = parser.add_mutually_exclusive_group()
-    limit.add_argument("--seconds", type=float, default=10.0, help="a problem and repeat")
-    limit.add_argument("--effort", type=float, help="in place of --seconds: the same results on any machine")
+    limit.add_argument("--seconds", type=float, default=10.0, help="seconds to search at most, a problem and repeat")
+    limit.add_argument(
+        "--effort",
+        type=float,
+        help="work, about seconds of one core, in place of --seconds: the same results on any machine",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="times each problem is solved; 3 or more let times be judged")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of random choices")
     parser.add_argument("--method", default="auto", help="as in solve")
     parser.add_argument("--json", action="store_true", help="results (or what changed) as JSON on standard output")
     parser.add_argument("-o", "--output", help="now.json, or - for standard output")

@@ -39,26 +39,28 @@ def profile_options(parser: argparse.ArgumentParser) -> None:
         help="adam, adam-mixed, adam-mixed-float-gradients or sgd; default: Adam, mixed where parameters have 16 bits",
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to time passes at most")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds to time passes at most")
     parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside, as other ranks here would be")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
     parser.add_argument("--report", metavar="PAGE", help="also a page: x.html")
     parser.add_argument("--ranks", type=int, help="also say what the profile means for a pipeline of so many ranks")
     parser.add_argument("--microbatches", type=int, help="of that pipeline; default: four a rank")
-    parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output")
+    parser.add_argument(
+        "--json", action="store_true", help="a summary as JSON on standard output, beside the profile that goes to -o"
+    )
     parser.add_argument("-o", "--output", help="profile.json, or - for standard output")
 
 
 def profile(options: argparse.Namespace) -> int:
     """Measure a model and write its profile; or what stands in for one."""
     if [options.model, options.diff, options.from_trace].count(None) != 2:
-        raise BadInput("profile: name one of MODEL, --diff OLD NEW, --from-trace TRACE")
+        raise BadInput("name one of MODEL, --diff OLD NEW, --from-trace TRACE")
     if options.profile is not None and options.from_trace is None:
         raise BadInput("--profile: is for --from-trace")
     if options.diff is not None:
         return cli_drift.diff(options)
     if options.output is None:
-        raise BadInput("profile: say where to write it: -o profile.json")
+        raise BadInput("say where to write it: -o profile.json")
     return _measure(options) if options.model is not None else cli_drift.from_trace(options)
 
 

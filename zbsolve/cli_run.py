@@ -30,9 +30,9 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replicas", type=int, default=1, help="pipelines side by side, each with its part of the batch")
     parser.add_argument("--steps", type=int, default=5, help="training steps that are timed")
     parser.add_argument("--warmup", type=int, default=2, help="training steps before")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
-    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="torch's, with its defaults")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate")
     parser.add_argument("--check", action="store_true", help="compare loss and gradients with the unsplit model")
     parser.add_argument("--watch", action="store_true", help="stop at the first pass that makes a NaN or inf, and name it")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a pass or its message may take")
@@ -88,23 +88,30 @@ def _print_run(schedule: Any, trace: Any) -> None:
         f"{len(trace.steps)} steps on {pipelines}{schedule.problem.ranks} ranks: makespan {step.makespan:.0f} µs "
         f"(median step; predicted {predicted.makespan:.0f}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
     )
-    print(
-        f"peak activation bytes: {' '.join(map(str, trace.peaks[0]))} (predicted {' '.join(map(str, predicted.peak_bytes))})"
-    )
+    emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
+    same = emulated is None or schedule.problem.source.endswith(f": {trace.facts['model']}")  # or one stands in for it
+    beside = f" (predicted {' '.join(map(str, predicted.peak_bytes))})" if same else ""
+    print(f"peak activation bytes: {' '.join(map(str, trace.peaks[0]))}{beside}")
     for rank, room in enumerate(schedule.problem.capacity or ()):
         if trace.peaks[0][rank] > room:
             print(f"WARNING: rank {rank} held {trace.peaks[0][rank]} bytes of activations; its capacity is {room}")
     if "streams" in trace.facts:
         print(f"one device ({trace.facts['streams']}): a pass took {trace.facts['host_us']:.0f} µs of the host's time")
-    emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
     if emulated is not None:
         print(
             f"emulated ({emulated['times']}): of {emulated['passes']} passes the real work of {emulated['late']} came late, "
             f"by {emulated['worst_late_us']:.0f} µs at worst; {emulated['waited']} times the device had to wait for it"
         )
     if check is not None:
-        verdict = "right" if check["passed"] else "WRONG"
-        print(
-            f"check: {verdict}: largest relative difference {check['worst']:.2e} ({check['where']}, limit "
-            f"{check['limit']:.0e}) over {check['tensors']} gradients and the loss"
-        )
+        print(_verdict(check))
+
+
+def _verdict(check: dict[str, Any]) -> str:
+    """The check in a line; without a number where it failed by something that is none."""
+    from .exec.check import WRONG
+
+    over = f"over {check['tensors']} gradients and the loss"
+    if not check["passed"] and not check["limit"] < check["worst"] < WRONG:
+        return f"check: WRONG: no finite number: {check['where']} ({over})"
+    verdict, limit = "right" if check["passed"] else "WRONG", f"{check['limit']:.0e}"
+    return f"check: {verdict}: largest relative difference {check['worst']:.2e} ({check['where']}, limit {limit}) {over}"

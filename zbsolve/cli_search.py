@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 def _step_options(parser: argparse.ArgumentParser) -> None:
     """What makes a problem from a profile, and how long to search."""
     parser.add_argument("profile", help="profile.json, or - for standard input")
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--microbatches", type=int, required=True)
-    parser.add_argument("--objective", choices=("makespan", "span"), default="makespan")
+    parser.add_argument("--ranks", type=int, required=True, help="of the pipeline")
+    parser.add_argument("--microbatches", type=int, required=True, help="of a step")
+    parser.add_argument(
+        "--objective",
+        choices=("makespan", "span"),
+        default="makespan",
+        help="a step when ranks wait for each other at its end, or when they do not",
+    )
     parser.add_argument("--fused", action="store_true", help="one backward pass in place of B and W, as 1F1B is run today")
     parser.add_argument(
         "--recompute", default="", metavar="STAGES", help="all, or 0,2: stages that drop activations after F, for a pass X"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of random choices")
 
 
 def solve_options(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +38,8 @@ def solve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--placement",
         default="single",
-        help="single, loop, vee, ranks such as 0,2,1,3, or auto: the best of single, loop, vee",
+        help="single, loop (loop4: 4 stages a rank), vee, mirror, ranks such as 0,2,1,3, or auto: the best of single, loop, "
+        "loop4, vee",
     )
     parser.add_argument(
         "--partition",
@@ -42,11 +48,15 @@ def solve_options(parser: argparse.ArgumentParser) -> None:
         "all named ones and of single layers moved from there",
     )
     parser.add_argument("--memory", help="bytes a rank, such as 40GiB; default: the device's, as profiled")
-    parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule")
+    parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule: see zbsolve systems")
     parser.add_argument("--solver", default="cbc", help="for --method milp: cbc, highs, gurobi, or another that PuLP knows")
     limit = parser.add_mutually_exclusive_group()
-    limit.add_argument("--seconds", type=float, default=30.0)
-    limit.add_argument("--effort", type=float, help="in place of --seconds: the same schedule for one seed on any machine")
+    limit.add_argument("--seconds", type=float, default=30.0, help="seconds to search at most")
+    limit.add_argument(
+        "--effort",
+        type=float,
+        help="work, about seconds of one core, in place of --seconds: the same schedule for one seed on any machine",
+    )
     parser.add_argument("--hint", help="an earlier schedule.json to start from, also of slightly different times")
     parser.add_argument("--json", action="store_true", help="the certificate as JSON on standard output")
     parser.add_argument("-o", "--output", help="schedule.json, or - for standard output")
@@ -139,10 +149,11 @@ def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[
         print(tried_table(tried, certificate.objective))
     if schedule.problem.source.startswith("estimated"):
         print(f"times are {schedule.problem.source}, not measured")
+    took = f" in {certificate.seconds:.1f} s" if options.effort is None else ""  # work is counted then, not time
     print(
         f"{certificate.objective} {certificate.value} µs, bound {certificate.bound} µs, gap {certificate.gap:.2%} "
-        f"({certificate.status}), bubble {timeline.bubble_rate:.2%}, by {certificate.solver} "
-        f"in {certificate.seconds:.1f} s\nbound: {certificate.proof}"
+        f"({certificate.status}), bubble {timeline.bubble_rate:.2%}, by {certificate.solver}{took}\n"
+        f"bound: {certificate.proof}"
     )
     if every:
         least = ", ".join(f"{placement} {bound} µs" for placement, bound in every.items())
@@ -162,18 +173,24 @@ def tried_table(tried: tuple[Tried, ...], objective: str) -> str:
         else:
             numbers = f"{one.value:>14} {one.bound:>14} {(one.value - one.bound) / max(1, one.value):>8.2%}"
         layers = f"  {counted(one.layers)}" if split and one.layers else ""
-        lines.append(f"{name:{width}} {numbers} {one.seconds:>8.1f}  {one.why or 'best'}{layers}")
+        lines.append(
+            f"{name:{width}} {numbers} {f'{one.seconds:.1f}' if one.seconds else '–':>8}  {one.why or 'best'}{layers}"
+        )
     return "\n".join(lines)
 
 
 def frontier_options(parser: argparse.ArgumentParser) -> None:
     """Options of `zbsolve frontier`."""
     _step_options(parser)
-    parser.add_argument("--placement", default="single", help="single, loop, vee, or ranks such as 0,2,1,3")
+    parser.add_argument("--placement", default="single", help="single, loop, vee, mirror, or ranks such as 0,2,1,3")
     parser.add_argument("--points", type=int, default=12, help="memory limits; the peaks of named schedules are added")
     limit = parser.add_mutually_exclusive_group()
-    limit.add_argument("--seconds", type=float, default=60.0, help="for all points together")
-    limit.add_argument("--effort", type=float, help="in place of --seconds: the same points for one seed on any machine")
+    limit.add_argument("--seconds", type=float, default=60.0, help="seconds to search at most, for all points together")
+    limit.add_argument(
+        "--effort",
+        type=float,
+        help="work, about seconds of one core, in place of --seconds: the same points for one seed on any machine",
+    )
     parser.add_argument("--json", action="store_true", help="the frontier as JSON on standard output")
     parser.add_argument(
         "-o", "--output", action="append", default=[], help="frontier.json, .svg or .html; may be given more than once"
@@ -224,7 +241,7 @@ def frontier(options: argparse.Namespace) -> int:
 def systems_options(parser: argparse.ArgumentParser) -> None:
     """Options of `zbsolve systems`."""
     parser.add_argument("--ranks", type=int, default=4, help="of the step on which each is shown")
-    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--microbatches", type=int, default=8, help="of that step")
     parser.add_argument("--json", action="store_true", help="the table as JSON on standard output")
     parser.add_argument("-o", "--output", help="gallery.html: every system's schedule on one page")
 

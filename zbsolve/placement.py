@@ -52,7 +52,9 @@ def parse(text: str, ranks: int | None = None) -> tuple[int, ...]:
     try:
         return check([int(part) for part in text.split(",")], ranks)
     except ValueError:
-        raise BadInput(f"placement '{text}': not single, loop, vee or a list of ranks such as 0,2,1,3") from None
+        raise BadInput(
+            f"placement '{text}': not single, loop, vee, mirror, ranks such as 0,2,1,3, or (for solve) auto"
+        ) from None
 
 
 def mirror(ranks: int, pairs: int = 1) -> tuple[tuple[int, ...], ...]:

@@ -28,6 +28,8 @@ def save(schedule: Schedule, path: str | os.PathLike[str], trace: Trace | None =
     if name.endswith(".png"):
         raise BadInput(f"{name}: no PNG is drawn here; write {name[:-4]}.svg or {name[:-4]}.html and convert it")
     ending = next((ending for ending in ENDINGS if name.endswith(ending)), None)
+    if name == "-":
+        raise BadInput(f"-: standard output has no ending that says what to draw; name a file: x{', x'.join(ENDINGS)}")
     if ending is None:
         raise BadInput(f"{name}: unknown ending; one of {' '.join(ENDINGS)}")
     write_text(path, ENDINGS[ending](schedule, trace))
