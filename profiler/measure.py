@@ -30,6 +30,7 @@ from .flow import fake_mode, flow
 from .links import measure_links, samples_of, slowest, survey
 from .memory import Held, held
 from .models import Model, load
+from .neighbour import FAILED
 from .rounds import stages_of
 from .states import OPTIMIZERS, state_of
 from .timing import KINDS, Progress, Samples, host_times, time_layers
@@ -191,7 +192,7 @@ def _busy(spec: str, seed: int, taken: Sequence[int], count: int, timeout: float
             children.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, env=child_environment()))
         until = time.monotonic() + timeout
         for child in children:
-            _wait_ready(child, until)
+            _wait_ready(child, until, spec)
         yield
     finally:
         for child in children:
@@ -199,8 +200,11 @@ def _busy(spec: str, seed: int, taken: Sequence[int], count: int, timeout: float
             child.communicate()
 
 
-def _wait_ready(child: subprocess.Popen[bytes], until: float) -> None:
+def _wait_ready(child: subprocess.Popen[bytes], until: float, spec: str) -> None:
     assert child.stdout is not None
     there, _, _ = select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))
-    if not there or not child.stdout.readline():
-        raise RunFailed("profile: a neighbour did not start")
+    line = child.stdout.readline().decode(errors="replace").strip() if there else ""
+    if line.startswith(FAILED):
+        raise BadInput(f"model '{spec}': {line.removeprefix(FAILED)}")
+    if not line:
+        raise RunFailed("a neighbour did not start")

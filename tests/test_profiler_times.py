@@ -149,6 +149,8 @@ def test_layers_that_do_not_fit_together_are_measured_one_by_one(failing: Path) 
 def test_what_fails_late_names_its_pass(failing: Path) -> None:
     with pytest.raises(BadInput, match=r"model 'failing_models:late': F of layer 1 \(1.Late\): .*no such number"):
         measure("failing_models:late", seconds=0.05)
+    with pytest.raises(BadInput, match=r"model 'failing_models:late': F of layer 1 \(1.Late\): .*no such number"):
+        measure("failing_models:late", seconds=0.05, neighbours=1)
     with pytest.raises(BadInput, match="device 'tpu': cpu or cuda"):
         measure("mlp-tiny", device="tpu")
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"))
