@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from zbsolve import Infeasible, pipeline
+from zbsolve import Infeasible, pipeline, solve
 from zbsolve.clock import Clock
 from zbsolve.greedy.arrays import arrays
-from zbsolve.ilp.bounds import GROUPS, closed_form, improve, recheck
+from zbsolve.ilp.bounds import GROUPS, Bound, closed_form, improve, recheck
 from zbsolve.ilp.onerank import lanes_of, refute
 
 from .exact import optimum
@@ -134,3 +134,12 @@ def test_known_optima_are_proven_without_a_schedule(placement, times, capacity, 
     bounds = [closed_form(problem), *improve(problem, closed_form(problem), value, Clock(10.0), 10.0)]
     assert bounds[-1].value == value
     assert recheck(problem, bounds[-1], 10.0).value == value
+
+
+def test_ranks_with_several_streams_have_no_groups_and_no_error():
+    """Every rank also has a stream for its gradient exchanges: the search over ranks has nothing to keep whole."""
+    problem = pipeline([1, 1], [1, 1], [1, 1], placement=((0, 1), (1, 0)), microbatches=2, exchange=1)
+    first = Bound(problem.work, "the work of the busiest rank", "work")
+    best = solve(problem, method="cp", seconds=20).certificate
+    assert best.status == "optimal"
+    assert all(bound.value <= best.value for bound in improve(problem, first, 10**6, Clock(1.0), 1.0))

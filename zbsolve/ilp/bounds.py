@@ -139,6 +139,8 @@ def improve(problem: Problem, best: Bound, value: int | None, clock: Clock, seco
     ceiling = 4 * best.value if value is None else value
     search = _Search(problem, best, ceiling, clock, clock.used + seconds)
     alone: list[Group] = [((rank,), False) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
+    if not alone:  # no rank has one stream alone: nothing to keep whole
+        return
     states, roots, gained = LEAST, dict[bool, tuple[int, ...]](), {True: 1, False: 1}
     while states <= MOST and not search.over:
         if len(search.best.ranks) < 2 or states == LEAST:
