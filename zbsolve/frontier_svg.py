@@ -12,7 +12,7 @@ from .files import write_text
 from .frontier import Frontier
 from .show_style import format_time, printable
 from .show_svg import FONT, caption
-from .text import format_bytes
+from .text import format_bytes, html_page, html_table
 
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 78.0, 112.0, 76.0, 110.0, 560.0
 VALUE, BOUND, NAMED, BETWEEN = "#1a5a9c", "#2fa583", "#d2623a", "#eef0f4"
@@ -85,21 +85,11 @@ def table(frontier: Frontier) -> str:
 
 def page(frontier: Frontier) -> str:
     """The picture and its table as one HTML page that loads nothing."""
-    head, *body = rows(frontier)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(headline(frontier))}</title><style>"
-        "body{margin:0;padding:22px 26px;background:#f7f8fa;color:#14171c;font:14px/1.45 system-ui,sans-serif}"
+    style = (
         "svg{max-width:100%;height:auto;border:1px solid #dfe3e9;border-radius:10px}"
-        "table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
-        "td,th{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid #dfe3e9;white-space:nowrap}"
-        "th{color:#5a6270;font-weight:500}td:last-child,th:last-child{text-align:left}"
-        f"</style></head><body>{svg(frontier)}"
-        f"<table><tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>{lines}</table></body></html>\n"
+        "td:last-child,th:last-child{text-align:left}"
     )
+    return html_page(headline(frontier), style, svg(frontier) + html_table(rows(frontier)))
 
 
 def svg(frontier: Frontier, width: int = 1200) -> str:

@@ -13,7 +13,7 @@ from .errors import BadInput
 from .partition import balanced
 from .profile import Layer, Profile, held
 from .show_style import format_time, printable
-from .text import aligned, format_bytes
+from .text import aligned, format_bytes, html_page, html_table
 
 KINDS = ("F", "B", "W", "BW", "X", "U")
 VOCABULARY = 1.1  # times the mean stage from which the last layer alone holds all others up
@@ -242,44 +242,31 @@ def table(profile: Profile, ranks: int | None = None, microbatches: int | None =
 
 def page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
     """The report as one HTML page."""
-    title = escape(printable(f"Profile: {profile.title}"))
+    title = printable(f"Profile: {profile.title}")
     facts = ", ".join(
         f"{key} {profile.facts[key]}" for key in ("host", "device", "torch", "date", "states") if key in profile.facts
     )
     links = link_rows(profile)
     body = [
-        f"<h1>{title}</h1>",
+        f"<h1>{escape(title)}</h1>",
         *(f"<p class='estimate'>{escape(line)}</p>" for line in banner(profile)),
         f"<p>{escape(printable(facts))}</p>",
         *(f"<p class='warning'>{escape(line)}</p>" for line in _said(profile)),
         f"<h2>{ranks} ranks</h2>",
         *(f"<p>{escape(line)}</p>" for line in meaning(profile, ranks, microbatches or 4 * ranks)),
-        _html(stage_rows(profile, ranks)),
+        html_table(stage_rows(profile, ranks)),
         "<h2>Layers</h2><p>µs a microbatch: medians, ± half a 95 % interval; X: recompute; U: the update, once a step."
         " F host: µs of the host in F, on a CPU the least that it can be.</p>",
-        _html(layer_rows(profile)),
+        html_table(layer_rows(profile)),
         "<h2>Links</h2>",
         f"<p>{escape(ratio_line(profile))}</p>",
-        _html(links) if len(links) > 1 else "<p>No message was measured.</p>",
+        html_table(links) if len(links) > 1 else "<p>No message was measured.</p>",
     ]
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{title}</title><style>"
-        "body{margin:0;padding:22px 26px;background:#f7f8fa;color:#14171c;font:14px/1.45 system-ui,sans-serif}"
-        "table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}"
-        "td,th{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid #dfe3e9;white-space:nowrap}"
-        "th{color:#5a6270;font-weight:500}td:first-child,th:first-child{text-align:left}"
+    style = (
+        "table{display:block;overflow-x:auto}td:first-child,th:first-child{text-align:left}"
         ".estimate{font-weight:600;color:#8a3b00}.warning{color:#8a3b00}"
-        f"</style></head><body>{''.join(body)}</body></html>\n"
     )
-
-
-def _html(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
-    return f"<table><tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>{lines}</table>"
+    return html_page(title, style, "".join(body))
 
 
 def _runs(profile: Profile) -> list[tuple[int, int]]:

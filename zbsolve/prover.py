@@ -22,6 +22,7 @@ def prove(state: State, seed: int) -> None:
 
 
 def cp(state: State, seed: int, seconds: float) -> None:
+    """CP-SAT on the whole problem, from the incumbent: a schedule, a bound, or the proof that none fits the memory."""
     from .ilp.cp import solve_cp
 
     counted = state.clock.counted
@@ -44,6 +45,7 @@ def cp(state: State, seed: int, seconds: float) -> None:
 
 
 def milp(state: State, solver: str, seed: int) -> None:
+    """The MILP of the whole problem with the solver of this name, from the incumbent. Raises BadInput."""
     from .ilp.milp import solve_milp
 
     result = solve_milp(state.problem, state.schedule, state.bound.value, state.clock.left, solver=solver, seed=seed)

@@ -13,6 +13,7 @@ from .placement import parse_routes
 from .schedule import Schedule
 from .show_svg import svg
 from .systems import GROUPS, SYSTEMS, System, problem_for
+from .text import html_page
 
 PASS = 600  # µs of each of F, B and W of one rank's share of a microbatch, however many chunks it is in
 HELD = 600  # bytes that a rank's share of a microbatch holds, half of them until B
@@ -108,19 +109,14 @@ def page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
         parts.append(f"<h2>{escape(group.capitalize())}</h2>")
         parts += [_card(one, longest) for one in shown if one.system.group == group]
     parts += [f"<p>{escape(one.system.title)}: not on this step: {escape(one.why)}</p>" for one in absent]
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>"
-        "body{margin:0;padding:22px 26px;background:#f7f8fa;color:#14171c;font:14px/1.45 system-ui,sans-serif}"
+    style = (
         "section{background:#fff;border:1px solid #dfe3e9;border-radius:10px;padding:14px 18px;margin:0 0 16px}"
         "h1{font-size:20px}h2{font-size:16px;margin:26px 0 10px}h3{font-size:15px;margin:0 0 4px}"
         "svg{max-width:100%;height:auto}dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(160px,1fr));"
         "margin:6px 0;gap:2px 18px}dt{color:#5a6270;font-size:12px}dd{margin:0;font-variant-numeric:tabular-nums}"
         "div.f{margin-bottom:4px}"
-        f"</style></head><body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n"
     )
+    return html_page(title, style, f"<h1>{escape(title)}</h1>{''.join(parts)}")
 
 
 def _card(one: Exhibit, longest: float) -> str:

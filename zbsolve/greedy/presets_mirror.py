@@ -14,7 +14,7 @@ from ..errors import BadInput
 from ..placement import mirror
 from ..problem import KINDS, Problem
 from ..schedule import Schedule
-from .shape import microbatches, shape, stage_ranks
+from .shape import microbatches, routes_of, shape
 
 Row = Iterator[tuple[int, str, int]]  # chunk (or stage), kind, microbatch
 
@@ -184,7 +184,7 @@ def _mirrored(problem: Problem, name: str, pairs: int | None = None) -> tuple[tu
     split = set(kinds) == {"F", "B", "W"}
     if set(kinds.values()) != {ranks * m} or not (split or set(kinds) == {"F", "BW"}):
         raise BadInput(f"{name}: needs F, B, W (or F, BW) passes of one stage a rank and direction, not {dict(kinds)}")
-    routes = stage_ranks(problem)
+    routes = routes_of(problem)
     count = next((f for f in range(1, ranks // 2 + 1) if routes == _turns(ranks, f, m)), None)
     if count is None or pairs not in (None, count):
         raise BadInput(f"{name}: is defined for placement mirror only" + (", an even number of ranks" if ranks % 2 else ""))

@@ -27,7 +27,7 @@ def shape(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
     raise BadInput(f"{name}: needs a plain pipeline of F, B, W (or F, BW) passes, not {kinds}")
 
 
-def stage_ranks(problem: Problem) -> tuple[tuple[int, ...], ...]:
+def routes_of(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Microbatch → stage → rank of its forward passes."""
     p = problem.passes
     rows = p.kind == KINDS.index("F")
