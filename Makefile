@@ -7,7 +7,7 @@ BIN := .venv/bin
 .venv/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		--config-settings editable_mode=compat -e '.[torch,highs,test,lint]'
+		--config-settings editable_mode=compat -e '.[torch,hf,highs,test,lint]'
 	$(BIN)/python -c 'import zbsolve.search as s; s.compiled()'
 	touch $@
 
@@ -15,7 +15,7 @@ demo: .venv/stamp
 	$(BIN)/python -m benchmarks.demo
 
 test: .venv/stamp
-	$(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 lint: .venv/stamp
 	$(BIN)/ruff check .

@@ -46,7 +46,20 @@ def _value(value: Any) -> Hashable:
         return (partial, value.func, _value(value.args), _value(value.keywords))
     if isinstance(value, dict):
         return tuple((_value(key), _value(one)) for key, one in value.items())
-    return (type(value), value if isinstance(value, Hashable) else id(value))
+    return (type(value), value if isinstance(value, Hashable) else _Itself(value))
+
+
+class _Itself:
+    """Equal to itself alone. Holds the object: the address of one that is gone could be another's."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def chosen(

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import torch
 
 from zbsolve.errors import BadInput
+from zbsolve.exec.failure import one_line
 from zbsolve.profile import Layer, Link, Profile
 
 from .alike import chosen
 from .devices import ASSUMED, ATTENTION_SHARE, KERNEL_US, LATENCY_US, LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Device, device
-from .flow import DATA_DEPENDENT, fake_mode, flow, load_fake
+from .flow import DATA_DEPENDENT, fake_mode, flow, load_fake, quiet
 from .memory import Held, held
 from .models import Model
 from .operations import Passes, passes
@@ -33,16 +34,20 @@ def estimate(spec: str, on: str, *, seed: int = 0, states: str | None = None) ->
     target = device(on)
     mode = fake_mode()
     model = load_fake(spec, seed, mode)
-    through = flow(model)
-    taken, kinds = chosen(through.prints, through.inputs, through.output, 1)
     try:
-        with mode:
+        through = flow(model, real=False)
+        taken, kinds = chosen(through.prints, through.inputs, through.output, 1)
+        with mode, quiet():
             stages = stages_of(model, taken)
             batch = mode.from_tensor(model.batch(0, 0)[0]), mode.from_tensor(model.batch(0, 0)[1])
             work = passes(stages, through, batch)
             memory = dict(zip(taken, held(model, stages), strict=True))
     except DATA_DEPENDENT as error:
         raise BadInput(f"model '{spec}': its layers read numbers, so it cannot be estimated: {error}") from None
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"model '{spec}': it cannot be estimated: {one_line(error)}") from error
     state = state_of(states, [p for stage in stages for p in stage.parameters()])
     first = [next(j for j in taken if kinds[j] == kind) for kind in kinds]
     layers = tuple(

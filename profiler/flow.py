@@ -69,20 +69,23 @@ def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
     return load(spec, seed)
 
 
-def flow(model: Model) -> Flow:
-    """What flows through `model`, in fake tensors; with real ones where its layers read numbers (Python branches on
-    data). Raises BadInput naming the layer: its forward fails, its output does not fit the next one, no gradient comes
-    back through it, or nothing is trained."""
+def flow(model: Model, real: bool = True) -> Flow:
+    """What flows through `model`, in fake tensors; with real ones where that fails and `real` says so: some layers read
+    numbers (Python branches on data), some kernels do what torch's rules for fake tensors do not know. Raises BadInput
+    naming the layer: its forward fails, its output does not fit the next one, no gradient comes back through it, or
+    nothing is trained; without `real` also one of DATA_DEPENDENT."""
     try:
         mode = fake_mode()
-        with mode, _quiet():
+        with mode, quiet():
             return _flow(model, mode)
-    except DATA_DEPENDENT:
-        return _flow(model, None)
+    except (BadInput, *DATA_DEPENDENT):
+        if not real:
+            raise
+    return _flow(model, None)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without torch's own traceback in the log of what fails: the error raised says it in a line."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
@@ -94,24 +97,26 @@ def _quiet() -> Iterator[None]:
 
 
 def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
-    layers = model.build()
-    if not any(p.requires_grad for layer in layers for p in layer.parameters()):
-        raise BadInput(f"model '{model.name}': none of its {len(layers)} layers has a parameter that is trained")
+    """Layer by layer, so that real ones need no more memory than the largest."""
     x, target = model.batch(0, 0)
     if mode is not None:
         x, target = mode.from_tensor(x), mode.from_tensor(target)
     inputs: list[Boundary] = []
-    trained = False
-    for i, layer in enumerate(layers):
+    prints, sizes = [], []
+    trained, count = False, len(model.layers)
+    for i in range(count):
+        layer = model.build([i])[0]
+        prints.append(fingerprint(layer))
+        sizes.append(_bytes(layer))
         inputs.append(Boundary(tuple(x.shape), x.dtype))
         y = _forward(model, i, layer, x.detach(), trained)
         trained = trained or any(p.requires_grad for p in layer.parameters())
         x = y.detach()
+    if not trained:
+        raise BadInput(f"model '{model.name}': none of its {count} layers has a parameter that is trained")
     output = Boundary(tuple(x.shape), x.dtype)
     _check_loss(model, x, target)
-    return Flow(
-        tuple(inputs), output, tuple(fingerprint(layer) for layer in layers), tuple(_bytes(layer) for layer in layers)
-    )
+    return Flow(tuple(inputs), output, tuple(prints), tuple(sizes))
 
 
 def place(model: Model, i: int) -> str:

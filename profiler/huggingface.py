@@ -8,9 +8,11 @@ with (that is what every decoder layer gets beside its input), and with its inne
 from __future__ import annotations
 
 import copy
+import difflib
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -24,6 +26,12 @@ from .models import DTYPES, Model, Setting, parse_setting, seeded
 from .published import random_tokens, token_loss, typed
 
 BATCH, LENGTH = 1, 512
+# Fields of published config files that a class may not declare: the library reads them where they are there, or they are
+# of no account for a training step.
+UNDECLARED = {
+    *("head_dim", "sliding_window", "use_sliding_window", "max_window_layers", "attention_bias", "mlp_bias", "hidden_act"),
+    *("rope_theta", "rope_scaling", "torch_dtype", "pretraining_tp", "cache_implementation", "auto_map"),
+}
 
 
 def causal_model(spec: str, seed: int) -> Model:
@@ -82,10 +90,15 @@ def _config(spec: str) -> tuple[Any, Setting]:
     parsed = parse_setting(setting, spec)
     known = cls().to_dict()
     for key in overrides:
-        if key not in known and key not in getattr(cls, "attribute_map", {}):
-            raise BadInput(f"model '{spec}': {name} has no field '{key}'")
+        if key not in known and key not in getattr(cls, "attribute_map", {}) and key not in UNDECLARED:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise BadInput(f"model '{spec}': {name} has no field '{key}'{hint}")
     if parsed.layers:
         overrides["num_hidden_layers"] = parsed.layers
+    stored = overrides.get("dtype", overrides.get("torch_dtype"))
+    if parsed.dtype is None and stored in DTYPES:
+        parsed = replace(parsed, dtype=stored)
     try:
         config = cls(**overrides)
     except Exception as error:
@@ -97,7 +110,8 @@ def _config(spec: str) -> tuple[Any, Setting]:
 def _causal(config: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_config(config)
+    build: Any = AutoModelForCausalLM.from_config
+    return build(config)
 
 
 def _without_layers(config: Any) -> Any:

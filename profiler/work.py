@@ -50,7 +50,7 @@ def _op(func: Any, args: Any, kwargs: Any, result: Any) -> Op | None:
     name = func.overloadpacket.__name__
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-    if name in FREE or func.namespace != "aten" or not made or _is_view(func, given, made):
+    if name in FREE or not made or _is_view(func, given, made):
         return None
     half = made[0].dtype.itemsize == 2
     if name in GATHER:
@@ -60,6 +60,8 @@ def _op(func: Any, args: Any, kwargs: Any, result: Any) -> Op | None:
         return Op(name, _attention(name, args, kwargs), size, "attention", half)
     if name == "addmm_":  # gradients added to in place; the registry knows the form out of place alone
         return Op(name, int(flop_registry[torch.ops.aten.mm](*args[1:3], out_val=made[0])), size, "matrix", half)
+    if name == "_grouped_mm":  # one product an expert, each over its own rows
+        return Op(name, _grouped(*given[:2]), size, "matrix", half)
     count = flop_registry.get(func.overloadpacket)
     if count is None:
         return Op(name, 0, size, "other", half)
@@ -77,6 +79,12 @@ def _is_view(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
 def _bytes(tensor: Tensor) -> int:
     """An expanded tensor is read once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _grouped(a: Tensor, b: Tensor) -> int:
+    """FLOPs of a product in groups: its rows, its inner dimension or its columns are shared out over them."""
+    columns_shared = a.dim() == 3 and b.dim() == 2
+    return 2 * a.numel() * b.shape[-1] // (a.shape[0] if columns_shared else 1)
 
 
 def _attention(name: str, args: Any, kwargs: Any) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 import types
 from pathlib import Path
@@ -11,13 +12,16 @@ import torch
 from torch import nn
 
 from profiler.alike import chosen, fingerprint
+from profiler.estimate import estimate
 from profiler.flow import fake_mode, flow, load_fake
 from profiler.models import load
 from profiler.presets import PRESETS
 from profiler.published import PUBLISHED
-from zbsolve import BadInput
+from zbsolve import BadInput, Profile
 from zbsolve.cli import main
 from zbsolve.exec.stage import Stage
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers reads it when it is imported
 
 # Billions of parameters as published; the zero-bubble paper's models count the token weight once.
 SIZES = {
@@ -316,7 +320,7 @@ def test_a_hugging_face_config_becomes_layers(monkeypatch: pytest.MonkeyPatch) -
     assert chosen(flow(model).prints, flow(model).inputs, flow(model).output, 1)[0] == (0, 1, 4)
     for text, message in {
         "hf:NoConfig": "no config class 'NoConfig'",
-        'hf:TinyConfig{"hiden_size": 6}': "TinyConfig has no field 'hiden_size'",
+        'hf:TinyConfig{"hiden_size": 6}': "TinyConfig has no field 'hiden_size'; did you mean hidden_size",
         "hf:TinyConfig{x}": "the overrides are not JSON",
         'hf:TinyConfig{"hidden_size": 13}': "TinyConfig: hidden_size must be even",
         "hf:TinyConfig@lenght=3": "'lenght=3' is none of",
@@ -327,7 +331,7 @@ def test_a_hugging_face_config_becomes_layers(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["LlamaConfig", "GPT2Config", "Gemma2Config", "MixtralConfig"])
 def test_hugging_face_layers_compute_what_the_model_does(name: str) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = hugging_face()
     small = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 300, "num_hidden_layers": 2}
     if name != "GPT2Config":
         small |= {"intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
@@ -345,3 +349,41 @@ def test_hugging_face_layers_compute_what_the_model_does(name: str) -> None:
         for layer in layers:
             h = layer(h)
         torch.testing.assert_close(h, whole(input_ids=x, use_cache=False).logits)
+
+
+def hugging_face() -> types.ModuleType:
+    return pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+def test_a_published_config_file_is_taken_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fields that this version of the library does not declare among them, and the type of the stored weights."""
+    hugging_face()
+    config = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "transformers_version": "4.40.0",
+        "use_cache": true, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 300, "num_hidden_layers": 2, "rope_scaling": null, "rope_theta": 500000.0, "pretraining_tp": 1,
+        "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": false}"""
+    (tmp_path / "config.json").write_text(config)
+    arguments = ["profile", "hf:LlamaConfig@length=16", "--overrides", str(tmp_path / "config.json"), "--estimate", "h200"]
+    assert main([*arguments, "-o", str(tmp_path / "p.json")]) == 0
+    profile = Profile.load(tmp_path / "p.json")
+    assert [layer.name for layer in profile.layers] == ["embedding", "block0", "block1", "head"]
+    assert profile.layers[0].output_bytes == 16 * 64 * 2
+    assert profile.facts["states"] == "adam-mixed"
+
+
+def test_experts_in_one_kernel(capfd: pytest.CaptureFixture[str]) -> None:
+    """Grouped products: torch's rules for fake tensors refuse float32, which runs; their FLOPs are counted."""
+    hugging_face()
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    small |= {"vocab_size": 300, "num_hidden_layers": 2}
+    spec = f"hf:MixtralConfig{json.dumps(small)}@batch=2,length=16"
+    model = load(spec)
+    through = flow(model)
+    assert through.prints[1] == through.prints[2]
+    assert capfd.readouterr().err == ""
+    with pytest.raises(BadInput, match="Expected inputs of BF16 type"):
+        estimate(spec, "h200")
+    flops = estimate(f"{spec},dtype=bfloat16", "h200").facts["flops"]["block0"]
+    tokens, chosen_experts, matrices = 2 * 16, 2, 3 * 64 * 128
+    assert flops["F"] > 2 * tokens * chosen_experts * matrices
+    assert flops["F"] < 1.5 * 2 * tokens * (chosen_experts * matrices + 2 * 64 * (64 + 32))
