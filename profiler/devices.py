@@ -11,7 +11,9 @@ from zbsolve.errors import BadInput
 @dataclass(frozen=True, slots=True)
 class Device:
     """TFLOP/s of matrix products in 16 bits (bfloat16, float16) and in float32 (without TF32, torch's default); memory
-    bandwidth in GB/s; memory in GB; link: GB/s to a neighbour, one direction. source: where the numbers are printed."""
+    bandwidth in GB/s; memory in GB, taken as 10⁹ bytes: the devices show some 6 % more (an H200 139 GiB), which the
+    driver, the allocator's gaps and NCCL take; link: GB/s to a neighbour, one direction. source: where the numbers are
+    printed."""
 
     name: str
     half: float
@@ -41,8 +43,8 @@ DEVICES = {
             3350,
             80,
             450,
-            "NVIDIA H100 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, FP32 67, 3.35 TB/s, "
-            "NVLink 900 GB/s both directions",
+            "NVIDIA H100 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense (its architecture paper prints "
+            "989.4, and 66.9 for FP32), 80 GB, 3.35 TB/s, NVLink 900 GB/s both directions",
         ),
         Device(
             "h200",
@@ -51,8 +53,8 @@ DEVICES = {
             4800,
             141,
             450,
-            "NVIDIA H200 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, FP32 67, 4.8 TB/s, NVLink 900 GB/s "
-            "both directions",
+            "NVIDIA H200 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, FP32 67 (the H100's chip), 141 GB, "
+            "4.8 TB/s, NVLink 900 GB/s both directions",
         ),
         Device(
             "mi300x",
@@ -68,7 +70,7 @@ DEVICES = {
 }
 
 # Assumptions, not measurements. The matrix share: W passes in Table 9 of 2401.10241, which are matrix products alone, reach
-# 251 of an A100's 312 TFLOP/s. The attention share: 2307.08691, section 4.1, 50 to 73 % on an A100. The rest: round numbers.
+# 251 of an A100's 312 TFLOP/s. The attention share: 2307.08691, abstract, 50 to 73 % on an A100. The rest: round numbers.
 MATRIX_SHARE = 0.8
 ATTENTION_SHARE = 0.6
 MEMORY_SHARE = 0.8

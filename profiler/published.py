@@ -44,8 +44,15 @@ def _gpt(layers: int, heads: int, width: int, batch: int) -> Published:
     return Published("2401.10241, Table 3", layers, width, heads, 32_000, batch, 1024)
 
 
-# The paper's own vocabulary is not printed; 32,000 gives the parameter counts that it names its models by.
-# Gemma 2 is built without its attention scores' cap and sliding window: the fused attention kernels here have neither.
+# Layers, widths, heads, key and value heads, head widths and inner widths are those of the tables named, and so are length
+# and batch of the four GPTs; elsewhere one sequence of 4096 tokens is our choice. What a table does not print:
+# * GPT: the vocabulary; 32,000 gives the parameter counts that the paper names its models by.
+# * Llama 3: Table 3 rounds the vocabulary to 128,000; the released models have 128,256 rows.
+# * Qwen2: Table 1 counts 151,646 tokens; the released 7B pads them to 152,064 rows. Biases in q, k, v: section 2.2.
+# * Mixtral: rotary base 1,000,000 is the released config's. Each token's two experts: Table 1.
+# * Gemma 2: caps and the approximated GELU are in section 2; it is built without its attention scores' cap and sliding
+#   window: the fused attention kernels here have neither.
+# Exact parameter counts hold all of this against the released models (tests/test_profiler_models.py).
 PUBLISHED: dict[str, Published] = {
     "gpt-1.5b": _gpt(22, 24, 2304, 6),
     "gpt-6.2b": _gpt(30, 32, 4096, 3),
@@ -65,7 +72,7 @@ PUBLISHED: dict[str, Published] = {
         256_128,
         1,
         4096,
-        Shape(3584, 16, 8, 256, 14_336, activation="gelu", post_norm=True),
+        Shape(3584, 16, 8, 256, 14_336, activation="gelu_tanh", post_norm=True),
         cap=30.0,
         scale=3584**0.5,
         tied=True,

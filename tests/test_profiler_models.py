@@ -35,6 +35,15 @@ SIZES = {
     "qwen2-7b": 7.62,
     "mixtral-8x7b": 46.7,
 }
+# Gemma 2's are printed (2408.00118, Table 2: 917,962,752 in the embedding, 8,324,201,984 elsewhere), the others are those of
+# the released weights.
+EXACT = {
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "gemma2-9b": 917_962_752 + 8_324_201_984,
+    "qwen2-7b": 7_615_616_512,
+    "mixtral-8x7b": 46_702_792_704,
+}
 # Output layer over transformer layer in active parameters (2411.05288, Table 4 and Fig. 2).
 RATIOS = {"gemma2-9b": 4.63, "qwen2-7b": 2.36, "llama3-70b": 1.22}
 
@@ -49,6 +58,7 @@ def test_published_sizes(name: str) -> None:
         count -= head
     digits = len(str(SIZES[name]).replace(".", ""))
     assert float(f"{count / 1e9:.{digits}g}") == SIZES[name]
+    assert count == EXACT.get(name, count)
     if name in RATIOS:
         block = sum(p.numel() for p in layers[1].parameters())
         assert head / block == pytest.approx(RATIOS[name], rel=0.02)
