@@ -25,6 +25,7 @@ from zbsolve.exec.stage import Stage
 from zbsolve.profile import Layer, Profile
 
 from .alike import chosen
+from .clocks import cache_bytes, clock_of
 from .copies import measure_copies
 from .flow import fake_mode, flow
 from .links import measure_links, samples_of, slowest, survey
@@ -33,7 +34,7 @@ from .models import Model, load
 from .neighbour import FAILED
 from .rounds import stages_of
 from .states import OPTIMIZERS, state_of
-from .timing import KINDS, Progress, Samples, host_times, time_layers
+from .timing import KINDS, Bench, Progress, Samples, host_times, time_layers
 from .warn import warnings
 
 COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
@@ -72,7 +73,8 @@ def measure(
         with fake_mode():
             state = state_of(states, [p for layer in model.build(taken) for p in layer.parameters()])
         with _busy(spec, seed, taken, neighbours, timeout):
-            timed, stages = time_layers(model, through, taken, target, seconds, OPTIMIZERS[state.optimizer], progress)
+            bench = Bench(target, seconds, cache_bytes(target), clock_of(target))
+            timed, stages = time_layers(model, through, taken, bench, OPTIMIZERS[state.optimizer], progress)
         progress("memory")
         memory = dict(zip(taken, _memory(model, taken, stages), strict=True))
         del stages
@@ -98,10 +100,13 @@ def measure(
         "states": state.name,
         "measured_layers": [model.layer_names[i] for i in taken],
         "alone": timed.alone,
+        "cache_bytes": bench.cache,
+        "copies": timed.copies,
+        "clock_mhz": timed.clocks,
         "host_us": host,
         "links": [pair.facts() for pair in pairs],
         "left_after_W": {model.layer_names[i]: memory[i].after_W for i in taken},
-        "warnings": warnings(layers, named, host, timed.whole, timed.idle, target.type),
+        "warnings": warnings(layers, named, host, timed.whole, timed.idle, target.type, timed.clocks),
     }
     return Profile(
         "measured",

@@ -24,7 +24,7 @@ if __name__ == "__main__":
     model = load(sys.argv[1], int(sys.argv[2]))
     cpu = torch.device("cpu")
     watch = Watch(cpu)
-    turns = rounds(stages_of(model, [int(i) for i in sys.argv[3].split(",")]), batches(model, cpu), watch)
+    turns = rounds([stages_of(model, [int(i) for i in sys.argv[3].split(",")])], batches(model, cpu), watch)
     try:
         next(turns)
     except Exception as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
+from math import ceil
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ from .models import Model
 
 Sample = tuple[int, str, float, float]  # layer, kind, µs on the device, µs on the host
 Feed = Callable[[int, int], tuple[Tensor, Tensor]]  # microbatch, step → input of the first stage, target
-IN_FLIGHT = 2  # microbatches at a time, as in a pipeline: the second evicts the first from the caches
+IN_FLIGHT = 2  # microbatches at a time at least, as in a pipeline
+COLD = 2  # times a cache that is touched between two passes of one layer: caches do not always drop what is oldest
+MOST_COPIES = 64
 
 
 class Watch:
@@ -56,6 +60,19 @@ def stages_of(model: Model, taken: Sequence[int], device: torch.device | None = 
     return [_stage(model, i, layer) for i, layer in zip(taken, layers, strict=True)]
 
 
+def rotated(
+    model: Model, taken: Sequence[int], inputs: Sequence[Boundary], device: torch.device, cache: int
+) -> list[list[Stage]]:
+    """The layers `taken` as stages, in as many copies as are needed for a pass to find nothing of its layer in a cache of
+    `cache` bytes (0: one copy will do), as in training, where other layers ran meanwhile. inputs: what goes into each."""
+    layers = [layer.to(device) for layer in model.build(taken)]
+    size = sum(p.numel() * p.element_size() for layer in layers for p in layer.parameters())
+    size += sum(inputs[i].bytes for i in taken)
+    count = min(MOST_COPIES, max(1, ceil(COLD * cache / max(1, size))))
+    copies = [layers, *(copy.deepcopy(layers) for _ in range(count - 1))]
+    return [[_stage(model, i, layer) for i, layer in zip(taken, one, strict=True)] for one in copies]
+
+
 def _stage(model: Model, i: int, layer: nn.Module) -> Stage:
     return Stage([layer], i, model.loss if i == len(model.layers) - 1 else None, 1.0)
 
@@ -82,13 +99,15 @@ def alone(model: Model, i: int, boundary: Boundary, device: torch.device) -> Fee
     return feed
 
 
-def rounds(stages: list[Stage], feed: Feed, watch: Watch, recompute: bool = False) -> Iterator[list[Sample]]:
-    """Without end: a round with B and W, a round with fused BW, with `recompute` one with X, and so on. Gradients are kept
-    and added to, as in the middle of a training step."""
+def rounds(sets: Sequence[list[Stage]], feed: Feed, watch: Watch, recompute: bool = False) -> Iterator[list[Sample]]:
+    """Without end: a round with B and W, a round with fused BW, with `recompute` one with X, and so on. `sets`: copies of
+    the stages (see `rotated`), of which microbatches take the next each. Gradients are kept and added to, as in the middle
+    of a training step."""
     step = 0
     turns = ("split", "fused", "recompute")[: 3 if recompute else 2]
     while True:
-        yield _round(stages, [feed(m, step) for m in range(IN_FLIGHT)], watch, turns[step % len(turns)])
+        given = [feed(m, step) for m in range(max(IN_FLIGHT, len(sets)))]
+        yield _round(sets, given, watch, turns[step % len(turns)])
         step += 1
 
 
@@ -96,13 +115,14 @@ def rounds(stages: list[Stage], feed: Feed, watch: Watch, recompute: bool = Fals
 SAMPLED = {"split": {"F", "B", "W"}, "fused": {"BW"}, "recompute": {"X"}}
 
 
-def _round(stages: list[Stage], given: list[tuple[Tensor, Tensor]], watch: Watch, turn: str) -> list[Sample]:
+def _round(sets: Sequence[list[Stage]], given: list[tuple[Tensor, Tensor]], watch: Watch, turn: str) -> list[Sample]:
     split, again = turn != "fused", turn == "recompute"
     for m, (x, target) in enumerate(given):
-        for stage in stages:
+        for stage in sets[m % len(sets)]:
             x = watch.run(stage.first, "F", stage.forward, m, x, target, split=split, recompute=again)
         last = x
     for m in range(len(given)):
+        stages = sets[m % len(sets)]
         gradient = None if stages[-1].loss is not None else torch.ones_like(last)
         for stage in reversed(stages):
             if again:
@@ -113,15 +133,20 @@ def _round(stages: list[Stage], given: list[tuple[Tensor, Tensor]], watch: Watch
     return [row for row in watch.drain() if row[1] in SAMPLED[turn]]
 
 
-def updates(stages: Sequence[Stage], make: Callable[[list[nn.Parameter]], Any], watch: Watch, times: int) -> list[Sample]:
-    """The optimizer's step of every layer, `times` each after one that makes its state; one layer's state at a time."""
+def updates(
+    sets: Sequence[list[Stage]], make: Callable[[list[nn.Parameter]], Any], watch: Watch, times: int
+) -> list[Sample]:
+    """The optimizer's step of every layer, `times` each after one that makes its state, over the copies in turn; one
+    layer's state at a time."""
     rows: list[Sample] = []
-    for stage in stages:
-        parameters = [p for p in stage.parameters() if p.grad is not None]
-        if not parameters:
+    for same in zip(*sets, strict=True):
+        trained = [[p for p in stage.parameters() if p.grad is not None] for stage in same]
+        if not all(trained):
             continue
-        optimizer = make(parameters)
-        for _ in range(1 + times):
-            watch.run(stage.first, "U", optimizer.step)
-        rows += watch.drain()[1:]
+        optimizers = [make(parameters) for parameters in trained]
+        for optimizer in optimizers:
+            optimizer.step()
+        for i in range(times):
+            watch.run(same[0].first, "U", optimizers[i % len(optimizers)].step)
+        rows += watch.drain()
     return rows

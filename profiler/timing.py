@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import torch
@@ -17,14 +17,16 @@ from zbsolve.profile_report import spread
 from .flow import Flow, fake_mode, place, quiet
 from .models import Model
 from .operations import passes
-from .rounds import Feed, Watch, alone, batches, rounds, stages_of, updates
+from .rounds import MOST_COPIES, Feed, Watch, alone, batches, rotated, rounds, stages_of, updates
 
 KINDS = ("F", "B", "W", "BW", "X")
 LEAST = 9  # rounds, however little time is given
 WARM = 6
 UPDATES = 5
 SPREAD = 0.01  # of a median: good enough to stop
+CLOCK_EVERY = 0.2  # seconds between looks at the device's clock
 Progress = Callable[[str], None]
+Clock = Callable[[], int | None]  # MHz now; None where it is not known
 Samples = dict[tuple[int, str], list[float]]
 
 
@@ -39,13 +41,27 @@ class OutOfMemory(RunFailed):
 @dataclass
 class Timed:
     """samples: (layer, kind) → µs on the device, kinds F, B, W, BW, X, U; host: the same on the host; whole: µs of every
-    round with B and W; idle: part of the time in which this process did not run (CPU); alone: layers ran one at a time."""
+    round with B and W; idle: part of the time in which this process did not run (CPU); alone: layers ran one at a time;
+    copies: of each layer that took turns (the fewest, where layers ran alone); clocks: the device's, MHz, meanwhile."""
 
     samples: Samples
     host: Samples
     whole: list[float] = field(default_factory=list)
     idle: float = 0.0
     alone: bool = False
+    copies: int = MOST_COPIES
+    clocks: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What times are taken on, and how long: the device, its cache in bytes (0: passes may find what they need there), its
+    clock, and seconds at most."""
+
+    device: torch.device
+    seconds: float
+    cache: int = 0
+    clock: Clock = lambda: None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -62,66 +78,57 @@ def _settled(samples: Samples) -> bool:
 
 
 def time_layers(
-    model: Model,
-    through: Flow,
-    taken: Sequence[int],
-    device: torch.device,
-    seconds: float,
-    make: Callable[..., object],
-    progress: Progress,
+    model: Model, through: Flow, taken: Sequence[int], bench: Bench, make: Callable[..., object], progress: Progress
 ) -> tuple[Timed, list[Stage]]:
     """Times of the layers `taken`, one after the other as a rank would run them; one at a time where memory does not
     suffice for that. Raises BadInput naming the pass and the layer that fail, OutOfMemory where not even one layer fits."""
     timed = Timed({}, {})
-    watch = Watch(device)
+    watch = Watch(bench.device)
     try:
-        stages = stages_of(model, taken, device)
-        _run(timed, stages, batches(model, device), watch, seconds, progress, f"{len(taken)} layers")
-        _keep(timed, updates(stages, make, watch, UPDATES))
-        return timed, stages
+        sets = rotated(model, taken, through.inputs, bench.device, bench.cache)
+        _run(timed, sets, batches(model, bench.device), watch, bench, progress, f"{len(taken)} layers")
+        _keep(timed, updates(sets, make, watch, UPDATES))
+        return timed, sets[0]
     except Exception as error:
         if not is_out_of_memory(error):
             text = f"model '{model.name}': {watch.at[1]} of {place(model, watch.at[0])}: {one_line(error)}"
             raise BadInput(text) from error
-    return _one_by_one(model, through, taken, device, seconds, make, progress)
+    return _one_by_one(model, through, taken, bench, make, progress)
 
 
 def _one_by_one(
-    model: Model,
-    through: Flow,
-    taken: Sequence[int],
-    device: torch.device,
-    seconds: float,
-    make: Callable[..., object],
-    progress: Progress,
+    model: Model, through: Flow, taken: Sequence[int], bench: Bench, make: Callable[..., object], progress: Progress
 ) -> tuple[Timed, list[Stage]]:
-    timed, watch = Timed({}, {}, alone=True), Watch(device)
-    stages: list[Stage] = []
+    timed, watch = Timed({}, {}, alone=True), Watch(bench.device)
+    sets: list[list[Stage]] = []
+    share = replace(bench, seconds=bench.seconds / len(taken))
     for i in taken:
         watch.at = i, "building"
         try:
-            stages = stages_of(model, [i], device)
-            feed = alone(model, i, through.inputs[i], device)
-            _run(timed, stages, feed, watch, seconds / len(taken), progress, place(model, i))
-            _keep(timed, updates(stages, make, watch, UPDATES))
+            sets = rotated(model, [i], through.inputs, bench.device, bench.cache)
+            feed = alone(model, i, through.inputs[i], bench.device)
+            _run(timed, sets, feed, watch, share, progress, place(model, i))
+            _keep(timed, updates(sets, make, watch, UPDATES))
         except Exception as error:
             where = f"{watch.at[1]} of {place(model, i)}"
             if not is_out_of_memory(error):
                 raise BadInput(f"model '{model.name}': {where}: {one_line(error)}") from error
             done = {f"{model.layer_names[j]}/{kind}": row for (j, kind), row in timed.samples.items() if j != i}
             raise OutOfMemory(f"model '{model.name}': out of memory: {where}, by itself", done) from None
-        stages.clear()
+        sets.clear()
     return timed, []
 
 
-def _run(timed: Timed, stages: list[Stage], feed: Feed, watch: Watch, seconds: float, progress: Progress, what: str) -> None:
-    turns = rounds(stages, feed, watch, recompute=True)
+def _run(
+    timed: Timed, sets: list[list[Stage]], feed: Feed, watch: Watch, bench: Bench, progress: Progress, what: str
+) -> None:
+    turns = rounds(sets, feed, watch, recompute=True)
     progress(f"{what}: warming up")
     for _ in range(WARM):
         next(turns)
     mine: Samples = {}
-    begin, ran, done = time.monotonic(), time.process_time(), 0
-    while done < LEAST or time.monotonic() - begin < seconds:
+    begin, ran, done, looked = time.monotonic(), time.process_time(), 0, 0.0
+    while done < LEAST or time.monotonic() - begin < bench.seconds:
         rows = next(turns)
         for i, kind, device_us, host_us in rows:
             mine.setdefault((i, kind), []).append(device_us)
@@ -129,11 +136,15 @@ def _run(timed: Timed, stages: list[Stage], feed: Feed, watch: Watch, seconds: f
         if any(row[1] == "F" for row in rows):
             timed.whole.append(sum(row[2] for row in rows))
         done += 1
-        progress(f"{what}, round {done}, {time.monotonic() - begin:.1f} of {seconds:g} s")
+        if time.monotonic() - looked >= CLOCK_EVERY:
+            looked = time.monotonic()
+            timed.clocks += [mhz for mhz in [bench.clock()] if mhz is not None]
+        progress(f"{what}, round {done}, {time.monotonic() - begin:.1f} of {bench.seconds:g} s")
         if done >= 10 * LEAST and done % 10 == 0 and _settled(mine):
             break
     elapsed = time.monotonic() - begin
     timed.idle = max(timed.idle, 1 - (time.process_time() - ran) / elapsed)
+    timed.copies = min(timed.copies, len(sets))
     timed.samples |= mine
 
 

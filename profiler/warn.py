@@ -22,10 +22,11 @@ def warnings(
     whole: Sequence[float],
     idle: float,
     device: str,
+    clocks: Sequence[int] = (),
 ) -> list[str]:
     """A line for each. samples: "<layer>/<kind>" → µs; hosts: the same of the host; whole: µs of whole rounds, in order;
-    idle: part of the time in which this process waited for a core."""
-    return [*_split(layers), *_host(samples, hosts, device), *_disturbed(whole, idle, device)]
+    idle: part of the time in which this process waited for a core; clocks: the device's, MHz, meanwhile."""
+    return [*_split(layers), *_host(samples, hosts, device), *_disturbed(whole, idle, device), *_moved(clocks)]
 
 
 def _split(layers: Sequence[Layer]) -> list[str]:
@@ -74,3 +75,12 @@ def _disturbed(whole: Sequence[float], idle: float, device: str) -> list[str]:
     if idle > IDLE and device == "cpu":
         found.append(f"{DISTURBED} this process waited for a core {idle:.0%} of the time: another one was busy")
     return found
+
+
+def _moved(clocks: Sequence[int]) -> list[str]:
+    if not clocks or max(clocks) - min(clocks) <= DRIFT * max(clocks):
+        return []
+    return [
+        f"{DISTURBED} the device's clock moved between {min(clocks):,} and {max(clocks):,} MHz: power or heat; longer runs "
+        "see the clock that training will have"
+    ]

@@ -1,7 +1,9 @@
 """Times: samples and their spread, host beside device, what disturbs, what fails, and what is kept then."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,14 +11,16 @@ import torch
 from profiler.flow import flow
 from profiler.measure import measure
 from profiler.models import load
-from profiler.rounds import Watch, batches, rounds, stages_of
-from profiler.timing import host_times, is_out_of_memory
+from profiler.rounds import Watch, batches, rotated, rounds, stages_of
+from profiler.timing import Bench, host_times, is_out_of_memory, time_layers
 from profiler.warn import DISTURBED, warnings
 from zbsolve import BadInput
 from zbsolve.cli import main
+from zbsolve.exec.stage import Stage
 from zbsolve.profile import Layer
 from zbsolve.profile_report import spread
 
+CPU = torch.device("cpu")
 FAILS = """
 import torch
 from torch import nn
@@ -77,7 +81,7 @@ def test_samples_are_kept_for_every_kind_and_the_update() -> None:
 
 def test_rounds_pass_through_the_layers_as_the_executor_does() -> None:
     model, cpu = load("gpt-tiny"), torch.device("cpu")
-    turns = rounds(stages_of(model, [0, 1, 9]), batches(model, cpu), Watch(cpu), recompute=True)
+    turns = rounds([stages_of(model, [0, 1, 9])], batches(model, cpu), Watch(cpu), recompute=True)
     split, fused, recomputed = next(turns), next(turns), next(turns)
     order = [0, 1, 9, 0, 1, 9]
     assert [(i, kind) for i, kind, _, _ in split] == [
@@ -87,6 +91,61 @@ def test_rounds_pass_through_the_layers_as_the_executor_does() -> None:
     assert [(i, kind) for i, kind, _, _ in fused] == [(i, "BW") for i in reversed(order)]
     assert [(i, kind) for i, kind, _, _ in recomputed] == [(i, "X") for i in reversed(order)]
     assert all(device == host > 0 for _, _, device, host in split)
+
+
+class Touches(Watch):
+    """Notes which stage each pass runs on."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.passes: list[tuple[str, Stage]] = []
+
+    def run(self, layer: int, kind: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        self.passes.append((kind, call.__self__))  # type: ignore[attr-defined]
+        return super().run(layer, kind, call, *given, **named)
+
+
+def test_copies_take_turns_until_a_cache_is_cold() -> None:
+    """Between two passes of one layer (W follows its B at once) others touch at least as many bytes as the cache has."""
+    model = load("mlp-tiny")
+    inputs = flow(model).inputs
+    cache = 100_000
+    sets = rotated(model, [0, 1, 7], inputs, CPU, cache)
+    size = sum(p.nbytes for stage in sets[0] for p in stage.parameters()) + sum(inputs[i].bytes for i in (0, 1, 7))
+    assert len(sets) == -(-2 * cache // size) > 5
+    assert len({id(p) for stages in sets for stage in stages for p in stage.parameters()}) == 12 * len(sets)
+    watch = Touches()
+    turns = rounds(sets, batches(model, CPU), watch, recompute=True)
+    for _ in range(6):
+        assert len({i for i, *_ in next(turns)}) == 3
+    last: dict[int, int] = {}
+    touched = 0
+    for kind, stage in watch.passes:
+        before = last.get(id(stage))
+        assert kind in ("B", "W") or before is None or touched - before >= cache
+        touched += sum(p.nbytes for p in stage.parameters())
+        last[id(stage)] = touched
+    # Large layers evict themselves, and without a cache to empty nothing is copied.
+    assert len(rotated(model, [0, 1, 7], inputs, CPU, size // 2)) == 1
+    assert len(rotated(model, [0, 1, 7], inputs, CPU, 0)) == 1
+    tied = load("gpt-tiny-tied")
+    for first, *_, head in rotated(tied, [0, 1, 9], flow(tied).inputs, CPU, 4_000_000):
+        assert first.layers[0].token.weight is head.layers[0].output.weight
+
+
+def test_copies_and_clocks_are_part_of_what_is_measured() -> None:
+    model = load("mlp-tiny")
+    clocks = iter([1980, 1410] + [None] * 1000)
+    bench = Bench(CPU, 0.3, 50_000, lambda: next(clocks))
+    timed, stages = time_layers(model, flow(model), [0, 1, 7], bench, torch.optim.SGD, lambda text: None)
+    assert timed.copies > 2
+    assert len(timed.samples[1, "F"]) % timed.copies == 0
+    assert len(timed.samples[1, "U"]) == 5
+    assert timed.clocks == [1980, 1410]
+    assert len(stages) == 3
+    assert "moved between 1,410 and 1,980 MHz" in warnings([], {}, {}, [], 0.0, "cuda", timed.clocks)[-1]
+    assert warnings([], {}, {}, [], 0.0, "cuda", [1980, 1950]) == []
+    assert measure("mlp-tiny", seconds=0.05).facts["cache_bytes"] == 0
 
 
 def test_host_time_is_operations_times_what_one_costs(failing: Path) -> None:
@@ -164,3 +223,7 @@ def test_a_gpu_is_timed_by_its_events() -> None:
     assert profile.capacity
     assert profile.layers[1].F > 0
     assert len(profile.samples["block0/F host"]) == len(profile.samples["block0/F"])
+    assert profile.facts["cache_bytes"] > 1 << 20
+    assert profile.facts["copies"] == 1  # half a GB of parameters evicts itself
+    small = measure("gpt-tiny", seconds=1.0, device="cuda")
+    assert small.facts["copies"] > 1

@@ -246,6 +246,9 @@ def page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
     facts = ", ".join(
         f"{key} {profile.facts[key]}" for key in ("host", "device", "torch", "date", "states") if key in profile.facts
     )
+    clocks = profile.facts.get("clock_mhz")
+    if isinstance(clocks, list) and clocks:
+        facts += f", clock {min(clocks):,} to {max(clocks):,} MHz"
     links = link_rows(profile)
     body = [
         f"<h1>{escape(title)}</h1>",
