@@ -1,7 +1,8 @@
 """The optimum of small problems, by dynamic programming over how far each lane has come. Independent of all solvers.
 
-Of passes placed so far only the set matters for memory (each rank runs one pass at a time); of their times only when
-each rank is free, when it began, and the ends that others still wait for. States that are nowhere earlier are dropped.
+Of passes placed so far only the set matters for memory (one stream a rank has all that takes any, and runs one pass at a
+time); of their times only when each stream is free, when its rank began, and the ends that others still wait for. States
+that are nowhere earlier are dropped.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from zbsolve import Problem
 
 def optimum(problem: Problem) -> int | None:
     """The least value of any schedule whose lanes run in table order and whose passes start as early as possible; None
-    where no order fits the memory. One stream a rank."""
+    where no order fits the memory. One stream a rank, and others without memory."""
     passes, edges = problem.passes, problem.edges
     duration, rank = passes.duration.tolist(), passes.rank.tolist()
+    stream = [problem.streams.index(one.streams[0]) for one in passes]
+    home = [rank[stream.index(s)] for s in range(len(problem.streams))]
     lanes = [rows.tolist() for rows in problem.lanes]
     inputs: list[list[tuple[int, int]]] = [[] for _ in duration]
     outputs: list[set[int]] = [set() for _ in duration]
@@ -23,8 +26,8 @@ def optimum(problem: Problem) -> int | None:
     taken, freed = problem.taken.tolist(), problem.freed.tolist()
     room = [None] * problem.ranks if problem.capacity is None else list(problem.capacity)
     span = problem.objective == "span"
-    # A state: positions → list of (free by rank, begun by rank, ends of passes that others wait for)
-    begin = (tuple([0] * problem.ranks), tuple([-1] * problem.ranks), ())
+    # A state: positions → list of (free by stream, begun by rank, ends of passes that others wait for)
+    begin = (tuple([0] * len(home)), tuple([-1] * problem.ranks), ())
     level = {tuple([0] * len(lanes)): [begin]}
     for _ in duration:
         following: dict[tuple[int, ...], list] = {}
@@ -37,22 +40,23 @@ def optimum(problem: Problem) -> int | None:
                 if at[number] == len(lane):
                     continue
                 i = lane[at[number]]
-                r = rank[i]
+                r, s = rank[i], stream[i]
                 if not all(a in done for a, _ in inputs[i]) or (room[r] is not None and held[r] + taken[i] > room[r]):
                     continue
                 now = done | {i}
                 key = (*at[:number], at[number] + 1, *at[number + 1 :])
                 for free, first, ends in states:
                     known = dict(ends)
-                    start = max([free[r], *(known[a] + lag for a, lag in inputs[i])])
+                    start = max([free[s], *(known[a] + lag for a, lag in inputs[i])])
                     known[i] = start + duration[i]
                     open_ends = tuple(sorted((a, t) for a, t in known.items() if not outputs[a] <= now))
-                    new_free = (*free[:r], start + duration[i], *free[r + 1 :])
-                    new_first = first if first[r] >= 0 or not span else (*first[:r], start, *first[r + 1 :])
+                    new_free = (*free[:s], start + duration[i], *free[s + 1 :])
+                    began = start if first[r] < 0 else min(start, first[r])
+                    new_first = (*first[:r], began, *first[r + 1 :]) if span else first
                     _keep(following.setdefault(key, []), (new_free, new_first, open_ends))
         level = following
     best = [
-        max(f - max(b, 0) for f, b in zip(free, first, strict=True)) if span else max(free)
+        max(f - max(first[h], 0) for f, h in zip(free, home, strict=True)) if span else max(free)
         for states in level.values()
         for free, first, _ in states
     ]

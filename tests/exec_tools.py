@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -42,13 +43,18 @@ def split_layers(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def a_problem(
-    placement: tuple[int, ...], microbatches: int, layers: int = 8, fused: bool = False, recompute: str | Sequence[int] = ()
+    placement: tuple[int, ...],
+    microbatches: int,
+    layers: int = 8,
+    fused: bool = False,
+    recompute: str | Sequence[int] = (),
+    **options: Any,
 ) -> Problem:
     stages = len(placement)
     times = {"BW": [20] * stages} if fused else {"B": [10] * stages, "W": [10] * stages}
     counts = split_layers(layers, stages)
     how = {"placement": placement, "microbatches": microbatches, "recompute": recompute}
-    return pipeline([10] * stages, **times, **how, comm=3, layers=counts)
+    return pipeline([10] * stages, **times, **how, comm=3, layers=counts, **options)
 
 
 def run_here(

@@ -1,4 +1,4 @@
-"""Exhaustive search: every order of every rank, judged by a simulator of its own. For small problems only.
+"""Exhaustive search: every order of every stream, judged by a simulator of its own. For small problems only.
 
 Knows nothing of the solvers' tricks: no lane symmetry unless asked for, no bounds but the value found so far.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from zbsolve import Problem
 
 
-def orders(problem: Problem, rank: int, lanes: bool) -> list[list[int]]:
-    """Every order of the rank's passes that the graph allows and whose memory fits."""
-    mine = [i for i in range(len(problem.passes)) if problem.passes.rank[i] == rank]
+def orders(problem: Problem, stream: str, lanes: bool) -> list[list[int]]:
+    """Every order of the stream's passes that the graph allows and whose memory fits. Memory is on compute streams alone."""
+    mine = problem.members[stream].tolist()
+    rank = int(problem.passes.rank[mine[0]])
     edges = list(zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True))
     ahead: dict[int, set[int]] = {i: set() for i in range(len(problem.passes))}
     for a, b in edges:
@@ -44,7 +45,8 @@ def orders(problem: Problem, rank: int, lanes: bool) -> list[list[int]]:
 
 def optimum(problem: Problem, lanes: bool = True) -> int | None:
     """The least value of any order, every pass as early as possible; None where no order fits the memory."""
-    choices = [orders(problem, rank, lanes) for rank in range(problem.ranks)]
+    choices = [orders(problem, stream, lanes) for stream in problem.streams]
+    homes = [int(problem.passes.rank[problem.members[stream][0]]) for stream in problem.streams]
     edges = list(zip(*(c.tolist() for c in (problem.edges.before, problem.edges.after, problem.edges.lag)), strict=True))
     inputs: dict[int, list[tuple[int, int]]] = {i: [] for i in range(len(problem.passes))}
     for a, b, lag in edges:
@@ -73,7 +75,8 @@ def optimum(problem: Problem, lanes: bool = True) -> int | None:
             return None
         if problem.objective == "makespan":
             return max(end.values())
-        return max(f - (s or 0) for f, s in zip(free, first, strict=True))
+        rows = list(zip(homes, first, free, strict=True))
+        return max(max(f for h, _, f in rows if h == r) - min(s or 0 for h, s, _ in rows if h == r) for r in homes)
 
     def combine(chosen: list[list[int]]) -> None:
         nonlocal best

@@ -37,6 +37,9 @@ SMALL: dict[str, Problem] = {
     "vee p2 m2": uniform("vee", 2, 2, (3, 4, 2), 2),
     "loop p2 m2 span": uniform("loop", 2, 2, (1, 2, 1), 3, "span", 1),
     "arbitrary": pipeline([2, 1, 3], [1, 2, 2], [1, 1, 1], placement=(0, 1, 0), microbatches=2, comm={(0, 1): 2, (1, 0): 1}),
+    "all-to-all": pipeline([3, 2], [2, 4], [2, 1], microbatches=2, AF=2, AB=[1, 3], comm=1, held_until_W=1, capacity=[2, 1]),
+    "all-to-all span": pipeline([2, 2], BW=[3, 4], microbatches=2, AF=[3, 0], objective="span"),
+    "exchange": pipeline(2, BW=3, placement=((0, 1), (1, 0)), microbatches=2, exchange=4),
     "recompute": pipeline(
         [2, 3],
         [3, 2],

@@ -173,7 +173,8 @@ def run_updates(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
 
     size = sum(p.nbytes for p in Layer(0).parameters())
     backward = {"B": 2, "W": 2, **bytes_of(ranks)} if argument.get("split") else {"BW": 4, **bytes_of(ranks)}
-    step = pipeline(2, **backward, placement=tuple(range(ranks)), microbatches=microbatches, layers=(1,) * ranks)
+    around, shape = argument.get("around", {}), {"placement": tuple(range(ranks)), "microbatches": microbatches}
+    step = pipeline(2, **backward, **shape, **around, layers=(1,) * ranks)
     delay = 2 if name == "pipedream-2bw" else [ranks - stage for stage in range(ranks)]
     problem = updates(step, 1, every=every, delay=delay, parameter_bytes=size)
     schedule = random_schedule(problem, argument["random"]) if "random" in argument else preset(name, problem)
@@ -187,7 +188,7 @@ def run_updates(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
     right, expected = simulated(name, ranks, every, inputs, targets, update, 3)
     found, wanted = named(runner.layers), named(dict(enumerate(right)))
     times = {kind: time for kind, time in backward.items() if "held" not in kind}
-    counted = pipeline(2, **times, placement=tuple(range(ranks)), microbatches=microbatches)
+    counted = pipeline(2, **times, **shape, **around)
     units = Schedule(updates(counted, 1, every=every, delay=delay, parameter_bytes=1), schedule.order)
     start = Layer(rank).parameters()
     return {

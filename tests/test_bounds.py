@@ -7,10 +7,12 @@ import itertools
 import random
 import time
 
+import numpy as np
 import pytest
 
 from zbsolve import Infeasible, pipeline, solve
 from zbsolve.clock import Clock
+from zbsolve.graphs_alltoall import with_all_to_all
 from zbsolve.greedy.arrays import arrays
 from zbsolve.ilp.bounds import GROUPS, Bound, closed_form, improve, recheck
 from zbsolve.ilp.onerank import lanes_of, refute
@@ -76,6 +78,29 @@ def tight(seed: int):
     return dataclasses.replace(problem, capacity=tuple(int(n * f) for n, f in zip(needs, factors, strict=True)))
 
 
+def around(problem, seed: int):
+    """The problem with all-to-alls of any length behind some stages' F and B."""
+    rng, stages = random.Random(seed), int(problem.passes.stage.max()) + 1
+    times = [np.array([rng.choice([0, 1, 5, 20]) for _ in range(stages)]) for _ in range(2)]
+    passes, edges = with_all_to_all(problem.passes, problem.edges, *times)
+    return dataclasses.replace(problem, passes=passes, edges=edges)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_streams_beside_compute_are_never_refuted(seed):
+    """Passes without memory on a stream of their own: in closed forms one at a time, in searches over ranks as lags."""
+    problem = around(dataclasses.replace(small(1000 + seed, 3, 3, 9), capacity=None) if seed % 4 == 0 else tight(seed), seed)
+    if len(problem.passes) > 26:
+        problem = problem.head(1)
+    best, bound = optimum(problem), closed_form(problem)
+    assert 0 < bound.value <= best
+    assert recheck(problem, bound, 1.0).value == bound.value
+    for ranks in [g for n in (1, 2) for g in itertools.permutations(range(problem.ranks), n)]:
+        lanes = lanes_of(problem, ranks)
+        if lanes is not None:
+            assert all(refute(lanes, best, breadth, 1_000_000)[0] in (False, None) for breadth in (1, 3, 1000))
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_no_rank_refutes_the_optimum(seed):
     problem = tight(seed)
@@ -136,8 +161,8 @@ def test_known_optima_are_proven_without_a_schedule(placement, times, capacity, 
     assert recheck(problem, bounds[-1], 10.0).value == value
 
 
-def test_ranks_with_several_streams_have_no_groups_and_no_error():
-    """Every rank also has a stream for its gradient exchanges: the search over ranks has nothing to keep whole."""
+def test_exchanges_beside_compute_are_no_error():
+    """Every rank also has a stream for its gradient exchanges."""
     problem = pipeline([1, 1], [1, 1], [1, 1], placement=((0, 1), (1, 0)), microbatches=2, exchange=1)
     first = Bound(problem.work, "the work of the busiest rank", "work")
     best = solve(problem, method="cp", seconds=20).certificate

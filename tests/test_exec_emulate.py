@@ -5,6 +5,7 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from zbsolve.exec.lower import Message, lower
 from zbsolve.exec.one_device import OneDevice
 from zbsolve.exec.streams import Turns
 from zbsolve.exec.walk import Hooks
+from zbsolve.greedy.presets import preset
+from zbsolve.placement import mirror
 from zbsolve.profile import Layer, Link, Profile
 
 from .exec_tools import a_problem, random_schedule
@@ -132,12 +135,16 @@ def test_a_message_takes_its_links_time(wall: Wall) -> None:
     assert receiver.clock == 15_000
 
 
+@pytest.mark.parametrize("around", [{}, {"AF": 4, "AB": 25}, {"AF": [0, 3, 0, 9], "AB": 0}])
 @pytest.mark.parametrize("placement", [(0, 1, 2), (0, 1, 1, 0), (0, 1, 0, 1)])
-def test_the_devices_clocks_are_the_prediction(placement: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_devices_clocks_are_the_prediction(
+    placement: tuple[int, ...], around: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the nanosecond, in every step, whatever order the ranks really run in; here no work is ever late."""
     monkeypatch.setattr(emulate, "time", Wall())
     monkeypatch.setattr(emulate, "sleep_until", lambda due: due)
-    schedule, model = random_schedule(a_problem(placement, 4), 2), mlp(0)
+    around = {kind: value[: len(placement)] if isinstance(value, list) else value for kind, value in around.items()}
+    schedule, model = random_schedule(a_problem(placement, 4, **around), 2), mlp(0)
     names, ranks, rng = schedule.problem.names, schedule.problem.ranks, random.Random(0)
     board, times = Board.alone(len(names)), Times.of(schedule, "schedule")
     hooks = [Hooks(emulated=Device(times, names, board)) for _ in range(ranks)]
@@ -176,6 +183,37 @@ def test_ranks_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.Captur
     assert result["emulated"].startswith("measured on emulated devices, times of the schedule's problem: ")
     assert result["predicted"] == predicted.makespan
     assert result["measured"] >= result["predicted"] - 1
+
+
+@pytest.mark.parametrize("beside", [{"AF": 6_000}, {"exchange": 9_000}])
+def test_what_runs_beside_compute(beside: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Again what no noise can break: nothing ends before it would, what waits for them waits, and nobody else does."""
+    problem = pipeline(4_000, 5_000, 3_000, placement=mirror(2), microbatches=4, comm=1_500, layers=[4] * 2, **beside)
+    schedule, path, out = preset("dualpipe", problem), str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
+    schedule.save(path)
+    options = ["--local", "--emulate", "schedule", "--steps", "2", "--warmup", "1", "--check", "--timeout", "60"]
+    assert main(["run", path, "--model", "mlp-tiny", *options, "-o", out]) == 0
+    assert "check: right" in capsys.readouterr().out
+    predicted, edges = schedule.timeline(), problem.edges
+    for step in Trace.load(out).steps:
+        began = step.start.min()
+        assert (step.end - began >= predicted.end - 1).all()
+        assert (step.start[edges.after] >= step.end[edges.before] - 1).all()
+    assert main(["compare", path, out, "--json"]) == 0
+    kinds = {one["kind"]: one for one in json.loads(capsys.readouterr().out)["kinds"]}
+    assert ("AF" in kinds) == ("AF" in beside)
+    if "AF" in kinds:
+        assert kinds["AF"]["measured"] <= 6_000 + 1.5  # a clock beside: no sleep of a rank is in it
+
+
+def test_a_profile_leaves_passes_beside_compute_their_times(tmp_path: Path) -> None:
+    path = str(tmp_path / "profile.json")
+    PROFILE.save(path)
+    times = Times.of(random_schedule(a_problem((0, 1), 2, AF=[9, 8], AB=7)), path)
+    assert (times.passes["0F1"], times.passes["0AF1"], times.passes["1AB1"]) == (64, 9, 7)
+    assert times.links["0AF0", "1F0"] == times.links["1AB1", "0B1"] == 15
+    assert times.waits["0AF0"] == [("0F0", 0)]
+    assert times.beside["0AF0"] == "comm:0"
 
 
 def test_a_wrong_profile_is_said_before_any_rank_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

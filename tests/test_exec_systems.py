@@ -24,6 +24,8 @@ MIRRORED = [one.name for one in SYSTEMS if one.placement == "mirror"]
 CASES = {
     **{name: {"name": name} for name in PLAIN},
     **{f"{name} C": {"name": name, "options": {"exchange": 1}} for name in MIRRORED},
+    **{f"{name} AF": {"name": name, "options": {"AF": 3}} for name in ("1f1b", "zb-h1", "zb-v", "interleaved")},
+    "dualpipe C AF AB": {"name": "dualpipe", "options": {"exchange": 1, "AF": 2, "AB": 3}},
     "chimera two pairs": {"name": "chimera", "options": {"exchange": 1, "routes": mirror(RANKS, 2)}},
 }
 ASYNCHRONOUS = [one.name for one in SYSTEMS if one.group == "asynchronous"]
@@ -41,6 +43,7 @@ UPDATES = {
         "random": 5,
     },
     "pipedream": {"name": "pipedream", "every": 1, "microbatches": 12},
+    "pipedream AF": {"name": "pipedream", "every": 1, "microbatches": 8, "around": {"AF": 1}},
     "pipedream split, any order": {"name": "pipedream", "every": 1, "microbatches": 8, "split": True, "random": 2},
 }
 

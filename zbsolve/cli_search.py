@@ -242,6 +242,13 @@ def systems_options(parser: argparse.ArgumentParser) -> None:
     """Options of `zbsolve systems`."""
     parser.add_argument("--ranks", type=int, default=4, help="of the step on which each is shown")
     parser.add_argument("--microbatches", type=int, default=8, help="of that step")
+    parser.add_argument(
+        "--all-to-all",
+        type=int,
+        default=0,
+        metavar="US",
+        help="µs of an all-to-all (expert parallelism) behind a rank's F and behind its backward; F, B and W take 600 each",
+    )
     parser.add_argument("--json", action="store_true", help="the table as JSON on standard output")
     parser.add_argument("-o", "--output", help="gallery.html: every system's schedule on one page")
 
@@ -252,7 +259,7 @@ def systems(options: argparse.Namespace) -> int:
 
     if options.output and options.output != "-" and not options.output.endswith(".html"):
         raise BadInput(f"{options.output}: a gallery is a page: name a file that ends in .html")
-    shown, absent = exhibits(options.ranks, options.microbatches)
+    shown, absent = exhibits(options.ranks, options.microbatches, options.all_to_all)
     if options.output:
         from .files import write_text
 

@@ -211,8 +211,7 @@ def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
 
 def _computing(problem: Problem, rank: int) -> Ints:
     """Rows of a rank's passes on compute streams."""
-    computing = np.array([any(s.startswith("compute:") for s in streams) for streams in problem.passes.stream_sets])
-    return np.flatnonzero((problem.passes.rank == rank) & computing[problem.passes.streams])
+    return np.flatnonzero((problem.passes.rank == rank) & problem.computing)
 
 
 def _kind_times(problem: Problem, trace: Trace) -> list[KindTimes]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from . import placement as placements
 from .errors import BadInput, Infeasible
+from .graphs_alltoall import comm_streams, with_all_to_all
 from .graphs_recompute import Recompute, chosen, least_room, with_recompute
 from .problem import KINDS, Edges, Ints, Passes, Problem
 from .text import exact_bytes
@@ -30,6 +31,8 @@ def pipeline(
     placement: Placement = None,
     microbatches: int,
     comm: Links = 0,
+    AF: Numbers = 0,
+    AB: Numbers | None = None,
     exchange: Numbers | None = None,
     recompute: Recompute = (),
     X: Numbers | None = None,
@@ -47,7 +50,9 @@ def pipeline(
     F, B, W: µs a stage (forward, input gradient, weight gradient); a single number where all stages are alike and
     `placement` is a tuple. BW in place of B and W: one fused backward. placement: a tuple stage → rank, or `single`,
     `loop`, `vee` (the number of ranks then follows from the number of stages), or several such tuples: routes that the
-    microbatches take in turn (or `mirror`), so that a stage lives on several ranks. exchange: µs a stage of the gradient
+    microbatches take in turn (or `mirror`), so that a stage lives on several ranks. AF, AB: µs a stage of the all-to-all
+    (expert parallelism) after F and after the backward, passes on a stream of their own (AB None: as AF; see
+    `graphs_alltoall`). exchange: µs a stage of the gradient
     exchange between the ranks that it lives on, a pass C on each after all their gradients, on a stream of its own; None:
     not part of the problem. comm: µs between two ranks, one number,
     one a stage boundary, or {(from rank, to rank): µs}; none inside a rank. held_until_B, held_until_W: bytes a stage
@@ -77,8 +82,11 @@ def pipeline(
     if W is not None:
         times["W"] = _whole(W, "W", stages)
     again = _whole(F if X is None else X, "X", stages)
+    around = _whole(AF, "AF", stages), _whole(AF if AB is None else AB, "AB", stages)
     inputs, dropping = _whole(held_input, "held_input", stages), chosen(recompute, stages)
-    if (sum(float(one.sum()) for one in times.values()) + float(again.sum())) * microbatches > 2**60:
+    for stage in dropping[around[0][dropping] > 0].tolist():
+        raise BadInput(f"recompute: stage {stage} has an all-to-all AF, which its X would have to repeat: not modelled")
+    if sum(float(one.sum()) for one in (*times.values(), again, *around)) * microbatches > 2**60:
         raise BadInput("pipeline: the times of all passes add up to more than zbsolve can count")
     kinds = tuple(times)
     held_b, held_w = _whole(held_until_B, "held_until_B", stages), _whole(held_until_W, "held_until_W", stages)
@@ -95,6 +103,8 @@ def pipeline(
     last = np.flatnonzero(passes.kind == passes.kind[-1])
     if len(dropping):
         passes, edges = with_recompute(passes, edges, dropping, again, inputs)
+    if any(one.any() for one in around):
+        passes, edges = with_all_to_all(passes, edges, *around)
     if exchange is not None:
         passes, edges = _exchanges(passes, edges, rank, _whole(exchange, "exchange", stages), last)
     bounds = None if limits is None else tuple(limits.tolist())
@@ -221,10 +231,10 @@ def _exchanges(passes: Passes, edges: Edges, rank: Ints, times: Ints, gradients:
         "slice": np.zeros(len(rows), np.int64),
         "rank": home,
         "duration": times[stage],
-        "streams": len(passes.stream_sets) + home,
+        "streams": comm_streams(passes)[1] + home,
     }
     columns = {what: np.concatenate([getattr(passes, what), column]) for what, column in more.items()}
-    sets = (*passes.stream_sets, *((f"comm:{r}",) for r in range(int(rank.max()) + 1)))
+    sets, _ = comm_streams(passes)
     pairs = [(i, len(passes) + n) for n, s in enumerate(stage) for i in gradients[passes.stage[gradients] == s]]
     before, after = np.array(pairs, np.int64).T
     none = np.zeros(len(pairs), np.int64)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .errors import BadInput
 from .files import field
 
-KINDS = ("F", "B", "W", "BW", "X", "O", "R", "S", "T", "C", "U")
+KINDS = ("F", "B", "W", "BW", "X", "O", "R", "S", "T", "C", "U", "AF", "AB")
 OBJECTIVES = ("makespan", "span")
 NAME = re.compile(r"(\d+)([A-Z]+)(\d+)(?:\.(\d+))?")
 
@@ -251,8 +251,9 @@ class Problem:
 
     @cached_property
     def streams(self) -> tuple[str, ...]:
-        """All streams, sorted by kind of stream and rank."""
-        found = {name for streams in self.passes.stream_sets for name in streams}
+        """All streams that passes occupy, sorted by kind of stream and rank."""
+        sets = self.passes.stream_sets
+        found = {name for i in np.unique(self.passes.streams).tolist() for name in sets[i]}
         return tuple(sorted(found, key=lambda name: (name.split(":")[0], len(name), name)))
 
     @cached_property
@@ -275,10 +276,22 @@ class Problem:
         return np.bincount(self.edges.after, self.edges.bytes, len(self.passes)).astype(np.int64)
 
     @cached_property
+    def computing(self) -> NDArray[np.bool_]:
+        """Whether each pass occupies a compute stream."""
+        computing = np.array([any(s.startswith("compute:") for s in streams) for streams in self.passes.stream_sets])
+        result: NDArray[np.bool_] = computing[self.passes.streams]
+        return result
+
+    @cached_property
+    def beside(self) -> Ints:
+        """Rows of the passes that take no compute stream and no memory (all-to-alls, exchanges): they run beside whatever
+        order the ranks' other passes have, and change nothing of what that order holds."""
+        return np.flatnonzero(~self.computing & (self.taken == 0) & (self.freed == 0)).astype(np.int64)
+
+    @cached_property
     def work(self) -> int:
         """The largest total duration of a rank's compute passes, µs: no step can be shorter."""
-        computing = np.array([any(s.startswith("compute:") for s in streams) for streams in self.passes.stream_sets])
-        durations = np.where(computing[self.passes.streams], self.passes.duration, 0)
+        durations = np.where(self.computing, self.passes.duration, 0)
         return int(np.bincount(self.passes.rank, durations, self.ranks).max())
 
     @cached_property
@@ -308,15 +321,16 @@ class Problem:
 
     def slowed(self, factors: Sequence[float]) -> Problem:
         """The same step where compute on rank r takes `factors[r]` times as long, rounded to whole µs."""
-        p, computing = self.passes, [any(s.startswith("compute:") for s in streams) for streams in self.passes.stream_sets]
+        p = self.passes
         longer = np.rint(p.duration * np.asarray(factors, np.float64)[p.rank]).astype(np.int64)
-        return replace(self, passes=replace(p, duration=np.where(np.array(computing)[p.streams], longer, p.duration)))
+        return replace(self, passes=replace(p, duration=np.where(self.computing, longer, p.duration)))
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the content, 16 hexadecimal digits."""
         p, e = self.passes, self.edges
-        head = [KINDS, p.stream_sets, self.capacity, self.objective, self.layers, self.source, len(p), len(e)]
+        kinds = [KINDS[k] for k in np.unique(p.kind).tolist()]  # a new kind leaves other problems' digests as they are
+        head = [kinds, p.stream_sets, self.capacity, self.objective, self.layers, self.source, len(p), len(e)]
         sha = hashlib.sha256(json.dumps(head).encode())
         for column in (p.kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
             sha.update(column.astype("<i8").tobytes())

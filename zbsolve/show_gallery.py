@@ -10,6 +10,7 @@ from typing import Any
 from .errors import BadInput
 from .greedy.presets import preset
 from .placement import parse_routes
+from .problem import KINDS
 from .schedule import Schedule
 from .show_svg import svg
 from .systems import GROUPS, SYSTEMS, System, problem_for
@@ -54,26 +55,28 @@ class Absent:
         return {"name": self.system.name, "absent": self.why}
 
 
-def exhibits(ranks: int = 4, microbatches: int = 8) -> tuple[tuple[Exhibit, ...], tuple[Absent, ...]]:
-    """Every system on the same step: F = B = W = 600 µs a rank and microbatch, no communication; and those that do not allow
-    so many ranks or microbatches. Raises BadInput for none of either."""
+def exhibits(ranks: int = 4, microbatches: int = 8, all_to_all: int = 0) -> tuple[tuple[Exhibit, ...], tuple[Absent, ...]]:
+    """Every system on the same step: F = B = W = 600 µs a rank and microbatch, `all_to_all` µs of a rank behind each F and
+    each backward, no other communication; and those that do not allow so many ranks or microbatches. Raises BadInput for
+    none of either."""
+    if all_to_all < 0:
+        raise BadInput(f"systems: all-to-all of {all_to_all} µs: it cannot be negative")
     if ranks < 1 or microbatches < 1:
         raise BadInput(f"systems: at least 1 rank and 1 microbatch are needed, got {ranks} and {microbatches}")
     shown, absent = list[Exhibit](), list[Absent]()
     for one in SYSTEMS:
         try:
-            shown.append(_exhibit(one, ranks, microbatches))
+            shown.append(_exhibit(one, ranks, microbatches, all_to_all))
         except BadInput as error:
             absent.append(Absent(one, str(error)))
     return tuple(shown), tuple(absent)
 
 
-def _exhibit(one: System, ranks: int, microbatches: int) -> Exhibit:
+def _exhibit(one: System, ranks: int, microbatches: int, all_to_all: int) -> Exhibit:
     chunks = len(parse_routes(one.placement, ranks)[0]) // ranks
     held, time = HELD // chunks, PASS // chunks
-    problem = problem_for(
-        one.name, ranks, microbatches, time, time, time, held_until_B=held // 2, held_until_W=held - held // 2
-    )
+    bytes_held = {"held_until_B": held // 2, "held_until_W": held - held // 2}
+    problem = problem_for(one.name, ranks, microbatches, time, time, time, AF=all_to_all // chunks, **bytes_held)
     schedule = preset(one.name, problem)
     timeline = schedule.timeline()
     peaks = [peak / HELD for peak in timeline.peak_bytes]
@@ -104,6 +107,8 @@ def page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
     problem = shown[0].schedule.problem
     ranks, microbatches = problem.ranks, int(problem.passes.microbatch.max()) + 1
     title = f"Pipeline schedules: {ranks} ranks, {microbatches} microbatches, F = B = W"
+    if any(KINDS[kind] == "AF" for one in shown for kind in one.schedule.problem.passes.kind.tolist()):
+        title += ", an all-to-all behind each F and each backward"
     parts = []
     for group in GROUPS:
         parts.append(f"<h2>{escape(group.capitalize())}</h2>")

@@ -24,6 +24,8 @@ MEANING = {
     "T": "vocabulary, gradients",
     "C": "collective",
     "U": "optimizer update",
+    "AF": "all-to-all of the forward",
+    "AB": "all-to-all of the backward",
 }
 
 # After Okabe and Ito's set for colour-blind readers, moved apart in lightness (CIE L* from 28 to 90) so that the kinds
@@ -41,6 +43,8 @@ COLOURS = {
     "T": "#e3d3f4",
     "C": "#4b4d52",
     "U": "#6a3414",
+    "AF": "#a6db9b",
+    "AB": "#7d35ef",
 }
 
 

@@ -97,8 +97,8 @@ class Painter:
         self.labelled = bool(fitting[room > 0].mean() >= 0.95) if (room > 0).any() else False
 
     def _letter(self, kind: str) -> str:
-        """One letter a kind: a fused backward is B where nothing else is."""
-        return ("D" if "B" in self.kinds else "B") if kind == "BW" else kind
+        """One letter a kind: a fused backward is B where nothing else is, all-to-alls are A and Z."""
+        return {"BW": "D" if "B" in self.kinds else "B", "AF": "A", "AB": "Z"}.get(kind, kind)
 
     def _cased(self, kind: int, chunk: int) -> str:
         return self.letters[kind].lower() if chunk % 2 else self.letters[kind]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def lengths(programs: Sequence[Program]) -> tuple[int, ...]:
     """How many passes each rank may run: forwards only, and all their inputs are made by such ones."""
-    most = [_until(p.actions, lambda action: action.kind != "F") for p in programs]
+    most = [_until(p.actions, lambda action: action.kind not in ("F", "AF")) for p in programs]
     while True:
         made = {action.name for p, n in zip(programs, most, strict=True) for action in p.actions[:n]}
 

@@ -9,6 +9,11 @@ a message) is made up within the next sleeps and does not add up along a step. A
 the real work comes later than that, the device waits for its rank, and the step is longer. What is recorded is the wall
 clock: when a pass really began, and when its rank really went on after its end. Not emulated: host time, the optimizer,
 memory.
+
+All-to-alls and exchanges run beside compute: their stream has a clock of its own, and nobody sleeps for them but who waits
+for what they give. An all-to-all is recorded with its device's times, but not before its rank came to it. When an exchange
+ends is known when the step does, for it waits for other ranks: all-to-alls that come behind it in its stream begin without
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,22 +41,24 @@ OWN = "schedule"  # emulate the times of the schedule's own problem
 @dataclass(frozen=True)
 class Times:
     """What devices and links take, whole µs: pass → its time; (before, after) → the time of the message between them,
-    where that goes to another rank. `source`: where they come from."""
+    where that goes to another rank. `source`: where they come from. `beside`: pass that runs beside compute → its stream;
+    `waits`: what such a pass waits for, and who waits for such a pass on its rank: pass → (pass before, lag)."""
 
     source: str
     passes: Mapping[str, int]
     links: Mapping[tuple[str, str], int]
+    beside: Mapping[str, str] = field(default_factory=dict)
+    waits: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, schedule: Schedule, source: str) -> Times:
-        """`source`: "schedule" for the times of its own problem, or a profile's file. Raises BadInput where the profile
-        is of another model, or where there are passes C."""
+        """`source`: "schedule" for the times of its own problem, or a profile's file (passes beside compute keep the
+        schedule's, for profiles do not know them). Raises BadInput where the profile is of another model."""
         problem = schedule.problem
-        if (problem.passes.kind == KINDS.index("C")).any():
-            raise BadInput("emulate: passes C run beside compute, which emulated devices do not know yet")
         passes, links = _times(problem)
+        beside, waits = _beside(problem)
         if source == OWN:
-            return cls(problem.source or "the schedule's problem", passes, links)
+            return cls(problem.source or "the schedule's problem", passes, links, beside, waits)
         if source == "-":
             raise BadInput("emulate: every rank reads the profile: give a file")
         profile = Profile.load(source)
@@ -59,10 +66,12 @@ class Times:
             layers = sum(problem.layers)
             raise BadInput(f"{source}: a profile of {len(profile.layers)} layers, but the schedule is for {layers}")
         other_passes, other_links = _times(_profiled(profile, problem))
+        other_passes |= {name: passes[name] for name in beside}
+        other_links |= {(a, b): other_links.get((waits[a][0][0], b), links[a, b]) for a, b in links if a in beside}
         missing = next((name for name in passes if name not in other_passes), None)
         if missing is not None:
             raise BadInput(f"{source}: gives no time for pass {missing}")
-        return cls(f"{profile.source}: {profile.model}", other_passes, other_links)
+        return cls(f"{profile.source}: {profile.model}", other_passes, other_links, beside, waits)
 
 
 def _profiled(profile: Profile, problem: Problem) -> Problem:
@@ -80,6 +89,17 @@ def _times(problem: Problem) -> tuple[dict[str, int], dict[tuple[str, str], int]
     rows = np.flatnonzero(rank[edges.before] != rank[edges.after])
     before, after, lag = edges.before[rows].tolist(), edges.after[rows].tolist(), edges.lag[rows].tolist()
     return passes, {(names[a], names[b]): time for a, b, time in zip(before, after, lag, strict=True)}
+
+
+def _beside(problem: Problem) -> tuple[dict[str, str], dict[str, list[tuple[str, int]]]]:
+    """See `Times`."""
+    names, p, e = problem.names, problem.passes, problem.edges
+    found = {names[i]: p.stream_sets[p.streams[i]][0] for i in problem.beside.tolist()}
+    waits: dict[str, list[tuple[str, int]]] = {}
+    for a, b, lag in zip(e.before.tolist(), e.after.tolist(), e.lag.tolist(), strict=True):
+        if names[b] in found or (names[a] in found and p.rank[a] == p.rank[b]):
+            waits.setdefault(names[b], []).append((names[a], lag))
+    return found, waits
 
 
 class Board:
@@ -144,8 +164,9 @@ class Device:
     """One rank's device. `clock`: when its last pass ended there, monotonic ns. `names`: the passes in table order."""
 
     def __init__(self, times: Times, names: Sequence[str], board: Board) -> None:
-        self.board = board
+        self.board, self.times = board, times
         self.clock = 0
+        self._beside: dict[str, int] = {}  # stream → when its last pass ended
         self._row = {name: i for i, name in enumerate(names)}
         self._length = {name: us * 1000 for name, us in times.passes.items()}
         self._link = {pair: us * 1000 for pair, us in times.links.items()}
@@ -161,8 +182,33 @@ class Device:
         self.clock, self._first = max(self.clock, due), False
         return arrival if arrival >= due else sleep_until(due)
 
-    def finish(self, name: str, start: int) -> None:
-        """The real work of pass `name`, begun at `start`, ns, is done: wait until its device's is."""
+    def _awaited(self, name: str) -> int:
+        """When what pass `name` waits for beside compute (or behind it) has ended on its device, ns."""
+        return max((int(self.board.end[self._row[a]]) + lag * 1000 for a, lag in self.times.waits.get(name, ())), default=0)
+
+    def ready(self, name: str, arrival: int) -> int:
+        """Pass `name` could begin at `arrival`, ns, but for passes beside compute on its rank: wait for those. The later of
+        both."""
+        due = self._awaited(name)
+        if due == 0 or name in self.times.beside:
+            return arrival
+        self.clock, self._first = max(self.clock, due), False
+        return arrival if time.monotonic_ns() >= due else sleep_until(due)
+
+    def ran_beside(self, name: str) -> tuple[int, int]:
+        """All that pass `name`, beside compute, waits for has ended: when it starts and ends on its device, ns."""
+        stream, row = self.times.beside[name], self._row[name]
+        start = max(self._beside.get(stream, 0), self._awaited(name))
+        self._beside[stream] = self.board.end[row] = end = start + self._length[name]
+        self.board.runs[row] += 1
+        return start, end
+
+    def finish(self, name: str, start: int) -> tuple[int, int]:
+        """The real work of pass `name`, begun at `start`, ns, is done: wait until its device's is, unless it runs beside.
+        Its start and end, ns."""
+        if name in self.times.beside:
+            begun, ended = self.ran_beside(name)
+            return max(begun, start), max(ended, start)
         now, board = time.monotonic_ns(), self.board
         row, length = self._row[name], self._length[name]
         due = (max(self.clock, start) if self._first else self.clock) + length
@@ -173,7 +219,7 @@ class Device:
         board.late[row] += now > due
         board.worst[row] = max(int(board.worst[row]), now - due)
         board.waited[row] += self.clock > due
-        sleep_until(self.clock)
+        return start, sleep_until(self.clock)
 
     def forget(self, names: Iterable[str]) -> None:
         """Count anew for these passes."""

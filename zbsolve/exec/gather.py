@@ -13,6 +13,7 @@ from ..problem import KINDS
 from ..schedule import Schedule
 from ..timeline import Floats, Timeline
 from ..trace import Trace
+from .groups import ALL_TO_ALL
 from .lower import Program
 from .memory import Memory
 from .peers import Peers
@@ -80,6 +81,7 @@ class Seen:
         words = self._everything.numpy()
         start, end, arrived, host = (np.zeros(len(problem.passes)) for _ in range(4))
         exchange = problem.passes.kind == KINDS.index("C")
+        around = np.isin(problem.passes.kind, [KINDS.index(kind) for kind in ALL_TO_ALL])
         zero = int(words[:, 0].min())
         began = (words[:, 0] - zero) / 1000
         for rank, rows in enumerate(self._exchange.rows):
@@ -88,7 +90,8 @@ class Seen:
                 column[rows] = (words[rank, HEAD + i * n : HEAD + (i + 1) * n] - zero) / 1000
             waited = words[rank, HEAD + 3 * n : HEAD + 4 * n] / 1000
             left = np.where(exchange[rows], start[rows], end[rows])  # when this rank went on
-            host[rows] = start[rows] - np.append(began[rank], left[:-1]) - waited
+            walked = np.flatnonzero(~around[rows])  # an all-to-all may be recorded beside what the rank did
+            host[rows[walked]] = start[rows[walked]] - np.append(began[rank], left[walked][:-1]) - waited[walked]
         for stage in np.unique(problem.passes.stage[exchange]):  # an exchange begins when the last of its ranks joins
             rows = np.flatnonzero(exchange & (problem.passes.stage == stage))
             start[rows] = start[rows].max()

@@ -11,6 +11,7 @@ from ..errors import BadInput
 from ..problem import KINDS, Problem
 
 GRADIENTS = ("B", "W", "BW")  # passes that add to gradients of parameters
+ALL_TO_ALL = {"AF": ("F",), "AB": ("B", "BW")}  # what hands its output to each
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ def uses(problem: Problem, walk: Iterable[str]) -> dict[str, Use]:
                 raise BadInput(f"pass {name}: updates of stage {one.stage} must run in turn, from 0")
             made[one.stage] += 1
             found[name] = Use(made[one.stage], one.microbatch, False)
+        elif one.kind in ALL_TO_ALL:
+            continue
         else:
             if place not in groups:
                 raise BadInput(f"pass {name}: its gradient goes to no update")

@@ -21,10 +21,10 @@ from ..errors import BadInput
 from ..problem import KINDS, Problem
 from ..schedule import Schedule
 from ..verifier import verify
-from .groups import GRADIENTS, Use, group_size, uses
+from .groups import ALL_TO_ALL, GRADIENTS, Use, group_size, uses
 
 WORK = ("F", "B", "W", "BW", "X")  # passes of a microbatch
-RUNS = (*WORK, "C", "U")
+RUNS = (*WORK, *ALL_TO_ALL, "C", "U")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +94,7 @@ def lower(schedule: Schedule) -> tuple[Program, ...]:
     _complete(problem, data, len(homes))
     _recomputed(problem)
     _exchanged(problem, homes)
+    _sent_around(problem)
     _updated(problem, homes)
     for name, kind in zip(problem.names, problem.passes.kind.tolist(), strict=True):
         if KINDS[kind] in WORK:
@@ -186,17 +187,20 @@ def _edges(problem: Problem) -> dict[str, str]:
     """Consumer → producer of its activation or gradient.
 
     An edge carries an activation from F of a stage to F of the next, a gradient from a B or BW to that of the stage
-    before. What a C waits for on other ranks comes with the exchange itself. Any other edge must stay inside a rank: its
-    order there keeps it.
+    before; where there is an all-to-all, the edge to it does, and from it. What a C waits for on other ranks comes with the
+    exchange itself. Any other edge must stay inside a rank: its order there keeps it.
     """
     names, p = problem.names, problem.passes
     data: dict[str, str] = {}
-    kinds = [KINDS[k] for k in p.kind.tolist()]
+    kinds, last = [KINDS[k] for k in p.kind.tolist()], int(p.stage.max())
     rank, stage, microbatch = p.rank.tolist(), p.stage.tolist(), p.microbatch.tolist()
     for a, b in dict.fromkeys(zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True)):
-        forward = kinds[a] == kinds[b] == "F" and stage[b] == stage[a] + 1
-        backward = kinds[a][0] == kinds[b][0] == "B" and stage[b] == stage[a] - 1
-        if (forward or backward) and microbatch[a] == microbatch[b]:
+        forward = kinds[a] in ("F", "AF") and kinds[b] == "F" and stage[b] == stage[a] + 1
+        backward = kinds[a] in ("B", "BW", "AB") and kinds[b] in ("B", "BW") and stage[b] == stage[a] - 1
+        around = kinds[a] in ALL_TO_ALL.get(kinds[b], ()) and stage[a] == stage[b]
+        if (forward or backward or around) and microbatch[a] == microbatch[b]:
+            if around and stage[a] == (last if kinds[b] == "AF" else 0):
+                continue  # the loss, or the gradient of the model's input: nobody takes it
             data[names[b]] = names[a]
         elif rank[a] != rank[b] and not (kinds[b] == "C" and kinds[a] in GRADIENTS and stage[a] == stage[b]):
             raise BadInput(f"edge {names[a]} → {names[b]}: it links two ranks, but carries no activation or gradient")
@@ -227,10 +231,21 @@ def _recomputed(problem: Problem) -> None:
                 raise BadInput(f"pass {one.name}: no edge orders it and {one.stage}{name}{one.microbatch}")
 
 
+def _sent_around(problem: Problem) -> None:
+    """Every all-to-all is on the rank of its F or backward, and waits for it."""
+    p, pairs = problem.passes, set(zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True))
+    for i in np.flatnonzero(np.isin(p.kind, [KINDS.index(kind) for kind in ALL_TO_ALL])).tolist():
+        one = p[i]
+        makers = [problem.index.get(f"{one.stage}{kind}{one.microbatch}", -1) for kind in ALL_TO_ALL[one.kind]]
+        if not any((maker, i) in pairs and p.rank[maker] == one.rank for maker in makers):
+            raise BadInput(f"pass {one.name}: no edge from its {' or '.join(ALL_TO_ALL[one.kind])} on its rank")
+
+
 def _message(problem: Problem, before: str, after: str) -> Message:
     p, a, b = problem.passes, problem.index[before], problem.index[after]
-    one, other = int(p.stage[a]), int(p.stage[b])
-    return Message(before, after, int(p.rank[a]), int(p.rank[b]), min(one, other), int(p.microbatch[a]), other < one)
+    gradient = KINDS[p.kind[a]] in ("B", "BW", "AB")
+    boundary = int(p.stage[a]) - gradient
+    return Message(before, after, int(p.rank[a]), int(p.rank[b]), boundary, int(p.microbatch[a]), gradient)
 
 
 def _program(

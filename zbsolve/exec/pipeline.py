@@ -19,7 +19,7 @@ from ..timeline import Timeline
 from ..trace import Trace
 from .ahead import Ahead
 from .comm import Links
-from .emulate import Board, Device, Times
+from .emulate import Board, Device, Times, sleep_until
 from .feed import Batch, Shapes, split, step_seed
 from .gather import Exchange, Seen, trace_of
 from .groups import group_size
@@ -274,10 +274,12 @@ class Pipeline:
         return trace_of(self.schedule, [r.seen for r in results], [memory, *(Memory(**one) for one in others)], facts)
 
     def _exchanged(self, record: Record, ended: Mapping[int, int]) -> None:
-        """A pass C ends when its sum is there."""
+        """A pass C ends when its sum is there, on an emulated device after its time."""
         for i, action in enumerate(self.program.actions):
             if action.kind == "C":
                 record.end[i] = ended.get(action.stage, record.end[i])
+                if self.hooks.emulated is not None:
+                    record.end[i] = max(record.end[i], sleep_until(self.hooks.emulated.ran_beside(action.name)[1]))
 
     def _size(self, message: Message) -> int:
         local = message.source == message.destination

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .emulate import Device
 from .failure import LostRank, RunFailed, one_line
+from .groups import ALL_TO_ALL
 from .lower import Action, Message, Program
 from .memory import LiveBytes
 from .stage import Stage
@@ -136,6 +137,9 @@ class Walker:
                     arrived = hooks.emulated.arrived(takes, arrived)
             elif takes is not None:
                 given = self.handed.pop(action.name)
+            if hooks.emulated is not None:
+                asked = asked or time.monotonic_ns()
+                arrived = hooks.emulated.ready(action.name, arrived)
             start = time.monotonic_ns()
             compute = self._labelled if profiled() else self._compute
             if action.use is not None and action.kind != "U":
@@ -143,9 +147,9 @@ class Walker:
             output = compute(action, data, given, record)
             if action.use is not None and action.kind != "U":
                 self.versions[action.stage].done(action.use)
-            if hooks.emulated is not None:
-                hooks.emulated.finish(action.name, start)
             end = time.monotonic_ns()
+            if hooks.emulated is not None and action.kind != "C":  # an exchange ends with the step
+                start, end = hooks.emulated.finish(action.name, start)
             if hooks.watch:
                 read = data.inputs.get(action.microbatch) if action.takes is None and action.kind == "F" else None
                 loss = record.losses[-1] if action.kind == "F" and output is None else None
@@ -182,6 +186,8 @@ class Walker:
                 return y
             record.losses.append(y.clone())  # alone: some losses leave their mean in a storage as large as the output
             return None
+        if action.kind in ALL_TO_ALL:
+            return given  # this model's experts are all here: nothing to send around, only the time is
         if action.kind == "C":
             if self.exchange is not None:
                 self.exchange(action.stage)

@@ -12,6 +12,7 @@ from .lower import Action
 from .stage import Stage
 
 MADE = {"F": "its activation", "B": "the gradient of its input", "BW": "the gradient of its input"}
+MADE |= {"AF": MADE["F"], "AB": MADE["B"]}
 
 
 def watch(action: Action, stage: Stage, output: Tensor | None, loss: Tensor | None, given: Tensor | None) -> None:

@@ -69,10 +69,16 @@ def _starting(problem: Problem) -> Iterator[Policy]:
 def _with_slack(problem: Problem, policy: Policy) -> Policy:
     """The policy with as much idle time on every rank as its own value leaves: work + slack = value − 1."""
     a = arrays(problem)
-    work = np.bincount(a.rank, a.duration, len(a.room)).astype(np.int64)
+    work = _work(problem)
     lane_rank = a.rank[a.lane_rows[a.lane_first[:-1]]]
     slack = np.maximum(0, value_of(problem, policy) - 1 - work[lane_rank])
     return policy._replace(slack=slack, patience=np.ones(len(slack)))
+
+
+def _work(problem: Problem) -> Ints:
+    """µs of compute a rank."""
+    durations = np.where(problem.computing, problem.passes.duration, 0)
+    return np.bincount(problem.passes.rank, durations, problem.ranks).astype(np.int64)
 
 
 def value_of(problem: Problem, policy: Policy) -> int:
@@ -131,12 +137,12 @@ def _shape(problem: Problem) -> tuple[Ints, Ints, Ints, Ints]:
     step = np.zeros(len(first), np.int64)
     for _ in range(3):
         for lane, partner in enumerate(a.partner):
-            if partner >= 0:
+            if partner >= 0 and partner != lane:
                 step[partner] = step[lane] + 1
     chunk = np.array(
         [len({s for s, r in zip(stage, rank, strict=True) if r == k and s < at}) for at, k in zip(stage, rank, strict=True)]
     )
-    work = np.bincount(a.rank, a.duration, len(a.room)).astype(np.int64)
+    work = _work(problem)
     return rank, step, chunk.astype(np.int64), work[rank]
 
 

@@ -14,7 +14,8 @@ class Arrays(NamedTuple):
     """Columns of one problem. Adjacency is in compressed rows: entries first[i]:first[i + 1] belong to i.
 
     lane[i] is the pass's lane (see `Problem.lanes`), lane_rows the lanes' passes one after the other, partner[l] the
-    lane of the same stage and rank that comes next along the graph (F → B → W), or −1: what ends l's passes' flight.
+    lane of the same stage and rank that comes next along the graph (F → B → W), or −1: what ends l's passes' flight (a
+    lane that runs beside compute, which nothing need hold back, is its own).
     room is the capacity a rank (very large where unlimited). group is the last microbatch that a pass depends on, its own
     as a rule; needs[r, g] is what group g takes on rank r in all, gains[r, g] what it frees beyond that (0 as a rule).
     depth and tail are longest paths, µs: from any source to a pass's start, and from its start to the end of all.
@@ -78,7 +79,7 @@ def _make(problem: Problem) -> Arrays:
     np.add.at(needs, (passes.rank, group), problem.taken)
     np.add.at(frees, (passes.rank, group), problem.freed)
     place = {stream: i for i, stream in enumerate(problem.streams)}
-    sets = [[place[s] for s in streams] for streams in passes.stream_sets]
+    sets = [[place[s] for s in streams if s in place] for streams in passes.stream_sets]  # a set may have no pass
     width = np.array([len(s) for s in sets], np.int64)
     stream_first = np.concatenate([[0], np.cumsum(width[passes.streams])]).astype(np.int64)
     flat = np.concatenate([np.array(s, np.int64) for s in sets])
@@ -134,12 +135,15 @@ def _groups(problem: Problem) -> Ints:
 
 
 def _partners(problem: Problem, lanes: list[Ints], depth: Ints) -> Ints:
-    """For each lane the next one, by depth, of the same stage and rank; −1 for the last."""
+    """For each lane the next one, by depth, of the same stage and rank; −1 for the last; itself where it runs beside."""
     passes = problem.passes
+    beside = np.zeros(len(passes), bool)
+    beside[problem.beside] = True
     homes: dict[tuple[int, int], list[int]] = {}
     for number, rows in enumerate(lanes):
-        homes.setdefault((int(passes.rank[rows[0]]), int(passes.stage[rows[0]])), []).append(number)
-    partner = np.full(len(lanes), -1, np.int64)
+        if not beside[rows[0]]:
+            homes.setdefault((int(passes.rank[rows[0]]), int(passes.stage[rows[0]])), []).append(number)
+    partner = np.where([beside[rows[0]] for rows in lanes], np.arange(len(lanes)), -1)
     for mine in homes.values():
         mine.sort(key=lambda number: (int(depth[lanes[number][0]]), number))
         for a, b in zip(mine, mine[1:], strict=False):

@@ -15,6 +15,7 @@ import numpy as np
 from ..clock import Clock
 from ..problem import Ints, Problem
 from ..schedule import Schedule
+from .beside import with_beside, without_beside
 from .modulo import Block, least_period, serial, settle_near, strides
 from .ramps import Walk, improve, walk
 from .steady import extended, few_microbatches, shrunk
@@ -45,13 +46,14 @@ def blocks(
     """Better and better schedules of `problem` for `seconds` of the clock, the first at once; fewer where a schedule of
     value `target` (µs) is found. None where its microbatches differ or passes need more than one stream. `others`: what
     others have found by now; each is walked again by its times (mended where it is over the memory) and improved here."""
-    t = template(problem)
+    t = template(without_beside(problem))
     if t is None:
         return
+    t = t._replace(rows=np.setdiff1d(np.arange(len(problem.passes)), problem.beside)[t.rows])
     target = max(target, least_value(t))
     search = _Search(t, clock, clock.used + seconds, target, np.random.default_rng(seed), others, few_microbatches(t))
     for best in search.run():
-        yield to_schedule(problem, t, best.order)
+        yield with_beside(problem, to_schedule(problem, t, best.order))
 
 
 def least_value(t: Template) -> int:

@@ -1,7 +1,8 @@
 """The named schedules of the literature, as orders: what people use today, and the baselines of every comparison.
 
-Each preset takes a `pipeline` problem and returns its schedule there; memory is not looked at (`verify` does). Raises
-BadInput where the problem's placement or kinds are not the ones that the schedule is defined for.
+Each takes a `pipeline` problem and gives the order of its compute streams; `preset` adds the order of what runs beside
+them. Memory is not looked at (`verify` does). Raises BadInput where the problem's placement or kinds are not the ones that
+the schedule is defined for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule
 from .anneal import starting_policies
+from .beside import with_beside, without_beside
 from .list_scheduler import list_schedule
 from .presets_async import pipedream
 from .presets_mirror import chimera, dualpipe, dualpipe_v, gems
@@ -30,7 +32,7 @@ def preset(name: str, problem: Problem) -> Schedule:
     """The schedule called `name` (see PRESETS). Raises BadInput for an unknown name or a problem that it does not fit."""
     if name not in PRESETS:
         raise BadInput(f"unknown schedule '{name}' (known: {', '.join(PRESETS)})")
-    return PRESETS[name](problem)
+    return with_beside(problem, PRESETS[name](without_beside(problem)))
 
 
 def gpipe(problem: Problem) -> Schedule:

@@ -1,7 +1,7 @@
 """Named schedules in two directions, and DualPipe cut in half: GEMS, Chimera, DualPipe, DualPipeV.
 
 In placement `mirror` microbatches take turns to go down the ranks and up, so every stage lives on two ranks. F and B that
-DualPipe overlaps stand one after the other here: what overlaps is their communication, which is not on the compute stream.
+DualPipe overlaps stand one after the other here: what overlaps is their all-to-all, which is not on the compute stream.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def gems(problem: Problem) -> Schedule:
         order[f"compute:{rank}"] = tuple(
             f"{stage}{kind}{i}" for i, stage in enumerate(stages) for kind in (("F", "B", "W") if split else ("F", "BW"))
         )
-    return Schedule(problem, order | _exchanges(problem))
+    return Schedule(problem, order)
 
 
 def chimera(problem: Problem) -> Schedule:
@@ -43,7 +43,7 @@ def chimera(problem: Problem) -> Schedule:
     rows: list[list[str]] = [[] for _ in range(ranks)]
     for rank, kind, stage, i in _unit_steps(routes, m):
         rows[rank] += [f"{stage}{one}{i}" for one in (("F",) if kind == "F" else ("B", "W") if split else ("BW",))]
-    return Schedule(problem, {f"compute:{rank}": tuple(row) for rank, row in enumerate(rows)} | _exchanges(problem))
+    return Schedule(problem, {f"compute:{rank}": tuple(row) for rank, row in enumerate(rows)})
 
 
 def _unit_steps(routes: tuple[tuple[int, ...], ...], m: int) -> Iterator[tuple[int, str, int, int]]:
@@ -100,7 +100,7 @@ def dualpipe(problem: Problem) -> Schedule:
         row = _dual(min(rank, ranks - 1 - rank), ranks // 2, m // 2)
         ways = ((abs(chunk - near), kind, k) for chunk, kind, k in row)
         order[f"compute:{rank}"] = tuple(f"{routes[way].index(rank)}{kind}{2 * k + way}" for way, kind, k in ways)
-    return Schedule(problem, order | _exchanges(problem))
+    return Schedule(problem, order)
 
 
 def dualpipe_v(problem: Problem) -> Schedule:
@@ -179,7 +179,6 @@ def _split(split: bool, name: str) -> None:
 def _mirrored(problem: Problem, name: str, pairs: int | None = None) -> tuple[tuple[tuple[int, ...], ...], bool]:
     """The routes of a mirrored problem, and whether its backward is split. Raises BadInput where it is none."""
     kinds = Counter(KINDS[k] for k in problem.passes.kind.tolist())
-    del kinds["C"]
     ranks, m = problem.ranks, microbatches(problem)
     split = set(kinds) == {"F", "B", "W"}
     if set(kinds.values()) != {ranks * m} or not (split or set(kinds) == {"F", "BW"}):
@@ -197,12 +196,3 @@ def _turns(ranks: int, pairs: int, m: int) -> tuple[tuple[int, ...], ...]:
         return ()
     routes = mirror(ranks, pairs)
     return tuple(routes[i % len(routes)] for i in range(m))
-
-
-def _exchanges(problem: Problem) -> dict[str, tuple[str, ...]]:
-    """The gradient exchanges, later stages first: their backwards end first."""
-    found: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    for one in problem.passes:
-        if one.kind == "C":
-            found[one.streams[0]].append((-one.stage, one.name))
-    return {stream: tuple(name for _, name in sorted(rows)) for stream, rows in found.items()}

@@ -118,6 +118,11 @@ def heads_and_tails(problem: Problem, rank: int) -> tuple[Ints, Ints]:
     return starts(problem, a, begin), ends(problem, a, begin)
 
 
+def ordered(problem: Problem, rank: int) -> Ints:
+    """Rows of a rank's passes whose order decides what it holds: all but those that run beside compute without memory."""
+    return np.setdiff1d(np.flatnonzero(problem.passes.rank == rank), problem.beside)
+
+
 def _rows(problem: Problem, backwards: bool = False) -> Ints:
     """The lanes' passes one after the other, each lane from its first pass to its last, or from its last to its first."""
     return np.concatenate([rows[::-1] if backwards else rows for rows in problem.lanes])

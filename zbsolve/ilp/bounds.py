@@ -14,7 +14,7 @@ import numpy as np
 from ..clock import Clock
 from ..greedy.arrays import arrays
 from ..problem import Ints, Problem
-from .arcs import FAR, NOWHERE, arcs, heads_and_tails
+from .arcs import FAR, NOWHERE, arcs, heads_and_tails, ordered
 from .area import area, least_lifespans
 from .idle import Window, idle
 from .onerank import NARROW, Climb, lanes_of
@@ -71,9 +71,10 @@ def _closed_forms(problem: Problem) -> Iterator[Bound]:
     for whose in look if problem.objective == "span" else [-1]:
         head, tail = heads_and_tails(problem, whose)
         for rank in look:
-            mine = np.flatnonzero(problem.passes.rank == rank)
+            mine = ordered(problem, rank)
             window = Window(rank, mine, head[mine], tail[mine])
             yield from _of_rank(problem, window, spans, whose if whose >= 0 else rank)
+            yield from _beside(problem, rank, head, tail, whose if whose >= 0 else rank)
     yield Bound(0, "nothing", "path")
 
 
@@ -91,7 +92,8 @@ def _worth_a_look(problem: Problem) -> list[int]:
 def _of_rank(problem: Problem, window: Window, spans: Ints | None, whose: int) -> Iterator[Bound]:
     """The closed forms of one rank within the window of rank `whose` (for the makespan all ranks have the same one). Of
     another rank's window passes may lie outside where no path leads from it or to it: those count nowhere, but for idle
-    time, which asks for paths only where it begins and ends. Ranks with several streams have no idle form."""
+    time, which asks for paths only where it begins and ends. Ranks with several streams have no idle form, but for
+    streams beside compute without memory, whose passes are lags here."""
     rank, sure = window.rank, (window.head > NOWHERE) & (window.tail > NOWHERE)
     duration, room = problem.passes.duration[window.mine], int(arrays(problem).room[rank])
     used = {problem.passes.stream_sets[s] for s in set(problem.passes.streams[window.mine].tolist())}
@@ -116,6 +118,17 @@ def _of_rank(problem: Problem, window: Window, spans: Ints | None, whose: int) -
         return
     value = area(edges.bytes[rows], spans[rows], room, window.head[at[0]], window.tail[at[1]])
     yield Bound(value, f"{name}: bytes times the time they are held, over {room} bytes", "area", ranks)
+
+
+def _beside(problem: Problem, rank: int, head: Ints, tail: Ints, whose: int) -> Iterator[Bound]:
+    """The one closed form of streams beside compute: their passes, one at a time."""
+    rows = problem.beside[problem.passes.rank[problem.beside] == rank]
+    rows = rows[(head[rows] > NOWHERE) & (tail[rows] > NOWHERE)]
+    for number in np.unique(problem.passes.streams[rows]).tolist():
+        mine, stream = rows[problem.passes.streams[rows] == number], problem.passes.stream_sets[number][0]
+        value = int(one_machine(head[mine], problem.passes.duration[mine], tail[mine]))
+        ranks = (rank,) if whose == rank else (whose, rank)
+        yield Bound(value, f"{stream}: its passes, with arrivals and departures", "work", ranks)
 
 
 def _lifespans(problem: Problem) -> Ints | None:

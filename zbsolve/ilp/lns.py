@@ -24,10 +24,12 @@ LIMIT = 2.0  # seconds for one window
 def neighbourhoods(schedule: Schedule, clock: Clock, seed: int, bound: Callable[[], int]) -> Iterator[Schedule | None]:
     """Better schedules than `schedule`, one after the other, until the clock ends; None after a window without one.
 
-    Yields nothing where a rank has several streams: memory is not a matter of one order there.
+    Yields nothing where passes with memory are on several streams of a rank: it is not a matter of one order there.
     """
     problem = schedule.problem
-    if len(problem.streams) > problem.ranks:
+    ordered = np.setdiff1d(np.arange(len(problem.passes)), problem.beside)
+    used = {stream for i in np.unique(problem.passes.streams[ordered]) for stream in problem.passes.stream_sets[i]}
+    if len(used) > problem.ranks:
         return
     rng = np.random.default_rng(seed)
     best, size = schedule, float(FREE)
@@ -171,7 +173,7 @@ def _memory(
 ) -> None:
     """What the run's passes take and free, on top of what is held at its begin, fits the rank's capacity."""
     problem = schedule.problem
-    if problem.capacity is None:
+    if problem.capacity is None or np.isin(rows[0], problem.beside):
         return
     place = {i: k for k, i in enumerate(rows.tolist())}
     a, b = run

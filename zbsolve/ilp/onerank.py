@@ -15,7 +15,7 @@ import numpy as np
 from ..greedy.arrays import UNLIMITED, arrays
 from ..problem import Ints, Problem
 from ..timeline import Floats
-from .arcs import FAR, heads_and_tails
+from .arcs import FAR, heads_and_tails, ordered
 from .area import paths_within
 from .onerank_search import search
 
@@ -45,12 +45,13 @@ class Lanes(NamedTuple):
 
 
 def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False) -> Lanes | None:
-    """The lanes of `ranks`; None where they are not alike (lengths, durations, bytes), or a rank has several streams or
-    unlimited memory. For the span the window is that of the first rank: others may begin and end outside it, and must
-    depend on its first start. lean: ranks but the first are kept without the passes that nobody waits for and that take
-    no memory; what only those free is not counted."""
+    """The lanes of `ranks`, but for those that run beside compute without memory, which remain as lags; None where they are
+    not alike (lengths, durations, bytes), or a rank has several other streams or unlimited memory. For the span the window
+    is that of the first rank: others may begin and end outside it, and must depend on its first start. lean: ranks but the
+    first are kept without the passes that nobody waits for and that take no memory; what only those free is not counted."""
     a = arrays(problem)
-    rows_of = [rows for rows in problem.lanes if int(a.rank[rows[0]]) in ranks]
+    kept = np.concatenate([ordered(problem, rank) for rank in ranks])
+    rows_of = [rows for rows in problem.lanes if int(a.rank[rows[0]]) in ranks and np.isin(rows[0], kept)]
     if lean:
         rows_of = [rows for rows in rows_of if int(a.rank[rows[0]]) == ranks[0] or not _idle_end(problem, rows)]
     rows_of.sort(key=lambda rows: int(a.depth[rows[0]]))

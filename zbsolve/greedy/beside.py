@@ -1,0 +1,58 @@
+"""Passes beside compute: all-to-alls and gradient exchanges, which take streams of their own and no memory.
+
+Schedulers that give each rank one order see the problem without them, their time between what they link; their own order
+follows from that of the others, at one place for all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..problem import Edges, Ints, Problem
+from ..schedule import Schedule
+from ..timeline import simulate
+from .arrays import compressed
+
+
+def without_beside(problem: Problem) -> Problem:
+    """The problem without its passes beside compute: what waited for one waits for what that waited for, and its time."""
+    rows = problem.beside
+    if not len(rows):
+        return problem
+    away = np.zeros(len(problem.passes), bool)
+    away[rows] = True
+    e, duration = problem.edges, problem.passes.duration
+    first, into, delay = compressed(e.after, len(away), e.before, e.lag)
+    before, after, lag, size = e.before, e.after, e.lag, e.bytes
+    while len(here := np.flatnonzero(away[before])):  # each turn goes one pass further back
+        count = first[before[here] + 1] - first[before[here]]
+        offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        source = np.repeat(first[before[here]], count) + offset
+        more = (
+            into[source],
+            np.repeat(after[here], count),
+            np.repeat(lag[here] + duration[before[here]], count) + delay[source],
+            np.zeros(len(source), np.int64),
+        )
+        rest = np.flatnonzero(~away[before])
+        columns = zip((before, after, lag, size), more, strict=True)
+        before, after, lag, size = (np.concatenate([column[rest], new]) for column, new in columns)
+    table = Problem(
+        problem.passes, Edges(before, after, lag, size), problem.capacity, problem.objective, problem.layers, problem.source
+    )
+    return table.only(np.flatnonzero(~away))
+
+
+def with_beside(problem: Problem, schedule: Schedule) -> Schedule:
+    """The schedule of `problem` with the order of `schedule`, one of the problem `without_beside`. Other passes run in the
+    order in which what they wait for has ended. Raises Deadlock where that order has one."""
+    if not len(problem.beside):
+        return Schedule(problem, schedule.order, schedule.syncs)
+    given = Schedule(problem, schedule.order, schedule.syncs).sequences
+    timeline = simulate(problem, list(given.values()))
+    turn = np.arange(len(timeline)) if timeline.turn is None else timeline.turn
+    sequences: dict[str, Ints] = dict(given)
+    for stream, rows in problem.members.items():
+        if stream not in given:
+            sequences[stream] = rows[np.lexsort((turn[rows], timeline.start[rows]))]
+    return Schedule.of(problem, sequences, schedule.syncs)
