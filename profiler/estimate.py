@@ -12,7 +12,8 @@ import torch
 
 from zbsolve.errors import BadInput
 from zbsolve.exec.failure import one_line
-from zbsolve.profile import Layer, Link, Profile
+from zbsolve.layer import Layer
+from zbsolve.profile import Link, Profile
 
 from .alike import chosen
 from .devices import ASSUMED, ATTENTION_SHARE, KERNEL_US, LATENCY_US, LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Device, device
@@ -72,6 +73,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, states: str | None = None) ->
             "measured_layers": [],
         },
         {},
+        tied=through.tied,
     )
 
 

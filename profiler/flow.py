@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from zbsolve.errors import BadInput
+from zbsolve.layer import Tied
 
 from .alike import fingerprint
 from .models import Model, load
@@ -47,12 +48,13 @@ class Boundary:
 @dataclass(frozen=True)
 class Flow:
     """inputs: what goes into each layer; output: what leaves the last one; prints: a fingerprint of each layer;
-    parameter_bytes of each layer, trained or not."""
+    parameter_bytes of each layer, trained or not; tied: bytes of each parameter that several layers hold, and which do."""
 
     inputs: tuple[Boundary, ...]
     output: Boundary
     prints: tuple[Hashable, ...]
     parameter_bytes: tuple[int, ...]
+    tied: Tied = ()
 
 
 def fake_mode() -> FakeTensorMode:
@@ -102,12 +104,16 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
     if mode is not None:
         x, target = mode.from_tensor(x), mode.from_tensor(target)
     inputs: list[Boundary] = []
-    prints, sizes = [], []
+    prints, sizes, tied = [], [], []
     trained, count = False, len(model.layers)
     for i in range(count):
         layer = model.build([i])[0]
         prints.append(fingerprint(layer))
         sizes.append(_bytes(layer))
+        for group in model.tied:
+            holders = tuple(dict.fromkeys(place[0] for place in group))
+            if i == holders[0] and len(holders) > 1:
+                tied.append((layer.get_parameter(group[0][1]).nbytes, holders))
         inputs.append(Boundary(tuple(x.shape), x.dtype))
         y = _forward(model, i, layer, x.detach(), trained)
         trained = trained or any(p.requires_grad for p in layer.parameters())
@@ -116,7 +122,7 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
         raise BadInput(f"model '{model.name}': none of its {count} layers has a parameter that is trained")
     output = Boundary(tuple(x.shape), x.dtype)
     _check_loss(model, x, target)
-    return Flow(tuple(inputs), output, tuple(prints), tuple(sizes))
+    return Flow(tuple(inputs), output, tuple(prints), tuple(sizes), tuple(tied))
 
 
 def place(model: Model, i: int) -> str:

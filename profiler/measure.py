@@ -22,7 +22,8 @@ from zbsolve.exec.group import torchrun_environment
 from zbsolve.exec.host import keep_freed_memory
 from zbsolve.exec.launch import child_environment
 from zbsolve.exec.stage import Stage
-from zbsolve.profile import Layer, Profile
+from zbsolve.layer import Layer
+from zbsolve.profile import Profile
 
 from .alike import chosen
 from .clocks import cache_bytes, clock_of
@@ -117,6 +118,7 @@ def measure(
         torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
         facts,
         {**named, **hosts, **samples_of(pairs), **copies},
+        tied=through.tied,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from zbsolve.profile import Layer
+from zbsolve.layer import Layer
 
 KINDS = ("F", "B", "W", "BW")
 SPLIT_COST = 1.1  # (B + W) / BW from which the split is worth a word

@@ -317,7 +317,7 @@ def test_profile_makes_a_problem():
     assert problem.source == "measured: toy"
     assert problem.passes[problem.index["1F0"]].duration == 26
     assert problem.edges.lag.max() == 5
-    assert problem.capacity == (1000, 1000)
+    assert problem.capacity == (920, 920)  # two messages of 40 bytes, one that comes and one that goes
     with pytest.raises(Infeasible, match=r"rank 0 needs 8000 bytes \(7.81 KiB\) for parameters"):
         profile().problem(2, 3, memory="7KB")
     with pytest.raises(BadInput, match="4 layers do not make 5 stages"):

@@ -15,11 +15,11 @@ from zbsolve.assign import NAMES, Job, least_step, partition_of, shifts, split
 from zbsolve.assign_mesh import mesh_splits, on_devices, places, spread
 from zbsolve.cli import main
 from zbsolve.ilp.cp import solve_cp
+from zbsolve.layer import held
 from zbsolve.partition import balanced, balanced_ranks, equal, spans
 from zbsolve.partition_alpa import alpa, submeshes
 from zbsolve.partition_file import Partition
 from zbsolve.placement import parse_routes
-from zbsolve.profile import held
 
 
 def all_partitions(layers: int, stages: int):

@@ -1,5 +1,6 @@
 """Memory: what layers keep, by hand, under fake tensors, on a GPU, and against what the executor then counts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from profiler.rounds import stages_of
 from zbsolve import Profile, pipeline, solve
 from zbsolve.exec.launch import run_local
 from zbsolve.exec.stage import Stage
-from zbsolve.profile import Layer, Link
-from zbsolve.profile import held as held_by_stages
+from zbsolve.greedy.presets import preset
+from zbsolve.layer import Layer, beside
+from zbsolve.layer import held as held_by_stages
+from zbsolve.profile import Link
 
 SMALL = """
 import torch
@@ -98,6 +101,43 @@ def test_the_executor_holds_what_was_predicted(spec: str, tmp_path: Path, monkey
     assert trace.peaks[0][0] == pytest.approx(largest, rel=0.03)
     for name, row in schedule.problem.index.items():
         assert trace.held[row] == pytest.approx(predicted[name], abs=0.03 * largest), name
+
+
+def test_what_is_beside_activations_by_hand() -> None:
+    rows = tuple(Layer(f"{i}", 1, 1, 1, 2, 30, 20, 100, 10, transient=[5, 9, 7, 3][i]) for i in range(4))
+    routes = ((0, 1, 1, 0),)
+    # Two messages at every cut; the largest transient of a rank; parameters that layers share once a rank.
+    assert beside(rows, 4.0, (), (1, 1, 1, 1), routes) == ((800.0, 800.0), (5 + 2 * 20, 9 + 4 * 20))
+    assert beside(rows, 4.0, ((60, (0, 3)),), (1, 1, 1, 1), routes)[0] == (4.0 * (200 - 60), 800.0)
+    assert beside(rows, 4.0, ((60, (0, 3)),), (2, 2), ((0, 1),)) == ((800.0, 800.0), (9 + 20, 7 + 20))
+    # A stage that recomputes makes in F what it does not keep.
+    assert beside(rows, 4.0, (), (2, 2), ((0, 1),), dropping=[1])[1] == (9 + 20, 7 + 50 + 20)
+
+
+@pytest.mark.parametrize(("ranks", "placement"), [(2, "single"), (4, "single"), (2, "vee")])
+def test_a_rank_takes_what_was_planned_inside_passes_too(ranks: int, placement: str) -> None:
+    """The most bytes at any moment, messages and the insides of passes among them, against plan and reserve."""
+    profile = replace(profile_of("gpt-tiny"), capacity=10**9)
+    schedule = solve(profile.problem(ranks, 8, placement), effort=0.05)
+    trace = run_local(schedule, "gpt-tiny", steps=1, warmup=0, timeout=90)
+    assert schedule.problem.capacity is not None
+    for rank, most in enumerate(trace.facts["transient_peaks"]):
+        planned = schedule.timeline().peak_bytes[rank] + 10**9 - schedule.problem.capacity[rank]
+        assert 0.97 * planned < most < 1.03 * planned
+
+
+def test_the_memory_given_is_what_a_rank_takes() -> None:
+    """At the least memory in which 1F1B fits, no rank takes more, whatever it does inside passes."""
+    profile = profile_of("gpt-tiny")
+    loose = preset("1f1b", replace(profile, capacity=10**9).problem(2, 4))
+    assert loose.problem.capacity is not None
+    left = zip(loose.timeline().peak_bytes, loose.problem.capacity, strict=True)
+    limit = max(10**9 - room + peak for peak, room in left)
+    tight = profile.problem(2, 4, memory=limit)
+    assert tight.capacity is not None
+    assert min(room - peak for room, peak in zip(tight.capacity, loose.timeline().peak_bytes, strict=True)) == 0
+    trace = run_local(preset("1f1b", tight), "gpt-tiny", steps=1, warmup=0, timeout=90)
+    assert 0.95 * limit < max(trace.facts["transient_peaks"]) <= limit
 
 
 @pytest.mark.gpu

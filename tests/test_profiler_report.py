@@ -56,14 +56,14 @@ def test_a_large_output_layer_is_named() -> None:
 @pytest.mark.parametrize(
     ("capacity", "text"),
     [
-        (1000, "parameters and states alone do not fit into 1000 B"),
+        (1000, "all beside activations does not fit into 1000 B alone"),
         (3000, "1F1B does not fit into 2.93 KiB"),
         (3300, "there is room for 1F1B and not for a bubble of zero"),
         (9000, "memory is not the bottleneck"),
     ],
 )
 def test_memory_is_the_bottleneck_or_not(capacity: int, text: str) -> None:
-    """A stage of two layers: 2000 bytes fixed, 300 a microbatch; 1F1B holds 4 of them, twice that 7."""
+    """A stage of two layers: 2000 bytes fixed, 20 of messages, 300 a microbatch; 1F1B holds 4 of them, twice that 7."""
     assert text in meaning(profile(capacity=capacity), 4, 8)[1]
 
 

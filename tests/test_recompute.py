@@ -218,12 +218,12 @@ def test_a_run_whose_memory_is_as_predicted(tmp_path: Path) -> None:
     """From a profile by the command line: solved, run on two ranks, right, with the bytes that were predicted."""
     profile_of("gpt-tiny").save(tmp_path / "p.json")
     given = ["solve", str(tmp_path / "p.json"), "--ranks", "2", "--microbatches", "4", "--seconds", "3"]
-    assert main([*given, "--recompute", "all", "--memory", "16MB", "-o", str(tmp_path / "s.json")]) == 0
+    assert main([*given, "--recompute", "all", "--memory", "19MB", "-o", str(tmp_path / "s.json")]) == 0
     schedule = Schedule.load(tmp_path / "s.json")
     assert {name.strip("0123456789") for name in schedule.problem.names} == {"F", "B", "W", "X"}
     trace = run_local(schedule, "gpt-tiny", steps=1, warmup=0, check=True, timeout=60)
     assert trace.facts["check"]["passed"], trace.facts["check"]
-    assert max(schedule.timeline().peak_bytes) <= 16e6
+    assert max(trace.facts["transient_peaks"]) <= 19e6
     for measured, peak in zip(trace.peaks[0], trace.facts["predicted_peaks"], strict=True):
         assert measured == pytest.approx(peak, rel=0.03)
     need = schedule.problem.taken[schedule.problem.passes.microbatch == 0].sum()

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below loads
     from .errors import BadInput, Deadlock, Infeasible, NotFound, ZbsolveError
     from .graphs import pipeline
+    from .layer import Layer
     from .problem import Edge, Pass, Problem
-    from .profile import Layer, Link, Profile
+    from .profile import Link, Profile
     from .schedule import Certificate, Schedule
     from .search import solve
     from .timeline import Timeline
@@ -26,7 +27,7 @@ _HOMES = {
     "Deadlock": "errors",
     "Edge": "problem",
     "Infeasible": "errors",
-    "Layer": "profile",
+    "Layer": "layer",
     "NotFound": "errors",
     "Link": "profile",
     "Pass": "problem",

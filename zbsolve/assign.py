@@ -13,6 +13,7 @@ from math import ceil
 import numpy as np
 
 from .errors import BadInput
+from .layer import ends
 from .partition import Floats, balanced_ranks, equal, even, spans, walk
 from .partition_alpa import alpa
 from .profile import Profile
@@ -64,10 +65,18 @@ class Job:
         return min(self.microbatches, self.stages - stage) if self.single else 1
 
     def bytes(self, stage: int) -> Floats:
-        """[a, b]: bytes that a stage of layers a … b − 1 needs: parameters, their states, activations."""
-        return (
-            self.profile.states * spans([c.parameter_bytes for c in self.profile.layers]) + self.alive(stage) * self.kept()
-        )
+        """[a, b]: bytes that a stage of layers a … b − 1 needs: activations, and all beside them."""
+        return self.beside() + self.alive(stage) * self.kept()
+
+    def beside(self) -> Floats:
+        """[a, b]: bytes that a stage of layers a … b − 1 needs beside activations, as `layer.beside` counts them,
+        but with what tied layers share on each of them."""
+        layers = self.profile.layers
+        over = np.array(ends(layers), np.float64)
+        inside = np.zeros((len(layers) + 1, len(layers) + 1))
+        for a in range(len(layers)):
+            inside[a, a + 1 :] = np.maximum.accumulate([c.transient for c in layers[a:]])
+        return self.profile.states * spans([c.parameter_bytes for c in layers]) + inside + over[:, None] + over[None, :]
 
     def kept(self) -> Floats:
         """[a, b]: the most bytes that a stage of layers a … b − 1 keeps of one microbatch, as `profile.held` counts them."""

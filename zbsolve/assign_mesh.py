@@ -16,9 +16,10 @@ import numpy as np
 
 from .assign import Job, Split
 from .errors import BadInput
+from .layer import Layer
 from .partition import Floats, equal, spans
 from .partition_alpa import alpa, submeshes
-from .profile import Layer, Profile
+from .profile import Profile
 
 Scaling = Mapping[int, float]  # devices → parallel efficiency, 1: ideal
 
@@ -90,7 +91,7 @@ def mesh_splits(job: Job, per_node: int, scaling: Scaling | None = None) -> tupl
 
 @dataclass(frozen=True)
 class _Costs:
-    """Times (ns) and bytes (lasting; a microbatch) of every group of layers on one size of submesh."""
+    """Times (ns) and bytes (beside activations; a microbatch) of every group of layers on one size of submesh."""
 
     times: Floats
     fixed: Floats
@@ -99,8 +100,7 @@ class _Costs:
 
 def _costs(job: Job, size: int, scaling: Scaling | None) -> _Costs:
     there = replace(job, profile=replace(job.profile, layers=on_devices(job.profile, size, scaling)))
-    fixed = job.profile.states * spans([c.parameter_bytes for c in there.profile.layers])
-    return _Costs(np.rint(1e3 * spans(there.times)), fixed, there.kept())
+    return _Costs(np.rint(1e3 * spans(there.times)), there.beside(), there.kept())
 
 
 def _within(one: _Costs, job: Job, s: int) -> Floats:

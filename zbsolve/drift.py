@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from .errors import BadInput
-from .profile import Layer, Profile
+from .layer import Layer
+from .profile import Profile
 
 KINDS = ("F", "B", "W", "BW", "X", "U")
 BYTES = ("held_until_B", "held_until_W", "parameter_bytes", "output_bytes")

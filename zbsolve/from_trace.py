@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from .errors import BadInput
+from .layer import Layer
 from .problem import KINDS, Problem
-from .profile import Layer, Link, Profile
+from .profile import Link, Profile
 from .timeline import Floats
 from .trace import Trace
 
@@ -69,6 +70,7 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
         facts,
         {f"{layers[i].name}/{kind}": row for (i, kind), row in samples.items()},
         tuple(factors) if any(one != 1.0 for one in factors) else (),
+        () if base is None else base.tied,
     )
 
 

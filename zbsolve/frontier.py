@@ -67,7 +67,7 @@ class Named:
 @dataclass(frozen=True)
 class Frontier:
     """Points by rising memory, from the least in which any schedule exists to what the best schedule without a limit
-    takes; named schedules; `fixed`: bytes a rank for parameters and optimizer state; `work`: µs of the busiest rank;
+    takes; named schedules; `fixed`: bytes a rank beside activations; `work`: µs of the busiest rank;
     `device`: bytes that the profiled device has, or None; `effort`: in place of the seconds, where it was given."""
 
     model: str

@@ -12,40 +12,13 @@ from . import placement as placements
 from .errors import BadInput, Infeasible
 from .files import field, read_document, write_document
 from .graphs import pipeline
-from .graphs_recompute import Recompute
+from .graphs_recompute import Recompute, chosen
+from .layer import Layer, Tied, beside, held
 from .partition import balanced_ranks
 from .problem import Problem
 from .text import exact_bytes
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Costs of one layer for one microbatch: median µs of F, B (input gradient), W (weight gradient), BW (both fused);
-    bytes that F keeps until the end of B and of W; bytes of parameters and of the output (the message).
-
-    held_from_B: bytes that B keeps until the end of W, beyond what it frees. X: µs of recomputing the forward; U: of the
-    optimizer's update, once a step; 0 where unknown. transient: bytes that a pass takes on top of what is kept before or
-    after it. output_kept: bytes of the output that the layer itself keeps; input_unneeded: bytes of its input that are
-    kept only where it is the first layer of a stage.
-    """
-
-    name: str
-    F: float
-    B: float
-    W: float
-    BW: float
-    held_until_B: int
-    held_until_W: int
-    parameter_bytes: int
-    output_bytes: int
-    held_from_B: int = 0
-    X: float = 0.0
-    U: float = 0.0
-    transient: int = 0
-    output_kept: int = 0
-    input_unneeded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +41,8 @@ class Profile:
     optimizer state for each byte of parameters (4 for Adam in one precision). capacity: bytes a device has, or None.
     facts: JSON values about the machine and the run. samples: every raw measurement, µs, keyed "<layer>/<kind>" or
     "link/<bytes>".
-    rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike.
+    rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike. tied: bytes of
+    each parameter that several layers hold, and their numbers: a rank with several of them has it once.
     """
 
     source: str
@@ -80,6 +54,7 @@ class Profile:
     facts: dict[str, Any]
     samples: dict[str, list[float]]
     rank_factors: tuple[float, ...] = ()
+    tied: Tied = ()
 
     @property
     def title(self) -> str:
@@ -101,7 +76,8 @@ class Profile:
 
         placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn
         ("mirror"); a stage's parameters count on every rank that it lives on. memory: bytes a rank ("40GiB"), of which
-        parameters, gradients and optimizer state are taken off first; None: the device's capacity, unlimited where unknown.
+        parameters, gradients and optimizer state, messages and what passes take while they run are taken off first (see
+        `layer.beside`); None: the device's capacity, unlimited where unknown.
         layers: how many layers each stage gets; None: `partition.balanced_ranks` over F + B + W, for the ranks as fast as
         they are. fused: one backward BW, as people run it without a split. recompute: stages ("all", "0,2", or numbers) that
         drop their activations after F and make them again before B, in X's time (F's where unknown); stage 0's input is
@@ -126,7 +102,7 @@ class Profile:
             return [round(sum(getattr(one, what) for one in stage)) for stage in stages]
 
         limit = self.capacity if memory is None else parse_bytes(memory)
-        left = None if limit is None else self._left(routes, total("parameter_bytes"), limit, memory)
+        left = None if limit is None else self._left(counts, routes, chosen(recompute, number).tolist(), limit, memory)
         try:
             problem = pipeline(
                 total("F"),
@@ -144,7 +120,8 @@ class Profile:
                 **({"BW": total("BW")} if fused else {"B": total("B"), "W": total("W")}),
             )
         except Infeasible as error:
-            raise Infeasible(f"{error}; a rank has what parameters and optimizer states leave{_of(limit, memory)}") from None
+            rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
+            raise Infeasible(f"{error}; {rest}{_of(limit, memory)}") from None
         return problem.slowed(self.rank_factors) if self.rank_factors else problem
 
     def stage_factors(self, routes: Sequence[Sequence[int]]) -> list[float]:
@@ -155,20 +132,25 @@ class Profile:
         return [sum(known[route[stage]] for route in routes) / len(routes) for stage in range(len(routes[0]))]
 
     def _left(
-        self, routes: Sequence[Sequence[int]], parameters: Sequence[int], limit: int, said: str | int | None
+        self,
+        counts: Sequence[int],
+        routes: Sequence[Sequence[int]],
+        dropping: Sequence[int],
+        limit: int,
+        said: str | int | None,
     ) -> list[int]:
-        """Bytes a rank left for activations beside its stages' parameters and states."""
-        left = [float(limit)] * (max(routes[0]) + 1)
-        for stage, size in enumerate(parameters):
-            for rank in {route[stage] for route in routes}:
-                left[rank] -= self.states * size
-        for rank, room in enumerate(left):
-            if room < 0:
+        """Bytes a rank left for activations beside all else."""
+        left = []
+        for rank, (fixed, moving) in enumerate(
+            zip(*beside(self.layers, self.states, self.tied, counts, routes, dropping), strict=True)
+        ):
+            if fixed + moving > limit:
                 raise Infeasible(
-                    f"memory: rank {rank} needs {exact_bytes(limit - room)} for parameters and optimizer states alone, "
-                    f"more than its memory{_of(limit, said)}"
+                    f"memory: rank {rank} needs {exact_bytes(fixed)} for parameters and optimizer states and "
+                    f"{exact_bytes(moving)} for messages and inside passes, more than its memory{_of(limit, said)}"
                 )
-        return [int(room) for room in left]
+            left.append(int(limit - fixed - moving))
+        return left
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a profile file, whole or not at all; `-` is standard output."""
@@ -199,6 +181,7 @@ class Profile:
             field(body, "facts", dict, where),
             field(body, "samples", dict, where),
             _factors(body.get("rank_factors", []), where),
+            _tied(body.get("tied", []), len(rows), where),
         )
 
 
@@ -216,6 +199,17 @@ def _factors(values: Any, where: str) -> tuple[float, ...]:
     return tuple(float(v) for v in values)
 
 
+def _tied(rows: Any, layers: int, where: str) -> Tied:
+    def fits(row: Any) -> bool:
+        if not (isinstance(row, list) and len(row) == 2 and isinstance(row[1], list) and len(set(map(str, row[1]))) > 1):
+            return False
+        return type(row[0]) is int and row[0] >= 0 and all(type(i) is int and 0 <= i < layers for i in row[1])
+
+    if not isinstance(rows, list) or not all(map(fits, rows)):
+        raise BadInput(f"{where}: field 'tied' must list [bytes, [layers that hold them]]")
+    return tuple((size, tuple(group)) for size, group in rows)
+
+
 def _row(cls: type[Any], row: Any, where: str) -> Any:
     """A Layer or Link from a JSON object: every field without a default there, of its type, no number negative or not
     finite."""
@@ -228,20 +222,6 @@ def _row(cls: type[Any], row: Any, where: str) -> Any:
         if not isinstance(value, str) and not 0 <= value < float("inf"):
             raise BadInput(f"{where}: field '{name}' is {value}; a finite number from 0 up is needed")
     return cls(**values)
-
-
-def held(stages: Sequence[Sequence[Layer]]) -> dict[str, list[int]]:
-    """`held_until_B`, `held_until_W`, `held_from_B` of stages of layers, for `graphs.pipeline`: the sums, where a tensor
-    between two layers that both count counts once, and what one layer's B frees makes room for what another's makes."""
-    found: dict[str, list[int]] = {"held_until_B": [], "held_until_W": [], "held_from_B": []}
-    for stage in stages:
-        twice = sum(max(a.output_kept, b.input_unneeded) for a, b in zip(stage, stage[1:], strict=False))
-        after_f = max(0, sum(c.held_until_B + c.held_until_W for c in stage) - twice)
-        after_b = sum(c.held_until_W + c.held_from_B for c in stage)
-        found["held_until_B"].append(max(0, after_f - after_b))
-        found["held_until_W"].append(min(after_f, after_b))
-        found["held_from_B"].append(max(0, after_b - after_f))
-    return found
 
 
 def parse_bytes(text: str | int) -> int:

@@ -10,8 +10,9 @@ from html import escape
 import numpy as np
 
 from .errors import BadInput
+from .layer import Layer, beside, held
 from .partition import balanced
-from .profile import Layer, Profile, held
+from .profile import Profile
 from .show_style import format_time, printable
 from .text import aligned, format_bytes, html_page, html_table
 
@@ -30,7 +31,8 @@ def spread(times: Sequence[float]) -> float:
 @dataclass(frozen=True, slots=True)
 class StageCosts:
     """One stage: its layers (first, and one behind the last), µs of F, B, W and BW for one microbatch, bytes that F and B
-    keep of one, bytes of parameters with gradients and optimizer state, µs of its message to the next (0: the last)."""
+    keep of one, bytes of parameters with gradients and optimizer state, bytes of messages and inside passes, µs of its
+    message to the next (0: the last)."""
 
     first: int
     end: int
@@ -40,6 +42,7 @@ class StageCosts:
     BW: float
     held: int
     fixed: int
+    moving: int
     message: float
 
     @property
@@ -59,15 +62,15 @@ def stages(profile: Profile, ranks: int) -> tuple[StageCosts, ...]:
         raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
     counts = balanced([c.F + c.B + c.W for c in profile.layers], ranks)
     cuts = [sum(counts[:i]) for i in range(len(counts) + 1)]
-    return tuple(_stage(profile, a, b) for a, b in zip(cuts, cuts[1:], strict=False))
+    rows = zip(cuts, cuts[1:], *beside(profile.layers, profile.states, profile.tied, counts, (range(ranks),)), strict=False)
+    return tuple(_stage(profile, a, b, round(fixed), moving) for a, b, fixed, moving in rows)
 
 
-def _stage(profile: Profile, first: int, end: int) -> StageCosts:
+def _stage(profile: Profile, first: int, end: int, fixed: int, moving: int) -> StageCosts:
     layers = profile.layers[first:end]
     f, b, w, bw = (sum(getattr(layer, kind) for layer in layers) for kind in ("F", "B", "W", "BW"))
     message = 0.0 if end == len(profile.layers) else profile.link.time(layers[-1].output_bytes)
-    fixed = round(profile.states * sum(layer.parameter_bytes for layer in layers))
-    return StageCosts(first, end, f, b, w, bw, sum(part[0] for part in held([layers]).values()), fixed, message)
+    return StageCosts(first, end, f, b, w, bw, sum(part[0] for part in held([layers]).values()), fixed, moving, message)
 
 
 def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
@@ -116,19 +119,21 @@ def _balance(profile: Profile, rows: Sequence[StageCosts]) -> list[str]:
 
 def _memory(profile: Profile, rows: Sequence[StageCosts], m: int) -> list[str]:
     p = len(rows)
-    need = [row.fixed + min(p - i, m) * row.held for i, row in enumerate(rows)]
+    rest = [row.fixed + row.moving for row in rows]
+    need = [rest[i] + min(p - i, m) * row.held for i, row in enumerate(rows)]
     most = max(range(p), key=lambda i: need[i])
-    double = [row.fixed + min(2 * p - 1 - 2 * i, m) * row.held for i, row in enumerate(rows)]
+    double = [rest[i] + min(2 * p - 1 - 2 * i, m) * row.held for i, row in enumerate(rows)]
     text = (
         f"1F1B needs {format_bytes(need[most])} on its fullest rank ({most}; {format_bytes(rows[most].fixed)} of it "
-        f"parameters, gradients and optimizer state), a schedule with twice the microbatches in flight "
+        f"parameters, gradients and optimizer state, {format_bytes(rows[most].moving)} messages and what passes take while "
+        f"they run), a schedule with twice the microbatches in flight "
         f"{format_bytes(max(double))}"
     )
     if profile.capacity is None:
         return [f"{text}; how much the device has is not known."]
     room = format_bytes(profile.capacity)
-    if max(row.fixed for row in rows) > profile.capacity:
-        return [f"{text}. Memory is the bottleneck: parameters and states alone do not fit into {room}."]
+    if max(rest) > profile.capacity:
+        return [f"{text}. Memory is the bottleneck: all beside activations does not fit into {room} alone."]
     if need[most] > profile.capacity:
         return [f"{text}. Memory is the bottleneck: 1F1B does not fit into {room}; V-shaped placements or offload may."]
     if max(double) > profile.capacity:
@@ -192,12 +197,23 @@ def _time(profile: Profile, layer: Layer, kind: str) -> str:
 def stage_rows(profile: Profile, ranks: int) -> list[tuple[str, ...]]:
     """A header and a row a stage."""
     rows: list[tuple[str, ...]] = [
-        ("stage", "layers", "F µs", "B µs", "W µs", "BW µs", "message µs", "one microbatch", "parameters, states")
+        (
+            "stage",
+            "layers",
+            "F µs",
+            "B µs",
+            "W µs",
+            "BW µs",
+            "message µs",
+            "one microbatch",
+            "parameters, states",
+            "messages, inside passes",
+        )
     ]
     for i, row in enumerate(stages(profile, ranks)):
         names = f"{profile.layers[row.first].name} … {profile.layers[row.end - 1].name}"
         times = (f"{time:,.0f}" for time in (row.F, row.B, row.W, row.BW, row.message))
-        rows.append((str(i), printable(names), *times, format_bytes(row.held), format_bytes(row.fixed)))
+        rows.append((str(i), printable(names), *times, *(format_bytes(n) for n in (row.held, row.fixed, row.moving))))
     return rows
 
 
