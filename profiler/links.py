@@ -120,8 +120,10 @@ def fit(samples: dict[int, list[float]]) -> Link:
 
 def survey(timeout: float) -> list[Pair] | None:
     """Every pair of neighbours in turn, the other ranks waiting. Every rank of the process group calls; rank 0 gets it."""
-    wires = Wires.of()
-    offset = clock_lead(wires)
+    plain = Wires.of()
+    offset = clock_lead(plain)
+    neighbours = [(low + way, low + 1 - way) for low in range(plain.size - 1) for way in range(2)]
+    wires = plain.paired(None, torch.device("cpu"), dict.fromkeys(neighbours, len(SIZES) * (WARM + REPEATS)))
     found = []
     for low in range(wires.size - 1):
         dist.barrier()
@@ -132,6 +134,7 @@ def survey(timeout: float) -> list[Pair] | None:
         if wires.rank == 0:
             found.append(_joined((low, low + 1), ends))
     dist.barrier()
+    wires.close()
     return found if wires.rank == 0 else None
 
 

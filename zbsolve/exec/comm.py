@@ -1,4 +1,4 @@
-"""Messages between ranks over torch.distributed: receives posted ahead, sends that never block.
+"""Messages between ranks: receives posted ahead, sends that never block.
 
 The walking thread itself posts and waits: handing a message from one thread to another costs more than the message.
 """
@@ -102,7 +102,9 @@ class Links:
                 made, wanted = (f"{tuple(shape)} {kind}" for shape, kind in ((tensor.shape, tensor.dtype), agreed))
                 raise BadInput(f"makes {made}, not {wanted} as before for an input of the same shape")
             tensor = tensor.contiguous()
-            self._sent.keep(self._wires.send(tensor, message.destination), tensor)
+            work = self._wires.send(tensor, message.destination)
+            if work is not None:
+                self._sent.keep(work, tensor)
         except BadInput:
             raise
         except Exception as error:

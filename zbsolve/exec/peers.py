@@ -21,7 +21,7 @@ import torch
 from ..errors import BadInput, ZbsolveError
 from ..schedule import Schedule
 from .failure import LostRank, RunFailed, one_line
-from .wires import BROKE, STOPPED, Wires, broken
+from .wires import BROKE, Wires, broken
 
 HEARING = 1.0  # seconds for the others' notes
 ROOM = 2048  # bytes a rank for what all hear: 300 characters, however they are written
@@ -106,7 +106,7 @@ class Peers:
         note = {"text": text, "lost": lost, "peer": peer, "gone": text.endswith(BROKE), "time": time.time()}
         with suppress(Exception):  # where the store is gone with its rank, connections still break
             self.wires.notes.set(str(rank), json.dumps(note))
-        break_off(self.wires)
+        self.wires.break_off()
         if lost:
             return self._heard(note)
         return error if isinstance(error, ZbsolveError) else RunFailed(text)
@@ -157,11 +157,3 @@ def explained(rank: int, notes: Mapping[int, Note], ranks: int) -> LostRank:
     if end is None:
         return LostRank(text)
     return LostRank(f"rank {end} is lost: {notes[last]['text']}" + ("" if last == rank else f"; then {text}"), end)
-
-
-def break_off(wires: Wires) -> None:
-    """End every connection of this rank, so that nobody waits for it: gloo does so where a receive ran out of time (but not
-    where it is from a rank that is gone already)."""
-    for other in set(range(wires.size)) - {wires.rank}:
-        with suppress(Exception):
-            wires.control.recv([torch.empty(1)], other, STOPPED).wait(timedelta(milliseconds=1))

@@ -155,8 +155,9 @@ class Pipeline:
     ) -> None:
         """What all ranks do together."""
         problem = self.schedule.problem
-        edges = {(m.source, m.destination) for p in self.programs for m in _messages(p.incoming)}
-        self.wires = self.wires.paired(group, self.device, edges)
+        edges = {(source, p.rank): len(sent) for p in self.programs for source, sent in p.incoming.items()}
+        self.peers.wires = carriers = self.wires.paired(group, self.device, edges)
+        weakref.finalize(self, carriers.close)
         stage_of = [s for s, count in enumerate(self.counts) for _ in range(count)]
         exchanged = [action.stage for action in self.program.actions if action.kind == "C"]
         common = buckets(self.homes, stage_of, self.layers, groups)
@@ -165,7 +166,7 @@ class Pipeline:
         self.versions = {} if update is None else {s: Versions(one.parameters(), update) for s, one in self.stages.items()}
         if emulate is not None:
             self.hooks.emulated = Device(emulate, problem.names, Board.shared(self.wires, len(problem.names)))
-        self.links = Links(self.wires, self.program.incoming, self.device, self.peers.timeout.total_seconds())
+        self.links = Links(carriers, self.program.incoming, self.device, self.peers.timeout.total_seconds())
         self.walker = Walker(self.program, self.stages, self.links, self.hooks, self.shared.exchange, self.versions)
         self.exchange = Exchange(self.schedule, self.programs, self.peers, clock_lead(self.wires))
         self.shapes = Shapes(routes(problem), self.microbatches, self.rank, self.wires.size)
@@ -328,8 +329,3 @@ def stages_of(
         )
         for s in stages
     }
-
-
-def _messages(incoming: Mapping[int, tuple[Message, ...]]) -> Iterator[Message]:
-    for messages in incoming.values():
-        yield from messages

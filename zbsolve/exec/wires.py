@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -16,20 +17,21 @@ from torch import Tensor
 
 from ..errors import BadInput
 from .failure import LostRank, one_line
+from .local import Inlet, Outlet
 
 CPU = torch.device("cpu")
 # Tags (STEP and on: a route each); NCCL has none, but only DATA goes over it.
 DATA, SHAPES, BYTES, STOPPED, TOTAL, STEP = 0, 1, 2, 3, 4, 5
 BROKE = "the connection broke"
+TAKEN = b"taken"
 
 
 @dataclass(frozen=True)
 class Wires:
     """A pipeline's process group as point-to-point wires. `rank`, `size`: in the group. `data` carries the tensors,
-    `control` (always gloo: CPU tensors, tags) everything else; where the backend has no tags, `pairs` holds a
-    communicator for each ordered pair of ranks, so that two directions never wait for each other. All are the backends
-    themselves: the dispatcher in front of them would cost some µs a message. `notes`: a store for what ranks leave for
-    each other when they fail."""
+    `control` (always gloo: CPU tensors, tags) everything else. `pairs`: what carries the tensors of an ordered pair of
+    ranks in place of `data` (see `paired`). All are the backends themselves: the dispatcher in front of them would cost
+    some µs a message. `notes`: a store for what ranks leave for each other when they fail."""
 
     rank: int
     size: int
@@ -56,11 +58,13 @@ class Wires:
         control = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)._get_backend(CPU)
         return cls(rank, size, data, control, notes)
 
-    def paired(self, group: Any, device: torch.device, edges: Iterable[tuple[int, int]]) -> Wires:
-        """With a communicator a pair of `edges` (the ordered pairs of ranks that exchange messages), where the backend
-        needs one. All ranks of `group` call this, with the same edges."""
+    def paired(self, group: Any, device: torch.device, edges: Mapping[tuple[int, int], int]) -> Wires:
+        """With a carrier of its own for each ordered pair of ranks that exchange messages (`edges`: → how many a step):
+        memory where they share a machine; where the backend needs one, a communicator, so that two directions never wait
+        for each other. All ranks of `group` call this, with the same edges."""
         if self.data is self.control:
-            return self
+            found = {pair: self._local(*pair, edges[pair]) for pair in sorted(edges)} if device.type == "cpu" else {}
+            return replace(self, pairs={pair: end for pair, end in found.items() if end is not None})
         ranks = dist.get_process_group_ranks(dist.distributed_c10d._get_default_group() if group is None else group)
         pairs = {
             (a, b): dist.new_group([ranks[a], ranks[b]], use_local_synchronization=True, group_desc=f"zbsolve {a} to {b}")
@@ -68,6 +72,19 @@ class Wires:
             if self.rank in (a, b)
         }
         return replace(self, pairs={pair: one._get_backend(device) for pair, one in pairs.items()})
+
+    def _local(self, source: int, destination: int, messages: int) -> Outlet | Inlet | None:
+        """This rank's end of memory that the two share; None, at both, where they do not."""
+        if self.rank == source:
+            outlet = Outlet.made(messages)
+            send_bytes(self, b"" if outlet is None else outlet.offer, destination)
+            taken = receive_bytes(self, destination) == TAKEN
+            return None if outlet is None else outlet.agreed(taken)
+        if self.rank == destination:
+            inlet = Inlet.of(receive_bytes(self, source))
+            send_bytes(self, b"" if inlet is None else TAKEN, source)
+            return inlet
+        return None
 
     def wait(self, work: Any, peer: int | None = None, timeout: timedelta | None = None) -> None:
         """For a work object that concerns `peer` (None: all ranks); as long as the process group waits where no timeout
@@ -79,7 +96,7 @@ class Wires:
             raise LostRank(f"{other}{reason(error)}", peer) from None
 
     def send(self, tensor: Tensor, destination: int, tag: int = DATA) -> Any:
-        """Start sending; the work object."""
+        """Start sending; the work object (None: it has gone)."""
         if tag != DATA:
             return self.control.send([tensor], destination, tag)
         if (self.rank, destination) not in self.pairs:
@@ -93,6 +110,23 @@ class Wires:
         if (source, self.rank) not in self.pairs:
             return self.data.recv([tensor], source, tag)
         return self.pairs[source, self.rank].recv([tensor], int(self.rank < source), tag)
+
+    def break_off(self) -> None:
+        """End every connection of this rank, so that nobody waits for it: gloo does so where a receive ran out of time (but
+        not where it is from a rank that is gone already)."""
+        for other in set(range(self.size)) - {self.rank}:
+            with suppress(Exception):
+                self.control.recv([torch.empty(1)], other, STOPPED).wait(timedelta(milliseconds=1))
+        for end in self._ends():
+            end.break_off()
+
+    def close(self) -> None:
+        """Give back what `paired` made of this machine's memory."""
+        for end in self._ends():
+            end.close()
+
+    def _ends(self) -> list[Inlet | Outlet]:
+        return [end for end in self.pairs.values() if isinstance(end, (Inlet, Outlet))]
 
 
 def reason(error: BaseException) -> str:

@@ -1,0 +1,166 @@
+"""Messages between processes of one machine through memory that both map."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from zbsolve.exec import local
+from zbsolve.exec.comm import DTYPES
+from zbsolve.exec.local import FIRST, LEAST, PLACE, Inlet, Outlet, room
+from zbsolve.exec.wires import BROKE, reason
+
+from .exec_ranks import on_ranks
+
+SOON, LONG = timedelta(milliseconds=30), timedelta(seconds=20)
+
+
+@pytest.fixture(scope="module")
+def two() -> dict[str, list[Any]]:
+    jobs = {"elsewhere": [1], "leaks": 100, "gone": None}
+    found = on_ranks(2, "tests.exec_jobs_local:several", list(jobs.items()))
+    return {name: [one[i] for one in found] for i, name in enumerate(jobs)}
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Outlet, Inlet]]:
+    """Both in this process."""
+    outlet = Outlet(500)
+    inlet = Inlet(outlet.offer)
+    assert outlet.agreed(True) is outlet
+    yield outlet, inlet
+    outlet.close()
+    inlet.close()
+
+
+def test_messages_are_those_of_gloo_bit_by_bit() -> None:
+    """Three ranks, all pairs, random shapes and types, taken in random orders."""
+    jobs = [("messages", True), ("messages", False)]
+    for here, gloo in on_ranks(3, "tests.exec_jobs_local:several", jobs):
+        assert here["digest"] == gloo["digest"]
+        assert here["right"] == gloo["right"] == 4 * 2 * 40
+        assert (here["carriers"], gloo["carriers"]) == (4, 0)
+
+
+def test_where_one_end_cannot_both_use_gloo_and_gradients_have_the_same_bits(two: dict[str, list[Any]]) -> None:
+    for rank in two["elsewhere"]:
+        assert len({one["digest"] for one in rank}) == 1
+        assert rank[0]["carriers"] == rank[0]["open"] == 0
+        assert rank[2]["carriers"] == 2
+    assert [one[1]["carriers"] for one in two["elsewhere"]] == [1, 1]  # rank 0 can open what rank 1 offers
+
+
+def test_nothing_stays_open_or_mapped(two: dict[str, list[Any]]) -> None:
+    for rank in two["leaks"]:
+        before, after_two, after_all, gone = rank["counts"]
+        assert rank["carriers"] == 2
+        assert before[1] == 0
+        assert after_two[1] == 2
+        assert after_all == after_two
+        assert gone == before
+
+
+def test_who_breaks_off_is_heard_though_a_child_holds_the_pipe(two: dict[str, list[Any]]) -> None:
+    assert 0 < two["gone"][1]["seconds"] < 10
+
+
+def test_any_size_and_order(ends: tuple[Outlet, Inlet]) -> None:
+    """The sender far ahead or not at all; receives waited for in any order; places serve again."""
+    outlet, inlet = ends
+    rng, numbers = random.Random(1), torch.Generator().manual_seed(1)
+    ahead: list[torch.Tensor] = []
+    asked: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+    for i in range(2000):
+        if rng.random() < 0.5 and len(ahead) < 40:
+            shape = [rng.choice((0, 1, 5, 1000)), rng.choice((1, 7, 40))]
+            ahead.append(torch.randn(shape, generator=numbers, dtype=torch.float64).to(DTYPES[i % len(DTYPES)]))
+            outlet.send([ahead[-1]], 1, 0)
+        elif ahead:
+            buffer = torch.empty_like(ahead[0])
+            asked.append((inlet.recv([buffer], 0, 0), buffer, ahead.pop(0)))
+        if asked and rng.random() < 0.5:
+            work, buffer, right = asked.pop(rng.randrange(len(asked)))
+            work.wait(LONG)
+            work.wait(LONG)  # a second time, as one may
+            assert torch.equal(buffer, right)
+    size = os.fstat(outlet._files[0].fileno()).st_size
+    assert FIRST < size < 64 << 20  # 2,000 messages of up to 320,000 bytes
+
+
+def test_one_at_a_time_takes_one_place(ends: tuple[Outlet, Inlet]) -> None:
+    outlet, inlet = ends
+    body, buffer = torch.arange(4000.0), torch.empty(4000)
+    for i in range(100):
+        outlet.send([body + i], 1, 0)
+        inlet.recv([buffer], 0, 0).wait(LONG)
+        assert buffer[0] == i
+    assert len(outlet._rooms) == 1
+
+
+def test_errors_are_in_the_words_of_gloo(ends: tuple[Outlet, Inlet]) -> None:
+    outlet, inlet = ends
+    asked = [inlet.recv([buffer], 0, 0) for buffer in (torch.empty(1), torch.empty(1))]
+    with pytest.raises(TimeoutError) as late:
+        asked[0].wait(SOON)
+    assert reason(late.value) == "nothing for 0.03 s"
+    outlet.send([torch.ones(1)], 1, 0)
+    outlet.close()
+    with pytest.raises(ConnectionError) as broken:
+        asked[1].wait(LONG)
+    assert reason(broken.value) == BROKE
+    asked[0].wait(LONG)  # what came before is there
+    with pytest.raises(ValueError, match="closed file"):
+        outlet.send([torch.ones(1)], 1, 0)
+
+
+def test_a_receiver_that_is_gone_is_heard(ends: tuple[Outlet, Inlet]) -> None:
+    outlet, inlet = ends
+    inlet.break_off()
+    with pytest.raises(BrokenPipeError) as broken:
+        outlet.send([torch.ones(1)], 1, 0)
+    assert reason(broken.value) == BROKE
+
+
+def test_other_bytes_than_expected_are_an_error_and_no_spoilt_memory(ends: tuple[Outlet, Inlet]) -> None:
+    outlet, inlet = ends
+    outlet.send([torch.ones(3)], 1, 0)
+    buffer = torch.zeros(2)
+    with pytest.raises(RuntimeError, match="12 bytes came in place of 8"):
+        inlet.recv([buffer], 0, 0).wait(LONG)
+    assert buffer.tolist() == [0, 0]
+
+
+def test_pipes_hold_what_steps_send() -> None:
+    outlet = Outlet(8000)
+    inlet = Inlet(outlet.offer)
+    outlet.agreed(True)
+    for _ in range(local.STEPS * 8000):
+        assert outlet._places.write(PLACE.pack(0, 0)) == PLACE.size
+    inlet.close()
+    outlet.close()
+    assert Outlet.made(1 << 40) is None  # no pipe holds that
+
+
+def test_no_offer_from_systems_without_such_files() -> None:
+    with patch.object(os, "memfd_create", side_effect=OSError):
+        assert Outlet.made(1) is None
+    before = len(os.listdir("/proc/self/fd"))
+    with patch.object(os, "pipe", side_effect=OSError):
+        assert Outlet.made(1) is None
+    assert Inlet.of(b"") is None
+    outlet = Outlet(1)
+    offer = outlet.offer
+    assert outlet.agreed(False) is None
+    assert Inlet.of(offer) is None  # closed by now
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_rooms() -> None:
+    assert [room(size) for size in (0, 1, LEAST, LEAST + 1, 4096, 4097)] == [LEAST, LEAST, LEAST, 2 * LEAST, 4096, 8192]
