@@ -27,6 +27,7 @@ LAYERS = [
     ("zbsolve.verifier", 5),
     ("zbsolve.graphs", 5),
     ("zbsolve.versions", 5),
+    ("zbsolve.rounds", 5),
     ("zbsolve.systems", 6),
     ("zbsolve.profile_report", 9),
     ("zbsolve.profile", 6),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from . import __version__, cli_bench, cli_export, cli_partition, cli_profile, cli_run, cli_search
+from . import __version__, cli_bench, cli_export, cli_partition, cli_period, cli_profile, cli_run, cli_search
 from .cli_tools import ends_on_sigterm, print_json, progress_line
 from .errors import BadInput, ZbsolveError, interruption
 from .files import check_writable
@@ -196,6 +196,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command, st
     "check": (_check_options, _check, "verify a schedule from its file alone"),
     "frontier": (cli_search.frontier_options, cli_search.frontier, "value and bound over memory"),
     "systems": (cli_search.systems_options, cli_search.systems, "the named schedules of the literature, with a gallery"),
+    "period": (cli_period.period_options, cli_period.period, "the steady state of training without an end, and its bound"),
     "bench": (cli_bench.bench_options, cli_bench.bench, "solve a suite of problems; hold results against earlier ones"),
     "show": (_show_options, _show, "draw a schedule in the terminal or as a page"),
     "export": (cli_export.export_options, cli_export.export, "write a schedule for torch's own pipeline runtime"),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
 from .errors import BadInput
 from .greedy.presets import preset
 from .placement import parse_routes
-from .problem import KINDS
+from .problem import KINDS, Problem
+from .rounds import period, rounds_of
 from .schedule import Schedule
 from .show_svg import svg
 from .systems import GROUPS, SYSTEMS, System, problem_for
@@ -23,13 +24,14 @@ HELD = 600  # bytes that a rank's share of a microbatch holds, half of them unti
 @dataclass(frozen=True, slots=True)
 class Exhibit:
     """One system at work: `peak`, microbatches held at most on the fullest and emptiest rank; bubbles as a share of the
-    makespan and of the span."""
+    makespan, of the span and, where training goes on without an end, of the steady state's period."""
 
     system: System
     schedule: Schedule
     peak: tuple[float, float]
     makespan_bubble: float
     span_bubble: float
+    period_bubble: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The system's words, and the numbers."""
@@ -39,6 +41,7 @@ class Exhibit:
             "makespan": int(self.schedule.timeline().makespan),
             "makespan_bubble": self.makespan_bubble,
             "span_bubble": self.span_bubble,
+            "period_bubble": self.period_bubble,
             "peak_microbatches": list(self.peak),
         }
 
@@ -76,12 +79,20 @@ def _exhibit(one: System, ranks: int, microbatches: int, all_to_all: int) -> Exh
     chunks = len(parse_routes(one.placement, ranks)[0]) // ranks
     held, time = HELD // chunks, PASS // chunks
     bytes_held = {"held_until_B": held // 2, "held_until_W": held - held // 2}
-    problem = problem_for(one.name, ranks, microbatches, time, time, time, AF=all_to_all // chunks, **bytes_held)
+
+    def step(microbatches: int) -> Problem:
+        return problem_for(one.name, ranks, microbatches, time, time, time, AF=all_to_all // chunks, **bytes_held)
+
+    problem = step(microbatches)
     schedule = preset(one.name, problem)
     timeline = schedule.timeline()
     peaks = [peak / HELD for peak in timeline.peak_bytes]
     makespan, span = (1 - problem.work / value for value in (timeline.makespan, timeline.span))
-    return Exhibit(one, schedule, (max(peaks), min(peaks)), float(makespan), float(span))
+    shown = Exhibit(one, schedule, (max(peaks), min(peaks)), float(makespan), float(span))
+    if one.group != "asynchronous":
+        return shown
+    longer = step(6 * ranks)  # enough of the steady state to see what repeats
+    return replace(shown, period_bubble=float(1 - rounds_of(longer).work / period(preset(one.name, longer)).time))
 
 
 def table(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
@@ -90,6 +101,11 @@ def table(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
     rows = [head, *(_cells(one) for one in shown)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += [
+        f"{one.system.name}: in the steady state, without an end, a bubble of {one.period_bubble:.2%}"
+        for one in shown
+        if one.period_bubble is not None
+    ]
     lines += [f"{one.system.name}: not here: {one.why}" for one in absent]
     return "\n".join(lines) + "\n"
 
@@ -132,6 +148,7 @@ def _card(one: Exhibit, longest: float) -> str:
         ("bubble here", f"{one.makespan_bubble:.2%} of the makespan, {one.span_bubble:.2%} of the span"),
         ("activations, published", s.memory),
         ("activations here", f"{one.peak[0]:g} microbatches at most, {one.peak[1]:g} on the emptiest rank"),
+        *((("bubble in the steady state", f"{one.period_bubble:.2%}"),) if one.period_bubble is not None else ()),
         ("weights", s.weights),
         *((("needs", s.needs),) if s.needs else ()),
     )

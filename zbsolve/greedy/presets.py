@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import BadInput
 from ..placement import describe
-from ..problem import Problem
+from ..problem import KINDS, Problem
 from ..schedule import Schedule
 from .anneal import starting_policies
 from .beside import with_beside, without_beside
@@ -82,6 +82,18 @@ def interleaved_zb(problem: Problem) -> Schedule:
 def gis_h(problem: Problem) -> Schedule:
     """GIS-H (arXiv 2503.01328): groups of ⌈p/2⌉ microbatches; with v chunks a rank (v + 1)/(2v) of GIS's activations."""
     return _gis(problem, "gis-h", -(-problem.ranks // 2))
+
+
+def in_flight(problem: Problem, most: int) -> Schedule:
+    """1F1B with at most `most` microbatches in flight on a rank, p − r as ever on rank r; where the problem has updates,
+    they come as PipeDream's do. Raises BadInput."""
+
+    def flushed(plain: Problem) -> Schedule:
+        return _single(plain, "1f1b", lambda rank, ranks, m: min(most, ranks - rank), lambda rank: 0)
+
+    plain = without_beside(problem)
+    updates = (problem.passes.kind == KINDS.index("U")).any()
+    return with_beside(problem, pipedream(plain, flushed) if updates else flushed(plain))
 
 
 PRESETS: dict[str, Callable[[Problem], Schedule]] = {

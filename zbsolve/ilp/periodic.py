@@ -1,24 +1,41 @@
-"""The steady state alone: one microbatch's passes repeated every period, and the least memory that this needs.
+"""The steady state alone: rounds repeated every period, the least memory for a period, and the least period in a memory.
 
-Scope of every proof here: strictly periodic schedules, one microbatch a period, every microbatch alike (modulo
-scheduling, Rau 1994; building blocks of arXiv 2405.15362, section 3). Warm-up and cool-down are not looked at.
+Scope of what CP-SAT proves here: strictly periodic schedules, every round alike (modulo scheduling, Rau 1994; building
+blocks of arXiv 2405.15362, section 3). Warm-up and cool-down are not looked at. A schedule of one period can be stretched
+to every longer one (start s·t, rounded down, is as good: durations are whole), so what is infeasible is so below as well.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
 
 import numpy as np
 from ortools.sat.python import cp_model
 
-from ..errors import BadInput, Infeasible
-from ..problem import Problem
+from ..clock import Clock
+from ..errors import BadInput, Infeasible, NotFound, ZbsolveError
+from ..greedy.anneal import starting_policies
+from ..greedy.arrays import arrays
+from ..greedy.list_scheduler import from_starts, list_schedule
+from ..greedy.presets import PRESETS, in_flight, preset
+from ..problem import KINDS, Ints, Problem
+from ..rounds import Arcs, Rounds, largest_mean, period, rounds_of
+from ..schedule import Schedule
+from ..verifier import verify
+from .arcs import arcs
+from .area import least_lifespans
+
+POLICIES = 40  # of the list scheduler, whose schedules are looked at
 
 
 @dataclass(frozen=True)
 class Period:
-    """One microbatch's passes repeated every `period` µs: `offset[name]` is the start of each pass. `memory` bytes on the
-    fullest rank. `proven`: no strictly periodic schedule of this period needs less."""
+    """One round's passes repeated every `period` µs: `offset[name]` is the start of each pass (of the problem's last
+    round). `memory` bytes on the fullest rank. `proven`: no strictly periodic schedule of this period needs less."""
 
     period: int
     offset: dict[str, int]
@@ -26,96 +43,236 @@ class Period:
     proven: bool
 
 
+@dataclass(frozen=True)
+class Steady:
+    """The best steady state found: `schedule` holds on the problem, and its order repeated takes `time` µs a round of
+    `microbatches`. No schedule's rounds take less than `bound` µs in the mean, for the reason `proof`; and no strictly
+    periodic one's, a round a period, less than `strict`. `work`: of the busiest rank a round."""
+
+    schedule: Schedule
+    microbatches: int
+    time: Fraction
+    bound: Fraction
+    proof: str
+    strict: int
+    work: int
+
+
 def least_memory(problem: Problem, period: int | None = None, seconds: float = 10.0, seed: int = 0) -> Period:
     """The least memory at which the problem's placement repeats every `period` µs (default: the work of the busiest
-    rank for one microbatch, so that nothing but the ramps is bubble). The problem's capacity plays no part.
+    rank for one round, so that nothing but the ramps is bubble). The problem's capacity plays no part.
 
     Raises Infeasible where no schedule repeats in this period, BadInput where a pass occupies several streams.
     """
-    one = problem.head(1)
-    work = np.bincount(one.passes.rank, one.passes.duration, one.ranks)
-    time = int(work.max()) if period is None else period
-    if any(len(streams) > 1 for streams in one.passes.stream_sets):
-        raise BadInput("periodic: passes that occupy several streams are not modelled")
-    if time < int(work.max()):
-        raise Infeasible(f"period {time} µs: rank {int(work.argmax())} has {int(work.max())} µs of work a microbatch")
-    model = cp_model.CpModel()
-    horizon = int(one.passes.duration.sum() + one.edges.lag.sum()) + len(one.passes) * time
-    offset, slot = _offsets(model, one, time, horizon)
-    _streams(model, one, slot, time)
-    memory = _memory(model, one, offset, slot, time, horizon)
-    model.minimize(memory)
-    solver = cp_model.CpSolver()
-    solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.random_seed = seed
-    solver.parameters.num_workers = 2
-    status = solver.solve(model)
+    rounds = rounds_of(replace(problem, capacity=None))
+    time = rounds.work if period is None else period
+    model = _Model(rounds, time)
+    memory = model.model.new_int_var(0, model.most, "memory")
+    for held in model.held():
+        model.model.add(held <= memory)
+    model.model.minimize(memory)
+    status, solver = model.solve(seconds, seed)
     if status == cp_model.INFEASIBLE:
         raise Infeasible(f"period {time} µs: no schedule repeats so often")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise Infeasible(f"period {time} µs: none found in {seconds} s")
-    start = {name: solver.value(v) for name, v in zip(one.names, offset, strict=True)}
+    start = dict(zip((problem.names[i] for i in rounds.rows), model.starts(solver), strict=True))
     return Period(time, start, int(solver.value(memory)), status == cp_model.OPTIMAL)
 
 
-def _offsets(
-    model: cp_model.CpModel, one: Problem, period: int, horizon: int
-) -> tuple[list[cp_model.IntVar], list[cp_model.IntVar]]:
-    """The start of each pass, and its place within the period: offset = slot + whole periods."""
-    offset = [model.new_int_var(0, horizon, "") for _ in one.names]
-    slot = []
-    for start in offset:
-        within = model.new_int_var(0, period - 1, "")
-        turns = model.new_int_var(0, horizon // period + 1, "")
-        model.add(start == within + period * turns)
-        slot.append(within)
-    edges, duration = one.edges, one.passes.duration.tolist()
-    for i, j, lag in zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True):
-        model.add(offset[j] >= offset[i] + duration[i] + lag)
-    sources = np.setdiff1d(np.arange(len(offset)), edges.after)
-    if len(sources) == 1:  # nothing changes when the whole block moves
-        model.add(offset[int(sources[0])] == 0)
-    return offset, slot
+def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: Sequence[Schedule] = ()) -> Steady:
+    """The least mean time of a round in which training goes on for ever within the problem's memory.
+
+    known: schedules to start from, where they hold, beside the named ones. Raises Infeasible where no strictly periodic
+    schedule fits the memory, NotFound where none was found in time, BadInput (see `rounds_of`, and where a pass occupies
+    several streams).
+    """
+    rounds = rounds_of(problem)
+    bound, proof = lower_bound(rounds)
+    clock = Clock(seconds)
+    best: tuple[Fraction, Schedule] | None = None
+    for schedule in (*(Schedule(problem, one.order, one.syncs) for one in known), *_quick(problem)):
+        if not verify(problem, schedule):
+            best = _better(best, schedule)
+    strict = ceil(bound)  # nothing below is possible
+    top = int(problem.passes.duration[rounds.rows].sum() + rounds.edges.lag.sum())  # one pass after the other
+    share = 0.5
+    low = tried = strict  # the bound itself first: mostly it is reached
+    while (best is None or best[0] > low) and clock.left > 0:
+        status, found = _within(rounds, tried, max(0.1, min(clock.left, seconds / 4)), seed)
+        if found is not None:
+            best = _better(best, found)
+        elif status == cp_model.INFEASIBLE:
+            low = strict = tried + 1
+        else:
+            low, share = tried + 1, 0.75  # perhaps there is one: not looked for again, and nothing proven
+        if strict > top:
+            raise Infeasible("period: the memory fits no schedule that repeats, however seldom")
+        tried = top if best is None else low + int(share * (ceil(best[0]) - 1 - low))
+    if best is None:
+        raise NotFound(f"period: no steady state was found in {seconds} s, and it is not proven that there is none")
+    return Steady(best[1], rounds.microbatches, best[0], bound, proof, strict, rounds.work)
 
 
-def _streams(model: cp_model.CpModel, one: Problem, slot: list[cp_model.IntVar], period: int) -> None:
-    """A stream runs one pass at a time around the circle: two turns of it side by side may not overlap."""
-    duration = one.passes.duration.tolist()
-    for rows in one.members.values():
-        turns = [
-            model.new_fixed_size_interval_var(slot[i] + turn * period, duration[i], "")
-            for i in rows.tolist()
-            for turn in (0, 1)
-        ]
-        model.add_no_overlap(turns)
+def _quick(problem: Problem) -> Iterator[Schedule]:
+    """Named schedules, 1F1B with less in flight, and what the list scheduler makes of its likeliest policies: many of them
+    repeat."""
+    for name in PRESETS:
+        with suppress(BadInput):
+            yield preset(name, problem)
+    for most in range(problem.ranks - 1, 0, -1):
+        with suppress(BadInput):
+            yield in_flight(problem, most)
+    yield _serial(problem)
+    for policy in starting_policies(problem)[:POLICIES]:
+        with suppress(NotFound):
+            yield list_schedule(problem, policy)
 
 
-def _memory(
-    model: cp_model.CpModel,
-    one: Problem,
-    offset: list[cp_model.IntVar],
-    slot: list[cp_model.IntVar],
-    period: int,
-    horizon: int,
-) -> cp_model.IntVar:
-    """Bytes on the fullest rank: an edge held for q periods and a rest counts q times always, once more for the rest."""
-    edges, duration = one.edges, one.passes.duration.tolist()
-    most = int(edges.bytes.sum()) * (horizon // period + 2)
-    memory = model.new_int_var(0, most, "memory")
-    for rank in range(one.ranks):
-        rows = np.flatnonzero((edges.bytes > 0) & (one.passes.rank[edges.before] == rank))
-        always = []
-        intervals, demands = [], []
-        for i, j, size in zip(*(c[rows].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):
-            turns, rest = model.new_int_var(0, horizon // period + 1, ""), model.new_int_var(0, period - 1, "")
-            model.add(turns * period + rest == offset[j] + duration[j] - offset[i])
-            always.append(size * turns)
-            for turn in (0, 1):
-                end = model.new_int_var(0, 3 * period, "")
-                intervals.append(model.new_interval_var(slot[i] + turn * period, rest, end, ""))
-                demands.append(size)
-        room = model.new_int_var(0, most, "")
-        model.add(room + cp_model.LinearExpr.sum(always) == memory)
-        model.add_cumulative(intervals, demands, room)
-    return memory
+def _serial(problem: Problem) -> Schedule:
+    """One microbatch after the other, updates when their rounds end: what the least memory allows."""
+    rounds, depth = rounds_of(problem), arrays(problem).depth
+    p = problem.passes
+    last = np.where(p.kind == KINDS.index("U"), rounds.microbatches, p.microbatch % rounds.microbatches)
+    turn = np.lexsort((depth, last, rounds.round))
+    place = np.argsort(turn)
+    return Schedule.of(problem, {stream: rows[np.argsort(place[rows])] for stream, rows in problem.members.items()})
+
+
+def _better(best: tuple[Fraction, Schedule] | None, schedule: Schedule) -> tuple[Fraction, Schedule] | None:
+    try:
+        value = period(schedule).time
+    except ZbsolveError:  # no order that repeats
+        return best
+    return (value, schedule) if best is None or value < best[0] else best
+
+
+def lower_bound(rounds: Rounds) -> tuple[Fraction, str]:
+    """The least mean time of a round, µs, of any schedule whose lanes run in order; and why: a rank's or stream's work;
+    passes that wait for each other over rounds, also for memory; or bytes times the least time they are held."""
+    problem, rows = rounds.problem, rounds.rows
+    p = problem.passes
+    forms = [(Fraction(0), "nothing")]
+    for stream, mine in problem.members.items():
+        work = int(p.duration[mine[np.isin(mine, rows)]].sum())
+        forms.append((Fraction(work), f"{stream}: its passes of a round"))
+    chain = largest_mean(rounds, _necessary(rounds))
+    if chain.cycle:
+        shown = chain.cycle if len(chain.cycle) <= 6 else (*chain.cycle[:3], "…", *chain.cycle[-2:])
+        forms.append((chain.time, f"passes that wait for each other, also for memory: {' → '.join(shown)}"))
+    if problem.capacity is not None:
+        e = problem.edges
+        held = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
+        spans = least_lifespans(problem, held) if len(held) else held
+        for rank, room in enumerate(problem.capacity):
+            filled = int((e.bytes[held] * spans)[p.rank[e.after[held]] == rank].sum())
+            if filled and room:
+                forms.append((Fraction(filled, room), f"rank {rank}: bytes times the time they are held"))
+    return max(forms, key=lambda form: form[0])
+
+
+def _necessary(rounds: Rounds) -> Arcs:
+    """What every schedule obeys whose lanes run in order: edges, lanes, waits for the problem's memory."""
+    a = arcs(rounds.problem)
+    before = np.repeat(np.arange(len(rounds.problem.passes)), np.diff(a.out_first))
+    return rounds.into(before, a.out_pass, a.out_lag)
+
+
+def _within(rounds: Rounds, time: int, seconds: float, seed: int) -> tuple[int, Schedule | None]:
+    """A schedule that repeats every `time` µs within the problem's memory; CP-SAT's status."""
+    model = _Model(rounds, time)
+    if rounds.problem.capacity is not None:
+        for held, room in zip(model.held(), rounds.problem.capacity, strict=True):
+            model.model.add(held <= room)
+    status, solver = model.solve(seconds, seed)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return status, None
+    start = np.array(model.starts(solver), np.int64)[rounds.place] + time * rounds.round
+    schedule = from_starts(rounds.problem, start)
+    return status, None if verify(rounds.problem, schedule) else schedule
+
+
+class _Model:
+    """One round around a circle of `period` µs, lanes in order. Raises BadInput, and Infeasible where a rank's work is
+    longer."""
+
+    def __init__(self, rounds: Rounds, period: int) -> None:
+        p, rows = rounds.problem.passes, rounds.rows
+        if any(len(streams) > 1 for streams in p.stream_sets):
+            raise BadInput("periodic: passes that occupy several streams are not modelled")
+        self.work = np.bincount(p.rank[rows], np.where(rounds.problem.computing[rows], p.duration[rows], 0))
+        if period < int(self.work.max()):
+            rank = int(self.work.argmax())
+            raise Infeasible(f"period {period} µs: rank {rank} has {int(self.work[rank])} µs of work a microbatch")
+        self.rounds, self.period, self.model = rounds, period, cp_model.CpModel()
+        self.duration = p.duration[rows].tolist()
+        self.horizon = int(p.duration[rows].sum() + rounds.edges.lag.sum()) + len(rows) * period
+        far = int(rounds.edges.distance.max(initial=0))
+        self.turns = self.horizon // period + 2 + far
+        self.most = int(rounds.problem.edges.bytes.sum()) * (self.turns + 2)
+        self.offset, self.slot = self._offsets()
+        self._streams()
+
+    def solve(self, seconds: float, seed: int) -> tuple[int, cp_model.CpSolver]:
+        """CP-SAT's status, and its solver."""
+        solver = cp_model.CpSolver()
+        solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
+        solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.random_seed = seed
+        solver.parameters.num_workers = 2
+        return int(solver.solve(self.model)), solver
+
+    def starts(self, solver: cp_model.CpSolver) -> list[int]:
+        """The start of each pass of the round, µs."""
+        return [solver.value(v) for v in self.offset]
+
+    def _offsets(self) -> tuple[list[cp_model.IntVar], list[cp_model.IntVar]]:
+        """The start of each pass, and its place within the period: offset = slot + whole periods."""
+        model, arcs = self.model, _necessary(self.rounds)
+        offset = [model.new_int_var(0, self.horizon, "") for _ in self.duration]
+        slot = []
+        for start in offset:
+            within = model.new_int_var(0, self.period - 1, "")
+            model.add(start == within + self.period * model.new_int_var(0, self.turns, ""))
+            slot.append(within)
+        for i, j, lag, distance in zip(*(column.tolist() for column in arcs), strict=True):
+            model.add(offset[j] + self.period * distance >= offset[i] + self.duration[i] + lag)
+        sources = np.setdiff1d(np.arange(len(offset)), arcs.after)
+        if len(sources) == 1:  # nothing changes when the whole block moves
+            model.add(offset[int(sources[0])] == 0)
+        return offset, slot
+
+    def _streams(self) -> None:
+        """A stream runs one pass at a time around the circle: two turns of it side by side may not overlap."""
+        streams = self.rounds.problem.passes.streams[self.rounds.rows]
+        for stream in np.unique(streams).tolist():
+            turns = [
+                self.model.new_fixed_size_interval_var(self.slot[i] + turn * self.period, self.duration[i], "")
+                for i in np.flatnonzero(streams == stream).tolist()
+                for turn in (0, 1)
+            ]
+            self.model.add_no_overlap(turns)
+
+    def held(self) -> list[cp_model.LinearExprT]:
+        """The most bytes on each rank: an edge held for q periods and a rest counts q times always, once more for the
+        rest."""
+        e, rounds, model, period = self.rounds.problem.edges, self.rounds, self.model, self.period
+        result: list[cp_model.LinearExprT] = []
+        mine = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
+        rank: Ints = rounds.problem.passes.rank[e.before]
+        for number in range(rounds.problem.ranks):
+            rows = mine[rank[mine] == number]
+            arcs = rounds.into(e.before[rows], e.after[rows], e.lag[rows])
+            always, intervals, demands = [], [], []
+            for i, j, _, distance, size in zip(*(c.tolist() for c in (*arcs, e.bytes[rows])), strict=True):
+                turns, rest = model.new_int_var(0, self.turns, ""), model.new_int_var(0, period - 1, "")
+                model.add(turns * period + rest == self.offset[j] + self.duration[j] + period * distance - self.offset[i])
+                always.append(size * turns)
+                for turn in (0, 1):
+                    end = model.new_int_var(0, 3 * period, "")
+                    intervals.append(model.new_interval_var(self.slot[i] + turn * period, rest, end, ""))
+                    demands.append(size)
+            room = model.new_int_var(0, self.most, "")
+            model.add_cumulative(intervals, demands, room)
+            result.append(room + cp_model.LinearExpr.sum(always))
+        return result

@@ -1,0 +1,196 @@
+"""Training that goes on without an end: what repeats in it, and how long one repeat takes.
+
+A problem with updates is a piece of endless training. A *round* is what one update takes in: its microbatches and the
+update (one microbatch where there are no updates). Repeated for ever, an order's mean time a round is the largest mean
+weight of a cycle among who waits for whom (timed event graphs: Baccelli et al., *Synchronization and Linearity*, 1992,
+theorem 3.112): exact, whatever warm-up and end do, and rational.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from .errors import BadInput, Deadlock
+from .problem import KINDS, Ints, Problem
+from .schedule import Schedule
+
+
+class Arcs(NamedTuple):
+    """Who waits for whom: pass `after` of a round starts `lag` µs or more after the end of pass `before` of the round
+    `distance` rounds earlier. Both are places in `Rounds.rows`."""
+
+    before: Ints
+    after: Ints
+    lag: Ints
+    distance: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """A problem as rounds. `rows`: the passes of its last one; `microbatches` of each; for every pass of the problem its
+    `round` and its `place` in `rows`."""
+
+    problem: Problem
+    rows: Ints
+    microbatches: int
+    round: Ints
+    place: Ints
+
+    @property
+    def last(self) -> int:
+        """The number of the last round."""
+        return int(self.round.max())
+
+    def into(self, before: Ints, after: Ints, lag: Ints, number: int | None = None) -> Arcs:
+        """Of arcs between rows of the problem those into one round (the last), as arcs between rounds."""
+        number = self.last if number is None else number
+        mine = np.flatnonzero(self.round[after] == number)
+        distance = number - self.round[before[mine]]
+        return Arcs(self.place[before[mine]], self.place[after[mine]], lag[mine], distance)
+
+    @cached_property
+    def edges(self) -> Arcs:
+        """The graph's."""
+        e = self.problem.edges
+        return self.into(e.before, e.after, e.lag)
+
+    @cached_property
+    def work(self) -> int:
+        """The busiest compute stream's work of a round, µs."""
+        p = self.problem.passes
+        durations = np.where(self.problem.computing[self.rows], p.duration[self.rows], 0)
+        return int(np.bincount(p.rank[self.rows], durations).max())
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """The mean time of a round, µs, of an order repeated for ever; `cycle`: passes (of the problem's last round, others of
+    rounds before) that wait for each other in turn and set it."""
+
+    time: Fraction
+    cycle: tuple[str, ...]
+
+
+def rounds_of(problem: Problem) -> Rounds:
+    """The problem's rounds. Raises BadInput where they are not alike, or too few to see what one has of others."""
+    p = problem.passes
+    update = p.kind == KINDS.index("U")
+    if (p.kind == KINDS.index("C")).any():
+        raise BadInput("period: passes C end a step, and this is about training without an end")
+    count = int(p.microbatch[~update].max()) + 1
+    rounds = int(p.microbatch[update].max()) + 1 if update.any() else count
+    if count % rounds:
+        raise BadInput(f"period: {count} microbatches do not make {rounds} rounds, one an update")
+    every = count // rounds
+    number = np.where(update, p.microbatch, p.microbatch // every)
+    within = np.where(update, 0, p.microbatch % every)
+    columns = np.stack([p.kind, p.stage, within, p.slice])
+    _, place = np.unique(columns, axis=1, return_inverse=True)
+    place = place.reshape(-1).astype(np.int64)
+    rows = np.flatnonzero(number == rounds - 1)
+    rows = rows[np.argsort(place[rows])]
+    for what in ("rank", "duration", "streams"):
+        column = getattr(p, what)
+        if len(rows) * rounds != len(p) or (column != column[rows][place]).any():
+            raise BadInput(f"period: rounds of {every} microbatches are not alike ({what})")
+    found = Rounds(problem, rows, every, number, place)
+    if rounds > 1 and _sorted(problem, found, rounds - 1) != _sorted(problem, found, rounds - 2):
+        raise BadInput(f"period: of {rounds} rounds the last two wait for others differently: give more microbatches")
+    if rounds == 1 and update.any():
+        raise BadInput("period: one round shows nothing of how the next waits for it: give more microbatches")
+    return found
+
+
+def _sorted(problem: Problem, rounds: Rounds, number: int) -> list[tuple[int, ...]]:
+    e = problem.edges
+    arcs = rounds.into(e.before, e.after, e.lag, number)
+    size = e.bytes[rounds.round[e.after] == number]
+    return sorted(zip(*(column.tolist() for column in (*arcs, size)), strict=True))
+
+
+def period(schedule: Schedule) -> Period:
+    """How long a round takes where the schedule's order goes on as in its middle. Raises BadInput where no stream's order
+    repeats from one round to the next, Deadlock where what repeats waits for itself."""
+    rounds = rounds_of(schedule.problem)
+    parts = [rounds.edges]
+    for stream, rows in schedule.sequences.items():
+        if len(rows):
+            parts.append(_chain(stream, rounds, rows))
+    arcs = Arcs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    return largest_mean(rounds, arcs)
+
+
+def _chain(stream: str, rounds: Rounds, rows: Ints) -> Arcs:
+    """A stream's order as arcs, each pass behind the one before, round after round: from the longest run of rounds with one
+    order."""
+    place, number = rounds.place[rows], rounds.round[rows]
+    width = len(np.unique(place))
+    anchors = np.flatnonzero(place == place[int(rows.argmax())])
+    parts = [
+        tuple(zip(place[a : a + width].tolist(), (number[a : a + width] - number[a]).tolist(), strict=True))
+        for a in anchors.tolist()
+    ]
+    best, length, run = parts[0], 0, 0
+    for one, before in zip(parts[1:], parts, strict=False):
+        run = run + 1 if one == before else 0
+        if run > length and len({key for key, _ in one}) == width:
+            best, length = one, run
+    if length == 0 and rounds.last > 0:
+        raise BadInput(f"period: {stream} runs no two rounds in one order: give more microbatches, or another order")
+    behind = [*best[1:], (best[0][0], best[0][1] + 1)]
+    pairs = [(a, b, 0, later - earlier) for (a, earlier), (b, later) in zip(best, behind, strict=True)]
+    return Arcs(*np.array(pairs, np.int64).T)
+
+
+def largest_mean(rounds: Rounds, arcs: Arcs) -> Period:
+    """The largest mean weight of a cycle: of durations and lags over rounds. Raises Deadlock for one within a round.
+
+    From a cycle's mean on, cycles that are longer than it are looked for until there is none (Lawler, 1976; exact)."""
+    duration, names = rounds.problem.passes.duration[rounds.rows], rounds.problem.names
+    weight, best, cycle = duration[arcs.before] + arcs.lag, Fraction(0), list[int]()
+    while True:
+        found = _positive(len(rounds.rows), arcs, weight * best.denominator - arcs.distance * best.numerator)
+        if not found:
+            return Period(best, tuple(names[rounds.rows[arcs.before[a]]] for a in cycle))
+        turns = int(arcs.distance[found].sum())
+        if turns <= 0:
+            raise Deadlock(tuple(names[rounds.rows[arcs.before[a]]] for a in found))
+        cycle, best = found, Fraction(int(weight[found].sum()), turns)
+
+
+def _positive(count: int, arcs: Arcs, gain: Ints) -> list[int]:
+    """The arcs of a cycle whose gains add up to more than 0; empty where there is none (Bellman, Ford)."""
+    reach, source = np.zeros(count, np.int64), np.full(count, -1, np.int64)
+    while True:  # a positive cycle shows among the best arcs sooner or later (Tarjan, 1981)
+        new = reach[arcs.before] + gain
+        better = np.flatnonzero(new > reach[arcs.after])
+        if not len(better):
+            return []
+        better = better[np.argsort(new[better], kind="stable")]  # of several the last, the longest, stays
+        reach[arcs.after[better]] = new[better]
+        source[arcs.after[better]] = better
+        found = _loop(arcs, source)
+        if found:
+            return found
+
+
+def _loop(arcs: Arcs, source: Ints) -> list[int]:
+    """The arcs of a cycle among each pass's best arc, in order; empty where there is none."""
+    state = np.zeros(len(source), np.int64)
+    before = arcs.before.tolist()
+    into = source.tolist()
+    for begin in range(len(into)):
+        at, path = begin, []
+        while into[at] >= 0 and state[at] == 0:
+            state[at] = begin + 1
+            path.append(at)
+            at = before[into[at]]
+        if into[at] >= 0 and state[at] == begin + 1 and at in path:
+            loop = path[path.index(at) :]
+            return [into[one] for one in reversed(loop)]
+    return []
