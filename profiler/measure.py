@@ -23,6 +23,7 @@ from zbsolve.exec.host import keep_freed_memory
 from zbsolve.exec.launch import child_environment
 from zbsolve.exec.stage import Stage
 from zbsolve.layer import Layer
+from zbsolve.machine import processor
 from zbsolve.profile import Profile
 
 from .alike import chosen
@@ -175,6 +176,7 @@ def _facts(layers: tuple[Layer, ...], seed: int, seconds: float, neighbours: int
     return {
         "host": platform.node(),
         "machine": platform.machine(),
+        "processor": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cores": os.cpu_count(),
         "threads": 1,

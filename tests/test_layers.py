@@ -16,6 +16,7 @@ LAYERS = [
     ("zbsolve.clock", 1),
     ("zbsolve.files", 1),
     ("zbsolve.layer", 1),
+    ("zbsolve.machine", 1),
     ("zbsolve.placement", 1),
     ("zbsolve.problem", 2),
     ("zbsolve.partition_kernel", 1),

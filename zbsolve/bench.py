@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,6 +16,7 @@ from .bench_suites import suite
 from .errors import BadInput
 from .files import field, read_document, write_document
 from .graphs import pipeline
+from .machine import processor
 from .problem import Problem
 from .search import solve
 from .state import State
@@ -193,21 +193,12 @@ def machine() -> dict[str, Any]:
     """What times depend on: processor, cores that may be used, system. No name of the host."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": cores,
         "architecture": platform.machine(),
         "system": platform.system(),
         "python": platform.python_version(),
     }
-
-
-def _processor() -> str:
-    """The processor's name, as the system says it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def versions() -> dict[str, str]:

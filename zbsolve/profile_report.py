@@ -260,7 +260,9 @@ def page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
     """The report as one HTML page."""
     title = printable(f"Profile: {profile.title}")
     facts = ", ".join(
-        f"{key} {profile.facts[key]}" for key in ("host", "device", "torch", "date", "states") if key in profile.facts
+        f"{key} {profile.facts[key]}"
+        for key in ("host", "processor", "device", "torch", "date", "states")
+        if key in profile.facts
     )
     clocks = profile.facts.get("clock_mhz")
     if isinstance(clocks, list) and clocks:
