@@ -62,7 +62,7 @@ def measure(
     OutOfMemory.
     """
     if not seconds > 0 or neighbours < 0:
-        raise BadInput(f"profile: seconds {seconds} and neighbours {neighbours} must be positive")
+        raise BadInput(f"profile: seconds {seconds:g} must be more than 0 and neighbours {neighbours} at least 0")
     target = _device(device)
     model = load(spec, seed)
     progress("looking at the layers")

@@ -96,8 +96,8 @@ def load(spec: str, seed: int = 0) -> Model:
     `mlp-24` has 24 small layers.
 
     `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`. layers: an ordered list of
-    modules or an nn.Sequential; sample: `(input, target)`, or just an input; without a loss it must be just the input, and
-    the loss is the mean square of the output. Raises BadInput.
+    modules, an nn.ModuleList or an nn.Sequential; sample: `(input, target)`, or just an input; without a loss it must be
+    just the input, and the loss is the mean square of the output. Raises BadInput.
     """
     from .presets import PRESETS, STAND_IN, mlp
     from .published import PUBLISHED, published
@@ -148,9 +148,7 @@ def _own(spec: str, seed: int) -> Model:
             raise BadInput(f"model '{spec}': {name}() raised {type(error).__name__}: {_line(error)}") from None
     if not isinstance(answer, tuple) or len(answer) not in (2, 3):
         raise BadInput(f"model '{spec}': {name}() must return (layers, sample) or (layers, sample, loss)")
-    layers = list(answer[0]) if isinstance(answer[0], nn.Sequential | list | tuple) else []
-    if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
-        raise BadInput(f"model '{spec}': {name}() must return a list of nn.Modules or an nn.Sequential first")
+    layers = _named(answer[0], f"model '{spec}': {name}()")
     sample = answer[1] if isinstance(answer[1], tuple) else (answer[1], torch.zeros(()))
     if len(sample) != 2 or not all(isinstance(part, Tensor) for part in sample):
         raise BadInput(f"model '{spec}': the sample of {name}() must be a tensor or (input, target)")
@@ -162,12 +160,28 @@ def _own(spec: str, seed: int) -> Model:
     inputs, targets = sample
     return Model(
         spec,
-        tuple(partial(_same, layer) for layer in layers),
-        tuple(f"{i}.{type(layer).__name__}" for i, layer in enumerate(layers)),
+        tuple(partial(_same, layer) for _, layer in layers),
+        tuple(called for called, _ in layers),
         lambda microbatch, step: (inputs, targets),
         answer[2] if len(answer) == 3 else _mean_square,
-        _shared(layers),
+        _shared([layer for _, layer in layers]),
     )
+
+
+def _named(given: Any, where: str) -> list[tuple[str, nn.Module]]:
+    """The layers of a list, nn.ModuleList or nn.Sequential, each with its name there, or its number and class."""
+    if isinstance(given, nn.Sequential) and type(given).forward is not nn.Sequential.forward:
+        raise BadInput(
+            f"{where} returns a {type(given).__name__}, whose forward is its own: return the layers in their order"
+        )
+    if isinstance(given, nn.Sequential | nn.ModuleList):
+        rows = list(given._modules.items())
+    else:
+        rows = [(str(i), layer) for i, layer in enumerate(given)] if isinstance(given, list | tuple) else []
+    found = [(f"{name}.{type(one).__name__}" if name.isdecimal() else name, one) for name, one in rows if one is not None]
+    if not found or not all(isinstance(layer, nn.Module) for _, layer in found):
+        raise BadInput(f"{where} must return a list of nn.Modules, an nn.ModuleList or an nn.Sequential first")
+    return found
 
 
 def _same(layer: nn.Module) -> nn.Module:

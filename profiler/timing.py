@@ -12,7 +12,7 @@ import torch
 from zbsolve.errors import BadInput
 from zbsolve.exec.failure import RunFailed, one_line
 from zbsolve.exec.stage import Stage
-from zbsolve.profile_report import spread
+from zbsolve.profile_rows import spread
 
 from .flow import Flow, fake_mode, place, quiet
 from .models import Model

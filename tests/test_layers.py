@@ -31,6 +31,7 @@ LAYERS = [
     ("zbsolve.rounds", 5),
     ("zbsolve.systems", 6),
     ("zbsolve.profile_report", 9),
+    ("zbsolve.profile_rows", 9),
     ("zbsolve.profile", 6),
     ("zbsolve.drift", 7),
     ("zbsolve.from_trace", 7),

@@ -74,6 +74,18 @@ def wrong():
     return 3
 def empty():
     return [], torch.zeros(1)
+def listed():
+    return nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), torch.zeros(2, 4)
+def called():
+    net = nn.Sequential()
+    net.add_module("up", nn.Linear(4, 8))
+    net.add_module("down", nn.Linear(8, 4))
+    return net, torch.zeros(2, 4)
+class Residual(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+def residual():
+    return Residual(nn.Linear(4, 4)), torch.zeros(2, 4)
 """
 
 
@@ -83,6 +95,8 @@ def test_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load("own_models:shared")
     assert model.tied == (((0, "weight"), (2, "weight")),)
     assert model.layer_names == ("0.Linear", "1.ReLU", "2.Linear")
+    assert load("own_models:listed").layer_names == ("0.Linear", "1.Linear")
+    assert load("own_models:called").layer_names == ("up", "down")
     _, y = load("own_models.py:with_loss").batch(0, 0)
     assert load("own_models:with_loss").loss(torch.randn(3, 2), y).dim() == 0
     for name, text in {
@@ -90,6 +104,7 @@ def test_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "broken": "broken.. raised KeyError",
         "wrong": "must return .layers, sample.",
         "empty": "list of nn.Modules",
+        "residual": "returns a Residual, whose forward is its own",
         "absent": "has no function 'absent'",
     }.items():
         with pytest.raises(BadInput, match=text):

@@ -1,7 +1,9 @@
 """The report: what a profile means, by hand, and that the page is whole and says where numbers come from."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ import pytest
 from zbsolve import BadInput, Profile
 from zbsolve.cli import main
 from zbsolve.profile import Layer, Link
-from zbsolve.profile_report import layer_rows, link_rows, meaning, page, stage_rows, stages, table
+from zbsolve.profile_report import meaning, page, stage_rows, stages, table
+from zbsolve.profile_rows import copy_rows, layer_rows, link_rows, pair_rows
 
 
 def profile(
@@ -109,6 +112,20 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
     assert estimated.count("estimated: h200 roofline") >= 2
     assert "no number here was measured" in estimated
     assert "no number here was measured" in table(profile(source="estimated: h200 roofline"))
+
+
+def test_links_and_copies_are_shown() -> None:
+    plain = profile()
+    assert len(pair_rows(plain)) == len(copy_rows(plain)) == 1
+    pair = {"ranks": [0, 1], "latency": 35.2, "bytes_per_us": 3210.0, "both_ways": 1.25, "work_beside": 1.5}
+    copies = {f"{way}/65536{how}": [10.0 * us] for us, (way, how) in enumerate(product(("h2d", "d2h"), ("", " beside")), 1)}
+    full = replace(plain, facts={**plain.facts, "links": [pair]}, samples={**plain.samples, **copies})
+    assert pair_rows(full)[1] == ("0–1", "35", "3.21", "1.25 times", "1.50 times")
+    assert copy_rows(full)[1] == ("64.0 KiB", "10.0", "20.0", "30.0", "40.0")
+    for text in (table(full), page(full, 4)):
+        assert "1.25 times" in text
+        assert "64.0 KiB" in text
+    assert "a message takes 0 µs and its bytes at 1.00 GB/s" in table(plain)
 
 
 def test_the_command_line_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

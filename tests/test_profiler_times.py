@@ -18,7 +18,7 @@ from zbsolve import BadInput
 from zbsolve.cli import main
 from zbsolve.exec.stage import Stage
 from zbsolve.profile import Layer
-from zbsolve.profile_report import spread
+from zbsolve.profile_rows import spread
 
 CPU = torch.device("cpu")
 FAILS = """

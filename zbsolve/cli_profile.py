@@ -66,8 +66,9 @@ def profile(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     need_torch()
-    if options.report:
-        check_writable(options.report)
+    for path in (options.output, options.report):
+        if path:
+            check_writable(path)
     spec = _model(options)
     with redirect_stdout(sys.stderr):  # whatever the model prints: standard output may be the profile itself
         if options.estimate:

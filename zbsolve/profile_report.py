@@ -7,25 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-import numpy as np
-
 from .errors import BadInput
-from .layer import Layer, beside, held
+from .layer import beside, held
 from .partition import balanced
 from .profile import Profile
+from .profile_rows import copy_rows, layer_rows, link_rows, pair_rows, ratio_line
 from .show_style import format_time, printable
 from .text import aligned, format_bytes, html_page, html_table
 
-KINDS = ("F", "B", "W", "BW", "X", "U")
 VOCABULARY = 1.1  # times the mean stage from which the last layer alone holds all others up
 SMALL = 0.1
-
-
-def spread(times: Sequence[float]) -> float:
-    """Half the width of a 95 % interval around the median, relative to it: 1.57 interquartile ranges over √n (McGill,
-    Tukey and Larsen 1978)."""
-    low, middle, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
-    return float(1.57 * (high - low) / len(times) ** 0.5 / middle) if middle > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,48 +143,6 @@ def _links(rows: Sequence[StageCosts]) -> list[str]:
     return [f"The slowest message, from stage {at}, takes {share:.1%} of that stage's F: {what}."]
 
 
-def layer_rows(profile: Profile) -> list[tuple[str, ...]]:
-    """A header and a row a layer, equal neighbours in one: times with spread, host time, memory."""
-    head = (
-        "layer",
-        *(f"{kind} µs" for kind in KINDS),
-        "F host",
-        "until B",
-        "until W",
-        "from B",
-        "transient",
-        "parameters",
-        "output",
-    )
-    rows: list[tuple[str, ...]] = [head]
-    for first, last in _runs(profile):
-        layer = profile.layers[first]
-        name = printable(layer.name if first == last else f"{layer.name} … {profile.layers[last].name}")
-        sizes = ("held_until_B", "held_until_W", "held_from_B", "transient", "parameter_bytes", "output_bytes")
-        rows.append(
-            (
-                name,
-                *(_time(profile, layer, kind) for kind in KINDS),
-                _host(profile, layer),
-                *(format_bytes(getattr(layer, size)) for size in sizes),
-            )
-        )
-    return rows
-
-
-def _host(profile: Profile, layer: Layer) -> str:
-    """µs of the host in F: on a GPU measured, on a CPU the least it can be."""
-    hosts = profile.facts.get("host_us")
-    time = hosts.get(f"{layer.name}/F") if isinstance(hosts, dict) else None
-    return f"{time:,.0f}" if isinstance(time, float) else "–"
-
-
-def _time(profile: Profile, layer: Layer, kind: str) -> str:
-    time = getattr(layer, kind)
-    samples = profile.samples.get(f"{layer.name}/{kind}", [])
-    return f"{time:,.1f}" + (f" ±{spread(samples):.0%}" if len(samples) > 1 else "")
-
-
 def stage_rows(profile: Profile, ranks: int) -> list[tuple[str, ...]]:
     """A header and a row a stage."""
     rows: list[tuple[str, ...]] = [
@@ -217,24 +166,6 @@ def stage_rows(profile: Profile, ranks: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def link_rows(profile: Profile) -> list[tuple[str, ...]]:
-    """A header and a row a message size that was measured."""
-    sizes = sorted(int(key[5:]) for key in profile.samples if key.startswith("link/") and key[5:].isdecimal())
-    rows: list[tuple[str, ...]] = [("message", "µs", "fit µs", "GB/s")]
-    for size in sizes:
-        time = float(np.median(profile.samples[f"link/{size}"]))
-        measured = f"{time:,.1f} ±{spread(profile.samples[f'link/{size}']):.0%}"
-        rows.append((format_bytes(size), measured, f"{profile.link.time(size):,.1f}", f"{size / time / 1e3:.2f}"))
-    return rows
-
-
-def ratio_line(profile: Profile) -> str:
-    """(B + W) / BW, and the link as a line."""
-    fused, split = (sum(sum(getattr(c, kind) for kind in kinds) for c in profile.layers) for kinds in (("BW",), ("B", "W")))
-    ratio = f"(B + W) / BW {split / fused:.3f}; " if fused else ""
-    return f"{ratio}link {profile.link.latency:.0f} µs + bytes / {profile.link.bytes_per_us:.0f} per µs"
-
-
 def _said(profile: Profile) -> list[str]:
     notes = profile.facts.get("warnings", [])
     return [f"WARNING: {printable(str(note))}" for note in notes] if isinstance(notes, list) else []
@@ -251,6 +182,8 @@ def banner(profile: Profile) -> list[str]:
 def table(profile: Profile, ranks: int | None = None, microbatches: int | None = None) -> str:
     """The profile as text; with `ranks` also its stages (microbatches: four a rank without) and what they mean."""
     lines = [*banner(profile), *aligned(layer_rows(profile)), ratio_line(profile), *_said(profile)]
+    for rows in (pair_rows(profile), copy_rows(profile)):
+        lines += ["", *aligned(rows)] if len(rows) > 1 else []
     if ranks is not None:
         lines += ["", *aligned(stage_rows(profile, ranks)), *meaning(profile, ranks, microbatches or 4 * ranks)]
     return "\n".join(lines) + "\n"
@@ -282,24 +215,10 @@ def page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
         "<h2>Links</h2>",
         f"<p>{escape(ratio_line(profile))}</p>",
         html_table(links) if len(links) > 1 else "<p>No message was measured.</p>",
+        *(html_table(rows) for rows in (pair_rows(profile), copy_rows(profile)) if len(rows) > 1),
     ]
     style = (
         "table{display:block;overflow-x:auto}td:first-child,th:first-child{text-align:left}"
         ".estimate{font-weight:600;color:#8a3b00}.warning{color:#8a3b00}"
     )
     return html_page(title, style, "".join(body))
-
-
-def _runs(profile: Profile) -> list[tuple[int, int]]:
-    """First and last of neighbours that differ in nothing but their names."""
-    runs: list[tuple[int, int]] = []
-    for i, layer in enumerate(profile.layers):
-        before = profile.layers[i - 1] if i else None
-        same = before is not None and all(
-            getattr(layer, name) == getattr(before, name) for name in layer.__dataclass_fields__ if name != "name"
-        )
-        if same:
-            runs[-1] = runs[-1][0], i
-        else:
-            runs.append((i, i))
-    return runs
