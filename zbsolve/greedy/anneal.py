@@ -25,7 +25,8 @@ def starting_policies(problem: Problem, clock: Clock | None = None, seconds: flo
 
     The flight of a lane's pass lasts until its partner's pass ends; 1F1B keeps about flight / (own work of both) in the
     air (arXiv 2006.09503), a zero-bubble warm-up up to flight / own work (arXiv 2401.10241, section 2). Between the two
-    lies what memory and times ask for. Patience under 1 delays the passes that wait for less than a filler's length.
+    lies what memory and times ask for. Patience under 1 delays the passes that wait for less than a filler's length; no
+    slack fills every gap, however short.
     With a clock, as many as can be tried in `seconds` of it, the likeliest first and at least one.
     """
     sample = _sample(problem)
@@ -41,6 +42,8 @@ def starting_policies(problem: Problem, clock: Clock | None = None, seconds: flo
             tried.append((value_of(sample, policy), len(tried), policy))
 
     rank(_starting(sample))
+    tried.sort(key=lambda t: t[:2])
+    rank([policy._replace(slack=np.zeros_like(policy.slack)) for _, _, policy in tried[:4]])
     for _ in range(2):
         tried.sort(key=lambda t: t[:2])
         rank([_with_slack(sample, policy) for _, _, policy in tried[:12]])

@@ -18,8 +18,9 @@ from ..problem import KINDS, Problem
 from ..schedule import Schedule
 from .shape import microbatches, shape
 from .template import Template, template
-from .unroll import decode, repeat, to_schedule
+from .unroll import Habit, decode, repeat, to_schedule
 
+RAMPS = (Habit(early=1), Habit(early=2))
 PERIOD = 6  # slots: F, B and W of two chunks
 Slots = tuple[int, int, int, int]  # of a rank: F of its first stage, F and B of its second, B of its first
 
@@ -146,7 +147,9 @@ def _repeated(problem: Problem, name: str, slots: Callable[[int], Slots], peak: 
             at["W", stage] = slot
         for key, slot in at.items():
             offset[lane[key]] = slot
-    _, _, order = decode(t, repeat(t, offset, PERIOD))
+    # Of the two ways to fill ramps (see `Habit`) the shorter one; both hold the memory.
+    walks = [decode(t, repeat(t, offset, PERIOD), habit) for habit in RAMPS]
+    _, _, order = min((one for one in walks if one[0] >= 0), key=lambda one: one[0])
     return to_schedule(problem, t, order)
 
 
