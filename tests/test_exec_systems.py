@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from zbsolve import Trace, pipeline, updates
 from zbsolve.cli import main
+from zbsolve.exec import check
+from zbsolve.exec.walk import Data
 from zbsolve.greedy.presets import preset
 from zbsolve.placement import mirror
 from zbsolve.profile import Layer, Link, Profile
 from zbsolve.systems import SYSTEMS
 
 from .exec_ranks import on_ranks
-from .systems_jobs import INNER
+from .systems_jobs import INNER, batch, layers, simulated
 
 RANKS, MICROBATCHES = 4, 8
 PLAIN = [one.name for one in SYSTEMS if one.group != "asynchronous"]
@@ -143,12 +147,39 @@ def test_solved_in_two_directions_and_run(tmp_path: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["check"]["passed"] is True
 
 
+def test_the_checks_own_rule_is_the_papers_and_no_other() -> None:
+    """`run --check` reads versions off the graph; against the rules written down by formula, and a wrong one."""
+    inputs, targets = batch(12)
+    data = Data(dict(enumerate(inputs)), dict(enumerate(targets)))
+
+    def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+    def worst(every: int, delay: Any, name: str) -> float:
+        problem = updates(pipeline(1, BW=2, placement=(0, 1, 2), microbatches=12), 1, every=every, delay=delay)
+        whole = layers([0, 1, 2])
+        loss = check.updated(problem, [[one] for one in whole], data, nn.functional.mse_loss, sgd)
+        right, losses = simulated(name, 3, every, inputs, targets, sgd, 1)
+        found = check.compare(None, [(0,)] * 3, dict(enumerate(whole)), right, (loss, losses[0]), check.weight)
+        assert found is not None
+        assert found["passed"] == (found["worst"] <= 1e-6)
+        return float(found["worst"])
+
+    assert worst(3, 2, "pipedream-2bw") <= 1e-12
+    assert worst(1, [3, 2, 1], "pipedream") <= 1e-12
+    assert worst(3, 1, "pipedream-2bw") > 1e-4
+    assert worst(1, 1, "pipedream") > 1e-4
+
+
 def test_updates_inside_a_step_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step = pipeline(1, BW=2, placement=(0, 1), microbatches=4, layers=(4, 4))
     path, trace = str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
     preset("pipedream", updates(step, 1, every=2, delay=2)).save(path)
-    assert main(["run", path, "--model", "mlp-tiny", "--local", "--check"]) == 2
-    assert "leaves no gradients to compare" in capsys.readouterr().err
-    assert main(["run", path, "--model", "mlp-tiny", "--local", "--steps", "3", "-o", trace]) == 0
+    for optimizer in ("sgd", "adamw"):
+        options = ["--optimizer", optimizer, "--lr", "0.1", "--steps", "3", "--check", "--json"]
+        assert main(["run", path, "--model", "mlp-tiny", "--local", *options, "-o", trace]) == 0
+        found = json.loads(capsys.readouterr().out)["check"]
+        assert found["passed"] is True
+        assert (found["compared"], found["tensors"]) == ("weight", 32)
     losses = Trace.load(trace).losses
     assert losses[-1] != losses[0]

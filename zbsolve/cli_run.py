@@ -33,7 +33,11 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="torch's, with its defaults")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate")
-    parser.add_argument("--check", action="store_true", help="compare loss and gradients with the unsplit model")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare loss and gradients with the unsplit model (weights, where a step updates them)",
+    )
     parser.add_argument("--watch", action="store_true", help="stop at the first pass that makes a NaN or inf, and name it")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a pass or its message may take")
     parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds for ranks to start and build the model")
@@ -111,7 +115,7 @@ def _verdict(check: dict[str, Any]) -> str:
     """The check in a line; without a number where it failed by something that is none."""
     from .exec.check import WRONG
 
-    over = f"over {check['tensors']} gradients and the loss"
+    over = f"over {check['tensors']} {check.get('compared', 'gradient')}s and the loss"
     if not check["passed"] and not check["limit"] < check["worst"] < WRONG:
         return f"check: WRONG: no finite number: {check['where']} ({over})"
     verdict, limit = "right" if check["passed"] else "WRONG", f"{check['limit']:.0e}"

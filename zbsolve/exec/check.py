@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..problem import Problem
+from .groups import group_size, groups_of, versions
 from .stage import run_layers
+from .versions import Update
 from .walk import Data
 from .wires import Wires, receive_bytes, send_bytes
 
@@ -27,6 +30,49 @@ def reference(layers: Sequence[nn.Module], data: Data, loss: Any) -> float:
         (value / count).backward()
         total += float(value.detach()) / count
     return total
+
+
+def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data, loss: Any, update: Update) -> float:
+    """A step with updates inside, by its rule in one process: one microbatch after the other through the whole model, each
+    stage with the version that the graph says; an update once its group's gradients are there (PipeDream, 2BW: see
+    `versions.updates`). The layers of `stages` end with the newest weights. update: makes a torch optimizer of parameters.
+    The mean loss."""
+    weights = [[p for p in nn.ModuleList(stage).parameters() if p.requires_grad] for stage in stages]
+    newest = [[nn.Parameter(p.detach().clone()) for p in stage] for stage in weights]
+    optimizers = [update(stage) if stage else None for stage in newest]
+    history = [[[p.detach().clone() for p in stage]] for stage in weights]
+    version, group, size = versions(problem), groups_of(problem), group_size(problem)
+    layers, total = [layer for stage in stages for layer in stage], 0.0
+    for m in sorted(data.inputs):
+        for s, stage in enumerate(weights):
+            for p, value in zip(stage, history[s][version.get((s, m), 0)], strict=True):
+                p.data = value
+        value = loss(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m])
+        (value / size).backward()
+        total += float(value.detach()) / len(data.inputs)
+        if m + 1 in data.inputs and group[0, m + 1] == group[0, m]:
+            continue
+        for stage, masters, optimizer, made in zip(weights, newest, optimizers, history, strict=True):
+            for p, master in zip(stage, masters, strict=True):
+                master.grad, p.grad = p.grad, None
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad()
+            made.append([p.detach().clone() for p in masters])
+    for stage, made in zip(weights, history, strict=True):
+        for p, value in zip(stage, made[-1], strict=True):
+            p.data = value
+    return total
+
+
+def gradient(parameter: nn.Parameter) -> Tensor | None:
+    """What is compared after a step: its gradient."""
+    return parameter.grad
+
+
+def weight(parameter: nn.Parameter) -> Tensor | None:
+    """What is compared after a step that updates by itself."""
+    return parameter.detach()
 
 
 def difference(found: Tensor | None, right: Tensor | None) -> float:
@@ -56,9 +102,11 @@ def compare(
     mine: Mapping[int, nn.Module],
     whole: Sequence[nn.Module] | None,
     losses: tuple[float, float],
+    what: Callable[[nn.Parameter], Tensor | None] = gradient,
 ) -> dict[str, Any] | None:
     """Rank 0 (which holds `whole`, the reference with its gradients) sends each layer's right gradients to the ranks in
-    `owners[layer]`, which compare. `losses`: (pipeline, reference), known on rank 0. The verdict, on rank 0.
+    `owners[layer]`, which compare (`what`: `gradient`, or `weight`). `losses`: (pipeline, reference), known on rank 0. The
+    verdict, on rank 0.
 
     All ranks of `wires` call this (None: there is one rank). "worst": the largest difference over all tensors
     and the loss (see `difference`).
@@ -69,13 +117,13 @@ def compare(
         right: dict[Place, Tensor | None] | None = None
         if rank == 0:
             assert whole is not None
-            right = {place: p.grad for place, p in named({layer: whole[layer]}).items()}
+            right = {place: what(p) for place, p in named({layer: whole[layer]}).items()}
             if owner and wires is not None:
                 _send(wires, right, owner)
         elif owner == rank and wires is not None:
             right = _receive(wires, named({layer: mine[layer]}))
         if owner == rank and right is not None:
-            found += [_judge(place, p, right[place]) for place, p in named({layer: mine[layer]}).items()]
+            found += [_judge(place, p.dtype, what(p), right[place]) for place, p in named({layer: mine[layer]}).items()]
     if wires is not None and rank:
         send_bytes(wires, json.dumps(found).encode(), 0)
         return None
@@ -94,15 +142,17 @@ def compare(
         "tensors": len(found),
         "loss": pipeline,
         "reference_loss": single,
-        "measure": "max |gradient - reference| / max |reference| of a tensor; reference: the unsplit model in one process",
+        "measure": f"max |{what.__name__} - reference| / max |reference| of a tensor; "
+        "reference: the unsplit model in one process",
+        "compared": what.__name__,
     }
 
 
-def _judge(place: Place, parameter: nn.Parameter, right: Tensor | None) -> tuple[float, float, str]:
+def _judge(place: Place, kind: torch.dtype, found: Tensor | None, right: Tensor | None) -> tuple[float, float, str]:
     """(difference as a share of its type's limit, difference, where); what is no finite number is wrong."""
-    value = difference(parameter.grad, right)
+    value = difference(found, right)
     value = value if math.isfinite(value) else WRONG
-    return value / LIMITS.get(parameter.dtype, 1e-5), value, f"layer {place[0]} {place[1]}"
+    return value / LIMITS.get(kind, 1e-5), value, f"layer {place[0]} {place[1]}"
 
 
 def _send(wires: Wires, right: Mapping[Place, Tensor | None], owner: int) -> None:

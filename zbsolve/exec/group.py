@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..errors import BadInput
-from ..problem import KINDS
 from ..schedule import Schedule
 from ..trace import Trace
 from .failure import LostRank, one_line
@@ -68,8 +67,6 @@ def fit(schedule: Schedule, spec: str, options: Options) -> None:
 
     model = load(spec, options.seed)
     lower(schedule)
-    if options.check and (schedule.problem.passes.kind == KINDS.index("U")).any():
-        raise BadInput("check: this schedule updates weights inside a step (passes U), and leaves no gradients to compare")
     layer_counts(schedule.problem, len(model.layers))
     if options.emulate is not None:
         Times.of(schedule, options.emulate)

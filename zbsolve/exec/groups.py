@@ -26,7 +26,7 @@ class Use:
 
 def group_size(problem: Problem) -> int:
     """Microbatches whose mean gradient makes one update; without updates: all. Raises BadInput where groups differ."""
-    p, groups = problem.passes, _groups(problem)
+    p, groups = problem.passes, groups_of(problem)
     if not groups:
         return int((p.kind == KINDS.index("F")).sum()) // (int(p.stage.max()) + 1)
     stages = {stage for stage, _ in groups}
@@ -39,21 +39,29 @@ def group_size(problem: Problem) -> int:
     return int(sizes.pop())
 
 
+def versions(problem: Problem) -> dict[tuple[int, int], int]:
+    """(stage, microbatch) → the version that it uses: what the last update makes that its forward waits for; those that
+    wait for none, the model's own weights, are left out."""
+    p, e = problem.passes, problem.edges
+    update, forward = p.kind == KINDS.index("U"), p.kind == KINDS.index("F")
+    found: dict[tuple[int, int], int] = {}
+    rows = np.flatnonzero(update[e.before] & forward[e.after])
+    for a, b in zip(e.before[rows].tolist(), e.after[rows].tolist(), strict=True):
+        place = int(p.stage[b]), int(p.microbatch[b])
+        found[place] = max(found.get(place, 0), int(p.microbatch[a]) + 1)
+    return found
+
+
 def uses(problem: Problem, walk: Iterable[str]) -> dict[str, Use]:
     """Pass → its use, for the passes of one rank in their order; empty without updates.
 
     A forward uses what the last update makes that it waits for, and the model's weights where it waits for none; what
     follows of its microbatch uses the same. Raises BadInput where a gradient goes to no update, or to several.
     """
-    p, e, groups = problem.passes, problem.edges, _groups(problem)
+    p, groups = problem.passes, groups_of(problem)
     if not groups:
         return {}
-    version: dict[tuple[int, int], int] = {}
-    update, forward = p.kind == KINDS.index("U"), p.kind == KINDS.index("F")
-    rows = np.flatnonzero(update[e.before] & forward[e.after])
-    for a, b in zip(e.before[rows].tolist(), e.after[rows].tolist(), strict=True):
-        place = int(p.stage[b]), int(p.microbatch[b])
-        version[place] = max(version.get(place, 0), int(p.microbatch[a]) + 1)
+    version = versions(problem)
     found: dict[str, Use] = {}
     last: dict[tuple[int, int], str] = {}
     made = [0] * (int(p.stage.max()) + 1)
@@ -77,7 +85,7 @@ def uses(problem: Problem, walk: Iterable[str]) -> dict[str, Use]:
     return found
 
 
-def _groups(problem: Problem) -> dict[tuple[int, int], int]:
+def groups_of(problem: Problem) -> dict[tuple[int, int], int]:
     """(stage, microbatch) → the update that waits for its weight gradients."""
     p, e = problem.passes, problem.edges
     gradient = np.isin(p.kind, [KINDS.index(kind) for kind in GRADIENTS])

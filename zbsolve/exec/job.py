@@ -84,7 +84,6 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     layer_counts(schedule.problem, len(model.layers))
     times = None if options.emulate is None else Times.of(schedule, options.emulate)
     group, replicas = _groups(schedule.problem.ranks, options)
-    updating = (schedule.problem.passes.kind == KINDS.index("U")).any()
     pipeline = Pipeline(
         model.build,
         schedule,
@@ -97,7 +96,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
         hooks=Hooks(announce=announce),
         emulate=times,
         watch=options.watch,
-        update=partial(OPTIMIZERS[options.optimizer], lr=options.lr) if updating else None,
+        update=_optimizer(options) if _updates(schedule) else None,
     )
     trainer = Trainer(pipeline, model, options)
     watched = trainer.step(0, memory=True)
@@ -119,6 +118,15 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     trace = pipeline.trace(results[options.warmup :], watched.memory, facts)
     losses = _mean([result.loss for result in results[options.warmup :]], replicas)
     return None if trace is None or pipeline.place else replace(trace, losses=tuple(losses))
+
+
+def _updates(schedule: Schedule) -> bool:
+    """Whether its steps update by themselves."""
+    return bool((schedule.problem.passes.kind == KINDS.index("U")).any())
+
+
+def _optimizer(options: Options) -> Callable[..., torch.optim.Optimizer]:
+    return partial(OPTIMIZERS[options.optimizer], lr=options.lr)
 
 
 def _groups(ranks: int, options: Options) -> tuple[Any, Any]:
@@ -207,10 +215,12 @@ class Trainer:
 
 
 def _checked(pipeline: Pipeline | OneDevice, model: Any, options: Options, first: StepResult | Ran) -> dict[str, Any] | None:
-    """Compare the first step with the unsplit model, before anything was updated."""
+    """Compare the first step with the unsplit model, before anything was updated; where the step itself updates, its weights
+    with those of its rule in one process."""
     from profiler.models import load
 
     whole, losses, replicas = None, (0.0, 0.0), 1
+    what = check.weight if _updates(pipeline.schedule) else check.gradient
     loss = first.loss
     if isinstance(pipeline, Pipeline) and pipeline.replicas is not None:
         pipeline.wait_gradients()
@@ -228,8 +238,13 @@ def _checked(pipeline: Pipeline | OneDevice, model: Any, options: Options, first
         batches = {i * count + m: other.batch(i * count + m, 0) for i in range(replicas) for m in pipeline.microbatches}
         inputs, targets = ({m: pair[i].to(pipeline.device) for m, pair in batches.items()} for i in range(2))
         data = Data(inputs, targets, step_seed(options.seed, 0))
-        losses = loss, check.reference(whole, data, other.loss)
-    return check.compare(pipeline.wires, pipeline.owners, pipeline.layers, whole, losses)
+        if what is check.weight:
+            cuts = [sum(pipeline.counts[:s]) for s in range(len(pipeline.counts) + 1)]
+            stages = [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+            losses = loss, check.updated(pipeline.schedule.problem, stages, data, other.loss, _optimizer(options))
+        else:
+            losses = loss, check.reference(whole, data, other.loss)
+    return check.compare(pipeline.wires, pipeline.owners, pipeline.layers, whole, losses, what)
 
 
 def _facts(
