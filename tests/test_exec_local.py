@@ -14,7 +14,7 @@ import torch
 
 from zbsolve.exec import local
 from zbsolve.exec.comm import DTYPES
-from zbsolve.exec.local import FIRST, LEAST, PLACE, Inlet, Outlet, room
+from zbsolve.exec.local import FIRST, LEAST, PLACE, UNSAID, Inlet, Outlet, room
 from zbsolve.exec.wires import BROKE, reason
 
 from .exec_ranks import on_ranks
@@ -94,14 +94,30 @@ def test_any_size_and_order(ends: tuple[Outlet, Inlet]) -> None:
     assert FIRST < size < 64 << 20  # 2,000 messages of up to 320,000 bytes
 
 
-def test_one_at_a_time_takes_one_place(ends: tuple[Outlet, Inlet]) -> None:
+def test_places_serve_again(ends: tuple[Outlet, Inlet]) -> None:
     outlet, inlet = ends
-    body, buffer = torch.arange(4000.0), torch.empty(4000)
+    body, buffer = torch.arange(5000.0), torch.empty(5000)
     for i in range(100):
         outlet.send([body + i], 1, 0)
         inlet.recv([buffer], 0, 0).wait(LONG)
         assert buffer[0] == i
     assert len(outlet._rooms) == 1
+    small, buffer = torch.arange(100.0), torch.empty(100)
+    for _ in range(1000):
+        outlet.send([small], 1, 0)
+        inlet.recv([buffer], 0, 0).wait(LONG)
+    assert len(outlet._rooms) < 1 + 2 * UNSAID / small.nbytes
+
+
+def test_each_tag_keeps_its_own_order(ends: tuple[Outlet, Inlet]) -> None:
+    outlet, inlet = ends
+    buffers = [torch.empty(1) for _ in range(4)]
+    for tag, value in ((7, 1.0), (0, 2.0), (7, 3.0), (0, 4.0)):
+        outlet.send([torch.tensor([value])], 1, tag)
+    asked = [inlet.recv([buffer], 0, tag) for buffer, tag in zip(buffers, (0, 7, 0, 7), strict=True)]
+    for i in (2, 3, 0, 1):
+        asked[i].wait(LONG)
+    assert [float(buffer) for buffer in buffers] == [2, 1, 4, 3]
 
 
 def test_errors_are_in_the_words_of_gloo(ends: tuple[Outlet, Inlet]) -> None:
@@ -138,11 +154,11 @@ def test_other_bytes_than_expected_are_an_error_and_no_spoilt_memory(ends: tuple
 
 
 def test_pipes_hold_what_steps_send() -> None:
-    outlet = Outlet(8000)
+    outlet = Outlet(3000)
     inlet = Inlet(outlet.offer)
     outlet.agreed(True)
-    for _ in range(local.STEPS * 8000):
-        assert outlet._places.write(PLACE.pack(0, 0)) == PLACE.size
+    for _ in range(local.STEPS * local.EACH * 3000):
+        assert outlet._places.write(PLACE.pack(0, 0, 0)) == PLACE.size
     inlet.close()
     outlet.close()
     assert Outlet.made(1 << 40) is None  # no pipe holds that

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -27,11 +28,19 @@ def backward(module: nn.Module, deferral: Deferral | None, x: Tensor) -> tuple[T
     if deferral is None:
         module(x).square().sum().backward()
         return x.grad, queue
-    with deferral.set(True):
+    with during(deferral):
         y = module(x)
-    with deferral.set(True, queue):
+    with during(deferral, queue):
         y.square().sum().backward()
     return x.grad, queue
+
+
+@contextmanager
+def during(deferral: Deferral, queue: Queue | None = None) -> Iterator[None]:
+    """A split forward or, with a queue, its backward."""
+    deferral.splitting, deferral.queue = True, queue
+    yield
+    deferral.splitting, deferral.queue = False, None
 
 
 def compare(module: nn.Module, x: Tensor, limit: float = 1e-12, norms: bool = True, plain: nn.Module | None = None) -> int:
@@ -195,7 +204,7 @@ def test_a_transposed_convolution_with_a_given_size() -> None:
     right.sum().backward()
     expected, layer.weight.grad = layer.weight.grad, None
     defer(layer, deferral)
-    with deferral.set(True, queue):
+    with during(deferral, queue):
         y = layer(x, output_size=[10])
         y.sum().backward()
     run_queue(queue)
@@ -326,12 +335,12 @@ def test_hooks_of_parameters_run_in_B() -> None:
     plain[0].weight.register_hook(double)
     defer(layers, deferral)
     x = torch.randn(3, 4, dtype=torch.float64)
-    with deferral.set(True):
+    with during(deferral):
         y = layers(x)
     layers[2].weight.register_hook(double)  # after F, before B
     plain[2].weight.register_hook(double)
     queue: Queue = deque()
-    with deferral.set(True, queue):
+    with during(deferral, queue):
         y.square().sum().backward()
     assert (sorted(seen), len(queue)) == (["after", "tensor", "tensor"], 0)
     plain(x).square().sum().backward()

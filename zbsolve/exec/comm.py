@@ -21,8 +21,9 @@ from .failure import LostRank
 from .lower import Message
 from .wires import SHAPES, Wires, reason
 
-Shape = tuple[torch.Size, torch.dtype]
+Shape = tuple[torch.Size, torch.dtype, tuple[int, ...]]  # the last: strides of a contiguous tensor
 POLL = 0.001  # seconds between looks at what was sent
+SMALL, FEW = 1 << 12, 16  # bytes and messages that are not worth a look
 DIMENSIONS = 12  # of the largest tensor that can be sent
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -95,16 +96,14 @@ class Links:
         agreed = self._shapes.get(key)
         try:
             if agreed is None:
-                self._shapes[key] = tensor.shape, tensor.dtype
+                self._shapes[key] = _shape(tensor.shape, tensor.dtype)
                 header = _header(tensor, message)
                 self._sent.keep(self._wires.send(header, message.destination, SHAPES), header)
             elif tensor.shape != agreed[0] or tensor.dtype != agreed[1]:
-                made, wanted = (f"{tuple(shape)} {kind}" for shape, kind in ((tensor.shape, tensor.dtype), agreed))
+                made, wanted = (f"{tuple(shape)} {kind}" for shape, kind in ((tensor.shape, tensor.dtype), agreed[:2]))
                 raise BadInput(f"makes {made}, not {wanted} as before for an input of the same shape")
             tensor = tensor.contiguous()
-            work = self._wires.send(tensor, message.destination)
-            if work is not None:
-                self._sent.keep(work, tensor)
+            self._sent.keep(self._wires.send(tensor, message.destination), tensor)
         except BadInput:
             raise
         except Exception as error:
@@ -117,7 +116,7 @@ class Links:
 
     def size(self, message: Message) -> int:
         """Bytes of a message of the last step, that this rank sent or took."""
-        shape, dtype = self._shapes[self._key(message)]
+        shape, dtype, _ = self._shapes[self._key(message)]
         return shape.numel() * dtype.itemsize
 
     def tell(self, tensor: Tensor, destination: int, tag: int) -> None:
@@ -135,14 +134,18 @@ class Links:
         return message.link, self._numbers[message.microbatch]
 
     def _receive(self, message: Message, shape: Shape) -> None:
-        buffer = torch.empty(shape[0], dtype=shape[1], device=self._device)
+        buffer = torch.empty_strided(shape[0], shape[2], dtype=shape[1], device=self._device)  # half as long as `empty`
         self._posted[message] = self._wires.receive(buffer, message.source), buffer
 
     def _asked(self, source: int) -> Shape:
         header = torch.empty(DIMENSIONS + 2, dtype=torch.int64)
         self._wires.receive(header, source, SHAPES).wait(self._timeout)
         kind, dimensions, *sizes = header.tolist()
-        return torch.Size(sizes[:dimensions]), DTYPES[kind]
+        return _shape(torch.Size(sizes[:dimensions]), DTYPES[kind])
+
+
+def _shape(size: torch.Size, dtype: torch.dtype) -> Shape:
+    return size, dtype, torch.empty(size, device="meta").stride()
 
 
 def _header(tensor: Tensor, message: Message) -> Tensor:
@@ -168,9 +171,11 @@ class _Sent:
         weakref.finalize(self, _close, self._busy, closed)
 
     def keep(self, work: Any, tensor: Tensor) -> None:
-        """Reference `tensor` until `work` is done."""
+        """Reference `tensor` until `work` is done (None: it is); some small ones until `flush`."""
+        if work is None:
+            return
         self._open.append((work, tensor))
-        if not self._busy.is_set():
+        if (tensor.nbytes > SMALL or len(self._open) > FEW) and not self._busy.is_set():
             self._busy.set()
 
     def flush(self) -> None:

@@ -9,8 +9,7 @@ Under autocast the layers cast as autocast would: gradients of low precision, ad
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,23 +24,13 @@ Gradients = tuple[Tensor | None, Tensor | None]
 PLAIN = (Tensor, nn.Parameter, FakeTensor)  # other tensors, distributed ones for example, may mean something else by a sum
 
 
+@dataclass(slots=True)
 class Deferral:
     """What layers do now. `splitting`: their forward prepares a split backward. `queue`: where a backward that runs now
     puts weight gradients, or None: it gives them to autograd."""
 
-    def __init__(self) -> None:
-        self.splitting = False
-        self.queue: Queue | None = None
-
-    @contextmanager
-    def set(self, splitting: bool, queue: Queue | None = None) -> Iterator[None]:
-        """Both, inside."""
-        before = self.splitting, self.queue
-        self.splitting, self.queue = splitting, queue
-        try:
-            yield
-        finally:
-            self.splitting, self.queue = before
+    splitting: bool = False
+    queue: Queue | None = None
 
 
 @dataclass(frozen=True)

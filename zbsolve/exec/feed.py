@@ -36,7 +36,7 @@ def split(
     missing = [m for m in needed if m not in batch]
     if missing:
         raise BadInput(f"{what}: microbatch {missing[0]} is needed here")
-    return {m: batch[m].to(device) for m in needed}
+    return {m: x if (x := batch[m]).device == device else x.to(device) for m in needed}
 
 
 class Shapes:
@@ -60,7 +60,8 @@ class Shapes:
                 said = torch.empty(len(passing), dtype=torch.int64)
                 links.ask(said, chain[place - 1], tag)
             else:
-                said = self._say(tag, [(inputs[m].shape, inputs[m].dtype, _autocast(device.type)) for m in passing])
+                cast = _autocast(device.type)
+                said = self._say(tag, [(inputs[m].shape, inputs[m].dtype, cast) for m in passing])
             if place < len(chain) - 1:
                 links.tell(said, chain[place + 1], tag)
             numbers |= zip(passing, said.tolist(), strict=True)

@@ -64,9 +64,10 @@ LINEAR = Op(
 
 
 def _linear(layer: nn.Linear, deferral: Deferral, x: Tensor) -> Tensor:
-    if splits(deferral, x, layer.weight, layer.bias):
-        return call(LINEAR, deferral, x, layer.weight, layer.bias)
-    return functional.linear(x, layer.weight, layer.bias)
+    weight, bias = layer.weight, layer.bias  # once: a module's attributes are slow
+    if splits(deferral, x, weight, bias):
+        return call(LINEAR, deferral, x, weight, bias)
+    return functional.linear(x, weight, bias)
 
 
 # --- Embedding ---

@@ -29,9 +29,9 @@ TAKEN = b"taken"
 @dataclass(frozen=True)
 class Wires:
     """A pipeline's process group as point-to-point wires. `rank`, `size`: in the group. `data` carries the tensors,
-    `control` (always gloo: CPU tensors, tags) everything else. `pairs`: what carries the tensors of an ordered pair of
-    ranks in place of `data` (see `paired`). All are the backends themselves: the dispatcher in front of them would cost
-    some µs a message. `notes`: a store for what ranks leave for each other when they fail."""
+    `control` (always gloo: CPU tensors, tags) everything else. `pairs`: what carries messages of an ordered pair of
+    ranks in place of both, or of `data` alone (see `paired`). All are the backends themselves: the dispatcher in front
+    of them would cost some µs a message. `notes`: a store for what ranks leave for each other when they fail."""
 
     rank: int
     size: int
@@ -97,19 +97,17 @@ class Wires:
 
     def send(self, tensor: Tensor, destination: int, tag: int = DATA) -> Any:
         """Start sending; the work object (None: it has gone)."""
-        if tag != DATA:
-            return self.control.send([tensor], destination, tag)
-        if (self.rank, destination) not in self.pairs:
-            return self.data.send([tensor], destination, tag)
-        return self.pairs[self.rank, destination].send([tensor], int(self.rank < destination), tag)
+        pair = self.pairs.get((self.rank, destination))
+        if pair is not None and (tag == DATA or isinstance(pair, Outlet)):
+            return pair.send([tensor], int(self.rank < destination), tag)
+        return (self.data if tag == DATA else self.control).send([tensor], destination, tag)
 
     def receive(self, tensor: Tensor, source: int, tag: int = DATA) -> Any:
         """Start receiving into `tensor`; the work object."""
-        if tag != DATA:
-            return self.control.recv([tensor], source, tag)
-        if (source, self.rank) not in self.pairs:
-            return self.data.recv([tensor], source, tag)
-        return self.pairs[source, self.rank].recv([tensor], int(self.rank < source), tag)
+        pair = self.pairs.get((source, self.rank))
+        if pair is not None and (tag == DATA or isinstance(pair, Inlet)):
+            return pair.recv([tensor], int(self.rank < source), tag)
+        return (self.data if tag == DATA else self.control).recv([tensor], source, tag)
 
     def break_off(self) -> None:
         """End every connection of this rank, so that nobody waits for it: gloo does so where a receive ran out of time (but
