@@ -184,7 +184,7 @@ class Inlet:
         self._asked[tag].append(taking)
         return taking
 
-    def take(self, taking: Taking, timeout: timedelta) -> None:
+    def take(self, taking: Taking, timeout: timedelta | None) -> None:
         """Take messages of one tag in their order, until this one is there."""
         here, asked = self._here[taking.tag], self._asked[taking.tag]
         while taking.open:
@@ -210,12 +210,12 @@ class Inlet:
             self._freed.write(self._emptied)
         self._emptied, self._unsaid = b"", 0
 
-    def _read(self, timeout: timedelta) -> None:
+    def _read(self, timeout: timedelta | None) -> None:
         until = time.monotonic_ns() + SPIN
         while (words := self._places.read(CHUNK)) is None and time.monotonic_ns() < until:
             os.sched_yield()
         if words is None:
-            ms = round(timeout.total_seconds() * 1000)
+            ms = None if timeout is None else round(timeout.total_seconds() * 1000)
             if not self._poll.poll(ms):
                 raise TimeoutError(f"Timed out waiting {ms}ms")
             words = self._places.read(CHUNK)
@@ -243,8 +243,8 @@ class Taking:
     def __init__(self, inlet: Inlet, tensor: Tensor, tag: int) -> None:
         self._inlet, self.tensor, self.tag, self.open = inlet, tensor, tag, True
 
-    def wait(self, timeout: timedelta) -> None:
-        """Until the tensor is filled. Raises TimeoutError, ConnectionError in gloo's words."""
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Until the tensor is filled, or the other end is gone. Raises TimeoutError, ConnectionError in gloo's words."""
         self._inlet.take(self, timeout)
 
 

@@ -87,10 +87,11 @@ class Wires:
         return None
 
     def wait(self, work: Any, peer: int | None = None, timeout: timedelta | None = None) -> None:
-        """For a work object that concerns `peer` (None: all ranks); as long as the process group waits where no timeout
+        """For a work object (None: it is done) that concerns `peer` (None: all ranks); as long as the process group waits where no timeout
         is given. Raises LostRank."""
         try:
-            _ = work.wait() if timeout is None else work.wait(timeout)
+            if work is not None:
+                _ = work.wait() if timeout is None else work.wait(timeout)
         except Exception as error:
             other = "" if peer is None else f"waiting for rank {peer}: "
             raise LostRank(f"{other}{reason(error)}", peer) from None
