@@ -87,8 +87,8 @@ class Wires:
         return None
 
     def wait(self, work: Any, peer: int | None = None, timeout: timedelta | None = None) -> None:
-        """For a work object (None: it is done) that concerns `peer` (None: all ranks); as long as the process group waits where no timeout
-        is given. Raises LostRank."""
+        """For a work object (None: it is done) that concerns `peer` (None: all ranks); as long as the process group waits
+        where no timeout is given. Raises LostRank."""
         try:
             if work is not None:
                 _ = work.wait() if timeout is None else work.wait(timeout)
