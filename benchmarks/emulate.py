@@ -23,7 +23,7 @@ from zbsolve.profile import Layer, Link, Profile
 from .__main__ import write
 
 RANKS, MICROBATCHES, LAYERS = 8, 24, 16
-STEPS, SECONDS, MEMORY = 9, 20, "48MB"  # the memory that 1F1B needs
+STEPS, SECONDS, MEMORY = 9, 20, 48_000_000  # bytes of activations that 1F1B needs
 MODEL = f"mlp-{LAYERS}"
 
 
@@ -48,7 +48,7 @@ def schedules(costs: Profile) -> dict[str, Schedule]:
 
 def step(costs: Profile, placement: str, fused: bool = False) -> Problem:
     """One training step in the memory."""
-    return costs.problem(RANKS, MICROBATCHES, placement, MEMORY, fused=fused)
+    return replace(costs.problem(RANKS, MICROBATCHES, placement, fused=fused), capacity=(MEMORY,) * RANKS)
 
 
 def main() -> None:
