@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.profiles import FOLDER, kept, names
 from benchmarks.profiles.__main__ import DEVICES, MODELS, sources
+from benchmarks.published import line, measure
 from profiler.estimate import estimate
 from profiler.models import load
 from zbsolve import solve, verify
@@ -49,3 +50,13 @@ def test_estimates_are_what_the_code_gives(name: str) -> None:
     new = estimate(old.model, old.facts["device"])
     assert old.layers == new.layers
     assert (old.link, old.states, old.capacity, old.tied) == (new.link, new.states, new.capacity, new.tied)
+
+
+def test_what_there_is_to_win() -> None:
+    row = measure(kept("estimated-gpt-1.5b-h200"), 4, 0.5)
+    assert row is not None
+    assert row["equal"]["fits"]
+    assert row["vee"]["us"] < row["single"]["us"] < row["balanced"]["us"] <= row["equal"]["us"]
+    assert all(row[what]["bound_us"] <= row[what]["us"] for what in ("single", "vee"))
+    assert line(row).startswith("gpt-1.5b     p=4")
+    assert measure(kept("estimated-llama3-70b-a100"), 8, 0.5) is None
