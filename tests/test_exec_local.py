@@ -14,7 +14,7 @@ import torch
 
 from zbsolve.exec import local
 from zbsolve.exec.comm import DTYPES
-from zbsolve.exec.local import FIRST, LEAST, PLACE, UNSAID, Inlet, Outlet, room
+from zbsolve.exec.local import FIRST, LARGE, LEAST, PARTS, PLACE, UNSAID, Inlet, Outlet, part, room
 from zbsolve.exec.wires import BROKE, reason
 
 from .exec_ranks import on_ranks
@@ -79,7 +79,7 @@ def test_any_size_and_order(ends: tuple[Outlet, Inlet]) -> None:
     asked: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
     for i in range(2000):
         if rng.random() < 0.5 and len(ahead) < 40:
-            shape = [rng.choice((0, 1, 5, 1000)), rng.choice((1, 7, 40))]
+            shape = [rng.choice((0, 1, 5, 1000)), rng.choice((1, 7, 40))] if i % 50 else [rng.randint(1, 300_000)]
             ahead.append(torch.randn(shape, generator=numbers, dtype=torch.float64).to(DTYPES[i % len(DTYPES)]))
             outlet.send([ahead[-1]], 1, 0)
         elif ahead:
@@ -91,7 +91,7 @@ def test_any_size_and_order(ends: tuple[Outlet, Inlet]) -> None:
             work.wait(LONG)  # a second time, as one may
             assert torch.equal(buffer, right)
     size = os.fstat(outlet._files[0].fileno()).st_size
-    assert FIRST < size < 64 << 20  # 2,000 messages of up to 320,000 bytes
+    assert FIRST < size < 256 << 20  # 2,000 messages of up to 2,400,000 bytes, 40 at once
 
 
 def test_places_serve_again(ends: tuple[Outlet, Inlet]) -> None:
@@ -154,10 +154,10 @@ def test_other_bytes_than_expected_are_an_error_and_no_spoilt_memory(ends: tuple
 
 
 def test_pipes_hold_what_steps_send() -> None:
-    outlet = Outlet(3000)
+    outlet = Outlet(1500)
     inlet = Inlet(outlet.offer)
     outlet.agreed(True)
-    for _ in range(local.STEPS * local.EACH * 3000):
+    for _ in range(local.STEPS * local.EACH * 1500):
         assert outlet._places.write(PLACE.pack(0, 0, 0)) == PLACE.size
     inlet.close()
     outlet.close()
@@ -176,6 +176,13 @@ def test_no_offer_from_systems_without_such_files() -> None:
     assert outlet.agreed(False) is None
     assert Inlet.of(offer) is None  # closed by now
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_parts_make_a_whole() -> None:
+    for size in (LARGE, LARGE + 1, LARGE + 8, 3 * LARGE - 64, 7 * LARGE + 100):
+        assert part(size) % LEAST == 0
+        assert size / PARTS <= part(size) < size / PARTS + LEAST
+    assert (part(0), part(LARGE - 1)) == (0, LARGE - 1)
 
 
 def test_rooms() -> None:

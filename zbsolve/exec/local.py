@@ -36,7 +36,8 @@ CHUNK = 16 * PLACE.size  # read at once
 LEAST, FIRST = 64, 1 << 16  # bytes of a place, and of the file at first
 UNSAID = 1 << 14  # bytes of places that are free again before it is said: a word for each small message would cost too much
 THEIRS = 1, 4  # of an outlet's files: the ends of its pipes that are for the other process
-EACH = 3  # words in the pipe for a message at most: before it may come its shape, and the numbers of a step's shapes
+LARGE, PARTS = 1 << 20, 4  # bytes from which on a message goes in parts, so that both ends copy at once
+EACH = 2 + PARTS  # words in the pipe for a message at most: before it may come its shape, and the numbers of a step's shapes
 STEPS = 4  # whose messages fit into the pipe: no rank is two steps ahead, or begins one again more than once
 F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # linux/fcntl.h
 
@@ -44,6 +45,11 @@ F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # linux/fcntl.h
 def room(size: int) -> int:
     """Bytes of the place for a message: few different ones, so that places serve again; pages never touched cost nothing."""
     return max(LEAST, 1 << (size - 1).bit_length())
+
+
+def part(size: int) -> int:
+    """Bytes of a message that go at once."""
+    return size if size < LARGE else -(-size // (LEAST * PARTS)) * LEAST
 
 
 class _Mapped:
@@ -113,11 +119,17 @@ class Outlet:
         """Copy one contiguous tensor of the CPU; never waits. As a backend's `send`, but nothing is left to wait for. Raises
         OSError where the other end is gone."""
         (tensor,) = tensors
-        size = tensor.nbytes
-        place = self._place(room(size))
-        ctypes.memmove(self._memory.base + place, tensor.data_ptr(), size)
-        if self._places.write(PLACE.pack(place, size, tag)) is None:
-            raise RuntimeError("more messages on their way than two steps have")
+        size, done = tensor.nbytes, 0
+        place, step = self._place(room(size)), part(size)
+        there, here = self._memory.base + place, tensor.data_ptr()
+        while True:
+            now = min(step, size - done)
+            ctypes.memmove(there + done, here + done, now)
+            if self._places.write(PLACE.pack(place + done, now, tag)) is None:
+                raise RuntimeError("more messages on their way than two steps have")
+            done += now
+            if done == size:
+                return
 
     def _place(self, wanted: int) -> int:
         free = self._free.setdefault(wanted, [])
@@ -191,19 +203,24 @@ class Inlet:
             if not here:
                 self._read(timeout)
             while here and asked:
-                self._copy(asked.popleft(), *here.popleft())
+                self._copy(asked[0], *here.popleft())
+                if not asked[0].open:
+                    asked.popleft()
 
     def _copy(self, taking: Taking, place: int, size: int) -> None:
-        if size != taking.tensor.nbytes:
-            raise RuntimeError(f"{size} bytes came in place of {taking.tensor.nbytes}")
+        done, whole = taking.done, taking.tensor.nbytes
+        if size != min(part(whole), whole - done):
+            raise RuntimeError(f"{size} bytes came in place of {min(part(whole), whole - done)}")
         if place + size > self._memory.size:
             self._memory.reach(place + size)
-        ctypes.memmove(taking.tensor.data_ptr(), self._memory.base + place, size)
-        taking.open = False
-        self._emptied += FREE.pack(place)
-        self._unsaid += max(size, LEAST)
-        if self._unsaid >= UNSAID:
-            self._say()
+        ctypes.memmove(taking.tensor.data_ptr() + done, self._memory.base + place, size)
+        taking.done += size
+        if taking.done == whole:
+            taking.open = False
+            self._emptied += FREE.pack(place - done)
+            self._unsaid += max(whole, LEAST)
+            if self._unsaid >= UNSAID:
+                self._say()
 
     def _say(self) -> None:
         with suppress(BrokenPipeError):  # the sender may be gone: its messages are here
@@ -238,10 +255,10 @@ class Inlet:
 class Taking:
     """One receive: as a backend's work object."""
 
-    __slots__ = ("_inlet", "open", "tag", "tensor")
+    __slots__ = ("_inlet", "done", "open", "tag", "tensor")
 
     def __init__(self, inlet: Inlet, tensor: Tensor, tag: int) -> None:
-        self._inlet, self.tensor, self.tag, self.open = inlet, tensor, tag, True
+        self._inlet, self.tensor, self.tag, self.done, self.open = inlet, tensor, tag, 0, True
 
     def wait(self, timeout: timedelta | None = None) -> None:
         """Until the tensor is filled, or the other end is gone. Raises TimeoutError, ConnectionError in gloo's words."""
