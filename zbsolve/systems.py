@@ -161,7 +161,8 @@ def problem_for(
     """A problem on which the system is defined: its placement, its kinds of passes, its updates; F, B, W in µs a stage.
 
     update, parameter_bytes: µs and bytes of a stage's update and weights, for the asynchronous systems. Further options go
-    to `pipeline` (AF: the all-to-alls that DualPipe is about). Raises BadInput for an unknown system or numbers that it does not allow.
+    to `pipeline` (AF: the all-to-alls that DualPipe is about). Raises BadInput for an unknown system or numbers that it
+    does not allow.
     """
     one = system(name)
     routes = placements.parse_routes(one.placement, ranks)
