@@ -82,7 +82,7 @@ def test_the_least_period_in_a_memory(capacity, time, strict):
     """Uneven stages; the least that strictly periodic schedules reach, found and proven."""
     problem = pipedream(3, 24, [3, 5, 2], [6, 7, 9], 1, held_until_W=1, comm=2)
     problem = replace(problem, capacity=capacity)
-    found = least_period(problem, 20.0)
+    found = least_period(problem, 80.0)
     assert (found.time, found.strict) == (time, strict)
     assert found.bound <= found.time
     assert verify(problem, found.schedule) == ()
@@ -93,7 +93,7 @@ def test_an_update_before_the_next_round():
     """Delay 1: the next round's forwards wait for all of this one: a step's makespan, (m + p − 1)(F + BW) for m = 2
     microbatches, and the update."""
     problem = updates(pipeline(3, BW=6, placement=(0, 1, 2), microbatches=8), 1, every=2, delay=1)
-    found = least_period(problem, 20.0)
+    found = least_period(problem, 80.0)
     assert found.time == found.strict == (2 + 3 - 1) * 9 + 1
     assert found.bound <= found.time
 
