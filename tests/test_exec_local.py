@@ -14,7 +14,7 @@ import torch
 
 from zbsolve.exec import local
 from zbsolve.exec.comm import DTYPES
-from zbsolve.exec.local import FIRST, LARGE, LEAST, PARTS, PLACE, UNSAID, Inlet, Outlet, part, room
+from zbsolve.exec.local import FIRST, FREE, LARGE, LEAST, PARTS, PLACE, UNSAID, Inlet, Outlet, part, room
 from zbsolve.exec.wires import BROKE, reason
 
 from .exec_ranks import on_ranks
@@ -176,6 +176,24 @@ def test_no_offer_from_systems_without_such_files() -> None:
     assert outlet.agreed(False) is None
     assert Inlet.of(offer) is None  # closed by now
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_places_that_the_pipe_cannot_say_are_said_later(ends: tuple[Outlet, Inlet]) -> None:
+    outlet, inlet = ends
+    body, buffer = torch.zeros(UNSAID // 4), torch.empty(UNSAID // 4)
+    for _ in range(3):
+        outlet.send([body], 1, 0)
+    while inlet._freed.write(bytes(FREE.size)) is not None:
+        pass
+    for _ in range(2):
+        inlet.recv([buffer], 0, 0).wait(LONG)
+    assert len(inlet._emptied) == 2 * FREE.size
+    while outlet._freed.read(1 << 16):
+        pass
+    inlet.recv([buffer], 0, 0).wait(LONG)
+    assert inlet._emptied == b""
+    outlet._look()
+    assert len(outlet._free[room(UNSAID)]) == 3
 
 
 def test_parts_make_a_whole() -> None:

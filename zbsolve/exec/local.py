@@ -223,15 +223,16 @@ class Inlet:
                 self._say()
 
     def _say(self) -> None:
+        said: int | None = len(self._emptied)
         with suppress(BrokenPipeError):  # the sender may be gone: its messages are here
-            self._freed.write(self._emptied)
-        self._emptied, self._unsaid = b"", 0
+            said = self._freed.write(self._emptied)  # None: the pipe is full, so the next time
+        self._emptied, self._unsaid = self._emptied[said or 0 :], 0
 
     def _read(self, timeout: timedelta | None) -> None:
         until = time.monotonic_ns() + SPIN
         while (words := self._places.read(CHUNK)) is None and time.monotonic_ns() < until:
             os.sched_yield()
-        if words is None:
+        while words is None:
             ms = None if timeout is None else round(timeout.total_seconds() * 1000)
             if not self._poll.poll(ms):
                 raise TimeoutError(f"Timed out waiting {ms}ms")
