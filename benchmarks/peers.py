@@ -1,8 +1,9 @@
 """solve against the best legal result that any peer's generator reached, on problems in the reference format.
 
-    python -m benchmarks.peers peers.json [--seconds 10] [--only NAME] [-o benchmarks/results/peers.json]
+    python -m benchmarks.peers peers.json [--seconds 10] [--only NAME] [--left-by RESULT] [-o benchmarks/results/peers.json]
 
-The file lists problems (`name placement ranks microbatches stage_to_rank F B W comm held_until_B held_until_W capacity`,
+With `--left-by` only what an earlier result leaves open by more than 1 %: with more seconds it shows where the value and
+the bound go (every change of either is kept). The file lists problems (`name placement ranks microbatches stage_to_rank F B W comm held_until_B held_until_W capacity`,
 times in µs, some of them half ones) with `best_peer` and `simple_bound` per objective. Half µs are doubled throughout.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 from zbsolve import Problem, __version__, pipeline, solve, verify
 from zbsolve.search import compiled
+from zbsolve.state import State
 
 
 def problem_of(row: Mapping[str, Any], objective: str) -> tuple[Problem, int]:
@@ -40,8 +42,14 @@ def problem_of(row: Mapping[str, Any], objective: str) -> tuple[Problem, int]:
 def measure(row: Mapping[str, Any], objective: str, seconds: float) -> dict[str, Any]:
     """One row of the table: value over the best peer's, proven gap, seconds."""
     problem, scale = problem_of(row, objective)
+    changes: list[tuple[float, float, float]] = []
     began = time.monotonic()
-    schedule = solve(problem, seconds=seconds)
+
+    def progress(state: State) -> None:
+        if state.schedule is not None:
+            changes.append((round(time.monotonic() - began, 1), state.value / scale, state.bound.value / scale))
+
+    schedule = solve(problem, seconds=seconds, progress=progress)
     took = time.monotonic() - began
     assert verify(problem, schedule) == ()
     certificate = schedule.certificate
@@ -59,6 +67,7 @@ def measure(row: Mapping[str, Any], objective: str, seconds: float) -> dict[str,
         "solver": certificate.solver,
         "proof": certificate.proof,
         "seconds": round(took, 2),
+        "changes": changes,
     }
 
 
@@ -68,13 +77,17 @@ def main() -> None:
     parser.add_argument("problems", type=Path)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--only", default="", help="part of a name or placement")
+    parser.add_argument("--left-by", type=Path, metavar="RESULT", help="only what that result leaves over 1 %%")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     compiled()
-    rows = []
+    rows, open_only = [], options.left_by is not None
+    left = json.loads(options.left_by.read_text())["rows"] if open_only else []
+    wanted = {(r["name"], r["placement"], r["objective"]) for r in left if r["gap"] > 0.01}
     for row in json.loads(options.problems.read_text()):
         for objective in ("makespan", "span"):
-            if options.only in f"{row['name']} {row['placement']} {objective}":
+            named = options.only in f"{row['name']} {row['placement']} {objective}"
+            if named and (not open_only or (row["name"], row["placement"], objective) in wanted):
                 rows.append(measure(row, objective, options.seconds))
                 r = rows[-1]
                 ratio = "     –" if r["ratio"] is None else f"{r['ratio']:.4f}"
@@ -86,8 +99,9 @@ def main() -> None:
     print(summary(rows))
     if options.output:
         facts = {"zbsolve": __version__, "machine": platform.machine(), "python": platform.python_version()}
-        text = json.dumps({"seconds": options.seconds, **facts, "summary": summary(rows), "rows": rows}, indent=1)
-        options.output.write_text(text + "\n")
+        head = json.dumps({"seconds": options.seconds, **facts, "summary": summary(rows)}, indent=1)
+        body = ",\n".join(map(json.dumps, rows))
+        options.output.write_text(f'{head[:-2]},\n "rows": [\n{body}\n]}}\n')
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
