@@ -3,7 +3,9 @@
     python -m benchmarks.peers peers.json [--seconds 10] [--only NAME] [--left-by RESULT] [-o benchmarks/results/peers.json]
 
 With `--left-by` only what an earlier result leaves open by more than 1 %: with more seconds it shows where the value and
-the bound go (every change of either is kept). The file lists problems (`name placement ranks microbatches stage_to_rank F B W comm held_until_B held_until_W capacity`,
+the bound go (every change of either is kept).
+
+The file lists problems (`name placement ranks microbatches stage_to_rank F B W comm held_until_B held_until_W capacity`,
 times in µs, some of them half ones) with `best_peer` and `simple_bound` per objective. Half µs are doubled throughout.
 """
 

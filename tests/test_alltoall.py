@@ -14,6 +14,8 @@ from zbsolve.greedy.beside import without_beside
 from zbsolve.greedy.presets import PRESETS, preset
 from zbsolve.placement import mirror
 from zbsolve.problem import Problem
+from zbsolve.profile import Layer, Link, Profile
+from zbsolve.schedule import Schedule
 from zbsolve.systems import problem_for
 
 from .exec_tools import random_schedule
@@ -131,6 +133,23 @@ def test_wrong_use_is_named():
     loose = Problem(problem.passes, pipeline(3, 4, 2, placement=(0, 1), microbatches=1).edges)
     with pytest.raises(BadInput, match="pass 0AF0: no edge from its F on its rank"):
         lower(random_schedule(loose))
+
+
+def test_a_profile_brings_them(tmp_path, capsys):
+    """A stage's all-to-all is the sum over its layers; from the command line, as solved, verified and saved."""
+    layers = [Layer(f"l{i}", F, B, W, B + W, 2, 1, 10, 8, all_to_all=5.0 * (i % 2)) for i in range(8)]
+    profile = Profile("estimated: by hand", "experts", tuple(layers), Link(0.0, 1000.0), 4.0, None, {}, {})
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == profile
+    problem = profile.problem(4, 8, "mirror")
+    assert problem.passes.duration[[problem.names.index(n) for n in ("0AF0", "3AB1")]].tolist() == [5, 5]
+    command = ["solve", str(tmp_path / "p.json"), "--ranks", "4", "--microbatches", "8", "--placement", "mirror"]
+    assert main([*command, "--method", "dualpipe", "-o", str(tmp_path / "s.json")]) == 0
+    schedule = Schedule.load(tmp_path / "s.json")
+    assert verify(problem, schedule) == ()
+    assert any(stream.startswith("comm") for stream in schedule.order)
+    assert main([*command[:-2], "--recompute", "all"]) == 2
+    assert "has an all-to-all" in capsys.readouterr().err
 
 
 def test_systems_beside_each_other(tmp_path, capsys):

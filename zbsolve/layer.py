@@ -19,7 +19,8 @@ class Layer:
     held_from_B: bytes that B keeps until the end of W, beyond what it frees. X: µs of recomputing the forward; U: of the
     optimizer's update, once a step; 0 where unknown. transient: bytes that a pass takes on top of what is kept before or
     after it. output_kept: bytes of the output that the layer itself keeps; input_unneeded: bytes of its input that are
-    kept only where it is the first layer of a stage.
+    kept only where it is the first layer of a stage. all_to_all: µs that expert parallelism sends behind F, and as many
+    behind the backward, beside computation (no profiler measures it: it is a matter of the cluster, for you to fill in).
     """
 
     name: str
@@ -37,6 +38,7 @@ class Layer:
     transient: int = 0
     output_kept: int = 0
     input_unneeded: int = 0
+    all_to_all: float = 0.0
 
 
 def held(stages: Sequence[Sequence[Layer]]) -> dict[str, list[int]]:

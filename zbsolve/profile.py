@@ -110,6 +110,7 @@ class Profile:
                 microbatches=microbatches,
                 comm=[round(self.link.time(stage[-1].output_bytes)) for stage in stages[:-1]],
                 **held(stages),
+                AF=total("all_to_all"),
                 recompute=recompute,
                 X=[round(sum(c.X or c.F for c in stage)) for stage in stages],
                 held_input=[0, *(stage[-1].output_bytes for stage in stages[:-1])],
