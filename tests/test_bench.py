@@ -6,6 +6,7 @@ import json
 import random
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -178,3 +179,9 @@ def test_a_damaged_report_names_the_field(tmp_path, capsys):
     path.write_text(json.dumps(body))
     assert main(["bench", "--against", str(path), str(path)]) == 2
     assert "result 0: field 'seconds' must hold" in capsys.readouterr().err
+
+
+def test_the_kept_base_is_of_these_problems():
+    """Else the job that compares with it stops. To make a new one: .ci/run says how."""
+    base = Report.load(Path(__file__).parent.parent / "benchmarks" / "base-small.json")
+    assert {one.name: one.digest for one in base.results} == {name: one.digest for name, one in suite("small").items()}
