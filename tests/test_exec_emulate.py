@@ -214,6 +214,13 @@ def test_a_profile_leaves_passes_beside_compute_their_times(tmp_path: Path) -> N
     assert times.links["0AF0", "1F0"] == times.links["1AB1", "0B1"] == 15
     assert times.waits["0AF0"] == [("0F0", 0)]
     assert times.beside["0AF0"] == "comm:0"
+    layers = tuple(replace(layer, all_to_all=50) for layer in PROFILE.layers)  # also where the profile has other ones
+    replace(PROFILE, layers=layers).save(path)
+    again = Times.of(random_schedule(a_problem((0, 1), 2, AF=[9, 8], AB=7)), path)
+    assert (again.passes, again.links) == (times.passes, times.links)
+    plain = Times.of(random_schedule(a_problem((0, 1), 2, recompute="all")), path)
+    assert plain.links["0F0", "1F0"] == 15
+    assert "0AF0" not in plain.passes
 
 
 def test_a_wrong_profile_is_said_before_any_rank_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ class Times:
     @classmethod
     def of(cls, schedule: Schedule, source: str) -> Times:
         """`source`: "schedule" for the times of its own problem, or a profile's file (passes beside compute keep the
-        schedule's, for profiles do not know them). Raises BadInput where the profile is of another model."""
+        schedule's, whatever the profile has). Raises BadInput where the profile is of another model."""
         problem = schedule.problem
         passes, links = _times(problem)
         beside, waits = _beside(problem)
@@ -75,11 +75,12 @@ class Times:
 
 
 def _profiled(profile: Profile, problem: Problem) -> Problem:
-    """The same step by a profile's times."""
+    """The same step by a profile's times, without what runs beside compute: that need not be the schedule's."""
     count = len(microbatches(problem))
     fused = bool((problem.passes.kind == KINDS.index("BW")).any())
     again = np.unique(problem.passes.stage[problem.passes.kind == KINDS.index("X")]).tolist()
-    profile = replace(profile, capacity=None)  # whether it fits has been settled by who solved it
+    layers = tuple(replace(layer, all_to_all=0.0) for layer in profile.layers)
+    profile = replace(profile, capacity=None, layers=layers)  # whether it fits has been settled by who solved it
     return profile.problem(problem.ranks, count, routes(problem), layers=problem.layers, fused=fused, recompute=again)
 
 
