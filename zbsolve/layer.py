@@ -85,8 +85,8 @@ def beside(
     at the ends of its stages and the most that one pass takes while it runs.
 
     states, tied: as in a `Profile`; counts: layers of each stage; routes: stage → rank, each; dropping: stages that
-    recompute. More messages than two each way can be on their way where a rank runs far ahead of the next: those are not
-    known before the schedule is.
+    recompute. More messages can be on their way where a rank runs far ahead of the next: those are not known before the
+    schedule is.
     """
     cuts = np.cumsum([0, *counts]).tolist()
     over = ends(layers)
