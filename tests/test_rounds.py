@@ -14,7 +14,7 @@ from zbsolve.cli import main
 from zbsolve.greedy.presets import in_flight, preset
 from zbsolve.ilp.periodic import least_period, lower_bound
 from zbsolve.placement import mirror
-from zbsolve.rounds import period, rounds_of
+from zbsolve.rounds import period, rounds_of, steady_peaks
 from zbsolve.systems import problem_for
 
 from .exec_tools import random_schedule
@@ -75,6 +75,30 @@ def test_what_a_plain_step_comes_to_when_it_goes_on():
     assert period(in_flight(pipeline(30, BW=60, placement=(0, 1), microbatches=8), 1)).time == 180
 
 
+def test_one_round_is_repeated_as_a_whole():
+    """What another round would wait for is known of the order all the same: 0BW0 and the next 0F, over both ranks."""
+    assert period(preset("1f1b", pipeline(3, BW=6, placement=(0, 1), microbatches=1))).time == 18
+
+
+def test_versions_that_are_all_there_only_later_count():
+    """Six rounds end before stage 0 has all its versions of weights: what fits then does not fit for ever."""
+
+    def build(m):
+        step = pipeline(3, BW=6, placement=(0, 1, 2, 3), microbatches=m, held_until_W=1)
+        return updates(step, 1, every=1, delay=[4, 3, 2, 1], parameter_bytes=4)
+
+    short, long = preset("pipedream", build(6)), preset("pipedream", build(40))
+    assert steady_peaks(short) == steady_peaks(long) == long.timeline().peak_bytes
+    room = short.timeline().peak_bytes
+    assert room[0] < steady_peaks(short)[0]
+    problem = replace(build(6), capacity=room)
+    known = Schedule(problem, short.order)
+    assert verify(problem, known) == ()
+    found = least_period(problem, 80.0, known=[known])
+    assert all(held <= most for held, most in zip(steady_peaks(found.schedule), room, strict=True))
+    assert found.time > period(known).time
+
+
 @pytest.mark.parametrize(
     ("capacity", "time", "strict"), [((3, 2, 1), 14, 14), ((2, 2, 1), 25, 25), ((1, 2, 1), 40, 40), (None, 14, 14)]
 )
@@ -108,7 +132,7 @@ def test_wrong_use_is_named():
     with pytest.raises(BadInput, match="compute:0 runs no two rounds in one order"):
         period(random_schedule(pipeline(3, BW=4, placement=(0, 1), microbatches=3), 1))
     with pytest.raises(Infeasible, match="the memory fits no schedule that repeats"):
-        least_period(replace(pipedream(2, 8, held_until_W=2), capacity=(1, 2)), 5.0)
+        least_period(replace(pipedream(2, 8, held_until_W=2), capacity=(1, 2)), 80.0)
     problem = pipeline(3, BW=4, placement=(0, 1), microbatches=4)
     order = {"compute:0": [f"0{kind}{m}" for m in range(4) for kind in ("BW", "F")], "compute:1": problem.names[4:8]}
     order["compute:1"] = [f"1{kind}{m}" for m in range(4) for kind in ("F", "BW")]

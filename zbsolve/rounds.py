@@ -125,10 +125,47 @@ def period(schedule: Schedule) -> Period:
     return largest_mean(rounds, arcs)
 
 
+def steady_peaks(schedule: Schedule) -> tuple[int, ...]:
+    """The most bytes that each rank holds where the schedule's order goes on as in `period`: a finite piece may hold less:
+    its first rounds have nothing from rounds before. Raises BadInput as `period`, and where what a rank holds is not a
+    matter of one stream's order."""
+    rounds = rounds_of(schedule.problem)
+    e, p = schedule.problem.edges, schedule.problem.passes
+    into = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
+    arcs, size = rounds.into(e.before[into], e.after[into], e.lag[into]), e.bytes[into]
+    home, seat, later = (np.full(len(rounds.rows), -1, np.int64) for _ in range(3))
+    peaks = [0] * schedule.problem.ranks
+    for number, (stream, rows) in enumerate(schedule.sequences.items()):
+        if not len(rows):
+            continue
+        order = np.array(_repeated(stream, rounds, rows), np.int64)
+        home[order[:, 0]], seat[order[:, 0]], later[order[:, 0]] = number, np.arange(len(order)), order[:, 1]
+    if (home[arcs.before] != home[arcs.after]).any():
+        raise BadInput("period: memory that passes of several streams take and free is not modelled")
+    for number in np.unique(home[arcs.before]).tolist():
+        mine = np.flatnonzero(home[arcs.before] == number)
+        a, b, at = arcs.before[mine], arcs.after[mine], np.arange((home == number).sum())[:, None]
+        taken = later[a] - (seat[a] > at)  # the last round that has begun, or ended, when each pass of the order starts
+        freed = later[b] - (seat[b] >= at)
+        held = np.maximum(taken + arcs.distance[mine] - freed, 0) @ size[mine]
+        peaks[int(p.rank[rounds.rows[a[0]]])] += int(held.max())
+    return tuple(peaks)
+
+
 def _chain(stream: str, rounds: Rounds, rows: Ints) -> Arcs:
-    """A stream's order as arcs, each pass behind the one before, round after round: from the longest run of rounds with one
-    order."""
+    """A stream's order as arcs, each pass behind the one before, round after round."""
+    order = _repeated(stream, rounds, rows)
+    behind = [*order[1:], (order[0][0], order[0][1] + 1)]
+    pairs = [(a, b, 0, later - earlier) for (a, earlier), (b, later) in zip(order, behind, strict=True)]
+    return Arcs(*np.array(pairs, np.int64).T)
+
+
+def _repeated(stream: str, rounds: Rounds, rows: Ints) -> list[tuple[int, int]]:
+    """What a stream runs again and again, from the longest run of rounds with one order: each place in `rounds.rows` once,
+    and how many rounds later than the first one's it belongs to."""
     place, number = rounds.place[rows], rounds.round[rows]
+    if rounds.last == 0:
+        return [(at, 0) for at in place.tolist()]
     width = len(np.unique(place))
     anchors = np.flatnonzero(place == place[int(rows.argmax())])
     parts = [
@@ -140,11 +177,9 @@ def _chain(stream: str, rounds: Rounds, rows: Ints) -> Arcs:
         run = run + 1 if one == before else 0
         if run > length and len({key for key, _ in one}) == width:
             best, length = one, run
-    if length == 0 and rounds.last > 0:
+    if length == 0:
         raise BadInput(f"period: {stream} runs no two rounds in one order: give more microbatches, or another order")
-    behind = [*best[1:], (best[0][0], best[0][1] + 1)]
-    pairs = [(a, b, 0, later - earlier) for (a, earlier), (b, later) in zip(best, behind, strict=True)]
-    return Arcs(*np.array(pairs, np.int64).T)
+    return list(best)
 
 
 def largest_mean(rounds: Rounds, arcs: Arcs) -> Period:

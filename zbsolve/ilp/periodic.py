@@ -23,7 +23,7 @@ from ..greedy.arrays import arrays
 from ..greedy.list_scheduler import from_starts, list_schedule
 from ..greedy.presets import PRESETS, in_flight, preset
 from ..problem import KINDS, Ints, Problem
-from ..rounds import Arcs, Rounds, largest_mean, period, rounds_of
+from ..rounds import Arcs, Rounds, largest_mean, period, rounds_of, steady_peaks
 from ..schedule import Schedule
 from ..verifier import verify
 from .arcs import arcs
@@ -140,8 +140,11 @@ def _serial(problem: Problem) -> Schedule:
 
 
 def _better(best: tuple[Fraction, Schedule] | None, schedule: Schedule) -> tuple[Fraction, Schedule] | None:
+    room = schedule.problem.capacity
     try:
         value = period(schedule).time
+        if room is not None and np.greater(steady_peaks(schedule), room).any():
+            return best  # in the end it holds more than in its first rounds
     except ZbsolveError:  # no order that repeats
         return best
     return (value, schedule) if best is None or value < best[0] else best
