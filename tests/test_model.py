@@ -325,6 +325,28 @@ def test_profile_makes_a_problem():
 
 
 @pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"states": float("nan")}, "field 'states' is nan"),
+        ({"states": -4}, "field 'states' is -4"),
+        ({"link": {"latency": 1.0, "bytes_per_us": 1e-320}}, "field 'bytes_per_us' is 9"),
+        ({"layers": [{"parameter_bytes": 10**400}]}, "layer 0: field 'parameter_bytes' is 1e"),
+    ],
+)
+def test_numbers_that_nothing_can_be_made_of(tmp_path, change, line):
+    path = tmp_path / "p.json"
+    profile().save(path)
+    body = json.loads(path.read_text())
+    for name, value in change.items():
+        body[name] = [{**body["layers"][0], **value[0]}] if name == "layers" else value
+    path.write_text(json.dumps(body))
+    with pytest.raises(BadInput, match=line):
+        Profile.load(path)
+    with pytest.raises(BadInput, match="memory '9999"):
+        parse_bytes("9" * 400)
+
+
+@pytest.mark.parametrize(
     ("text", "line"),
     [
         ("", "damaged JSON"),
@@ -335,6 +357,7 @@ def test_profile_makes_a_problem():
         ('{"zbsolve": "profile", "version": 1}', "holds a profile, not a schedule"),
         ('{"zbsolve": "schedule", "version": 1}', "field 'problem' is missing"),
         ("\udcff", "not a text file"),
+        ("1" * 5000, "a number of too many digits"),
     ],
 )
 def test_bad_files_give_one_line(tmp_path, text, line):

@@ -294,6 +294,8 @@ def test_submeshes_keep_to_the_memory():
         mesh_splits(job_of(transformer(), "single", 8, 16, 100), 4)
     with pytest.raises(BadInput, match="8 devices are not whole nodes of 3"):
         mesh_splits(job_of(transformer(), "single", 8, 16), 3)
+    with pytest.raises(BadInput, match="8 devices are not whole nodes of 0"):
+        mesh_splits(job_of(transformer(), "single", 8, 16), 0)
     with pytest.raises(BadInput, match="placement single"):
         mesh_splits(job_of(transformer(), "vee", 4, 16), 2)
 

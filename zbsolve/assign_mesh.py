@@ -67,7 +67,7 @@ def mesh_splits(job: Job, per_node: int, scaling: Scaling | None = None) -> tupl
     """The best equal split (as many devices for every stage, as many layers; the number of stages with the least estimate)
     and Alpa's, on all ranks of `job` as devices of nodes of `per_node`. Raises BadInput, Infeasible."""
     profile, devices = job.profile, len(job.routes[0])
-    if devices % per_node:
+    if per_node < 1 or devices % per_node:
         raise BadInput(f"submeshes: {devices} devices are not whole nodes of {per_node}")
     if not job.single or profile.rank_factors:
         raise BadInput("submeshes: every stage has devices of its own, alike: placement single, no 'rank_factors'")

@@ -89,6 +89,8 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
         raise BadInput(f"{path}: damaged JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
     except RecursionError:
         raise BadInput(f"{path}: damaged JSON: nested too deep") from None
+    except ValueError:  # Python reads no whole number of thousands of digits
+        raise BadInput(f"{path}: damaged JSON: a number of too many digits") from None
     if not isinstance(body, dict) or "zbsolve" not in body:
         raise BadInput(f"{path}: not a zbsolve file (field 'zbsolve' is missing)")
     if body["zbsolve"] not in kinds:

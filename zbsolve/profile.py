@@ -18,6 +18,7 @@ from .partition import balanced_ranks
 from .problem import Problem
 from .text import exact_bytes
 
+LARGEST = 2.0**62  # µs or bytes: beyond, sums do not fit
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -167,8 +168,12 @@ class Profile:
         source = field(body, "source", str, where)
         if source != "measured" and not source.startswith("estimated: "):
             raise BadInput(f"{where}: field 'source' is '{source}', neither 'measured' nor 'estimated: …'")
-        if not field(body, "link", dict, where).get("bytes_per_us", 1):
-            raise BadInput(f"{where}: link: field 'bytes_per_us' is 0")
+        link = _row(Link, field(body, "link", dict, where), f"{where}: link")
+        if link.bytes_per_us < 1e-9:
+            raise BadInput(f"{where}: link: field 'bytes_per_us' is {link.bytes_per_us:g}")
+        states = float(field(body, "states", (int, float), where))
+        if not 0 <= states < LARGEST:
+            raise BadInput(f"{where}: field 'states' is {states:g}; a finite number from 0 up is needed")
         capacity = body.get("capacity")
         if capacity is not None and (type(capacity) is not int or capacity < 0):
             raise BadInput(f"{where}: field 'capacity' must be null or whole bytes")
@@ -176,8 +181,8 @@ class Profile:
             source,
             field(body, "model", str, where),
             tuple(_row(Layer, row, f"{where}: layer {i}") for i, row in enumerate(rows)),
-            _row(Link, field(body, "link", dict, where), f"{where}: link"),
-            float(field(body, "states", (int, float), where)),
+            link,
+            states,
             capacity,
             field(body, "facts", dict, where),
             field(body, "samples", dict, where),
@@ -220,14 +225,14 @@ def _row(cls: type[Any], row: Any, where: str) -> Any:
     wanted = [f for f in fields(cls) if f.default is MISSING or f.name in row]
     values = {f.name: field(row, f.name, types[str(f.type)], where) for f in wanted}
     for name, value in values.items():
-        if not isinstance(value, str) and not 0 <= value < float("inf"):
-            raise BadInput(f"{where}: field '{name}' is {value}; a finite number from 0 up is needed")
+        if not isinstance(value, str) and not 0 <= value < LARGEST:
+            raise BadInput(f"{where}: field '{name}' is {float(min(value, 1e300)):g}; a finite number from 0 up is needed")
     return cls(**values)
 
 
 def parse_bytes(text: str | int) -> int:
     """Bytes from `40GiB`, `512MB` or a plain number. Raises BadInput."""
     match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(text))
-    if match is None or match[2].upper() not in UNITS or match[1].count(".") > 1 or match[1] == ".":
-        raise BadInput(f"memory '{text}': not a number of bytes such as 40GiB, 512MB or 1000000")
+    if match is None or match[2].upper() not in UNITS or match[1].count(".") > 1 or match[1] == "." or len(match[1]) > 30:
+        raise BadInput(f"memory '{str(text)[:40]}': not a number of bytes such as 40GiB, 512MB or 1000000")
     return int(float(match[1]) * UNITS[match[2].upper()])
