@@ -8,9 +8,7 @@ says: makespan with a barrier, span without.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -24,11 +22,11 @@ from torch import nn
 from zbsolve import Schedule, pipeline
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.emulate import Times
-from zbsolve.exec.launch import child_environment
 from zbsolve.exec.worker import end_with_parent, local_network
 from zbsolve.greedy.presets import preset
 
 from .__main__ import write
+from .children import found_by
 
 RANKS, MICROBATCHES, PASS, LINK = 4, 8, 8_000, 100  # µs
 STEPS, WARMUP, ROUNDS, LIMIT = 12, 3, 3, 60
@@ -85,27 +83,14 @@ def child(folder: Path, rank: int) -> None:
     limit = timedelta(seconds=LIMIT)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS, timeout=limit)
     found = [{name: steps(name == "validated") for name in ("barrier", "validated")} for _ in range(ROUNDS)]
-    if rank == 0:
-        (folder / "ends.json").write_text(json.dumps(found), encoding="utf-8")
+    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
 def measured() -> dict[str, list[float]]:
     """µs between the ends of rank 0's steps, for both loops, all rounds."""
-    with tempfile.TemporaryDirectory(prefix="zbsolve-barrier-") as folder:
-        command = [sys.executable, "-m", "benchmarks.barrier", folder]
-        ranks = [
-            subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, env=child_environment()) for rank in range(RANKS)
-        ]
-        try:
-            codes = [rank.wait(timeout=4 * LIMIT) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        if any(codes):
-            raise SystemExit(f"ranks ended with {codes}")
-        rounds = json.loads((Path(folder) / "ends.json").read_text(encoding="utf-8"))
+    rounds = found_by("benchmarks.barrier", RANKS, 4 * LIMIT)[0]
     result: dict[str, list[float]] = {"barrier": [], "validated": []}
     for one in rounds:
         for name, ends in one.items():
@@ -126,7 +111,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        child(Path(sys.argv[1]), int(sys.argv[2]))
+    if "--child" in sys.argv:
+        child(Path(sys.argv[2]), int(sys.argv[3]))
     else:
         main()

@@ -12,9 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -24,10 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.children import found_by
 from zbsolve.bench import machine, versions
 from zbsolve.exec.comm import Links
 from zbsolve.exec.host import keep_freed_memory
-from zbsolve.exec.launch import child_environment
 from zbsolve.exec.lower import Message
 from zbsolve.exec.wires import CPU, Wires
 from zbsolve.exec.worker import end_with_parent, local_network
@@ -107,19 +104,7 @@ def child(folder: Path, rank: int, rounds: int) -> None:
 
 def start(rounds: int) -> list[dict[str, Any]]:
     """Both ranks as processes; what each found."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.messages", "--rounds", str(rounds), "--child", folder]
-        children = [
-            subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, env=child_environment()) for rank in range(2)
-        ]
-        try:
-            for one in children:
-                one.wait(300)
-        finally:
-            for one in children:
-                one.kill()
-                one.communicate()
-        return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    return found_by("benchmarks.messages", 2, 300, "--rounds", str(rounds))
 
 
 def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,9 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -28,10 +25,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
 
+from benchmarks.children import found_by
 from zbsolve import Problem, Schedule, pipeline
 from zbsolve.bench import machine, versions
 from zbsolve.exec import Pipeline
-from zbsolve.exec.launch import child_environment
 from zbsolve.exec.worker import end_with_parent, local_network
 from zbsolve.greedy.presets import preset
 from zbsolve.placement import parse
@@ -170,30 +167,8 @@ def child(folder: Path, rank: int, ranks: int, models: list[str], rounds: int) -
 
 def start(ranks: int, models: list[str], rounds: int) -> list[dict[str, Any]]:
     """All ranks as processes; what each found."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.runtime",
-            "--rounds",
-            str(rounds),
-            "--ranks",
-            str(ranks),
-            "--model",
-            *models,
-        ]
-        children = [
-            subprocess.Popen([*command, "--child", folder, str(rank)], stdin=subprocess.PIPE, env=child_environment())
-            for rank in range(ranks)
-        ]
-        try:
-            for one in children:
-                one.wait(600)
-        finally:
-            for one in children:
-                one.kill()
-                one.communicate()
-        return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
+    arguments = ("--rounds", str(rounds), "--ranks", str(ranks), "--model", *models)
+    return found_by("benchmarks.runtime", ranks, 600, *arguments)
 
 
 def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -136,6 +136,18 @@ def test_errors_are_in_the_words_of_gloo(ends: tuple[Outlet, Inlet]) -> None:
         outlet.send([torch.ones(1)], 1, 0)
 
 
+def test_what_came_before_a_break_off_is_taken_first(ends: tuple[Outlet, Inlet]) -> None:
+    outlet, inlet = ends
+    outlet.send([torch.ones(1)], 1, 0)
+    outlet.break_off()
+    one, other = torch.zeros(1), torch.zeros(1)
+    inlet.recv([one], 0, 0).wait(LONG)
+    assert float(one) == 1
+    with pytest.raises(ConnectionError) as broken:
+        inlet.recv([other], 0, 0).wait(LONG)
+    assert reason(broken.value) == BROKE
+
+
 def test_a_receiver_that_is_gone_is_heard(ends: tuple[Outlet, Inlet]) -> None:
     outlet, inlet = ends
     inlet.break_off()

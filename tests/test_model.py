@@ -330,7 +330,7 @@ def test_profile_makes_a_problem():
         ({"states": float("nan")}, "field 'states' is nan"),
         ({"states": -4}, "field 'states' is -4"),
         ({"link": {"latency": 1.0, "bytes_per_us": 1e-320}}, "field 'bytes_per_us' is 9"),
-        ({"layers": [{"parameter_bytes": 10**400}]}, "layer 0: field 'parameter_bytes' is 1e"),
+        ({"layers": [{"parameter_bytes": 10**400}]}, "layer 0: field 'parameter_bytes' is 1000"),
     ],
 )
 def test_numbers_that_nothing_can_be_made_of(tmp_path, change, line):

@@ -226,7 +226,7 @@ def _row(cls: type[Any], row: Any, where: str) -> Any:
     values = {f.name: field(row, f.name, types[str(f.type)], where) for f in wanted}
     for name, value in values.items():
         if not isinstance(value, str) and not 0 <= value < LARGEST:
-            raise BadInput(f"{where}: field '{name}' is {float(min(value, 1e300)):g}; a finite number from 0 up is needed")
+            raise BadInput(f"{where}: field '{name}' is {str(value)[:20]}; a finite number from 0 up is needed")
     return cls(**values)
 
 

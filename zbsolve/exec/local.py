@@ -180,7 +180,7 @@ class Inlet:
         self._poll.register(self._places, POLLIN)
         self._here: defaultdict[int, deque[tuple[int, int]]] = defaultdict(deque)  # tag → what is to be taken
         self._asked: defaultdict[int, deque[Taking]] = defaultdict(deque)
-        self._emptied, self._unsaid = b"", 0
+        self._emptied, self._unsaid, self._ended = b"", 0, False
 
     @classmethod
     def of(cls, offer: bytes) -> Inlet | None:
@@ -229,6 +229,8 @@ class Inlet:
         self._emptied, self._unsaid = self._emptied[said or 0 :], 0
 
     def _read(self, timeout: timedelta | None) -> None:
+        if self._ended:  # what came before the end was taken first
+            raise ConnectionError("Connection closed by peer")
         until = time.monotonic_ns() + SPIN
         while (words := self._places.read(CHUNK)) is None and time.monotonic_ns() < until:
             os.sched_yield()
@@ -239,7 +241,8 @@ class Inlet:
             words = self._places.read(CHUNK)
         for place, size, tag in PLACE.iter_unpack(words or STOPPED):
             if place < 0:
-                raise ConnectionError("Connection closed by peer")
+                self._ended = True
+                return
             self._here[tag].append((place, size))
 
     def break_off(self) -> None:

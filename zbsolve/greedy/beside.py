@@ -6,6 +6,8 @@ follows from that of the others, at one place for all.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..problem import Edges, Ints, Problem
@@ -37,10 +39,7 @@ def without_beside(problem: Problem) -> Problem:
         rest = np.flatnonzero(~away[before])
         columns = zip((before, after, lag, size), more, strict=True)
         before, after, lag, size = (np.concatenate([column[rest], new]) for column, new in columns)
-    table = Problem(
-        problem.passes, Edges(before, after, lag, size), problem.capacity, problem.objective, problem.layers, problem.source
-    )
-    return table.only(np.flatnonzero(~away))
+    return replace(problem, edges=Edges(before, after, lag, size)).only(np.flatnonzero(~away))
 
 
 def with_beside(problem: Problem, schedule: Schedule) -> Schedule:
