@@ -15,7 +15,7 @@ from zbsolve.clock import Clock
 from zbsolve.graphs_alltoall import with_all_to_all
 from zbsolve.greedy.arrays import arrays
 from zbsolve.ilp.bounds import GROUPS, Bound, closed_form, improve, recheck
-from zbsolve.ilp.onerank import lanes_of, refute
+from zbsolve.ilp.onerank import Answer, lanes_of, refute
 
 from .exact import optimum
 from .exhaustive import optimum as by_all_orders
@@ -98,7 +98,7 @@ def test_streams_beside_compute_are_never_refuted(seed):
     for ranks in [g for n in (1, 2) for g in itertools.permutations(range(problem.ranks), n)]:
         lanes = lanes_of(problem, ranks)
         if lanes is not None:
-            assert all(refute(lanes, best, breadth, 1_000_000)[0] in (False, None) for breadth in (1, 3, 1000))
+            assert all(refute(lanes, best, breadth, 1_000_000)[0] is not Answer.REFUTED for breadth in (1, 3, 1000))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -109,13 +109,13 @@ def test_no_rank_refutes_the_optimum(seed):
     for rank in range(problem.ranks):
         lanes = lanes_of(problem, (rank,))
         if lanes is not None:
-            assert all(refute(lanes, best, breadth, 1_000_000)[0] in (False, None) for breadth in (1, 3, 1000))
+            assert all(refute(lanes, best, breadth, 1_000_000)[0] is not Answer.REFUTED for breadth in (1, 3, 1000))
 
 
 def test_one_rank_alone_is_stronger_than_the_closed_form_and_can_be_proven_again():
     problem = uniform("loop", 4, 12, (3, 4, 2), 4, "span")
     first = closed_form(problem)
-    *_, best = improve(problem, first, None, Clock(5.0), 5.0)
+    *_, best = improve(problem, first, lambda: None, Clock(5.0), 5.0)
     assert best.value > first.value
     assert best.kind in GROUPS
     assert recheck(problem, best, 10.0) == best
@@ -126,10 +126,30 @@ def test_one_rank_alone_is_stronger_than_the_closed_form_and_can_be_proven_again
 def test_improve_stops_at_the_value_and_in_time():
     problem = uniform("vee", 8, 24, (3, 4, 2), 12, "span")
     first = closed_form(problem)
-    assert [bound.value for bound in improve(problem, first, first.value, Clock(10.0), 10.0)] == []
+    assert [bound.value for bound in improve(problem, first, lambda: first.value, Clock(10.0), 10.0)] == []
     began = time.monotonic()
-    list(improve(problem, first, None, Clock(2.0), 2.0))
+    list(improve(problem, first, lambda: None, Clock(2.0), 2.0))
     assert time.monotonic() - began < 3.0
+
+
+def test_all_ranks_together_reach_the_value_at_once():
+    """A value that takes queues at every rank to prove (half of 1F1B's memory)."""
+    problem = pipeline([18] * 8, [18] * 8, [9] * 8, comm=1, microbatches=16, held_until_W=1, capacity=[4] * 8)
+    value = 1421
+    found = list(improve(problem, closed_form(problem), lambda: value, Clock(60.0), 60.0))
+    assert (found[-1].value, sorted(found[-1].ranks), found[-1].kind) == (value, list(range(8)), GROUPS[True])
+    assert found[-2].value < value - 10  # in one step
+    assert recheck(problem, found[-1], 20.0) == found[-1]
+    assert solve(problem, seconds=20).certificate.value == value
+
+
+@pytest.mark.parametrize("steady", [False, True])
+def test_a_search_gives_up_where_states_are_too_many(steady):
+    problem = uniform("loop", 4, 12, (3, 4, 2), 4)
+    lanes = lanes_of(problem, (0, 1, 2, 3))
+    answer, tried = refute(lanes, closed_form(problem).value + 20, 1000, 20_000, steady)
+    assert answer is Answer.TOO_MANY
+    assert tried < 10_000 if steady else tried == 20_001
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -140,7 +160,7 @@ def test_no_group_of_ranks_refutes_the_optimum(seed):
     for ranks, lean in itertools.product(groups, (False, True)):
         lanes = lanes_of(problem, ranks, lean)
         if lanes is not None:
-            assert all(refute(lanes, best, breadth, 1_000_000)[0] in (False, None) for breadth in (1, 3, 1000))
+            assert all(refute(lanes, best, breadth, 1_000_000)[0] is not Answer.REFUTED for breadth in (1, 3, 1000))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +176,7 @@ def test_no_group_of_ranks_refutes_the_optimum(seed):
 )
 def test_known_optima_are_proven_without_a_schedule(placement, times, capacity, value):
     problem = uniform(placement, 4, 8, times, capacity)
-    bounds = [closed_form(problem), *improve(problem, closed_form(problem), value, Clock(10.0), 10.0)]
+    bounds = [closed_form(problem), *improve(problem, closed_form(problem), lambda: value, Clock(10.0), 10.0)]
     assert bounds[-1].value == value
     assert recheck(problem, bounds[-1], 10.0).value == value
 
@@ -167,4 +187,4 @@ def test_exchanges_beside_compute_are_no_error():
     first = Bound(problem.work, "the work of the busiest rank", "work")
     best = solve(problem, method="cp", seconds=20).certificate
     assert best.status == "optimal"
-    assert all(bound.value <= best.value for bound in improve(problem, first, 10**6, Clock(1.0), 1.0))
+    assert all(bound.value <= best.value for bound in improve(problem, first, lambda: 10**6, Clock(1.0), 1.0))

@@ -183,7 +183,7 @@ def compiled() -> None:
         state.offer_policy(starts[0], "greedy")
         for _ in find(state, 0, starts):
             pass
-        for _ in improve(problem, Bound(0, ""), None, Clock(1.0), 0.1):
+        for _ in improve(problem, Bound(0, ""), lambda: None, Clock(1.0), 0.1):
             pass
 
 

@@ -5,7 +5,7 @@ Each looks at one rank alone and replaces all other ranks by longest-path lags a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -17,20 +17,19 @@ from ..problem import Ints, Problem
 from .arcs import FAR, NOWHERE, arcs, heads_and_tails, ordered
 from .area import area, least_lifespans
 from .idle import Window, idle
-from .onerank import NARROW, Climb, lanes_of
+from .onerank import NARROW, Answer, Climb, lanes_of, refute
 from .window import one_machine
 
 EFFORT = 4_000_000  # passes walked over in one closed form
-STATE = 2e-6  # seconds that one partial order counts for
-LEAST, MORE, MOST = (
-    3_000,
-    6,
-    8_000_000,
-)  # partial orders in one try: at first, how many times as many next, a few GB at worst
+STATE = 1.5e-6  # seconds that one partial order counts for
+# Partial orders in one try: at first, how many times as many next, at most (a few GB at worst).
+LEAST, MORE, MOST = 3_000, 6, 8_000_000
 VAIN = 3  # groups that may take all their states in vain before others of their size are left
 GRAIN = 64  # a group of ranks that can gain less than this part of the gap is left
 WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
 MANY, WHOLE_MOST = 8, 4  # ranks kept at most, lean or whole
+LEAP = 0.35  # of the time left may go into a first look at whether all ranks refute the incumbent's value
+BROAD, GROWTH = 16, 3  # times the breadth of that look, and how many times its states, that an answer takes at most
 GROUPS = ("ranks", "lean ranks")  # kinds of bounds from a search over some ranks' passes, see onerank.lanes_of
 Group = tuple[tuple[int, ...], bool]  # ranks, and whether only the first is kept whole (lean)
 
@@ -141,21 +140,23 @@ def _lifespans(problem: Problem) -> Ints | None:
     return spans
 
 
-def improve(problem: Problem, best: Bound, value: int | None, clock: Clock, seconds: float) -> Iterator[Bound]:
-    """Higher bounds than `best` as they are found, cheap ones first, until `value` (the incumbent's) or time is reached:
-    after the closed forms single ranks, exactly, all of them with few states each, then again with more."""
+def improve(problem: Problem, best: Bound, value: Callable[[], int | None], clock: Clock, seconds: float) -> Iterator[Bound]:
+    """Higher bounds than `best` as they are found, cheap ones first, until the incumbent's value (`value()`, None: there is
+    none yet) or time is reached: after the closed forms single ranks, exactly, then groups of them, all with few states
+    each, then again with more; early on one look at whether all ranks together refute a better value at once."""
     closed_form(problem)
     forms = sorted(_made[problem], key=lambda bound: -bound.value)
     if forms[0].value > best.value:
         best = forms[0]
         yield best
-    ceiling = 4 * best.value if value is None else value
-    search = _Search(problem, best, ceiling, clock, clock.used + seconds)
+    search = _Search(problem, best, value, clock, clock.used + seconds)
     alone: list[Group] = [((rank,), False) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
     if not alone:  # no rank has one stream alone: nothing to keep whole
         return
     states, roots, gained = LEAST, dict[bool, tuple[int, ...]](), {True: 1, False: 1}
     while states <= MOST and not search.over:
+        if states == LEAST * MORE:
+            yield from search.leap(_all_ranks(problem, [*search.best.ranks[:1], *(rank for (rank,), _ in alone)]))
         if len(search.best.ranks) < 2 or states == LEAST:
             yield from search.climb(alone, states)
         for lean in (True, False):
@@ -180,11 +181,23 @@ def improve(problem: Problem, best: Bound, value: int | None, clock: Clock, seco
 class _Search:
     """The best bound so far, and what is known of each group of ranks."""
 
-    def __init__(self, problem: Problem, best: Bound, ceiling: int, clock: Clock, until: float) -> None:
-        self.problem, self.best, self.ceiling, self.clock, self.until = problem, best, ceiling, clock, until
+    def __init__(self, problem: Problem, best: Bound, value: Callable[[], int | None], clock: Clock, until: float) -> None:
+        self.problem, self.best, self.value, self.clock, self.until = problem, best, value, clock, until
+        self.unknown = 4 * best.value
         self.climbs: dict[Group, Climb | None] = {}
         self.breadth = NARROW  # what the last group's answer took: the next one's first try
-        self.rate = 50_000.0  # states a second, measured
+        self.rate = 500_000.0  # states a second, measured
+
+    @property
+    def ceiling(self) -> int:
+        """What there is to reach: the incumbent's value."""
+        value = self.value()
+        return self.unknown if value is None else value
+
+    @property
+    def affordable(self) -> int:
+        """As many partial orders as there is time for."""
+        return int(self.rate * min(self.clock.left, self.until - self.clock.used))
 
     @property
     def over(self) -> bool:
@@ -202,25 +215,52 @@ class _Search:
                 climb = None if lanes is None else Climb(lanes, self.ceiling, max(1, gap // 32), gap // 5, self.breadth)
                 self.climbs[group] = climb
             climb = self.climbs[group]
+            if climb is not None:
+                climb.fits = min(climb.fits, self.ceiling)
             while climb is not None and spent < VAIN and not self.over:
                 window = climb.window(self.best.value - 1, (self.ceiling - self.best.value) // GRAIN)
-                allowed = min(states, int(self.rate * min(self.clock.left, self.until - self.clock.used)))
+                allowed = min(states, self.affordable)
                 if window is None or allowed < 1_000:
                     break
                 began = self.clock.used
                 answer, tried = climb.attempt(window, allowed)
-                self.clock.spend(tried * STATE)
-                if tried >= 2_000:
-                    self.rate = 0.8 * tried / max(1e-9, self.clock.used - began)
-                if answer:
+                self.count(tried, began)
+                if answer is Answer.REFUTED:
                     self.best, self.breadth = _of_group(group, window + 1), climb.breadth if len(group[0]) > 1 else NARROW
                     yield self.best
                     if once:
                         return
-                elif answer is None:
+                elif answer is not Answer.FITS:
                     spent += once and 2 * tried > states
                     if 4 * tried > states or window - self.best.value < climb.least:
                         break
+
+    def count(self, tried: int, began: float) -> None:
+        """Partial orders tried since `began`: what that says of the time they take."""
+        self.clock.spend(tried * STATE)
+        if tried >= 20_000:
+            self.rate = tried / max(1e-9, self.clock.used - began)
+
+    def leap(self, groups: list[Group]) -> Iterator[Bound]:
+        """The incumbent's value itself as a bound from the first of the groups that gives it, where a look with few states a
+        place lets hope that there is time for it: smaller steps would take most of the time below what is of interest."""
+        for ranks, lean in groups:
+            lanes = None if self.over or self.value() is None else lanes_of(self.problem, ranks, lean)
+            if lanes is None:
+                return
+            window, states, answer = self.ceiling - 1, int(LEAP * self.affordable), Answer.MERGED
+            for breadth in (NARROW, BROAD * NARROW):
+                began = self.clock.used
+                answer, tried = refute(lanes, window, breadth, states, steady=True)
+                self.count(tried, began)
+                if answer is not Answer.MERGED or GROWTH * tried > self.affordable:
+                    break
+                states = self.affordable
+            if answer is Answer.REFUTED:
+                self.best = _of_group((ranks, lean), window + 1)
+                yield self.best
+            if answer is not Answer.FITS:
+                return
 
 
 def _of_group(group: Group, value: int) -> Bound:
@@ -237,6 +277,14 @@ def _groups(problem: Problem, ranks: tuple[int, ...], size: int, lean: bool) -> 
     return [((*kept, other), lean) for other in range(problem.ranks) if other not in kept]
 
 
+def _all_ranks(problem: Problem, firsts: list[int]) -> list[Group]:
+    """All ranks, where there are not too many: each of the given ones as the first, then whole."""
+    if problem.ranks > MANY:
+        return []
+    groups = [(first, *(rank for rank in range(problem.ranks) if rank != first)) for first in dict.fromkeys(firsts)]
+    return [*((ranks, True) for ranks in groups), (groups[0], False)]
+
+
 def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     """Prove a stated bound again from the problem alone, as one of the same kind and ranks; lower than stated where it
     cannot be proven, or not within `seconds`."""
@@ -250,8 +298,10 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     if bound.kind in GROUPS:
         lean = bound.kind == GROUPS[True]
         lanes = lanes_of(problem, bound.ranks, lean)
-        if lanes is not None and Climb(lanes, FAR, 1).attempt(bound.value - 1, int(100_000 * seconds))[0]:
-            return _of_group((bound.ranks, lean), bound.value)
+        if lanes is not None:
+            answer, _ = Climb(lanes, FAR, 1).attempt(bound.value - 1, int(300_000 * seconds))
+            if answer is Answer.REFUTED:
+                return _of_group((bound.ranks, lean), bound.value)
         return Bound(0, "not proven again", bound.kind, bound.ranks)
     closed_form(problem)
     same = [one for one in _made[problem] if (one.kind, one.ranks) == (bound.kind, bound.ranks)]

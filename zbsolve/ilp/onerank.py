@@ -8,6 +8,7 @@ refuted for the whole problem.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -147,14 +148,20 @@ def _fall(problem: Problem, mine: Ints, tail: Ints, rank: int, room: int) -> Flo
     return np.stack([when.astype(float), area, levels.astype(float)], axis=1)
 
 
-def refute(lanes: Lanes, window: int, breadth: int, states: int) -> tuple[bool | None, int]:
-    """True where no order of the passes fits `window` µs; False where one does (within the relaxation); None where
-    `breadth` states at one place, or `states` partial orders in all, are too few to tell. And how many were tried."""
+class Answer(Enum):
+    """What a search over orders says of a window. FITS: one fits (within the relaxation). MERGED: too few states were kept
+    at one place to tell; TOO_MANY: there were more partial orders in all than allowed."""
+
+    REFUTED, FITS, MERGED, TOO_MANY = 0, 1, -1, -2
+
+
+def refute(lanes: Lanes, window: int, breadth: int, states: int, steady: bool = False) -> tuple[Answer, int]:
+    """Whether no order of the passes fits `window` µs, with `breadth` states at one place and `states` partial orders in
+    all; steady: no more than twice as many as that in the mean at any time. And how many were tried."""
     if window >= 1 << 28:
-        return None, 0
-    width = int((lanes.lag >= 0).sum()) * lanes.head.shape[1]
-    answer, tried = search(*lanes, min(width, 128) + 1, window, breadth, states)
-    return (None if answer < 0 else bool(answer == 0)), int(tried)
+        return Answer.TOO_MANY, 0
+    answer, tried = search(lanes, window, breadth, states, steady)
+    return Answer(answer), int(tried)
 
 
 @dataclass
@@ -176,21 +183,21 @@ class Climb:
         window = refuted + max(self.least, self.step)
         return (refuted + self.fits) // 2 if window >= self.fits else window
 
-    def attempt(self, window: int, states: int) -> tuple[bool | None, int]:
-        """Whether the window is refuted; None: not known with so many states. And how many were tried. The breadth grows
-        from what it took last while that leaves states."""
+    def attempt(self, window: int, states: int) -> tuple[Answer, int]:
+        """Whether the window is refuted with so many states, and how many were tried. The breadth grows from what it took
+        last while that leaves states."""
         breadth, tried = self.breadth, 0
         while True:
             answer, count = refute(self.lanes, window, breadth, states - tried)
             tried += count
-            if answer is not None or tried + count > states:
+            if answer is not Answer.MERGED or tried + count > states:
                 break
             breadth *= WIDER
-        if answer is None:
+        if answer in (Answer.MERGED, Answer.TOO_MANY):
             self.step //= 4
-            return None, tried
+            return answer, tried
         self.breadth = breadth
-        if answer:
+        if answer is Answer.REFUTED:
             self.step = 2 * max(self.least, self.step)
         else:
             self.fits = window

@@ -2,121 +2,181 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 
+from ..problem import Ints
+from .onerank_merge import undominated
+
+
+class Links(NamedTuple):
+    """Who waits for whom, in compressed rows. before: the lanes that lane a waits for are before[before_first[a]:…]; pairs:
+    rows (lane, later lane) with a lag above 0 or on two ranks, elsewhere the rank is free only when it may start; into: the
+    pairs whose later lane is a. outs: the most pairs of one lane."""
+
+    before_first: Ints
+    before: Ints
+    pairs: Ints
+    into_first: Ints
+    into: Ints
+    outs: int
+
 
 @numba.njit(cache=True, nogil=True)
-def search(home, duration, taken, freed, room, slack, head, tail, lag, held, fall, width, window, breadth, most):  # type: ignore[no-untyped-def]
-    """1 where an order fits the window, 0 where none does, −1 where neither is known; and how many states were tried.
+def search(lanes, window, breadth, most, steady):  # type: ignore[no-untyped-def]
+    """1 where an order fits the window, 0 where none does, −1 or −2 where neither is known; how many states were tried.
 
     Of the states with one set of positions at most `breadth` are kept: further ones are merged into the most similar of
     those, the earlier time counting everywhere, which only relaxes (a relaxed decision diagram, Andersen et al. 2007). With
-    merged states, or where more than `most` states are tried, an end that fits says nothing.
+    merged states an end that fits says nothing (−1). −2: more than `most` states were tried, or (steady) they came twice as
+    fast as `most` allows in the mean.
 
     A state is a set of passes placed (positions), when each rank is free, and when passes whose forerunner has run may
     start (arrivals, a queue for every pair of lanes with a lag). Of two states with the same positions one that is nowhere
-    earlier is dropped. The rank that is free first goes on; another only where a pass of the first waits for a pass that is
-    not placed, so every schedule can be built. Orders are left out where one as good remains:
-    * idle time in which a pass fits that could start then: one that takes no memory, or of its rank's only lane that takes
-      any, can be moved there, for all between takes none;
-    * a pass after one that nobody waits for, if it could have gone first at that time with the memory of then.
+    earlier is dropped.
     """
-    lanes, m = head.shape
-    ranks = len(room)
-    pairs = _pairs(lag, home)
-    unawaited = taken == 0
-    takers = np.zeros(ranks, np.int64)
-    for a in range(lanes):
-        takers[home[a]] += taken[a] > 0
-        for b in range(lanes):
-            unawaited[a] = unawaited[a] and lag[a, b] < 0
-    position = np.zeros((1, lanes), np.int16)
-    now = np.zeros((1, ranks), np.int32)
-    last = np.full((1, ranks), -1, np.int8)
-    arrivals = np.zeros((1, width), np.int32)
-    start, used = np.empty(lanes, np.int64), np.empty(ranks, np.int64)
+    count, m = lanes.head.shape
+    links = _links(lanes.lag, lanes.home)
+    position, now = np.zeros((1, count), np.int16), np.zeros((1, len(lanes.room)), np.int32)
+    last, arrivals = np.full((1, len(lanes.room)), -1, np.int8), np.zeros((1, 0), np.int32)
     tried = 0
     exact = True
-    for _ in range(lanes * m):
-        count = len(now)
-        new_position = np.empty((count * lanes, lanes), np.int16)
-        new_now = np.empty((count * lanes, ranks), np.int32)
-        new_last = np.empty((count * lanes, ranks), np.int8)
-        new_arrivals = np.empty((count * lanes, width), np.int32)
-        n = 0
-        for s in range(count):
-            used[:] = 0
-            for a in range(lanes):
-                used[home[a]] += position[s, a] * (taken[a] - freed[a])
-            _starts(position[s], now[s], arrivals[s], pairs, home, head, lag, start)
-            for a in range(lanes):
-                r = home[a]
-                if start[a] < 0 or used[r] + taken[a] > room[r] or not _turn(r, position[s], now[s], home, lag, m):
-                    continue
-                if start[a] + duration[a] + tail[a, position[s, a]] > window:
-                    continue
-                skip = False
-                for b in range(lanes):
-                    fits = start[b] >= 0 and start[b] < start[a] and start[b] + duration[b] <= start[a] and home[b] == r
-                    skip = skip or (fits and used[r] + taken[b] <= room[r] and (taken[b] == 0 or takers[r] == 1))
-                w = last[s, r]
-                if not skip and w >= 0 and unawaited[w] and not unawaited[a]:
-                    swapped = now[s, r] + duration[a] + tail[w, position[s, w] - 1] <= window
-                    skip = swapped and start[a] == now[s, r] and used[r] + freed[w] + taken[a] <= room[r]
-                    skip = skip and _earlier(a, now[s, r] - duration[w], position[s], arrivals[s], pairs, head)
-                if skip:
-                    continue
-                new_now[n] = now[s]
-                new_now[n, r] = start[a] + duration[a]
-                tried += 1
-                wide = _place(
-                    a, position[s], arrivals[s], pairs, home, lag, duration, new_now[n], new_position[n], new_arrivals[n]
-                )
-                if wide > width or tried > most:
-                    return -1, tried
-                if _hopeless(
-                    *(new_position[n], new_now[n], new_arrivals[n], pairs, home),
-                    *(lag, duration, head, tail, held, room, slack, fall, window),
-                ):
-                    continue
-                new_last[n] = last[s]
-                new_last[n, r] = a
-                n += 1
-        if n == 0:
-            return 0, tried
-        keep, whole = _undominated(new_position[:n], new_now[:n], new_last[:n], new_arrivals[:n], pairs, m, breadth)
+    for placed in range(count * m):
+        allowed = most if not steady else min(most, 2 * most * (placed + 1) // (count * m))
+        n, more, new_position, new_now, new_last, new_arrivals = _level(
+            lanes, links, position, now, last, arrivals, window, allowed - tried
+        )
+        tried += more
+        if n <= 0:
+            return n, tried
+        keep, whole = undominated(new_position[:n], new_now[:n], new_last[:n], new_arrivals[:n], links.pairs, breadth)
         exact = exact and whole
         position, now, last, arrivals = new_position[keep], new_now[keep], new_last[keep], new_arrivals[keep]
     return (1 if exact else -1), tried
 
 
 @numba.njit(cache=True, nogil=True)
-def _pairs(lag, home):  # type: ignore[no-untyped-def]
-    """Rows (lane, later lane) with a lag above 0 or on two ranks: elsewhere the rank is free only when it may start."""
-    found = np.empty((lag.size, 2), np.int64)
-    n = 0
-    for a in range(len(lag)):
-        for b in range(len(lag)):
-            if lag[a, b] > 0 or (lag[a, b] == 0 and home[a] != home[b]):
-                found[n, 0], found[n, 1] = a, b
-                n += 1
-    return found[:n]
+def _level(lanes, links, position, now, last, arrivals, window, most):  # type: ignore[no-untyped-def]
+    """The states with one pass more: how many (−2: more than `most` were tried), how many were tried, and they.
+
+    The rank that is free first goes on; another only where a pass of the first waits for a pass that is not placed, so
+    every schedule can be built. Orders are left out where one as good remains:
+    * idle time in which a pass fits that could start then: one that takes no memory, or of its rank's only lane that takes
+      any, can be moved there, for all between takes none;
+    * a pass after one that nobody waits for, if it could have gone first at that time with the memory of then.
+    """
+    home, duration, taken, freed, room = lanes.home, lanes.duration, lanes.taken, lanes.freed, lanes.room
+    count, m = lanes.head.shape
+    ranks, states = len(room), len(now)
+    unawaited, takers = _roles(lanes, links)
+    longest = _longest(position, links.pairs) + links.outs
+    new_position = np.empty((states * count, count), np.int16)
+    new_now = np.empty((states * count, ranks), np.int32)
+    new_last = np.empty((states * count, ranks), np.int8)
+    new_arrivals = np.empty((states * count, longest), np.int32)
+    start, used = np.empty(count, np.int64), np.empty(ranks, np.int64)
+    first, end, turn = np.empty(len(links.pairs), np.int64), np.empty((count, m), np.int64), np.empty(ranks, np.bool_)
+    n = tried = 0
+    for s in range(states):
+        used[:] = 0
+        for a in range(count):
+            used[home[a]] += position[s, a] * (taken[a] - freed[a])
+        _starts(lanes, links, position[s], now[s], arrivals[s], start)
+        _turns(lanes, links, position[s], now[s], turn)
+        for a in range(count):
+            r = home[a]
+            if start[a] < 0 or not turn[r] or used[r] + taken[a] > room[r]:
+                continue
+            if start[a] + duration[a] + lanes.tail[a, position[s, a]] > window:
+                continue
+            skip = False
+            for b in range(count):
+                fits = start[b] >= 0 and start[b] < start[a] and start[b] + duration[b] <= start[a] and home[b] == r
+                skip = skip or (fits and used[r] + taken[b] <= room[r] and (taken[b] == 0 or takers[r] == 1))
+            w = last[s, r]
+            if not skip and w >= 0 and unawaited[w] and not unawaited[a]:
+                swapped = now[s, r] + duration[a] + lanes.tail[w, position[s, w] - 1] <= window
+                skip = swapped and start[a] == now[s, r] and used[r] + freed[w] + taken[a] <= room[r]
+                skip = skip and _earlier(a, now[s, r] - duration[w], position[s], arrivals[s], links.pairs, lanes.head)
+            if skip:
+                continue
+            new_now[n] = now[s]
+            new_now[n, r] = start[a] + duration[a]
+            tried += 1
+            if tried > most:
+                return -2, tried, new_position, new_now, new_last, new_arrivals
+            _place(lanes, a, position[s], arrivals[s], links.pairs, new_now[n], new_position[n], new_arrivals[n])
+            if _hopeless(lanes, links, new_position[n], new_now[n], new_arrivals[n], window, first, end):
+                continue
+            new_last[n] = last[s]
+            new_last[n, r] = a
+            n += 1
+    return n, tried, new_position, new_now, new_last, new_arrivals
 
 
 @numba.njit(cache=True, nogil=True)
-def _starts(position, now, arrivals, pairs, home, head, lag, start):  # type: ignore[no-untyped-def]
+def _links(lag, home):  # type: ignore[no-untyped-def]
+    count = len(lag)
+    before_first, before = np.zeros(count + 1, np.int64), np.empty(lag.size, np.int64)
+    pairs, outs = np.empty((lag.size, 2), np.int64), np.zeros(count, np.int64)
+    n = 0
+    for a in range(count):
+        for b in range(count):
+            if lag[a, b] > 0 or (lag[a, b] == 0 and home[a] != home[b]):
+                pairs[n, 0], pairs[n, 1] = a, b
+                outs[a] += 1
+                n += 1
+    into_first, into = np.zeros(count + 1, np.int64), np.empty(n, np.int64)
+    for a in range(count):
+        before_first[a + 1], into_first[a + 1] = before_first[a], into_first[a]
+        for b in range(count):
+            if lag[b, a] >= 0:
+                before[before_first[a + 1]] = b
+                before_first[a + 1] += 1
+        for k in range(n):
+            if pairs[k, 1] == a:
+                into[into_first[a + 1]] = k
+                into_first[a + 1] += 1
+    return Links(before_first, before[: before_first[count]], pairs[:n], into_first, into, outs.max())
+
+
+@numba.njit(cache=True, nogil=True)
+def _roles(lanes, links):  # type: ignore[no-untyped-def]
+    """Which lanes take no memory while nobody waits for them; and how many lanes of each rank take memory."""
+    unawaited, takers = lanes.taken == 0, np.zeros(len(lanes.room), np.int64)
+    unawaited[links.before] = False
+    for a in range(len(lanes.home)):
+        takers[lanes.home[a]] += lanes.taken[a] > 0
+    return unawaited, takers
+
+
+@numba.njit(cache=True, nogil=True)
+def _longest(position, pairs):  # type: ignore[no-untyped-def]
+    """The most arrivals of a state."""
+    longest = 0
+    for s in range(len(position)):
+        size = 0
+        for k in range(len(pairs)):
+            size += max(0, position[s, pairs[k, 0]] - position[s, pairs[k, 1]])
+        longest = max(longest, size)
+    return longest
+
+
+@numba.njit(cache=True, nogil=True)
+def _starts(lanes, links, position, now, arrivals, start):  # type: ignore[no-untyped-def]
     """When each lane's next pass could start, memory aside; −1 where a forerunner has not been placed, or all are."""
-    lanes, m = head.shape
-    for a in range(lanes):
+    count, m = lanes.head.shape
+    for a in range(count):
         j = position[a]
-        start[a] = -1 if j == m else max(np.int64(now[home[a]]), head[a, j])
-        for b in range(lanes):
-            if lag[b, a] >= 0 and position[b] <= j:
+        start[a] = -1 if j == m else max(np.int64(now[lanes.home[a]]), lanes.head[a, j])
+        for x in range(links.before_first[a], links.before_first[a + 1]):
+            if position[links.before[x]] <= j:
                 start[a] = -1
     at = 0
-    for k in range(len(pairs)):
-        b, a = pairs[k]
+    for k in range(len(links.pairs)):
+        b, a = links.pairs[k]
         waiting = max(0, position[b] - position[a])
         if waiting > 0 and start[a] >= 0:
             start[a] = max(start[a], np.int64(arrivals[at]))
@@ -124,24 +184,29 @@ def _starts(position, now, arrivals, pairs, home, head, lag, start):  # type: ig
 
 
 @numba.njit(cache=True, nogil=True)
-def _turn(r, position, now, home, lag, m):  # type: ignore[no-untyped-def]
-    """Whether rank r may go on: it is free first, or each rank before it has none left or a pass that waits for nothing but
-    passes of other ranks that are not placed."""
+def _turns(lanes, links, position, now, turn):  # type: ignore[no-untyped-def]
+    """Which ranks may go on: a rank that is free first, or where each before it has none left or a pass that waits for
+    nothing but passes of other ranks that are not placed."""
+    m, home = lanes.head.shape[1], lanes.home
+    turn[:] = True  # here: stands in nobody's way
+    for a in range(len(home)):
+        if position[a] < m:
+            turn[home[a]] = False
+    for a in range(len(home)):
+        own, other = position[a] == m, False
+        for x in range(links.before_first[a], links.before_first[a + 1]):
+            b = links.before[x]
+            if position[b] <= position[a]:
+                own = own or home[b] == home[a]
+                other = other or home[b] != home[a]
+        if other and not own:
+            turn[home[a]] = True
+    first = -1
     for q in range(len(now)):
-        if now[q] < now[r] or (now[q] == now[r] and q < r):
-            blocked, left = False, False
-            for a in range(len(home)):
-                if home[a] == q and position[a] < m:
-                    left = True
-                    own, other = False, False
-                    for b in range(len(home)):
-                        if lag[b, a] >= 0 and position[b] <= position[a]:
-                            own = own or home[b] == q
-                            other = other or home[b] != q
-                    blocked = blocked or (other and not own)
-            if left and not blocked:
-                return False
-    return True
+        if not turn[q] and (first < 0 or now[q] < now[first]):
+            first = q
+    for r in range(len(now)):
+        turn[r] = first < 0 or now[r] < now[first] or (now[r] == now[first] and r <= first)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -159,9 +224,10 @@ def _earlier(a, then, position, arrivals, pairs, head):  # type: ignore[no-untyp
 
 
 @numba.njit(cache=True, nogil=True)
-def _place(lane, position, arrivals, pairs, home, lag, duration, now, new_position, new_arrivals):  # type: ignore[no-untyped-def]
-    """The state after `lane`'s next pass has run until its rank is free (`now`); how many arrivals it carries. An arrival
-    before the pass could start anyway, after all of its lane ahead of it, counts as then."""
+def _place(lanes, lane, position, arrivals, pairs, now, new_position, new_arrivals):  # type: ignore[no-untyped-def]
+    """The state after `lane`'s next pass has run until its rank is free (`now`). An arrival before the pass could start
+    anyway, after all of its lane ahead of it, counts as then."""
+    home, duration = lanes.home, lanes.duration
     end = now[home[lane]]
     new_position[:] = position
     new_position[lane] += 1
@@ -170,61 +236,59 @@ def _place(lane, position, arrivals, pairs, home, lag, duration, now, new_positi
         a, b = pairs[k]
         waiting = max(0, position[a] - position[b])
         first = 1 if b == lane else 0
-        size = waiting - first + (1 if a == lane else 0)
-        if n + size > len(new_arrivals):
-            return n + size
-        for q in range(size):
-            arrival = arrivals[at + first + q] if first + q < waiting else end + lag[a, b]
+        for q in range(waiting - first + (1 if a == lane else 0)):
+            arrival = arrivals[at + first + q] if first + q < waiting else end + lanes.lag[a, b]
             new_arrivals[n] = max(arrival, now[home[b]] + q * duration[b])
             n += 1
         at += waiting
-    return n
 
 
 @numba.njit(cache=True, nogil=True)
-def _hopeless(position, now, arrivals, pairs, home, lag, duration, head, tail, held, room, slack, fall, window):  # type: ignore[no-untyped-def]
-    """Whether the state cannot end within the window: work, what is under way, or memory over the time left."""
-    lanes, m = head.shape
-    work, front = np.zeros(len(room), np.int64), np.int64(0)
-    for a in range(lanes):
-        work[home[a]] += (m - position[a]) * duration[a]
+def _hopeless(lanes, links, position, now, arrivals, window, first, end):  # type: ignore[no-untyped-def]
+    """Whether the state cannot end within the window: work, what is under way, or memory over the time left. first, end:
+    room for where each pair's arrivals begin, and for the least ends of the passes of the microbatches under way."""
+    home, duration, room = lanes.home, lanes.duration, lanes.room
+    count, m = lanes.head.shape
+    front = np.int64(0)
+    for a in range(count):
         front = max(front, np.int64(position[a]))
     for r in range(len(room)):
-        if now[r] + work[r] > window + slack[r]:
+        left = window + lanes.slack[r] - now[r]
+        for a in range(count):
+            if home[a] == r:
+                left -= (m - position[a]) * duration[a]
+        if left < 0:
             return True
-    # Least ends of passes of the microbatches under way, each lane after the ones before it.
-    end = np.zeros((lanes, front + 1), np.int64)
-    for a in range(lanes):
-        before = np.int64(now[home[a]])
-        for j in range(position[a], front):
-            at = max(before, head[a, j])
-            for b in range(a):
-                if lag[b, a] >= 0 and j >= position[b]:
-                    at = max(at, end[b, j] + lag[b, a])
-            end[a, j] = at
-        skip = 0
-        for k in range(len(pairs)):
-            waiting = max(0, position[pairs[k, 0]] - position[pairs[k, 1]])
-            if pairs[k, 1] == a:
-                for q in range(waiting):
-                    j = position[a] + q
-                    end[a, j] = max(end[a, j], np.int64(arrivals[skip + q]))
-            skip += waiting
-        for j in range(position[a], front):
-            before = max(end[a, j], before) + duration[a]
+    at = 0
+    for k in range(len(links.pairs)):
+        first[k] = at
+        at += max(0, position[links.pairs[k, 0]] - position[links.pairs[k, 1]])
+    for a in range(count):  # each lane after the ones before it
+        before, mine = np.int64(now[home[a]]), np.int64(position[a])
+        for j in range(mine, front):
+            then = max(before, lanes.head[a, j])
+            for x in range(links.before_first[a], links.before_first[a + 1]):
+                b = links.before[x]
+                if j >= position[b]:
+                    then = max(then, end[b, j] + lanes.lag[b, a])
+            for x in range(links.into_first[a], links.into_first[a + 1]):
+                k = links.into[x]
+                if j < position[links.pairs[k, 0]]:
+                    then = max(then, np.int64(arrivals[first[k] + j - mine]))
+            before = then + duration[a]
             end[a, j] = before
-            if before + tail[a, j] > window:
+            if before + lanes.tail[a, j] > window:
                 return True
     area = np.zeros(len(room))
-    for h in range(len(held)):
-        a, b, size, least = held[h]
-        area[home[a]] += float(m - front) * float(size) * float(least)
+    for h in range(len(lanes.held)):
+        a, b, size, least = lanes.held[h]
+        span = (m - front) * least
         for j in range(position[b], front):
             # What is not taken yet may be taken late: then only its least lifespan is sure.
-            span = end[b, j] - now[home[a]] if j < position[a] else least
-            area[home[a]] += float(size) * float(span)
+            span += end[b, j] - now[home[a]] if j < position[a] else least
+        area[home[a]] += float(size) * float(span)
     for r in range(len(room)):  # noqa: SIM110
-        if area[r] > _fits(window + slack[r] - now[r], fall[r]) * (1 + 1e-9):
+        if area[r] > _fits(window + lanes.slack[r] - now[r], lanes.fall[r]) * (1 + 1e-9):
             return True
     return False
 
@@ -241,74 +305,3 @@ def _fits(left, ramp):  # type: ignore[no-untyped-def]
         else:
             high = middle - 1
     return ramp[low, 1] + (left - ramp[low, 0]) * ramp[low, 2]
-
-
-@numba.njit(cache=True, nogil=True)
-def _undominated(position, now, last, arrivals, pairs, m, breadth):  # type: ignore[no-untyped-def]
-    """The states to keep, by positions and in order of time, and whether none were merged (in place)."""
-    n, lanes = position.shape
-    key = np.zeros(n, np.int64)
-    for a in range(lanes):
-        key = key * 1_000_003 + position[:, a]  # may wrap around: positions are compared too
-    total = np.zeros(n, np.int64)
-    for r in range(now.shape[1]):
-        total += now[:, r]
-    by_time = np.argsort(total, kind="mergesort")
-    order = by_time[np.argsort(key[by_time], kind="mergesort")]
-    keep = np.empty(n, np.int64)
-    kept, group, exact = 0, 0, True
-    for x in range(n):
-        s = order[x]
-        if x == 0 or not _equal(position[s], position[order[x - 1]]):
-            group = kept
-        size = 0
-        for k in range(len(pairs)):
-            size += max(0, position[s, pairs[k, 0]] - position[s, pairs[k, 1]])
-        dominated = False
-        nearest, least = np.int64(-1), np.int64(0)
-        for y in range(group, kept):
-            if _no_later(now[keep[y]], now[s], now.shape[1]) and _no_later(arrivals[keep[y]], arrivals[s], size):
-                dominated = True
-                break
-            if kept - group >= breadth:
-                away = _apart(now[keep[y]], now[s], now.shape[1]) + _apart(arrivals[keep[y]], arrivals[s], size)
-                if nearest < 0 or away < least:
-                    nearest, least = keep[y], away
-        if dominated:
-            continue
-        if nearest < 0:
-            keep[kept] = s
-            kept += 1
-            continue
-        now[nearest] = np.minimum(now[nearest], now[s])
-        arrivals[nearest] = np.minimum(arrivals[nearest], arrivals[s])
-        last[nearest] = -1  # what ran last says nothing of two pasts
-        exact = False
-    return keep[:kept], exact
-
-
-@numba.njit(cache=True, nogil=True)
-def _equal(one, other):  # type: ignore[no-untyped-def]
-    """Whether the positions are the same."""
-    for a in range(len(one)):  # noqa: SIM110 (a generator is slow here)
-        if one[a] != other[a]:
-            return False
-    return True
-
-
-@numba.njit(cache=True, nogil=True)
-def _apart(one, other, size):  # type: ignore[no-untyped-def]
-    """How far the first `size` times are apart, µs in all."""
-    away = np.int64(0)
-    for q in range(size):
-        away += abs(np.int64(one[q]) - np.int64(other[q]))
-    return away
-
-
-@numba.njit(cache=True, nogil=True)
-def _no_later(one, other, size):  # type: ignore[no-untyped-def]
-    """Whether the first `size` times of `one` are nowhere later than the other's."""
-    for q in range(size):  # noqa: SIM110 (a generator is slow here)
-        if one[q] > other[q]:
-            return False
-    return True
