@@ -8,9 +8,10 @@ import pytest
 from zbsolve import Edge, Pass, Problem, pipeline, verify
 from zbsolve.clock import Clock
 from zbsolve.greedy.blocks import blocks
-from zbsolve.greedy.modulo import Block, excess, least_period, peaks, serial, settle
+from zbsolve.greedy.modulo import Block, excess, least_period, peaks, serial, settle, strides
 from zbsolve.greedy.presets import preset
 from zbsolve.greedy.ramps import walk
+from zbsolve.greedy.shapes import Shape, improve_shape
 from zbsolve.greedy.steady import extended, few_microbatches, in_flight, shrunk
 from zbsolve.greedy.template import reversed_template, shortened, template
 from zbsolve.greedy.unroll import Habit, decode, repeat, to_schedule
@@ -112,6 +113,62 @@ def test_small_problems(name):
 @pytest.mark.parametrize("seed", range(40))
 def test_random_problems(seed):
     assert value(random_problem(seed), 0.15) is not None
+
+
+def test_rows_of_a_shape_take_turns():
+    t = template(uniform("single", 2, 5, (3, 4, 2), 2))
+    rows = np.arange(2 * len(t.duration)).reshape(2, -1)
+    wish = repeat(t, rows, 100)
+    assert wish[:, 0].tolist() == rows[0].tolist()
+    assert wish[:, 3].tolist() == (rows[1] + 300).tolist()
+    assert (repeat(t, rows[0], 7) == rows[0][:, None] + 7 * np.arange(5)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("placement", ["single", "vee", "loop"])
+def test_a_shape_is_improved(placement, rows):
+    """Better than what it began from (as good with the one trial that is the beginning itself), and its walk is its own."""
+    problem = uniform(placement, 6, 24, (3, 4, 2), 4 if placement == "single" else 8)
+    t, habit = template(problem), Habit(0, 0, 1)
+    block = serial(t)
+    first = walk(t, repeat(t, *block), habit)
+    begin = Shape(np.repeat(block.offset[None], rows, axis=0), block.period, habit)
+    alone = improve_shape(t, begin, (), strides(t), 0, 1, 9.0, 5)
+    assert first is not None
+    assert alone is not None
+    assert alone[1].value == first.value
+    one, other = (improve_shape(t, begin, (Habit(), habit), strides(t), 0, 500, 9.0, 5) for _ in range(2))
+    assert one is not None
+    assert other is not None
+    shape, found = one
+    assert found.value < first.value
+    assert (other[1].order == found.order).all()
+    assert walk(t, repeat(t, shape.offset, shape.period), shape.habit).value == found.value
+    schedule = to_schedule(problem, t, found.order)
+    assert verify(problem, schedule) == ()
+    assert schedule.timeline().value == found.value
+    reached = improve_shape(t, begin, (Habit(), habit), strides(t), first.value, 500, 9.0, 5)
+    assert reached is not None
+    assert reached[1].value == first.value
+
+
+def test_a_shape_without_room_is_none():
+    t = template(uniform("single", 2, 3, (3, 4, 2), 2))
+    block = serial(t)
+    begin = Shape(block.offset[None], block.period, Habit())
+    assert improve_shape(t._replace(room=np.zeros(2, np.int64)), begin, (), strides(t), 0, 9, 1.0, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("placement", "ranks", "microbatches", "capacity", "most"),
+    [("loop", 16, 64, 16, 14800), ("single", 16, 64, 8, 9350)],
+)
+def test_tight_memory_on_many_ranks(placement, ranks, microbatches, capacity, most):
+    """Half of 1F1B's memory: 15219 and 9592 without annealing of shapes."""
+    problem = uniform(placement, ranks, microbatches, (30, 30, 21), capacity, comm=2)
+    found = list(blocks(problem, Clock(60, 2), 2))
+    assert verify(problem, found[-1]) == ()
+    assert found[-1].timeline().value <= most
 
 
 def test_a_reversed_problem_is_as_long():

@@ -2,7 +2,8 @@
 
 A block (one microbatch's passes with fixed offsets, see `modulo`) is repeated, squeezed and its ramps filled (see
 `unroll`), after arXiv 2405.15362, section 3. Blocks of several periods and shapes are tried, since a short period wins
-with many microbatches and a short lifespan with few; the best are improved by annealing over the wished times.
+with many microbatches and a short lifespan with few; annealing over what is wished improves the shape of a block (see
+`shapes`), and then single passes of the best walks.
 """
 
 from __future__ import annotations
@@ -18,17 +19,22 @@ from ..schedule import Schedule
 from .beside import with_beside, without_beside
 from .modulo import Block, least_period, serial, settle_near, strides
 from .ramps import Walk, improve, walk
+from .shapes import Shape, improve_shape
 from .steady import extended, few_microbatches, shrunk
 from .template import Template, reversed_template, shortened, template
 from .unroll import Habit, decode, repeat, to_schedule
 
 HABITS = (Habit(1, 0, 2), Habit(1, 8, 2), Habit(2, 0, 2), Habit(0, 0, 1), Habit(1, 0, 1), Habit(2, 8, 1), Habit(1, 16, 2))
 AS_ORDERED = Habit(0, 0, 1)
+BENT = Habit(2, 8, 1)  # with which shapes are walked at first
 POOL = 3  # how many different walks are improved
 CHUNK = 0.3  # seconds of annealing at a time
 HEATS = (0.05, 0.15, 0.4)  # what annealing takes lightly at first, in mean passes
+SHAPE_HEATS = (3.0, 0.75)  # the same for a new shape, and for the best one again
+RUN = 0.1  # of the time goes to one annealing of a shape
+ROWS = 2  # microbatches that a shape tells apart at most
 DROP = 0.3  # how often the worst of the pool is given up
-SHARE = 0.25  # of the time goes to blocks first
+SHARES = (0.1, 0.45)  # of the time is over when blocks, then shapes have had their turn
 PASS, LANE = 2e-7, 1.5e-8  # seconds of work that decoding a pass and settling a lane count for
 EACH = 20  # walks' time that making a schedule of one and verifying it takes, about
 SLOW = 3e-3  # seconds a walk from which on annealing is done with few microbatches
@@ -74,6 +80,7 @@ class _Search:
     few: tuple[int, ...] = ()  # numbers of microbatches, fewer than the problem's, to solve and extend
     known: int = 0  # how many of the others' schedules were walked
     pool: list[Walk] = field(default_factory=list)
+    block: Block = field(init=False)  # the shortest found
     cost: float = 1e-3  # seconds that one walk takes
     settling: float = 1e-5  # seconds that one round of `settle_near` takes
 
@@ -106,27 +113,28 @@ class _Search:
         return self.pool[0] is found
 
     def steps(self) -> Iterator[None]:
-        """Each step may offer walks: first a block found at once, then further blocks and annealing, by what each gains."""
+        """Each step may offer walks: first a block found at once, then further blocks, then shapes, then blocks and
+        annealing by what each gains."""
+        began, total = self.clock.used, self.left
         best = serial(self.t)
         for block in self.shorter(best, 300):
             best = block
+        self.block = best
         yield from self.unroll(best, HABITS[:1])
-        began = self.clock.used
+        at = self.clock.used
         walk(self.t, repeat(self.t, *best))
         self.clock.spend(self.t.rank.size * self.t.microbatches * PASS)
-        self.cost = self.clock.used - began
-        slow = self.cost > SLOW
-        share = 0.5 if slow else SHARE  # long problems: the period decides, and annealing is slow
-        until = self.clock.used + share * self.left
+        self.cost = self.clock.used - at
         yield from self.adopt()
-        arms = (self.more_blocks(best), self.anneal(), *([self.fewer()] if slow and self.few else []))
-        for _ in arms[0]:
-            yield
-            if self.clock.used > until:
-                break
+        arms = [self.more_blocks(best), self.anneal(), *([self.fewer()] if self.few and self.cost > SLOW else [])]
+        for arm, share in zip((arms[0], self.shapes(RUN * total)), SHARES, strict=True):
+            for _ in arm:
+                yield
+                if self.clock.used - began > share * total:
+                    break
         yield from self.take_turns(arms)
 
-    def take_turns(self, arms: tuple[Iterator[None], ...]) -> Iterator[None]:
+    def take_turns(self, arms: list[Iterator[None]]) -> Iterator[None]:
         """Advance the arm that lately gained most a second, another one now and then."""
         gain = np.full(len(arms), np.inf)
         while self.pool:
@@ -166,6 +174,33 @@ class _Search:
         for wish in extended(found.start, self.t.microbatches, tries):
             yield from self.walks(wish, (found.habit,))
 
+    def annealed(self, rounds: int, began: float) -> None:
+        """Count so many walks, and learn what one takes."""
+        self.clock.spend(rounds * self.t.rank.size * self.t.microbatches * PASS)
+        self.cost = max(1e-7, (self.clock.used - began) / rounds)
+
+    def shapes(self, seconds: float) -> Iterator[None]:
+        """Anneal the shape of the shortest block for so many seconds, then the best shape so far, and so on."""
+        steps, mean = strides(self.t), float(self.t.duration.mean())
+        best: tuple[int, Shape] | None = None
+        again = False
+        while self.left > 0:
+            begin = best[1] if again and best is not None else Shape(self.block.offset[None], self.block.period, BENT)
+            if len(begin.offset) == 1:
+                begin = begin._replace(offset=np.repeat(begin.offset, 1 + self.random.integers(ROWS), axis=0))
+            rounds = max(1, int(min(seconds, self.left) / self.cost))
+            at = self.clock.used
+            heat = mean * SHAPE_HEATS[again]
+            found = improve_shape(self.t, begin, HABITS, steps, self.target, rounds, heat, self.seed())
+            self.annealed(rounds, at)
+            if found is not None:
+                if best is None or found[1].value < best[0]:
+                    best = found[1].value, found[0]
+                if self.offer(found[1]):
+                    self.back_and_forth(self.pool[0])
+            yield
+            again = not again
+
     def more_blocks(self, best: Block) -> Iterator[None]:
         for block in self.blocks(best):
             yield from self.unroll(block, HABITS)
@@ -204,7 +239,7 @@ class _Search:
         rounds = 1000
         while True:
             for block in self.shorter(best, rounds):
-                best = block
+                best = self.block = block
                 yield block
             for period in (best.period, best.period + best.period // 50 + 1, work, (work + best.period) // 2):
                 for start in (np.zeros_like(best.offset), best.offset):
@@ -258,8 +293,7 @@ class _Search:
                 heat = mean * float(self.random.choice(HEATS))
                 at = self.clock.used
                 found = improve(self.t, begin, steps, self.target, rounds, heat, self.seed())
-                self.clock.spend(rounds * self.t.rank.size * self.t.microbatches * PASS)
-                self.cost = max(1e-7, (self.clock.used - at) / rounds)
+                self.annealed(rounds, at)
                 if found.value < begin.value:
                     self.pool = [w for w in self.pool if w is not begin]
                     self.offer(found)

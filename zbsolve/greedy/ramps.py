@@ -13,7 +13,7 @@ from .unroll import PLAIN, Habit, decode, decode_fast
 
 
 @numba.njit(cache=True, nogil=True)
-def _spread(t, start):  # type: ignore[no-untyped-def]
+def spread(t, start):  # type: ignore[no-untyped-def]
     """Sum over ranks of the last end (less the first start where the objective is span), µs: breaks ties."""
     total = np.int64(0)
     for rank in range(len(t.room)):
@@ -66,7 +66,7 @@ def _improve(t, start, order, steps, target, rounds, heat, cool, habit, seed):  
     value, now, row = decode_fast(t, start, habit[0], habit[1], habit[2])
     if value < 0:
         return value
-    cost = value + _spread(t, now) / share
+    cost = value + spread(t, now) / share
     best, best_value = cost, value
     start[:] = now
     order[:] = row
@@ -85,7 +85,7 @@ def _improve(t, start, order, steps, target, rounds, heat, cool, habit, seed):  
         value, found, row = decode_fast(t, wish, trial[0], trial[1], trial[2])
         if value < 0:
             continue
-        new = value + _spread(t, found) / share
+        new = value + spread(t, found) / share
         warm = heat * (cool / heat) ** (turn / rounds)
         if new <= cost or np.random.random() < np.exp((cost - new) / warm):
             cost, now = new, found

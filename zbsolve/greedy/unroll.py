@@ -32,9 +32,18 @@ class Habit(NamedTuple):
 
 
 def repeat(t: Template, offset: Ints, period: int) -> Ints:
-    """Wished times of a block repeated every `period` µs, shape (lanes, microbatches)."""
-    times: Ints = offset[:, None] + period * np.arange(t.microbatches)
+    """Wished times of a block repeated every `period` µs, shape (lanes, microbatches). With several rows of offsets,
+    shape (k, lanes), microbatches take them in turn."""
+    rows = np.ascontiguousarray(np.atleast_2d(offset), np.int64)
+    times = np.empty((rows.shape[1], t.microbatches), np.int64)
+    repeat_fast(rows, period, times)
     return times
+
+
+@numba.njit(cache=True, nogil=True)
+def repeat_fast(rows, period, times):  # type: ignore[no-untyped-def]
+    for j in range(times.shape[1]):
+        times[:, j] = rows[j % len(rows)] + j * period
 
 
 PLAIN = Habit()
