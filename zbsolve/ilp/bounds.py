@@ -29,7 +29,7 @@ GRAIN = 64  # a group of ranks that can gain less than this part of the gap is l
 WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
 MANY, WHOLE_MOST = 8, 4  # ranks kept at most, lean or whole
 LEAP = 0.35  # of the time left may go into a first look at whether all ranks refute the incumbent's value
-BROAD, GROWTH = 16, 3  # times the breadth of that look, and how many times its states, that an answer takes at most
+BROAD, GROWTH = 16, 2.5  # times the breadth of that look, and how many times its states, that an answer takes at most
 GROUPS = ("ranks", "lean ranks")  # kinds of bounds from a search over some ranks' passes, see onerank.lanes_of
 Group = tuple[tuple[int, ...], bool]  # ranks, and whether only the first is kept whole (lean)
 

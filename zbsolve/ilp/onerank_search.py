@@ -65,7 +65,8 @@ def _level(lanes, links, position, now, last, arrivals, window, most):  # type: 
     every schedule can be built. Orders are left out where one as good remains:
     * idle time in which a pass fits that could start then: one that takes no memory, or of its rank's only lane that takes
       any, can be moved there, for all between takes none;
-    * a pass after one that nobody waits for, if it could have gone first at that time with the memory of then.
+    * a pass after one that nobody waits for and that takes time, if it could have gone first at that time with the memory
+      of then (it cannot where idle time is between them, whether that is counted as taken or not, see _lift).
     """
     home, duration, taken, freed, room = lanes.home, lanes.duration, lanes.taken, lanes.freed, lanes.room
     count, m = lanes.head.shape
@@ -96,7 +97,7 @@ def _level(lanes, links, position, now, last, arrivals, window, most):  # type: 
                 fits = start[b] >= 0 and start[b] < start[a] and start[b] + duration[b] <= start[a] and home[b] == r
                 skip = skip or (fits and used[r] + taken[b] <= room[r] and (taken[b] == 0 or takers[r] == 1))
             w = last[s, r]
-            if not skip and w >= 0 and unawaited[w] and not unawaited[a]:
+            if not skip and w >= 0 and unawaited[w] and not unawaited[a] and duration[w] > 0:
                 swapped = now[s, r] + duration[a] + lanes.tail[w, position[s, w] - 1] <= window
                 skip = swapped and start[a] == now[s, r] and used[r] + freed[w] + taken[a] <= room[r]
                 skip = skip and _earlier(a, now[s, r] - duration[w], position[s], arrivals[s], links.pairs, lanes.head)
@@ -245,8 +246,9 @@ def _place(lanes, lane, position, arrivals, pairs, now, new_position, new_arriva
 
 @numba.njit(cache=True, nogil=True)
 def _hopeless(lanes, links, position, now, arrivals, window, first, end):  # type: ignore[no-untyped-def]
-    """Whether the state cannot end within the window: work, what is under way, or memory over the time left. first, end:
-    room for where each pair's arrivals begin, and for the least ends of the passes of the microbatches under way."""
+    """Whether the state cannot end within the window: work, what is under way, or memory over the time left; where it can,
+    its times are lifted (see _lift). first, end: room for where each pair's arrivals begin, and for the least ends of the
+    passes of the microbatches under way and of the next passes of all lanes."""
     home, duration, room = lanes.home, lanes.duration, lanes.room
     count, m = lanes.head.shape
     front = np.int64(0)
@@ -265,7 +267,7 @@ def _hopeless(lanes, links, position, now, arrivals, window, first, end):  # typ
         at += max(0, position[links.pairs[k, 0]] - position[links.pairs[k, 1]])
     for a in range(count):  # each lane after the ones before it
         before, mine = np.int64(now[home[a]]), np.int64(position[a])
-        for j in range(mine, front):
+        for j in range(mine, front if mine < front else min(front + 1, m)):
             then = max(before, lanes.head[a, j])
             for x in range(links.before_first[a], links.before_first[a + 1]):
                 b = links.before[x]
@@ -279,6 +281,7 @@ def _hopeless(lanes, links, position, now, arrivals, window, first, end):  # typ
             end[a, j] = before
             if before + lanes.tail[a, j] > window:
                 return True
+    _lift(lanes, links.pairs, position, end, now, arrivals)
     area = np.zeros(len(room))
     for h in range(len(lanes.held)):
         a, b, size, least = lanes.held[h]
@@ -291,6 +294,26 @@ def _hopeless(lanes, links, position, now, arrivals, window, first, end):  # typ
         if area[r] > _fits(window + lanes.slack[r] - now[r], lanes.fall[r]) * (1 + 1e-9):
             return True
     return False
+
+
+@numba.njit(cache=True, nogil=True)
+def _lift(lanes, pairs, position, end, now, arrivals):  # type: ignore[no-untyped-def]
+    """Count each rank as taken until one of its passes can start: states that differ before that are the same."""
+    m, home, duration = lanes.head.shape[1], lanes.home, lanes.duration
+    for r in range(len(now)):
+        least = np.int64(-1)
+        for a in range(len(home)):
+            if home[a] == r and position[a] < m:
+                then = end[a, position[a]] - duration[a]
+                least = then if least < 0 else min(least, then)
+        now[r] = max(np.int64(now[r]), least)
+    at = 0
+    for k in range(len(pairs)):
+        b = pairs[k, 1]
+        waiting = max(0, position[pairs[k, 0]] - position[b])
+        for q in range(waiting):
+            arrivals[at + q] = max(np.int64(arrivals[at + q]), now[home[b]] + q * duration[b])
+        at += waiting
 
 
 @numba.njit(cache=True, nogil=True)
