@@ -31,7 +31,8 @@ POOL = 3  # how many different walks are improved
 CHUNK = 0.3  # seconds of annealing at a time
 HEATS = (0.05, 0.15, 0.4)  # what annealing takes lightly at first, in mean passes
 SHAPE_HEATS = (3.0, 0.75)  # the same for a new shape, and for the best one again
-RUN = 0.1  # of the time goes to one annealing of a shape
+RUN, LONGEST = 0.1, 3.0  # of the time goes to one annealing of a shape; seconds at most, since nothing ends it before
+NEAR = 1.005  # times the target: there shapes have no more to gain
 ROWS = 2  # microbatches that a shape tells apart at most
 DROP = 0.3  # how often the worst of the pool is given up
 SHARES = (0.1, 0.45)  # of the time is over when blocks, then shapes have had their turn
@@ -127,7 +128,7 @@ class _Search:
         self.cost = self.clock.used - at
         yield from self.adopt()
         arms = [self.more_blocks(best), self.anneal(), *([self.fewer()] if self.few and self.cost > SLOW else [])]
-        for arm, share in zip((arms[0], self.shapes(RUN * total)), SHARES, strict=True):
+        for arm, share in zip((arms[0], self.shapes(min(LONGEST, RUN * total))), SHARES, strict=True):
             for _ in arm:
                 yield
                 if self.clock.used - began > share * total:
@@ -180,11 +181,12 @@ class _Search:
         self.cost = max(1e-7, (self.clock.used - began) / rounds)
 
     def shapes(self, seconds: float) -> Iterator[None]:
-        """Anneal the shape of the shortest block for so many seconds, then the best shape so far, and so on."""
+        """Anneal the shape of the shortest block for so many seconds, then the best shape so far, and so on: until what is
+        left to gain is in the ramps."""
         steps, mean = strides(self.t), float(self.t.duration.mean())
         best: tuple[int, Shape] | None = None
         again = False
-        while self.left > 0:
+        while self.left > 0 and not (self.pool and self.pool[0].value <= NEAR * self.target):
             begin = best[1] if again and best is not None else Shape(self.block.offset[None], self.block.period, BENT)
             if len(begin.offset) == 1:
                 begin = begin._replace(offset=np.repeat(begin.offset, 1 + self.random.integers(ROWS), axis=0))
