@@ -271,10 +271,12 @@ def _of_group(group: Group, value: int) -> Bound:
 
 
 def _groups(problem: Problem, ranks: tuple[int, ...], size: int, lean: bool) -> list[Group]:
-    """The first of `ranks`, filled up with others, each time with another one, where that makes `size` ranks."""
+    """The first of `ranks`, filled up with others, each time with another one, where that makes `size` ranks: the last one's
+    neighbours first, whose queues are most of one with its own."""
     others = [rank for rank in range(problem.ranks) if rank not in ranks]
     kept = (*ranks, *others)[: size - 1]
-    return [((*kept, other), lean) for other in range(problem.ranks) if other not in kept]
+    near = sorted((rank for rank in range(problem.ranks) if rank not in kept), key=lambda rank: abs(rank - kept[-1]))
+    return [((*kept, other), lean) for other in near]
 
 
 def _all_ranks(problem: Problem, firsts: list[int]) -> list[Group]:
