@@ -1,6 +1,6 @@
-"""Lower bounds that hold for every schedule: cheap ones, in closed form.
+"""Lower bounds that hold for every schedule: closed forms, then searches over some ranks' orders (`onerank.py`).
 
-Each looks at one rank alone and replaces all other ranks by longest-path lags along necessary arcs (`arcs.py`).
+Each keeps one rank, or a few, and replaces all others by longest-path lags along necessary arcs (`arcs.py`).
 """
 
 from __future__ import annotations
