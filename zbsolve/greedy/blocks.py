@@ -117,17 +117,16 @@ class _Search:
         """Each step may offer walks: first a block found at once, then further blocks, then shapes, then blocks and
         annealing by what each gains."""
         began, total = self.clock.used, self.left
-        best = serial(self.t)
-        for block in self.shorter(best, 300):
-            best = block
-        self.block = best
-        yield from self.unroll(best, HABITS[:1])
+        self.block = serial(self.t)
+        for block in self.shorter(self.block, 300):
+            self.block = block
+        yield from self.unroll(self.block, HABITS[:1])
         at = self.clock.used
-        walk(self.t, repeat(self.t, *best))
+        walk(self.t, repeat(self.t, *self.block))
         self.clock.spend(self.t.rank.size * self.t.microbatches * PASS)
         self.cost = self.clock.used - at
         yield from self.adopt()
-        arms = [self.more_blocks(best), self.anneal(), *([self.fewer()] if self.few and self.cost > SLOW else [])]
+        arms = [self.more_blocks(), self.anneal(), *([self.fewer()] if self.few and self.cost > SLOW else [])]
         for arm, share in zip((arms[0], self.shapes(min(LONGEST, RUN * total))), SHARES, strict=True):
             for _ in arm:
                 yield
@@ -203,8 +202,8 @@ class _Search:
             yield
             again = not again
 
-    def more_blocks(self, best: Block) -> Iterator[None]:
-        for block in self.blocks(best):
+    def more_blocks(self) -> Iterator[None]:
+        for block in self.blocks():
             yield from self.unroll(block, HABITS)
 
     def settled(self, start: Ints, period: int, rounds: int) -> tuple[Block, bool]:
@@ -233,18 +232,23 @@ class _Search:
                 low = middle + max(1, low // 500)
             middle = (low + best.period) // 2
 
-    def blocks(self, best: Block) -> Iterator[Block]:
+    def blocks(self) -> Iterator[Block]:
         """Blocks to unroll: ever shorter legal ones, then ones of a little more and a little less than the least period
         found (a block over its memory or with overlaps is mended when it is unrolled)."""
-        yield best
+        yield self.block
         work = int(np.bincount(self.t.rank, self.t.duration).max())
         rounds = 1000
         while True:
-            for block in self.shorter(best, rounds):
-                best = self.block = block
+            for block in self.shorter(self.block, rounds):
+                self.block = block
                 yield block
-            for period in (best.period, best.period + best.period // 50 + 1, work, (work + best.period) // 2):
-                for start in (np.zeros_like(best.offset), best.offset):
+            for period in (
+                self.block.period,
+                self.block.period + self.block.period // 50 + 1,
+                work,
+                (work + self.block.period) // 2,
+            ):
+                for start in (np.zeros_like(self.block.offset), self.block.offset):
                     yield self.settled(start, max(1, period), rounds)[0]
             rounds *= 2
 
