@@ -39,6 +39,7 @@ from .states import OPTIMIZERS, state_of
 from .timing import KINDS, Bench, Progress, Samples, host_times, time_layers
 from .warn import warnings
 
+MOST = 1000  # neighbours: each is a process with the model in it
 COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
 
 
@@ -61,8 +62,8 @@ def measure(
     "cuda". Raises BadInput for the model and passes of it that fail, RunFailed where a helper does not answer,
     OutOfMemory.
     """
-    if not seconds > 0 or neighbours < 0:
-        raise BadInput(f"profile: seconds {seconds:g} must be more than 0 and neighbours {neighbours} at least 0")
+    if not seconds > 0 or not 0 <= neighbours <= MOST:
+        raise BadInput(f"profile: seconds {seconds:g} must be more than 0 and neighbours {neighbours} from 0 to {MOST}")
     target = _device(device)
     model = load(spec, seed)
     progress("looking at the layers")

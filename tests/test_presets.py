@@ -166,7 +166,7 @@ def test_interleaved_zero_bubble(p):
         assert row[: first + 1] == plain.order[stream][: first + 1]
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3, 4])
+@pytest.mark.parametrize("chunks", [2, 3, 4])
 def test_interleaved_never_deadlocks(chunks):
     for p in range(1, 8):
         for m in range(1, 3 * p + 2):
@@ -186,10 +186,10 @@ def test_the_tutors_numbers():
 def test_a_preset_refuses_what_it_is_not_defined_for():
     with pytest.raises(BadInput, match="known: gpipe"):
         preset("zb-h3", uniform("single", 2, 2))
-    with pytest.raises(BadInput, match="placement loop only"):
-        preset("interleaved", uniform("vee", 2, 2))
-    with pytest.raises(BadInput, match="gis-h: is defined for placement loop only"):
-        preset("gis-h", uniform("vee", 2, 2))
+    for name in LOOPED:
+        for placement in ("single", "vee"):  # with one stage a rank they would be 1F1B or ZB-H1 under another name
+            with pytest.raises(BadInput, match=f"^{name}: is defined for placement loop only$"):
+                preset(name, uniform(placement, 2, 2))
     for name in V_SHAPED:
         for placement in ("single", "loop"):
             with pytest.raises(BadInput, match=f"^{name}: is defined for placement vee only$"):

@@ -102,6 +102,14 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
     return body["zbsolve"], body
 
 
+def known_only(body: dict[str, Any], known: Sequence[str], where: str) -> None:
+    """BadInput naming `where` and the first field that is none of the `known` ones: a misspelt one must not pass for one
+    that was left out."""
+    for name in body:
+        if name not in known:
+            raise BadInput(f"{where}: field '{name[:40]}' is unknown (one of {', '.join(known)})")
+
+
 def field(body: dict[str, Any], name: str, kinds: type | tuple[type, ...], where: str) -> Any:
     """`body[name]`, checked for its type; BadInput names `where` and the field."""
     if name not in body:

@@ -25,6 +25,7 @@ from .search import check_bound, solve
 from .state import State
 from .verifier import verify
 
+MOST = 1000  # points
 AMPLE = 1 << 50  # bytes; a limit nobody meets, from which a rank's fixed part is read off
 NAMED = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2"}
 
@@ -123,6 +124,8 @@ def frontier(
     """
     if points < 2:
         raise BadInput(f"points: at least 2 are needed, got {points}")
+    if points > MOST:
+        raise BadInput(f"points: {points} are more than a frontier has ({MOST})")
     clock = Clock(seconds, effort)
     how: dict[str, Any] = {"fused": fused, "recompute": recompute}
     free = replace(profile, capacity=None).problem(ranks, microbatches, placement, None, objective, **how)

@@ -14,7 +14,7 @@ from .graphs_recompute import Recompute, chosen, least_room, with_recompute
 from .problem import KINDS, Edges, Ints, Passes, Problem
 from .text import exact_bytes
 
-MOST = 5_000_000  # stages times microbatches
+MOST = 1_000_000  # stages times microbatches: three million passes, which take 3 GB
 LARGEST = 2**52  # µs or bytes; and a whole step stays below 2**60, so that sums are whole numbers of 64 bits
 Numbers = Sequence[float] | float
 Placement = placements.Spot | str | None

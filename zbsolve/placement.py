@@ -16,6 +16,7 @@ from .errors import BadInput
 
 Spot = Sequence[int] | Sequence[Sequence[int]]
 NAMES = ("single", "loop", "vee")
+MOST = 100_000  # stages, over all routes
 
 
 def single(ranks: int) -> tuple[int, ...]:
@@ -38,16 +39,17 @@ def parse(text: str, ranks: int | None = None) -> tuple[int, ...]:
     """`single`, `loop`, `loop4` (four chunks), `vee`, or `0,2,1,3`. Raises BadInput."""
     shape = text.strip().rstrip("0123456789")
     if shape in NAMES:
+        digits = text.strip()[len(shape) :]
         if ranks is None:
             raise BadInput(f"placement '{text}' needs the number of ranks")
-        digits = text.strip()[len(shape) :]
-        if shape == "single":
-            if digits:
-                raise BadInput(f"placement '{text}': 'single' takes no number of chunks")
-            return single(ranks)
-        chunks = int(digits) if digits else 2
+        if shape == "single" and digits:
+            raise BadInput(f"placement '{text}': 'single' takes no number of chunks")
+        chunks = _count(digits, 1 if shape == "single" else 2)
         if chunks < 1:
             raise BadInput(f"placement '{text}': at least one chunk a rank")
+        _within(shape, ranks, chunks)
+        if shape == "single":
+            return single(ranks)
         return loop(ranks, chunks) if shape == "loop" else vee(ranks, chunks)
     try:
         return check([int(part) for part in text.split(",")], ranks)
@@ -62,6 +64,7 @@ def mirror(ranks: int, pairs: int = 1) -> tuple[tuple[int, ...], ...]:
     Raises BadInput where `ranks` is no multiple of 2·pairs."""
     if pairs < 1 or ranks % (2 * pairs):
         raise BadInput(f"placement mirror: {ranks} ranks are no multiple of {2 * pairs}, twice its pairs of pipelines")
+    _within("mirror", ranks, 2 * pairs)
     downs = [tuple((stage + i * (ranks // pairs)) % ranks for stage in range(ranks)) for i in range(pairs)]
     return tuple(route for down in downs for route in (down, down[::-1]))
 
@@ -70,7 +73,7 @@ def parse_routes(text: str, ranks: int) -> tuple[tuple[int, ...], ...]:
     """`mirror` (`mirror2`: two pairs), or one placement as `parse` reads it; placements joined by `/` are routes. Raises
     BadInput."""
     if re.fullmatch(r"mirror\d*", text.strip()):
-        return mirror(ranks, int(text.strip()[6:] or 1))
+        return mirror(ranks, _count(text.strip()[6:], 1))
     return check_routes([parse(part, ranks) for part in text.split("/")], ranks)
 
 
@@ -83,6 +86,18 @@ def check_routes(placement: Spot, ranks: int | None = None) -> tuple[tuple[int, 
     return result
 
 
+def _count(digits: str, default: int) -> int:
+    """The number behind a placement's name; one of too many digits is as good as the largest that they make."""
+    return int(digits[:12] or default)
+
+
+def _within(shape: str, ranks: int, times: int) -> None:
+    """Raise BadInput where a named placement would have more stages than zbsolve handles, before it is made."""
+    if ranks * times > MOST:
+        stages = f"{ranks * times} stages" if times == 1 else f"{ranks * times} stages ({times} a rank)"
+        raise BadInput(f"ranks: {ranks} of placement '{shape}' make {stages}, more than zbsolve handles ({MOST})")
+
+
 def check(placement: Sequence[int], ranks: int | None = None) -> tuple[int, ...]:
     """The placement as a tuple. Raises BadInput for a negative rank, a rank without a stage, or a wrong number of ranks."""
     result = tuple(int(rank) for rank in placement)
@@ -90,9 +105,10 @@ def check(placement: Sequence[int], ranks: int | None = None) -> tuple[int, ...]
         raise BadInput("placement: empty; name a rank for every stage")
     if min(result) < 0:
         raise BadInput(f"placement: rank {min(result)} is negative")
-    holes = sorted(set(range(max(result) + 1)) - set(result))
-    if holes:
-        raise BadInput(f"placement: no stage on rank {holes[0]} (a hole between ranks 0 and {max(result)})")
+    used = set(result)
+    hole = next((rank for rank in range(max(result)) if rank not in used), None)
+    if hole is not None:
+        raise BadInput(f"placement: no stage on rank {hole} (a hole between ranks 0 and {max(result)})")
     if ranks is not None and max(result) + 1 != ranks:
         raise BadInput(f"placement: names {max(result) + 1} ranks, but {ranks} were asked for")
     return result

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import placement as placements
 from .errors import BadInput, Infeasible
-from .files import field, read_document, write_document
+from .files import field, known_only, read_document, write_document
 from .graphs import pipeline
 from .graphs_recompute import Recompute, chosen
 from .layer import Layer, Tied, beside, held
@@ -124,7 +124,12 @@ class Profile:
         except Infeasible as error:
             rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
             raise Infeasible(f"{error}; {rest}{_of(limit, memory)}") from None
-        return problem.slowed(self.rank_factors) if self.rank_factors else problem
+        problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
+        if not problem.work:
+            raise BadInput(
+                f"layers: the passes of all {number} stages round to 0 µs: times below half a µs cannot be scheduled"
+            )
+        return problem
 
     def stage_factors(self, routes: Sequence[Sequence[int]]) -> list[float]:
         """How much longer each stage takes on its ranks than its layers say, in the mean over routes. Raises BadInput."""
@@ -162,6 +167,7 @@ class Profile:
     def load(cls, path: str | os.PathLike[str]) -> Profile:
         """Read a profile file; `-` is standard input. Raises BadInput naming the field."""
         body, where = read_document(path, "profile"), str(path)
+        known_only(body, ("zbsolve", "version", *(f.name for f in fields(cls))), where)
         rows = field(body, "layers", list, where)
         if not rows:
             raise BadInput(f"{where}: field 'layers' is empty")
@@ -177,10 +183,14 @@ class Profile:
         capacity = body.get("capacity")
         if capacity is not None and (type(capacity) is not int or capacity < 0):
             raise BadInput(f"{where}: field 'capacity' must be null or whole bytes")
+        layers = tuple(_row(Layer, row, f"{where}: layer {i}") for i, row in enumerate(rows))
+        for kinds in (("F", "B", "W"), ("F", "BW")):
+            if not any(getattr(layer, kind) for layer in layers for kind in kinds):
+                raise BadInput(f"{where}: fields {', '.join(map(repr, kinds))} of all layers are 0: nothing takes time")
         return cls(
             source,
             field(body, "model", str, where),
-            tuple(_row(Layer, row, f"{where}: layer {i}") for i, row in enumerate(rows)),
+            layers,
             link,
             states,
             capacity,
@@ -221,6 +231,7 @@ def _row(cls: type[Any], row: Any, where: str) -> Any:
     finite."""
     if not isinstance(row, dict):
         raise BadInput(f"{where}: not an object")
+    known_only(row, [f.name for f in fields(cls)], where)
     types: dict[str, Any] = {"str": str, "int": int, "float": (int, float)}
     wanted = [f for f in fields(cls) if f.default is MISSING or f.name in row]
     values = {f.name: field(row, f.name, types[str(f.type)], where) for f in wanted}

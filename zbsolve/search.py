@@ -27,6 +27,7 @@ from .prover import cp, milp, prove
 from .schedule import Certificate, Schedule
 from .state import State
 from .text import exact_bytes
+from .verifier import verify
 
 METHODS = ("auto", "greedy", "cp", "milp")
 PROVING = 0.35  # of the effort is left for the prover
@@ -229,7 +230,7 @@ def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
 def _nothing(state: State, method: str) -> ZbsolveError:
     """Why there is no schedule: proven, or only not found."""
     if method in PRESETS:
-        return Infeasible(f"{method} does not fit this problem's memory")
+        return Infeasible(f"{method}: {_lacks(preset(method, state.problem))}")
     problem = state.problem
     if problem.capacity is not None:
         most = np.zeros(problem.ranks, np.int64)
@@ -240,3 +241,14 @@ def _nothing(state: State, method: str) -> ZbsolveError:
     if state.infeasible:
         return Infeasible("capacity: cp-sat proved that no order fits the memory of all ranks: no schedule exists")
     return NotFound("no schedule was found in this time, and it is not proven that there is none")
+
+
+def _lacks(named: Schedule) -> str:
+    """The rank where a schedule that does not hold lacks most memory, in words."""
+    peaks, problem = np.array(named.timeline().peak_bytes), named.problem
+    over = peaks - (peaks if problem.capacity is None else np.array(problem.capacity))
+    rank = int(over.argmax())
+    if over[rank] <= 0:
+        return str(verify(problem, named)[0])
+    need, room = (exact_bytes(value) for value in (peaks[rank], peaks[rank] - over[rank]))
+    return f"rank {rank} needs {need} of activations at its peak, but has {room} for them"

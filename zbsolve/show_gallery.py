@@ -18,6 +18,8 @@ from .systems import GROUPS, SYSTEMS, System, problem_for
 from .text import html_page
 
 PASS = 600  # µs of each of F, B and W of one rank's share of a microbatch, however many chunks it is in
+ROUNDS = 6  # microbatches a rank: enough of the steady state to see what repeats
+MOST = 20_000  # ranks times microbatches: half a minute, 0.7 GB
 HELD = 600  # bytes that a rank's share of a microbatch holds, half of them until B
 
 
@@ -66,6 +68,9 @@ def exhibits(ranks: int = 4, microbatches: int = 8, all_to_all: int = 0) -> tupl
         raise BadInput(f"systems: all-to-all of {all_to_all} µs: it cannot be negative")
     if ranks < 1 or microbatches < 1:
         raise BadInput(f"systems: at least 1 rank and 1 microbatch are needed, got {ranks} and {microbatches}")
+    if (size := ranks * max(microbatches, ROUNDS * ranks)) > MOST:
+        at_most = f"{ranks} ranks and {microbatches} microbatches make {size} of both multiplied"
+        raise BadInput(f"systems: {at_most} ({ROUNDS} a rank for the steady state), more than a gallery shows ({MOST})")
     shown, absent = list[Exhibit](), list[Absent]()
     for one in SYSTEMS:
         try:
@@ -91,7 +96,7 @@ def _exhibit(one: System, ranks: int, microbatches: int, all_to_all: int) -> Exh
     shown = Exhibit(one, schedule, (max(peaks), min(peaks)), float(makespan), float(span))
     if one.group != "asynchronous":
         return shown
-    longer = step(6 * ranks)  # enough of the steady state to see what repeats
+    longer = step(ROUNDS * ranks)
     return replace(shown, period_bubble=float(1 - rounds_of(longer).work / period(preset(one.name, longer)).time))
 
 

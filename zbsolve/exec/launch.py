@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .job import Options
 
 NOTE = 64  # bytes a rank in the file of what each rank does now
+MOST = 1000  # processes
 GRACE = 1.5  # seconds between a rank's end and the end of the others, for their reports
 
 
@@ -36,6 +37,11 @@ def run_local(schedule: Schedule, spec: str, **chosen: Any) -> Trace:
     from .job import Options
 
     options = Options(**chosen)
+    if (processes := schedule.problem.ranks * options.replicas) > MOST:
+        raise BadInput(
+            f"--local: {schedule.problem.ranks} ranks, {options.replicas} times, are {processes} processes here, "
+            f"more than {MOST}: use torchrun on several machines"
+        )
     fit(schedule, spec, options)
     with tempfile.TemporaryDirectory(prefix="zbsolve-run-") as name:
         folder = Path(name)

@@ -169,18 +169,16 @@ def _grouped(
     """Loop placement: each group of microbatches goes through all chunks of a rank before the next one, backwards through
     them the other way round; `warm` chunk forwards, of rank and chunks, come before the first backward, and `pending`
     weight gradients, of rank, are left for later."""
-    ranks, m = problem.ranks, microbatches(problem)
-    stages, split = shape(problem, name)
+    ranks, (stages, split) = problem.ranks, shape(problem, name)
     chunks = len(stages) // ranks
-    if describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}") and chunks > 1:
+    if chunks == 1 or describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}"):
         raise BadInput(f"{name}: is defined for placement loop only")
     groups = [range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
     order = {}
     for rank in range(ranks):
         forward = [(k * ranks + rank, j) for g in groups for k in range(chunks) for j in g]
         backward = [(k * ranks + rank, j) for g in groups for k in reversed(range(chunks)) for j in g]
-        first = min(ranks - rank, m) if chunks == 1 else min(warm(rank, chunks), len(forward))
-        order[f"compute:{rank}"] = _alternate(forward, backward, first, pending(rank), split)
+        order[f"compute:{rank}"] = _alternate(forward, backward, min(warm(rank, chunks), len(forward)), pending(rank), split)
     return Schedule(problem, order)
 
 
