@@ -8,6 +8,8 @@ import pytest
 
 from zbsolve import BadInput, pipeline, solve, updates, verify
 from zbsolve.cli import main
+from zbsolve.drift import drift
+from zbsolve.drift import table as drift_table
 from zbsolve.exec.lower import lower
 from zbsolve.export import torch_order
 from zbsolve.greedy.beside import without_beside
@@ -15,7 +17,10 @@ from zbsolve.greedy.presets import PRESETS, preset
 from zbsolve.placement import mirror
 from zbsolve.problem import Problem
 from zbsolve.profile import Layer, Link, Profile
+from zbsolve.profile_report import meaning, page, stage_rows, table
+from zbsolve.profile_rows import layer_rows
 from zbsolve.schedule import Schedule
+from zbsolve.show_style import format_time
 from zbsolve.systems import problem_for
 
 from .exec_tools import random_schedule
@@ -161,3 +166,40 @@ def test_systems_beside_each_other(tmp_path, capsys):
     shown = {line.split()[0]: float(line.split("%")[0].split()[-1]) for line in capsys.readouterr().out.splitlines()[1:]}
     assert shown["dualpipe"] == min(shown.values()) < shown["1f1b"] / 3
     assert main(["systems", "--all-to-all", "-1"]) == 2
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_the_report_of_a_profile_counts_them(p):
+    """What it says of 1F1B is what 1F1B takes, stages being equal; layers and stages show them."""
+    layers = tuple(Layer(f"l{i}", F, B, W, B + W, 2, 1, 10, 0, all_to_all=10.0) for i in range(p))
+    profile = Profile("estimated: by hand", "experts", layers, Link(0.0, 1000.0), 4.0, None, {}, {})
+    timeline = preset("1f1b", profile.problem(p, 8, fused=True)).timeline()
+    said = meaning(profile, p, 8)
+    assert f"1F1B on {p} ranks with 8 microbatches takes about {format_time(timeline.makespan)}" in said[0]
+    hidden = timeline.makespan - (8 + p - 1) * (F + B + W)
+    about = f"take up to 20 µs a microbatch (stage 0); 1F1B waits about {format_time(hidden)} for them"
+    assert about in said[-1]
+    assert "meanwhile do not" in said[-1]
+    head, first, *_ = layer_rows(profile)
+    assert (head[-1], first[-1]) == ("all-to-all µs", "10.0")
+    assert [row[-1] for row in stage_rows(profile, p)] == ["all-to-all µs", *["10"] * p]
+    long = replace(profile, layers=tuple(replace(layer, all_to_all=500.0) for layer in layers))
+    assert "no schedule hides them all" in meaning(long, p, 8)[-1]
+    assert f"({format_time(8 * 1000.0)}, the busiest rank's work or all-to-alls)" in meaning(long, p, 8)[0]
+    plain = replace(profile, layers=tuple(replace(layer, all_to_all=0.0) for layer in layers))
+    for text in (table(plain, p, 8), page(plain, p)):
+        assert "all-to-all" not in text.lower()
+
+
+def test_profiles_side_by_side_count_them():
+    layers = tuple(Layer(f"l{i}", F, B, W, B + W, 2, 1, 10, 8, all_to_all=10.0) for i in range(2))
+    old = Profile("estimated: by hand", "experts", layers, Link(0.0, 1000.0), 4.0, None, {}, {})
+    new = replace(old, layers=(layers[0], replace(layers[1], all_to_all=15.0, transient=7)))
+    found = drift(old, new)
+    assert [(one.layer, one.change) for one in found.layers if one.what == "all_to_all"] == [("l0", 0.0), ("l1", 0.5)]
+    assert [one.change for one in found.total if one.what == "all_to_all"] == [0.25]
+    head, first, second, *_ = drift_table(found).splitlines()
+    assert head.endswith(" all_to_all ")
+    assert (first[-8:], second[-8:]) == ("  +0.0%?", " +50.0%?")
+    assert len(head) == len(first) == len(second)
+    assert "l1: transient 0 → 7 bytes" in drift_table(found)

@@ -45,6 +45,11 @@ def random_profile(rng: random.Random, layers: int, factors: tuple[float, ...] =
     return Profile("measured", "toy", tuple(rows), Link(1.0, 20.0), 2.0, None, {}, {}, factors)
 
 
+def with_all_to_alls(profile: Profile, rng: random.Random) -> Profile:
+    """A mixture of experts in some layers; some of their all-to-alls take longer than the work."""
+    return replace(profile, layers=tuple(replace(c, all_to_all=rng.choice([0.0, 2.0, 9.0])) for c in profile.layers))
+
+
 def job_of(profile: Profile, placement: str, ranks: int, microbatches: int, limit: int | None = None) -> Job:
     return Job(profile, parse_routes(placement, ranks), microbatches, limit)
 
@@ -111,7 +116,7 @@ def test_alpa_on_submeshes_is_exact():
                 if sum(chosen) == devices and all(fits(a, b, n, stages - s) for s, (a, b, n) in enumerate(parts)):
                     times = [time(*part) for part in parts]
                     best = min(best, sum(times) + sum(entry[ends[:-1]]) + (m - 1) * max(times))
-        arguments = {"entry": entry, "sizes": sizes, "devices": devices}
+        arguments = {"beyond": lambda s, entry=entry: entry[:, None], "sizes": sizes, "devices": devices}
         if best == float("inf"):
             infeasible += 1
             with pytest.raises(Infeasible, match="no partition fits the memory"):
@@ -156,6 +161,33 @@ def test_named_partitions_of_a_profile_are_the_best_of_their_kind():
         assert max(found["memory"].need) == min(max(one.need) for one in every)
 
 
+def test_all_to_alls_count_in_the_estimate_and_are_spread():
+    """On a stream of their own: in the sum always, in the maximum where a rank's take longer than its work."""
+    rng = random.Random(6)
+    for placement in ("single", "single", "single", "vee"):
+        profile, m = with_all_to_alls(random_profile(rng, 6), rng), rng.choice([1, 5, 30])
+        job = job_of(profile, placement, 3 if placement == "single" else 2, m)
+        found = {}
+        for counts in all_partitions(6, job.stages):
+            ends = np.cumsum([0, *counts]).tolist()
+            stages = [profile.layers[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+            work, beside = np.zeros(max(job.routes[0]) + 1), np.zeros(max(job.routes[0]) + 1)
+            for rank, stage in zip(job.routes[0], stages, strict=True):
+                work[rank] += sum(c.F + c.B + c.W for c in stage)
+                beside[rank] += sum(2 * c.all_to_all for c in stage)
+            cuts = [i for i, (a, b) in enumerate(zip(job.routes[0], job.routes[0][1:], strict=False), 1) if a != b]
+            sent = sum(2 * (1.0 + profile.layers[ends[i] - 1].output_bytes / 20.0) for i in cuts)
+            found[counts] = work.sum() + beside.sum() + sent + (m - 1) * max(*work, *beside)
+            assert split(job, "", counts).estimate == pytest.approx(found[counts])
+        assert found[partition_of(job, "alpa")] == pytest.approx(min(found.values()))
+    layers = [Layer(f"block{i}", 1.0, 1.0, 1.0, 2.0, 1, 1, 1, 1, all_to_all=20.0 * (i < 4)) for i in range(8)]
+    profile = Profile("estimated: by hand", "experts", tuple(layers), Link(0.0, 1000.0), 4.0, None, {}, {})
+    job = job_of(profile, "single", 2, 16)
+    assert partition_of(job, "balanced") == (4, 4)
+    assert partition_of(job, "alpa") == (2, 6)  # 80 µs of all-to-alls on each, where 160 would be on one
+    assert [one.layers for one in mesh_splits(job, 2, {2: 0.5}) if one.name == "alpa"] == [(2, 6)]
+
+
 def test_bytes_of_a_stage_are_those_of_its_problem():
     """Also where two layers count one tensor, and where B keeps more for W than it frees."""
     rng = random.Random(4)
@@ -167,6 +199,40 @@ def test_bytes_of_a_stage_are_those_of_its_problem():
         for a, b in combinations(range(7), 2):
             stage = {name: column[0] for name, column in held([profile.layers[a:b]]).items()}
             assert kept[a, b] == sum(stage.values())
+
+
+@pytest.mark.parametrize(("placement", "ranks"), [("single", 3), ("vee", 2), ("loop", 2), ("mirror", 2)])
+def test_a_rank_has_once_what_its_layers_share(placement, ranks):
+    """What a partition needs is what its problem takes off the memory: tied layers on one rank have their parameters once,
+    on two each has a copy; of passes, one runs at a time."""
+    rng, stages = random.Random(9), len(parse_routes(placement, ranks)[0])
+    for _ in range(8):
+        rows = random_profile(rng, 6).layers
+        tied = ((rng.randint(1, 4), (0, 5)), (rng.randint(1, 2), tuple(sorted(rng.sample(range(6), 3)))))
+        layers = tuple(replace(c, parameter_bytes=c.parameter_bytes + 6, transient=rng.randint(0, 9)) for c in rows)
+        job = job_of(replace(random_profile(rng, 6), layers=layers, tied=tied), placement, ranks, 1)
+        for counts in all_partitions(6, stages):
+            problem = job.profile.problem(ranks, 1 + (placement == "mirror"), placement, 10_000, layers=counts)
+            beside = [10_000 - room for room in problem.capacity]
+            taken = np.zeros(ranks)
+            for stage, count in enumerate(counts):
+                a = sum(counts[:stage])
+                taken[job.shares[:, stage] > 0] += job.kept()[a, a + count]
+            assert split(job, "", counts).need == tuple(int(n) for n in taken + beside)
+            if placement == "single":
+                cuts = np.cumsum([0, *counts])
+                assert split(job, "", counts).need == tuple(job.bytes(s)[cuts[s], cuts[s + 1]] for s in range(3))
+
+
+def test_submeshes_share_what_is_tied():
+    rows = [Layer(f"l{i}", 10, 10, 10, 20, 2, 2, 100, 4) for i in range(4)]
+    profile = Profile("measured", "tied", tuple(rows), Link(0.0, 100.0), 1.0, None, {}, {}, (), ((60, (0, 1)), (40, (1, 3))))
+    assert spread(profile, (2, 2), (2, 2)).tied == ((30, (0, 1)),)
+    found = spread(profile, (2, 2), (2, 2)).problem(2, 1, memory=1000)
+    assert [1000 - room for room in found.capacity] == [100 - 30 + 8, 100 + 8]
+    job = job_of(profile, "single", 4, 1)
+    (one,) = [one for one in mesh_splits(job, 4, {4: 1.0}) if one.name == "equal"]
+    assert (one.layers, one.devices, one.need) == ((4,), (4,), (100 - 15 - 10 + 4 * 2,))
 
 
 def test_stages_that_share_a_rank_are_balanced_together():
@@ -199,7 +265,9 @@ def test_no_partition_has_a_schedule_below_the_bound():
         stages = len(parse_routes(placement, ranks)[0])
         factors = rng.choice([(), tuple(rng.choice([1.0, 1.3, 1.7]) for _ in range(ranks))])
         profile, m = random_profile(rng, stages + 1, factors), rng.choice([1, 2, 3])
-        for objective in ("makespan", "span"):
+        if case % 2:
+            profile = with_all_to_alls(profile, rng)
+        for objective in ("makespan",) if case % 2 else ("makespan", "span"):
             best = None
             for counts in all_partitions(stages + 1, stages):
                 problem = profile.problem(ranks, m, parse_routes(placement, ranks), None, objective, counts)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .assign import Job, Split
+from .assign import Job, Split, streams
 from .errors import BadInput
 from .layer import Layer
 from .partition import Floats, equal, spans
@@ -60,7 +60,14 @@ def spread(profile: Profile, counts: Sequence[int], devices: Sequence[int], scal
     for count, size in zip(counts, devices, strict=True):
         layers += on_devices(profile, size, scaling)[len(layers) : len(layers) + count]
     base = "estimated: measured" if profile.source == "measured" else profile.source
-    return replace(profile, source=f"{base}, spread over submeshes", layers=tuple(layers))
+    cuts = np.cumsum([0, *counts]).tolist()
+    tied = tuple(
+        (shared // size, here)
+        for shared, group in profile.tied
+        for size, a, b in zip(devices, cuts, cuts[1:], strict=False)
+        if len(here := tuple(i for i in group if a <= i < b)) > 1
+    )
+    return replace(profile, source=f"{base}, spread over submeshes", layers=tuple(layers), tied=tied)
 
 
 def mesh_splits(job: Job, per_node: int, scaling: Scaling | None = None) -> tuple[Split, Split]:
@@ -78,7 +85,11 @@ def mesh_splits(job: Job, per_node: int, scaling: Scaling | None = None) -> tupl
     def cost(s: int) -> Floats:
         return np.stack([_within(one, job, s) for one in costs.values()])
 
-    found = alpa(cost, layers, range(1, most + 1), job.microbatches, entry=job.messages(), sizes=sizes, devices=devices)
+    def beyond(s: int) -> Floats:
+        return np.stack([job.messages()[:, None] + streams(one.times, one.sent)[1] for one in costs.values()])
+
+    numbers = range(1, most + 1)
+    found = alpa(cost, layers, numbers, job.microbatches, beyond=beyond, sizes=sizes, devices=devices)
     best = _split(job, costs, "alpa", *zip(*found.stages, strict=True))
     kinds = [(c.parameter_bytes, c.output_bytes) for c in profile.layers]
     alike = [(equal(kinds, devices // n), (n,) * (devices // n)) for n in sizes if devices % n == 0 and devices // n <= most]
@@ -91,36 +102,40 @@ def mesh_splits(job: Job, per_node: int, scaling: Scaling | None = None) -> tupl
 
 @dataclass(frozen=True)
 class _Costs:
-    """Times (ns) and bytes (beside activations; a microbatch) of every group of layers on one size of submesh."""
+    """Times and all-to-alls (µs) and bytes (beside activations; a microbatch) of every group of layers on one size of
+    submesh."""
 
     times: Floats
+    sent: Floats
     fixed: Floats
     kept: Floats
 
 
 def _costs(job: Job, size: int, scaling: Scaling | None) -> _Costs:
-    there = replace(job, profile=replace(job.profile, layers=on_devices(job.profile, size, scaling)))
-    return _Costs(np.rint(1e3 * spans(there.times)), there.beside(), there.kept())
+    tied = tuple((shared // size, group) for shared, group in job.profile.tied)
+    there = replace(job, profile=replace(job.profile, layers=on_devices(job.profile, size, scaling), tied=tied))
+    return _Costs(spans(there.times), spans(there.all_to_alls), there.beside(), there.kept())
 
 
 def _within(one: _Costs, job: Job, s: int) -> Floats:
     """Times where parameters and min(m, s) microbatches fit, s stages being left."""
+    busier = streams(one.times, one.sent)[0]
     if job.limit is None:
-        return one.times
-    return np.where(one.fixed + min(job.microbatches, s) * one.kept <= job.limit, one.times, np.inf)
+        return busier
+    return np.where(one.fixed + min(job.microbatches, s) * one.kept <= job.limit, busier, np.inf)
 
 
 def _split(job: Job, costs: Mapping[int, _Costs], name: str, counts: Sequence[int], devices: Sequence[int]) -> Split:
     cuts = [sum(counts[:i]) for i in range(len(counts) + 1)]
     stages = list(zip(devices, cuts, cuts[1:], strict=False))
-    times = [float(costs[d].times[a, b]) / 1e3 for d, a, b in stages]
+    times, beside = ([float(getattr(costs[d], what)[a, b]) for d, a, b in stages] for what in ("times", "sent"))
     need = [
         ceil(costs[d].fixed[a, b] + min(job.microbatches, len(counts) - s) * costs[d].kept[a, b])
         for s, (d, a, b) in enumerate(stages)
     ]
     sent = float(sum(job.messages()[a] for a in cuts[1:-1])) / 1e3
-    estimate = sum(times) + sent + (job.microbatches - 1) * max(times)
-    return Split(name, tuple(counts), tuple(times), tuple(need), estimate, tuple(devices))
+    estimate = sum(times) + sum(beside) + sent + (job.microbatches - 1) * max(*times, *beside)
+    return Split(name, tuple(counts), tuple(times), tuple(beside), tuple(need), estimate, tuple(devices))
 
 
 def places(devices: Sequence[int], per_node: int) -> tuple[str, ...]:

@@ -135,6 +135,8 @@ def table(job: Job, splits: tuple[Split, ...]) -> str:
     if max(max(one.devices) for one in splits) > 1:
         rows[0] = (*rows[0][:-1], "  layers a stage|its devices")
     lines = [*_aligned(rows), f"estimate: Σ t + (m − 1) · max t for m = {job.microbatches}; bytes: {kind}"]
+    if any(job.all_to_alls):
+        lines.append("all-to-alls are in that sum, and in the maximum where a rank's take longer than its work")
     if any(job.limit is not None and max(one.need) > job.limit for one in splits):
         lines.append(f"!: more than the {job.limit:,} bytes that a rank has")
     if job.profile.source != "measured":
@@ -158,11 +160,16 @@ def stages_table(job: Job, split: Split, per_node: int | None) -> str:
         from .assign_mesh import places
 
         where = list(places(split.devices, per_node))
-    rows = [("stage", "rank" if per_node is None else "submesh", "µs", "layers", "")]
+    rows: list[tuple[str, ...]] = [
+        ("stage", "rank" if per_node is None else "submesh", "µs", "all-to-alls µs", "layers", "")
+    ]
     for stage, count in enumerate(split.layers):
         last = f" … {names[at + count - 1]}" if count > 1 else ""
-        rows.append((str(stage), where[stage], f"{split.times[stage]:,.1f}", str(count), f" {names[at]}{last}"))
+        times = (f"{one[stage]:,.1f}" for one in (split.times, split.all_to_alls))
+        rows.append((str(stage), where[stage], *times, str(count), f" {names[at]}{last}"))
         at += count
+    if not any(job.all_to_alls):
+        rows = [(*row[:3], *row[4:]) for row in rows]
     return f"{split.name}:\n" + "\n".join(_aligned(rows))
 
 

@@ -13,8 +13,8 @@ from .errors import BadInput
 from .layer import Layer
 from .profile import Profile
 
-KINDS = ("F", "B", "W", "BW", "X", "U")
-BYTES = ("held_until_B", "held_until_W", "parameter_bytes", "output_bytes")
+KINDS = ("F", "B", "W", "BW", "X", "U", "all_to_all")
+BYTES = ("held_until_B", "held_until_W", "held_from_B", "transient", "parameter_bytes", "output_bytes")
 LEAST = 5  # samples on each side, below which nothing is said to be beyond the spread
 CHANCE = 0.01  # how often a difference without a cause may be called one, for one layer and kind
 
@@ -146,9 +146,10 @@ def table(found: Drift) -> str:
     names = list(dict.fromkeys(one.layer for one in found.layers))
     cells = {(one.layer, one.what): _cell(one) for one in (*found.layers, *found.total)}
     width = max(len("all layers"), *map(len, names))
-    lines = [" ".join([" " * width, *(f"{kind + ' ':>9}" for kind in kinds)])]
+    wide = {kind: max(9, len(kind) + 1) for kind in kinds}
+    lines = [" ".join([" " * width, *(f"{kind + ' ':>{wide[kind]}}" for kind in kinds)])]
     for name in (*names, ""):
-        row = (f"{cells.get((name, kind), '–'):>9}" for kind in kinds)
+        row = (f"{cells.get((name, kind), '–'):>{wide[kind]}}" for kind in kinds)
         lines.append(" ".join([f"{name or 'all layers':{width}}", *row]).rstrip())
     link = next(one for one in found.total if one.what == "link")
     lines.append(f"largest message: {link.old:,.1f} → {link.new:,.1f} µs ({_cell(link).strip()})")

@@ -39,25 +39,24 @@ def alpa(
     stages: Sequence[int],
     microbatches: int,
     *,
-    entry: Floats | None = None,
+    beyond: Price | None = None,
     sizes: Sequence[int] = (0,),
     devices: int = 0,
 ) -> Found:
     """The partition with the least Σ tᵢ + (m − 1) · max tⱼ; of equals, one whose sum of squares is least.
 
     cost: times of stages, whole numbers (ns), so that sums are exact; infinite where a stage does not fit its memory.
-    stages: the numbers of stages that may be. entry: [a], what a cut before layer a adds to the sum (a message), whole.
+    stages: the numbers of stages that may be. beyond: what a stage adds to the sum alone (a message), whole.
     sizes, devices: submeshes and how many devices they use in all. Raises Infeasible where nothing fits.
     """
     most = max(stages)
-    extra = np.zeros(layers + 1) if entry is None else np.asarray(entry, np.float64)
     limits = np.unique(np.concatenate([np.unique(cost(s)) for s in range(1, most + 1)]))
     limits = limits[np.isfinite(limits)]
 
     def least(limit: float, second: bool = False) -> tuple[float, int, Walk]:
         def price(s: int) -> Floats:
             times = cost(s)
-            return np.where(times <= limit, times, np.inf) + extra[:, None]
+            return np.where(times <= limit, times, np.inf) + (0.0 if beyond is None else beyond(s))
 
         squares = (lambda s: cost(s) ** 2) if second else None
         done = walk(layers, most, price, second=squares, sizes=sizes, devices=devices)

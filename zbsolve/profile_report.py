@@ -23,7 +23,7 @@ SMALL = 0.1
 class StageCosts:
     """One stage: its layers (first, and one behind the last), µs of F, B, W and BW for one microbatch, bytes that F and B
     keep of one, bytes of parameters with gradients and optimizer state, bytes of messages and inside passes, µs of its
-    message to the next (0: the last)."""
+    message to the next (0: the last), µs of its all-to-all behind F, and of the one behind the backward."""
 
     first: int
     end: int
@@ -35,6 +35,7 @@ class StageCosts:
     fixed: int
     moving: int
     message: float
+    all_to_all: float
 
     @property
     def split(self) -> float:
@@ -61,7 +62,8 @@ def _stage(profile: Profile, first: int, end: int, fixed: int, moving: int) -> S
     layers = profile.layers[first:end]
     f, b, w, bw = (sum(getattr(layer, kind) for layer in layers) for kind in ("F", "B", "W", "BW"))
     message = 0.0 if end == len(profile.layers) else profile.link.time(layers[-1].output_bytes)
-    return StageCosts(first, end, f, b, w, bw, sum(part[0] for part in held([layers]).values()), fixed, moving, message)
+    kept = sum(part[0] for part in held([layers]).values())
+    return StageCosts(first, end, f, b, w, bw, kept, fixed, moving, message, sum(one.all_to_all for one in layers))
 
 
 def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
@@ -69,20 +71,31 @@ def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
     if microbatches < 1:
         raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
     rows = stages(profile, ranks)
-    return [_bubble(rows, microbatches), *_balance(profile, rows), *_memory(profile, rows, microbatches), *_links(rows)]
+    said = [_bubble(rows, microbatches), *_balance(profile, rows), *_memory(profile, rows, microbatches), *_links(rows)]
+    return [*said, *_all_to_alls(rows, microbatches)]
+
+
+def _exposed(rows: Sequence[StageCosts], m: int) -> float:
+    """µs that 1F1B waits for all-to-alls: of p microbatches in flight all but one on their way through p stages and back,
+    and once more what fills and drains (derived, exact for equal stages and all-to-alls no longer than F: see
+    tests/test_alltoall.py)."""
+    p, mean = len(rows), sum(row.all_to_all for row in rows) / len(rows)
+    return (m / p * (2 * p - 1) + 2 * (p - 1)) * mean
 
 
 def _bubble(rows: Sequence[StageCosts], m: int) -> str:
-    """1F1B by Σ t + (m − 1) · max t (2201.12023, section 5) with messages; nothing is below the busiest rank's work."""
+    """1F1B by Σ t + (m − 1) · max t (2201.12023, section 5) with messages; nothing is below the busiest rank's work, nor
+    below its all-to-alls."""
     fused = [row.fused for row in rows]
-    step = sum(fused) + (m - 1) * max(fused) + 2 * sum(row.message for row in rows)
-    least = m * max(row.split for row in rows)
+    step = sum(fused) + (m - 1) * max(fused) + 2 * sum(row.message for row in rows) + _exposed(rows, m)
+    least = m * max(max(row.split, 2 * row.all_to_all) for row in rows)
     bubble = 1 - m * max(fused) / step if step else 0.0
     best = step / least - 1 if least else 0.0
+    or_sent = " or all-to-alls" if any(row.all_to_all for row in rows) else ""
     win = f"can be {best:.1%} faster than that at most" if best > 0 else "cannot be faster than that: the split costs more"
     return (
         f"1F1B on {len(rows)} ranks with {m} microbatches takes about {format_time(step)}, {bubble:.1%} of it bubble; a "
-        f"step without any, backward split, {win} ({format_time(least)}, the busiest rank's work)."
+        f"step without any, backward split, {win} ({format_time(least)}, the busiest rank's work{or_sent})."
     )
 
 
@@ -143,6 +156,21 @@ def _links(rows: Sequence[StageCosts]) -> list[str]:
     return [f"The slowest message, from stage {at}, takes {share:.1%} of that stage's F: {what}."]
 
 
+def _all_to_alls(rows: Sequence[StageCosts], m: int) -> list[str]:
+    """What all-to-alls cost, where there are any."""
+    worst = max(range(len(rows)), key=lambda i: rows[i].all_to_all)
+    row = rows[worst]
+    if not row.all_to_all:
+        return []
+    text = (
+        f"All-to-alls take up to {format_time(2 * row.all_to_all)} a microbatch (stage {worst}); 1F1B waits about "
+        f"{format_time(_exposed(rows, m))} for them"
+    )
+    if 2 * row.all_to_all > row.split:
+        return [f"{text}. They take longer than the stage's work, so no schedule hides them all."]
+    return [f"{text}, schedules that compute on other microbatches meanwhile do not."]
+
+
 def stage_rows(profile: Profile, ranks: int) -> list[tuple[str, ...]]:
     """A header and a row a stage."""
     rows: list[tuple[str, ...]] = [
@@ -159,10 +187,14 @@ def stage_rows(profile: Profile, ranks: int) -> list[tuple[str, ...]]:
             "messages, inside passes",
         )
     ]
-    for i, row in enumerate(stages(profile, ranks)):
+    found = stages(profile, ranks)
+    apart = any(row.all_to_all for row in found)
+    rows[0] += ("all-to-all µs",) * apart
+    for i, row in enumerate(found):
         names = f"{profile.layers[row.first].name} … {profile.layers[row.end - 1].name}"
         times = (f"{time:,.0f}" for time in (row.F, row.B, row.W, row.BW, row.message))
-        rows.append((str(i), printable(names), *times, *(format_bytes(n) for n in (row.held, row.fixed, row.moving))))
+        sizes = (format_bytes(n) for n in (row.held, row.fixed, row.moving))
+        rows.append((str(i), printable(names), *times, *sizes, *([f"{row.all_to_all:,.0f}"] if apart else [])))
     return rows
 
 

@@ -34,7 +34,8 @@ def layer_rows(profile: Profile) -> list[tuple[str, ...]]:
         "parameters",
         "output",
     )
-    rows: list[tuple[str, ...]] = [head]
+    apart = any(layer.all_to_all for layer in profile.layers)
+    rows: list[tuple[str, ...]] = [(*head, "all-to-all µs") if apart else head]
     for first, last in _runs(profile):
         layer = profile.layers[first]
         name = printable(layer.name if first == last else f"{layer.name} … {profile.layers[last].name}")
@@ -45,6 +46,7 @@ def layer_rows(profile: Profile) -> list[tuple[str, ...]]:
                 *(_time(profile, layer, kind) for kind in KINDS),
                 _host(profile, layer),
                 *(format_bytes(getattr(layer, size)) for size in sizes),
+                *([f"{layer.all_to_all:,.1f}"] if apart else []),
             )
         )
     return rows
