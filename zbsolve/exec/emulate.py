@@ -11,7 +11,8 @@ clock: when a pass really began, and when its rank really went on after its end.
 memory.
 
 All-to-alls and exchanges run beside compute: their stream has a clock of its own, and nobody sleeps for them but who waits
-for what they give. An all-to-all is recorded with its device's times, but not before its rank came to it. When an exchange
+for what they give. An all-to-all is recorded with its device's start and end, both: nothing really runs then, and the rank
+comes to it when it has time. So it may begin before the recorded end of its F, by what that came late. When an exchange
 ends is known when the step does, for it waits for other ranks: all-to-alls that come behind it in its stream begin without
 it.
 """
@@ -32,6 +33,7 @@ from ..errors import BadInput
 from ..problem import KINDS, Problem
 from ..profile import Profile
 from ..schedule import Schedule
+from .groups import ALL_TO_ALL
 from .lower import Message, microbatches, routes
 from .wires import Wires, receive_bytes, send_bytes
 
@@ -52,8 +54,9 @@ class Times:
 
     @classmethod
     def of(cls, schedule: Schedule, source: str) -> Times:
-        """`source`: "schedule" for the times of its own problem, or a profile's file (passes beside compute keep the
-        schedule's, whatever the profile has). Raises BadInput where the profile is of another model."""
+        """`source`: "schedule" for the times of its own problem, or a profile's file. All-to-alls take what the profile
+        says; where it says nothing of any, and for exchanges, of which no profile does, the schedule's times stay. Raises
+        BadInput where the profile is of another model, or has all-to-alls where the schedule has no passes for them."""
         problem = schedule.problem
         passes, links = _times(problem)
         beside, waits = _beside(problem)
@@ -66,8 +69,16 @@ class Times:
             layers = sum(problem.layers)
             raise BadInput(f"{source}: a profile of {len(profile.layers)} layers, but the schedule is for {layers}")
         other_passes, other_links = _times(_profiled(profile, problem))
-        other_passes |= {name: passes[name] for name in beside}
-        other_links |= {(a, b): other_links.get((waits[a][0][0], b), links[a, b]) for a, b in links if a in beside}
+        more = next((name for name in other_passes if name not in passes), None)
+        if more is not None:
+            raise BadInput(f"{source}: has a time for pass {more}, which the schedule lacks: solve it with this profile")
+        told = any(layer.all_to_all for layer in profile.layers)  # then a stage without has none
+        for name in beside:
+            sent = problem.passes[problem.index[name]].kind in ALL_TO_ALL
+            other_passes.setdefault(name, 0 if told and sent else passes[name])
+        for a, b in links:
+            if a in beside:
+                other_links.setdefault((a, b), other_links.get((waits[a][0][0], b), links[a, b]))
         missing = next((name for name in passes if name not in other_passes), None)
         if missing is not None:
             raise BadInput(f"{source}: gives no time for pass {missing}")
@@ -75,12 +86,11 @@ class Times:
 
 
 def _profiled(profile: Profile, problem: Problem) -> Problem:
-    """The same step by a profile's times, without what runs beside compute: that need not be the schedule's."""
+    """The same step by a profile's times."""
     count = len(microbatches(problem))
     fused = bool((problem.passes.kind == KINDS.index("BW")).any())
     again = np.unique(problem.passes.stage[problem.passes.kind == KINDS.index("X")]).tolist()
-    layers = tuple(replace(layer, all_to_all=0.0) for layer in profile.layers)
-    profile = replace(profile, capacity=None, layers=layers)  # whether it fits has been settled by who solved it
+    profile = replace(profile, capacity=None)  # whether it fits has been settled by who solved it
     return profile.problem(problem.ranks, count, routes(problem), layers=problem.layers, fused=fused, recompute=again)
 
 
@@ -208,8 +218,7 @@ class Device:
         """The real work of pass `name`, begun at `start`, ns, is done: wait until its device's is, unless it runs beside.
         Its start and end, ns."""
         if name in self.times.beside:
-            begun, ended = self.ran_beside(name)
-            return max(begun, start), max(ended, start)
+            return self.ran_beside(name)
         now, board = time.monotonic_ns(), self.board
         row, length = self._row[name], self._length[name]
         due = (max(self.clock, start) if self._first else self.clock) + length
