@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from zbsolve.errors import BadInput
 
-from .models import DTYPES, Model, Setting, parse_setting, seeded
+from .models import DTYPES, Model, Setting, one_line, parse_setting, seeded
 from .published import random_tokens, token_loss, typed
 
 BATCH, LENGTH = 1, 512
@@ -52,7 +52,9 @@ def causal_model(spec: str, seed: int) -> Model:
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput(f"model '{spec}': its layers cannot be taken apart: {type(error).__name__}: {error}") from None
+        raise BadInput(
+            f"model '{spec}': its layers cannot be taken apart: {type(error).__name__}: {one_line(error)}"
+        ) from None
     builders: list[Callable[[], nn.Module]] = [
         partial(Embedding, config),
         *(partial(Layer, config, kind, i, given[i]) for i, kind in enumerate(layers)),
@@ -102,7 +104,7 @@ def _config(spec: str) -> tuple[Any, Setting]:
     try:
         config = cls(**overrides)
     except Exception as error:
-        raise BadInput(f"model '{spec}': {name}: {error}") from None
+        raise BadInput(f"model '{spec}': {name}: {one_line(error)}") from None
     config.use_cache = False
     return config, parsed
 

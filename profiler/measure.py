@@ -56,7 +56,8 @@ def measure(
 ) -> Profile:
     """Profile the model called `spec` (see `profiler.models.load`) with the executor's own passes, on one thread.
 
-    seconds: how long to time passes at most (at least some rounds; less where the medians are known well before).
+    seconds: how long to time passes (at least some rounds, which takes minutes where a layer takes seconds; less where the
+    medians are known well before).
     neighbours: processes that train the same model meanwhile, as other ranks on this machine would: they share its caches
     and memory bandwidth. timeout: seconds for each of its helpers. states: as in `profiler.states`. device: "cpu" or
     "cuda". Raises BadInput for the model and passes of it that fail, RunFailed where a helper does not answer,

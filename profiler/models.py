@@ -145,7 +145,7 @@ def _own(spec: str, seed: int) -> Model:
         try:
             answer = function()
         except Exception as error:
-            raise BadInput(f"model '{spec}': {name}() raised {type(error).__name__}: {_line(error)}") from None
+            raise BadInput(f"model '{spec}': {name}() raised {type(error).__name__}: {one_line(error)}") from None
     if not isinstance(answer, tuple) or len(answer) not in (2, 3):
         raise BadInput(f"model '{spec}': {name}() must return (layers, sample) or (layers, sample, loss)")
     layers = _named(answer[0], f"model '{spec}': {name}()")
@@ -192,7 +192,8 @@ def _mean_square(output: Tensor, target: Tensor) -> Tensor:
     return output.float().pow(2).mean()
 
 
-def _line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks."""
     return " ".join(str(error).split()) or "no message"
 
 
@@ -218,7 +219,7 @@ def _module(place: str, spec: str) -> Any:
     except ModuleNotFoundError as error:
         raise BadInput(f"model '{spec}': no module named '{error.name}'") from None
     except Exception as error:
-        raise BadInput(f"model '{spec}': importing {place} raised {type(error).__name__}: {_line(error)}") from None
+        raise BadInput(f"model '{spec}': importing {place} raised {type(error).__name__}: {one_line(error)}") from None
 
 
 def _shared(layers: Sequence[nn.Module]) -> tuple[tuple[Place, ...], ...]:

@@ -21,6 +21,7 @@ Feed = Callable[[int, int], tuple[Tensor, Tensor]]  # microbatch, step → input
 IN_FLIGHT = 2  # microbatches at a time at least, as in a pipeline
 COLD = 2  # times a cache that is touched between two passes of one layer: caches do not always drop what is oldest
 MOST_COPIES = 64
+TURNS = ("split", "fused", "recompute")
 
 
 class Watch:
@@ -104,7 +105,7 @@ def rounds(sets: Sequence[list[Stage]], feed: Feed, watch: Watch, recompute: boo
     the stages (see `rotated`), of which microbatches take the next each. Gradients are kept and added to, as in the middle
     of a training step."""
     step = 0
-    turns = ("split", "fused", "recompute")[: 3 if recompute else 2]
+    turns = TURNS if recompute else TURNS[:2]
     while True:
         given = [feed(m, step) for m in range(max(IN_FLIGHT, len(sets)))]
         yield _round(sets, given, watch, turns[step % len(turns)])

@@ -17,11 +17,12 @@ from zbsolve.profile_rows import spread
 from .flow import Flow, fake_mode, place, quiet
 from .models import Model
 from .operations import passes
-from .rounds import MOST_COPIES, Feed, Watch, alone, batches, rotated, rounds, stages_of, updates
+from .rounds import MOST_COPIES, TURNS, Feed, Watch, alone, batches, rotated, rounds, stages_of, updates
 
 KINDS = ("F", "B", "W", "BW", "X")
 LEAST = 9  # rounds, however little time is given
 WARM = 6
+PATIENCE = 20.0  # seconds over what was given: where rounds are longer, fewer are enough
 UPDATES = 5
 SPREAD = 0.01  # of a median: good enough to stop
 CLOCK_EVERY = 0.2  # seconds between looks at the device's clock
@@ -123,12 +124,15 @@ def _run(
     timed: Timed, sets: list[list[Stage]], feed: Feed, watch: Watch, bench: Bench, progress: Progress, what: str
 ) -> None:
     turns = rounds(sets, feed, watch, recompute=True)
-    progress(f"{what}: warming up")
-    for _ in range(WARM):
+    begin = time.monotonic()
+    for done in range(WARM):
+        if done and time.monotonic() - begin > PATIENCE:
+            break
+        progress(f"{what}: warming up, round {done + 1} of {WARM}")
         next(turns)
     mine: Samples = {}
     begin, ran, done, looked = time.monotonic(), time.process_time(), 0, 0.0
-    while done < LEAST or time.monotonic() - begin < bench.seconds:
+    while wanted(done, time.monotonic() - begin, bench.seconds):
         rows = next(turns)
         for i, kind, device_us, host_us in rows:
             mine.setdefault((i, kind), []).append(device_us)
@@ -146,6 +150,12 @@ def _run(
     timed.idle = max(timed.idle, 1 - (time.process_time() - ran) / elapsed)
     timed.copies = min(timed.copies, len(sets))
     timed.samples |= mine
+
+
+def wanted(done: int, elapsed: float, seconds: float) -> bool:
+    """Whether there is to be another round: for as long as was asked; LEAST in any case, or one of each turn where that
+    would try the patience of whoever waits."""
+    return elapsed < seconds or done < (LEAST if elapsed < seconds + PATIENCE else len(TURNS))
 
 
 def _keep(timed: Timed, rows: Sequence[tuple[int, str, float, float]]) -> None:

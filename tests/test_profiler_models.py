@@ -222,6 +222,13 @@ def test_overrides_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert text in capsys.readouterr().err
 
 
+def test_what_the_library_says_of_a_field_is_one_line() -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(BadInput, match="'num_hidden_layers'") as refusal:
+        load('hf:LlamaConfig{"num_hidden_layers": "x"}')
+    assert "\n" not in str(refusal.value)
+
+
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(BadInput, match=r"transformers is missing: install zbsolve\[hf\]"):

@@ -12,7 +12,7 @@ from profiler.flow import flow
 from profiler.measure import measure
 from profiler.models import load
 from profiler.rounds import Watch, batches, rotated, rounds, stages_of
-from profiler.timing import Bench, host_times, is_out_of_memory, time_layers
+from profiler.timing import Bench, host_times, is_out_of_memory, time_layers, wanted
 from profiler.warn import DISTURBED, warnings
 from zbsolve import BadInput
 from zbsolve.cli import main
@@ -227,3 +227,15 @@ def test_a_gpu_is_timed_by_its_events() -> None:
     assert profile.facts["copies"] == 1  # half a GB of parameters evicts itself
     small = measure("gpt-tiny", seconds=1.0, device="cuda")
     assert small.facts["copies"] > 1
+
+
+@pytest.mark.parametrize(
+    ("each", "seconds", "rounds"),
+    [(0.1, 10.0, 100), (0.1, 0.05, 9), (2.0, 5.0, 9), (3.0, 5.0, 9), (10.0, 5.0, 3), (40.0, 5.0, 3), (40.0, 300.0, 8)],
+)
+def test_long_rounds_are_fewer(each: float, seconds: float, rounds: int) -> None:
+    """Nine rounds of a large model on a CPU take many minutes: one with each kind of pass is the least then."""
+    done = 0
+    while wanted(done, each * (done + 1e-9), seconds):
+        done += 1
+    assert done == rounds

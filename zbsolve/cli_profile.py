@@ -39,7 +39,9 @@ def profile_options(parser: argparse.ArgumentParser) -> None:
         help="adam, adam-mixed, adam-mixed-float-gradients or sgd; default: Adam, mixed where parameters have 16 bits",
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--seconds", type=float, default=10.0, help="seconds to time passes at most")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="seconds to time passes at most, but a few rounds in any case"
+    )
     parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside, as other ranks here would be")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
     parser.add_argument("--report", metavar="PAGE", help="also a page: x.html")

@@ -97,7 +97,7 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
         raise BadInput(f"{path}: holds a {body['zbsolve']}, not a {' or a '.join(kinds)} (field 'zbsolve')")
     if body.get("version") != VERSION:
         raise BadInput(
-            f"{path}: format version {body.get('version')} is not {VERSION}, the one this zbsolve reads (field 'version')"
+            f"{path}: format version {body.get('version')!r} is not {VERSION}, the one this zbsolve reads (field 'version')"
         )
     return body["zbsolve"], body
 

@@ -144,7 +144,9 @@ def _whole(values: Any, what: str, count: int) -> Ints:
         try:
             exact = float(value)
             result[i] = round(exact)
-        except (TypeError, ValueError, OverflowError):
+        except OverflowError:
+            raise BadInput(f"{what}[{i}]: larger than {LARGEST}") from None
+        except (TypeError, ValueError):
             raise BadInput(f"{what}[{i}]: not a number: {value!r}") from None
         if exact < 0:
             raise BadInput(f"{what}[{i}]: {value} is negative")

@@ -65,11 +65,14 @@ def pass_name(kind: str, stage: int, microbatch: int, slice: int = 0) -> str:
 
 
 def _column(values: Any, what: str) -> Ints:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists among the numbers
+        raise BadInput(f"{what}: whole numbers are needed, got a list of lists") from None
     if array.size == 0:
         return np.zeros(0, np.int64)
-    if array.dtype.kind not in "iu":
-        raise BadInput(f"{what}: whole numbers are needed, got {array.dtype}")
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise BadInput(f"{what}: whole numbers are needed, got {array.dtype if array.ndim == 1 else 'a list of lists'}")
     return np.ascontiguousarray(array, np.int64)
 
 
@@ -191,7 +194,7 @@ class Problem:
             raise BadInput("problem: no passes")
         if self.objective not in OBJECTIVES:
             raise BadInput(f"objective '{self.objective}': one of {' '.join(OBJECTIVES)}")
-        for what in ("stage", "microbatch", "slice", "rank", "duration"):
+        for what in ("stage", "microbatch", "slice", "rank", "duration", "streams"):
             column = getattr(passes, what)
             if len(column) != len(passes):
                 raise BadInput(f"problem: column '{what}' has {len(column)} rows, not {len(passes)}")
@@ -200,7 +203,7 @@ class Problem:
                 raise BadInput(f"pass {self.names[worst]}: {what} is negative ({column[worst]})")
         if passes.kind.min() < 0 or passes.kind.max() >= len(KINDS):
             raise BadInput("problem: column 'kind' names an unknown kind")
-        if passes.streams.min() < 0 or passes.streams.max() >= len(passes.stream_sets):
+        if passes.streams.max() >= len(passes.stream_sets):
             raise BadInput("problem: column 'streams' points outside its table")
         self._check_edges(edges)
         if self.capacity is not None:
@@ -369,8 +372,9 @@ class Problem:
         rows = field(dict(body), "passes", dict, where)
         links = field(dict(body), "edges", dict, where)
         kinds = field(rows, "kind", list, where)
-        if not set(kinds) <= set(KINDS):
-            raise BadInput(f"{where}: field 'kind' has an unknown kind '{sorted(set(kinds) - set(KINDS), key=str)[0]}'")
+        unknown = sorted({str(kind) for kind in kinds} - set(KINDS))
+        if unknown:
+            raise BadInput(f"{where}: field 'kind' has an unknown kind '{unknown[0]}'")
         number = {kind: i for i, kind in enumerate(KINDS)}
         columns = {
             what: _column(field(rows, what, list, where), f"{where}: field '{what}'")
@@ -382,13 +386,16 @@ class Problem:
         }
         if len({len(column) for column in ends.values()}) > 1:
             raise BadInput(f"{where}: the columns of 'edges' differ in length")
+        sets = field(rows, "stream_sets", list, where)
+        if not all(isinstance(one, list) and one and all(isinstance(stream, str) for stream in one) for one in sets):
+            raise BadInput(f"{where}: field 'stream_sets' must hold lists of stream names")
         capacity = body.get("capacity")
         if capacity is not None and not (isinstance(capacity, list) and all(type(c) is int for c in capacity)):
             raise BadInput(f"{where}: field 'capacity' must be null or a list of whole bytes")
         return cls(
             Passes(
                 kind=_column([number[kind] for kind in kinds], "kind"),
-                stream_sets=tuple(tuple(map(str, s)) for s in field(rows, "stream_sets", list, where)),
+                stream_sets=tuple(map(tuple, sets)),
                 **columns,
             ),
             Edges(**ends),

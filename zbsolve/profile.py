@@ -195,7 +195,7 @@ class Profile:
             states,
             capacity,
             field(body, "facts", dict, where),
-            field(body, "samples", dict, where),
+            _samples(field(body, "samples", dict, where), where),
             _factors(body.get("rank_factors", []), where),
             _tied(body.get("tied", []), len(rows), where),
         )
@@ -213,6 +213,13 @@ def _factors(values: Any, where: str) -> tuple[float, ...]:
     if not isinstance(values, list) or not all(type(v) in (int, float) and 0 < v < float("inf") for v in values):
         raise BadInput(f"{where}: field 'rank_factors' must list positive numbers, one a rank")
     return tuple(float(v) for v in values)
+
+
+def _samples(rows: dict[str, Any], where: str) -> dict[str, list[float]]:
+    for key, row in rows.items():
+        if not isinstance(row, list) or not all(type(us) in (int, float) and abs(us) < LARGEST for us in row):
+            raise BadInput(f"{where}: field 'samples': '{key}' must list numbers")
+    return rows
 
 
 def _tied(rows: Any, layers: int, where: str) -> Tied:

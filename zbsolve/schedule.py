@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -150,9 +150,9 @@ class Schedule:
         if not all(isinstance(n, list) and all(isinstance(name, str) for name in n) for n in order.values()):
             raise BadInput(f"{where}: field 'order' must map streams to lists of pass names")
         syncs = field(content, "syncs", list, where)
-        if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in syncs):
+        if not all(isinstance(pair, list) and len(pair) == 2 for pair in syncs):
             raise BadInput(f"{where}: field 'syncs' must hold pairs of pass names")
-        certificate = content.get("certificate")
+        certificate = None if content.get("certificate") is None else field(content, "certificate", dict, where)
         return cls(
             problem,
             order,

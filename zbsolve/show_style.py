@@ -147,7 +147,7 @@ def certificate_lines(schedule: Schedule) -> list[str]:
     """What is proven about the schedule, and how; one line saying so where nothing is."""
     c = schedule.certificate
     if c is None:
-        return ["no certificate: nothing is proven about this schedule"]
+        return ["no certificate comes with this (a trace keeps none): nothing is proven here"]
     verdict = "optimal" if c.status == "optimal" else f"at most {c.gap:.2%} could still be saved"
     return [
         f"certificate: {c.objective} {format_time(c.value)}, proven bound {format_time(c.bound)}: {verdict}",

@@ -95,6 +95,8 @@ class Timeline(Mapping[str, tuple[float, float]]):
     @classmethod
     def from_json(cls, problem: Problem, body: Mapping[str, Any], where: str = "timeline") -> Timeline:
         """The timeline that `to_json` wrote. Raises BadInput for missing or unknown passes."""
+        if not isinstance(body, Mapping):
+            raise BadInput(f"{where}: not an object of pass name → [start, end]")
         start, end = np.zeros(len(problem.passes)), np.zeros(len(problem.passes))
         for name in problem.names:
             pair = body.get(name)

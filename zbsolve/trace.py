@@ -105,16 +105,19 @@ class Trace:
         if not steps:
             raise BadInput(f"{where}: field 'steps' is empty")
         ready = tuple(_column(one, problem, f"{where}: field 'ready'") for one in field(content, "ready", list, where))
-        host = tuple(_finite(one, problem, f"{where}: field 'host'") for one in content.get("host") or ())
-        if len(host) not in (0, len(steps)):
-            raise BadInput(f"{where}: field 'host' has {len(host)} columns for {len(steps)} steps")
+        host = tuple(
+            _finite(one, problem, f"{where}: field 'host'") for one in field({"host": [], **content}, "host", list, where)
+        )
+        for name, columns in (("ready", ready), ("host", host)):
+            if len(columns) != len(steps) and (columns or name == "ready"):
+                raise BadInput(f"{where}: field '{name}' has {len(columns)} columns for {len(steps)} steps")
         held = content.get("held")
         losses, peaks = field(content, "losses", list, where), field(content, "peaks", list, where)
         if not all(isinstance(x, int | float) for x in losses):
             raise BadInput(f"{where}: field 'losses' must list numbers")
         if not all(isinstance(p, list) and all(type(x) is int for x in p) for p in peaks):
             raise BadInput(f"{where}: field 'peaks' must list whole bytes, rank by rank")
-        order, syncs = field(content, "order", dict, where), content.get("syncs") or []
+        order, syncs = field(content, "order", dict, where), field({"syncs": [], **content}, "syncs", list, where)
         listed = [name for names in order.values() for name in (names if isinstance(names, list) else (None,))]
         if not all(isinstance(name, str) for name in listed) or {*listed} != {*problem.names}:
             raise BadInput(f"{where}: field 'order' does not list exactly the problem's passes")
