@@ -128,3 +128,43 @@ def test_bad_input_is_one_line(tmp_path, capsys, arguments, line):
 def test_bad_calls():
     with pytest.raises(BadInput, match="points"):
         frontier(layered(2), 2, 2, points=0)
+
+
+class Counted:
+    """A clock in whole seconds that a test puts forward; one for a whole frontier."""
+
+    counted = False
+
+    def __init__(self, seconds, effort=None):
+        self.seconds, self.used = seconds, 0
+
+    @property
+    def left(self):
+        return max(0, self.seconds - self.used)
+
+
+@pytest.mark.parametrize("placement", ["single", "loop"])
+def test_little_time_is_kept_to(placement, monkeypatch):
+    """Every solve takes a second here, whatever it was granted, as for long steps; 4 s are for 12 points. All points have a
+    schedule all the same: what fits the tightest fits everywhere."""
+    clocks = []
+
+    def clock(seconds, effort):
+        clocks.append(Counted(seconds))
+        return clocks[-1]
+
+    def slow(problem, **options):
+        clocks[-1].used += 1
+        del options["seconds"]
+        return solve(problem, effort=0.05, **options)
+
+    monkeypatch.setattr("zbsolve.frontier.Clock", clock)
+    monkeypatch.setattr("zbsolve.frontier.solve", slow)
+    found = frontier(layered(8, 10), 4, 8, placement, points=12, seconds=4)
+    assert clocks[-1].used <= 6
+    assert len(found.points) >= 12
+    values, bounds = ([getattr(point, what) for point in found.points] for what in ("value", "bound"))
+    assert values == sorted(values, reverse=True)
+    assert bounds == sorted(bounds, reverse=True)
+    for point in found.points:
+        assert verify(point.schedule.problem, point.schedule) == ()

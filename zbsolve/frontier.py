@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .clock import Clock
-from .errors import BadInput, Infeasible, NotFound
+from .errors import BadInput, Deadlock, Infeasible, NotFound
 from .files import write_document
 from .graphs_recompute import Recompute
 from .greedy.presets import PRESETS, preset
@@ -117,10 +117,11 @@ def frontier(
     `effort` in their place: the same points on every machine (see `solve`).
 
     First down from unlimited memory, then, with what time is left, up again over the points that are still open, each
-    from the best schedule that fits. Limits lie closer together where memory is short. Fewer points come out where the
-    range has fewer bytes. Further `options` go to `solve`. `progress` is called with the point's place; after `stop`
-    says True no further point is solved, and points without a schedule are left out. Raises BadInput, and Infeasible
-    where a rank's parameters do not fit any memory.
+    from the best schedule that fits. Where time is over on the way down, only the tightest limit without a schedule is
+    still solved: what fits there fits everywhere. Limits lie closer together where memory is short. Fewer points come out
+    where the range has fewer bytes. Further `options` go to `solve`. `progress` is called with the point's place; after
+    `stop` says True no further point is solved, and points without a schedule are left out. Raises BadInput, and
+    Infeasible where a rank's parameters do not fit any memory.
     """
     if points < 2:
         raise BadInput(f"points: at least 2 are needed, got {points}")
@@ -172,6 +173,7 @@ class _Walk:
         self.proven: list[tuple[int | None, Certificate]] = []  # limit, and the bound that was proven there
         self.spent: dict[int | None, float] = {}
         self.limits: list[int] = []
+        self.sound: set[int] = set()  # schedules that were verified in the very memory that they need, by identity
         self.named = list(_named(free, fixed))
         for one, schedule in self.named:
             self.found.append((one.value, one.memory, one.name, schedule))
@@ -223,8 +225,18 @@ class _Walk:
         """Note a schedule, with the memory it really needs, and its bound."""
         certificate = schedule.certificate
         assert certificate is not None
-        self.found.append((certificate.value, needs(schedule, self.fixed), certificate.solver, schedule))
+        row = certificate.value, needs(schedule, self.fixed), certificate.solver, schedule
+        self.verified(row)
+        self.found.append(row)
         self.proven.append((limit, certificate))
+
+    def verified(self, row: tuple[int, int, str, Schedule]) -> None:
+        """Verify a schedule in the memory that it needs, once: it then holds in more too."""
+        _, memory, _, schedule = row
+        if id(schedule) not in self.sound:
+            problem = self.problem(memory)
+            assert not verify(problem, Schedule(problem, schedule.order, schedule.syncs))
+            self.sound.add(id(schedule))
 
     def plan(self, points: int) -> None:
         """The limits: from the least to the unlimited optimum's peak, evenly by ratio of activation memory; and the peaks
@@ -240,12 +252,20 @@ class _Walk:
         self.limits = sorted({min(max(at, least), top) for at in ladder} | {least, top} | named)
 
     def down(self) -> None:
-        """Every limit once, the roomiest first: its bound holds for all below."""
+        """Every limit once, the roomiest first: its bound holds for all below. Where time is over before, tight ones that
+        have no schedule yet, until one has."""
         for i, limit in enumerate(reversed(self.limits)):
             if self.stop():
                 return
+            if self.clock.left <= 0:
+                break
             if self.open(limit):  # two thirds of the time for the way down
                 self.solve(limit, 0.67 / (len(self.limits) - i), f"point {len(self.limits) - i} of {len(self.limits)}")
+
+        for limit in self.limits:
+            if self.stop() or self.best(limit) is not None:
+                return
+            self.solve(limit, 1.0, "the least memory")
 
     def up(self) -> None:
         """Open limits again, the tightest first: its schedule starts the next."""
@@ -264,6 +284,7 @@ class _Walk:
         best, bound = self.best(limit), self.bound(limit)
         if best is None or bound is None:
             return None
+        self.verified(best)
         value, peak, solver, found = best
         at, proven = bound
         proof = proven.proof
@@ -281,7 +302,6 @@ class _Walk:
             digest=problem.digest,
         )
         schedule = Schedule(problem, found.order, found.syncs, certificate)
-        assert not verify(problem, schedule)
         return Point(limit, peak, value, certificate.bound, proof, solver, seconds, schedule)
 
 
@@ -302,9 +322,9 @@ def _named(problem: Problem, fixed: Ints) -> list[tuple[Named, Schedule]]:
     for name in PRESETS:
         try:
             schedule = preset(name, problem)
-        except BadInput:
-            continue
-        if not verify(problem, schedule) and all(schedule.order != other.order for _, other in found):
             one = Named(NAMED.get(name, name), needs(schedule, fixed), int(schedule.timeline().value))
+        except (BadInput, Deadlock):
+            continue
+        if all(schedule.order != other.order for _, other in found):
             found.append((one, schedule))
     return found
