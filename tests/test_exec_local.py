@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator
 from datetime import timedelta
+from threading import Timer
 from typing import Any
 from unittest.mock import patch
 
@@ -33,7 +34,7 @@ def two() -> dict[str, list[Any]]:
 def ends() -> Iterator[tuple[Outlet, Inlet]]:
     """Both in this process."""
     outlet = Outlet(500)
-    inlet = Inlet(outlet.offer)
+    inlet = Inlet(outlet.offer, SOON)
     assert outlet.agreed(True) is outlet
     yield outlet, inlet
     outlet.close()
@@ -165,9 +166,23 @@ def test_other_bytes_than_expected_are_an_error_and_no_spoilt_memory(ends: tuple
     assert buffer.tolist() == [0, 0]
 
 
+def test_no_wait_is_without_an_end(ends: tuple[Outlet, Inlet]) -> None:
+    """As long as the inlet's own where none is given; also where that is longer than a poll can be."""
+    outlet, inlet = ends
+    buffer = torch.zeros(3)
+    taking = inlet.recv([buffer], 0, 0)
+    with pytest.raises(TimeoutError, match="Timed out waiting 30ms"):
+        taking.wait()
+    late = Timer(0.05, lambda: outlet.send([torch.ones(3)], 1, 0))
+    late.start()
+    taking.wait(timedelta(days=365))
+    late.join(20)
+    assert buffer.tolist() == [1, 1, 1]
+
+
 def test_pipes_hold_what_steps_send() -> None:
     outlet = Outlet(1500)
-    inlet = Inlet(outlet.offer)
+    inlet = Inlet(outlet.offer, SOON)
     outlet.agreed(True)
     for _ in range(local.STEPS * local.EACH * 1500):
         assert outlet._places.write(PLACE.pack(0, 0, 0)) == PLACE.size
@@ -182,11 +197,11 @@ def test_no_offer_from_systems_without_such_files() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with patch.object(os, "pipe", side_effect=OSError):
         assert Outlet.made(1) is None
-    assert Inlet.of(b"") is None
+    assert Inlet.of(b"", SOON) is None
     outlet = Outlet(1)
     offer = outlet.offer
     assert outlet.agreed(False) is None
-    assert Inlet.of(offer) is None  # closed by now
+    assert Inlet.of(offer, SOON) is None  # closed by now
     assert len(os.listdir("/proc/self/fd")) == before
 
 

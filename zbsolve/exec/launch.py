@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .job import Options
 
 NOTE = 64  # bytes a rank in the file of what each rank does now
+ENDING = 10.0  # seconds that a killed rank may take to go
 MOST = 1000  # processes
 GRACE = 1.5  # seconds between a rank's end and the end of the others, for their reports
 
@@ -148,6 +150,7 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
         if child.poll() is None:
             child.kill()
     for child in children:
-        child.wait()
+        with suppress(subprocess.TimeoutExpired):  # killed, but the kernel holds it
+            child.wait(ENDING)
         if child.stdin is not None:
             child.stdin.close()

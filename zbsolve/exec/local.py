@@ -31,6 +31,7 @@ from torch import Tensor
 PLACE = Struct("qqq")  # where a message lies, its bytes, its tag
 STOPPED = PLACE.pack(-1, 0, 0)
 FREE = Struct("q")
+LONGEST = 2**31 - 1  # ms that poll can wait
 SPIN = 50_000  # ns to look out for a message before sleeping: a small pass takes some 30 µs longer after a sleep
 CHUNK = 16 * PLACE.size  # read at once
 LEAST, FIRST = 64, 1 << 16  # bytes of a place, and of the file at first
@@ -162,10 +163,12 @@ class Outlet:
 
 
 class Inlet:
-    """The receiver's end of what another rank offers. Raises OSError where it cannot be had."""
+    """The receiver's end of what another rank offers; it waits for `timeout` where nothing else is said. Raises OSError
+    where it cannot be had."""
 
-    def __init__(self, offer: bytes) -> None:
+    def __init__(self, offer: bytes, timeout: timedelta) -> None:
         process, theirs = json.loads(offer)
+        self.timeout = timeout
         self._files: list[FileIO] = []
         try:
             for (number, name), mode in zip(theirs, ("r+", "r", "w"), strict=True):
@@ -183,10 +186,10 @@ class Inlet:
         self._emptied, self._unsaid, self._ended = b"", 0, False
 
     @classmethod
-    def of(cls, offer: bytes) -> Inlet | None:
+    def of(cls, offer: bytes, timeout: timedelta) -> Inlet | None:
         """None where nothing is offered, or it cannot be had from here."""
         with suppress(OSError):
-            return cls(offer) if offer else None
+            return cls(offer, timeout) if offer else None
         return None
 
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Taking:
@@ -196,7 +199,7 @@ class Inlet:
         self._asked[tag].append(taking)
         return taking
 
-    def take(self, taking: Taking, timeout: timedelta | None) -> None:
+    def take(self, taking: Taking, timeout: timedelta) -> None:
         """Take messages of one tag in their order, until this one is there."""
         here, asked = self._here[taking.tag], self._asked[taking.tag]
         while taking.open:
@@ -228,14 +231,14 @@ class Inlet:
             said = self._freed.write(self._emptied)  # None: the pipe is full, so the next time
         self._emptied, self._unsaid = self._emptied[said or 0 :], 0
 
-    def _read(self, timeout: timedelta | None) -> None:
+    def _read(self, timeout: timedelta) -> None:
         if self._ended:  # what came before the end was taken first
             raise ConnectionError("Connection closed by peer")
         until = time.monotonic_ns() + SPIN
         while (words := self._places.read(CHUNK)) is None and time.monotonic_ns() < until:
             os.sched_yield()
         while words is None:
-            ms = None if timeout is None else round(timeout.total_seconds() * 1000)
+            ms = min(round(timeout.total_seconds() * 1000), LONGEST)
             if not self._poll.poll(ms):
                 raise TimeoutError(f"Timed out waiting {ms}ms")
             words = self._places.read(CHUNK)
@@ -265,8 +268,9 @@ class Taking:
         self._inlet, self.tensor, self.tag, self.done, self.open = inlet, tensor, tag, 0, True
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Until the tensor is filled, or the other end is gone. Raises TimeoutError, ConnectionError in gloo's words."""
-        self._inlet.take(self, timeout)
+        """Until the tensor is filled, or the other end is gone, or time is over (None: the inlet's). Raises TimeoutError,
+        ConnectionError in gloo's words."""
+        self._inlet.take(self, self._inlet.timeout if timeout is None else timeout)
 
 
 def _name(process: int | str, number: int) -> str:

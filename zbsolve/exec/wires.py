@@ -81,7 +81,7 @@ class Wires:
             taken = receive_bytes(self, destination) == TAKEN
             return None if outlet is None else outlet.agreed(taken)
         if self.rank == destination:
-            inlet = Inlet.of(receive_bytes(self, source))
+            inlet = Inlet.of(receive_bytes(self, source), self.control.options._timeout)  # as long as gloo waits
             send_bytes(self, b"" if inlet is None else TAKEN, source)
             return inlet
         return None
