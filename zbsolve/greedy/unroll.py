@@ -19,6 +19,7 @@ from ..schedule import Schedule
 from .template import Template
 
 WINDOW = 512  # how far ahead of the next pass a rank looks for a filler
+NEVER = np.int64(1) << 60
 
 
 class Habit(NamedTuple):
@@ -94,42 +95,6 @@ def _ordered(t, wish, order):  # type: ignore[no-untyped-def]
             position[best] += 1
             at += 1
     return True
-
-
-@numba.njit(cache=True, inline="always")
-def _push(times, ranks, size, time, rank):  # type: ignore[no-untyped-def]
-    """A binary heap of (time, rank) in two arrays."""
-    i = size
-    while i > 0:
-        up = (i - 1) >> 1
-        if times[up] < time or (times[up] == time and ranks[up] <= rank):
-            break
-        times[i], ranks[i] = times[up], ranks[up]
-        i = up
-    times[i], ranks[i] = time, rank
-    return size + 1
-
-
-@numba.njit(cache=True, inline="always")
-def _pop(times, ranks, size):  # type: ignore[no-untyped-def]
-    """Drop the top; the caller has read it."""
-    size -= 1
-    time, rank = times[size], ranks[size]
-    i = 0
-    while True:
-        down = 2 * i + 1
-        if down >= size:
-            break
-        if down + 1 < size and (
-            times[down + 1] < times[down] or (times[down + 1] == times[down] and ranks[down + 1] < ranks[down])
-        ):
-            down += 1
-        if time < times[down] or (time == times[down] and rank <= ranks[down]):
-            break
-        times[i], ranks[i] = times[down], ranks[down]
-        i = down
-    times[i], ranks[i] = time, rank
-    return size
 
 
 @numba.njit(cache=True, inline="always")
@@ -268,17 +233,15 @@ def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
     free = np.zeros(ranks, np.int64)
     used = np.zeros(ranks, np.int64)
     opened = np.full(ranks, -1, np.int64)
-    times = np.empty(2 * count + ranks + 1, np.int64)
-    whose = np.empty(2 * count + ranks + 1, np.int64)
-    size = 0
-    for rank in range(ranks):
-        size = _push(times, whose, size, 0, rank)
+    wake = np.zeros(ranks, np.int64)  # when a rank looks next: its pass ends, or what is next in one of its lanes arrives
     done = 0
-    while size > 0:
-        now, rank = times[0], whose[0]
-        size = _pop(times, whose, size)
-        if free[rank] > now or head[rank] < 0:
-            continue
+    while done < count:
+        rank, now = 0, wake[0]
+        for r in range(1, ranks):
+            if wake[r] < now:
+                rank, now = r, wake[r]
+        if now == NEVER:
+            break
         i = _choose(
             taken,
             freed,
@@ -304,6 +267,11 @@ def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
             fillers,
         )
         if i < 0:
+            wake[rank] = NEVER
+            for h in range(home_first[rank], home_first[rank + 1]):
+                k = heads[home_lanes[h]]
+                if k >= 0 and waiting[k] == 0 and ready[k] > now:
+                    wake[rank] = min(wake[rank], ready[k])
             continue
         lane, j = i // m, i % m
         end = now + duration[lane]
@@ -323,13 +291,14 @@ def decode_fast(t, wish, early, slack, fillers):  # type: ignore[no-untyped-def]
             head[rank] = following[i]
         if following[i] >= 0:
             previous[following[i]] = previous[i]
-        size = _push(times, whose, size, end, rank)
+        wake[rank] = end if head[rank] >= 0 else NEVER
         for e in range(out_first[lane], out_first[lane + 1]):
             k = out_lane[e] * m + j
             ready[k] = max(ready[k], end + out_lag[e])
             waiting[k] -= 1
             if waiting[k] == 0:
-                size = _push(times, whose, size, ready[k], homes[out_lane[e]])
+                other = homes[out_lane[e]]
+                wake[other] = min(wake[other], max(ready[k], free[other]))
     if done < count:
         return -1, start, order
     value = 0
