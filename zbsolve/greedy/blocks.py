@@ -17,10 +17,10 @@ from ..clock import Clock
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from .beside import with_beside, without_beside
-from .modulo import Block, least_period, serial, settle_near, strides
+from .modulo import Block, eager, least_period, serial, settle_near, strides
 from .ramps import Walk, improve, walk
 from .shapes import Shape, improve_shape
-from .steady import extended, few_microbatches, shrunk
+from .steady import WORTH, extended, few_microbatches, in_flight, shrunk
 from .template import Template, reversed_template, shortened, template
 from .unroll import Habit, decode, repeat, to_schedule
 
@@ -30,7 +30,9 @@ BENT = Habit(2, 8, 1)  # with which shapes are walked at first
 POOL = 3  # how many different walks are improved
 CHUNK = 0.3  # seconds of annealing at a time
 HEATS = (0.05, 0.15, 0.4)  # what annealing takes lightly at first, in mean passes
-SHAPE_HEATS = (3.0, 0.75)  # the same for a new shape, and for the best one again
+SHAPE_HEATS = (1.0, 0.75)  # the same for a new shape, and for the best one again
+LOOSE = 1.05  # times the least period a new shape is repeated at
+SOME = 6  # times what is in flight at once: so many microbatches show what a shape is worth
 RUN, LONGEST = 0.1, 3.0  # of the time goes to one annealing of a shape; seconds at most, since nothing ends it before
 NEAR = 1.005  # times the target: there shapes have no more to gain
 ROWS = 2  # microbatches that a shape tells apart at most
@@ -126,8 +128,10 @@ class _Search:
         self.clock.spend(self.t.rank.size * self.t.microbatches * PASS)
         self.cost = self.clock.used - at
         yield from self.adopt()
-        arms = [self.more_blocks(), self.anneal(), *([self.fewer()] if self.few and self.cost > SLOW else [])]
-        for arm, share in zip((arms[0], self.shapes(min(LONGEST, RUN * total))), SHARES, strict=True):
+        arms = [self.more_blocks(), self.shapes(min(LONGEST, RUN * total)), self.anneal()]
+        if self.few and self.cost > SLOW:
+            arms.append(self.fewer())
+        for arm, share in zip(arms[:2], SHARES, strict=True):
             for _ in arm:
                 yield
                 if self.clock.used - began > share * total:
@@ -135,16 +139,20 @@ class _Search:
         yield from self.take_turns(arms)
 
     def take_turns(self, arms: list[Iterator[None]]) -> Iterator[None]:
-        """Advance the arm that lately gained most a second, another one now and then."""
+        """Advance the arm that lately gained most a second, another one now and then; each while it has more to try."""
         gain = np.full(len(arms), np.inf)
-        while self.pool:
+        while self.pool and arms:
             yield from self.adopt()
             arm = int(self.random.integers(len(arms))) if self.random.random() < CURIOUS else int(np.argmax(gain))
             began, before = self.clock.used, self.pool[0].value
-            while self.clock.used - began < 0.02 * self.left or self.clock.used - began < 0.05:
-                if next(arms[arm], self) is self:
-                    return
+            ended = False
+            while not ended and (self.clock.used - began < 0.02 * self.left or self.clock.used - began < 0.05):
+                ended = next(arms[arm], self) is self
                 yield
+            if ended:
+                del arms[arm]
+                gain = np.delete(gain, arm)
+                continue
             rate = (before - self.pool[0].value) / (self.clock.used - began)
             gain[arm] = rate if np.isinf(gain[arm]) else 0.6 * gain[arm] + 0.4 * rate
 
@@ -174,33 +182,45 @@ class _Search:
         for wish in extended(found.start, self.t.microbatches, tries):
             yield from self.walks(wish, (found.habit,))
 
-    def annealed(self, rounds: int, began: float) -> None:
-        """Count so many walks, and learn what one takes."""
-        self.clock.spend(rounds * self.t.rank.size * self.t.microbatches * PASS)
-        self.cost = max(1e-7, (self.clock.used - began) / rounds)
+    def annealed(self, rounds: int, began: float, few: int) -> None:
+        """Count so many walks of `few` microbatches, and learn what one of all takes."""
+        self.clock.spend(rounds * self.t.rank.size * few * PASS)
+        self.cost = max(1e-7, (self.clock.used - began) / rounds * self.t.microbatches / few)
 
     def shapes(self, seconds: float) -> Iterator[None]:
-        """Anneal the shape of the shortest block for so many seconds, then the best shape so far, and so on: until what is
-        left to gain is in the ramps."""
-        steps, mean = strides(self.t), float(self.t.duration.mean())
+        """Anneal shapes for so many seconds each: from the shortest lives, and the best so far again, of many microbatches
+        with few of them at first; until what is left to gain is in the ramps."""
+        tight = Shape(eager(self.t)[None], int(LOOSE * least_period(self.t)), BENT)
+        m, some = self.t.microbatches, SOME * in_flight(self.t)
+        few = some if some <= WORTH * m else m
         best: tuple[int, Shape] | None = None
-        again = False
-        while self.left > 0 and not (self.pool and self.pool[0].value <= NEAR * self.target):
-            begin = best[1] if again and best is not None else Shape(self.block.offset[None], self.block.period, BENT)
-            if len(begin.offset) == 1:
-                begin = begin._replace(offset=np.repeat(begin.offset, 1 + self.random.integers(ROWS), axis=0))
-            rounds = max(1, int(min(seconds, self.left) / self.cost))
-            at = self.clock.used
-            heat = mean * SHAPE_HEATS[again]
-            found = improve_shape(self.t, begin, HABITS, steps, self.target, rounds, heat, self.seed())
-            self.annealed(rounds, at)
-            if found is not None:
-                if best is None or found[1].value < best[0]:
-                    best = found[1].value, found[0]
-                if self.offer(found[1]):
-                    self.back_and_forth(self.pool[0])
-            yield
-            again = not again
+        while True:
+            for count, again in ((few, False), *((count, True) for count in sorted({few, m}))):
+                if self.left <= 0 or (self.pool and self.pool[0].value <= NEAR * self.target):
+                    return
+                begin = self.told_apart(best[1]) if again and best is not None else tight
+                found = self.shaped(begin, count, seconds, SHAPE_HEATS[again])
+                if found is not None:
+                    shape, value = found[0], found[1].value
+                    if count == few and (best is None or value < best[0]):
+                        best = value, shape
+                    yield from self.walks(repeat(self.t, shape.offset, shape.period), (shape.habit,))
+                yield
+
+    def told_apart(self, shape: Shape) -> Shape:
+        """The shape, at random with its microbatches told apart."""
+        rows = int(self.random.integers(len(shape.offset), ROWS + 1))
+        return shape._replace(offset=np.repeat(shape.offset, rows // len(shape.offset), axis=0))
+
+    def shaped(self, begin: Shape, few: int, seconds: float, heat: float) -> tuple[Shape, Walk] | None:
+        """What annealing finds from a shape with the first `few` microbatches alone; `heat` in mean passes."""
+        small, share = shortened(self.t, few), few / self.t.microbatches
+        target = self.target if share == 1 else least_value(small)
+        rounds = max(1, int(min(seconds, self.left) / (share * self.cost)))
+        at, warm = self.clock.used, heat * float(self.t.duration.mean())
+        found = improve_shape(small, begin, HABITS, strides(self.t), target, rounds, warm, self.seed())
+        self.annealed(rounds, at, few)
+        return found
 
     def more_blocks(self) -> Iterator[None]:
         for block in self.blocks():
@@ -299,7 +319,7 @@ class _Search:
                 heat = mean * float(self.random.choice(HEATS))
                 at = self.clock.used
                 found = improve(self.t, begin, steps, self.target, rounds, heat, self.seed())
-                self.annealed(rounds, at)
+                self.annealed(rounds, at, self.t.microbatches)
                 if found.value < begin.value:
                     self.pool = [w for w in self.pool if w is not begin]
                     self.offer(found)
