@@ -17,7 +17,7 @@ from zbsolve.profile import Link, Profile
 
 from .alike import chosen
 from .devices import ASSUMED, ATTENTION_SHARE, KERNEL_US, LATENCY_US, LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Device, device
-from .flow import DATA_DEPENDENT, fake_mode, flow, load_fake, quiet
+from .flow import DATA_DEPENDENT, fake_mode, flow, load_fake, naming, place, quiet
 from .memory import Held, held
 from .models import Model
 from .operations import Passes, passes
@@ -41,7 +41,10 @@ def estimate(spec: str, on: str, *, seed: int = 0, states: str | None = None) ->
         with mode, quiet():
             stages = stages_of(model, taken)
             batch = mode.from_tensor(model.batch(0, 0)[0]), mode.from_tensor(model.batch(0, 0)[1])
-            work = passes(stages, through, batch)
+            work: dict[int, Passes] = {}
+            for stage in stages:
+                with naming(f"model '{spec}': {place(model, stage.first)} cannot be estimated"):
+                    work |= passes([stage], through, batch)
             memory = dict(zip(taken, held(model, stages), strict=True))
     except DATA_DEPENDENT as error:
         raise BadInput(f"model '{spec}': its layers read numbers, so it cannot be estimated: {error}") from None

@@ -74,7 +74,7 @@ def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
 def flow(model: Model, real: bool = True) -> Flow:
     """What flows through `model`, in fake tensors; with real ones where that fails and `real` says so: some layers read
     numbers (Python branches on data), some kernels do what torch's rules for fake tensors do not know. Raises BadInput
-    naming the layer: its forward fails, its output does not fit the next one, no gradient comes back through it, or
+    naming the layer: its forward or backward fails, its output does not fit the next one, no gradient comes back, or
     nothing is trained; without `real` also one of DATA_DEPENDENT."""
     try:
         mode = fake_mode()
@@ -136,28 +136,34 @@ def _forward(model: Model, i: int, layer: nn.Module, x: Tensor, needed: bool) ->
     came = f"the {_words(x)} that layer {i - 1} gives" if i else f"the sample, {_words(x)}"
     if needed and x.is_floating_point():
         x.requires_grad_()
-    try:
+    with naming(f"{head} fails on {came}"):
         y: Any = layer(x)
-    except DATA_DEPENDENT:
-        raise
-    except Exception as error:
-        raise BadInput(f"{head} fails on {came}: {_line(error)}") from None
     if not isinstance(y, Tensor) or not y.is_floating_point():
         raise BadInput(f"{head} gives {_words(y)}, not one floating-point tensor")
-    if needed:
-        back = torch.autograd.grad(y.sum(), x, allow_unused=True)[0] if y.requires_grad and x.requires_grad else None
-        if back is None:
-            raise BadInput(f"{head} lets no gradient back to the layers before it")
+    back: Sequence[Tensor | None] = [None]
+    wanted = [t for t in (x, *layer.parameters()) if t.requires_grad]
+    if y.requires_grad and wanted:
+        with naming(f"{head}: its backward fails"):
+            back = torch.autograd.grad(y.sum(), wanted, allow_unused=True)
+    if needed and (back[0] is None or not x.requires_grad):
+        raise BadInput(f"{head} lets no gradient back to the layers before it")
     return y
 
 
-def _check_loss(model: Model, x: Tensor, target: Tensor) -> None:
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """What fails inside is said in one line that begins with `what`, as BadInput; but for DATA_DEPENDENT."""
     try:
-        loss: Any = model.loss(x.requires_grad_(), target)
-    except DATA_DEPENDENT:
+        yield
+    except (BadInput, *DATA_DEPENDENT):
         raise
     except Exception as error:
-        raise BadInput(f"model '{model.name}': its loss fails on {_words(x)}: {_line(error)}") from None
+        raise BadInput(f"{what}: {_line(error)}") from None
+
+
+def _check_loss(model: Model, x: Tensor, target: Tensor) -> None:
+    with naming(f"model '{model.name}': its loss fails on {_words(x)}"):
+        loss: Any = model.loss(x.requires_grad_(), target)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
         raise BadInput(f"model '{model.name}': its loss gives {_words(loss)}, not a tensor of one number")
     if not loss.requires_grad:

@@ -159,6 +159,32 @@ def frozen():
     return [nn.ReLU(), nn.Tanh()], torch.randn(2, 4)
 def words():
     return [nn.Linear(4, 4), Words()], torch.randn(2, 4)
+class NoWay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("no way back")
+class Back(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+    def forward(self, x):
+        return NoWay.apply(self.inner(x))
+def back():
+    return [Back(), nn.Linear(4, 4)], torch.randn(2, 4)
+def behind():
+    return [nn.Linear(4, 4), Back()], torch.randn(2, 4)
+class Tired(nn.Linear):
+    turn = 0
+    def forward(self, x):
+        self.turn += 1
+        if self.turn > 1:
+            raise ValueError("only once")
+        return super().forward(x)
+def tired():
+    return [nn.Linear(4, 4), Tired(4, 4)], torch.randn(2, 4)
 def loss():
     return [nn.Linear(4, 4)], (torch.randn(2, 4), torch.randn(3, 3)), nn.functional.cross_entropy
 def branch():
@@ -183,10 +209,14 @@ def test_what_does_not_work_is_said_in_one_line(
         "cut": r"layer 1 \(1.Cut\) lets no gradient back to the layers before it",
         "frozen": "none of its 2 layers has a parameter that is trained",
         "words": r"layer 1 \(1.Words\) gives a str, not one floating-point tensor",
+        "back": r"layer 0 \(0.Back\): its backward fails: no way back",
+        "behind": r"layer 1 \(1.Back\): its backward fails: no way back",
         "loss": r"its loss fails on float32 \(2, 4\)",
     }.items():
         with pytest.raises(BadInput, match=text):
             flow(load(f"bad_models:{name}"))
+    with pytest.raises(BadInput, match=r"^model 'bad_models:tired': layer 1 \(1.Tired\) cannot be estimated: only once$"):
+        estimate("bad_models:tired", "h100")
     assert not caplog.records  # nor does torch log a traceback
     assert len(flow(load("bad_models:branch")).inputs) == 2  # Python branches on numbers: looked at with real ones
     large = flow(load_fake("bad_models:meta", 0, fake_mode()))  # 40 GB, never made
