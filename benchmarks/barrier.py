@@ -7,6 +7,7 @@ says: makespan with a barrier, span without.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -114,4 +115,5 @@ if __name__ == "__main__":
     if "--child" in sys.argv:
         child(Path(sys.argv[2]), int(sys.argv[3]))
     else:
+        argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
         main()

@@ -7,6 +7,7 @@ run on 8 processes that stretch their (tiny) real work to the profile's times, a
 
 from __future__ import annotations
 
+import argparse
 import os
 import tempfile
 from dataclasses import replace
@@ -108,4 +109,5 @@ def show(rows: dict[str, dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -28,7 +28,7 @@ MODEL = "gpt-1.5b@layers=14,batch=2,length=1024,dtype=bfloat16"
 
 def main(arguments: list[str] | None = None) -> None:
     """Time, solve, run, compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--ranks", type=int, default=4)

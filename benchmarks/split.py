@@ -7,6 +7,7 @@ works, on its core: what other processes take in between does not count. A ratio
 
 from __future__ import annotations
 
+import argparse
 import time
 from functools import partial
 from statistics import median
@@ -99,4 +100,5 @@ def holds(stage: Stage, x: torch.Tensor, dy: torch.Tensor) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -93,7 +93,7 @@ def plain(steps: int) -> list[float]:
 
 def main() -> None:
     """Train and say how it goes."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("schedule", nargs="?", help="schedule.json of zbsolve solve")
     parser.add_argument("--steps", type=int, default=50)
     options = parser.parse_args()

@@ -137,3 +137,6 @@ def test_the_command_line_writes_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "The output layer is the bottleneck" in report.read_text()
     assert main([*step, "--ranks", "9"]) == 2
     assert "8 layers do not make 9 stages" in capsys.readouterr().err
+    assert main([*step, "--report", str(tmp_path / "r.txt")]) == 2
+    assert "it is a page: give it the ending .html" in capsys.readouterr().err
+    assert not (tmp_path / "r.txt").exists()

@@ -68,6 +68,8 @@ def profile(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     need_torch()
+    if options.report and not options.report.endswith(".html"):
+        raise BadInput(f"--report {options.report}: it is a page: give it the ending .html")
     for path in (options.output, options.report):
         if path:
             check_writable(path)
