@@ -18,6 +18,7 @@ from zbsolve.rounds import period, rounds_of, steady_peaks
 from zbsolve.systems import problem_for
 
 from .exec_tools import random_schedule
+from .problems import uniform
 
 
 def pipedream(p: int, m: int, F=3, BW=6, U=1, **options):
@@ -111,6 +112,23 @@ def test_the_least_period_in_a_memory(capacity, time, strict):
     assert found.bound <= found.time
     assert verify(problem, found.schedule) == ()
     assert period(found.schedule).time == found.time
+
+
+@pytest.mark.parametrize(
+    ("placement", "p", "times", "capacity", "time"),
+    [
+        ("vee", 4, (3, 4, 2), 4, 21),
+        ("loop", 4, (3, 4, 2), 4, 25),
+        ("vee", 8, (3, 4, 2), 6, 25),
+        ("loop", 8, (2, 2, 1), 8, 14),
+        ("single", 8, (3, 4, 2), 4, 16),
+    ],
+)
+def test_the_least_period_of_placements(placement, p, times, capacity, time):
+    """Several stages a rank, in tight memory: strictly periodic schedules that are proven to be the best such ones."""
+    found = least_period(uniform(placement, p, 3 * p, times, [capacity] * p), 80.0)
+    assert (found.time, found.strict) == (time, time)
+    assert verify(found.schedule.problem, found.schedule) == ()
 
 
 def test_an_update_before_the_next_round():

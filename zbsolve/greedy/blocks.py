@@ -17,7 +17,7 @@ from ..clock import Clock
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from .beside import with_beside, without_beside
-from .modulo import Block, eager, least_period, serial, settle_near, strides
+from .modulo import Block, eager, least_period, serial, settle_near, shorter, strides
 from .ramps import Walk, improve, walk
 from .shapes import Shape, improve_shape
 from .steady import WORTH, extended, few_microbatches, in_flight, shrunk
@@ -236,21 +236,8 @@ class _Search:
         return found
 
     def shorter(self, best: Block, rounds: int) -> Iterator[Block]:
-        """Legal blocks of falling period, by bisection between the best so far and what no block can beat."""
-        low = least_period(self.t)
-        middle = low
-        while low < best.period and self.left > 0:
-            found = None
-            for start in (np.zeros_like(best.offset), best.offset):
-                if found is None:
-                    block, legal = self.settled(start, middle, rounds)
-                    found = block if legal else None
-            if found is not None:
-                best = found
-                yield best
-            else:
-                low = middle + max(1, low // 500)
-            middle = (low + best.period) // 2
+        """Legal blocks of falling period while time is left."""
+        return shorter(self.t, best, lambda start, period: self.settled(start, period, rounds), lambda: self.left > 0)
 
     def blocks(self) -> Iterator[Block]:
         """Blocks to unroll: ever shorter legal ones, then ones of a little more and a little less than the least period

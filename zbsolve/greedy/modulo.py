@@ -7,6 +7,7 @@ wishes by annealing for one that fits the memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numba
@@ -76,6 +77,27 @@ def eager(t: Template) -> Ints:
         source = t.in_lane[into]
         offset[lane] = max([0, *(offset[source] + t.duration[source] + t.in_lag[into]).tolist()])
     return offset
+
+
+def shorter(
+    t: Template, best: Block, settle: Callable[[Ints, int], tuple[Block, bool]], going: Callable[[], bool]
+) -> Iterator[Block]:
+    """Legal blocks of falling period, µs, by bisection between `best` and what no block can beat, while `going()`.
+    `settle(offset, period)`: a block near such offsets, and whether it is legal."""
+    low = least_period(t)
+    middle = low
+    while low < best.period and going():
+        found = None
+        for start in (np.zeros_like(best.offset), best.offset):
+            if found is None:
+                block, legal = settle(start, middle)
+                found = block if legal else None
+        if found is not None:
+            best = found
+            yield best
+        else:
+            low = middle + max(1, low // 500)
+        middle = (low + best.period) // 2
 
 
 def excess(t: Template, block: Block) -> Ints:
