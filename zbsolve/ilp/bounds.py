@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import ceil
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +18,8 @@ from ..problem import Ints, Problem
 from .arcs import FAR, NOWHERE, arcs, heads_and_tails, ordered
 from .area import area, least_lifespans
 from .idle import Window, idle
-from .onerank import NARROW, Answer, Climb, lanes_of, refute
+from .onerank import NARROW, Answer, Climb, Lanes, lanes_of, refute
+from .onerank_induct import by_induction, is_long
 from .window import one_machine
 
 EFFORT = 4_000_000  # passes walked over in one closed form
@@ -30,6 +32,8 @@ WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
 MANY, WHOLE_MOST = 8, 4  # ranks kept at most, lean or whole
 LEAP = 0.35  # of the time left may go into a first look at whether all ranks refute the incumbent's value
 BROAD, GROWTH = 16, 2.5  # times the breadth of that look, and how many times its states, that an answer takes at most
+PROBE = 40_000  # partial orders
+NEAR = 0.99  # part of the incumbent's value that long problems are asked to prove first
 GROUPS = ("ranks", "lean ranks")  # kinds of bounds from a search over some ranks' passes, see onerank.lanes_of
 Group = tuple[tuple[int, ...], bool]  # ranks, and whether only the first is kept whole (lean)
 
@@ -248,6 +252,9 @@ class _Search:
             lanes = None if self.over or self.value() is None else lanes_of(self.problem, ranks, lean)
             if lanes is None:
                 return
+            if is_long(lanes):
+                yield from self.induct(ranks, lean)
+                continue
             window, states, answer = self.ceiling - 1, int(LEAP * self.affordable), Answer.MERGED
             for breadth in (NARROW, BROAD * NARROW):
                 began = self.clock.used
@@ -261,6 +268,24 @@ class _Search:
                 yield self.best
             if answer is not Answer.FITS:
                 return
+
+    def induct(self, ranks: tuple[int, ...], lean: bool) -> Iterator[Bound]:
+        """The same for long problems, by induction over microbatches: first nearly the incumbent's value without the last
+        rank, which takes the fewest partial orders; then with it; then the value itself."""
+        for part, kept in ((NEAR, ranks[:-1]), (NEAR, ranks), (1.0, ranks)):
+            value, began = ceil(part * self.ceiling), self.clock.used
+            lanes = None if self.over or value <= self.best.value else lanes_of(self.problem, kept, lean)
+            if lanes is None:
+                continue
+            answer, tried = by_induction(lanes, value, PROBE)  # says how fast states are here
+            self.count(tried, began)
+            if answer is Answer.TOO_MANY and self.affordable > PROBE:
+                began = self.clock.used
+                answer, tried = by_induction(lanes, value, self.affordable)
+                self.count(tried, began)
+            if answer is Answer.REFUTED:
+                self.best = _of_group((kept, lean), value)
+                yield self.best
 
 
 def _of_group(group: Group, value: int) -> Bound:
@@ -300,11 +325,17 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     if bound.kind in GROUPS:
         lean = bound.kind == GROUPS[True]
         lanes = lanes_of(problem, bound.ranks, lean)
-        if lanes is not None:
-            answer, _ = Climb(lanes, FAR, 1).attempt(bound.value - 1, int(300_000 * seconds))
-            if answer is Answer.REFUTED:
-                return _of_group((bound.ranks, lean), bound.value)
+        if lanes is not None and _refuted(lanes, bound.value, int(300_000 * seconds)):
+            return _of_group((bound.ranks, lean), bound.value)
         return Bound(0, "not proven again", bound.kind, bound.ranks)
     closed_form(problem)
     same = [one for one in _made[problem] if (one.kind, one.ranks) == (bound.kind, bound.ranks)]
     return max(same, key=lambda one: one.value, default=Bound(0, "not proven again", bound.kind, bound.ranks))
+
+
+def _refuted(lanes: Lanes, value: int, states: int) -> bool:
+    """Whether less than `value` µs is refuted with so many partial orders."""
+    answer, tried = by_induction(lanes, value, states) if is_long(lanes) else (Answer.MERGED, 0)
+    if answer is not Answer.REFUTED:
+        answer, _ = Climb(lanes, FAR, 1).attempt(value - 1, states - tried)
+    return answer is Answer.REFUTED

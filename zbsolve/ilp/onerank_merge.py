@@ -7,12 +7,50 @@ import numpy as np
 
 
 @numba.njit(cache=True, nogil=True)
+def fresh(position, now, arrivals, keep, older, pairs, shift, later):  # type: ignore[no-untyped-def]
+    """Of the states `keep` those that are earlier somewhere than each of the older ones with `shift` passes less of every
+    lane, plus `later` µs."""
+    old_position, old_now, old_arrivals = older
+    key = _keys(old_position, 0)
+    order = np.argsort(key, kind="mergesort")
+    sorted_key = key[order]
+    wanted = _keys(position, shift)
+    result = np.empty(len(keep), np.int64)
+    kept = 0
+    for s in keep:
+        size = 0
+        for k in range(len(pairs)):
+            size += max(0, position[s, pairs[k, 0]] - position[s, pairs[k, 1]])
+        vain = False
+        at = np.searchsorted(sorted_key, wanted[s])
+        while at < len(order) and sorted_key[at] == wanted[s] and not vain:
+            o = order[at]
+            vain = (
+                _equal(old_position[o] + shift, position[s])
+                and _no_later(old_now[o] + later, now[s], now.shape[1])
+                and _no_later(old_arrivals[o] + later, arrivals[s], size)
+            )
+            at += 1
+        if not vain:
+            result[kept] = s
+            kept += 1
+    return result[:kept]
+
+
+@numba.njit(cache=True, nogil=True)
+def _keys(position, less):  # type: ignore[no-untyped-def]
+    """A number for each set of positions, lowered by `less`; may wrap around and be the same for two."""
+    key = np.zeros(len(position), np.int64)
+    for a in range(position.shape[1]):
+        key = key * 1_000_003 + (position[:, a].astype(np.int64) - less)
+    return key
+
+
+@numba.njit(cache=True, nogil=True)
 def undominated(position, now, last, arrivals, pairs, breadth):  # type: ignore[no-untyped-def]
     """The states to keep, by positions and in order of time, and whether none were merged (in place)."""
-    n, lanes = position.shape
-    key = np.zeros(n, np.int64)
-    for a in range(lanes):
-        key = key * 1_000_003 + position[:, a]  # may wrap around: positions are compared too
+    n = len(position)
+    key = _keys(position, 0)  # positions are compared too
     total = np.zeros(n, np.int64)
     for r in range(now.shape[1]):
         total += now[:, r]

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 
 from ..problem import Ints
-from .onerank_merge import undominated
+from .onerank_merge import fresh, undominated
 
 
 class Links(NamedTuple):
@@ -25,8 +25,9 @@ class Links(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
-def search(lanes, window, breadth, most, steady):  # type: ignore[no-untyped-def]
-    """1 where an order fits the window, 0 where none does, −1 or −2 where neither is known; how many states were tried.
+def search(lanes, window, breadth, most, steady, shift=0, later=0):  # type: ignore[no-untyped-def]
+    """1 where an order fits the window, 0 where none does, −1 or −2 where neither is known; how many states were tried; the
+    most passes of a lane that any of them had placed.
 
     Of the states with one set of positions at most `breadth` are kept: further ones are merged into the most similar of
     those, the earlier time counting everywhere, which only relaxes (a relaxed decision diagram, Andersen et al. 2007). With
@@ -36,29 +37,44 @@ def search(lanes, window, breadth, most, steady):  # type: ignore[no-untyped-def
     A state is a set of passes placed (positions), when each rank is free, and when passes whose forerunner has run may
     start (arrivals, a queue for every pair of lanes with a lag). Of two states with the same positions one that is nowhere
     earlier is dropped.
+
+    shift: states are also dropped that are nowhere earlier than one with `shift` passes of every lane less was, plus `later`
+    µs, for searches that are steps of an induction over microbatches (see onerank_induct); nothing is merged then.
     """
     count, m = lanes.head.shape
     links = _links(lanes.lag, lanes.home)
     position, now = np.zeros((1, count), np.int16), np.zeros((1, len(lanes.room)), np.int32)
     last, arrivals = np.full((1, len(lanes.room)), -1, np.int8), np.zeros((1, 0), np.int32)
-    tried = 0
+    tried, front = 0, np.int64(0)
     exact = True
+    older = [(position, now, arrivals)]
     for placed in range(count * m):
         allowed = most if not steady else min(most, 2 * most * (placed + 1) // (count * m))
         n, more, new_position, new_now, new_last, new_arrivals = _level(
-            lanes, links, position, now, last, arrivals, window, allowed - tried
+            lanes, links, position, now, last, arrivals, window, allowed - tried, shift == 0
         )
         tried += more
+        for s in range(len(position)):  # what was tried has one more
+            front = max(front, np.int64(position[s].max()) + 1)
         if n <= 0:
-            return n, tried
+            return n, tried, front
         keep, whole = undominated(new_position[:n], new_now[:n], new_last[:n], new_arrivals[:n], links.pairs, breadth)
         exact = exact and whole
+        if shift > 0:
+            if not exact:
+                return -1, tried, front
+            if placed + 1 >= shift * count:
+                keep = fresh(
+                    new_position, new_now, new_arrivals, keep, older[placed + 1 - shift * count], links.pairs, shift, later
+                )
         position, now, last, arrivals = new_position[keep], new_now[keep], new_last[keep], new_arrivals[keep]
-    return (1 if exact else -1), tried
+        if shift > 0:
+            older.append((position, now, arrivals))
+    return (1 if exact else -1), tried, front
 
 
 @numba.njit(cache=True, nogil=True)
-def _level(lanes, links, position, now, last, arrivals, window, most):  # type: ignore[no-untyped-def]
+def _level(lanes, links, position, now, last, arrivals, window, most, swaps):  # type: ignore[no-untyped-def]
     """The states with one pass more: how many (−2: more than `most` were tried), how many were tried, and they.
 
     The rank that is free first goes on; another only where a pass of the first waits for a pass that is not placed, so
@@ -66,7 +82,8 @@ def _level(lanes, links, position, now, last, arrivals, window, most):  # type: 
     * idle time in which a pass fits that could start then: one that takes no memory, or of its rank's only lane that takes
       any, can be moved there, for all between takes none;
     * a pass after one that nobody waits for and that takes time, if it could have gone first at that time with the memory
-      of then (it cannot where idle time is between them, whether that is counted as taken or not, see _lift).
+      of then (it cannot where idle time is between them, whether that is counted as taken or not, see _lift). Only with
+      `swaps`: tails that are too short would let too much be left out.
     """
     home, duration, taken, freed, room = lanes.home, lanes.duration, lanes.taken, lanes.freed, lanes.room
     count, m = lanes.head.shape
@@ -97,7 +114,7 @@ def _level(lanes, links, position, now, last, arrivals, window, most):  # type: 
                 fits = start[b] >= 0 and start[b] < start[a] and start[b] + duration[b] <= start[a] and home[b] == r
                 skip = skip or (fits and used[r] + taken[b] <= room[r] and (taken[b] == 0 or takers[r] == 1))
             w = last[s, r]
-            if not skip and w >= 0 and unawaited[w] and not unawaited[a] and duration[w] > 0:
+            if swaps and not skip and w >= 0 and unawaited[w] and not unawaited[a] and duration[w] > 0:
                 swapped = now[s, r] + duration[a] + lanes.tail[w, position[s, w] - 1] <= window
                 skip = swapped and start[a] == now[s, r] and used[r] + freed[w] + taken[a] <= room[r]
                 skip = skip and _earlier(a, now[s, r] - duration[w], position[s], arrivals[s], links.pairs, lanes.head)

@@ -1,0 +1,196 @@
+"""Some ranks alone (`onerank.py`), by induction over microbatches: what n of them take at least, from what fewer take.
+
+Let P(n) be the last n passes of every lane: lags, tails, one machine and the memory a rank. c(m) is the value to prove,
+and c(n) = c(n − shift) + later for each n = m − shift, m − 2 shift, … . To show for each n in turn, from the least: every
+schedule of P(n) takes c(n) µs from the start of the first pass of lane 0 on. Then the whole problem takes as long, for
+its schedules obey P(m).
+
+* For fewer microbatches it is known. The passes from microbatch j on, taken alone, are a schedule of P(n − j), since what
+  is taken out holds no less than nothing and runs for no less: so pass j of lane 0 starts c(n − j) or more before the
+  end. What comes before it, by lags or memory, ends earlier still (`_tails`).
+* A partial order s of P(n) that is nowhere earlier than another one u with `shift` passes of every lane less was, plus
+  `later`: what completes s within c(n) − 1 would, that much earlier, complete u in P(n − shift) within c(n − shift) − 1,
+  which none does. u is a partial order of P(n − shift) too: it ran from the same beginning by the same rules. It must be
+  exact (not merged), and what ranks hold after it must be the same, which it is where each microbatch frees all that it
+  takes.
+* A search in which no lane comes to pass n knows of n only by its tails and its window. Where these are the weakest of
+  several n (tail less window: `_weakest`), and nothing else that depends on n is used, it refutes each of them that is
+  larger than the most passes of a lane it placed: schedules that repeat every few microbatches are refuted by one search
+  of a few repeats.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..problem import Ints
+from .arcs import FAR
+from .onerank import Answer, Lanes, refute
+from .onerank_search import search
+
+EXACT = 1 << 40  # breadth: nothing is merged
+FEW = 50_000  # partial orders for one look at what the fewest microbatches take
+WAVES = 6  # more waves of microbatches than this are refuted all at once
+FINE = 500  # parts of the value of the fewest microbatches: how well that is known
+
+
+class Waves(NamedTuple):
+    """What the induction needs. far[l, m]: the least time from the end of a pass of l to the start of that of m, by lags
+    (−1: none leads there); waits: rows (lane t, lane f, k): pass j + k of t waits for pass j of f, for memory; begin: when
+    lane 0 starts at the earliest."""
+
+    lanes: Lanes
+    far: Ints
+    waits: list[tuple[int, int, int]]
+    shift: int
+    begin: int
+
+
+def waves(lanes: Lanes) -> Waves | None:
+    """What an induction over these lanes' microbatches needs; None where they do not allow one: all must come after lane 0,
+    which memory stops, and each microbatch must free what it takes."""
+    count, m = lanes.head.shape
+    far, duration = lanes.lag.copy(), lanes.duration
+    for k in range(count):
+        for i in range(count):
+            for j in range(count):
+                if min(far[i, k], far[k, j]) >= 0:
+                    far[i, j] = max(far[i, j], far[i, k] + duration[k] + far[k, j])
+    taken, freed = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for t, f, size, _ in lanes.held.tolist():
+        taken[t] += size
+        freed[f] += size
+        if far[t, f] < 0:
+            return None
+    whole = (taken == lanes.taken).all() and (freed == lanes.freed).all()
+    if not whole or (far[0, 1:] < 0).any():
+        return None
+    waits = _waits(lanes, far)
+    shift = min((k for t, _, k in waits if t == 0), default=0)
+    if shift == 0 or m < 3 * shift:
+        return None
+    return Waves(lanes, far, waits, shift, int(lanes.head[0, 0]))
+
+
+def is_long(lanes: Lanes) -> bool:
+    """Whether one search can stand for many numbers of microbatches."""
+    w = waves(lanes)
+    return w is not None and lanes.head.shape[1] > w.shift * (1 + WAVES) + lanes.head.shape[1] % w.shift
+
+
+def _waits(lanes: Lanes, far: Ints) -> list[tuple[int, int, int]]:
+    """Rows (t, f, k): when pass j + k of t starts, and pass j of f has not ended, microbatches j … j + k hold all that lanes
+    up to t take and lanes from f on free, which is more than there is room for."""
+    found = []
+    for rank, room in enumerate(lanes.room.tolist()):
+        rows = [row for row in lanes.held.tolist() if lanes.home[row[0]] == rank]
+        for t in sorted({row[0] for row in rows}):
+            for f in sorted({row[1] for row in rows}):
+                held = [size for a, b, size, _ in rows if (a == t or far[a, t] >= 0) and (b == f or far[f, b] >= 0)]
+                if sum(held) > 0:
+                    found.append((t, f, room // sum(held)))
+    return found
+
+
+def by_induction(lanes: Lanes, value: int, states: int) -> tuple[Answer, int]:
+    """Whether every order of the passes takes `value` µs or more (REFUTED: none takes less), with `states` partial orders in
+    all; and how many were tried. Other answers say nothing."""
+    w = waves(lanes)
+    if w is None:
+        return Answer.MERGED, 0
+    m, target = lanes.head.shape[1], value - w.begin
+    least = w.shift + m % w.shift
+    first, tried = _fewest(w, least, states)
+    steps = (m - least) // w.shift
+    later = -((first - target) // steps)  # rounded up: c(least) is no more than `first`
+    if target <= first:
+        return Answer.MERGED, tried
+    claims = {m - i * w.shift: target - i * later for i in range(steps + 1)}
+    tail, many = _tails(w, claims), least + WAVES * w.shift
+    if many < m:
+        answer, count, front = _search(w, m, _weakest(tail, claims, many), claims, later, states - tried, True)
+        tried += count
+        if answer is not Answer.REFUTED:
+            return answer, tried
+        many = max(many, front + 1)
+    for n in sorted((n for n in claims if least < n and (n < many or many >= m)), reverse=True):
+        answer, count, _ = _search(w, n, _own(tail, n), claims, later, states - tried, False)
+        tried += count
+        if answer is not Answer.REFUTED:
+            return answer, tried
+    return Answer.REFUTED, tried
+
+
+def _search(
+    w: Waves, n: int, tail: Ints, claims: dict[int, int], later: int, states: int, many: bool
+) -> tuple[Answer, int, int]:
+    """Whether P(n) refutes one µs less than its claim; many: by nothing that holds for this n alone but `tail`. Also how
+    many partial orders were tried, and the most passes of a lane that one of them placed."""
+    lanes = _first(w, n, tail)
+    if many:
+        lanes = lanes._replace(held=lanes.held[:0], slack=np.full_like(lanes.slack, FAR))
+    if claims[n] >= 1 << 28:
+        return Answer.TOO_MANY, 0, 0
+    answer, tried, front = search(lanes, claims[n] - 1, EXACT, states, False, w.shift, later)
+    return Answer(answer), int(tried), int(front)
+
+
+def _first(w: Waves, n: int, tail: Ints) -> Lanes:
+    """P(n), with these tails; heads by lags from lane 0."""
+    begin = np.where(w.far[0] >= 0, w.lanes.duration[0] + w.far[0], 0)
+    head = begin[:, None] + np.arange(n) * w.lanes.duration[:, None]
+    return w.lanes._replace(head=head, tail=tail, fall=w.lanes.fall)
+
+
+def _fewest(w: Waves, n: int, states: int) -> tuple[int, int]:
+    """A lower bound for P(n), µs, by halves; and how many partial orders were tried."""
+    lanes = _first(w, n, _own(_tails(w, {}), n))
+    low, tried = int((lanes.head + lanes.duration[:, None] + lanes.tail).max()), 0
+    high, step = None, max(1, low // 50)
+    while (high is None or high - low > max(1, low // FINE)) and tried < states // 8:
+        window = low + step if high is None else (low + high) // 2
+        answer, count = refute(lanes, window - 1, EXACT, min(FEW, states - tried))
+        tried += count
+        if answer is Answer.REFUTED:
+            low, step = window, 2 * step
+        else:
+            high = window
+    return low, tried
+
+
+def _tails(w: Waves, claims: dict[int, int]) -> Ints:
+    """Least time behind each pass of all microbatches, from what is claimed for fewer: by lags, lanes, waits for memory."""
+    count, m = w.lanes.head.shape
+    duration = w.lanes.duration.tolist()
+    ways = [[(b, w.far[a, b] + duration[b]) for b in range(count) if w.far[a, b] >= 0] for a in range(count)]
+    waits = [[(t, k) for t, f, k in w.waits if f == a and k > 0] for a in range(count)]
+    tail = w.lanes.tail.tolist()
+    for j in range(m - 1, -1, -1):
+        for a in range(count - 1, -1, -1):
+            least = max([tail[a][j], *(far + tail[b][j] for b, far in ways[a])])
+            if j + 1 < m:
+                least = max(
+                    [least, duration[a] + tail[a][j + 1], *(duration[t] + tail[t][j + k] for t, k in waits[a] if j + k < m)]
+                )
+            if a == 0 and m - j in claims:
+                least = max(least, claims[m - j] - duration[0])
+            tail[a][j] = least
+    return np.array(tail, np.int64)
+
+
+def _own(tail: Ints, n: int) -> Ints:
+    """The tails of P(n): of the last n microbatches, without what is claimed for n itself."""
+    mine = tail[:, tail.shape[1] - n :].copy()
+    mine[0, 0] = mine[0].min()
+    return mine
+
+
+def _weakest(tail: Ints, claims: dict[int, int], many: int) -> Ints:
+    """The longest tails that hold for each claim from `many` microbatches on, each within its own window."""
+    m = tail.shape[1]
+    result = _own(tail, m)
+    for n in (n for n in claims if many <= n < m):
+        result[:, :n] = np.minimum(result[:, :n], _own(tail, n) + claims[m] - claims[n])
+    return result
