@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import ceil
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +17,8 @@ from ..problem import Ints, Problem
 from .arcs import FAR, NOWHERE, arcs, heads_and_tails, ordered
 from .area import area, least_lifespans
 from .idle import Window, idle
-from .onerank import NARROW, Answer, Climb, Lanes, lanes_of, refute
+from .onerank import Answer, Lanes, lanes_of, refute
+from .onerank_climb import NARROW, Climb
 from .onerank_induct import by_induction, is_long
 from .window import one_machine
 
@@ -30,9 +30,11 @@ VAIN = 3  # groups that may take all their states in vain before others of their
 GRAIN = 64  # a group of ranks that can gain less than this part of the gap is left
 WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
 MANY, WHOLE_MOST = 8, 4  # ranks kept at most, lean or whole
-LEAP = 0.35  # of the time left may go into a first look at whether all ranks refute the incumbent's value
+LEAP = 0.2  # of the time left may go into a first look at whether all ranks refute the incumbent's value
 BROAD, GROWTH = 16, 2.5  # times the breadth of that look, and how many times its states, that an answer takes at most
 PROBE = 40_000  # partial orders
+SETTLED = 0.98  # times what it was a round before: the incumbent's value is worth a look from then on
+FIRST, ALL = 0.15, 0.75  # of the time left, for one try of an induction of the first rank, of all
 NEAR = 0.99  # part of the incumbent's value that long problems are asked to prove first
 GROUPS = ("ranks", "lean ranks")  # kinds of bounds from a search over some ranks' passes, see onerank.lanes_of
 Group = tuple[tuple[int, ...], bool]  # ranks, and whether only the first is kept whole (lean)
@@ -158,9 +160,12 @@ def improve(problem: Problem, best: Bound, value: Callable[[], int | None], cloc
     if not alone:  # no rank has one stream alone: nothing to keep whole
         return
     states, roots, gained = LEAST, dict[bool, tuple[int, ...]](), {True: 1, False: 1}
+    before_that, leapt = search.ceiling, False
     while states <= MOST and not search.over:
-        if states == LEAST * MORE:
+        if states > LEAST and not leapt and search.ceiling > SETTLED * before_that:
+            leapt = True
             yield from search.leap(_all_ranks(problem, [*search.best.ranks[:1], *(rank for (rank,), _ in alone)]))
+        before_that = search.ceiling
         if len(search.best.ranks) < 2 or states == LEAST:
             yield from search.climb(alone, states)
         for lean in (True, False):
@@ -252,9 +257,6 @@ class _Search:
             lanes = None if self.over or self.value() is None else lanes_of(self.problem, ranks, lean)
             if lanes is None:
                 return
-            if is_long(lanes):
-                yield from self.induct(ranks, lean)
-                continue
             window, states, answer = self.ceiling - 1, int(LEAP * self.affordable), Answer.MERGED
             for breadth in (NARROW, BROAD * NARROW):
                 began = self.clock.used
@@ -267,13 +269,16 @@ class _Search:
                 self.best = _of_group((ranks, lean), window + 1)
                 yield self.best
             if answer is not Answer.FITS:
+                if answer is not Answer.REFUTED:
+                    yield from self.induct(ranks, lean)
                 return
 
     def induct(self, ranks: tuple[int, ...], lean: bool) -> Iterator[Bound]:
-        """The same for long problems, by induction over microbatches: first nearly the incumbent's value without the last
-        rank, which takes the fewest partial orders; then with it; then the value itself."""
-        for part, kept in ((NEAR, ranks[:-1]), (NEAR, ranks), (1.0, ranks)):
-            value, began = ceil(part * self.ceiling), self.clock.used
+        """What the first rank gives; then nearly the incumbent's value by induction over microbatches, without the last rank,
+        which takes the fewest partial orders, then with it."""
+        yield from self.climb([(ranks[:1], False)], int(FIRST * self.affordable))
+        for kept in (ranks[:-1], ranks):
+            value, began = int(NEAR * self.ceiling) + 1, self.clock.used
             lanes = None if self.over or value <= self.best.value else lanes_of(self.problem, kept, lean)
             if lanes is None:
                 continue
@@ -281,8 +286,10 @@ class _Search:
             self.count(tried, began)
             if answer is Answer.TOO_MANY and self.affordable > PROBE:
                 began = self.clock.used
-                answer, tried = by_induction(lanes, value, self.affordable)
+                answer, tried = by_induction(lanes, value, int(ALL * self.affordable))
                 self.count(tried, began)
+            if answer is Answer.TOO_MANY:
+                return
             if answer is Answer.REFUTED:
                 self.best = _of_group((kept, lean), value)
                 yield self.best
@@ -335,7 +342,7 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
 
 def _refuted(lanes: Lanes, value: int, states: int) -> bool:
     """Whether less than `value` µs is refuted with so many partial orders."""
-    answer, tried = by_induction(lanes, value, states) if is_long(lanes) else (Answer.MERGED, 0)
+    answer, tried = by_induction(lanes, value, states // 2) if is_long(lanes) else (Answer.MERGED, 0)
     if answer is not Answer.REFUTED:
         answer, _ = Climb(lanes, FAR, 1).attempt(value - 1, states - tried)
     return answer is Answer.REFUTED

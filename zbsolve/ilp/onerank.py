@@ -7,7 +7,6 @@ refuted for the whole problem.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -19,8 +18,6 @@ from ..timeline import Floats
 from .arcs import FAR, heads_and_tails, ordered
 from .area import paths_within
 from .onerank_search import search
-
-NARROW, WIDER = 8, 4  # states kept of each set of positions at first, and by how much more a next try keeps
 
 
 class Lanes(NamedTuple):
@@ -162,43 +159,3 @@ def refute(lanes: Lanes, window: int, breadth: int, states: int, steady: bool = 
         return Answer.TOO_MANY, 0
     answer, tried, _ = search(lanes, window, breadth, states, steady)
     return Answer(answer), int(tried)
-
-
-@dataclass
-class Climb:
-    """The search for the largest window, µs, that some ranks refute: `fits` is known to fit (or of no use), steps double
-    while they are refuted (`least` at first), and between the two windows are halved. `breadth` is what the last answer
-    took."""
-
-    lanes: Lanes
-    fits: int
-    least: int
-    step: int = 0
-    breadth: int = NARROW
-
-    def window(self, refuted: int, grain: int = 0) -> int | None:
-        """The window to try next; None where no more than `grain` is left to gain."""
-        if self.fits - refuted <= max(1, grain):
-            return None
-        window = refuted + max(self.least, self.step)
-        return (refuted + self.fits) // 2 if window >= self.fits else window
-
-    def attempt(self, window: int, states: int) -> tuple[Answer, int]:
-        """Whether the window is refuted with so many states, and how many were tried. The breadth grows from what it took
-        last while that leaves states."""
-        breadth, tried = self.breadth, 0
-        while True:
-            answer, count = refute(self.lanes, window, breadth, states - tried)
-            tried += count
-            if answer is not Answer.MERGED or tried + count > states:
-                break
-            breadth *= WIDER
-        if answer in (Answer.MERGED, Answer.TOO_MANY):
-            self.step //= 4
-            return answer, tried
-        self.breadth = breadth
-        if answer is Answer.REFUTED:
-            self.step = 2 * max(self.least, self.step)
-        else:
-            self.fits = window
-        return answer, tried
