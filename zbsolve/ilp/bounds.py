@@ -274,8 +274,8 @@ class _Search:
                 return
 
     def induct(self, ranks: tuple[int, ...], lean: bool) -> Iterator[Bound]:
-        """What the first rank gives; then nearly the incumbent's value by induction over microbatches, without the last rank,
-        which takes the fewest partial orders, then with it."""
+        """What the first rank gives; then nearly the incumbent's value by induction over microbatches: without the last
+        rank, which takes the fewest partial orders, then with it."""
         yield from self.climb([(ranks[:1], False)], int(FIRST * self.affordable))
         for kept in (ranks[:-1], ranks):
             value, began = int(NEAR * self.ceiling) + 1, self.clock.used
