@@ -10,8 +10,7 @@ from zbsolve import BadInput, Edge, Infeasible, Pass, Problem, Schedule, pipelin
 from zbsolve.clock import Clock
 from zbsolve.errors import WrongBound
 from zbsolve.greedy.anneal import starting_policies
-from zbsolve.greedy.arrays import arrays
-from zbsolve.greedy.list_scheduler import from_starts, list_schedule, run
+from zbsolve.greedy.list_scheduler import list_schedule
 from zbsolve.ilp.bounds import Bound
 from zbsolve.ilp.lns import neighbourhoods
 from zbsolve.search import _certificate
@@ -46,7 +45,7 @@ def test_every_starting_policy_makes_a_schedule_that_holds():
     for seed in range(12):
         problem = random_problem(seed, 5, 9)
         for policy in starting_policies(problem):
-            assert verify(problem, from_starts(problem, run(arrays(problem), policy))) == ()
+            assert verify(problem, list_schedule(problem, policy)) == ()
 
 
 def test_effort_gives_the_same_bytes(tmp_path):

@@ -87,7 +87,7 @@ def _work(problem: Problem) -> Ints:
 def value_of(problem: Problem, policy: Policy) -> int:
     """The value, µs, of the schedule that a policy makes."""
     a = arrays(problem)
-    return int(_value(a, _run(a, *policy), problem.objective == "span"))
+    return int(_value(a, _run(a, *policy)[0], problem.objective == "span"))
 
 
 def improve_policies(
@@ -228,7 +228,7 @@ def _anneal(  # type: ignore[no-untyped-def]
         p, c, w, s = priority.copy(), cap.copy(), patience.copy(), slack.copy()
         for _ in range(1 + np.random.randint(2)):
             _move(a, rank, step, chunk, work, value, p, c, w, s)
-        new = _value(a, _run(a, p, c, w, s), spans)
+        new = _value(a, _run(a, p, c, w, s)[0], spans)
         if new <= at or np.random.random() < np.exp((at - new) / max(heat, 1e-9)):
             priority, cap, patience, slack, at = p, c, w, s, new
         if new < value:

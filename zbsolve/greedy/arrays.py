@@ -18,7 +18,8 @@ class Arrays(NamedTuple):
     lane that runs beside compute, which nothing need hold back, is its own).
     room is the capacity a rank (very large where unlimited). group is the last microbatch that a pass depends on, its own
     as a rule; needs[r, g] is what group g takes on rank r in all, gains[r, g] what it frees beyond that (0 as a rule).
-    depth and tail are longest paths, µs: from any source to a pass's start, and from its start to the end of all.
+    depth and tail are longest paths, µs: from any source to a pass's start, and from its start to the end of all; level is
+    how many passes without length lie on a path as long as the depth, so (depth, level) rises along every edge.
     """
 
     duration: Ints
@@ -45,6 +46,7 @@ class Arrays(NamedTuple):
     rank_streams: Ints
     depth: Ints
     tail: Ints
+    level: Ints
 
 
 UNLIMITED = np.int64(1) << 60
@@ -70,6 +72,7 @@ def _make(problem: Problem) -> Arrays:
     count, ranks = len(passes), problem.ranks
     out_first, out_pass, out_lag = compressed(edges.before, count, edges.after, edges.lag)
     depth, tail = _longest(problem)
+    level = _levels(problem, depth)
     lanes = problem.lanes
     lane = np.zeros(count, np.int64)
     for number, rows in enumerate(lanes):
@@ -108,7 +111,7 @@ def _make(problem: Problem) -> Arrays:
         lane,
         np.concatenate([[0], np.cumsum([len(rows) for rows in lanes])]).astype(np.int64),
         np.concatenate(lanes),
-        _partners(problem, lanes, depth),
+        _partners(problem, lanes, depth, level),
         stream_first,
         stream_rows,
         home_first,
@@ -117,16 +120,23 @@ def _make(problem: Problem) -> Arrays:
         rank_streams,
         depth,
         tail,
+        level,
     )
 
 
+def last_microbatch(problem: Problem) -> Ints:
+    """The last microbatch among each pass and what it depends on: it falls along no edge."""
+    edges = problem.edges
+    last = problem.passes.microbatch.copy()
+    while len(late := np.flatnonzero(last[edges.before] > last[edges.after])):
+        np.maximum.at(last, edges.after[late], last[edges.before[late]])
+    return last
+
+
 def _groups(problem: Problem) -> Ints:
-    """The last microbatch among each pass and what it depends on. A pass at a microbatch's end that takes memory for later
-    ones (an update: the weights it makes) counts with the next: it takes after that microbatch has freed its own."""
-    edges, own = problem.edges, problem.passes.microbatch
-    group = own.copy()
-    while len(late := np.flatnonzero(group[edges.before] > group[edges.after])):
-        np.maximum.at(group, edges.after[late], group[edges.before[late]])
+    """The last microbatch that a pass depends on. A pass at a microbatch's end that takes memory for later ones (an update:
+    the weights it makes) counts with the next: it takes after that microbatch has freed its own."""
+    edges, group = problem.edges, last_microbatch(problem)
     ahead = np.flatnonzero((edges.bytes > 0) & (group[edges.after] > group[edges.before]))
     takes = edges.before[ahead]
     waits = np.isin(takes, edges.after)
@@ -134,7 +144,7 @@ def _groups(problem: Problem) -> Ints:
     return group
 
 
-def _partners(problem: Problem, lanes: list[Ints], depth: Ints) -> Ints:
+def _partners(problem: Problem, lanes: list[Ints], depth: Ints, level: Ints) -> Ints:
     """For each lane the next one, by depth, of the same stage and rank; −1 for the last; itself where it runs beside."""
     passes = problem.passes
     beside = np.zeros(len(passes), bool)
@@ -145,7 +155,7 @@ def _partners(problem: Problem, lanes: list[Ints], depth: Ints) -> Ints:
             homes.setdefault((int(passes.rank[rows[0]]), int(passes.stage[rows[0]])), []).append(number)
     partner = np.where([beside[rows[0]] for rows in lanes], np.arange(len(lanes)), -1)
     for mine in homes.values():
-        mine.sort(key=lambda number: (int(depth[lanes[number][0]]), number))
+        mine.sort(key=lambda number: (int(depth[lanes[number][0]]), int(level[lanes[number][0]]), number))
         for a, b in zip(mine, mine[1:], strict=False):
             partner[a] = b
     return partner
@@ -160,3 +170,17 @@ def _longest(problem: Problem) -> tuple[Ints, Ints]:
     # Backwards the same walk gives the time from a pass's end to the end of all.
     tail, _ = longest_path(problem, Precedence(edges.after, edges.before, edges.lag))
     return depth, tail + duration
+
+
+def _levels(problem: Problem, depth: Ints) -> Ints:
+    """The most passes without length on a path of length `depth` to each pass."""
+    from ..timeline import Precedence, longest_path
+
+    edges, duration = problem.edges, problem.passes.duration
+    if duration.all():
+        return np.zeros(len(duration), np.int64)
+    tight = np.flatnonzero(depth[edges.before] + duration[edges.before] + edges.lag == depth[edges.after])
+    before = edges.before[tight]
+    # A lag that turns each pass's length into 1 where it has none and 0 where it has one.
+    level, _ = longest_path(problem, Precedence(before, edges.after[tight], (duration[before] == 0) - duration[before]))
+    return level

@@ -17,7 +17,7 @@ from ..errors import NotFound
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..timeline import Floats
-from .arrays import Arrays, arrays
+from .arrays import Arrays, arrays, last_microbatch
 
 NEVER = np.int64(1) << 60
 
@@ -51,27 +51,29 @@ def deepest_first(problem: Problem) -> Policy:
 def list_schedule(problem: Problem, policy: Policy) -> Schedule:
     """The schedule that a policy makes. There is one wherever a rank has room for all that one microbatch takes there, also
     what it takes after it freed something. With less, raises NotFound."""
-    start = run(arrays(problem), policy)
+    start, place = run(arrays(problem), policy)
     if (start < 0).any():
         first = problem.names[int(np.argmax(start < 0))]
         raise NotFound(f"list scheduling finds no room for pass {first}")
-    return from_starts(problem, start)
+    return Schedule.of(problem, {stream: rows[np.argsort(place[rows])] for stream, rows in problem.members.items()})
 
 
 def from_starts(problem: Problem, start: Ints) -> Schedule:
-    """The schedule whose streams run their passes by start time (a pass without length before one with)."""
-    end = start + problem.passes.duration
+    """The schedule whose streams run their passes by start time. Of passes that start at one time those without length go
+    first, along the graph, one microbatch after the other: what one holds is free before the next one takes."""
     a = arrays(problem)
+    keys = (a.level, a.depth, last_microbatch(problem), start + problem.passes.duration, start)
     sequences = {}
     for stream, rows in problem.members.items():
-        sequences[stream] = rows[np.lexsort((a.depth[rows], end[rows], start[rows]))]
+        sequences[stream] = rows[np.lexsort(tuple(key[rows] for key in keys))]
     return Schedule.of(problem, sequences)
 
 
-def run(a: Arrays, policy: Policy) -> Ints:
-    """Start times, µs, shape (passes,); −1 where the scheduler could not place a pass."""
-    start: Ints = _run(a, *policy)
-    return start
+def run(a: Arrays, policy: Policy) -> tuple[Ints, Ints]:
+    """Start times, µs, −1 where the scheduler could not place a pass; and each pass's place among the starts, which tells
+    passes without length apart; shape (passes,) each."""
+    start, place = _run(a, *policy)
+    return start, place
 
 
 @numba.njit(cache=True, nogil=True)
@@ -173,6 +175,8 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
 def _run(a, priority, cap, patience, slack):  # type: ignore[no-untyped-def]
     count, streams = len(a.duration), len(a.home_first) - 1
     start = np.full(count, -1, np.int64)
+    place = np.full(count, -1, np.int64)
+    begins = 0
     ready = np.zeros(count, np.int64)
     waiting = a.waiting.copy()
     position = np.zeros(len(priority), np.int64)
@@ -243,6 +247,8 @@ def _run(a, priority, cap, patience, slack):  # type: ignore[no-untyped-def]
             continue
         lane, rank, end = a.lane[i], a.rank[i], now + a.duration[i]
         start[i] = now
+        place[i] = begins
+        begins += 1
         position[lane] += 1
         begun[lane] += 1
         if a.taken[i] > 0:
@@ -268,4 +274,4 @@ def _run(a, priority, cap, patience, slack):  # type: ignore[no-untyped-def]
                         wake[t] = ready[j]
                         heap = _push(heap, size, ready[j] * ids + count + t)
                         size += 1
-    return start
+    return start, place

@@ -42,7 +42,7 @@ def holds(t: Template) -> Holds:
 
 
 def least_period(t: Template) -> int:
-    """No block has a shorter period, µs: a rank's work; and its bytes times how long they are held at least, over its
+    """No block has a shorter period, µs: 1; a rank's work; and its bytes times how long they are held at least, over its
     room (Little's law)."""
     work = int(np.bincount(t.rank, t.duration).max())
     depth = np.zeros((len(t.duration), len(t.duration)), np.int64) - 1
@@ -54,7 +54,7 @@ def least_period(t: Template) -> int:
             depth[:, lane] = np.maximum(depth[:, lane], reach)
     kept = t.bytes * depth[t.before, t.after]
     area = np.bincount(t.rank[t.before], kept, len(t.room))
-    return max(work, int(np.ceil((area / np.maximum(t.room, 1)).max() - 1e-9)))
+    return max(1, work, int(np.ceil((area / np.maximum(t.room, 1)).max() - 1e-9)))
 
 
 def serial(t: Template) -> Block:

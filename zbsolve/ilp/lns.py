@@ -92,6 +92,7 @@ def _reorder(schedule: Schedule, window: Window, clock: Clock, seed: int, bound:
     for stream, (a, b) in window.runs.items():
         rows = order[stream][a:b]
         begins = np.array([solver.value(start[i]) for i in rows.tolist()])
+        # What has no length keeps its order among those of one time: the old order goes along the graph.
         order[stream][a:b] = rows[np.lexsort((begins + duration[rows], begins))]
     return Schedule.of(schedule.problem, order, schedule.syncs), status == cp_model.OPTIMAL
 

@@ -103,7 +103,7 @@ def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: 
     strict = ceil(bound)  # nothing below is possible
     top = int(problem.passes.duration[rounds.rows].sum() + rounds.edges.lag.sum())  # one pass after the other
     share = 0.5
-    low = tried = strict  # the bound itself first: mostly it is reached
+    low = tried = max(1, strict)  # the bound itself first: mostly it is reached
     while (best is None or best[0] > low) and clock.left > 0:
         status, found = _within(rounds, tried, max(0.1, min(clock.left, seconds / 4)), seed)
         if found is not None:
@@ -148,10 +148,10 @@ def _blocks(problem: Problem, seed: int) -> Iterator[Schedule]:
 
 def _serial(problem: Problem) -> Schedule:
     """One microbatch after the other, updates when their rounds end: what the least memory allows."""
-    rounds, depth = rounds_of(problem), arrays(problem).depth
+    rounds, a = rounds_of(problem), arrays(problem)
     p = problem.passes
     last = np.where(p.kind == KINDS.index("U"), rounds.microbatches, p.microbatch % rounds.microbatches)
-    turn = np.lexsort((depth, last, rounds.round))
+    turn = np.lexsort((a.level, a.depth, last, rounds.round))
     place = np.argsort(turn)
     return Schedule.of(problem, {stream: rows[np.argsort(place[rows])] for stream, rows in problem.members.items()})
 
@@ -229,6 +229,8 @@ class _Model:
         p, rows = rounds.problem.passes, rounds.rows
         if any(len(streams) > 1 for streams in p.stream_sets):
             raise BadInput("periodic: passes that occupy several streams are not modelled")
+        if period < 1:
+            raise BadInput(f"period {period} µs: strictly periodic schedules repeat after at least 1 µs")
         self.work = np.bincount(p.rank[rows], np.where(rounds.problem.computing[rows], p.duration[rows], 0))
         if period < int(self.work.max()):
             rank = int(self.work.argmax())
