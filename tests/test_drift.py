@@ -105,6 +105,16 @@ def test_without_a_base_layers_share_their_stage():
     assert new.facts["bytes_from"].startswith("nowhere")
 
 
+def test_without_a_base_all_to_alls_stay():
+    sending = replace(base(), layers=tuple(replace(one, all_to_all=30.0 + i) for i, one in enumerate(base().layers)))
+    schedule = solve(sending.problem(4, 6), effort=0.1)
+    again = from_trace(run_of(schedule, sending)).problem(4, 6, layers=schedule.problem.layers)
+    assert again.names == schedule.problem.names
+    beside = again.beside
+    assert len(beside) == 2 * 4 * 6
+    assert (again.passes.duration[beside] == schedule.problem.passes.duration[beside]).all()
+
+
 def test_emulated_times_are_not_called_measured():
     schedule = solve(base().problem(2, 6), effort=0.1)
     trace = run_of(schedule, base())

@@ -24,11 +24,11 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
     """What a run says about its layers, ranks and messages: its own problem built from the result has the medians that
     the run measured, to the rounding.
 
-    A pass of a stage is shared out over the stage's layers as in `base` (without: evenly, and bytes are unknown, 0). A
-    rank whose passes together take 5 % more or less of what `base` says than the middle rank's do is taken for a slower
-    or faster device (`rank_factors`); all else is put on the layers. Kinds that did not run change as their nearest did
-    (BW with B and W, X with F). Message times are scaled as those took that an idle rank
-    was waiting for. Raises BadInput.
+    A pass of a stage is shared out over the stage's layers as in `base` (without: evenly, all-to-alls as its problem has
+    them, and bytes are unknown, 0). A rank whose passes together take 5 % more or less of what `base` says than the middle
+    rank's do is taken for a slower or faster device (`rank_factors`); all else is put on the layers. Kinds that did not run
+    change as their nearest did (BW with B and W, X with F). Message times are scaled as those took that an idle rank was
+    waiting for. Raises BadInput.
     """
     problem = trace.problem
     groups = _groups(problem)
@@ -116,13 +116,25 @@ def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tup
             raise BadInput(f"trace: of {sum(problem.layers)} layers, but the base profile has {len(base.layers)}")
         return base.layers
     times = {(one.stage, one.kind): float(problem.passes.duration[one.rows].mean()) for one in groups}
+    sent = _all_to_alls(problem, stages)
     nothing: dict[str, Any] = dict.fromkeys(("held_until_B", "held_until_W", "parameter_bytes", "output_bytes"), 0)
 
     def layer(s: int, i: int, n: int) -> Layer:
         F, B, W, BW = (times.get((s, kind), 0.0) / n for kind in ("F", "B", "W", "BW"))
-        return Layer(f"stage{s}.layer{i}", F, B, W, BW, **nothing)
+        return Layer(f"stage{s}.layer{i}", F, B, W, BW, **nothing, all_to_all=sent[s] / n)
 
     return tuple(layer(s, i, n) for s, n in enumerate(problem.layers) for i in range(n))
+
+
+def _all_to_alls(problem: Problem, stages: int) -> list[float]:
+    """µs of an all-to-all a stage: the mean of those behind F and behind the backward, since a layer has one for both."""
+    p = problem.passes
+    total = np.zeros(stages)
+    for kind in ("AF", "AB"):
+        rows = np.flatnonzero(p.kind == KINDS.index(kind))
+        total += np.bincount(p.stage[rows], p.duration[rows], stages) / max(1, int(p.microbatch.max()) + 1)
+    found: list[float] = (total / 2).tolist()
+    return found
 
 
 def _rank_ratios(
