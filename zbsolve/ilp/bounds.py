@@ -30,11 +30,11 @@ VAIN = 3  # groups that may take all their states in vain before others of their
 GRAIN = 64  # a group of ranks that can gain less than this part of the gap is left
 WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
 MANY, WHOLE_MOST = 8, 4  # ranks kept at most, lean or whole
-LEAP = 0.2  # of the time left may go into a first look at whether all ranks refute the incumbent's value
+LEAP = 0.3  # of the time left may go into a first look at whether all ranks refute the incumbent's value
 BROAD, GROWTH = 16, 2.5  # times the breadth of that look, and how many times its states, that an answer takes at most
-PROBE = 40_000  # partial orders
+PROBE = 100_000  # partial orders
 SETTLED = 0.98  # times what it was a round before: the incumbent's value is worth a look from then on
-FIRST, ALL = 0.15, 0.75  # of the time left, for one try of an induction of the first rank, of all
+FIRST, ALL = 0.1, 0.95  # of the time left, for one try of an induction of the first rank, of all
 NEAR = 0.99  # part of the incumbent's value that long problems are asked to prove first
 GROUPS = ("ranks", "lean ranks")  # kinds of bounds from a search over some ranks' passes, see onerank.lanes_of
 Group = tuple[tuple[int, ...], bool]  # ranks, and whether only the first is kept whole (lean)
@@ -257,6 +257,9 @@ class _Search:
             lanes = None if self.over or self.value() is None else lanes_of(self.problem, ranks, lean)
             if lanes is None:
                 return
+            if is_long(lanes):  # the value itself would take too many
+                yield from self.induct(ranks, lean)
+                return
             window, states, answer = self.ceiling - 1, int(LEAP * self.affordable), Answer.MERGED
             for breadth in (NARROW, BROAD * NARROW):
                 began = self.clock.used
@@ -342,7 +345,7 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
 
 def _refuted(lanes: Lanes, value: int, states: int) -> bool:
     """Whether less than `value` µs is refuted with so many partial orders."""
-    answer, tried = by_induction(lanes, value, states // 2) if is_long(lanes) else (Answer.MERGED, 0)
+    answer, tried = by_induction(lanes, value, states // 2)
     if answer is not Answer.REFUTED:
         answer, _ = Climb(lanes, FAR, 1).attempt(value - 1, states - tried)
     return answer is Answer.REFUTED

@@ -157,5 +157,5 @@ def refute(lanes: Lanes, window: int, breadth: int, states: int, steady: bool = 
     all; steady: no more than twice as many as that in the mean at any time. And how many were tried."""
     if window >= 1 << 28:
         return Answer.TOO_MANY, 0
-    answer, tried, _ = search(lanes, window, breadth, states, steady)
+    answer, tried, _ = search(lanes, window, breadth, states, steady, lanes.tail)
     return Answer(answer), int(tried)

@@ -10,9 +10,10 @@ its schedules obey P(m).
   end. What comes before it, by lags or memory, ends earlier still (`_tails`).
 * A partial order s of P(n) that is nowhere earlier than another one u with `shift` passes of every lane less was, plus
   `later`: what completes s within c(n) − 1 would, that much earlier, complete u in P(n − shift) within c(n − shift) − 1,
-  which none does. u is a partial order of P(n − shift) too: it ran from the same beginning by the same rules. It must be
-  exact (not merged), and what ranks hold after it must be the same, which it is where each microbatch frees all that it
-  takes.
+  which none does. u is a partial order of P(n − shift) too: it ran from the same beginning by the same rules; but its own
+  passes must end early enough there, for their tails (`behind`: pass k of P(n − shift) has the tail of pass k + shift of
+  P(n)). It must be exact (not merged), and what ranks hold after it must be the same, which it is where each microbatch
+  frees all that it takes.
 * A search in which no lane comes to pass n knows of n only by its tails and its window. Where these are the weakest of
   several n (tail less window: `_weakest`), and nothing else that depends on n is used, it refutes each of them that is
   larger than the most passes of a lane it placed: schedules that repeat every few microbatches are refuted by one search
@@ -32,7 +33,8 @@ from .onerank_search import search
 
 EXACT = 1 << 40  # breadth: nothing is merged
 FEW = 50_000  # partial orders for one look at what the fewest microbatches take
-WAVES = 6  # more waves of microbatches than this are refuted all at once
+WAVES = 12  # more waves of microbatches than this are many
+ALIKE = 0.75  # times the most microbatches: down to so many are refuted at once
 FINE = 500  # parts of the value of the fewest microbatches: how well that is known
 
 
@@ -108,33 +110,42 @@ def by_induction(lanes: Lanes, value: int, states: int) -> tuple[Answer, int]:
     if target <= first:
         return Answer.MERGED, tried
     claims = {m - i * w.shift: target - i * later for i in range(steps + 1)}
-    tail, many = _tails(w, claims), least + WAVES * w.shift
-    if many < m:
-        answer, count, front = _search(w, m, _weakest(tail, claims, many), claims, later, states - tried, True)
+    tail, rest = _tails(w, claims), sorted((n for n in claims if n > least), reverse=True)
+    while rest:
+        at_once = [rest[0], *(n for n in rest[1:] if n - w.shift >= ALIKE * rest[0])]
+        answer, count, front = _search(w, at_once, _weakest(tail, claims, at_once), claims, later, states - tried)
         tried += count
         if answer is not Answer.REFUTED:
             return answer, tried
-        many = max(many, front + 1)
-    for n in sorted((n for n in claims if least < n and (n < many or many >= m)), reverse=True):
-        answer, count, _ = _search(w, n, _own(tail, n), claims, later, states - tried, False)
-        tried += count
-        if answer is not Answer.REFUTED:
-            return answer, tried
+        rest = [n for n in rest[1:] if n not in at_once or n <= front]
     return Answer.REFUTED, tried
 
 
 def _search(
-    w: Waves, n: int, tail: Ints, claims: dict[int, int], later: int, states: int, many: bool
+    w: Waves, numbers: list[int], tail: Ints, claims: dict[int, int], later: int, states: int
 ) -> tuple[Answer, int, int]:
-    """Whether P(n) refutes one µs less than its claim; many: by nothing that holds for this n alone but `tail`. Also how
-    many partial orders were tried, and the most passes of a lane that one of them placed."""
+    """Whether P(n) refutes one µs less than its claim for the greatest n of `numbers`, and for the others by nothing that
+    holds for one of them alone but `tail`. Also how many partial orders were tried, and the most passes of a lane that one
+    of them placed."""
+    n = max(numbers)
     lanes = _first(w, n, tail)
-    if many:
+    if len(numbers) > 1:
         lanes = lanes._replace(held=lanes.held[:0], slack=np.full_like(lanes.slack, FAR))
     if claims[n] >= 1 << 28:
         return Answer.TOO_MANY, 0, 0
-    answer, tried, front = search(lanes, claims[n] - 1, EXACT, states, False, w.shift, later)
+    behind = _behind(w, numbers, claims)
+    answer, tried, front = search(lanes, claims[n] - 1, EXACT, states, False, behind, w.shift, later)
     return Answer(answer), int(tried), int(front)
+
+
+def _behind(w: Waves, numbers: list[int], claims: dict[int, int]) -> Ints:
+    """The strongest tails of P(n − shift) for each n of `numbers`, within the window of the greatest."""
+    n, m = max(numbers), w.lanes.tail.shape[1]
+    result = np.full((len(w.lanes.tail), n), -FAR)
+    for fewer in (number - w.shift for number in numbers):
+        tail = w.lanes.tail[:, m - fewer :] + claims[n] - claims[fewer]
+        result[:, :fewer] = np.maximum(result[:, :fewer], tail)
+    return result
 
 
 def _first(w: Waves, n: int, tail: Ints) -> Lanes:
@@ -187,10 +198,10 @@ def _own(tail: Ints, n: int) -> Ints:
     return mine
 
 
-def _weakest(tail: Ints, claims: dict[int, int], many: int) -> Ints:
-    """The longest tails that hold for each claim from `many` microbatches on, each within its own window."""
-    m = tail.shape[1]
-    result = _own(tail, m)
-    for n in (n for n in claims if many <= n < m):
-        result[:, :n] = np.minimum(result[:, :n], _own(tail, n) + claims[m] - claims[n])
+def _weakest(tail: Ints, claims: dict[int, int], numbers: list[int]) -> Ints:
+    """The longest tails that hold for each of the claims for `numbers` microbatches, each within its own window."""
+    most = max(numbers)
+    result = _own(tail, most)
+    for n in numbers:
+        result[:, :n] = np.minimum(result[:, :n], _own(tail, n) + claims[most] - claims[n])
     return result

@@ -8,9 +8,9 @@ import numpy as np
 
 @numba.njit(cache=True, nogil=True)
 def fresh(position, now, arrivals, keep, older, pairs, shift, later):  # type: ignore[no-untyped-def]
-    """Of the states `keep` those that are earlier somewhere than each of the older ones with `shift` passes less of every
-    lane, plus `later` µs."""
-    old_position, old_now, old_arrivals = older
+    """Of the states `keep` those that are earlier somewhere than each of the older ones (that are fine) with `shift` passes
+    less of every lane, plus `later` µs."""
+    old_position, old_now, old_arrivals, old_fine = older
     key = _keys(old_position, 0)
     order = np.argsort(key, kind="mergesort")
     sorted_key = key[order]
@@ -26,7 +26,8 @@ def fresh(position, now, arrivals, keep, older, pairs, shift, later):  # type: i
         while at < len(order) and sorted_key[at] == wanted[s] and not vain:
             o = order[at]
             vain = (
-                _equal(old_position[o] + shift, position[s])
+                old_fine[o]
+                and _equal(old_position[o] + shift, position[s])
                 and _no_later(old_now[o] + later, now[s], now.shape[1])
                 and _no_later(old_arrivals[o] + later, arrivals[s], size)
             )

@@ -25,7 +25,7 @@ class Links(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
-def search(lanes, window, breadth, most, steady, shift=0, later=0):  # type: ignore[no-untyped-def]
+def search(lanes, window, breadth, most, steady, behind, shift=0, later=0):  # type: ignore[no-untyped-def]
     """1 where an order fits the window, 0 where none does, −1 or −2 where neither is known; how many states were tried; the
     most passes of a lane that any of them had placed.
 
@@ -39,7 +39,8 @@ def search(lanes, window, breadth, most, steady, shift=0, later=0):  # type: ign
     earlier is dropped.
 
     shift: states are also dropped that are nowhere earlier than one with `shift` passes of every lane less was, plus `later`
-    µs, for searches that are steps of an induction over microbatches (see onerank_induct); nothing is merged then.
+    µs, for searches that are steps of an induction over microbatches (see onerank_induct); nothing is merged then. Only
+    such ones count whose passes end `behind` µs (a value a pass) or more before the window does.
     """
     count, m = lanes.head.shape
     links = _links(lanes.lag, lanes.home)
@@ -47,11 +48,12 @@ def search(lanes, window, breadth, most, steady, shift=0, later=0):  # type: ign
     last, arrivals = np.full((1, len(lanes.room)), -1, np.int8), np.zeros((1, 0), np.int32)
     tried, front = 0, np.int64(0)
     exact = True
-    older = [(position, now, arrivals)]
+    fine = np.ones(1, np.bool_)
+    older = [(position, now, arrivals, fine)]
     for placed in range(count * m):
         allowed = most if not steady else min(most, 2 * most * (placed + 1) // (count * m))
-        n, more, new_position, new_now, new_last, new_arrivals = _level(
-            lanes, links, position, now, last, arrivals, window, allowed - tried, shift == 0
+        n, more, new_position, new_now, new_last, new_arrivals, new_fine = _level(
+            lanes, links, position, now, last, arrivals, fine, window, allowed - tried, behind, shift == 0
         )
         tried += more
         for s in range(len(position)):  # what was tried has one more
@@ -68,13 +70,14 @@ def search(lanes, window, breadth, most, steady, shift=0, later=0):  # type: ign
                     new_position, new_now, new_arrivals, keep, older[placed + 1 - shift * count], links.pairs, shift, later
                 )
         position, now, last, arrivals = new_position[keep], new_now[keep], new_last[keep], new_arrivals[keep]
+        fine = new_fine[keep]
         if shift > 0:
-            older.append((position, now, arrivals))
+            older.append((position, now, arrivals, fine))
     return (1 if exact else -1), tried, front
 
 
 @numba.njit(cache=True, nogil=True)
-def _level(lanes, links, position, now, last, arrivals, window, most, swaps):  # type: ignore[no-untyped-def]
+def _level(lanes, links, position, now, last, arrivals, fine, window, most, behind, swaps):  # type: ignore[no-untyped-def]
     """The states with one pass more: how many (−2: more than `most` were tried), how many were tried, and they.
 
     The rank that is free first goes on; another only where a pass of the first waits for a pass that is not placed, so
@@ -94,6 +97,7 @@ def _level(lanes, links, position, now, last, arrivals, window, most, swaps):  #
     new_now = np.empty((states * count, ranks), np.int32)
     new_last = np.empty((states * count, ranks), np.int8)
     new_arrivals = np.empty((states * count, longest), np.int32)
+    new_fine = np.empty(states * count, np.bool_)
     start, used = np.empty(count, np.int64), np.empty(ranks, np.int64)
     first, end, turn = np.empty(len(links.pairs), np.int64), np.empty((count, m), np.int64), np.empty(ranks, np.bool_)
     n = tried = 0
@@ -124,14 +128,15 @@ def _level(lanes, links, position, now, last, arrivals, window, most, swaps):  #
             new_now[n, r] = start[a] + duration[a]
             tried += 1
             if tried > most:
-                return -2, tried, new_position, new_now, new_last, new_arrivals
+                return -2, tried, new_position, new_now, new_last, new_arrivals, new_fine
             _place(lanes, a, position[s], arrivals[s], links.pairs, new_now[n], new_position[n], new_arrivals[n])
             if _hopeless(lanes, links, new_position[n], new_now[n], new_arrivals[n], window, first, end):
                 continue
             new_last[n] = last[s]
             new_last[n, r] = a
+            new_fine[n] = fine[s] and start[a] + duration[a] + behind[a, position[s, a]] <= window
             n += 1
-    return n, tried, new_position, new_now, new_last, new_arrivals
+    return n, tried, new_position, new_now, new_last, new_arrivals, new_fine
 
 
 @numba.njit(cache=True, nogil=True)
