@@ -34,7 +34,8 @@ LEAP = 0.3  # of the time left may go into a first look at whether all ranks ref
 BROAD, GROWTH = 16, 2.5  # times the breadth of that look, and how many times its states, that an answer takes at most
 PROBE = 100_000  # partial orders
 SETTLED = 0.98  # times what it was a round before: the incumbent's value is worth a look from then on
-FIRST, ALL = 0.1, 0.95  # of the time left, for one try of an induction of the first rank, of all
+# Of the time left, for one try of an induction: of the first rank, of all in a long problem, in another. Lanes at most.
+FIRST, ALL, HALF, LANES = 0.1, 0.95, 0.5, 24
 NEAR = 0.99  # part of the incumbent's value that long problems are asked to prove first
 GROUPS = ("ranks", "lean ranks")  # kinds of bounds from a search over some ranks' passes, see onerank.lanes_of
 Group = tuple[tuple[int, ...], bool]  # ranks, and whether only the first is kept whole (lean)
@@ -277,19 +278,21 @@ class _Search:
                 return
 
     def induct(self, ranks: tuple[int, ...], lean: bool) -> Iterator[Bound]:
-        """What the first rank gives; then nearly the incumbent's value by induction over microbatches: without the last
-        rank, which takes the fewest partial orders, then with it."""
-        yield from self.climb([(ranks[:1], False)], int(FIRST * self.affordable))
+        """Nearly the incumbent's value by induction over microbatches: without the last rank, which takes the fewest partial
+        orders, then with it. Of too many lanes what the first rank gives."""
         for kept in (ranks[:-1], ranks):
             value, began = int(NEAR * self.ceiling) + 1, self.clock.used
             lanes = None if self.over or value <= self.best.value else lanes_of(self.problem, kept, lean)
             if lanes is None:
                 continue
+            if len(lanes.home) > LANES:
+                yield from self.climb([(ranks[:1], False)], int(FIRST * self.affordable))
+                return
             answer, tried = by_induction(lanes, value, PROBE)  # says how fast states are here
             self.count(tried, began)
             if answer is Answer.TOO_MANY and self.affordable > PROBE:
                 began = self.clock.used
-                answer, tried = by_induction(lanes, value, int(ALL * self.affordable))
+                answer, tried = by_induction(lanes, value, int((ALL if is_long(lanes) else HALF) * self.affordable))
                 self.count(tried, began)
             if answer is Answer.TOO_MANY:
                 return

@@ -32,6 +32,7 @@ from .onerank import Answer, Lanes, refute
 from .onerank_search import search
 
 EXACT = 1 << 40  # breadth: nothing is merged
+DENSE = 1024  # states at one place from which on a search is given up: comparing them would take longer than it gives
 FEW = 50_000  # partial orders for one look at what the fewest microbatches take
 WAVES = 12  # more waves of microbatches than this are many
 ALIKE = 0.75  # times the most microbatches: down to so many are refuted at once
@@ -134,7 +135,7 @@ def _search(
     if claims[n] >= 1 << 28:
         return Answer.TOO_MANY, 0, 0
     behind = _behind(w, numbers, claims)
-    answer, tried, front = search(lanes, claims[n] - 1, EXACT, states, False, behind, w.shift, later)
+    answer, tried, front = search(lanes, claims[n] - 1, DENSE, states, False, behind, w.shift, later)
     return Answer(answer), int(tried), int(front)
 
 
