@@ -17,11 +17,24 @@ from zbsolve.ilp.onerank_induct import by_induction, is_long, waves
 from .exact import optimum
 
 
+def drawn(rng: random.Random, stages: int) -> list[list[int]]:
+    """Times of F, B and W, µs, some of them 0."""
+    return [[rng.randint(0 if rng.random() < 0.1 else 1, rng.choice([3, 9, 30])) for _ in range(stages)] for _ in range(3)]
+
+
+def built(times, **options):
+    """The problem, or None where nothing fits its memory."""
+    try:
+        return pipeline(*times, held_until_W=1, **options)
+    except Infeasible:
+        return None
+
+
 def repeated(seed: int):
     """A seeded random problem of one or two ranks and many microbatches for its memory; None where nothing fits."""
     rng = random.Random(seed)
     ranks, placement = rng.choice([(1, [0]), (2, [0, 1]), (2, [0, 1]), (1, [0, 0])])
-    times = [[rng.randint(0 if rng.random() < 0.1 else 1, rng.choice([3, 9, 30])) for _ in placement] for _ in range(3)]
+    times = drawn(rng, len(placement))
     held, room = rng.choice([0, 1, 2]), rng.choice([1, 1, 2])
     capacity = [room * (held + 1) * (len(placement) // ranks) + rng.choice([0, 1])] * ranks
     options = {
@@ -29,10 +42,7 @@ def repeated(seed: int):
         "objective": rng.choice(["makespan", "span"]),
         "microbatches": rng.choice([3, 5, 7]),
     }
-    try:
-        return pipeline(*times, placement=tuple(placement), held_until_B=held, held_until_W=1, capacity=capacity, **options)
-    except Infeasible:
-        return None
+    return built(times, placement=tuple(placement), held_until_B=held, capacity=capacity, **options)
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.5, onerank_induct.ALIKE, 1.0])
@@ -58,15 +68,12 @@ def longer(seed: int):
     ranks, kind = rng.choice([1, 2, 2, 3, 4]), rng.choice(["single", "single", "vee", "loop"])
     down = list(range(ranks))
     placement = {"single": down, "vee": down + down[::-1], "loop": down * 2}[kind]
-    times = [[rng.randint(0 if rng.random() < 0.1 else 1, rng.choice([3, 9, 30])) for _ in placement] for _ in range(3)]
+    times = drawn(rng, len(placement))
     held = rng.choice([0, 0, 1, 2])
     each = (held + 1) * len(placement) // ranks
     capacity = [rng.choice([1, 2, 3]) * each + rng.choice([0, 1]) for _ in down]
     options = {"comm": rng.choice([0, 1, 3]), "microbatches": rng.choice([5, 6, 8, 9, 12])}
-    try:
-        return pipeline(*times, placement=tuple(placement), held_until_B=held, held_until_W=1, capacity=capacity, **options)
-    except Infeasible:
-        return None
+    return built(times, placement=tuple(placement), held_until_B=held, capacity=capacity, **options)
 
 
 def least(lanes) -> int | None:
@@ -96,7 +103,7 @@ def test_never_above_what_a_search_without_induction_finds():
     ]
     asked = proven = 0
     for problem in filter(None, [*found, *map(longer, range(40))]):
-        for ranks in ((rank,) for rank in range(problem.ranks)):
+        for ranks in (g for n in (1, 2) for g in itertools.permutations(range(problem.ranks), n)):
             lanes = lanes_of(problem, ranks, True)
             window = None if lanes is None or waves(lanes) is None else least(lanes)
             if window is None:

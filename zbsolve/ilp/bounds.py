@@ -32,11 +32,11 @@ WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
 MANY, WHOLE_MOST = 8, 4  # ranks kept at most, lean or whole
 LEAP = 0.3  # of the time left may go into a first look at whether all ranks refute the incumbent's value
 BROAD, GROWTH = 16, 2.5  # times the breadth of that look, and how many times its states, that an answer takes at most
-PROBE = 100_000  # partial orders
+PROBE = 100_000  # partial orders that show how fast an induction is
 SETTLED = 0.98  # times what it was a round before: the incumbent's value is worth a look from then on
 # Of the time left, for one try of an induction: of the first rank, of all in a long problem, in another. Lanes at most.
 FIRST, ALL, HALF, LANES = 0.1, 0.95, 0.5, 24
-NEAR = 0.99  # part of the incumbent's value that long problems are asked to prove first
+NEAR = 0.99  # part of the incumbent's value that is asked for where the value itself takes too many partial orders
 GROUPS = ("ranks", "lean ranks")  # kinds of bounds from a search over some ranks' passes, see onerank.lanes_of
 Group = tuple[tuple[int, ...], bool]  # ranks, and whether only the first is kept whole (lean)
 

@@ -36,7 +36,7 @@ class Climb:
 
     def attempt(self, window: int, states: int) -> tuple[Answer, int]:
         """Whether the window is refuted with so many states, and how many were tried. The breadth grows from what it took
-        last while that leaves states; of many microbatches induction is asked first."""
+        last while that leaves states; of many microbatches induction is asked before it does."""
         breadth, tried = self.breadth, 0
         while True:
             answer, count = refute(self.lanes, window, breadth, states - tried)

@@ -16,8 +16,7 @@ its schedules obey P(m).
   frees all that it takes.
 * A search in which no lane comes to pass n knows of n only by its tails and its window. Where these are the weakest of
   several n (tail less window: `_weakest`), and nothing else that depends on n is used, it refutes each of them that is
-  larger than the most passes of a lane it placed: schedules that repeat every few microbatches are refuted by one search
-  of a few repeats.
+  larger than the most passes of a lane it placed. Such n are asked together as are not too different (`ALIKE`).
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def waves(lanes: Lanes) -> Waves | None:
 
 
 def is_long(lanes: Lanes) -> bool:
-    """Whether one search can stand for many numbers of microbatches."""
+    """Whether there are many waves of microbatches, of as many as fit the memory at once."""
     w = waves(lanes)
     return w is not None and lanes.head.shape[1] > w.shift * (1 + WAVES) + lanes.head.shape[1] % w.shift
 
@@ -153,7 +152,7 @@ def _first(w: Waves, n: int, tail: Ints) -> Lanes:
     """P(n), with these tails; heads by lags from lane 0."""
     begin = np.where(w.far[0] >= 0, w.lanes.duration[0] + w.far[0], 0)
     head = begin[:, None] + np.arange(n) * w.lanes.duration[:, None]
-    return w.lanes._replace(head=head, tail=tail, fall=w.lanes.fall)
+    return w.lanes._replace(head=head, tail=tail)
 
 
 def _fewest(w: Waves, n: int, states: int) -> tuple[int, int]:

@@ -198,15 +198,6 @@ def _necessary(rounds: Rounds) -> Arcs:
     return rounds.into(before, a.out_pass, a.out_lag)
 
 
-def _in_turn(rounds: Rounds) -> Arcs:
-    """Each lane's passes in order. Waits for memory are left out where memory itself is modelled: with them CP-SAT took
-    over a thousand times as long (vee, p=4, times 3,4,2, capacity 4: 20 µs is refuted in 8 ms, or not in 8 s)."""
-    a, passes = arcs(rounds.problem), len(rounds.problem.passes)
-    before = np.repeat(np.arange(passes), np.diff(a.out_first))
-    lane = np.flatnonzero((a.lane[before] == a.lane[a.out_pass]) & (a.place[before] + 1 == a.place[a.out_pass]))
-    return rounds.into(before[lane], a.out_pass[lane], a.out_lag[lane])
-
-
 def _within(rounds: Rounds, time: int, seconds: float, seed: int) -> tuple[int, Schedule | None]:
     """A schedule that repeats every `time` µs within the problem's memory; CP-SAT's status."""
     model = _Model(rounds, time)
@@ -259,20 +250,17 @@ class _Model:
 
     def _offsets(self) -> tuple[list[cp_model.IntVar], list[cp_model.IntVar]]:
         """The start of each pass, and its place within the period: offset = slot + whole periods."""
-        model = self.model
+        model, arcs = self.model, _necessary(self.rounds)
         offset = [model.new_int_var(0, self.horizon, "") for _ in self.duration]
         slot = []
         for start in offset:
             within = model.new_int_var(0, self.period - 1, "")
             model.add(start == within + self.period * model.new_int_var(0, self.turns, ""))
             slot.append(within)
-        waiting: set[int] = set()
-        for found in (self.rounds.edges, _in_turn(self.rounds)):
-            for i, j, lag, distance in zip(*(column.tolist() for column in found), strict=True):
-                if i != j:  # its own next round is a period later anyhow
-                    waiting.add(j)
-                    model.add(offset[j] + self.period * distance >= offset[i] + self.duration[i] + lag)
-        sources = np.setdiff1d(np.arange(len(offset)), sorted(waiting))
+        for i, j, lag, distance in zip(*(column.tolist() for column in arcs), strict=True):
+            model.add(offset[j] + self.period * distance >= offset[i] + self.duration[i] + lag)
+        # All others follow, in its own round, the only pass that waits for none of it.
+        sources = np.setdiff1d(np.arange(len(offset)), arcs.after[arcs.distance == 0])
         if len(sources) == 1:  # nothing changes when the whole block moves
             model.add(offset[int(sources[0])] == 0)
         return offset, slot
