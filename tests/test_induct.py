@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 from zbsolve import Infeasible, pipeline
@@ -134,6 +135,6 @@ def test_long_problems_take_few_partial_orders():
 def test_nearly_the_value_is_proven_and_can_be_proven_again():
     problem = tight(96)
     value = 7999
-    found = list(improve(problem, closed_form(problem), lambda: value, Clock(20.0, 1.0), 5.0))
+    found = list(improve(problem, closed_form(problem), Clock(20.0, 1.0), 5.0, np.array([value])))
     assert 0.99 * value - 1 <= found[-1].value <= value
     assert recheck(problem, found[-1], 20.0) == found[-1]

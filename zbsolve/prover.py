@@ -13,7 +13,7 @@ def prove(state: State, seed: int) -> None:
     problem, clock = state.problem, state.clock
     small = len(problem.passes) <= SMALL
     state.raise_bound(closed_form(problem))
-    for bound in improve(problem, state.bound, lambda: state.value, clock, clock.left * (0.4 if small else 1.0)):
+    for bound in improve(problem, state.bound, clock, clock.left * (0.4 if small else 1.0), state.incumbent):
         state.raise_bound(bound)
         if state.done:
             return

@@ -19,6 +19,7 @@ from .errors import BadInput, Infeasible, NotFound, WrongBound, ZbsolveError, in
 from .finder import LARGE, find, quick
 from .graphs import pipeline
 from .greedy.anneal import starting_policies
+from .greedy.blocks import one_trial_each
 from .greedy.list_scheduler import Policy
 from .greedy.presets import PRESETS, preset
 from .ilp.bounds import Bound, closed_form, improve
@@ -184,8 +185,9 @@ def compiled() -> None:
         state.offer_policy(starts[0], "greedy")
         for _ in find(state, 0, starts):
             pass
-        for _ in improve(problem, Bound(0, ""), lambda: None, Clock(1.0), 0.1):
+        for _ in improve(problem, Bound(0, ""), Clock(1.0), 0.1):
             pass
+    one_trial_each(tiny)
 
 
 def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:

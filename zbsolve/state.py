@@ -11,7 +11,8 @@ from .clock import Clock
 from .errors import NotFound
 from .greedy.list_scheduler import Policy, list_schedule
 from .ilp.bounds import Bound
-from .problem import Problem
+from .ilp.onerank import NOBODY
+from .problem import Ints, Problem
 from .schedule import Schedule
 from .verifier import verify
 
@@ -20,13 +21,15 @@ BLOCK = "building block"  # the solver whose schedules blocks do not start from 
 
 @dataclass
 class State:
-    """The best schedule and bound so far, and who found them. `value` in µs, −1 before the first schedule."""
+    """The best schedule and bound so far, and who found them. `value` in µs, −1 before the first schedule; `incumbent` is
+    the same for compiled searches, which read it while they run: one number, FAR before."""
 
     problem: Problem
     clock: Clock
     bound: Bound
     schedule: Schedule | None = None
     value: int = -1
+    incumbent: Ints = field(default_factory=NOBODY.copy)
     solver: str = ""
     infeasible: bool = False
     progress: Callable[[State], None] | None = None
@@ -42,6 +45,7 @@ class State:
         with self.lock:
             if self.schedule is None or value < self.value:
                 self.schedule, self.value, self.solver = schedule, value, solver
+                self.incumbent[0] = value
                 if solver != BLOCK:
                     self.leads.append(schedule)
                 self._changed()

@@ -65,6 +65,19 @@ def blocks(
         yield with_beside(problem, to_schedule(problem, t, best.order))
 
 
+def one_trial_each(problem: Problem) -> None:
+    """One trial of each kind of annealing, which `blocks` comes to only on harder problems: for their kernels' sake."""
+    t = template(problem)
+    if t is None:
+        return
+    search = _Search(t, Clock(1.0), 1.0, 0, np.random.default_rng(0), tuple)
+    search.block, search.cost = serial(t), 1.0  # a trial takes all the time that is left
+    for _ in search.unroll(search.block, HABITS[:1]):
+        pass
+    for arm in (search.shapes(1.0), search.anneal()):
+        next(arm)
+
+
 def least_value(t: Template) -> int:
     """The largest work of a rank, µs: no schedule is shorter."""
     return int(np.bincount(t.rank, t.duration).max()) * t.microbatches

@@ -5,7 +5,7 @@ Each keeps one rank, or a few, and replaces all others by longest-path lags alon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -17,7 +17,7 @@ from ..problem import Ints, Problem
 from .arcs import FAR, NOWHERE, arcs, heads_and_tails, ordered
 from .area import area, least_lifespans
 from .idle import Window, idle
-from .onerank import Answer, Lanes, lanes_of, refute
+from .onerank import NOBODY, Answer, Lanes, lanes_of, refute
 from .onerank_climb import NARROW, Climb
 from .onerank_induct import by_induction, is_long
 from .window import one_machine
@@ -32,6 +32,7 @@ WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
 MANY, WHOLE_MOST = 8, 4  # ranks kept at most, lean or whole
 LEAP = 0.3  # of the time left may go into a first look at whether all ranks refute the incumbent's value
 BROAD, GROWTH = 16, 2.5  # times the breadth of that look, and how many times its states, that an answer takes at most
+BROADLY = 0.6  # of the time left may go into that
 PROBE = 100_000  # partial orders that show how fast an induction is
 SETTLED = 0.98  # times what it was a round before: the incumbent's value is worth a look from then on
 # Of the time left, for one try of an induction: of the first rank, of all in a long problem, in another. Lanes at most.
@@ -147,16 +148,17 @@ def _lifespans(problem: Problem) -> Ints | None:
     return spans
 
 
-def improve(problem: Problem, best: Bound, value: Callable[[], int | None], clock: Clock, seconds: float) -> Iterator[Bound]:
-    """Higher bounds than `best` as they are found, cheap ones first, until the incumbent's value (`value()`, None: there is
-    none yet) or time is reached: after the closed forms single ranks, exactly, then groups of them, all with few states
-    each, then again with more; early on one look at whether all ranks together refute a better value at once."""
+def improve(problem: Problem, best: Bound, clock: Clock, seconds: float, incumbent: Ints = NOBODY) -> Iterator[Bound]:
+    """Higher bounds than `best` as they are found, cheap ones first, until the incumbent's value (µs, one number, which
+    another thread may lower meanwhile; FAR or more: there is none) or time is reached: after the closed forms single ranks,
+    exactly, then groups of them, all with few states each, then again with more; early on one look at whether all ranks
+    together refute a better value at once."""
     closed_form(problem)
     forms = sorted(_made[problem], key=lambda bound: -bound.value)
     if forms[0].value > best.value:
         best = forms[0]
         yield best
-    search = _Search(problem, best, value, clock, clock.used + seconds)
+    search = _Search(problem, best, incumbent, clock, clock.used + seconds)
     alone: list[Group] = [((rank,), False) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
     if not alone:  # no rank has one stream alone: nothing to keep whole
         return
@@ -164,8 +166,7 @@ def improve(problem: Problem, best: Bound, value: Callable[[], int | None], cloc
     before_that, leapt = search.ceiling, False
     while states <= MOST and not search.over:
         if states > LEAST and not leapt and search.ceiling > SETTLED * before_that:
-            leapt = True
-            yield from search.leap(_all_ranks(problem, [*search.best.ranks[:1], *(rank for (rank,), _ in alone)]))
+            leapt = yield from search.leap(_all_ranks(problem, [*search.best.ranks[:1], *(rank for (rank,), _ in alone)]))
         before_that = search.ceiling
         if len(search.best.ranks) < 2 or states == LEAST:
             yield from search.climb(alone, states)
@@ -191,8 +192,8 @@ def improve(problem: Problem, best: Bound, value: Callable[[], int | None], cloc
 class _Search:
     """The best bound so far, and what is known of each group of ranks."""
 
-    def __init__(self, problem: Problem, best: Bound, value: Callable[[], int | None], clock: Clock, until: float) -> None:
-        self.problem, self.best, self.value, self.clock, self.until = problem, best, value, clock, until
+    def __init__(self, problem: Problem, best: Bound, incumbent: Ints, clock: Clock, until: float) -> None:
+        self.problem, self.best, self.incumbent, self.clock, self.until = problem, best, incumbent, clock, until
         self.unknown = 4 * best.value
         self.climbs: dict[Group, Climb | None] = {}
         self.breadth = NARROW  # what the last group's answer took: the next one's first try
@@ -201,8 +202,8 @@ class _Search:
     @property
     def ceiling(self) -> int:
         """What there is to reach: the incumbent's value."""
-        value = self.value()
-        return self.unknown if value is None else value
+        value = int(self.incumbent[0])
+        return self.unknown if value >= FAR else value
 
     @property
     def affordable(self) -> int:
@@ -222,7 +223,8 @@ class _Search:
             if group not in self.climbs:
                 lanes = lanes_of(self.problem, *group)
                 gap = self.ceiling - self.best.value
-                climb = None if lanes is None else Climb(lanes, self.ceiling, max(1, gap // 32), gap // 5, self.breadth)
+                least, step = max(1, gap // 32), gap // 5
+                climb = None if lanes is None else Climb(lanes, self.ceiling, least, step, self.breadth, self.incumbent)
                 self.climbs[group] = climb
             climb = self.climbs[group]
             if climb is not None:
@@ -251,31 +253,36 @@ class _Search:
         if tried >= 20_000:
             self.rate = tried / max(1e-9, self.clock.used - began)
 
-    def leap(self, groups: list[Group]) -> Iterator[Bound]:
+    def leap(self, groups: list[Group]) -> Generator[Bound, None, bool]:
         """The incumbent's value itself as a bound from the first of the groups that gives it, where a look with few states a
-        place lets hope that there is time for it: smaller steps would take most of the time below what is of interest."""
+        place lets hope that there is time for it: smaller steps would take most of the time below what is of interest.
+        Returns False where the value fell meanwhile, so that another look is worth it."""
         for ranks, lean in groups:
-            lanes = None if self.over or self.value() is None else lanes_of(self.problem, ranks, lean)
+            lanes = None if self.over or self.incumbent[0] >= FAR else lanes_of(self.problem, ranks, lean)
             if lanes is None:
-                return
+                return True
+            before = self.ceiling
             if is_long(lanes):  # the value itself would take too many
                 yield from self.induct(ranks, lean)
-                return
-            window, states, answer = self.ceiling - 1, int(LEAP * self.affordable), Answer.MERGED
+                return self.ceiling > SETTLED * before
+            window, states, answer = before - 1, int(LEAP * self.affordable), Answer.MERGED
             for breadth in (NARROW, BROAD * NARROW):
                 began = self.clock.used
-                answer, tried = refute(lanes, window, breadth, states, steady=True)
+                answer, tried = refute(lanes, window, breadth, states, True, self.incumbent)
                 self.count(tried, began)
                 if answer is not Answer.MERGED or GROWTH * tried > self.affordable:
                     break
-                states = self.affordable
+                states = int(BROADLY * self.affordable)
             if answer is Answer.REFUTED:
                 self.best = _of_group((ranks, lean), window + 1)
                 yield self.best
+            if self.ceiling < before:
+                return False
             if answer is not Answer.FITS:
                 if answer is not Answer.REFUTED:
                     yield from self.induct(ranks, lean)
-                return
+                return self.ceiling > SETTLED * before
+        return True
 
     def induct(self, ranks: tuple[int, ...], lean: bool) -> Iterator[Bound]:
         """Nearly the incumbent's value by induction over microbatches: without the last rank, which takes the fewest partial
@@ -288,11 +295,12 @@ class _Search:
             if len(lanes.home) > LANES:
                 yield from self.climb([(ranks[:1], False)], int(FIRST * self.affordable))
                 return
-            answer, tried = by_induction(lanes, value, PROBE)  # says how fast states are here
+            answer, tried = by_induction(lanes, value, PROBE, self.incumbent)  # says how fast states are here
             self.count(tried, began)
             if answer is Answer.TOO_MANY and self.affordable > PROBE:
                 began = self.clock.used
-                answer, tried = by_induction(lanes, value, int((ALL if is_long(lanes) else HALF) * self.affordable))
+                most = int((ALL if is_long(lanes) else HALF) * self.affordable)
+                answer, tried = by_induction(lanes, value, most, self.incumbent)
                 self.count(tried, began)
             if answer is Answer.TOO_MANY:
                 return

@@ -19,6 +19,8 @@ from .arcs import FAR, heads_and_tails, ordered
 from .area import paths_within
 from .onerank_search import search
 
+NOBODY = np.full(1, FAR)  # where there is no incumbent that others improve
+
 
 class Lanes(NamedTuple):
     """The lanes of some ranks, all of one length, in an order that respects the graph; times in µs, memory in bytes.
@@ -146,16 +148,19 @@ def _fall(problem: Problem, mine: Ints, tail: Ints, rank: int, room: int) -> Flo
 
 
 class Answer(Enum):
-    """What a search over orders says of a window. FITS: one fits (within the relaxation). MERGED: too few states were kept
-    at one place to tell; TOO_MANY: there were more partial orders in all than allowed."""
+    """What a search over orders says of a window. FITS: one fits (within the relaxation), or the incumbent does. MERGED: too
+    few states were kept at one place to tell; TOO_MANY: there were more partial orders in all than allowed."""
 
     REFUTED, FITS, MERGED, TOO_MANY = 0, 1, -1, -2
 
 
-def refute(lanes: Lanes, window: int, breadth: int, states: int, steady: bool = False) -> tuple[Answer, int]:
+def refute(
+    lanes: Lanes, window: int, breadth: int, states: int, steady: bool = False, incumbent: Ints = NOBODY
+) -> tuple[Answer, int]:
     """Whether no order of the passes fits `window` µs, with `breadth` states at one place and `states` partial orders in
-    all; steady: no more than twice as many as that in the mean at any time. And how many were tried."""
+    all; steady: no more than twice as many as that in the mean at any time. And how many were tried. incumbent: the value,
+    µs, of the best schedule known (one number), which may fall meanwhile: into the window, then the search ends."""
     if window >= 1 << 28:
         return Answer.TOO_MANY, 0
-    answer, tried, _ = search(lanes, window, breadth, states, steady, lanes.tail)
+    answer, tried, _ = search(lanes, window, breadth, states, steady, lanes.tail, 0, 0, incumbent, window + 1)
     return Answer(answer), int(tried)

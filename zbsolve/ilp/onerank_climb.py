@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from .onerank import Answer, Lanes, refute
+from ..problem import Ints
+from .onerank import NOBODY, Answer, Lanes, refute
 from .onerank_induct import by_induction, is_long
 
 NARROW, WIDER = 8, 4  # states kept of each set of positions at first, and by how much more a next try keeps
@@ -15,13 +16,14 @@ NARROW, WIDER = 8, 4  # states kept of each set of positions at first, and by ho
 class Climb:
     """The search for the largest window, µs, that some ranks refute: `fits` is known to fit (or of no use), steps double
     while they are refuted (`least` at first), and between the two windows are halved. `breadth` is what the last answer
-    took."""
+    took. `incumbent`: see `refute`."""
 
     lanes: Lanes
     fits: int
     least: int
     step: int = 0
     breadth: int = NARROW
+    incumbent: Ints = field(default_factory=lambda: NOBODY)
 
     @cached_property
     def long(self) -> bool:
@@ -39,12 +41,12 @@ class Climb:
         last while that leaves states; of many microbatches induction is asked before it does."""
         breadth, tried = self.breadth, 0
         while True:
-            answer, count = refute(self.lanes, window, breadth, states - tried)
+            answer, count = refute(self.lanes, window, breadth, states - tried, False, self.incumbent)
             tried += count
             if answer is not Answer.MERGED or tried + count > states:
                 break
             if self.long and breadth == self.breadth:
-                induced, count = by_induction(self.lanes, window + 1, states - tried)
+                induced, count = by_induction(self.lanes, window + 1, states - tried, self.incumbent)
                 tried += count
                 if induced is not Answer.MERGED:
                     answer = induced

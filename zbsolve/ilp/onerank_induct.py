@@ -27,7 +27,7 @@ import numpy as np
 
 from ..problem import Ints
 from .arcs import FAR
-from .onerank import Answer, Lanes, refute
+from .onerank import NOBODY, Answer, Lanes, refute
 from .onerank_search import search
 
 EXACT = 1 << 40  # breadth: nothing is merged
@@ -96,9 +96,9 @@ def _waits(lanes: Lanes, far: Ints) -> list[tuple[int, int, int]]:
     return found
 
 
-def by_induction(lanes: Lanes, value: int, states: int) -> tuple[Answer, int]:
+def by_induction(lanes: Lanes, value: int, states: int, incumbent: Ints = NOBODY) -> tuple[Answer, int]:
     """Whether every order of the passes takes `value` µs or more (REFUTED: none takes less), with `states` partial orders in
-    all; and how many were tried. Other answers say nothing."""
+    all; and how many were tried. Other answers say nothing. Ends when the incumbent (see `refute`) takes less."""
     w = waves(lanes)
     if w is None:
         return Answer.MERGED, 0
@@ -113,7 +113,9 @@ def by_induction(lanes: Lanes, value: int, states: int) -> tuple[Answer, int]:
     tail, rest = _tails(w, claims), sorted((n for n in claims if n > least), reverse=True)
     while rest:
         at_once = [rest[0], *(n for n in rest[1:] if n - w.shift >= ALIKE * rest[0])]
-        answer, count, front = _search(w, at_once, _weakest(tail, claims, at_once), claims, later, states - tried)
+        answer, count, front = _search(
+            w, at_once, _weakest(tail, claims, at_once), claims, later, states - tried, incumbent, value
+        )
         tried += count
         if answer is not Answer.REFUTED:
             return answer, tried
@@ -122,7 +124,7 @@ def by_induction(lanes: Lanes, value: int, states: int) -> tuple[Answer, int]:
 
 
 def _search(
-    w: Waves, numbers: list[int], tail: Ints, claims: dict[int, int], later: int, states: int
+    w: Waves, numbers: list[int], tail: Ints, claims: dict[int, int], later: int, states: int, incumbent: Ints, value: int
 ) -> tuple[Answer, int, int]:
     """Whether P(n) refutes one µs less than its claim for the greatest n of `numbers`, and for the others by nothing that
     holds for one of them alone but `tail`. Also how many partial orders were tried, and the most passes of a lane that one
@@ -134,7 +136,7 @@ def _search(
     if claims[n] >= 1 << 28:
         return Answer.TOO_MANY, 0, 0
     behind = _behind(w, numbers, claims)
-    answer, tried, front = search(lanes, claims[n] - 1, DENSE, states, False, behind, w.shift, later)
+    answer, tried, front = search(lanes, claims[n] - 1, DENSE, states, False, behind, w.shift, later, incumbent, value)
     return Answer(answer), int(tried), int(front)
 
 

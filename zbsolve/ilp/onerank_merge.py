@@ -9,14 +9,14 @@ import numpy as np
 @numba.njit(cache=True, nogil=True)
 def fresh(position, now, arrivals, keep, older, pairs, shift, later):  # type: ignore[no-untyped-def]
     """Of the states `keep` those that are earlier somewhere than each of the older ones (that are fine) with `shift` passes
-    less of every lane, plus `later` µs."""
+    less of every lane, plus `later` µs; and how many pairs were compared."""
     old_position, old_now, old_arrivals, old_fine = older
     key = _keys(old_position, 0)
     order = np.argsort(key, kind="mergesort")
     sorted_key = key[order]
     wanted = _keys(position, shift)
     result = np.empty(len(keep), np.int64)
-    kept = 0
+    kept = compared = 0
     for s in keep:
         size = 0
         for k in range(len(pairs)):
@@ -32,10 +32,11 @@ def fresh(position, now, arrivals, keep, older, pairs, shift, later):  # type: i
                 and _no_later(old_arrivals[o] + later, arrivals[s], size)
             )
             at += 1
+            compared += 1
         if not vain:
             result[kept] = s
             kept += 1
-    return result[:kept]
+    return result[:kept], compared
 
 
 @numba.njit(cache=True, nogil=True)
@@ -48,8 +49,9 @@ def _keys(position, less):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def undominated(position, now, last, arrivals, pairs, breadth):  # type: ignore[no-untyped-def]
-    """The states to keep, by positions and in order of time, and whether none were merged (in place)."""
+def undominated(position, now, last, arrivals, pairs, breadth, most):  # type: ignore[no-untyped-def]
+    """The states to keep, by positions and in order of time, whether none were merged (in place), and how many pairs were
+    compared: where more than `most`, what is kept is not all."""
     n = len(position)
     key = _keys(position, 0)  # positions are compared too
     total = np.zeros(n, np.int64)
@@ -58,7 +60,7 @@ def undominated(position, now, last, arrivals, pairs, breadth):  # type: ignore[
     by_time = np.argsort(total, kind="mergesort")
     order = by_time[np.argsort(key[by_time], kind="mergesort")]
     keep = np.empty(n, np.int64)
-    kept, group, exact = 0, 0, True
+    kept, group, exact, compared = 0, 0, True, 0
     for x in range(n):
         s = order[x]
         if x == 0 or not _equal(position[s], position[order[x - 1]]):
@@ -69,6 +71,7 @@ def undominated(position, now, last, arrivals, pairs, breadth):  # type: ignore[
         dominated = False
         nearest, least = np.int64(-1), np.int64(0)
         for y in range(group, kept):
+            compared += 1
             if _no_later(now[keep[y]], now[s], now.shape[1]) and _no_later(arrivals[keep[y]], arrivals[s], size):
                 dominated = True
                 break
@@ -76,6 +79,8 @@ def undominated(position, now, last, arrivals, pairs, breadth):  # type: ignore[
                 away = _apart(now[keep[y]], now[s], now.shape[1]) + _apart(arrivals[keep[y]], arrivals[s], size)
                 if nearest < 0 or away < least:
                     nearest, least = keep[y], away
+        if compared > most:
+            break
         if dominated:
             continue
         if nearest < 0:
@@ -86,7 +91,7 @@ def undominated(position, now, last, arrivals, pairs, breadth):  # type: ignore[
         arrivals[nearest] = np.minimum(arrivals[nearest], arrivals[s])
         last[nearest] = -1  # what ran last says nothing of two pasts
         exact = False
-    return keep[:kept], exact
+    return keep[:kept], exact, compared
 
 
 @numba.njit(cache=True, nogil=True)

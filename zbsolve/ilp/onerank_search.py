@@ -10,6 +10,8 @@ import numpy as np
 from ..problem import Ints
 from .onerank_merge import fresh, undominated
 
+COMPARED = 64  # pairs of states compared, which take as long as one that is tried
+
 
 class Links(NamedTuple):
     """Who waits for whom, in compressed rows. before: the lanes that lane a waits for are before[before_first[a]:…]; pairs:
@@ -25,9 +27,10 @@ class Links(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
-def search(lanes, window, breadth, most, steady, behind, shift=0, later=0):  # type: ignore[no-untyped-def]
-    """1 where an order fits the window, 0 where none does, −1 or −2 where neither is known; how many states were tried; the
-    most passes of a lane that any of them had placed.
+def search(lanes, window, breadth, most, steady, behind, shift, later, incumbent, wanted):  # type: ignore[no-untyped-def]
+    """1 where an order fits the window, 0 where none does, −1 or −2 where neither is known; how many states were tried
+    (`COMPARED` comparisons count as one); the most passes of a lane that any of them had placed. 1 too as soon as the
+    incumbent's value (one number, which another thread may lower meanwhile) is below the one `wanted` as a bound.
 
     Of the states with one set of positions at most `breadth` are kept: further ones are merged into the most similar of
     those, the earlier time counting everywhere, which only relaxes (a relaxed decision diagram, Andersen et al. 2007). With
@@ -38,9 +41,9 @@ def search(lanes, window, breadth, most, steady, behind, shift=0, later=0):  # t
     start (arrivals, a queue for every pair of lanes with a lag). Of two states with the same positions one that is nowhere
     earlier is dropped.
 
-    shift: states are also dropped that are nowhere earlier than one with `shift` passes of every lane less was, plus `later`
-    µs, for searches that are steps of an induction over microbatches (see onerank_induct); nothing is merged then. Only
-    such ones count whose passes end `behind` µs (a value a pass) or more before the window does.
+    shift (0: none): states are also dropped that are nowhere earlier than one with `shift` passes of every lane less was,
+    plus `later` µs, for searches that are steps of an induction over microbatches (see onerank_induct); nothing is merged
+    then. Only such ones count whose passes end `behind` µs (a value a pass) or more before the window does.
     """
     count, m = lanes.head.shape
     links = _links(lanes.lag, lanes.home)
@@ -51,6 +54,8 @@ def search(lanes, window, breadth, most, steady, behind, shift=0, later=0):  # t
     fine = np.ones(1, np.bool_)
     older = [(position, now, arrivals, fine)]
     for placed in range(count * m):
+        if incumbent[0] < wanted:
+            return 1, tried, front
         allowed = most if not steady else min(most, 2 * most * (placed + 1) // (count * m))
         n, more, new_position, new_now, new_last, new_arrivals, new_fine = _level(
             lanes, links, position, now, last, arrivals, fine, window, allowed - tried, behind, shift == 0
@@ -60,15 +65,22 @@ def search(lanes, window, breadth, most, steady, behind, shift=0, later=0):  # t
             front = max(front, np.int64(position[s].max()) + 1)
         if n <= 0:
             return n, tried, front
-        keep, whole = undominated(new_position[:n], new_now[:n], new_last[:n], new_arrivals[:n], links.pairs, breadth)
+        left = COMPARED * (allowed - tried)
+        keep, whole, compared = undominated(
+            new_position[:n], new_now[:n], new_last[:n], new_arrivals[:n], links.pairs, breadth, left
+        )
+        tried += compared // COMPARED
+        if compared > left:
+            return -2, tried, front
         exact = exact and whole
         if shift > 0:
             if not exact:
                 return -1, tried, front
             if placed + 1 >= shift * count:
-                keep = fresh(
+                keep, compared = fresh(
                     new_position, new_now, new_arrivals, keep, older[placed + 1 - shift * count], links.pairs, shift, later
                 )
+                tried += compared // COMPARED
         position, now, last, arrivals = new_position[keep], new_now[keep], new_last[keep], new_arrivals[keep]
         fine = new_fine[keep]
         if shift > 0:
