@@ -47,6 +47,7 @@ LAYERS = [
     ("zbsolve.finder", 10),
     ("zbsolve.prover", 10),
     ("zbsolve.search", 11),
+    ("zbsolve.workers", 1),
     ("zbsolve.race", 12),
     ("zbsolve.auto", 13),
     ("zbsolve.bench_suites", 7),

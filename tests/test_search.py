@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -9,12 +10,14 @@ import pytest
 from zbsolve import BadInput, Edge, Infeasible, Pass, Problem, Schedule, pipeline, solve, verify
 from zbsolve.clock import Clock
 from zbsolve.errors import WrongBound
+from zbsolve.finder import find
 from zbsolve.greedy.anneal import starting_policies
 from zbsolve.greedy.list_scheduler import list_schedule
 from zbsolve.ilp.bounds import Bound
 from zbsolve.ilp.lns import neighbourhoods
 from zbsolve.search import _certificate
 from zbsolve.state import State
+from zbsolve.workers import beside
 
 from .problems import random_problem, uniform
 
@@ -99,7 +102,7 @@ def test_an_interrupt_returns_the_incumbent():
 def test_neighbourhoods_improve_and_hold():
     problem = uniform("vee", 4, 8, (3, 4, 2), capacity=6)
     start = list_schedule(problem, starting_policies(problem)[0])
-    better = [s for s in neighbourhoods(start, Clock(20.0, 2.0), 0, lambda: 169) if s is not None]
+    better = [s for s in neighbourhoods(lambda: start, Clock(20.0, 2.0), 0, lambda: 169) if s is not None]
     assert better
     values = [start.timeline().value, *(s.timeline().value for s in better)]
     assert values == sorted(values, reverse=True)
@@ -146,3 +149,31 @@ def test_a_hint_whose_lanes_run_out_of_order_may_beat_the_bound_on_lanes_in_orde
     swapped = Schedule(problem, {f"compute:{s}": (f"{s}F1", f"{s}F0") for s in range(2)})
     certificate = solve(problem, effort=0.01, hint=swapped).certificate
     assert (certificate.value, certificate.bound, certificate.relaxation) == (7, 6, "work")
+
+
+@pytest.mark.parametrize("cores", [1, 2, 7])
+def test_more_cores_mean_more_finders(cores, monkeypatch):
+    begun = []
+
+    def counted(state, seed, starts):
+        begun.append(seed)
+        yield from find(state, seed, starts)
+
+    monkeypatch.setattr("zbsolve.search.cores", lambda: cores)
+    monkeypatch.setattr("zbsolve.search.find", counted)
+    problem = uniform("vee", 6, 12, (30, 41, 23), capacity=5)
+    schedule = solve(problem, seconds=2.0)
+    assert verify(problem, schedule) == ()
+    assert len(set(begun)) == len(begun) >= max(1, cores - 1)
+
+
+def test_what_one_worker_raises_ends_all():
+    ended = threading.Event()
+
+    def fails():
+        raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        beside([fails, lambda: ended.wait(20) or None], lambda: False, ended.set)
+    assert ended.is_set()
+    beside([lambda: None] * 3, lambda: False, lambda: None)  # ends with its jobs

@@ -70,7 +70,8 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     if len(problem.passes) <= LARGE and state.schedule is not None:
         from .ilp.lns import neighbourhoods
 
-        for schedule in neighbourhoods(state.schedule, clock, seed, lambda: state.bound.value):
+        first = state.schedule
+        for schedule in neighbourhoods(lambda: state.schedule or first, clock, seed, lambda: state.bound.value):
             if schedule is not None:
                 state.offer(schedule, "lns")
             yield

@@ -7,10 +7,9 @@ so that the outcome depends on nothing but the problem and the seed. What leaves
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from functools import cache
-from itertools import chain
+from functools import cache, partial
+from itertools import chain, count, islice
 
 import numpy as np
 
@@ -23,15 +22,19 @@ from .greedy.blocks import one_trial_each
 from .greedy.list_scheduler import Policy
 from .greedy.presets import PRESETS, preset
 from .ilp.bounds import Bound, closed_form, improve
+from .machine import cores
 from .problem import KINDS, OBJECTIVES, Problem
 from .prover import cp, milp, prove
 from .schedule import Certificate, Schedule
 from .state import State
 from .text import exact_bytes
 from .verifier import verify
+from .workers import beside
 
 METHODS = ("auto", "greedy", "cp", "milp")
 PROVING = 0.35  # of the effort is left for the prover
+FURTHER = 7919  # between the seeds of two finders
+MOST_FINDERS, PASSES = 30, 1_000_000  # further finders at most; and passes of all of them, for memory
 COMPILING = 3.0  # seconds: the kernels were not cached yet, which is not the search's time
 
 
@@ -191,42 +194,31 @@ def compiled() -> None:
 
 
 def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
-    """Finder and prover, a thread each (their kernels and CP-SAT release the interpreter), until either is done."""
+    """Finder and prover, and on more cores further finders with other seeds, until the gap is closed or time is up. What the
+    prover leaves of the time goes to a finder too."""
 
-    def step() -> None:
+    def find_on(steps: Iterator[None]) -> None:
         for _ in steps:
             if state.done:
                 return
 
-    failed: list[BaseException] = []
+    def prove_first() -> None:
+        prove(state, seed)
+        find_on(next(further))
 
-    def guarded(work: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                failed.append(error)
-
-        return run
-
-    # No daemons: at exit Python waits for them, and they end soon, since the clock is stopped.
-    workers = [threading.Thread(target=guarded(w)) for w in (step, lambda: prove(state, seed))]
-    for worker in workers:
-        worker.start()
-    try:
-        while any(worker.is_alive() for worker in workers) and not state.done and not failed:
-            workers[0].join(0.02)
-            if not workers[0].is_alive():
-                workers[1].join(0.02)
-    finally:
+    def stop() -> None:
         state.clock.stop()
-        for stop in state.stoppers:
-            stop()
-        for worker in workers:
-            worker.join(1.0)
+        for end in state.stoppers:
+            end()
+
+    further = (find(state, seed + FURTHER * k, []) for k in count(1))
+    more = min(cores() - 2, MOST_FINDERS, PASSES // len(state.problem.passes))
+    jobs: list[Callable[[], None]] = [partial(find_on, steps), prove_first]
+    jobs += [partial(find_on, one) for one in islice(further, max(0, more))]
+    try:
+        beside(jobs, lambda: state.done, stop)
+    finally:
         state.progress = None  # a worker in the middle of a kernel may end later
-    if failed:
-        raise failed[0]
 
 
 def _nothing(state: State, method: str) -> ZbsolveError:

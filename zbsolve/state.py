@@ -73,5 +73,5 @@ class State:
 
     @property
     def done(self) -> bool:
-        """Nothing more to gain: optimal, or no time is left."""
-        return self.optimal or self.clock.left <= 0
+        """Nothing more to gain: optimal, none exists, or no time is left."""
+        return self.optimal or self.infeasible or self.clock.left <= 0

@@ -10,6 +10,7 @@ from ortools.sat.python import cp_model
 
 from ..greedy.arrays import arrays
 from ..greedy.list_scheduler import from_starts
+from ..machine import cores
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 
@@ -123,13 +124,18 @@ def _objective(m: CpModel, horizon: int) -> None:
     model.minimize(m.value)
 
 
+def workers() -> int:
+    """Threads of CP-SAT: half of the cores, for others search beside it."""
+    return max(2, cores() // 2)
+
+
 def refutes(problem: Problem, bound: int, seconds: float) -> bool:
     """Whether CP-SAT proves within `seconds` that no schedule has a value under `bound` (µs)."""
     built = build(problem, 0, bound - 1)
     solver = cp_model.CpSolver()
     solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
     solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = 2
+    solver.parameters.num_workers = workers()
     return solver.solve(built.model) == cp_model.INFEASIBLE
 
 
@@ -140,7 +146,6 @@ def solve_cp(
     seconds: float,
     *,
     seed: int = 0,
-    workers: int = 2,
     effort: float | None = None,
     started: Callable[[Callable[[], None]], None] | None = None,
 ) -> CpResult:
@@ -158,7 +163,7 @@ def solve_cp(
     solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.random_seed = seed
-    solver.parameters.num_workers = workers
+    solver.parameters.num_workers = workers()
     if effort is not None:
         solver.parameters.max_deterministic_time = effort
         solver.parameters.num_workers = 1

@@ -21,19 +21,25 @@ FREE = 60  # passes in the first windows; more while CP-SAT finishes them, fewer
 LIMIT = 2.0  # seconds for one window
 
 
-def neighbourhoods(schedule: Schedule, clock: Clock, seed: int, bound: Callable[[], int]) -> Iterator[Schedule | None]:
-    """Better schedules than `schedule`, one after the other, until the clock ends; None after a window without one.
+def neighbourhoods(
+    known: Callable[[], Schedule], clock: Clock, seed: int, bound: Callable[[], int]
+) -> Iterator[Schedule | None]:
+    """Better schedules than `known()`, which others may improve meanwhile, one after the other, until the clock ends; None
+    after a window without one.
 
     Yields nothing where passes with memory are on several streams of a rank: it is not a matter of one order there.
     """
-    problem = schedule.problem
+    best = known()
+    problem = best.problem
     ordered = np.setdiff1d(np.arange(len(problem.passes)), problem.beside)
     used = {stream for i in np.unique(problem.passes.streams[ordered]) for stream in problem.passes.stream_sets[i]}
     if len(used) > problem.ranks:
         return
     rng = np.random.default_rng(seed)
-    best, size = schedule, float(FREE)
+    size = float(FREE)
     while clock.left > 0 and best.timeline().value > bound():
+        if known().timeline().value < best.timeline().value:
+            best = known()
         window = _choose(best, rng, int(size))
         found, finished = _reorder(best, window, clock, int(rng.integers(1 << 30)), bound())
         size = min(len(problem.passes), size * 1.1) if finished else max(20, size * 0.7)

@@ -26,6 +26,7 @@ from ..greedy.modulo import serial, settle_near, shorter
 from ..greedy.presets import PRESETS, in_flight, preset
 from ..greedy.template import template
 from ..greedy.unroll import repeat
+from ..machine import cores
 from ..problem import KINDS, Ints, Problem
 from ..rounds import Arcs, Rounds, largest_mean, period, rounds_of, steady_peaks
 from ..schedule import Schedule
@@ -241,7 +242,7 @@ class _Model:
         solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
         solver.parameters.max_time_in_seconds = seconds
         solver.parameters.random_seed = seed
-        solver.parameters.num_workers = 2
+        solver.parameters.num_workers = max(2, cores())
         return int(solver.solve(self.model)), solver
 
     def starts(self, solver: cp_model.CpSolver) -> list[int]:
