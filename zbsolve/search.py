@@ -169,12 +169,15 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         cp(state, seed, clock.left)
     elif method == "auto":
         # One after the other: the prover has the last part of the effort to itself.
-        keep = PROVING * clock.left
-        for _ in find(state, seed, starts):
+        keep, steps = PROVING * clock.left, find(state, seed, starts)
+        for _ in steps:
             if state.done or clock.left < keep:
                 break
         if not state.done:
             prove(state, seed)
+        for _ in steps:  # what the prover leaves
+            if state.done:
+                break
 
 
 @cache
