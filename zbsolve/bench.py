@@ -16,7 +16,7 @@ from .bench_suites import suite
 from .errors import BadInput
 from .files import field, read_document, write_document
 from .graphs import pipeline
-from .machine import processor
+from .machine import cores, processor
 from .problem import Problem
 from .search import solve
 from .state import State
@@ -191,10 +191,9 @@ def yardstick() -> float:
 
 def machine() -> dict[str, Any]:
     """What times depend on: processor, cores that may be used, system. No name of the host."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": processor(),
-        "cores": cores,
+        "cores": cores(),
         "architecture": platform.machine(),
         "system": platform.system(),
         "python": platform.python_version(),
