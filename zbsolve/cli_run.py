@@ -120,8 +120,8 @@ def _crowded(processes: int) -> str:
     if processes <= (have := cores()):
         return ""
     return (
-        f"WARNING: {processes} ranks share {have} core{'s' * (have > 1)}: passes take longer than profiled, and predictions "
-        "mean nothing (--emulate gives each rank a device's times)\n"
+        f"WARNING: {processes} ranks share {have} core{'s' * (have > 1)}: they take turns, so what was measured says little "
+        "about the prediction (--emulate gives each rank a device's times)\n"
     )
 
 
