@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from profiler.warn import DISTURBED
 from zbsolve import Profile, Schedule, Trace
 from zbsolve.compare import Comparison, compare
+from zbsolve.machine import cores
 
 MODEL = "gpt-tiny"
 OUT = Path("demo")
@@ -31,7 +31,7 @@ def main() -> None:
     """The whole idea on one real model, in a few minutes."""
     began = time.monotonic()
     OUT.mkdir(exist_ok=True)
-    ranks = min(4, max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2))
+    ranks = min(4, max(2, cores()))
     profile = str(OUT / "profile.json")
     size = ["--ranks", str(ranks), "--microbatches", str(2 * ranks)]
     command("profile", MODEL, "--neighbours", str(ranks - 1), "-o", profile)

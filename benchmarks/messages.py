@@ -127,7 +127,7 @@ def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run, print, keep."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--child", nargs=2)
     parser.add_argument("-o", "--output", type=Path)

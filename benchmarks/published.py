@@ -27,7 +27,9 @@ RANKS = (8, 16, 32)
 
 def main() -> None:
     """Print and write the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.published")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.published", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="h200")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each solve")
     options = parser.parse_args()

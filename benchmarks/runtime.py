@@ -191,7 +191,7 @@ def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run, print, keep."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=("tiny", "gpt"), default=["tiny", "gpt"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)

@@ -1,8 +1,10 @@
 """A small GPT on text, in a training loop of one's own.
 
     torchrun --nproc-per-node 4 examples/train_gpt.py                 # pipelined, by ZB-H1
-    torchrun --nproc-per-node 4 examples/train_gpt.py solved.json     # by a schedule of `zbsolve solve` for 6 layers
-    python examples/train_gpt.py                                      # the same training in one process, without zbsolve
+    python examples/train_gpt.py                                      # the same training in one process, without a schedule
+    zbsolve profile examples/train_gpt.py:measured -o profile.json
+    zbsolve solve profile.json --ranks 4 --microbatches 8 -o solved.json
+    torchrun --nproc-per-node 4 examples/train_gpt.py solved.json     # by the schedule that was found for it
 
 The model is made on the meta device: each rank gives memory to its own layers alone. The text is this project's README.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -75,15 +78,25 @@ def pipelined(steps: int, path: str | None = None) -> list[float]:
     return losses
 
 
+def whole() -> nn.Sequential:
+    """All layers, with memory and starting values."""
+    return nn.Sequential(*materialise(dict(enumerate(model())), torch.device("cpu"), init, seed=0).values())
+
+
+def measured() -> tuple[nn.Sequential, tuple[Tensor, Tensor], Callable[[Tensor, Tensor], Tensor]]:
+    """What `zbsolve profile` asks for: the layers, one microbatch, the loss."""
+    inputs, targets = batch(corpus(), step=0)
+    return whole(), (inputs[:SIZE], targets[:SIZE]), cross_entropy
+
+
 def plain(steps: int) -> list[float]:
     """The same training as everybody writes it."""
-    layers = materialise(dict(enumerate(model())), torch.device("cpu"), init, seed=0)
-    whole = nn.Sequential(*layers.values())
-    optimizer = torch.optim.AdamW(whole.parameters(), lr=3e-3)
+    layers = whole()
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=3e-3)
     text, losses = corpus(), []
     for step in range(steps):
         inputs, targets = batch(text, step)
-        loss = cross_entropy(whole(inputs), targets)
+        loss = cross_entropy(layers(inputs), targets)
         loss.backward()
         losses.append(loss.item())
         optimizer.step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import select
 import subprocess
@@ -23,7 +22,7 @@ from zbsolve.exec.host import keep_freed_memory
 from zbsolve.exec.launch import child_environment
 from zbsolve.exec.stage import Stage
 from zbsolve.layer import Layer
-from zbsolve.machine import processor
+from zbsolve.machine import cores, processor
 from zbsolve.profile import Profile
 
 from .alike import chosen
@@ -180,7 +179,7 @@ def _facts(layers: tuple[Layer, ...], seed: int, seconds: float, neighbours: int
         "machine": platform.machine(),
         "processor": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "threads": 1,
         "torch": torch.__version__,
         "python": platform.python_version(),

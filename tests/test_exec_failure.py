@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from zbsolve.cli import main
-from zbsolve.exec.failure import LostRank, RunFailed, one_line
+from zbsolve.exec import RunFailed
+from zbsolve.exec.failure import LostRank, one_line
 from zbsolve.exec.launch import child_environment, run_local
 from zbsolve.exec.peers import explained
 

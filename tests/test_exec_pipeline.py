@@ -39,6 +39,19 @@ def test_the_example_trains_as_in_one_process(two: dict[str, list[Any]]) -> None
     assert expected[-1] < expected[0] - 1  # it learns
 
 
+def test_the_example_can_be_profiled() -> None:
+    from examples.train_gpt import BLOCKS, SIZE, whole
+    from profiler.models import load
+
+    model = load(f"{Path(__file__).parent.parent}/examples/train_gpt.py:measured")
+    inputs, targets = model.batch(0, 0)
+    assert len(model.layers) == BLOCKS + 2
+    assert inputs.shape == targets.shape
+    assert len(inputs) == SIZE
+    pairs = zip(torch.nn.Sequential(*model.build()).parameters(), whole().parameters(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
 def test_microbatches_may_differ_in_shape(two: dict[str, list[Any]]) -> None:
     assert max(max(steps) for steps in two["shapes"]) < 1e-5
 

@@ -149,7 +149,7 @@ def test_torchrun_with_a_wrong_number_of_ranks(own: str, tmp_path: Path) -> None
     random_schedule(a_problem((0, 1), 3, layers=4)).save(schedule)
     done = command("run", str(schedule), "--model", f"{own}:good", ranks=1)
     assert done.returncode != 0
-    assert "the schedule is for 2 ranks, but torchrun started 1 (--nproc-per-node 2)" in done.stderr
+    assert "the schedule is for 2 ranks, but torchrun started 1 (--nproc-per-node 2 on one machine)" in done.stderr
 
 
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,3 +180,25 @@ def test_a_wrong_gradient_fails_the_check() -> None:
     assert verdict is not None
     assert not verdict["passed"]
     assert verdict["where"] == "layer 5 1.weight"
+
+
+@pytest.mark.parametrize(
+    ("have", "options", "warned"), [(1, [], True), (2, [], False), (1, ["--emulate", "schedule"], False)]
+)
+def test_a_run_says_where_ranks_take_turns_on_cores(
+    have: int,
+    options: list[str],
+    warned: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from zbsolve.cli import main
+
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("zbsolve.machine.cores", lambda: have)
+    schedule = str(tmp_path / "s.json")
+    random_schedule(a_problem((0, 1), 2)).save(schedule)
+    run = ["run", schedule, "--model", "mlp-tiny", "--local", "--steps", "1", "--warmup", "0", *options]
+    assert main(run) == 0
+    assert ("WARNING: 2 ranks share 1 core:" in capsys.readouterr().out) == warned

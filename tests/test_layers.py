@@ -99,6 +99,37 @@ def test_a_module_imports_only_layers_above_it(path):
         assert theirs is None or theirs < mine or same, f"{module} (layer {mine}) imports {name} (layer {theirs})"
 
 
+def rows() -> dict[str, int]:
+    """Name → its row in the list of docs/design.md; a package's and a family's files (`show_svg`) go by its name."""
+    text = (ROOT / "docs/design.md").read_text(encoding="utf-8").split("## Layers")[1].split("```")[1]
+    names = [line.split("  ")[0] for line in text.splitlines() if line.strip() and not line.startswith(" ")]
+    return {name.strip(" /"): i for i, row in enumerate(names) for name in row.split(",")}
+
+
+def row_of(module: str, known: dict[str, int]) -> int | None:
+    name = module.removeprefix("zbsolve.").split(".")[0]
+    while name not in known and "_" in name:
+        name = name.rpartition("_")[0]
+    return known.get(name)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_design_names_every_module_above_those_that_import_it(path):
+    module, known = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), rows()
+    if module == "zbsolve":
+        return
+    mine = row_of(module, known)
+    assert mine is not None, f"docs/design.md: {module} is in none of the layers"
+    for name in imports(path):
+        theirs = row_of(name, known)
+        assert theirs is None or theirs <= mine, f"docs/design.md: {module} imports {name}, which stands below it"
+
+
+def test_the_design_names_no_layer_that_is_not_there():
+    tops = {path.relative_to(ROOT).parts[1] for path in MODULES if path.parts[-2] != "profiler"} | {"profiler"}
+    assert {name for name in rows() if name not in tops and f"{name}.py" not in tops} == set()
+
+
 def test_import_zbsolve_loads_no_torch_and_no_solver():
     code = (
         "import sys, zbsolve; zbsolve.pipeline([1], [1], [1], microbatches=1); zbsolve.verify; zbsolve.Schedule;"

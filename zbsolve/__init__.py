@@ -1,6 +1,11 @@
 """zbsolve finds pipeline-parallel training schedules and proves how good they are.
 
-`import zbsolve` loads no torch and no solver; names below load what they need when they are first used.
+    problem = zbsolve.Profile.load("profile.json").problem(ranks=4, microbatches=16, memory="40GiB")  # or pipeline(…)
+    schedule = zbsolve.solve(problem, seconds=10)
+    schedule.certificate.gap, schedule.timeline().bubble_rate, zbsolve.verify(problem, schedule)
+
+Running schedules is in `zbsolve.exec`. `import zbsolve` loads no torch and no solver; names below load what they need when
+they are first used.
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ def partition_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, required=True, help="with --devices-per-node: all devices")
     parser.add_argument("--microbatches", type=int, help="default: four times the ranks")
     parser.add_argument("--placement", default="single", help="single, loop, vee, mirror, or ranks such as 0,2,1,3")
-    parser.add_argument("--memory", help="bytes a rank, such as 40GiB; default: the device's, as profiled")
+    parser.add_argument(
+        "--memory", help="all that a rank has, such as 40GiB; default: the device's, as profiled (a CPU: no limit)"
+    )
     parser.add_argument("--fused", action="store_true", help="one backward pass in place of B and W")
     parser.add_argument("--devices-per-node", type=int, metavar="N", help="stages on submeshes: 1, 2, 4 … N, or whole nodes")
     parser.add_argument("--scaling", metavar="D:E,…", help="efficiency of a stage on D devices: 2:0.95,4:0.9")

@@ -81,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
         print_json({"makespan": step.makespan, "span": step.span, "losses": trace.losses, "peaks": trace.peaks[0], **facts})
     elif options.output != "-":
         _print_run(schedule, trace)
+        if options.local and not options.one_device and not options.emulate:
+            print(_crowded(schedule.problem.ranks * options.replicas), end="")
     return 1 if check is not None and not check["passed"] else 0
 
 
@@ -109,6 +111,18 @@ def _print_run(schedule: Any, trace: Any) -> None:
         )
     if check is not None:
         print(_verdict(check))
+
+
+def _crowded(processes: int) -> str:
+    """A warning where ranks take turns on cores: the most common reason for a step far from its prediction."""
+    from .machine import cores
+
+    if processes <= (have := cores()):
+        return ""
+    return (
+        f"WARNING: {processes} ranks share {have} core{'s' * (have > 1)}: they take turns, so what was measured says little "
+        "about the prediction (--emulate gives each rank a device's times)\n"
+    )
 
 
 def _verdict(check: dict[str, Any]) -> str:

@@ -47,7 +47,9 @@ def solve_options(parser: argparse.ArgumentParser) -> None:
         help="equal, balanced, F+B, alpa, memory, layers a stage such as 5,5,6,4, a partition.json, or auto: the best of "
         "all named ones and of single layers moved from there",
     )
-    parser.add_argument("--memory", help="bytes a rank, such as 40GiB; default: the device's, as profiled")
+    parser.add_argument(
+        "--memory", help="all that a rank has, such as 40GiB; default: the device's, as profiled (a CPU: no limit)"
+    )
     parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule: see zbsolve systems")
     parser.add_argument("--solver", default="cbc", help="for --method milp: cbc, highs, gurobi, or another that PuLP knows")
     limit = parser.add_mutually_exclusive_group()

@@ -38,7 +38,7 @@ def need_torch() -> None:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise BadInput("torch is missing: install zbsolve[torch]")
+        raise BadInput("torch is missing, and profile and run need it: pip install torch (2.5 or newer)")
 
 
 def progress_line() -> Callable[[str], None]:

@@ -139,7 +139,7 @@ def _memory(profile: Profile, rows: Sequence[StageCosts], m: int) -> list[str]:
     if max(rest) > profile.capacity:
         return [f"{text}. Memory is the bottleneck: all beside activations does not fit into {room} alone."]
     if need[most] > profile.capacity:
-        return [f"{text}. Memory is the bottleneck: 1F1B does not fit into {room}; V-shaped placements or offload may."]
+        return [f"{text}. Memory is the bottleneck: 1F1B does not fit into {room}; V-shaped placements or recompute may."]
     if max(double) > profile.capacity:
         return [
             f"{text}. Memory decides: of {room}, there is room for 1F1B and not for a bubble of zero at twice its memory."

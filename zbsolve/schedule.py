@@ -66,7 +66,11 @@ class Certificate:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """`order`: stream → pass names; `syncs`: further (before, after) pairs, names. Not checked here: `verify` does."""
+    """Which pass runs after which on every stream of a problem, and how good that is known to be.
+
+    order: stream → pass names, `{"compute:0": ("0F0", "0F1", "0B0", …)}`. syncs: further (before, after) pairs of names,
+    where memory needs them. certificate: value, bound and gap where `solve` made it. Not checked here: `verify` does.
+    """
 
     problem: Problem
     order: Mapping[str, tuple[str, ...]]

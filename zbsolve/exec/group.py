@@ -48,7 +48,8 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Schedule, Trac
         if ranks != wanted:
             each = f", {options.replicas} times" if options.replicas > 1 else ""
             one = schedules[0].problem.ranks
-            text = f"run: the schedule is for {one} ranks{each}, but torchrun started {ranks} (--nproc-per-node {wanted})"
+            started = f"torchrun started {ranks} (--nproc-per-node {wanted} on one machine)"
+            text = f"run: the schedule is for {one} ranks{each}, but {started}"
             raise BadInput(text)
         fit(schedules[0], spec, options)
         return schedules[0]

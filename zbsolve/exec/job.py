@@ -6,7 +6,6 @@ process.
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import BadInput
+from ..machine import cores
 from ..problem import KINDS
 from ..schedule import Schedule
 from ..trace import Trace
@@ -257,7 +257,7 @@ def _facts(
         "layers": list(pipeline.counts),
         "microbatches": len(pipeline.microbatches),
         "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "host": platform.node(),
         "torch": torch.__version__,
         "python": platform.python_version(),
