@@ -18,6 +18,7 @@ from .graphs_recompute import Recompute
 from .profile import Profile, parse_bytes
 from .race import Race, Run
 from .schedule import Schedule
+from .search import ready
 from .state import State
 
 CANDIDATES = ("single", "loop", "loop4", "vee")
@@ -88,6 +89,7 @@ def solve_auto(
         if not wanted:
             raise BadInput(f"layers: no placement of {ranks} ranks that is tried has {len(partition)} stages")
     runs = [run for one in wanted for run in build.runs(one, chosen, one == wanted[0])]
+    ready()
     amount = seconds if effort is None else effort
     race = Race(runs, amount, effort is None, options, hint, progress, stop, partition == "auto")
     _look(race, amount)

@@ -25,10 +25,6 @@ class Clock:
         """Count work that takes about so many seconds; real clocks count by themselves."""
         self._spent += seconds
 
-    def extend(self, seconds: float) -> None:
-        """Do not count so many seconds that just passed."""
-        self._began += seconds
-
     def stop(self) -> None:
         """No time is left from now on."""
         self._stopped = True

@@ -21,7 +21,7 @@ from .greedy.presets import PRESETS, preset
 from .problem import Ints, Problem
 from .profile import Profile
 from .schedule import Certificate, Schedule
-from .search import check_bound, solve
+from .search import check_bound, ready, solve
 from .state import State
 from .verifier import verify
 
@@ -127,6 +127,7 @@ def frontier(
         raise BadInput(f"points: at least 2 are needed, got {points}")
     if points > MOST:
         raise BadInput(f"points: {points} are more than a frontier has ({MOST})")
+    ready()
     clock = Clock(seconds, effort)
     how: dict[str, Any] = {"fused": fused, "recompute": recompute}
     free = replace(profile, capacity=None).problem(ranks, microbatches, placement, None, objective, **how)

@@ -7,6 +7,7 @@ so that the outcome depends on nothing but the problem and the seed. What leaves
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import chain, count, islice
@@ -19,7 +20,7 @@ from .finder import LARGE, find, quick
 from .graphs import pipeline
 from .greedy.anneal import starting_policies
 from .greedy.blocks import one_trial_each
-from .greedy.list_scheduler import Policy
+from .greedy.list_scheduler import Policy, deepest_first, list_schedule
 from .greedy.presets import PRESETS, preset
 from .ilp.bounds import Bound, closed_form, improve
 from .machine import cores
@@ -35,7 +36,7 @@ METHODS = ("auto", "greedy", "cp", "milp")
 PROVING = 0.35  # of the effort is left for the prover
 FURTHER = 7919  # between the seeds of two finders
 MOST_FINDERS, PASSES = 30, 1_000_000  # further finders at most; and passes of all of them, for memory
-COMPILING = 3.0  # seconds: the kernels were not cached yet, which is not the search's time
+COMPILING = 1.5  # seconds for one schedule of a few passes: its kernels were not cached on disk yet
 
 
 def solve(
@@ -62,6 +63,7 @@ def solve(
         from .ilp.milp import check_solver
 
         check_solver(solver)
+    ready()
     clock = Clock(seconds, effort)
     state = State(problem, clock, _work(problem), progress=progress)
     try:
@@ -149,16 +151,13 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         return
     starts: list[Policy] = []
     first = quick(state, starts, policies=not large or method != "auto")
-    beside = method == "auto" and not clock.counted
+    timed = method == "auto" and not clock.counted
     for _ in first:
         if state.optimal:
             return
-        if large and beside:  # the first schedule is there: the prover need not wait for the rest
+        if large and timed:  # the first schedule is there: the prover need not wait for the rest
             break
-    if beside:
-        before = clock.used
-        compiled()
-        clock.extend(clock.used - before if clock.used - before > COMPILING else 0.0)
+    if timed:
         _side_by_side(state, seed, chain(first, find(state, seed, starts)))
         return
     if large:
@@ -180,10 +179,30 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
                 break
 
 
+def _tiny() -> Problem:
+    return pipeline([3, 4, 3], [4, 4, 5], [2, 2, 1], placement=(0, 1, 0), microbatches=4, held_until_W=1, capacity=[6, 2])
+
+
+def ready(notice: Callable[[], None] = lambda: None) -> None:
+    """Compile the kernels where they are not cached on this machine yet: most of a minute, which is not a search's time;
+    `notice` is called before."""
+    if _uncompiled():
+        notice()
+        compiled()
+
+
+@cache
+def _uncompiled() -> bool:
+    """Whether the first kernels took as long as compiling does; all others are as they are."""
+    began, problem = time.monotonic(), _tiny()
+    list_schedule(problem, deepest_first(problem))
+    return time.monotonic() - began > COMPILING
+
+
 @cache
 def compiled() -> None:
     """Search a tiny problem, so that every kernel is compiled (once a machine, then cached on disk) or loaded."""
-    tiny = pipeline([3, 4, 3], [4, 4, 5], [2, 2, 1], placement=(0, 1, 0), microbatches=4, held_until_W=1, capacity=[6, 2])
+    tiny = _tiny()
     for objective in OBJECTIVES:
         problem = Problem(tiny.passes, tiny.edges, tiny.capacity, objective)
         state = State(problem, Clock(1.0, 0.02), Bound(0, ""))
@@ -191,7 +210,7 @@ def compiled() -> None:
         state.offer_policy(starts[0], "greedy")
         for _ in find(state, 0, starts):
             pass
-        for _ in improve(problem, Bound(0, ""), Clock(1.0), 0.1):
+        for _ in improve(problem, Bound(0, ""), Clock(1.0, 1.0), 0.1):
             pass
     one_trial_each(tiny)
 

@@ -70,8 +70,8 @@ def one_trial_each(problem: Problem) -> None:
     t = template(problem)
     if t is None:
         return
-    search = _Search(t, Clock(1.0), 1.0, 0, np.random.default_rng(0), tuple)
-    search.block, search.cost = serial(t), 1.0  # a trial takes all the time that is left
+    search = _Search(t, Clock(1.0, 100.0), 100.0, 0, np.random.default_rng(0), tuple)
+    search.block, search.cost = serial(t), 1.0  # so long that one trial is all there is time for at a time
     for _ in search.unroll(search.block, HABITS[:1]):
         pass
     for arm in (search.shapes(1.0), search.anneal()):
