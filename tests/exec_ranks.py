@@ -19,7 +19,7 @@ from unittest import mock
 
 from zbsolve.exec.launch import child_environment
 
-# What ranks need, imported once for all of them: torch takes seconds, its optimizers import torch._dynamo at their first step.
+# What ranks need, imported once for all: torch takes seconds, and its optimizers import torch._dynamo at their first step.
 HEAVY = ["torch._dynamo", "pytest", "tests.exec_jobs", "tests.exec_jobs_local", "tests.exec_jobs_optimizer"]
 HEAVY += ["tests.exec_jobs_replicas", "tests.systems_jobs"]
 
