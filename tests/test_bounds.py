@@ -70,6 +70,12 @@ def test_closed_form_reaches_known_optima(problem, value):
     assert closed_form(problem).value == value
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_they_agree_on_random_problems_with_all_to_alls(seed):
+    problem = around(small(2000 + seed, 3, 3, 9), seed)
+    assert optimum(problem) == by_all_orders(problem)
+
+
 def tight(seed: int):
     """As `small`, with a little more than what one microbatch needs as capacity, so that memory decides."""
     problem = small(seed, 3, 8, 18)
