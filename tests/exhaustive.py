@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from zbsolve import Problem
 
+KNOWN: dict[tuple[str, bool], int | None] = {}  # (digest, lanes) → optimum: several tests ask about the same problem
+
 
 def orders(problem: Problem, stream: str, lanes: bool) -> list[list[int]]:
     """Every order of the stream's passes that the graph allows and whose memory fits. Memory is on compute streams alone."""
@@ -45,6 +47,12 @@ def orders(problem: Problem, stream: str, lanes: bool) -> list[list[int]]:
 
 def optimum(problem: Problem, lanes: bool = True) -> int | None:
     """The least value of any order, every pass as early as possible; None where no order fits the memory."""
+    if (problem.digest, lanes) not in KNOWN:
+        KNOWN[problem.digest, lanes] = _least(problem, lanes)
+    return KNOWN[problem.digest, lanes]
+
+
+def _least(problem: Problem, lanes: bool) -> int | None:
     choices = [orders(problem, stream, lanes) for stream in problem.streams]
     homes = [int(problem.passes.rank[problem.members[stream][0]]) for stream in problem.streams]
     edges = list(zip(*(c.tolist() for c in (problem.edges.before, problem.edges.after, problem.edges.lag)), strict=True))

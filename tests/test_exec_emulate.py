@@ -161,6 +161,7 @@ def test_a_model_of_any_number_of_layers() -> None:
     assert len(load("mlp-tiny").build()) == 8
 
 
+@pytest.mark.usefixtures("forked")
 def test_ranks_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Asserts what no noise can break: nothing happens before it would on the devices, and gradients are right."""
     problem = pipeline(
@@ -185,6 +186,7 @@ def test_ranks_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.Captur
     assert result["measured"] >= result["predicted"] - 1
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("beside", [{"AF": 6_000}, {"exchange": 9_000}])
 def test_what_runs_beside_compute(beside: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Again what no noise can break: nothing ends before it would, what waits for them waits, and nobody else does."""

@@ -55,6 +55,7 @@ def test_starting_values_missing_gradients_and_other_schedules(four: dict[str, l
         assert rank["refused"] == "replicas: pipeline 1 has another schedule than pipeline 0"
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_of_two_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("RANK", raising=False)
     path = tmp_path / "s.json"

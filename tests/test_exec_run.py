@@ -90,6 +90,7 @@ def test_a_run_on_two_ranks() -> None:
             assert step.start[b] >= step.end[a]
 
 
+@pytest.mark.usefixtures("forked")
 def test_tied_across_ranks_is_summed() -> None:
     schedule = random_schedule(a_problem((0, 1), microbatches=2, layers=10))
     trace = run_local(schedule, "gpt-tiny-tied", steps=2, warmup=0, check=True, timeout=60)

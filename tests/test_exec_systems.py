@@ -129,6 +129,7 @@ def test_copies_begin_alike(ran: dict[str, list[Any]]) -> None:
         assert len({one for one in sums if one}) == 1
 
 
+@pytest.mark.usefixtures("forked")
 def test_solved_in_two_directions_and_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile, schedule, trace = (str(tmp_path / f"{name}.json") for name in ("profile", "schedule", "trace"))
     row = {"F": 10, "B": 10, "W": 10, "BW": 20, "parameter_bytes": 8, "output_bytes": 64}
@@ -171,6 +172,7 @@ def test_the_checks_own_rule_is_the_papers_and_no_other() -> None:
     assert worst(1, 1, "pipedream") > 1e-4
 
 
+@pytest.mark.usefixtures("forked")
 def test_updates_inside_a_step_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step = pipeline(1, BW=2, placement=(0, 1), microbatches=4, layers=(4, 4))
     path, trace = str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")

@@ -115,6 +115,7 @@ def test_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load("nowhere.py:f")
 
 
+@pytest.mark.usefixtures("one_link")
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile"]) == 2
     assert capsys.readouterr().err == "zbsolve profile: name one of MODEL, --diff OLD NEW, --from-trace TRACE\n"

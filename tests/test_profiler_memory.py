@@ -89,6 +89,7 @@ def test_fake_tensors_say_what_real_ones_do(spec: str) -> None:
     assert layers_of(spec) == layers_of(spec, fake=True)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("spec", ["small_models:linears", "small_models:mixed", "gpt-tiny"])
 def test_the_executor_holds_what_was_predicted(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every pass of one rank, to three parts in a hundred; ranks with neighbours hold messages too."""
@@ -114,6 +115,7 @@ def test_what_is_beside_activations_by_hand() -> None:
     assert beside(rows, 4.0, (), (2, 2), ((0, 1),), dropping=[1])[1] == (9 + 20, 7 + 50 + 20)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("ranks", "placement"), [(2, "single"), (4, "single"), (2, "vee")])
 def test_a_rank_takes_what_was_planned_inside_passes_too(ranks: int, placement: str) -> None:
     """The most bytes at any moment, messages and the insides of passes among them, against plan and reserve."""
@@ -126,6 +128,7 @@ def test_a_rank_takes_what_was_planned_inside_passes_too(ranks: int, placement: 
         assert 0.97 * planned < most < 1.03 * planned
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_memory_given_is_what_a_rank_takes() -> None:
     """At the least memory in which 1F1B fits, no rank takes more, whatever it does inside passes."""
     profile = profile_of("gpt-tiny")

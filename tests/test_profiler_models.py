@@ -223,6 +223,7 @@ def test_what_does_not_work_is_said_in_one_line(
     assert large.parameter_bytes[0] == 4 * 10**10
 
 
+@pytest.mark.usefixtures("one_link")
 def test_a_model_that_prints_does_not_spoil_a_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

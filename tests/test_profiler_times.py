@@ -67,6 +67,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("one_link")
 def test_samples_are_kept_for_every_kind_and_the_update() -> None:
     profile = measure("moe-tiny", seconds=0.05)
     block = profile.layers[1]
@@ -133,6 +134,7 @@ def test_copies_take_turns_until_a_cache_is_cold() -> None:
         assert first.layers[0].token.weight is head.layers[0].output.weight
 
 
+@pytest.mark.usefixtures("one_link")
 def test_copies_and_clocks_are_part_of_what_is_measured() -> None:
     model = load("mlp-tiny")
     clocks = iter([1980, 1410] + [None] * 1000)
@@ -198,6 +200,7 @@ def test_out_of_memory_keeps_what_was_measured(failing: Path, capsys: pytest.Cap
     assert all(kept[f"0.Linear/{kind}"] for kind in ("F", "B", "W", "BW", "U"))
 
 
+@pytest.mark.usefixtures("one_link")
 def test_layers_that_do_not_fit_together_are_measured_one_by_one(failing: Path) -> None:
     profile = measure("failing_models:once", seconds=0.05)
     assert profile.facts["alone"] is True

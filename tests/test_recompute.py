@@ -214,6 +214,7 @@ def profile_of(name: str) -> Profile:
     return Profile("estimated: times invented", name, tuple(rows), Link(5.0, 1000.0), 4.0, None, {}, {})
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_whose_memory_is_as_predicted(tmp_path: Path) -> None:
     """From a profile by the command line: solved, run on two ranks, right, with the bytes that were predicted."""
     profile_of("gpt-tiny").save(tmp_path / "p.json")

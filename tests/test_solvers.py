@@ -72,6 +72,7 @@ def test_list_scheduler_always_ends_with_a_schedule_that_holds(seed):
 
 
 # Proven by exact solvers (known before this project): V and loop placement, p = 4, m = 8, capacity in half microbatches.
+# By effort, so the same search on every machine.
 @pytest.mark.parametrize(
     ("placement", "times", "capacity", "value"),
     [
@@ -84,7 +85,7 @@ def test_list_scheduler_always_ends_with_a_schedule_that_holds(seed):
     ],
 )
 def test_known_optima(placement, times, capacity, value):
-    certificate = solve(uniform(placement, 4, 8, times, capacity), seconds=60).certificate
+    certificate = solve(uniform(placement, 4, 8, times, capacity), effort=2).certificate
     assert (certificate.value, certificate.bound) == (value, value)
 
 

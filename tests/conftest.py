@@ -1,0 +1,28 @@
+"""What many tests need and is dear to make anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .exec_ranks import Forked
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of `run_local` are forked with their imports done: for tests of what ranks do, not of how they start."""
+    monkeypatch.setattr("zbsolve.exec.launch._start", Forked)
+
+
+@pytest.fixture(scope="session")
+def links() -> list[Any]:
+    from profiler.links import measure_links
+
+    return measure_links()
+
+
+@pytest.fixture
+def one_link(monkeypatch: pytest.MonkeyPatch, links: list[Any]) -> None:
+    """Profiles take this machine's link as measured once: for tests of what else is in them."""
+    monkeypatch.setattr("profiler.measure.measure_links", lambda timeout: links)
