@@ -35,7 +35,6 @@ WHOLE = "whole problem"  # kind of the bounds that an exact solver proved
 MANY, WHOLE_MOST = 8, 4  # ranks kept at most, lean or whole
 LEAP = 0.3  # of the time left may go into a first look at whether all ranks refute the incumbent's value
 BROAD, GROWTH = 16, 2.5  # times the breadth of that look, and how many times its states, that an answer takes at most
-BROADLY = 0.6  # of the time left may go into that
 PROBE = 100_000  # partial orders that show how fast an induction is
 SETTLED = 0.98  # times what it was a round before: the incumbent's value is worth a look from then on
 # Of the time left, for one try of an induction: of the first rank, of all in a long problem, in another. Lanes at most.
@@ -277,7 +276,7 @@ class _Search:
                 self.count(tried, began)
                 if answer is not Answer.MERGED or GROWTH * tried > self.affordable:
                     break
-                states = int(BROADLY * self.affordable)
+                states = self.affordable
             if answer is Answer.REFUTED:
                 self.best = _of_group((ranks, lean), window + 1)
                 yield self.best
