@@ -17,7 +17,7 @@ from zbsolve.ilp.bounds import Bound
 from zbsolve.ilp.lns import neighbourhoods
 from zbsolve.search import _certificate
 from zbsolve.state import State
-from zbsolve.workers import beside
+from zbsolve.workers import GRACE, beside
 
 from .problems import random_problem, uniform
 
@@ -178,3 +178,12 @@ def test_what_one_worker_raises_ends_all():
         beside([fails, lambda: ended.wait(20) or None], lambda: False, ended.set)
     assert ended.is_set()
     beside([lambda: None] * 3, lambda: False, lambda: None)  # ends with its jobs
+
+
+def test_workers_that_do_not_end_are_waited_for_together():
+    ended = threading.Event()
+    began = time.monotonic()
+    beside([lambda: ended.wait(20) or None] * 6, lambda: True, lambda: None)
+    took = time.monotonic() - began
+    ended.set()
+    assert took < 4 * GRACE  # one after the other they would take six times as long as one

@@ -70,7 +70,7 @@ def solve(options: argparse.Namespace) -> int:
 
     profile = Profile.load(options.profile)
     tried: tuple[Tried, ...] = ()
-    with searching("solve") as (search, pressed):
+    with searching("solve", options.method) as (search, pressed):
         if "auto" in (options.placement, options.partition):
             from .auto import PARTITIONS, solve_auto
             from .cli_partition import counts_in

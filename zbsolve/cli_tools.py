@@ -110,12 +110,14 @@ def status(state: State, elapsed: float) -> str:
 
 
 @contextmanager
-def searching(name: str) -> Iterator[tuple[Search, Callable[[], bool]]]:
+def searching(name: str, method: str = "auto") -> Iterator[tuple[Search, Callable[[], bool]]]:
     """A search that Ctrl-C or SIGTERM ends early: gives the progress and whether one came, clears the line at the end, and
-    then says on standard error what an interruption left. A second Ctrl-C is one more KeyboardInterrupt."""
+    then says on standard error what an interruption left. A second Ctrl-C is one more KeyboardInterrupt. What method
+    "auto" needs is compiled before."""
     from .search import ready
 
-    ready(lambda: print(f"zbsolve {name}: compiling its kernels, once on this machine", file=sys.stderr))
+    if method == "auto":
+        ready(lambda: print(f"zbsolve {name}: compiling its kernels, once on this machine", file=sys.stderr))
     search = Search(time.monotonic())
     with interrupts((signal.SIGINT, signal.SIGTERM), search.came), search.ticking():
         yield search, lambda: bool(search.came)

@@ -63,7 +63,8 @@ def solve(
         from .ilp.milp import check_solver
 
         check_solver(solver)
-    ready()
+    if method == "auto":
+        ready()
     clock = Clock(seconds, effort)
     state = State(problem, clock, _work(problem), progress=progress)
     try:

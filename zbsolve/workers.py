@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 POLL = 0.02  # seconds between two looks at whether all is over
-GRACE = 1.0  # seconds for each to end; one in the middle of a kernel may end later
+GRACE = 1.0  # seconds for all to end; one in the middle of a kernel may end later
 
 
 def beside(jobs: Sequence[Callable[[], None]], over: Callable[[], bool], stop: Callable[[], None]) -> None:
@@ -34,7 +35,8 @@ def beside(jobs: Sequence[Callable[[], None]], over: Callable[[], bool], stop: C
             alive[0].join(POLL)
     finally:
         stop()
+        until = time.monotonic() + GRACE
         for thread in threads:
-            thread.join(GRACE)
+            thread.join(max(0.0, until - time.monotonic()))
     if failed:
         raise failed[0]
