@@ -8,11 +8,7 @@ says: makespan with a barrier, span without.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
-from datetime import timedelta
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,21 +19,21 @@ from torch import nn
 from zbsolve import Schedule, pipeline
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.emulate import Times
-from zbsolve.exec.worker import end_with_parent, local_network
-from zbsolve.greedy.presets import preset
+from zbsolve.systems import preset
 
-from .__main__ import write
 from .children import found_by
+from .harness import Benchmark
 
-RANKS, MICROBATCHES, PASS, LINK = 4, 8, 8_000, 100  # µs
-STEPS, WARMUP, ROUNDS, LIMIT = 12, 3, 3, 60
+RANKS, MICROBATCHES, PASS_TIME, LINK_TIME = 4, 8, 8_000, 100  # µs
+STEPS, WARMUP, ROUNDS = 12, 3, 3
+LIMIT = 60  # seconds that a message may take
 
 
 def schedule() -> Schedule:
     """ZB-H2 in unit times."""
-    times = [PASS] * RANKS
-    shape = {"microbatches": MICROBATCHES, "comm": LINK, "layers": [1] * RANKS, "objective": "span"}
-    return preset("zb-h2", pipeline(times, B=times, W=times, **shape))
+    times = [PASS_TIME] * RANKS
+    options = {"microbatches": MICROBATCHES, "comm": LINK_TIME, "layers": [1] * RANKS, "objective": "span"}
+    return preset("zb-h2", pipeline(times, B=times, W=times, **options))
 
 
 def build(numbers: list[int]) -> list[nn.Module]:
@@ -76,22 +72,14 @@ def steps(validated: bool) -> list[float]:
     return ends
 
 
-def child(folder: Path, rank: int) -> None:
-    """One rank: both loops in turn."""
-    end_with_parent()
-    local_network()
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=LIMIT)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS, timeout=limit)
-    found = [{name: steps(name == "validated") for name in ("barrier", "validated")} for _ in range(ROUNDS)]
-    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
+def both_loops(rank: int) -> list[dict[str, list[float]]]:
+    """What every rank runs: both loops in turn, round by round; when each optimizer step ended, s."""
+    return [{name: steps(name == "validated") for name in ("barrier", "validated")} for _ in range(ROUNDS)]
 
 
-def measured() -> dict[str, list[float]]:
+def intervals() -> dict[str, list[float]]:
     """µs between the ends of rank 0's steps, for both loops, all rounds."""
-    rounds = found_by("benchmarks.barrier", RANKS, 4 * LIMIT)[0]
+    rounds = found_by(both_loops, RANKS, 4 * LIMIT)[0]
     result: dict[str, list[float]] = {"barrier": [], "validated": []}
     for one in rounds:
         for name, ends in one.items():
@@ -100,20 +88,18 @@ def measured() -> dict[str, list[float]]:
     return result
 
 
-def main() -> None:
-    """Print and write both."""
-    timeline, found = schedule().timeline(), measured()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Both loops beside what the schedule says."""
+    timeline, found = schedule().timeline(), intervals()
     rows: dict[str, Any] = {}
     for name, predicted in (("barrier", timeline.makespan), ("validated", timeline.span)):
         step = median(found[name])
         rows[name] = {"predicted_us": int(predicted), "median_us": step, "samples_us": found[name]}
         print(f"{name:10} {step:9.0f} µs a step, predicted {int(predicted)} ({100 * (step / predicted - 1):+.1f} %)")
-    write("barrier", rows)
+    return rows
 
+
+BENCHMARK = Benchmark("barrier", __doc__, measure)
 
 if __name__ == "__main__":
-    if "--child" in sys.argv:
-        child(Path(sys.argv[2]), int(sys.argv[3]))
-    else:
-        argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-        main()
+    BENCHMARK.main()

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from profiler.warn import DISTURBED
 from zbsolve import Profile, Schedule, Trace
-from zbsolve.compare import Comparison, compare
-from zbsolve.machine import cores
+from zbsolve.show.comparison import Comparison, compare
+from zbsolve.util.machine import cores
+from zbsolve.util.text import aligned
 
 MODEL = "gpt-tiny"
 OUT = Path("demo")
 STEPS = "12"
-FAR = 0.2  # between measured and predicted: the prediction is of another machine than the one that ran
+FAR_OFF = 0.2  # measured beside predicted: from here on the prediction is of another machine than the one that ran
 
 
 def command(*arguments: str) -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     ranks = min(4, max(2, cores()))
     profile = str(OUT / "profile.json")
     size = ["--ranks", str(ranks), "--microbatches", str(2 * ranks)]
-    command("profile", MODEL, "--neighbours", str(ranks - 1), "-o", profile)
+    command("profile", MODEL, "--busy-processes", str(ranks - 1), "-o", profile)
     for name, options in (("1f1b", ["--method", "1f1b", "--fused"]), ("solved", ["--seconds", "20"])):
         schedule, trace = str(OUT / f"{name}.json"), str(OUT / f"{name}-trace.json")
         command("solve", profile, *size, *options, "-o", schedule)
@@ -56,7 +57,7 @@ def cautions(profile: Profile, runs: dict[str, Comparison]) -> list[str]:
     found = [f"WARNING: the profile was {text}" for text in profile.facts.get("warnings", []) if text.startswith(DISTURBED)]
     for name, one in runs.items():
         off = one.difference / max(1, one.predicted)
-        if abs(off) > FAR:
+        if abs(off) > FAR_OFF:
             found.append(f"WARNING: {name} took {off:+.0%} against predicted: passes took other times than in the profile")
     if found:
         found.append(
@@ -67,22 +68,20 @@ def cautions(profile: Profile, runs: dict[str, Comparison]) -> list[str]:
 
 def table(solved: tuple[Schedule, Trace], baseline: tuple[Schedule, Trace]) -> str:
     """Bubble, step time predicted and measured, peak memory, gradient check, certificate; 1F1B beside solved."""
-    lines = [f"\n{'':10}{'bubble':>8}{'predicted':>13}{'measured':>12}{'peak MB':>10}  gradients  certificate"]
+    rows = [("", "bubble", "predicted", "measured", "peak MB", "gradients", "certificate")]
     for name, (schedule, trace) in (("1F1B", baseline), ("solved", solved)):
         result = compare(schedule, trace)
         certificate = schedule.certificate
         assert certificate is not None
-        check = trace.facts["check"]
-        shown = schedule.timeline().bubble_rate, result.predicted / 1000, result.measured / 1000
+        times = (f"{us / 1000:.1f} ms" for us in (result.predicted, result.measured))
         peak = max(max(peaks) for peaks in trace.peaks) / 1e6
-        lines.append(
-            f"{name:10}{shown[0]:8.1%}{shown[1]:10.1f} ms{shown[2]:9.1f} ms{peak:10.1f}"
-            f"{check['worst']:11.1e}  {certificate.status}, gap {certificate.gap:.2%}"
-        )
+        verdict = f"{certificate.status}, gap {certificate.gap:.2%}"
+        numbers = (f"{schedule.timeline().bubble_rate:.1%}", *times, f"{peak:.1f}", f"{trace.facts['check']['worst']:.1e}")
+        rows.append((name, *numbers, verdict))
     speedup = compare(*solved, baseline=baseline).speedup
     assert speedup is not None
-    lines.append(f"speed-up  predicted {speedup.predicted:.3f}×, measured {speedup.measured:.3f}×")
-    return "\n".join(lines)
+    said = f"speed-up  predicted {speedup.predicted:.3f}×, measured {speedup.measured:.3f}×"
+    return "\n".join(["", *aligned(rows, left=(0, -1)), said])
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from zbsolve import Schedule, Trace, solve
-from zbsolve.compare import compare
-from zbsolve.exec.launch import run_local
-from zbsolve.greedy.presets import preset
+from zbsolve.exec.run.launch import run_local
 from zbsolve.problem import Problem
-from zbsolve.profile import Layer, Link, Profile
+from zbsolve.profile.profile import Layer, Link, Profile
+from zbsolve.show.comparison import compare
+from zbsolve.systems import preset
+from zbsolve.util.text import aligned
 
-from .__main__ import write
+from .harness import Benchmark
 
 RANKS, MICROBATCHES, LAYERS = 8, 24, 16
 STEPS, SECONDS, MEMORY = 9, 20, 48_000_000  # bytes of activations that 1F1B needs
@@ -52,16 +53,15 @@ def step(costs: Profile, placement: str, fused: bool = False) -> Problem:
     return replace(costs.problem(RANKS, MICROBATCHES, placement, fused=fused), capacity=(MEMORY,) * RANKS)
 
 
-def main() -> None:
-    """Print and write the table."""
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Every schedule's row; the table is printed at the end."""
     with tempfile.TemporaryDirectory(prefix="zbsolve-emulate-") as folder:
         path, fast = Path(folder) / "profile.json", profile(1 / 50)
         rows = table(schedules(profile()), profile(), path)
         one = {"1F1B, fifty times as fast": preset("1f1b", step(fast, "single", fused=True))}
         rows |= table(one, fast, path)
-    show(rows)
-    size = {"ranks": RANKS, "microbatches": MICROBATCHES, "model": MODEL, "memory": MEMORY}
-    write("emulate", {**size, "rows": rows})
+    print("\n".join(lines(rows)))
+    return {"ranks": RANKS, "microbatches": MICROBATCHES, "model": MODEL, "memory": MEMORY, "rows": rows}
 
 
 def table(all_of_them: dict[str, Schedule], costs: Profile, path: Path) -> dict[str, dict[str, Any]]:
@@ -95,19 +95,18 @@ def row(schedule: Schedule, trace: Trace, base: tuple[Schedule, Trace]) -> dict[
     return result | {"speedup_predicted": found.speedup.predicted, "speedup_measured": found.speedup.measured}
 
 
-def show(rows: dict[str, dict[str, Any]]) -> None:
+def lines(rows: dict[str, dict[str, Any]]) -> list[str]:
     """The table as text."""
-    heads = f"{'predicted':>12}{'measured':>12}{'error':>9}{'speed-up':>10}{'measured':>10}  late, waited for"
-    print(f"{'':26}{'bubble':>8}{heads}")
+    cells = [("", "bubble", "predicted", "measured", "error", "speed-up", "measured", "late, waited for")]
     for name, one in rows.items():
+        times = (f"{one[what] / 1000:.2f} ms" for what in ("predicted", "measured"))
+        speedups = (f"{one[what]:.4f}" for what in ("speedup_predicted", "speedup_measured"))
         late = f"{one['late']} of {one['passes']}, {one['waited']} (load {one['load']:.0f})"
-        speedups = [f"{one[what]:.4f}" for what in ("speedup_predicted", "speedup_measured")]
-        print(
-            f"{name:26}{one['bubble']:8.2%}{one['predicted'] / 1000:9.2f} ms{one['measured'] / 1000:9.2f} ms"
-            f"{one['error']:9.3%}{speedups[0]:>10}{speedups[1]:>10}  {late}"
-        )
+        cells.append((name, f"{one['bubble']:.2%}", *times, f"{one['error']:.3%}", *speedups, late))
+    return aligned(cells, left=(0, -1))
 
+
+BENCHMARK = Benchmark("emulate", __doc__, measure)
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    main()
+    BENCHMARK.main()

@@ -1,45 +1,40 @@
-"""A message between two ranks of one machine: through memory that both map, and through gloo, in turn.
+"""`python -m benchmarks.messages`: a message between two ranks of one machine, through shared memory and through gloo.
 
-    python -m benchmarks.messages [--rounds 5] [-o benchmarks/results/messages.json]
-
-Two processes with one thread each, the executor's own messages. `there`: from before the send to when the receiver has it,
-one message at a time, µs; `host`: CPU time of both walking threads a message (send, post, take); `cpu`: of all threads of
-both processes. `stream`: bytes a second of BURST messages sent at once, from the first send to the last one taken, GB/s.
+Two processes with one thread each, the executor's own messages, both ways in turn. Shared memory is what both map. `there`:
+from before the send to when the receiver has it, one message at a time, µs; `host`: CPU time of both walking threads a
+message (send, post, take); `cpu`: of all threads of both processes. `stream`: bytes a second of BURST messages sent at once,
+from the first send to the last one taken, GB/s.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
-from datetime import timedelta
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from benchmarks.children import found_by
-from zbsolve.bench import machine, versions
-from zbsolve.exec.comm import Links
-from zbsolve.exec.host import keep_freed_memory
-from zbsolve.exec.lower import Message
-from zbsolve.exec.wires import CPU, Wires
-from zbsolve.exec.worker import end_with_parent, local_network
+from zbsolve.exec.program import Message
+from zbsolve.exec.run.host import keep_freed_memory
+from zbsolve.exec.transport.mailbox import Mailbox
+from zbsolve.exec.transport.wires import CPU, Wires
+from zbsolve.util.text import aligned
+
+from .children import found_by
+from .harness import Benchmark
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 WARM, TURNS, BURST = 5, 20, 8
 
 
-def links(wires: Wires, size: int, count: int) -> tuple[Links, list[Message], list[Message]]:
+def links(wires: Wires, size: int, count: int) -> tuple[Mailbox, list[Message], list[Message]]:
     """What this rank sends, and what it takes: so many messages of one size."""
     both = [
         [Message(f"{source}.{i}", f"{source}.{i}", source, 1 - source, source, 0, False) for i in range(count)]
         for source in (wires.rank, 1 - wires.rank)
     ]
-    found = Links(wires, {1 - wires.rank: tuple(both[1])}, CPU, 60)
+    found = Mailbox(wires, {1 - wires.rank: tuple(both[1])}, CPU, 60)
     found.begin({0: size})
     return found, *both
 
@@ -80,14 +75,9 @@ def at_once(wires: Wires, size: int) -> float:
     return time.perf_counter() - began
 
 
-def child(folder: Path, rank: int, rounds: int) -> None:
-    """One rank."""
-    end_with_parent()
-    local_network()
+def both_ways(rank: int, rounds: int) -> dict[str, Any]:
+    """What each rank runs: the samples of every way and size."""
     keep_freed_memory()
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=limit)
     plain = Wires.of()
     ways = {"gloo": plain, "memory": plain.paired(None, CPU, dict.fromkeys(((0, 1), (1, 0)), WARM + TURNS))}
     assert len(ways["memory"].pairs) == 2, "these two processes cannot share memory"
@@ -97,14 +87,7 @@ def child(folder: Path, rank: int, rounds: int) -> None:
             for name, wires in ways.items():
                 found[name][str(size)]["turns"] += in_turn(wires, size)
                 found[name][str(size)]["burst"].append(at_once(wires, size))
-    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    os._exit(0)
-
-
-def start(rounds: int) -> list[dict[str, Any]]:
-    """Both ranks as processes; what each found."""
-    return found_by("benchmarks.messages", 2, 300, "--rounds", str(rounds))
+    return found
 
 
 def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -125,28 +108,30 @@ def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    """Run, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--child", nargs=2)
-    parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
-    if options.child:
-        child(Path(options.child[0]), int(options.child[1]), options.rounds)
-    found = start(options.rounds)
-    rows = summary(found)
-    print(f"{'bytes':>10}  {'way':8}{'there µs':>10}{'host µs':>10}{'cpu µs':>10}{'stream GB/s':>13}")
+def lines(rows: list[dict[str, Any]]) -> list[str]:
+    """The table as text."""
+    cells = [("bytes", "way", "there µs", "host µs", "cpu µs", "stream GB/s")]
     for row in rows:
         for name in ("gloo", "memory"):
-            one = row[name]
-            times = f"{one['there_us']:10.1f}{one['host_us']:10.1f}{one['cpu_us']:10.1f}"
-            print(f"{row['bytes']:10}  {name:8}{times}{one['stream_gb_s']:13.3f}")
-    if options.output:
-        facts = {"turns": options.rounds * TURNS, "burst": BURST}
-        body = {"benchmark": "messages", "machine": machine(), "versions": {**versions(), "torch": torch.__version__}}
-        options.output.write_text(json.dumps({**body, **facts, "rows": rows}) + "\n", encoding="utf-8")
+            times = (f"{row[name][what]:.1f}" for what in ("there_us", "host_us", "cpu_us"))
+            cells.append((str(row["bytes"]), name, *times, f"{row[name]['stream_gb_s']:.3f}"))
+    return aligned(cells, left=(1,))
 
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("--rounds", type=int, default=5)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Medians, printed at the end, and every sample of both ranks."""
+    found = found_by(both_ways, 2, 300, rounds=options.rounds)
+    rows = summary(found)
+    print("\n".join(lines(rows)))
+    return {"turns": options.rounds * TURNS, "burst": BURST, "rows": rows, "samples": found}
+
+
+BENCHMARK = Benchmark("messages", __doc__, measure, arguments)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

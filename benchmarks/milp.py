@@ -1,8 +1,7 @@
-"""Up to which size the exact models close a problem: CP-SAT, and the MILP with CBC and HiGHS, each alone from one incumbent.
+"""`python -m benchmarks.milp`: up to which size the exact models close a problem: CP-SAT, and the MILP with CBC and HiGHS.
 
-    python -m benchmarks.milp [--seconds 30]
-
-Relaxations prove nothing here: every solver starts from the greedy schedule and the work of the busiest rank as bound.
+Each is alone and starts from one incumbent, the greedy schedule, and from the work of the busiest rank as bound: relaxations
+prove nothing here.
 """
 
 from __future__ import annotations
@@ -11,31 +10,34 @@ import argparse
 import time
 from typing import Any
 
-from benchmarks.__main__ import write
 from zbsolve import Problem, Schedule, pipeline
-from zbsolve.greedy.anneal import starting_policies
 from zbsolve.greedy.list_scheduler import list_schedule
+from zbsolve.greedy.policy_annealing import starting_policies
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.milp import solve_milp
+
+from .harness import Benchmark
 
 SIZES = ((2, 2), (2, 4), (3, 3), (3, 5), (4, 4), (4, 6), (4, 8))  # ranks, microbatches
 
 
-def main() -> None:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each solver and size")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """One line a size and solver; all rows are kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    seconds = parser.parse_args().seconds
     rows = []
     for ranks, microbatches in SIZES:
         problem = step(ranks, microbatches)
         first = list_schedule(problem, starting_policies(problem)[0])
         for solver in ("cp-sat", "cbc", "highs"):
-            rows.append(measure(problem, first, solver, seconds))
+            rows.append(solved(problem, first, solver, options.seconds))
             r = rows[-1]
             proven = f"proven in {r['seconds']:.1f} s" if r["optimal"] else f"open after {r['seconds']:.1f} s"
             print(f"{r['passes']:4} passes  {solver:7} {r['value']} µs, bound {r['bound']} µs: {proven}", flush=True)
-    write("milp", {"seconds": seconds, "rows": rows})
+    return {"seconds": options.seconds, "rows": rows}
 
 
 def step(ranks: int, microbatches: int) -> Problem:
@@ -44,7 +46,7 @@ def step(ranks: int, microbatches: int) -> Problem:
     return pipeline(F, B, W, microbatches=microbatches, comm=3, held_until_B=2, held_until_W=1, capacity=3 * ranks)
 
 
-def measure(problem: Problem, first: Schedule, solver: str, seconds: float) -> dict[str, Any]:
+def solved(problem: Problem, first: Schedule, solver: str, seconds: float) -> dict[str, Any]:
     """One solver on one problem."""
     began = time.perf_counter()
     if solver == "cp-sat":
@@ -66,5 +68,7 @@ def measure(problem: Problem, first: Schedule, solver: str, seconds: float) -> d
     }
 
 
+BENCHMARK = Benchmark("milp", __doc__, measure, arguments)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -8,54 +8,56 @@ Not run on a GPU yet. `--device cpu` shows that it works, not how fast: there, s
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from profiler.models import load
 from zbsolve import Problem, Schedule, Trace, pipeline, solve
-from zbsolve.compare import compare
-from zbsolve.exec.job import Options, run_on_one_device
-from zbsolve.greedy.presets import preset
-from zbsolve.partition import balanced
+from zbsolve.exec.run.job import Options, run_on_one_device
+from zbsolve.models.by_name import load
+from zbsolve.partition.cuts import balanced
 from zbsolve.problem import KINDS
+from zbsolve.show.comparison import compare
+from zbsolve.systems import preset
 
-from .__main__ import RESULTS, write
+from .harness import Benchmark
 
 MODEL = "gpt-1.5b@layers=14,batch=2,length=1024,dtype=bfloat16"
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Time, solve, run, compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=16)
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=30.0, help="for solving")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder")
-    o = parser.parse_args(arguments)
-    options = Options(steps=o.steps)
-    counts = balanced([1.0] * len(load(o.model).layers), o.ranks)
-    guesses = {fused: step(counts, o.microbatches, {}, fused) for fused in (True, False)}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Time, solve, run, compare; schedules and traces lie beside the result."""
+    run_options = Options(steps=options.steps)
+    counts = balanced([1.0] * len(load(options.model).layers), options.ranks)
+    guesses = {fused: step(counts, options.microbatches, {}, fused) for fused in (True, False)}
     times: dict[str, list[int]] = {}
     for fused, guess in guesses.items():
         first = preset("1f1b" if fused else "zb-h1", guess)
-        times |= stage_times(run_on_one_device(first, o.model, options, o.device))
+        times |= stage_times(run_on_one_device(first, options.model, run_options, options.device))
     schedules = {
-        "1f1b": preset("1f1b", step(counts, o.microbatches, times, fused=True)),
-        "solved": solve(step(counts, o.microbatches, times, fused=False), seconds=o.seconds),
+        "1f1b": preset("1f1b", step(counts, options.microbatches, times, fused=True)),
+        "solved": solve(step(counts, options.microbatches, times, fused=False), seconds=options.seconds),
     }
-    runs = {name: (one, run_on_one_device(one, o.model, options, o.device)) for name, one in schedules.items()}
+    runs = {
+        name: (one, run_on_one_device(one, options.model, run_options, options.device)) for name, one in schedules.items()
+    }
     for name, (one, trace) in runs.items():
-        trace.save(o.output / f"one_device-{name}.trace.json")
-        one.save(o.output / f"one_device-{name}.json")
-    size = {"model": o.model, "ranks": o.ranks, "microbatches": o.microbatches, "device": o.device, "times": times}
+        trace.save(options.output.with_name(f"one_device-{name}.trace.json"))
+        one.save(options.output.with_name(f"one_device-{name}.json"))
     rows = {name: row(one, trace, runs["1f1b"]) for name, (one, trace) in runs.items()}
-    show(rows)
-    write("one_device", {**size, "rows": rows}, o.output)
+    print("\n".join(line(*one) for one in rows.items()))
+    size = {what: getattr(options, what) for what in ("model", "ranks", "microbatches", "device")}
+    return {**size, "times": times, "rows": rows}
 
 
 def step(counts: tuple[int, ...], microbatches: int, times: dict[str, list[int]], fused: bool) -> Problem:
@@ -101,14 +103,15 @@ def row(schedule: Schedule, trace: Trace, base: tuple[Schedule, Trace]) -> dict[
     }
 
 
-def show(rows: dict[str, dict[str, Any]]) -> None:
-    """The table as text."""
-    for name, one in rows.items():
-        print(
-            f"{name:8} predicted {one['predicted'] / 1000:9.2f} ms, measured {one['measured'] / 1000:9.2f} ms; speed-up "
-            f"predicted {one['speedup_predicted']:.3f}, measured {one['speedup_measured']:.3f} ({one['streams']})"
-        )
+def line(name: str, row: dict[str, Any]) -> str:
+    """A row as text."""
+    return (
+        f"{name:8} predicted {row['predicted'] / 1000:9.2f} ms, measured {row['measured'] / 1000:9.2f} ms; speed-up "
+        f"predicted {row['speedup_predicted']:.3f}, measured {row['speedup_measured']:.3f} ({row['streams']})"
+    )
 
+
+BENCHMARK = Benchmark("one_device", __doc__, measure, arguments)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

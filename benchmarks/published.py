@@ -14,25 +14,24 @@ from dataclasses import replace
 from typing import Any
 
 from zbsolve import Infeasible, Profile, Schedule, solve
-from zbsolve.assign import Job, partition_of
-from zbsolve.greedy.presets import preset
-from zbsolve.placement import parse_routes
-from zbsolve.search import compiled
+from zbsolve.search.solver import compiled
+from zbsolve.step import Step
+from zbsolve.systems import preset
 
-from .__main__ import write
+from .harness import Benchmark
 from .profiles import kept, names
 
 RANKS = (8, 16, 32)
 
 
-def main() -> None:
-    """Print and write the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.published", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="h200")
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("--device", default="h200", help="a100, h100 or h200")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each solve")
-    options = parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """A row a model."""
     compiled()
     rows = {}
     for name in names():
@@ -41,28 +40,28 @@ def main() -> None:
             if row is not None:
                 rows[name] = row
                 print(line(row), flush=True)
-    write("published", {"device": options.device, "seconds": options.seconds, "rows": rows})
+    return {"device": options.device, "seconds": options.seconds, "rows": rows}
 
 
 def first_that_fits(profile: Profile, seconds: float) -> dict[str, Any] | None:
     """The row of the fewest ranks on which 1F1B fits, else of the fewest on which anything does."""
     rest = None
     for ranks in RANKS:
-        row = measure(profile, ranks, seconds)
+        row = model_row(profile, ranks, seconds)
         if row is not None and row["equal"]["fits"]:
             return row
         rest = rest or row
     return rest
 
 
-def measure(profile: Profile, ranks: int, seconds: float) -> dict[str, Any] | None:
+def model_row(profile: Profile, ranks: int, seconds: float) -> dict[str, Any] | None:
     """One model's row; None where not even one microbatch fits."""
     profile = replace(profile, layers=tuple(replace(one, BW=min(one.BW, one.B + one.W)) for one in profile.layers))
     microbatches = 4 * ranks
-    job = Job(profile, parse_routes("single", ranks), microbatches, profile.capacity, fused=True)
+    step = Step(ranks, microbatches, fused=True)
     try:
-        today = preset("1f1b", profile.problem(ranks, microbatches, layers=partition_of(job, "equal"), fused=True))
-        base = preset("1f1b", profile.problem(ranks, microbatches, fused=True))
+        today = preset("1f1b", replace(step, partition="equal").problem(profile))
+        base = preset("1f1b", step.problem(profile))
         single, vee = (solve(profile.problem(ranks, microbatches, place), seconds=seconds) for place in ("single", "vee"))
     except Infeasible:
         return None
@@ -98,5 +97,7 @@ def line(row: dict[str, Any]) -> str:
     return "  ".join(cells)
 
 
+BENCHMARK = Benchmark("published", __doc__, measure, arguments)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -1,6 +1,6 @@
-"""Seeded random problems (uneven, odd capacities, any placement; p ≤ 8, m ≤ 24): each must end in a valid schedule.
+"""`python -m benchmarks.random_problems`: seeded random problems (uneven, odd capacities, any placement; p ≤ 8, m ≤ 24).
 
-python -m benchmarks.random_problems [--count 1000] [--seconds 0.1]
+Each must end in a valid schedule whose bound is not above its value: where one does not, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -8,20 +8,25 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from typing import Any
 
-from tests.problems import random_problem
+from tests.support.problems import random_problem
 from zbsolve import solve, verify
-from zbsolve.errors import WrongBound
-from zbsolve.search import compiled
+from zbsolve.search.solver import compiled
+from zbsolve.util.errors import WrongBound
+
+from .harness import Benchmark
 
 
-def main() -> None:
-    """Print what failed, where a bound was above a schedule's value, how many are proven, and which took more than 1.5
-    times the seconds and half a second. The exit code is 1 where anything failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=0.1)
-    options = parser.parse_args()
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("--count", type=int, default=1000, help="of problems")
+    parser.add_argument("--seconds", type=float, default=0.1, help="for each")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Seeds that failed, whose bound was above a schedule's value, and that took more than 1.5 times the seconds and half a
+    second; the gaps of all others."""
     compiled()
     gaps: list[float] = []
     failed: list[int] = []
@@ -48,8 +53,11 @@ def main() -> None:
         f"{sum(g <= 0 for g in gaps)} optimal, {sum(g <= 0.01 for g in gaps)} within 1 %, "
         f"worst gap {max(gaps, default=0):.1%}, {len(slow)} slow {slow}"
     )
-    sys.exit(1 if failed or wrong else 0)
+    return {"failed": failed, "wrong_bounds": wrong, "slow": slow, "gaps": gaps}
 
+
+BENCHMARK = Benchmark("random_problems", __doc__, measure, arguments)
 
 if __name__ == "__main__":
-    main()
+    found = BENCHMARK.main()
+    sys.exit(1 if found["failed"] or found["wrong_bounds"] else 0)

@@ -1,6 +1,4 @@
-"""The executor beside torch's own pipeline runtime: the same model, ranks and order of work, in one run.
-
-    python -m benchmarks.runtime [--model tiny gpt] [--ranks 2] [--rounds 8] [-o benchmarks/results/runtime.json]
+"""`python -m benchmarks.runtime`: the executor beside torch's own pipeline runtime: same model, ranks and order of work.
 
 Ranks are processes with one thread each, on gloo. Both runtimes take turns, round by round, in the same processes.
 `step`: wall time of a step, ms. `host`: CPU time of the rank's own thread in `step()`, a pass (F, B, W or BW), µs; `cpu`: of
@@ -11,12 +9,8 @@ takes on top is `beyond`.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,13 +19,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
 
-from benchmarks.children import found_by
 from zbsolve import Problem, Schedule, pipeline
-from zbsolve.bench import machine, versions
 from zbsolve.exec import Pipeline
-from zbsolve.exec.worker import end_with_parent, local_network
-from zbsolve.greedy.presets import preset
 from zbsolve.placement import parse
+from zbsolve.systems import preset
+from zbsolve.util.text import aligned
+
+from .children import found_by
+from .harness import Benchmark
 
 # name: torch's schedule, placement, fused backward
 CASES: dict[str, tuple[Any, str, bool]] = {
@@ -55,7 +50,7 @@ class Tiny(nn.Module):
 
 def layers(model: str, stages: int) -> list[nn.Module]:
     """One layer a stage (tiny), or 8 blocks of a small GPT shared out among them."""
-    from profiler.presets import Block
+    from zbsolve.models.presets import Block
 
     torch.manual_seed(0)
     if model == "tiny":
@@ -133,7 +128,7 @@ def plain_step(case: str, model: str, rank: int, ranks: int) -> Callable[[], Non
     return step
 
 
-def measure(case: str, model: str, rank: int, ranks: int, rounds: int) -> dict[str, Any]:
+def in_turn(case: str, model: str, rank: int, ranks: int, rounds: int) -> dict[str, Any]:
     """Both runtimes in turn; samples of one rank."""
     runtime, theirs = torch_step(case, model, rank, ranks)
     schedule, ours = our_step(case, model, runtime, ranks)
@@ -152,23 +147,10 @@ def measure(case: str, model: str, rank: int, ranks: int, rounds: int) -> dict[s
     return found
 
 
-def child(folder: Path, rank: int, ranks: int, models: list[str], rounds: int) -> None:
-    """One rank."""
-    end_with_parent()
-    local_network()
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks, timeout=limit)
-    found = {model: {case: measure(case, model, rank, ranks, rounds) for case in CASES} for model in models}
-    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    os._exit(0)
-
-
-def start(ranks: int, models: list[str], rounds: int) -> list[dict[str, Any]]:
-    """All ranks as processes; what each found."""
-    arguments = ("--rounds", str(rounds), "--ranks", str(ranks), "--model", *models)
-    return found_by("benchmarks.runtime", ranks, 600, *arguments)
+def all_cases(rank: int, models: list[str], rounds: int) -> dict[str, Any]:
+    """What each rank runs."""
+    ranks = dist.get_world_size()
+    return {model: {case: in_turn(case, model, rank, ranks, rounds) for case in CASES} for model in models}
 
 
 def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -189,31 +171,33 @@ def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    """Run, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def lines(rows: list[dict[str, Any]]) -> list[str]:
+    """The table as text."""
+    cells = [("model", "schedule", "runtime", "step ms", "host µs a pass", "beyond", "cpu µs a pass")]
+    for row in rows:
+        for name in ("plain", "torch", "zbsolve"):
+            costs = (f"{row[name][what]:.1f}" for what in ("host_us", "beyond_us", "cpu_us"))
+            cells.append((row["model"], row["schedule"], name, f"{row[name]['step_ms']:.2f}", *costs))
+    return aligned(cells, left=(0, 1, 2))
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
     parser.add_argument("--model", nargs="+", choices=("tiny", "gpt"), default=["tiny", "gpt"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--child", nargs=2)
-    parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
-    if options.child:
-        child(Path(options.child[0]), int(options.child[1]), options.ranks, options.model, options.rounds)
-    found = start(options.ranks, options.model, options.rounds)
-    rows = summary(found)
-    print(f"{'model':6}{'schedule':24}{'runtime':10}{'step ms':>9}{'host µs a pass':>16}{'beyond':>8}{'cpu µs a pass':>15}")
-    for row in rows:
-        for name in ("plain", "torch", "zbsolve"):
-            one = row[name]
-            costs = f"{one['host_us']:16.1f}{one['beyond_us']:8.1f}{one['cpu_us']:15.1f}"
-            print(f"{row['model']:6}{row['schedule']:24}{name:10}{one['step_ms']:9.2f}{costs}")
-    if options.output:
-        facts = {"ranks": options.ranks, "microbatches": MICROBATCHES, "steps": options.rounds * STEPS}
-        body = {"benchmark": "runtime", "machine": machine(), "versions": {**versions(), "torch": torch.__version__}}
-        text = json.dumps({**body, **facts, "rows": rows, "samples": found}) + "\n"
-        options.output.write_text(text, encoding="utf-8")
 
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Medians, printed at the end, and every sample of all ranks."""
+    found = found_by(all_cases, options.ranks, 600, models=options.model, rounds=options.rounds)
+    rows = summary(found)
+    print("\n".join(lines(rows)))
+    facts = {"ranks": options.ranks, "microbatches": MICROBATCHES, "steps": options.rounds * STEPS}
+    return {**facts, "rows": rows, "samples": found}
+
+
+BENCHMARK = Benchmark("runtime", __doc__, measure, arguments)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -15,24 +15,24 @@ from typing import Any
 
 import torch
 
-from profiler.models import seeded
-from profiler.presets import Block
-from zbsolve.exec.host import keep_freed_memory
+from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.memory import LiveBytes
-from zbsolve.exec.stage import Stage
+from zbsolve.exec.run.host import keep_freed_memory
+from zbsolve.models.model import seeded
+from zbsolve.models.presets import Block
 
-from .__main__ import write
+from .harness import Benchmark
 
 BLOCKS = (1, 2, 4, 8, 16, 32)
 SIZES = {"width 192, 256 tokens": (192, 6, 2, 128), "width 64, 64 tokens": (64, 4, 2, 32)}  # width, heads, batch, length
 SECONDS = 4.0  # for each size and number of blocks
-LEAST, MOST = 8, 40  # rounds, whatever time that is
+MIN_ROUNDS, MAX_ROUNDS = 8, 40  # whatever time that is
 KINDS = {"split": ("F", "B", "W"), "split with norms": ("F", "B", "W"), "fused": ("F", "BW")}
 Samples = dict[str, dict[str, list[float]]]
 
 
-def main() -> None:
-    """Every size and number of blocks; printed, and written with all samples."""
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Every size and number of blocks; printed, and kept with all samples."""
     torch.set_num_threads(1)
     keep_freed_memory()
     found: dict[str, Any] = {}
@@ -48,7 +48,7 @@ def main() -> None:
                 print(f"  {kind}: (B + W) / BW {ratio:.3f} = {b:.3f} + {w:.3f}, held {held[kind]}", end="")
             print(flush=True)
             found[f"{size}, {blocks} blocks"] = {"ratios": ratios, "held_after_F_B_W": held, "samples_us": samples}
-    write("split", found)
+    return found
 
 
 def measured(size: str, blocks: int) -> tuple[Samples, dict[str, tuple[int, ...]]]:
@@ -63,7 +63,7 @@ def measured(size: str, blocks: int) -> tuple[Samples, dict[str, tuple[int, ...]
     for stage in stages.values():  # gradients are there, as in the middle of a step
         round_of(stage, x, dy, fused=False)
     began, rounds = time.monotonic(), 0
-    while rounds < LEAST or (rounds < MOST and time.monotonic() - began < SECONDS):
+    while rounds < MIN_ROUNDS or (rounds < MAX_ROUNDS and time.monotonic() - began < SECONDS):
         for kind, stage in stages.items():
             for name, took in round_of(stage, x, dy, fused=kind == "fused").items():
                 samples[kind][name].append(round(took, 1))
@@ -99,6 +99,7 @@ def holds(stage: Stage, x: torch.Tensor, dy: torch.Tensor) -> tuple[int, ...]:
     return tuple(found)
 
 
+BENCHMARK = Benchmark("split", __doc__, measure)
+
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    main()
+    BENCHMARK.main()

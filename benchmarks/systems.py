@@ -1,8 +1,6 @@
-"""Each system of the literature, and what solve finds in its memory on its placement, with the bound beside both.
+"""`python -m benchmarks.systems`: each system of the literature, and what solve finds in its memory on its placement.
 
-    python -m benchmarks.systems [--seconds 3]
-
-Every rank may hold what the system's own order holds there at most.
+Every rank may hold what the system's own order holds there at most. The bound stands beside both.
 """
 
 from __future__ import annotations
@@ -12,17 +10,18 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from benchmarks.__main__ import write
-from zbsolve import solve, verify
-from zbsolve.errors import BadInput
-from zbsolve.greedy.presets import preset
+from zbsolve.bench import timed_solve
 from zbsolve.placement import parse_routes
-from zbsolve.search import compiled
-from zbsolve.systems import SYSTEMS, problem_for
+from zbsolve.search.solver import compiled
+from zbsolve.systems import preset
+from zbsolve.systems.table import SYSTEMS, System, problem_for
+from zbsolve.util.errors import BadInput
 
-Times = tuple[int, int, int]
+from .harness import Benchmark
+
+Setting = tuple[int, int, tuple[int, int, int], int]
 # ranks, microbatches, F, B, W of a rank's share of a microbatch (µs), communication (µs)
-SETTINGS: tuple[tuple[int, int, Times, int], ...] = (
+SETTINGS: tuple[Setting, ...] = (
     (4, 8, (1000, 1000, 1000), 0),
     (4, 8, (1000, 1000, 1000), 100),
     (4, 16, (1200, 1600, 800), 50),
@@ -38,45 +37,42 @@ SETTINGS: tuple[tuple[int, int, Times, int], ...] = (
 )
 
 
-def main() -> None:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each solve")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """One line a system and setting, and the medians; all rows are kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    seconds = parser.parse_args().seconds
     compiled()
     rows = []
     for setting in SETTINGS:
         for one in SYSTEMS:
-            row = measure(one.name, *setting, seconds)
+            row = beside(one, setting, options.seconds)
             if row is not None:
                 rows.append(row)
                 print(line(row), flush=True)
     for one in SYSTEMS:
         ratios = [row["solved"] / row["value"] for row in rows if row["system"] == one.name]
         print(f"{one.name:14} solve/system: median {median(ratios):.4f}, least {min(ratios):.4f}, most {max(ratios):.4f}")
-    write("systems", {"seconds": seconds, "rows": rows})
+    return {"seconds": options.seconds, "rows": rows}
 
 
-def measure(name: str, ranks: int, microbatches: int, times: Times, comm: int, seconds: float) -> dict[str, Any] | None:
+def beside(one: System, setting: Setting, seconds: float) -> dict[str, Any] | None:
     """The system's makespan and peak; solve's makespan and bound in the same memory. None where it does not allow m."""
-    chunks = len(parse_routes(next(one.placement for one in SYSTEMS if one.name == name), ranks)[0]) // ranks
-    F, B, W = (time // chunks for time in times)
+    ranks, microbatches, times, comm = setting
+    chunks = len(parse_routes(one.placement, ranks)[0]) // ranks
+    held = {"held_until_B": 40 // chunks, "held_until_W": 20 // chunks}
     try:
-        problem = problem_for(
-            name, ranks, microbatches, F, B, W, comm=comm, held_until_B=40 // chunks, held_until_W=20 // chunks
-        )
-        schedule = preset(name, problem)
+        problem = problem_for(one.name, ranks, microbatches, *(time // chunks for time in times), comm=comm, **held)
+        timeline = preset(one.name, problem).timeline()
     except BadInput:
         return None
-    timeline = schedule.timeline()
     limited = replace(problem, capacity=tuple(int(peak) for peak in timeline.peak_bytes))
-    found = solve(limited, seconds=seconds)
-    certificate = found.certificate
-    assert certificate is not None
-    assert verify(limited, found) == ()
+    certificate = timed_solve(limited, seconds=seconds).certificate
     assert certificate.value <= timeline.makespan
     return {
-        "system": name,
+        "system": one.name,
         "ranks": ranks,
         "microbatches": microbatches,
         "times": list(times),
@@ -102,5 +98,7 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
+BENCHMARK = Benchmark("systems", __doc__, measure, arguments)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -20,11 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from profiler.presets import Block, Embed, Head, cross_entropy
-from zbsolve import Schedule, pipeline
+from zbsolve import Schedule, pipeline, preset
 from zbsolve.exec import Pipeline
 from zbsolve.exec.layers import materialise
-from zbsolve.greedy.presets import preset
+from zbsolve.models.presets import Block, Embed, Head, cross_entropy
 
 MICROBATCHES, SIZE, LENGTH, WIDTH, BLOCKS = 8, 2, 48, 64, 4
 

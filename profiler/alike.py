@@ -8,19 +8,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
-PLAIN = (int, float, bool, str, bytes, complex, type(None))
-NUMBERING = {"layer_idx", "layer_id"}  # Hugging Face numbers its layers; nothing is computed from it while training
+from zbsolve.exec.torch_private import buffers_of, parameters_of
+
+PLAIN_DATA = (int, float, bool, str, bytes, complex, type(None))
+NUMBERING = {"layer_idx", "layer_id"}  # Hugging Face numbers its layers; training computes nothing from that
 
 
 def fingerprint(layer: nn.Module) -> Hashable:
     """Equal for layers of the same classes, shapes, types and settings, whatever numbers their parameters hold. What is
-    neither plain data nor a tensor counts by identity, so layers that share nothing but a class may differ; never the
-    other way round."""
+    neither plain data nor a tensor counts by identity. So equal layers may have unequal fingerprints, and never the other
+    way round."""
     return tuple((name, type(module), _settings(module)) for name, module in layer.named_modules())
 
 
 def _settings(module: nn.Module) -> Hashable:
-    rows = [("tensor", name, _tensor(value)) for name, value in (*module._parameters.items(), *module._buffers.items())]
+    rows = [
+        ("tensor", name, _tensor(value)) for name, value in (*parameters_of(module).items(), *buffers_of(module).items())
+    ]
     own = [
         (name, _value(value))
         for name, value in sorted(vars(module).items())
@@ -34,7 +38,7 @@ def _tensor(value: Tensor | None) -> Hashable:
 
 
 def _value(value: Any) -> Hashable:
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN_DATA):
         return (type(value), value)
     if isinstance(value, Tensor):
         return _tensor(value)
@@ -50,7 +54,7 @@ def _value(value: Any) -> Hashable:
 
 
 class _Itself:
-    """Equal to itself alone. Holds the object: the address of one that is gone could be another's."""
+    """Equal to itself alone. It holds the object, because the address of one that is gone could be another's."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -65,12 +69,11 @@ class _Itself:
 def chosen(
     prints: Sequence[Hashable], inputs: Sequence[Hashable], output: Hashable, copies: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which layers to measure, and for every layer which of them is the first equal one.
+    """Which layers to measure, and for every layer the first one that is equal.
 
-    The first layer (it makes no input gradient) and the last (it has the loss) equal no other. `prints`: a fingerprint
-    each; `inputs`: what goes into each (shape, type), `output` what leaves the last. At most `copies` of each kind are
-    taken. Those taken must still follow each other: where the output of one would not be the input of the next, all
-    layers are taken.
+    prints: a fingerprint each. inputs: what goes into each (shape, type); output: what leaves the last. At most `copies` of
+    each kind are taken. The first layer (it makes no input gradient) and the last (it has the loss) equal no other. The
+    layers taken must follow each other: where the output of one would not be the input of the next, all layers are taken.
     """
     first: dict[Hashable, int] = {}
     count: dict[int, int] = {}

@@ -1,4 +1,5 @@
-"""Copies between host and device: bandwidth alone and beside computing, and what computing loses. Needs a GPU."""
+"""Copies between host and device: their bandwidth, alone and while the device computes, and what computing loses by them.
+This needs a GPU."""
 
 from __future__ import annotations
 
@@ -8,15 +9,18 @@ from typing import Any
 import torch
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
-REPEATS, WARM = 20, 3
-WIDTH = 4096  # of the matrices multiplied beside: a few products outlast the largest copy
+REPEATS, WARMUPS = 20, 3
+WIDTH = 4096  # of the matrices that are multiplied meanwhile: a few products outlast the largest copy
 
 
 def measure_copies() -> dict[str, list[float]]:
-    """`h2d/<bytes>`, `d2h/<bytes>`: µs of copies from and to pinned memory; with ` beside` behind: while the device
-    multiplies matrices on another stream; `product`, `product beside h2d`, `product beside d2h`: µs of those."""
+    """Samples in µs by name. `h2d/<bytes>`, `d2h/<bytes>`: copies from and to pinned memory. The same with ` beside` behind:
+    copies while the device multiplies matrices on another stream. `product`, `product beside h2d`, `product beside d2h`:
+    those products."""
     matrix = torch.ones(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16)
-    found: dict[str, list[float]] = {"product": [_timed(lambda: matrix.mm(matrix)) for _ in range(WARM + REPEATS)][WARM:]}
+    found: dict[str, list[float]] = {
+        "product": [_timed(lambda: matrix.mm(matrix)) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
+    }
     for size in SIZES:
         host, device = (
             torch.empty(size, dtype=torch.uint8, pin_memory=True),
@@ -27,8 +31,8 @@ def measure_copies() -> dict[str, list[float]]:
             "d2h": lambda h=host, d=device: h.copy_(d, non_blocking=True),  # type: ignore[misc]
         }
         for way, copy in ways.items():
-            found[f"{way}/{size}"] = [_timed(copy) for _ in range(WARM + REPEATS)][WARM:]
-            both = [_beside(copy, lambda: matrix.mm(matrix)) for _ in range(WARM + REPEATS)][WARM:]
+            found[f"{way}/{size}"] = [_timed(copy) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
+            both = [_overlapped(copy, lambda: matrix.mm(matrix)) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
             found[f"{way}/{size} beside"] = [first for first, _ in both]
             if size == SIZES[-1]:
                 found[f"product beside {way}"] = [second for _, second in both]
@@ -36,7 +40,7 @@ def measure_copies() -> dict[str, list[float]]:
 
 
 def _timed(run: Callable[[], Any]) -> float:
-    """µs between two events around it, the device idle before."""
+    """µs between two events around it, with an idle device before."""
     torch.cuda.synchronize()
     begin, end = _event(), _event()
     begin.record()
@@ -46,8 +50,8 @@ def _timed(run: Callable[[], Any]) -> float:
     return 1000 * float(begin.elapsed_time(end))
 
 
-def _beside(copy: Callable[[], Any], compute: Callable[[], Any]) -> tuple[float, float]:
-    """µs of each, on two streams at once."""
+def _overlapped(copy: Callable[[], Any], compute: Callable[[], Any]) -> tuple[float, float]:
+    """µs of each, when both run on two streams at once."""
     torch.cuda.synchronize()
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     events = [_event() for _ in range(4)]

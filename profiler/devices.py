@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from zbsolve.errors import BadInput
+from zbsolve.util.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """TFLOP/s of matrix products in 16 bits (bfloat16, float16) and in float32 (without TF32, torch's default); memory
-    bandwidth in GB/s; memory in GB, taken as 10⁹ bytes: the devices show some 6 % more (an H200 139 GiB), which the
-    driver, the allocator's gaps and NCCL take; link: GB/s to a neighbour, one direction. source: where the numbers are
-    printed."""
+    """A device's peaks. half, single: TFLOP/s of matrix products in 16 bits (bfloat16, float16) and in float32 (without
+    TF32, torch's default). bandwidth: of memory, GB/s. memory: GB, taken as 10⁹ bytes; the devices show some 6 % more (an
+    H200 139 GiB), which the driver, the allocator's gaps and NCCL take. link: GB/s to a neighbour in one direction. source:
+    where the numbers are printed."""
 
     name: str
     half: float
@@ -69,8 +69,8 @@ DEVICES = {
     )
 }
 
-# Assumptions, not measurements. The matrix share: W passes in Table 9 of 2401.10241, which are matrix products alone, reach
-# 251 of an A100's 312 TFLOP/s. The attention share: 2307.08691, abstract, 50 to 73 % on an A100. The rest: round numbers.
+# Assumptions, not measurements. MATRIX_SHARE: W passes in Table 9 of 2401.10241, which are matrix products alone, reach 251
+# of an A100's 312 TFLOP/s. ATTENTION_SHARE: 2307.08691, abstract, 50 to 73 % on an A100. The others are round numbers.
 MATRIX_SHARE = 0.8
 ATTENTION_SHARE = 0.6
 MEMORY_SHARE = 0.8

@@ -1,7 +1,7 @@
-"""The links between ranks that are neighbours, measured through the executor's own messages: by message size, one
-direction and both at once, and what computing loses beside them.
+"""The links between neighbouring ranks, measured through the executor's own messages: by message size, in one direction and
+in both at once, and what computing loses meanwhile.
 
-Where torchrun started this process, over its ranks; else between two processes of this machine
+They are measured over torchrun's ranks where it started this process, else between two processes of this machine
 (`python -m profiler.links FOLDER RANK TIMEOUT` is one of them).
 """
 
@@ -22,32 +22,33 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zbsolve.exec.comm import Links
-from zbsolve.exec.failure import RunFailed
-from zbsolve.exec.launch import child_environment
-from zbsolve.exec.lower import Message
-from zbsolve.exec.wires import Wires, clock_lead, receive_bytes, send_bytes
-from zbsolve.exec.worker import end_with_parent, local_network
-from zbsolve.files import write_text
-from zbsolve.profile import Link
+from zbsolve.exec.program import Message
+from zbsolve.exec.run.launch import child_environment
+from zbsolve.exec.run.worker import end_with_parent, local_network
+from zbsolve.exec.transport.clocks import clock_lead
+from zbsolve.exec.transport.failure import RunFailed
+from zbsolve.exec.transport.mailbox import Mailbox
+from zbsolve.exec.transport.wires import Wires, receive_bytes, send_bytes
+from zbsolve.layer import Link
+from zbsolve.util.files import write_text
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
-REPEATS, WARM = 20, 5
-WIDTH = 256  # of the matrices that are multiplied beside messages: some 100 µs on a core
+REPEATS, WARMUPS = 20, 5
+WIDTH = 256  # of the matrices that are multiplied meanwhile: some 100 µs on a core
 Stamps = dict[str, int]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Samples of two neighbours, µs. one: message bytes → from before the send to when the receiver goes on, both
-    directions, one message at a time; both: the same while a message goes the other way; alone, beside: a fixed piece of
-    work without messages, and with the largest ones going both ways."""
+    """Samples of two neighbouring ranks, µs. one: message bytes → from before the send to when the receiver goes on, in both
+    directions, one message at a time. both: the same while a message goes the other way. alone, busy: a fixed piece of
+    work without messages, and while the largest ones go both ways."""
 
     ranks: tuple[int, int]
     one: dict[int, list[float]]
     both: dict[int, list[float]]
     alone: list[float]
-    beside: list[float]
+    busy: list[float]
 
     @property
     def link(self) -> Link:
@@ -55,36 +56,37 @@ class Pair:
         return fit(self.one)
 
     def facts(self) -> dict[str, object]:
-        """The fit, and how much longer the largest message takes with another one against it, and work beside both."""
+        """The fit, and by what factor the largest message takes longer against another one, and work while both are on their
+        way."""
         largest = max(self.one)
         return {
             "ranks": list(self.ranks),
             **asdict(self.link),
             "both_ways": median(self.both[largest]) / median(self.one[largest]),
-            "work_beside": median(self.beside) / median(self.alone),
+            "work_beside": median(self.busy) / median(self.alone),
         }
 
 
 def slowest(pairs: list[Pair]) -> Pair:
-    """The pair that the largest message takes longest between: problems know one link, and the worst is safe."""
+    """The pair where the largest message takes longest: problems know one link, and the slowest is safe."""
     return max(pairs, key=lambda pair: median(pair.one[max(pair.one)]))
 
 
 def samples_of(pairs: list[Pair]) -> dict[str, list[float]]:
-    """`link/<bytes>` of the slowest pair, and every pair's under `<what> <rank>-<rank>`."""
+    """Samples by name: `link/<bytes>` of the slowest pair, and every pair's under `<what> <rank>-<rank>`."""
     found = {f"link/{size}": row for size, row in slowest(pairs).one.items()}
     for pair in pairs:
         name = f"{pair.ranks[0]}-{pair.ranks[1]}"
         if len(pairs) > 1:
             found |= {f"link/{size} {name}": row for size, row in pair.one.items()}
         found |= {f"link/{size} both ways {name}": row for size, row in pair.both.items()}
-        found |= {f"work alone {name}": pair.alone, f"work beside messages {name}": pair.beside}
+        found |= {f"work alone {name}": pair.alone, f"work beside messages {name}": pair.busy}
     return found
 
 
 def measure_links(timeout: float = 120.0) -> list[Pair]:
-    """Of torchrun's ranks where a process group is up (every rank calls `survey`, rank 0 through this); else of two
-    processes started here. Raises RunFailed where it takes longer than `timeout` seconds."""
+    """The pairs of torchrun's ranks where a process group is up (rank 0 calls this and the others `survey`), else a pair of
+    processes that are started here. Raises RunFailed where it takes longer than `timeout` seconds."""
     if dist.is_initialized():
         pairs = survey(timeout)
         assert pairs is not None
@@ -111,7 +113,7 @@ def measure_links(timeout: float = 120.0) -> list[Pair]:
 
 
 def fit(samples: dict[int, list[float]]) -> Link:
-    """The line through the medians that is least wrong in relative terms; neither part is negative."""
+    """The line through the medians with the least relative errors; neither latency nor slope is negative."""
     sizes = np.array(sorted(samples), float)
     times = np.array([median(samples[int(size)]) for size in sizes])
     slope, latency = np.polyfit(sizes, times, 1, w=1 / times)
@@ -119,11 +121,12 @@ def fit(samples: dict[int, list[float]]) -> Link:
 
 
 def survey(timeout: float) -> list[Pair] | None:
-    """Every pair of neighbours in turn, the other ranks waiting. Every rank of the process group calls; rank 0 gets it."""
+    """Every pair of neighbouring ranks in turn, while the other ranks wait. Every rank of the process group calls this; rank
+    0 gets the pairs."""
     plain = Wires.of()
     offset = clock_lead(plain)
-    neighbours = [(low + way, low + 1 - way) for low in range(plain.size - 1) for way in range(2)]
-    wires = plain.paired(None, torch.device("cpu"), dict.fromkeys(neighbours, len(SIZES) * (WARM + REPEATS)))
+    directions = [(low + way, low + 1 - way) for low in range(plain.size - 1) for way in range(2)]
+    wires = plain.paired(None, torch.device("cpu"), dict.fromkeys(directions, len(SIZES) * (WARMUPS + REPEATS)))
     found = []
     for low in range(wires.size - 1):
         dist.barrier()
@@ -153,61 +156,62 @@ def _collect(wires: Wires, rank: int, mine: dict[str, object]) -> dict[str, obje
 def _one_end(wires: Wires, other: int, offset: int, timeout: float) -> dict[str, object]:
     one = _exchange(wires, other, offset, timeout, at_once=False)
     both = _exchange(wires, other, offset, timeout, at_once=True)
-    alone, beside = _work(wires, other, timeout)
-    return {"one": one, "both": both, "alone": alone, "beside": beside}
+    alone, busy = _work(wires, other, timeout)
+    return {"one": one, "both": both, "alone": alone, "busy": busy}
 
 
 def _messages(source: int, destination: int, sizes: tuple[int, ...] = SIZES) -> list[Message]:
-    """All that one end sends; `boundary` holds the size, and one more in the direction down, so that each direction
-    agrees on shapes by itself: both start at once."""
+    """All that one end sends. `boundary` holds the size, and one more in the direction down: so each direction agrees on
+    shapes by itself, for both start at once."""
     down = int(source > destination)
-    keys = [(size, f"{size}.{i}.{source}") for size in sizes for i in range(WARM + REPEATS)]
+    keys = [(size, f"{size}.{i}.{source}") for size in sizes for i in range(WARMUPS + REPEATS)]
     return [Message(key, key, source, destination, size + down, 0, False) for size, key in keys]
 
 
 def _open(
     wires: Wires, other: int, timeout: float, sizes: tuple[int, ...] = SIZES
-) -> tuple[Links, list[tuple[Message, Message]]]:
-    """Messages out and back in turn, and the links that carry them."""
+) -> tuple[Mailbox, list[tuple[Message, Message]]]:
+    """The mailbox of this end, and messages out and back in turn."""
     mine, theirs = _messages(wires.rank, other, sizes), _messages(other, wires.rank, sizes)
-    links = Links(wires, {other: tuple(theirs)}, torch.device("cpu"), timeout)
-    links.begin({0: 0})
-    return links, list(zip(mine, theirs, strict=True))
+    mailbox = Mailbox(wires, {other: tuple(theirs)}, torch.device("cpu"), timeout)
+    mailbox.begin({0: 0})
+    return mailbox, list(zip(mine, theirs, strict=True))
 
 
 def _exchange(wires: Wires, other: int, offset: int, timeout: float, *, at_once: bool) -> dict[str, Stamps]:
-    """Back and forth, one message at a time or both at once, receives posted before; stamps in ns of rank 0's clock."""
-    links, messages = _open(wires, other, timeout)
+    """Messages back and forth, one at a time or both at once, whose receives are posted before. Stamps in ns of rank 0's
+    clock, by message."""
+    mailbox, messages = _open(wires, other, timeout)
     sent: Stamps = {}
     taken: Stamps = {}
     for out, back in messages:
-        links.post(back)
+        mailbox.post(back)
         body = torch.zeros(out.boundary // 4)
         order = ("send", "take") if at_once or wires.rank < other else ("take", "send")
         for what in order:
             if what == "send":
                 sent[out.before] = time.monotonic_ns() - offset
-                links.send(out, body)
+                mailbox.send(out, body)
             else:
-                links.take(back)
+                mailbox.take(back)
                 taken[back.before] = time.monotonic_ns() - offset
-    links.flush()
+    mailbox.flush()
     return {"sent": sent, "taken": taken}
 
 
 def _work(wires: Wires, other: int, timeout: float) -> tuple[list[float], list[float]]:
-    """µs of a product of matrices, by itself and while the largest message goes each way."""
-    links, messages = _open(wires, other, timeout, SIZES[-1:])
+    """µs of a product of matrices, by itself, and while the largest message goes each way."""
+    mailbox, messages = _open(wires, other, timeout, SIZES[-1:])
     matrix = torch.ones(WIDTH, WIDTH)
-    alone, beside = [], []
+    alone, busy = [], []
     for out, back in messages:
         alone.append(_product(matrix))
-        links.post(back)
-        links.send(out, torch.zeros(out.boundary // 4))
-        beside.append(_product(matrix))
-        links.take(back)
-    links.flush()
-    return alone[WARM:], beside[WARM:]
+        mailbox.post(back)
+        mailbox.send(out, torch.zeros(out.boundary // 4))
+        busy.append(_product(matrix))
+        mailbox.take(back)
+    mailbox.flush()
+    return alone[WARMUPS:], busy[WARMUPS:]
 
 
 def _product(matrix: torch.Tensor) -> float:
@@ -217,25 +221,25 @@ def _product(matrix: torch.Tensor) -> float:
 
 
 def _joined(ranks: tuple[int, int], ends: list[dict[str, object]]) -> Pair:
-    """Both ends' stamps as times."""
+    """A pair from both ends' stamps."""
     times = {way: {size: _times([end[way] for end in ends], ranks, size) for size in SIZES} for way in ("one", "both")}  # type: ignore[misc]
-    work = {what: [us for end in ends for us in end[what]] for what in ("alone", "beside")}  # type: ignore[attr-defined]
-    return Pair(ranks, times["one"], times["both"], work["alone"], work["beside"])
+    work = {what: [us for end in ends for us in end[what]] for what in ("alone", "busy")}  # type: ignore[attr-defined]
+    return Pair(ranks, times["one"], times["both"], work["alone"], work["busy"])
 
 
 def _times(ends: list[dict[str, Stamps]], ranks: tuple[int, int], size: int) -> list[float]:
     return [
         (ends[1 - sender]["taken"][key] - ends[sender]["sent"][key]) / 1000
-        for i in range(WARM, WARM + REPEATS)
+        for i in range(WARMUPS, WARMUPS + REPEATS)
         for sender in range(2)
         for key in [f"{size}.{i}.{ranks[sender]}"]
     ]
 
 
 def _pair(row: dict[str, object]) -> Pair:
-    """From JSON, whose keys are strings."""
+    """A pair from JSON, whose keys are strings."""
     sizes = {way: {int(size): times for size, times in row[way].items()} for way in ("one", "both")}  # type: ignore[attr-defined]
-    return Pair(tuple(row["ranks"]), sizes["one"], sizes["both"], row["alone"], row["beside"])  # type: ignore[arg-type]
+    return Pair(tuple(row["ranks"]), sizes["one"], sizes["both"], row["alone"], row["busy"])  # type: ignore[arg-type]
 
 
 def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:

@@ -1,5 +1,5 @@
-"""What each layer keeps in memory from pass to pass: by storages' lives on a CPU and under fake tensors, by the allocator
-on a GPU."""
+"""What each layer keeps in memory from pass to pass. On a CPU and under fake tensors the lives of storages say it, on a GPU
+the allocator does."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.memory import LiveBytes
-from zbsolve.exec.stage import Stage
-
-from .models import Model
+from zbsolve.exec.torch_private import storage_key
+from zbsolve.models.model import Model
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Bytes of one layer for one microbatch. after_F: living after F, its input among them; after_B: what waits for W;
-    after_W; transient: the most inside a pass beyond what lived before or after it. output: its size; output_kept: of it,
-    what the layer itself needs later; input_unneeded: of its input, what it does not need itself (a stage keeps the input
-    of its first layer all the same)."""
+class LayerMemory:
+    """Bytes of one layer for one microbatch. after_F: they live after F, its input among them. after_B: they wait for W.
+    after_W: they live then. transient: the most inside a pass beyond what lived before or after it. output: of its output.
+    output_kept: of its output, what the layer itself needs later. input_unneeded: of its input, what it does not need itself
+    (a stage keeps the input of its first layer all the same)."""
 
     after_F: int
     after_B: int
@@ -32,7 +32,7 @@ class Held:
     input_unneeded: int
 
     def costs(self) -> dict[str, int]:
-        """The fields of a Layer. B may leave more than it frees (output gradients): that is taken from B on."""
+        """The same as fields of a Layer. B may leave more than it frees (output gradients): that is taken from B on."""
         return {
             "held_until_B": max(0, self.after_F - self.after_B),
             "held_until_W": min(self.after_F, self.after_B),
@@ -45,13 +45,17 @@ class Held:
 
 
 class Meter(Protocol):
-    """Counts living bytes; `most` ever so far, which may be set back."""
+    """Counts bytes that live. most: ever so far; it may be set back."""
 
     most: int
 
     @property
-    def now(self) -> int: ...
-    def ignore(self, tensors: Iterable[Tensor]) -> None: ...
+    def now(self) -> int:
+        """Bytes that live now."""
+
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """Do not count these, from now on."""
+
     def __enter__(self) -> Any: ...
     def __exit__(self, *error: Any) -> Any: ...
 
@@ -79,24 +83,25 @@ class AllocatedBytes:
 
     @property
     def now(self) -> int:
-        """Bytes allocated since."""
+        """Bytes allocated since it was entered."""
         return torch.cuda.memory_allocated() - self._base
 
     @property
     def most(self) -> int:
-        """The most since it was last set."""
+        """The most since it was last set back."""
         return torch.cuda.max_memory_allocated() - self._base
 
     @most.setter
     def most(self, value: int) -> None:
+        """Set it back to what lives now, whatever the value."""
         torch.cuda.reset_peak_memory_stats()
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
-        """The allocator cannot; what is there before is not counted."""
+        """Nothing to do: the allocator cannot, and what was there before is not counted."""
 
 
-def held(model: Model, stages: Sequence[Stage]) -> list[Held]:
-    """Memory of every layer, each on its own, in a microbatch that is not the first: gradients are there."""
+def held(model: Model, stages: Sequence[Stage]) -> list[LayerMemory]:
+    """Memory of every layer by itself, in a microbatch that is not the first, so that gradients are there."""
     x, target = model.batch(0, 0)
     device = next((p.device for stage in stages for p in stage.parameters()), torch.device("cpu"))
     x, target = x.to(device), target.to(device)
@@ -109,7 +114,7 @@ def held(model: Model, stages: Sequence[Stage]) -> list[Held]:
     return result
 
 
-def _held(stage: Stage, x: Tensor, target: Tensor) -> Held:
+def _held(stage: Stage, x: Tensor, target: Tensor) -> LayerMemory:
     parameters = [p for layer in stage.layers for p in layer.parameters()]
     for p in parameters:
         if p.requires_grad and p.grad is None:
@@ -117,7 +122,7 @@ def _held(stage: Stage, x: Tensor, target: Tensor) -> Held:
     if x.device.type == "cuda":
         return _metered(stage, x, target, AllocatedBytes())
     buffers = [b for layer in stage.layers for b in layer.buffers()]
-    # A batch is there before the step: the executor does not count it, and here neither.
+    # A batch is there before the step, so it does not count, neither here nor in the executor.
     fixed = [
         *parameters,
         *buffers,
@@ -130,7 +135,7 @@ def _held(stage: Stage, x: Tensor, target: Tensor) -> Held:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """Shape and type of a stage's output; bytes of it that its own backward keeps; whether it keeps its input."""
+    """A stage's output. kept: bytes of it that the stage's own backward keeps. input_needed: whether it keeps its input."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -139,22 +144,22 @@ class _Output:
 
 
 def _output(stage: Stage, x: Tensor, target: Tensor) -> _Output:
-    """Found by what autograd saves: a stage of one layer holds its input in any case."""
+    """What autograd saves shows it: a stage of one layer holds its input in any case."""
     saved: set[int] = set()
 
     def pack(tensor: Tensor) -> Tensor:
-        saved.add(tensor.untyped_storage()._cdata)
+        saved.add(storage_key(tensor))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y = stage.forward(-1, x, target, split=True)
-    kept = y.numel() * y.element_size() if y.untyped_storage()._cdata in saved else 0
-    found = _Output(tuple(y.shape), y.dtype, kept, x.untyped_storage()._cdata in saved)
+    kept = y.numel() * y.element_size() if storage_key(y) in saved else 0
+    found = _Output(tuple(y.shape), y.dtype, kept, storage_key(x) in saved)
     stage.live.clear()
     return found
 
 
-def _metered(stage: Stage, example: Tensor, target: Tensor, meter: Meter) -> Held:
+def _metered(stage: Stage, example: Tensor, target: Tensor, meter: Meter) -> LayerMemory:
     output = _output(stage, example, target)
     last = stage.loss is not None
     with meter:
@@ -175,4 +180,4 @@ def _metered(stage: Stage, example: Tensor, target: Tensor, meter: Meter) -> Hel
         over = max(over, meter.most - after_b)
         after_w = meter.now
     unneeded = 0 if output.input_needed or stage.first == 0 else example.numel() * example.element_size()
-    return Held(after_f, after_b, after_w, max(0, over), size, 0 if last else output.kept, unneeded)
+    return LayerMemory(after_f, after_b, after_w, max(0, over), size, 0 if last else output.kept, unneeded)

@@ -1,4 +1,4 @@
-"""How long passes take: rounds until medians are known well enough or time is up, and what disturbed them."""
+"""How long passes take: rounds are run until medians are known well enough or time is up; and what disturbed them."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from statistics import median
 
 import torch
 
-from zbsolve.errors import BadInput
-from zbsolve.exec.failure import RunFailed, one_line
-from zbsolve.exec.stage import Stage
-from zbsolve.profile_rows import spread
+from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.transport.failure import RunFailed, is_out_of_memory, one_line
+from zbsolve.models.model import Model
+from zbsolve.util.errors import BadInput
+from zbsolve.util.statistics import median_error
 
-from .flow import Flow, fake_mode, place, quiet
-from .models import Model
-from .operations import passes
-from .rounds import MOST_COPIES, TURNS, Feed, Watch, alone, batches, rotated, rounds, stages_of, updates
+from .dataflow import Flow, fake_mode, place, quiet
+from .pass_operations import passes
+from .stage_rounds import MAX_COPIES, TURNS, Feed, PassTimer, alone, batches, rotated, rounds, stages_of, updates
 
-KINDS = ("F", "B", "W", "BW", "X")
-LEAST = 9  # rounds, however little time is given
-WARM = 6
-PATIENCE = 20.0  # seconds over what was given: where rounds are longer, fewer are enough
+TIMED_KINDS = ("F", "B", "W", "BW", "X")
+MIN_ROUNDS = 9  # however little time is given
+WARM_ROUNDS = 6
+EXTRA_SECONDS = 20.0  # over what was given: where rounds are longer, fewer are enough
 UPDATES = 5
-SPREAD = 0.01  # of a median: good enough to stop
-CLOCK_EVERY = 0.2  # seconds between looks at the device's clock
+SETTLED_SPREAD = 0.01  # of a median: known well enough to stop
+CLOCK_SECONDS = 0.2  # between looks at the device's clock
 Progress = Callable[[str], None]
 Clock = Callable[[], int | None]  # MHz now; None where it is not known
 Samples = dict[tuple[int, str], list[float]]
 
 
 class OutOfMemory(RunFailed):
-    """There was not enough memory for a layer even by itself. `samples`: what was measured before, "<layer>/<kind>" → µs."""
+    """There was not enough memory for a layer even by itself. samples: what was measured before, "<layer>/<kind>" → µs."""
 
     def __init__(self, text: str, samples: dict[str, list[float]]) -> None:
         super().__init__(text)
@@ -41,23 +41,24 @@ class OutOfMemory(RunFailed):
 
 @dataclass
 class Timed:
-    """samples: (layer, kind) → µs on the device, kinds F, B, W, BW, X, U; host: the same on the host; whole: µs of every
-    round with B and W; idle: part of the time in which this process did not run (CPU); alone: layers ran one at a time;
-    copies: of each layer that took turns (the fewest, where layers ran alone); clocks: the device's, MHz, meanwhile."""
+    """What was timed. samples: (layer, kind) → µs on the device, kinds F, B, W, BW, X, U; host: the same on the host. whole:
+    µs of every round with B and W. idle: part of the time in which this process did not run (CPU). alone: layers ran one at
+    a time. copies: of each layer that took turns (the fewest, where layers ran alone). clocks: the device's meanwhile,
+    MHz."""
 
     samples: Samples
     host: Samples
     whole: list[float] = field(default_factory=list)
     idle: float = 0.0
     alone: bool = False
-    copies: int = MOST_COPIES
+    copies: int = MAX_COPIES
     clocks: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What times are taken on, and how long: the device, its cache in bytes (0: passes may find what they need there), its
-    clock, and seconds at most."""
+    """What times are taken on, and for how long. seconds: at most. cache: the device's, bytes (0: passes may find what they
+    need there). clock: reads the device's."""
 
     device: torch.device
     seconds: float
@@ -65,34 +66,28 @@ class Bench:
     clock: Clock = lambda: None
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Torch's CPU allocator raises a plain RuntimeError."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "not enough memory" in str(error))
-
-
 def _settled(samples: Samples) -> bool:
-    """Every kind of pass that matters (1 % of all) is known to SPREAD."""
+    """Is every kind of pass that matters (1 % of all time) known to SETTLED_SPREAD?"""
     total = sum(median(times) for times in samples.values())
-    return all(spread(times) <= SPREAD or median(times) < 0.01 * total for times in samples.values())
+    return all(median_error(times) <= SETTLED_SPREAD or median(times) < 0.01 * total for times in samples.values())
 
 
 def time_layers(
     model: Model, through: Flow, taken: Sequence[int], bench: Bench, make: Callable[..., object], progress: Progress
 ) -> tuple[Timed, list[Stage]]:
-    """Times of the layers `taken`, one after the other as a rank would run them; one at a time where memory does not
-    suffice for that. Raises BadInput naming the pass and the layer that fail, OutOfMemory where not even one layer fits."""
+    """Times of the layers `taken`, one after the other as a rank would run them, and one of their copies as stages. Where
+    memory does not suffice for that, layers run one at a time, and no stages are returned. make: makes an optimizer of
+    parameters. Raises BadInput naming the pass and the layer that fail, OutOfMemory where not even one layer fits."""
     timed = Timed({}, {})
-    watch = Watch(bench.device)
+    timer = PassTimer(bench.device)
     try:
         sets = rotated(model, taken, through.inputs, bench.device, bench.cache)
-        _run(timed, sets, batches(model, bench.device), watch, bench, progress, f"{len(taken)} layers")
-        _keep(timed, updates(sets, make, watch, UPDATES))
+        _run(timed, sets, batches(model, bench.device), timer, bench, progress, f"{len(taken)} layers")
+        _keep(timed, updates(sets, make, timer, UPDATES))
         return timed, sets[0]
     except Exception as error:
         if not is_out_of_memory(error):
-            text = f"model '{model.name}': {watch.at[1]} of {place(model, watch.at[0])}: {one_line(error)}"
+            text = f"model '{model.name}': {timer.at[1]} of {place(model, timer.at[0])}: {one_line(error)}"
             raise BadInput(text) from error
     return _one_by_one(model, through, taken, bench, make, progress)
 
@@ -100,18 +95,18 @@ def time_layers(
 def _one_by_one(
     model: Model, through: Flow, taken: Sequence[int], bench: Bench, make: Callable[..., object], progress: Progress
 ) -> tuple[Timed, list[Stage]]:
-    timed, watch = Timed({}, {}, alone=True), Watch(bench.device)
+    timed, timer = Timed({}, {}, alone=True), PassTimer(bench.device)
     sets: list[list[Stage]] = []
     share = replace(bench, seconds=bench.seconds / len(taken))
     for i in taken:
-        watch.at = i, "building"
+        timer.at = i, "building"
         try:
             sets = rotated(model, [i], through.inputs, bench.device, bench.cache)
             feed = alone(model, i, through.inputs[i], bench.device)
-            _run(timed, sets, feed, watch, share, progress, place(model, i))
-            _keep(timed, updates(sets, make, watch, UPDATES))
+            _run(timed, sets, feed, timer, share, progress, place(model, i))
+            _keep(timed, updates(sets, make, timer, UPDATES))
         except Exception as error:
-            where = f"{watch.at[1]} of {place(model, i)}"
+            where = f"{timer.at[1]} of {place(model, i)}"
             if not is_out_of_memory(error):
                 raise BadInput(f"model '{model.name}': {where}: {one_line(error)}") from error
             done = {f"{model.layer_names[j]}/{kind}": row for (j, kind), row in timed.samples.items() if j != i}
@@ -121,14 +116,14 @@ def _one_by_one(
 
 
 def _run(
-    timed: Timed, sets: list[list[Stage]], feed: Feed, watch: Watch, bench: Bench, progress: Progress, what: str
+    timed: Timed, sets: list[list[Stage]], feed: Feed, timer: PassTimer, bench: Bench, progress: Progress, what: str
 ) -> None:
-    turns = rounds(sets, feed, watch, recompute=True)
+    turns = rounds(sets, feed, timer, recompute=True)
     begin = time.monotonic()
-    for done in range(WARM):
-        if done and time.monotonic() - begin > PATIENCE:
+    for done in range(WARM_ROUNDS):
+        if done and time.monotonic() - begin > EXTRA_SECONDS:
             break
-        progress(f"{what}: warming up, round {done + 1} of {WARM}")
+        progress(f"{what}: warming up, round {done + 1} of {WARM_ROUNDS}")
         next(turns)
     mine: Samples = {}
     begin, ran, done, looked = time.monotonic(), time.process_time(), 0, 0.0
@@ -140,11 +135,11 @@ def _run(
         if any(row[1] == "F" for row in rows):
             timed.whole.append(sum(row[2] for row in rows))
         done += 1
-        if time.monotonic() - looked >= CLOCK_EVERY:
+        if time.monotonic() - looked >= CLOCK_SECONDS:
             looked = time.monotonic()
             timed.clocks += [mhz for mhz in [bench.clock()] if mhz is not None]
         progress(f"{what}, round {done}, {time.monotonic() - begin:.1f} of {bench.seconds:g} s")
-        if done >= 10 * LEAST and done % 10 == 0 and _settled(mine):
+        if done >= 10 * MIN_ROUNDS and done % 10 == 0 and _settled(mine):
             break
     elapsed = time.monotonic() - begin
     timed.idle = max(timed.idle, 1 - (time.process_time() - ran) / elapsed)
@@ -153,9 +148,9 @@ def _run(
 
 
 def wanted(done: int, elapsed: float, seconds: float) -> bool:
-    """Whether there is to be another round: for as long as was asked; LEAST in any case, or one of each turn where that
-    would try the patience of whoever waits."""
-    return elapsed < seconds or done < (LEAST if elapsed < seconds + PATIENCE else len(TURNS))
+    """Whether there is to be another round: for as long as was asked, and MIN_ROUNDS in any case, or one of each turn where
+    those would take EXTRA_SECONDS more."""
+    return elapsed < seconds or done < (MIN_ROUNDS if elapsed < seconds + EXTRA_SECONDS else len(TURNS))
 
 
 def _keep(timed: Timed, rows: Sequence[tuple[int, str, float, float]]) -> None:
@@ -165,9 +160,9 @@ def _keep(timed: Timed, rows: Sequence[tuple[int, str, float, float]]) -> None:
 
 
 def host_times(model: Model, through: Flow, taken: Sequence[int]) -> dict[tuple[int, str], float]:
-    """µs that the host spends on passes at the least: their operations, counted under fake tensors, times what one costs
-    here on a single number. (On the meta device it would be more than the whole pass: torch computes shapes in Python
-    there.) Empty where a layer does not run under fake tensors."""
+    """(layer, kind) → µs that the host spends on a pass at the least: its operations, counted under fake tensors, times what
+    one costs here on a single number. (On the meta device one would cost more than the whole pass: torch computes shapes in
+    Python there.) Empty where a layer does not run under fake tensors."""
     mode = fake_mode()
     try:
         with mode, quiet():

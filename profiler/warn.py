@@ -1,4 +1,4 @@
-"""What in a measurement a person should know before building on it."""
+"""What a person should know of a measurement before relying on it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from statistics import median
 
 from zbsolve.layer import Layer
 
-KINDS = ("F", "B", "W", "BW")
-SPLIT_COST = 1.1  # (B + W) / BW from which the split is worth a word
+STEP_KINDS = ("F", "B", "W", "BW")
+SPLIT_COST = 1.1  # (B + W) / BW from which on a warning says so
 HOST_SHARE = 0.5  # of a pass on a CPU
-DRIFT = 0.05
-IDLE = 0.05
+MAX_DRIFT = 0.05
+MAX_IDLE = 0.05
 DISTURBED = "disturbed:"  # so begins what says that times are not to be trusted
 
 
@@ -24,13 +24,13 @@ def warnings(
     device: str,
     clocks: Sequence[int] = (),
 ) -> list[str]:
-    """A line for each. samples: "<layer>/<kind>" → µs; hosts: the same of the host; whole: µs of whole rounds, in order;
-    idle: part of the time in which this process waited for a core; clocks: the device's, MHz, meanwhile."""
+    """A line for each warning. samples: "<layer>/<kind>" → µs; hosts: the same of the host. whole: µs of whole rounds, in
+    order. idle: part of the time in which this process waited for a core. clocks: the device's meanwhile, MHz."""
     return [*_split(layers), *_host(samples, hosts, device), *_disturbed(whole, idle, device), *_moved(clocks)]
 
 
 def _split(layers: Sequence[Layer]) -> list[str]:
-    total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in KINDS}
+    total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in STEP_KINDS}
     found = []
     if total["B"] + total["W"] > SPLIT_COST * total["BW"]:
         ratio = (total["B"] + total["W"]) / total["BW"]
@@ -46,7 +46,7 @@ def _split(layers: Sequence[Layer]) -> list[str]:
 
 
 def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, float], device: str) -> list[str]:
-    """On a GPU a host that takes as long as the device; on a CPU the share of the pass that computes nothing."""
+    """On a GPU the host may take as long as the device; on a CPU much of a pass may compute nothing."""
     limit = 1.0 if device == "cuda" else HOST_SHARE
     late = []
     for key, times in samples.items():
@@ -67,18 +67,18 @@ def _disturbed(whole: Sequence[float], idle: float, device: str) -> list[str]:
     half = len(whole) // 2
     if half >= 3:
         before, after = median(whole[:half]), median(whole[half:])
-        if abs(after - before) > DRIFT * before:
+        if abs(after - before) > MAX_DRIFT * before:
             found.append(
                 f"{DISTURBED} the second half of the rounds took {after / before - 1:+.0%}: "
                 "the clock or another process changed"
             )
-    if idle > IDLE and device == "cpu":
+    if idle > MAX_IDLE and device == "cpu":
         found.append(f"{DISTURBED} this process waited for a core {idle:.0%} of the time: another one was busy")
     return found
 
 
 def _moved(clocks: Sequence[int]) -> list[str]:
-    if not clocks or max(clocks) - min(clocks) <= DRIFT * max(clocks):
+    if not clocks or max(clocks) - min(clocks) <= MAX_DRIFT * max(clocks):
         return []
     return [
         f"{DISTURBED} the device's clock moved between {min(clocks):,} and {max(clocks):,} MHz: power or heat; longer runs "

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from .exec_ranks import Forked
+from .support.exec_ranks import Forked
 
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of `run_local` are forked with their imports done: for tests of what ranks do, not of how they start."""
-    monkeypatch.setattr("zbsolve.exec.launch._start", Forked)
+    monkeypatch.setattr("zbsolve.exec.run.launch._start", Forked)
 
 
 @pytest.fixture(scope="session")
@@ -25,4 +25,4 @@ def links() -> list[Any]:
 @pytest.fixture
 def one_link(monkeypatch: pytest.MonkeyPatch, links: list[Any]) -> None:
     """Profiles take this machine's link as measured once: for tests of what else is in them."""
-    monkeypatch.setattr("profiler.measure.measure_links", lambda timeout: links)
+    monkeypatch.setattr("profiler.measurement.measure_links", lambda timeout: links)

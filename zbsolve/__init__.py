@@ -4,60 +4,65 @@
     schedule = zbsolve.solve(problem, seconds=10)
     schedule.certificate.gap, schedule.timeline().bubble_rate, zbsolve.verify(problem, schedule)
 
-Running schedules is in `zbsolve.exec`. `import zbsolve` loads no torch and no solver; names below load what they need when
-they are first used.
+All that a script needs is here; running schedules is in `zbsolve.exec`, builders are in `zbsolve.build`. `import zbsolve`
+loads no torch and no solver; names load what they need when they are first used.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below loads
-    from .errors import BadInput, Deadlock, Infeasible, NotFound, ZbsolveError
-    from .graphs import pipeline
-    from .layer import Layer
-    from .problem import Edge, Pass, Problem
-    from .profile import Link, Profile
-    from .schedule import Certificate, Schedule
-    from .search import solve
-    from .timeline import Timeline
-    from .trace import Trace
-    from .verifier import Violation, verify
-    from .versions import updates
+from .util.lazy import handing_on
 
-_HOMES = {
-    "BadInput": "errors",
-    "Certificate": "schedule",
-    "Deadlock": "errors",
-    "Edge": "problem",
-    "Infeasible": "errors",
-    "Layer": "layer",
-    "NotFound": "errors",
-    "Link": "profile",
-    "Pass": "problem",
-    "Problem": "problem",
-    "Profile": "profile",
-    "Schedule": "schedule",
-    "Timeline": "timeline",
-    "Trace": "trace",
-    "Violation": "verifier",
-    "ZbsolveError": "errors",
-    "pipeline": "graphs",
-    "solve": "search",
-    "updates": "versions",
-    "verify": "verifier",
-}
+if TYPE_CHECKING:  # for type checkers; at run time the table below says where names are
+    from . import systems as systems
+    from .build.plain import pipeline as pipeline
+    from .build.updates import with_updates as updates
+    from .layer import Layer as Layer
+    from .layer import Link as Link
+    from .problem import Edge as Edge
+    from .problem import Pass as Pass
+    from .problem import Problem as Problem
+    from .profile.profile import Profile as Profile
+    from .schedule import Certificate as Certificate
+    from .schedule import Schedule as Schedule
+    from .search.auto import solve_auto as solve_auto
+    from .search.pareto import frontier as frontier
+    from .search.solver import solve as solve
+    from .show.comparison import compare as compare
+    from .step import Step as Step
+    from .systems.table import preset as preset
+    from .systems.table import problem_for as problem_for
+    from .timeline import Timeline as Timeline
+    from .trace import Trace as Trace
+    from .util.errors import BadInput as BadInput
+    from .util.errors import Deadlock as Deadlock
+    from .util.errors import Infeasible as Infeasible
+    from .util.errors import NotFound as NotFound
+    from .util.errors import ZbsolveError as ZbsolveError
+    from .verifier import Violation as Violation
+    from .verifier import verify as verify
 
-__all__ = sorted(_HOMES)
 __version__ = "0.1.0"
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'zbsolve' has no attribute '{name}'")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+_HOMES = {
+    "build.plain": "pipeline",
+    "build.updates": "with_updates=updates",
+    "layer": "Layer Link",
+    "problem": "Edge Pass Problem",
+    "profile.profile": "Profile",
+    "schedule": "Certificate Schedule",
+    "search.auto": "solve_auto",
+    "search.pareto": "frontier",
+    "search.solver": "solve",
+    "show.comparison": "compare",
+    "step": "Step",
+    "systems": "",
+    "systems.table": "preset problem_for",
+    "timeline": "Timeline",
+    "trace": "Trace",
+    "util.errors": "BadInput Deadlock Infeasible NotFound ZbsolveError",
+    "verifier": "Violation verify",
+}
+__getattr__, __dir__ = handing_on(__name__, _HOMES)
+__all__ = __dir__()

@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .errors import BadInput
+from .util.errors import BadInput
 
 Spot = Sequence[int] | Sequence[Sequence[int]]
 NAMES = ("single", "loop", "vee")
-MOST = 100_000  # stages, over all routes
+MAX_STAGES = 100_000  # stages, over all routes
 
 
 def single(ranks: int) -> tuple[int, ...]:
@@ -77,6 +77,13 @@ def parse_routes(text: str, ranks: int) -> tuple[tuple[int, ...], ...]:
     return check_routes([parse(part, ranks) for part in text.split("/")], ranks)
 
 
+def routes_of(placement: str | Spot, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The routes that a placement by name or as tuples means on so many ranks. Raises BadInput."""
+    if ranks < 1:
+        raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
+    return parse_routes(placement, ranks) if isinstance(placement, str) else check_routes(placement, ranks)
+
+
 def check_routes(placement: Spot, ranks: int | None = None) -> tuple[tuple[int, ...], ...]:
     """One placement, or several as routes. Raises BadInput where one is no placement, or they differ in stages or ranks."""
     one = len(placement) == 0 or not isinstance(placement[0], Sequence)
@@ -93,9 +100,9 @@ def _count(digits: str, default: int) -> int:
 
 def _within(shape: str, ranks: int, times: int) -> None:
     """Raise BadInput where a named placement would have more stages than zbsolve handles, before it is made."""
-    if ranks * times > MOST:
+    if ranks * times > MAX_STAGES:
         stages = f"{ranks * times} stages" if times == 1 else f"{ranks * times} stages ({times} a rank)"
-        raise BadInput(f"ranks: {ranks} of placement '{shape}' make {stages}, more than zbsolve handles ({MOST})")
+        raise BadInput(f"ranks: {ranks} of placement '{shape}' make {stages}, more than zbsolve handles ({MAX_STAGES})")
 
 
 def check(placement: Sequence[int], ranks: int | None = None) -> tuple[int, ...]:

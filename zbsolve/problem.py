@@ -1,145 +1,41 @@
-"""A training step as a graph of passes: `Pass`, `Edge`, `Problem`.
-
-Columns (NumPy arrays) hold the data; `Pass` and `Edge` are views of one row. Nothing here knows what an `F` is: kinds
-are labels, and every rule between passes is an edge that a builder wrote.
-"""
+"""A training step as a graph of passes: `Problem`. Its tables are in `tables`, where kinds are only labels."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .errors import BadInput
-from .files import field
+from .problem_form import ProblemForm, edges_from, passes_from
+from .tables import (
+    CARGO,
+    COUNTS,
+    KINDS,
+    PER_STEP,
+    Bools,
+    Edge,
+    Edges,
+    Ints,
+    Pass,
+    Passes,
+    pass_name,
+    usual_cargo,
+    whole_column,
+)
+from .util.errors import BadInput
+from .util.files import checked
 
-KINDS = ("F", "B", "W", "BW", "X", "O", "R", "S", "T", "C", "U", "AF", "AB")
+__all__ = ["KINDS", "NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Problem", "pass_name"]
+
 OBJECTIVES = ("makespan", "span")
 NAME = re.compile(r"(\d+)([A-Z]+)(\d+)(?:\.(\d+))?")
-
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One unit of work on one rank; `duration` in µs. `streams` are what it occupies while it runs."""
-
-    kind: str
-    stage: int
-    microbatch: int
-    rank: int
-    duration: int
-    slice: int = 0
-    streams: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.streams:
-            object.__setattr__(self, "streams", (f"compute:{self.rank}",))
-
-    @property
-    def name(self) -> str:
-        """`<stage><kind><microbatch>[.<slice>]`, for example `3B12` or `0F4.1` (slice 0 is not written)."""
-        return pass_name(self.kind, self.stage, self.microbatch, self.slice)
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """`after` may start `lag` µs after `before` ends; `bytes` live from before's start to after's end, on their rank."""
-
-    before: str
-    after: str
-    lag: int = 0
-    bytes: int = 0
-
-
-def pass_name(kind: str, stage: int, microbatch: int, slice: int = 0) -> str:
-    """The identity of a pass in files, logs, errors and traces."""
-    return f"{stage}{kind}{microbatch}.{slice}" if slice else f"{stage}{kind}{microbatch}"
-
-
-def _column(values: Any, what: str) -> Ints:
-    try:
-        array = np.asarray(values)
-    except ValueError:  # lists among the numbers
-        raise BadInput(f"{what}: whole numbers are needed, got a list of lists") from None
-    if array.size == 0:
-        return np.zeros(0, np.int64)
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise BadInput(f"{what}: whole numbers are needed, got {array.dtype if array.ndim == 1 else 'a list of lists'}")
-    return np.ascontiguousarray(array, np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class Passes(Sequence[Pass]):
-    """A table of passes, one array a field, all of the same length. `kind` and `streams` index the tables beside them."""
-
-    kind: Ints
-    stage: Ints
-    microbatch: Ints
-    slice: Ints
-    rank: Ints
-    duration: Ints
-    streams: Ints
-    stream_sets: tuple[tuple[str, ...], ...]
-
-    @classmethod
-    def of(cls, passes: Iterable[Pass]) -> Passes:
-        """A table from single passes. Raises BadInput for an unknown kind."""
-        rows = list(passes)
-        for row in rows:
-            if row.kind not in KINDS:
-                raise BadInput(f"pass {row.name}: unknown kind '{row.kind}' (one of {' '.join(KINDS)})")
-        sets = tuple(dict.fromkeys(row.streams for row in rows))
-        number = {streams: i for i, streams in enumerate(sets)}
-        return cls(
-            _column([KINDS.index(row.kind) for row in rows], "kind"),
-            _column([row.stage for row in rows], "stage"),
-            _column([row.microbatch for row in rows], "microbatch"),
-            _column([row.slice for row in rows], "slice"),
-            _column([row.rank for row in rows], "rank"),
-            _column([row.duration for row in rows], "duration"),
-            _column([number[row.streams] for row in rows], "streams"),
-            sets,
-        )
-
-    def __len__(self) -> int:
-        return len(self.kind)
-
-    def __getitem__(self, i: Any) -> Any:
-        if isinstance(i, slice):
-            return [self[j] for j in range(*i.indices(len(self)))]
-        return Pass(
-            KINDS[self.kind[i]],
-            int(self.stage[i]),
-            int(self.microbatch[i]),
-            int(self.rank[i]),
-            int(self.duration[i]),
-            int(self.slice[i]),
-            self.stream_sets[self.streams[i]],
-        )
-
-    def __iter__(self) -> Iterator[Pass]:
-        return (self[i] for i in range(len(self)))
-
-
-@dataclass(frozen=True, eq=False)
-class Edges:
-    """A table of edges; `before` and `after` index the passes, `lag` in µs, `bytes` in bytes."""
-
-    before: Ints
-    after: Ints
-    lag: Ints
-    bytes: Ints
-
-    def __len__(self) -> int:
-        return len(self.before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +44,7 @@ class Problem:
 
     Two notes for readers and the executor, which no solver looks at: `layers` is how many layers each stage holds (()
     where nobody said), `source` where the times come from ("measured: …", "estimated: …", or "" for given numbers).
+    What edges carry is no part of the `digest`.
 
     Raises BadInput for negative times, bytes or indices, memory on an edge between two ranks, doubled names, or a
     capacity that does not name every rank. Problems with the same content are equal and share a `digest`.
@@ -168,7 +65,7 @@ class Problem:
         capacity: Sequence[int] | None = None,
         objective: str = "makespan",
     ) -> Problem:
-        """A problem from single passes and edges (edges name passes)."""
+        """A problem from single passes and edges (edges name passes). Raises BadInput."""
         table = Passes.of(passes)
         index = {one.name: i for i, one in enumerate(table)}
         rows = list(edges)
@@ -176,17 +73,23 @@ class Problem:
             for end in (row.before, row.after):
                 if end not in index:
                     raise BadInput(f"edge {row.before} → {row.after}: there is no pass {end}")
-        return cls(
-            table,
-            Edges(
-                _column([index[row.before] for row in rows], "before"),
-                _column([index[row.after] for row in rows], "after"),
-                _column([row.lag for row in rows], "lag"),
-                _column([row.bytes for row in rows], "bytes"),
-            ),
-            None if capacity is None else tuple(capacity),
-            objective,
+        before, after, lag, size = (
+            whole_column(column, what)
+            for what, column in {
+                "before": [index[row.before] for row in rows],
+                "after": [index[row.after] for row in rows],
+                "lag": [row.lag for row in rows],
+                "bytes": [row.bytes for row in rows],
+            }.items()
         )
+        usual = usual_cargo(table, before, after)
+        for i, row in enumerate(rows):
+            if row.carries is not None:
+                if row.carries not in CARGO:
+                    raise BadInput(f"edge {row.before} → {row.after}: carries '{row.carries}', none of {CARGO}")
+                usual[i] = CARGO.index(row.carries)
+        links = Edges(before, after, lag, size, usual)
+        return cls(table, links, None if capacity is None else tuple(capacity), objective)
 
     def __post_init__(self) -> None:
         passes, edges = self.passes, self.edges
@@ -211,7 +114,7 @@ class Problem:
                 raise BadInput(f"capacity: {len(self.capacity)} values for {self.ranks} ranks")
             if min(self.capacity) < 0:
                 raise BadInput(f"capacity: rank {int(np.argmin(self.capacity))} is negative ({min(self.capacity)})")
-        if len(self.index) != len(passes):
+        if not _all_differ(passes.kind, passes.stage, passes.microbatch, passes.slice):
             seen: set[str] = set()
             double = next(name for name in self.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
             raise BadInput(f"pass {double}: named twice in the problem")
@@ -241,11 +144,80 @@ class Problem:
         return int(self.passes.rank.max()) + 1
 
     @cached_property
+    def stages(self) -> int:
+        """The number of stages."""
+        return int(self.passes.stage.max()) + 1
+
+    @cached_property
+    def microbatches(self) -> int:
+        """The number of microbatches."""
+        return int(self.passes.microbatch[self.in_microbatch].max(initial=-1)) + 1
+
+    @cached_property
+    def in_microbatch(self) -> Bools:
+        """Which passes belong to a microbatch; others are counted by the step (updates, exchanges). Shape (passes,)."""
+        return ~self.passes.are(*PER_STEP)
+
+    @cached_property
+    def updating(self) -> Bools:
+        """Which passes update weights, shape (passes,)."""
+        return self.passes.are("U")
+
+    @cached_property
+    def round(self) -> int:
+        """How many microbatches an update takes in; 0 without updates. Raises BadInput where updates are not alike."""
+        count = int(self.passes.microbatch[self.updating].max(initial=-1)) + 1
+        if count and self.microbatches % count:
+            raise BadInput(f"problem: {self.microbatches} microbatches do not make {count} rounds, one an update")
+        return self.microbatches // count if count else 0
+
+    @cached_property
+    def routes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that microbatches visit, stage by stage: microbatch i follows route i modulo their number. Raises
+        BadInput where a microbatch is on two ranks for one stage, or does not visit all stages."""
+        p, rows = self.passes, np.flatnonzero(self.in_microbatch)
+        table = np.full((self.microbatches, self.stages), -1, np.int64)
+        table[p.microbatch[rows[::-1]], p.stage[rows[::-1]]] = p.rank[rows[::-1]]  # where ranks differ, the first one's
+        wrong = np.flatnonzero(table[p.microbatch[rows], p.stage[rows]] != p.rank[rows])
+        if len(wrong):
+            one = p[rows[wrong[0]]]
+            other = table[one.microbatch, one.stage]
+            raise BadInput(f"pass {one.name}: its microbatch is on rank {other} and on rank {one.rank} for one stage")
+        if table.min() < 0:
+            microbatch, stage = np.argwhere(table < 0)[0].tolist()
+            raise BadInput(f"problem: microbatch {microbatch} has no pass of stage {stage}")
+        ranks = [tuple(row) for row in table.tolist()]
+        period = next(n for n in range(1, len(ranks) + 1) if all(one == ranks[i % n] for i, one in enumerate(ranks)))
+        return tuple(ranks[:period])
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """Stage → rank. Raises BadInput where microbatches follow several routes."""
+        if len(self.routes) > 1:
+            raise BadInput(f"problem: its stages are on several ranks: microbatches follow {len(self.routes)} routes")
+        return self.routes[0]
+
+    @cached_property
+    def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that each stage lives on, ascending."""
+        pairs = np.unique(np.stack([self.passes.stage, self.passes.rank], axis=1), axis=0)
+        return tuple(tuple(pairs[pairs[:, 0] == stage, 1].tolist()) for stage in range(self.stages))
+
+    def rows(self, *kinds: str, stage: int | None = None, rank: int | None = None) -> Ints:
+        """The rows of the passes of these kinds, of one stage or rank where it is named."""
+        p, found = self.passes, self.passes.are(*kinds)
+        if stage is not None:
+            found &= p.stage == stage
+        if rank is not None:
+            found &= p.rank == rank
+        return np.flatnonzero(found).astype(np.int64)
+
+    @cached_property
     def names(self) -> list[str]:
         """Pass names, in table order."""
         p = self.passes
-        plain = zip(p.stage.tolist(), p.kind.tolist(), p.microbatch.tolist(), p.slice.tolist(), strict=True)
-        return [f"{s}{KINDS[k]}{m}.{i}" if i else f"{s}{KINDS[k]}{m}" for s, k, m, i in plain]
+        plain = zip(p.stage.tolist(), p.kind_names, p.microbatch.tolist(), p.slice.tolist(), strict=True)
+        return [f"{s}{k}{m}.{i}" if i else f"{s}{k}{m}" for s, k, m, i in plain]
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -279,14 +251,14 @@ class Problem:
         return np.bincount(self.edges.after, self.edges.bytes, len(self.passes)).astype(np.int64)
 
     @cached_property
-    def computing(self) -> NDArray[np.bool_]:
+    def computing(self) -> Bools:
         """Whether each pass occupies a compute stream."""
         computing = np.array([any(s.startswith("compute:") for s in streams) for streams in self.passes.stream_sets])
-        result: NDArray[np.bool_] = computing[self.passes.streams]
+        result: Bools = computing[self.passes.streams]
         return result
 
     @cached_property
-    def beside(self) -> Ints:
+    def side_stream(self) -> Ints:
         """Rows of the passes that take no compute stream and no memory (all-to-alls, exchanges): they run beside whatever
         order the ranks' other passes have, and change nothing of what that order holds."""
         return np.flatnonzero(~self.computing & (self.taken == 0) & (self.freed == 0)).astype(np.int64)
@@ -302,7 +274,7 @@ class Problem:
         """Passes of one (kind, stage, rank), in table order: interchangeable but for their microbatch, so solvers keep
         them in this order (symmetry; no optimum is lost where microbatches are alike)."""
         p = self.passes
-        key = (p.rank * (int(p.stage.max()) + 1) + p.stage) * len(KINDS) + p.kind
+        key = (p.rank * self.stages + p.stage) * len(KINDS) + p.kind
         rows = np.argsort(key, kind="stable")
         cuts = np.flatnonzero(np.diff(key[rows])) + 1
         return np.split(rows, cuts)
@@ -315,12 +287,9 @@ class Problem:
         """The same step with only the passes of these rows, and the edges between them."""
         place = np.full(len(self.passes), -1, np.int64)
         place[keep] = np.arange(len(keep))
-        p, e = self.passes, self.edges
-        rows = np.flatnonzero((place[e.before] >= 0) & (place[e.after] >= 0))
-        columns = {what: getattr(p, what)[keep] for what in ("kind", "stage", "microbatch", "slice", "rank", "duration")}
-        passes = Passes(**columns, streams=p.streams[keep], stream_sets=p.stream_sets)
-        edges = Edges(place[e.before[rows]], place[e.after[rows]], e.lag[rows], e.bytes[rows])
-        return Problem(passes, edges, self.capacity, self.objective, self.layers, self.source)
+        e = self.edges.only(np.flatnonzero((place[self.edges.before] >= 0) & (place[self.edges.after] >= 0)))
+        edges = replace(e, before=place[e.before], after=place[e.after])
+        return replace(self, passes=self.passes.only(keep), edges=edges)
 
     def slowed(self, factors: Sequence[float]) -> Problem:
         """The same step where compute on rank r takes `factors[r]` times as long, rounded to whole µs."""
@@ -332,8 +301,8 @@ class Problem:
     def digest(self) -> str:
         """SHA-256 over the content, 16 hexadecimal digits."""
         p, e = self.passes, self.edges
-        kinds = [KINDS[k] for k in np.unique(p.kind).tolist()]  # a new kind leaves other problems' digests as they are
-        head = [kinds, p.stream_sets, self.capacity, self.objective, self.layers, self.source, len(p), len(e)]
+        # Of kinds the ones that are there: a new kind leaves other problems' digests as they are.
+        head = [p.kinds, p.stream_sets, self.capacity, self.objective, self.layers, self.source, len(p), len(e)]
         sha = hashlib.sha256(json.dumps(head).encode())
         for column in (p.kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
             sha.update(column.astype("<i8").tobytes())
@@ -356,51 +325,36 @@ class Problem:
             "layers": list(self.layers),
             "capacity": None if self.capacity is None else list(self.capacity),
             "passes": {
-                "kind": [KINDS[k] for k in p.kind.tolist()],
-                **{
-                    what: getattr(p, what).tolist()
-                    for what in ("stage", "microbatch", "slice", "rank", "duration", "streams")
-                },
+                "kind": p.kind_names,
+                **{what: getattr(p, what).tolist() for what in (*COUNTS, "streams")},
                 "stream_sets": [list(streams) for streams in p.stream_sets],
             },
-            "edges": {what: getattr(e, what).tolist() for what in ("before", "after", "lag", "bytes")},
+            "edges": {
+                **{what: getattr(e, what).tolist() for what in ("before", "after", "lag", "bytes", "carries")},
+                "cargo": list(CARGO),
+            },
         }
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any], where: str = "problem") -> Problem:
+    def from_json(cls, body: Any, where: str = "problem") -> Problem:
         """The problem that `to_json` wrote. Raises BadInput naming `where` and the field."""
-        rows = field(dict(body), "passes", dict, where)
-        links = field(dict(body), "edges", dict, where)
-        kinds = field(rows, "kind", list, where)
-        unknown = sorted({str(kind) for kind in kinds} - set(KINDS))
-        if unknown:
-            raise BadInput(f"{where}: field 'kind' has an unknown kind '{unknown[0]}'")
-        number = {kind: i for i, kind in enumerate(KINDS)}
-        columns = {
-            what: _column(field(rows, what, list, where), f"{where}: field '{what}'")
-            for what in ("stage", "microbatch", "slice", "rank", "duration", "streams")
-        }
-        ends = {
-            what: _column(field(links, what, list, where), f"{where}: field '{what}'")
-            for what in ("before", "after", "lag", "bytes")
-        }
-        if len({len(column) for column in ends.values()}) > 1:
-            raise BadInput(f"{where}: the columns of 'edges' differ in length")
-        sets = field(rows, "stream_sets", list, where)
-        if not all(isinstance(one, list) and one and all(isinstance(stream, str) for stream in one) for one in sets):
-            raise BadInput(f"{where}: field 'stream_sets' must hold lists of stream names")
-        capacity = body.get("capacity")
-        if capacity is not None and not (isinstance(capacity, list) and all(type(c) is int for c in capacity)):
-            raise BadInput(f"{where}: field 'capacity' must be null or a list of whole bytes")
-        return cls(
-            Passes(
-                kind=_column([number[kind] for kind in kinds], "kind"),
-                stream_sets=tuple(map(tuple, sets)),
-                **columns,
-            ),
-            Edges(**ends),
-            None if capacity is None else tuple(capacity),
-            field(dict(body), "objective", str, where),
-            tuple(_column(field(dict(body), "layers", list, where), f"{where}: field 'layers'").tolist()),
-            field(dict(body), "source", str, where),
-        )
+        return cls.from_form(checked(body, ProblemForm, where), where)
+
+    @classmethod
+    def from_form(cls, form: ProblemForm, where: str) -> Problem:
+        """The problem that a file says. Raises BadInput naming `where` and the field."""
+        passes = passes_from(form.passes, where)
+        edges = edges_from(form.edges, passes, where)
+        capacity = None if form.capacity is None else tuple(form.capacity)
+        return cls(passes, edges, capacity, form.objective, tuple(form.layers), form.source)
+
+
+def _all_differ(*columns: Ints) -> bool:
+    """Whether no two rows are alike; columns of whole numbers from 0 up, shape (rows,) each."""
+    widths = [int(column.max()) + 1 for column in columns]
+    if prod(widths) >= 2**62:
+        return len(set(zip(*(column.tolist() for column in columns), strict=True))) == len(columns[0])
+    key = np.zeros(len(columns[0]), np.int64)
+    for column, width in zip(columns, widths, strict=True):
+        key = key * width + column
+    return len(np.unique(key)) == len(key)

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from .errors import BadInput
-from .files import field, read_document, write_document
 from .problem import Ints, Problem
+from .problem_form import ProblemForm
 from .timeline import Precedence, Timeline, critical_path, simulate
+from .util.errors import BadInput
+from .util.files import checked, read_one_of, write_document
+
+
+def relative_gap(value: float, bound: float) -> float:
+    """(value − bound) / value: at most this share of a step of `value` µs could still be saved, as none is below `bound`."""
+    return (value - bound) / value if value else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """How good a schedule is and how that is known: `value` and proven lower `bound` in µs.
 
-    `relaxation` and `ranks` say where the bound comes from, so that it can be proven again alone (`ilp.bounds.recheck`);
+    `relaxation` and `ranks` say where the bound comes from, so that it can be proven again alone (`ilp.recheck`);
     `proof` says it in words; `solver` is what found the schedule.
     """
 
@@ -39,7 +46,7 @@ class Certificate:
     @property
     def gap(self) -> float:
         """(value − bound) / value: at most this share of the step could still be saved."""
-        return (self.value - self.bound) / self.value if self.value else 0.0
+        return relative_gap(self.value, self.bound)
 
     @property
     def status(self) -> str:
@@ -50,18 +57,11 @@ class Certificate:
         """Fields, and the derived `gap` and `status` for readers."""
         return {**asdict(self), "ranks": list(self.ranks), "gap": self.gap, "status": self.status}
 
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any], where: str) -> Certificate:
-        """The certificate that `to_json` wrote. Raises BadInput, also where `gap` or `status` is not what follows."""
-        types: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "tuple[int, ...]": list}
-        values = {f.name: field(dict(body), f.name, types[str(f.type)], where) for f in fields(cls)}
-        if not all(type(rank) is int for rank in values["ranks"]):
-            raise BadInput(f"{where}: field 'ranks' must list ranks")
-        stated = cls(**{**values, "ranks": tuple(values["ranks"])})
-        for name in ("status", "gap"):
-            if body.get(name, getattr(stated, name)) != getattr(stated, name):
-                raise BadInput(f"{where}: certificate: field '{name}' is {body[name]}, but value and bound say otherwise")
-        return stated
+    def check(self, gap: float | None, status: str | None, where: str) -> None:
+        """Raise BadInput where a file says another `gap` or `status` than what follows."""
+        for name, said in (("status", status), ("gap", gap)):
+            if said not in (None, getattr(self, name)):
+                raise BadInput(f"{where}: certificate: field '{name}' is {said}, but value and bound say otherwise")
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,25 +143,17 @@ class Schedule:
         }
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any], where: str = "schedule") -> Schedule:
+    def from_json(cls, body: Any, where: str = "schedule") -> Schedule:
         """The schedule that `to_json` wrote. Raises BadInput, also where the digest is another problem's."""
-        content = dict(body)
-        problem = Problem.from_json(field(content, "problem", dict, where), where)
-        digest = field(content, "digest", str, where)
-        if digest != problem.digest:
-            raise BadInput(f"{where}: field 'digest' is {digest}, but its problem's is {problem.digest}")
-        order = field(content, "order", dict, where)
-        if not all(isinstance(n, list) and all(isinstance(name, str) for name in n) for n in order.values()):
-            raise BadInput(f"{where}: field 'order' must map streams to lists of pass names")
-        syncs = field(content, "syncs", list, where)
-        if not all(isinstance(pair, list) and len(pair) == 2 for pair in syncs):
-            raise BadInput(f"{where}: field 'syncs' must hold pairs of pass names")
-        certificate = None if content.get("certificate") is None else field(content, "certificate", dict, where)
+        form = checked(body, ScheduleForm, where)
+        problem = Problem.from_form(form.problem, where)
+        if form.digest != problem.digest:
+            raise BadInput(f"{where}: field 'digest' is {form.digest}, but its problem's is {problem.digest}")
+        if form.certificate is not None:
+            said = body["certificate"]
+            form.certificate.check(said.get("gap"), said.get("status"), where)
         return cls(
-            problem,
-            order,
-            tuple((str(a), str(b)) for a, b in syncs),
-            None if certificate is None else Certificate.from_json(certificate, where),
+            problem, {stream: tuple(names) for stream, names in form.order.items()}, tuple(form.syncs), form.certificate
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -171,4 +163,14 @@ class Schedule:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schedule:
         """Read a schedule file; `-` is standard input. Raises BadInput."""
-        return cls.from_json(read_document(path, "schedule"), str(path))
+        return cls.from_json(read_one_of(path, ("schedule",))[1], str(path))
+
+
+class ScheduleForm(msgspec.Struct):
+    """A schedule in a file."""
+
+    digest: str
+    order: dict[str, list[str]]
+    syncs: list[tuple[str, str]]
+    problem: ProblemForm
+    certificate: Certificate | None = None

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import BadInput, Deadlock
 from .problem import Ints, Problem
+from .util.errors import BadInput, Deadlock
 
 LATEST = 1e15  # µs, some thirty years
 Floats = NDArray[np.float64]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
-from .errors import BadInput
-from .files import field, read_document, write_document
 from .problem import Problem
+from .problem_form import ProblemForm
 from .schedule import Schedule
 from .timeline import Floats, Timeline
+from .util.errors import BadInput
+from .util.files import checked, read_one_of, write_document
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,58 +96,58 @@ class Trace:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
         """Read a trace file; `-` is standard input. Raises BadInput."""
-        return cls.from_json(read_document(path, "trace"), str(path))
+        return cls.from_json(read_one_of(path, ("trace",))[1], str(path))
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any], where: str = "trace") -> Trace:
+    def from_json(cls, body: Any, where: str = "trace") -> Trace:
         """The trace that `to_json` wrote. Raises BadInput."""
-        content = dict(body)
-        problem = Problem.from_json(field(content, "problem", dict, where), where)
-        steps = field(content, "steps", list, where)
-        if not steps:
-            raise BadInput(f"{where}: field 'steps' is empty")
-        ready = tuple(_column(one, problem, f"{where}: field 'ready'") for one in field(content, "ready", list, where))
-        host = tuple(
-            _finite(one, problem, f"{where}: field 'host'") for one in field({"host": [], **content}, "host", list, where)
-        )
+        form = checked(body, TraceForm, where)
+        problem = Problem.from_form(form.problem, where)
+        ready = tuple(_column(one, problem, f"{where}: field 'ready'") for one in form.ready)
+        host = tuple(_finite(one, problem, f"{where}: field 'host'") for one in form.host)
         for name, columns in (("ready", ready), ("host", host)):
-            if len(columns) != len(steps) and (columns or name == "ready"):
-                raise BadInput(f"{where}: field '{name}' has {len(columns)} columns for {len(steps)} steps")
-        held = content.get("held")
-        losses, peaks = field(content, "losses", list, where), field(content, "peaks", list, where)
-        if not all(isinstance(x, int | float) for x in losses):
-            raise BadInput(f"{where}: field 'losses' must list numbers")
-        if not all(isinstance(p, list) and all(type(x) is int for x in p) for p in peaks):
-            raise BadInput(f"{where}: field 'peaks' must list whole bytes, rank by rank")
-        order, syncs = field(content, "order", dict, where), field({"syncs": [], **content}, "syncs", list, where)
-        listed = [name for names in order.values() for name in (names if isinstance(names, list) else (None,))]
-        if not all(isinstance(name, str) for name in listed) or {*listed} != {*problem.names}:
+            if len(columns) != len(form.steps) and (columns or name == "ready"):
+                raise BadInput(f"{where}: field '{name}' has {len(columns)} columns for {len(form.steps)} steps")
+        if {name for names in form.order.values() for name in names} != {*problem.names}:
             raise BadInput(f"{where}: field 'order' does not list exactly the problem's passes")
-        if not all(isinstance(pair, list) and len(pair) == 2 for pair in syncs):
-            raise BadInput(f"{where}: field 'syncs' must hold pairs of pass names")
         return cls(
             problem,
-            {stream: tuple(names) for stream, names in order.items()},
-            tuple(Timeline.from_json(problem, step, f"{where}: step {i}") for i, step in enumerate(steps)),
+            {stream: tuple(names) for stream, names in form.order.items()},
+            tuple(Timeline.from_json(problem, step, f"{where}: step {i}") for i, step in enumerate(form.steps)),
             ready,
-            tuple(float(x) for x in losses),
-            tuple(tuple(p) for p in peaks),
-            field(content, "facts", dict, where),
+            tuple(form.losses),
+            tuple(tuple(p) for p in form.peaks),
+            form.facts,
             host,
-            None if held is None else _finite(held, problem, f"{where}: field 'held'"),
-            tuple((str(a), str(b)) for a, b in syncs),
+            None if form.held is None else _finite(form.held, problem, f"{where}: field 'held'"),
+            tuple(form.syncs),
         )
 
 
-def _column(body: Any, problem: Problem, where: str) -> Floats:
+class TraceForm(msgspec.Struct):
+    """A trace in a file: columns are objects, pass name → number (a step: → start and end)."""
+
+    problem: ProblemForm
+    facts: dict[str, Any]
+    losses: list[float]
+    peaks: list[list[int]]
+    order: dict[str, list[str]]
+    steps: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    ready: list[dict[str, float]]
+    host: list[dict[str, float]] = []
+    held: dict[str, float] | None = None
+    syncs: list[tuple[str, str]] = []
+
+
+def _column(body: Mapping[str, float], problem: Problem, where: str) -> Floats:
     """A number for every pass, in table order."""
     try:
-        return np.array([float(body[name]) for name in problem.names])
-    except (KeyError, TypeError, ValueError):
+        return np.array([body[name] for name in problem.names], np.float64)
+    except KeyError:
         raise BadInput(f"{where} does not name every pass") from None
 
 
-def _finite(body: Any, problem: Problem, where: str) -> Floats:
+def _finite(body: Mapping[str, float], problem: Problem, where: str) -> Floats:
     column = _column(body, problem, where)
     if not np.isfinite(column).all():
         raise BadInput(f"{where}: pass {problem.names[int(np.flatnonzero(~np.isfinite(column))[0])]} has no finite number")

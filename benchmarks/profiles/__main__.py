@@ -14,11 +14,10 @@ from dataclasses import replace
 
 import torch
 
-from profiler.estimate import estimate
-from profiler.measure import measure
-from profiler.published import PUBLISHED
+from profiler import estimate, measure
 from profiler.warn import DISTURBED
 from zbsolve import Profile
+from zbsolve.models.published_models import PUBLISHED
 
 from . import FOLDER
 

@@ -1,30 +1,25 @@
-"""The executor: runs schedules on torch.distributed. `Pipeline` is what a training loop uses, `PostValidated` an optimizer
-beside it; `RunFailed` is what a step raises when a rank fails; `torch_schedule` makes torch's own runtime run a schedule."""
+"""The executor runs schedules on torch.distributed. `Pipeline` is for a training loop, `PostValidated` is an optimizer for
+it. A step raises `RunFailed` when a rank fails. `torch_schedule` lets torch's own runtime run a schedule."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from .failure import RunFailed
-    from .optimizer import PostValidated
-    from .pipeline import Pipeline, StepResult
-    from .torch_runtime import torch_schedule
+    from .optimizer.post_validation import PostValidated as PostValidated
+    from .pipeline import Pipeline as Pipeline
+    from .rank import StepResult as StepResult
+    from .torch_runtime import torch_schedule as torch_schedule
+    from .transport.failure import RunFailed as RunFailed
 
-__all__ = ["Pipeline", "PostValidated", "RunFailed", "StepResult", "torch_schedule"]
-
-_HOMES = {
-    "Pipeline": "pipeline",
-    "PostValidated": "optimizer",
-    "RunFailed": "failure",
-    "StepResult": "pipeline",
-    "torch_schedule": "torch_runtime",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Torch is imported with the first use: the command line reads parts of this package without it."""
-    if name in _HOMES:
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    raise AttributeError(f"module {__name__} has no attribute {name}")
+# Torch is imported with the first use: the command line reads parts of this package without it.
+__getattr__, __dir__ = handing_on(
+    __name__,
+    {
+        "pipeline": "Pipeline",
+        "rank": "StepResult",
+        "optimizer.post_validation": "PostValidated",
+        "transport.failure": "RunFailed",
+        "torch_runtime": "torch_schedule",
+    },
+)

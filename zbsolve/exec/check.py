@@ -1,4 +1,4 @@
-"""Is the pipeline right? Its loss and gradients against the same model, whole and unsplit, in one process."""
+"""Is the pipeline right? Its loss and gradients are compared with those of the same model, unsplit, in one process."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..models.model import Place
 from ..problem import Problem
-from .groups import group_size, groups_of, versions
-from .stage import run_layers
-from .versions import Update
-from .walk import Data
-from .wires import Wires, receive_bytes, send_bytes
+from .backward.stage import run_layers
+from .handlers.handler import Data
+from .transport.wires import Wires, receive_bytes, send_bytes
+from .update_groups import groups_of, versions_of
+from .weight_versions import Update
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-WRONG = 1e30  # the difference where something is not a finite number
-Place = tuple[int, str]
+NOT_A_NUMBER = 1e30  # the difference where something is not finite
+Row = tuple[float, float, str]  # a difference as a share of its limit, the difference, where
 
 
 def reference(layers: Sequence[nn.Module], data: Data, loss: Any) -> float:
-    """Run every microbatch through the whole model with plain autograd; gradients go into `.grad`. The mean loss."""
+    """Run every microbatch through the whole model with plain autograd. Gradients go into `.grad`. Returns the mean loss."""
     count, total = len(data.inputs), 0.0
     for m in sorted(data.inputs):
         value = loss(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m])
@@ -33,45 +34,60 @@ def reference(layers: Sequence[nn.Module], data: Data, loss: Any) -> float:
 
 
 def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data, loss: Any, update: Update) -> float:
-    """A step with updates inside, by its rule in one process: one microbatch after the other through the whole model, each
-    stage with the version that the graph says; an update once its group's gradients are there (PipeDream, 2BW: see
-    `versions.updates`). The layers of `stages` end with the newest weights. update: makes a torch optimizer of parameters.
-    The mean loss."""
-    weights = [[p for p in nn.ModuleList(stage).parameters() if p.requires_grad] for stage in stages]
-    newest = [[nn.Parameter(p.detach().clone()) for p in stage] for stage in weights]
-    optimizers = [update(stage) if stage else None for stage in newest]
-    history = [[[p.detach().clone() for p in stage]] for stage in weights]
-    version, group, size = versions(problem), groups_of(problem), group_size(problem)
+    """Run a step with updates inside, by its rule, in one process. Returns the mean loss.
+
+    One microbatch after the other goes through the whole model, each stage with the version that the graph says (PipeDream,
+    2BW: see `build.updates`). An update is made once its group's gradients are there. update: makes a torch optimizer of
+    parameters. The layers of `stages` end with the newest weights.
+    """
+    rules = [_UpdatedStage(stage, update) for stage in stages]
+    version, group, size = versions_of(problem), groups_of(problem), problem.round
     layers, total = [layer for stage in stages for layer in stage], 0.0
     for m in sorted(data.inputs):
-        for s, stage in enumerate(weights):
-            for p, value in zip(stage, history[s][version.get((s, m), 0)], strict=True):
-                p.data = value
+        for s, one in enumerate(rules):
+            one.show(version.get((s, m), 0))
         value = loss(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m])
         (value / size).backward()
         total += float(value.detach()) / len(data.inputs)
-        if m + 1 in data.inputs and group[0, m + 1] == group[0, m]:
-            continue
-        for stage, masters, optimizer, made in zip(weights, newest, optimizers, history, strict=True):
-            for p, master in zip(stage, masters, strict=True):
-                master.grad, p.grad = p.grad, None
-            if optimizer is not None:
-                optimizer.step()
-                optimizer.zero_grad()
-            made.append([p.detach().clone() for p in masters])
-    for stage, made in zip(weights, history, strict=True):
-        for p, value in zip(stage, made[-1], strict=True):
-            p.data = value
+        if m + 1 not in data.inputs or group[0, m + 1] != group[0, m]:
+            for one in rules:
+                one.update()
+    for one in rules:
+        one.show(-1)
     return total
 
 
+class _UpdatedStage:
+    """A stage's weights and all their versions."""
+
+    def __init__(self, layers: Sequence[nn.Module], update: Update) -> None:
+        self._weights = [p for p in nn.ModuleList(layers).parameters() if p.requires_grad]
+        self._newest = [nn.Parameter(p.detach().clone()) for p in self._weights]
+        self._optimizer = update(self._newest) if self._newest else None
+        self._versions = [[p.detach().clone() for p in self._weights]]
+
+    def show(self, version: int) -> None:
+        """Let the layers have this version (−1: the newest)."""
+        for p, value in zip(self._weights, self._versions[version], strict=True):
+            p.data = value
+
+    def update(self) -> None:
+        """Make the next version of the newest one and the layers' gradients."""
+        for p, newest in zip(self._weights, self._newest, strict=True):
+            newest.grad, p.grad = p.grad, None
+        if self._optimizer is not None:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        self._versions.append([p.detach().clone() for p in self._newest])
+
+
 def gradient(parameter: nn.Parameter) -> Tensor | None:
-    """What is compared after a step: its gradient."""
+    """What is compared after a plain step: the gradient."""
     return parameter.grad
 
 
 def weight(parameter: nn.Parameter) -> Tensor | None:
-    """What is compared after a step that updates by itself."""
+    """What is compared after a step that updates by itself: the value."""
     return parameter.detach()
 
 
@@ -104,14 +120,13 @@ def compare(
     losses: tuple[float, float],
     what: Callable[[nn.Parameter], Tensor | None] = gradient,
 ) -> dict[str, Any] | None:
-    """Rank 0 (which holds `whole`, the reference with its gradients) sends each layer's right gradients to the ranks in
-    `owners[layer]`, which compare (`what`: `gradient`, or `weight`). `losses`: (pipeline, reference), known on rank 0. The
-    verdict, on rank 0.
+    """The verdict, on rank 0; None on the others. All ranks of `wires` call this (None: there is one rank).
 
-    All ranks of `wires` call this (None: there is one rank). "worst": the largest difference over all tensors
-    and the loss (see `difference`).
+    Rank 0 holds `whole`, the reference with its gradients. It sends those of each layer to the ranks in `owners[layer]`,
+    which compare them with their own layers `mine`. losses: (pipeline, reference), known on rank 0. what: `gradient` or
+    `weight`. "worst" in the verdict is the largest difference over all tensors and the loss (see `difference`).
     """
-    found: list[tuple[float, float, str]] = []
+    found: list[Row] = []
     rank = 0 if wires is None else wires.rank
     for layer, owner in [(layer, owner) for layer, here in enumerate(owners) for owner in here]:
         right: dict[Place, Tensor | None] | None = None
@@ -132,7 +147,7 @@ def compare(
         found += [tuple(row) for row in json.loads(receive_bytes(wires, other))]
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
-    gap = gap if math.isfinite(pipeline) and math.isfinite(single) else WRONG
+    gap = gap if math.isfinite(pipeline) and math.isfinite(single) else NOT_A_NUMBER
     share, worst, where = max([*found, (gap / LIMITS[torch.float32], gap, "loss")])
     return {
         "passed": bool(share <= 1),
@@ -148,15 +163,15 @@ def compare(
     }
 
 
-def _judge(place: Place, kind: torch.dtype, found: Tensor | None, right: Tensor | None) -> tuple[float, float, str]:
-    """(difference as a share of its type's limit, difference, where); what is no finite number is wrong."""
+def _judge(place: Place, kind: torch.dtype, found: Tensor | None, right: Tensor | None) -> Row:
+    """What is not finite is wrong."""
     value = difference(found, right)
-    value = value if math.isfinite(value) else WRONG
+    value = value if math.isfinite(value) else NOT_A_NUMBER
     return value / LIMITS.get(kind, 1e-5), value, f"layer {place[0]} {place[1]}"
 
 
 def _send(wires: Wires, right: Mapping[Place, Tensor | None], owner: int) -> None:
-    """Which places have a gradient, then the gradients."""
+    """Send which places have a gradient, then the gradients."""
     there = [place for place, gradient in right.items() if gradient is not None]
     send_bytes(wires, json.dumps(there).encode(), owner)
     for place in there:
@@ -166,6 +181,7 @@ def _send(wires: Wires, right: Mapping[Place, Tensor | None], owner: int) -> Non
 
 
 def _receive(wires: Wires, parameters: Mapping[Place, nn.Parameter]) -> dict[Place, Tensor | None]:
+    """What `_send` sent."""
     right: dict[Place, Tensor | None] = dict.fromkeys(parameters)
     for layer, name in json.loads(receive_bytes(wires, 0)):
         buffer = torch.empty_like(parameters[layer, name], memory_format=torch.contiguous_format).detach()

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import BadInput
-from .comm import Links
-from .wires import STEP
+from ..util.errors import BadInput
+from .transport.mailbox import Mailbox
+from .transport.wires import STEP
 
 Batch = Tensor | Sequence[Tensor] | Mapping[int, Tensor]
 
 
-def split(
+def split_batch(
     batch: Batch | None, what: str, needed: Sequence[int], microbatches: Sequence[int], device: torch.device
 ) -> dict[int, Tensor]:
-    """The microbatches `needed` of a batch, on `device`: a tensor is cut into equal parts along dimension 0. Raises BadInput
-    naming `what`."""
+    """Microbatch → its tensor on `device`, for those that are `needed`. A batch in one tensor is cut into equal parts along
+    dimension 0. Raises BadInput naming `what`."""
     count = len(microbatches)
     if not needed:
         return {}
@@ -39,9 +39,9 @@ def split(
     return {m: x if (x := batch[m]).device == device else x.to(device) for m in needed}
 
 
-class Shapes:
-    """Numbers for shapes of inputs, which all ranks of a route know: its first rank says them, and they are passed along.
-    routes: as `lower.routes` gives them; rank, size: of the pipeline's process group."""
+class ShapeNumbers:
+    """Numbers for shapes of inputs, which all ranks of a route know: its first rank gives them, and they are passed along.
+    routes: as `Problem.routes` gives them. rank, size: of the pipeline's process group."""
 
     def __init__(self, routes: Sequence[Sequence[int]], microbatches: Sequence[int], rank: int, size: int) -> None:
         chains = [(list(dict.fromkeys(route)), microbatches[i :: len(routes)]) for i, route in enumerate(routes)]
@@ -51,24 +51,24 @@ class Shapes:
         self._numbers: dict[Any, int] = {}
         self._before: dict[int, tuple[list[Any], Tensor]] = {}
 
-    def agree(self, links: Links, inputs: Mapping[int, Tensor], device: torch.device) -> dict[int, int]:
+    def agree(self, mailbox: Mailbox, inputs: Mapping[int, Tensor], device: torch.device) -> dict[int, int]:
         """Microbatch → the number of its input's shape, for those that pass this rank. Raises LostRank."""
         numbers: dict[int, int] = {}
         for tag, chain, passing in self._routes:
             place = chain.index(self._rank)
             if place:
                 said = torch.empty(len(passing), dtype=torch.int64)
-                links.ask(said, chain[place - 1], tag)
+                mailbox.ask(said, chain[place - 1], tag)
             else:
                 cast = _autocast(device.type)
                 said = self._say(tag, [(inputs[m].shape, inputs[m].dtype, cast) for m in passing])
             if place < len(chain) - 1:
-                links.tell(said, chain[place + 1], tag)
+                mailbox.tell(said, chain[place + 1], tag)
             numbers |= zip(passing, said.tolist(), strict=True)
         return numbers
 
     def _say(self, tag: int, signs: list[Any]) -> Tensor:
-        """Numbers that no other rank gives; mostly those of the step before."""
+        """Numbers that no other rank gives, most often those of the step before."""
         before = self._before.get(tag)
         if before is None or before[0] != signs:
             numbers = [self._numbers.setdefault(sign, len(self._numbers) * self._size + self._rank) for sign in signs]
@@ -77,10 +77,10 @@ class Shapes:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """What fixes the random numbers of one step; microbatch m has this + m."""
+    """The number that fixes the random numbers of one step; microbatch m draws from this + m."""
     return (seed * 7_919 + step) * 65_537
 
 
 def _autocast(kind: str) -> torch.dtype | None:
-    """What outputs' types depend on, beside the inputs'."""
+    """The type that autocast gives outputs, whatever the inputs' type; None without autocast."""
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

@@ -1,4 +1,4 @@
-"""The layers of this rank: built, materialised and tied here, and nowhere else held."""
+"""The layers of one rank: they are built, materialised and tied here. No other rank holds them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from ..errors import BadInput
+from ..models.model import Place, share, ties
 from ..problem import Problem
-from .lower import stage_ranks
+from ..util.errors import BadInput
+from .torch_private import children_of
 
-Place = tuple[int, str]  # (layer, name of the parameter inside it)
 Builder = Callable[[list[int]], Sequence[nn.Module]]
 Layers = nn.Sequential | nn.ModuleList | Sequence[nn.Module] | Builder
 
 
 def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]:
-    """How many of the model's layers each stage holds; one each where the problem says nothing and there are as many.
-    Raises BadInput where the problem does not say or disagrees."""
-    stages = len(stage_ranks(problem))
+    """How many of the model's layers each stage holds: one each where the problem says nothing and there are as many.
+    layers: of the whole model, where that is known. Raises BadInput where the problem does not say, or says something else.
+    """
+    stages = problem.stages
     if not problem.layers:
         if layers not in (None, stages):
             raise BadInput(
@@ -34,9 +35,9 @@ def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]
 
 
 def listed(layers: Layers) -> dict[str, nn.Module] | None:
-    """Name in the model's state dict → layer, where `layers` are all there; None for a builder. Raises BadInput."""
+    """Name in the model's state dict → layer; None where `layers` is a builder. Raises BadInput."""
     if isinstance(layers, nn.Sequential | nn.ModuleList):
-        return {name: layer for name, layer in layers._modules.items() if layer is not None}  # one may be there twice
+        return {name: layer for name, layer in children_of(layers).items() if layer is not None}  # one may be there twice
     if isinstance(layers, nn.Module):
         raise BadInput(f"layers: a {type(layers).__name__} has no order: give an nn.Sequential, a list, or a builder")
     if isinstance(layers, Sequence):
@@ -45,7 +46,7 @@ def listed(layers: Layers) -> dict[str, nn.Module] | None:
 
 
 def build(builder: Builder, numbers: list[int], device: torch.device) -> dict[int, nn.Module]:
-    """Layers `numbers` by a builder, which is called with them, on `device`. Raises BadInput."""
+    """The layers that a builder makes when it is called with `numbers`, by number, on `device`. Raises BadInput."""
     made = list(builder(numbers))
     if len(made) != len(numbers):
         raise BadInput(f"layers: the builder made {len(made)} layers, not {len(numbers)}")
@@ -55,8 +56,8 @@ def build(builder: Builder, numbers: list[int], device: torch.device) -> dict[in
 def materialise(
     layers: dict[int, nn.Module], device: torch.device, init: Callable[[int, nn.Module], None] | None, seed: int
 ) -> dict[int, nn.Module]:
-    """The same layers on `device`. Those on the meta device get memory, and `init(number, layer)` (or every module's own
-    `reset_parameters`) fills them with random numbers that depend on (seed, number) only. Raises BadInput."""
+    """The same layers on `device`. Layers on the meta device get memory, which `init(number, layer)` fills, or every
+    module's own `reset_parameters`, with random numbers that (seed, number) fix. Raises BadInput."""
     shared = ties(layers.items())
     for i, layer in layers.items():
         if any(t.is_meta for t in (*layer.parameters(), *layer.buffers())):
@@ -86,23 +87,12 @@ def _materialise(
                 raise BadInput(f"{where}: {type(module).__name__} has no reset_parameters: give Pipeline an init function")
 
 
-def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ...]:
-    """Groups of places that hold one parameter, in more than one layer."""
-    places: dict[int, list[Place]] = {}
-    for i, layer in layers:
-        for name, parameter in layer.named_parameters():
-            places.setdefault(id(parameter), []).append((i, name))
-    return tuple(tuple(group) for group in places.values() if len(group) > 1)
-
-
 def tie(layers: dict[int, nn.Module], group: Iterable[Place]) -> nn.Parameter | None:
-    """Let all places of `group` that are in `layers` hold the first's parameter; it."""
+    """Let all places of `group` that are in `layers` hold the parameter of the first of them. That parameter; None where
+    none of them is."""
     here = [(i, name) for i, name in group if i in layers]
     if not here:
         return None
-    first, path = here[0]
-    shared = layers[first].get_parameter(path)
-    for i, name in here[1:]:
-        parent, _, last = name.rpartition(".")
-        setattr(layers[i].get_submodule(parent), last, shared)
-    return shared
+    parameter = layers[here[0][0]].get_parameter(here[0][1])
+    share(layers, here[1:], parameter)
+    return parameter

@@ -1,6 +1,6 @@
-"""How many bytes live: weak references to the storages that operations make.
+"""How many bytes live, counted by weak references to the storages that operations make.
 
-Slow (some µs an operation), so it watches a step of its own and never one that is timed.
+Counting takes some µs an operation. So a step of its own is counted, and never one that is timed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..problem import Problem
-from .lower import Message, Program
+from .program import Message, Program
+from .torch_private import TorchDispatchMode, storage_key, tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts bytes of storages made while it is active, each once, until they die. `most`: the most ever so far, also
-    inside an operation's neighbours. Storages given to `ignore` (parameters, gradients) do not count."""
+    """Counts the bytes of storages that are made while it is active, each once, until they die. Storages given to `ignore`
+    (parameters, gradients) do not count. most: the most ever so far, between any two operations."""
 
     def __init__(self, ignore: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -34,7 +33,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def now(self) -> int:
-        """Bytes that live."""
+        """Bytes that live now."""
         while self._died:
             self._now -= self._died.popleft()
         return self._now
@@ -53,7 +52,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def ignore(self, tensors: Iterable[Tensor]) -> None:
         """Do not count these, from now on."""
         for tensor in tensors:
-            key = tensor.untyped_storage()._cdata
+            key = storage_key(tensor)
             if key in self._known:
                 reference, size = self._known[key]
                 self._now -= size
@@ -63,7 +62,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _watch(self, tensor: Tensor, *, counted: bool) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(tensor)
         if key in self._known:
             return
 
@@ -78,8 +77,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class Memory:
-    """Activation bytes of one rank in one step, without parameters and their gradients. In the order of its program:
-    `names` of passes, bytes `held` after each (counted), and `predicted` ones. `most`: at any moment, inside passes too.
+    """Activation bytes of one rank in one step, without parameters and their gradients.
+
+    names: of its passes, in the order of its program. held, predicted: bytes after each of them, counted and predicted.
+    most: bytes at any moment, inside passes too.
     """
 
     names: tuple[str, ...]
@@ -99,9 +100,11 @@ class Memory:
 
 
 def predicted(problem: Problem, program: Program, size: Callable[[Message], int] = lambda message: 0) -> tuple[int, ...]:
-    """Bytes held after each pass of `program`: what the problem's edges hold, and messages: a receive's buffer from when
-    it is posted until its pass takes it, an output on its way to another rank right after its pass, and one for this
-    rank until it is taken. `size`: bytes of a message (without: they are not counted)."""
+    """Bytes held after each pass of `program`: what the problem's edges hold, and messages.
+
+    A receive's buffer is held from when it is posted until its pass takes it, an output that goes to another rank right
+    after its pass, and one for this rank until it is taken. size: bytes of a message; without it messages are not counted.
+    """
     actions = program.actions
     place = {action.name: i for i, action in enumerate(actions)}
     rows = [problem.index[action.name] for action in actions]

@@ -1,13 +1,14 @@
 """Data parallelism: several pipelines, each with its part of the batch, and one mean gradient.
 
-A stage's gradients go on their way when its last pass of the step has run, beside all that still runs here and on other
-ranks; nobody waits for them but who reads them.
+A stage's gradients go on their way when its last pass of the step has run, while other passes still run here and elsewhere.
+Only a reader of gradients waits for them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,18 +16,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..errors import BadInput
-from .failure import LostRank
-from .wires import reason
+from ..util.errors import BadInput
+from .transport.failure import LostRank
+from .transport.wires import reason
 
-LARGE = 1 << 20  # bytes from which on a gradient is reduced where it lies; smaller ones go together
+LARGE_BYTES = 1 << 20  # from this size on a gradient is reduced where it lies; smaller ones go together
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Gradients of one type on their way. `flat`: the small ones, end to end, then for each of `parameters` how many
-    replicas have a gradient. `large`: the others."""
+    """Gradients of one type on their way. flat: the small ones end to end, and behind them for each of `parameters` how many
+    replicas have a gradient. large: the others."""
 
     parameters: Sequence[nn.Parameter]
     small: Sequence[nn.Parameter]
@@ -36,10 +38,10 @@ class _Part:
 
 
 class Replicas:
-    """The ranks with these stages in all pipelines. `place`: which pipeline is this one, of `size`.
+    """The ranks with these stages in all pipelines. place: the number of this pipeline, of `size`.
 
-    `stages`: stage → its parameters here. `shared`: those that other ranks of the pipeline hold too: they wait for `rest`.
-    Values of `module` become those of the first pipeline. All ranks of `group` make one, at once. Raises BadInput where
+    stages: stage → its parameters here. shared: those that other ranks of the pipeline hold too; they wait for `rest`. The
+    values in `module` become those of the first pipeline. All ranks of `group` make one, at once. Raises BadInput where
     pipelines have other `content` (what a schedule says, see `peers`).
     """
 
@@ -72,23 +74,33 @@ class Replicas:
                     tensor.copy_(whole)
 
     def done(self, stage: int) -> None:
-        """The last pass of `stage` in this step has run: start with those of its parameters that no other stage adds to."""
+        """The last pass of `stage` in this step has run: start the sums of its parameters that no other stage adds to."""
         for p in self._stages[stage]:
             self._open[id(p)] -= 1
         self._start([p for p in self._stages[stage] if not self._open[id(p)] and id(p) not in self._later])
 
+    def done_before(self, other: Callable[[int], None] | None) -> Callable[[int], None]:
+        """A function that calls `done`, and `other` after it."""
+
+        def both(stage: int) -> None:
+            self.done(stage)
+            if other is not None:
+                other(stage)
+
+        return both
+
     def rest(self) -> None:
-        """The step has ended, and gradients that the ranks of a pipeline share are added up: start with those."""
+        """The step has ended, and gradients that the ranks of a pipeline share are added up: start the sums of those."""
         self._start(list(self._later.values()))
         self._open = dict(self._missing)
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Does it update what is on its way?"""
+        """Does the optimizer update parameters whose gradients are on their way?"""
         return bool(self._parts) and any(id(p) in self._mine for group in optimizer.param_groups for p in group["params"])
 
     def wait(self, timeout: timedelta) -> None:
-        """Until `.grad` holds the mean over all pipelines, the same bits in each; a parameter without a gradient in all of
-        them stays without. Raises LostRank."""
+        """Wait until `.grad` holds the mean over all pipelines, the same bits in each. A parameter that has a gradient in
+        none of them stays without. Raises LostRank."""
         parts, self._parts = self._parts, []
         try:
             for part in parts:
@@ -104,8 +116,8 @@ class Replicas:
 
     @torch.no_grad()
     def _part(self, parameters: Sequence[nn.Parameter]) -> _Part:
-        small = [p for p in parameters if p.nbytes < LARGE]
-        large = [(p, _gradient(p).contiguous()) for p in parameters if p.nbytes >= LARGE]
+        small = [p for p in parameters if p.nbytes < LARGE_BYTES]
+        large = [(p, _gradient(p).contiguous()) for p in parameters if p.nbytes >= LARGE_BYTES]
         there = torch.tensor([float(p.grad is not None) for p in parameters]).to(parameters[0])
         flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
         works = [dist.all_reduce(t, group=self.group, async_op=True) for t in (flat, *(t for _, t in large))]
@@ -131,6 +143,18 @@ class Replicas:
                 p.grad = torch.empty_like(p).copy_(total)
             elif p.grad is not total:
                 p.grad.copy_(total)
+
+
+def optimizers_wait(replicas: Replicas, wait: weakref.WeakMethod[Callable[[], None]]) -> Any:
+    """Let every optimizer of torch's call `wait` before it steps, if gradients of its parameters are on their way. Returns
+    the handle that undoes this. wait: ends with its owner."""
+
+    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        waiting = wait()
+        if waiting is not None and replicas.concerns(optimizer):
+            waiting()
+
+    return register_optimizer_step_pre_hook(before)
 
 
 def _gradient(p: nn.Parameter) -> Tensor:

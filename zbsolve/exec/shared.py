@@ -1,8 +1,8 @@
 """Parameters that live on several ranks: tied between stages, or of a stage that itself lives on several (routes).
 
-They begin with one value, and their gradients are summed over their ranks: at the stage's pass C where the schedule has
-one, beside whatever comes after it, else when the step ends. Every sum has a process group of its own, so ranks may come
-to their passes C in different orders.
+They begin with one value, and their gradients are summed over their ranks: from the stage's pass C on where the schedule has
+one, while what comes after it runs, else when the step ends. Every sum has a process group of its own, so ranks may come to
+their passes C in different orders.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .failure import LostRank
-from .layers import Place, tie
-from .wires import Wires
+from ..models.model import Place
+from .layers import tie
+from .torch_private import backend_of, default_group
+from .transport.failure import LostRank
+from .transport.wires import Wires
 
-Key = tuple[tuple[int, ...], tuple[int, ...], str]
+Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Parameters of the same stages, ranks and type, in one order on all their ranks. `kept`: gradients from before the
-    step; `work`: the sum on its way; `ended`: when it was there, monotonic ns."""
+    """Parameters of the same stages, ranks and type, in one order on all their ranks. backend: of their process group. kept:
+    gradients from before the step. work: the sum on its way. ended: when it was there, monotonic ns."""
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -41,8 +43,9 @@ class Bucket:
 def buckets(
     homes: Sequence[Sequence[int]], stage_of: Sequence[int], layers: dict[int, nn.Module], groups: Iterable[Sequence[Place]]
 ) -> list[Bucket]:
-    """One rank's, in an order that is the same everywhere. homes: the ranks of every stage; stage_of: layer → stage;
-    layers: this rank's; groups: places of one parameter. Lets the places of a group in `layers` hold one parameter."""
+    """One rank's buckets, in an order that is the same on all ranks. homes: the ranks of every stage. stage_of: layer →
+    stage. layers: this rank's. groups: places of one parameter each. Lets the places of a group in `layers` hold one
+    parameter."""
     first: dict[int, tuple[Place, set[int]]] = {}
     for group in groups:
         here = tie(layers, group)
@@ -63,8 +66,8 @@ def buckets(
 
 
 class Shared:
-    """This rank's part of all that ranks share; every rank of the pipeline makes one. exchanged: stages with passes C on
-    this rank; timeout: to wait for any sum. Raises LostRank."""
+    """This rank's part of all that ranks share; every rank of the pipeline makes one. found: its buckets. exchanged: stages
+    with passes C on this rank. group: the pipeline's process group. timeout: to wait for any sum. Raises LostRank."""
 
     def __init__(
         self,
@@ -87,15 +90,15 @@ class Shared:
             bucket.backend = _backend(group, bucket.ranks, device, self._timeout)
 
     def parameters(self) -> list[nn.Parameter]:
-        """All that other ranks hold too."""
+        """The parameters that other ranks hold too."""
         return [p for bucket in self._buckets for p in bucket.parameters]
 
     def elsewhere(self) -> list[nn.Parameter]:
-        """Those here that an earlier rank holds too."""
+        """The parameters here that an earlier rank holds too."""
         return [p for bucket in self._buckets if bucket.ranks[0] != self._wires.rank for p in bucket.parameters]
 
     def begin(self) -> None:
-        """A step begins: only what it adds is to be summed."""
+        """A step begins. Only what it adds is to be summed, so older gradients are put aside."""
         self._done = set()
         for bucket in self._buckets:
             bucket.kept = [p.grad for p in bucket.parameters]
@@ -103,14 +106,14 @@ class Shared:
                 parameter.grad = None
 
     def exchange(self, stage: int) -> None:
-        """The pass C: start to sum what is complete with this stage. Never waits."""
+        """The pass C of a stage: start the sums that are complete with it. Never waits."""
         self._done.add(stage)
         for bucket in self._buckets:
             if bucket.work is None and stage in bucket.stages and self._exchanged.intersection(bucket.stages) <= self._done:
                 _start(bucket)
 
     def finish(self) -> dict[int, int]:
-        """Wait until all sums are in `.grad`; stage → when its last was there, monotonic ns. Raises LostRank."""
+        """Wait until all sums are in `.grad`. Stage → when its last sum was there, monotonic ns. Raises LostRank."""
         for bucket in self._buckets:
             if bucket.work is None:
                 _start(bucket)
@@ -141,7 +144,7 @@ def _start(bucket: Bucket) -> None:
 
 
 def _restore(bucket: Bucket) -> None:
-    """Add to what was there before the step."""
+    """Add the sums to what was there before the step."""
     for parameter, kept in zip(bucket.parameters, bucket.kept, strict=True):
         if kept is not None:
             assert parameter.grad is not None
@@ -150,7 +153,7 @@ def _restore(bucket: Bucket) -> None:
 
 
 def _same(wires: Wires, ranks: Sequence[int], tensor: Tensor) -> None:
-    """The first rank's value on all."""
+    """Give all ranks the first one's value."""
     if ranks[0] == wires.rank:
         for other, work in [(other, wires.send(tensor.contiguous(), other)) for other in ranks[1:]]:
             wires.wait(work, other)
@@ -161,7 +164,7 @@ def _same(wires: Wires, ranks: Sequence[int], tensor: Tensor) -> None:
 
 
 def _backend(group: Any, ranks: Sequence[int], device: torch.device, timeout: timedelta) -> Any:
-    group = dist.distributed_c10d._get_default_group() if group is None else group
+    group = default_group() if group is None else group
     everyone = dist.get_process_group_ranks(group)
     one = dist.new_group(
         [everyone[rank] for rank in ranks],
@@ -170,4 +173,4 @@ def _backend(group: Any, ranks: Sequence[int], device: torch.device, timeout: ti
         use_local_synchronization=True,
         group_desc=f"zbsolve gradients of ranks {', '.join(map(str, ranks))}",
     )
-    return one._get_backend(device)
+    return backend_of(one, device)

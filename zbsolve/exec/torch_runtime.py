@@ -1,7 +1,7 @@
 """A schedule in torch's own pipeline runtime (torch.distributed.pipelining), with our deferred weight gradients.
 
-torch's split of the backward walks autograd's graph again for every group of parameters; here its stages get a `dw_builder`
-in place of that, so that I is one backward that queues what weight gradients need and W works that queue off.
+torch's split of the backward goes through autograd's graph again for every group of parameters. Here its stages get a
+`dw_builder` instead: I is one backward that queues what weight gradients need, and W works that queue off.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import BadInput
-from ..export import TorchOrder, torch_order
+from ..interchange.torch_csv import TorchOrder, torch_order
 from ..schedule import Schedule
-from .deferral import Deferral, Queue, run_queue
-from .split import defer
+from ..util.errors import BadInput
+from .backward.deferral import Deferral, Queue, run_queue
+from .backward.split import defer
+from .torch_private import load_order, pipeline_runtime
 
-OLDEST = (2, 11)  # the first release that reads the compute-only CSV as all later ones do
-DEFERS = (2, 13)  # the first with defer_pp_recv
+MIN_TORCH = (2, 11)  # the first release that reads the compute-only CSV as all later ones do
+MIN_TORCH_DEFER_RECV = (2, 13)  # the first with defer_pp_recv
 
 
 def torch_schedule(
@@ -40,23 +41,22 @@ def torch_schedule(
 ) -> Any:
     """This rank's `_PipelineScheduleRuntime` for `schedule`, ready for `.step(inputs, target=targets, losses=[])`.
 
-    Every rank of `group` (default: all) calls it. stages: stage → module, those that the schedule puts on this rank; their
-    layers are changed as in `split.defer`. loss(output, target): a mean over the microbatch. device: where the stages
-    live; default: their parameters' device. scale_grads: divide gradients by the number of microbatches, as for a mean
-    over the batch. The whole batch goes to `.step`; torch splits it along dimension 0 into the microbatches that
-    `zbsolve.export.torch_order(schedule).microbatches` names.
+    Every rank of `group` (None: all) calls it. stages: stage → module, for the stages that the schedule puts on this rank;
+    their layers are changed as in `split.defer`. loss(output, target): a mean over the microbatch. device: where the stages
+    live (None: where their parameters are). scale_grads: divide gradients by the number of microbatches, as for a mean over
+    the batch. defer_recv: use torch's `defer_pp_recv`. The whole batch goes to `.step`; torch splits it along dimension 0
+    into the microbatches that `zbsolve.interchange.torch_csv.torch_order(schedule).microbatches` names.
 
     torch itself does not add up the gradients of a parameter that is tied across ranks. Raises BadInput for what torch's
-    runtime cannot express (see `torch_order`), a torch older than 2.11, stages that are not this rank's, a parameter in
-    two stages (torch would scale its gradient twice), and stages wrapped for data parallelism (deferred gradients do not
-    pass their hooks).
+    runtime cannot express (see `torch_order`), a torch older than 2.11, stages that are not this rank's, a parameter in two
+    stages (torch would scale its gradient twice), and stages wrapped for data parallelism (deferred gradients do not pass
+    their hooks).
     """
     check_version(torch.__version__, defer_recv)
     order = torch_order(schedule, defer_recv=defer_recv)
     _check_stages(order, stages, dist.get_rank(group), dist.get_world_size(group))
 
     from torch.distributed.pipelining import PipelineStage
-    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     made = []
     for number in sorted(stages):  # torch hands shapes from one stage of a rank to its next in this order
@@ -64,26 +64,26 @@ def torch_schedule(
         place = _device(stages[number]) if device is None else torch.device(device)
         made.append(PipelineStage(module, number, len(order.placement), place, group=group, dw_builder=module.weights))
     more = {"defer_pp_recv": True} if defer_recv else {}
-    runtime = _PipelineScheduleRuntime(made, len(order.microbatches), loss_fn=loss, scale_grads=scale_grads, **more)  # type: ignore[no-untyped-call]
+    runtime = pipeline_runtime(made, len(order.microbatches), loss_fn=loss, scale_grads=scale_grads, **more)
     with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
         path = Path(folder) / "order.csv"
         path.write_text(order.csv, encoding="utf-8")
-        runtime._load_csv(str(path), format="compute_only")
+        load_order(runtime, str(path))
     return runtime
 
 
 def check_version(version: str, defer_recv: bool = False) -> None:
-    """Raises BadInput where this torch cannot load our orders."""
+    """Raise BadInput where a torch of this version cannot load our orders."""
     major, minor = (int(part) for part in version.split(".")[:2])
-    oldest = DEFERS if defer_recv else OLDEST
+    oldest = MIN_TORCH_DEFER_RECV if defer_recv else MIN_TORCH
     if (major, minor) < oldest:
         what = "defer_pp_recv" if defer_recv else "the compute-only CSV of its pipeline runtime"
         raise BadInput(f"torch {version}: {what} needs torch {oldest[0]}.{oldest[1]} or newer")
 
 
 class Deferred(nn.Module):
-    """A stage whose weight gradients wait for W. Between two actions of torch's runtime nothing is pending: one backward
-    fills the queue and `weights` empties it at once."""
+    """A stage whose weight gradients wait for W. Nothing is pending between two actions of torch's runtime: one backward
+    fills the queue, and `weights` empties it at once."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -94,13 +94,13 @@ class Deferred(nn.Module):
         defer(inner, deferral)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The stage itself."""
-        # torch finds out shapes by a backward of its own before the first step: that leaves work which must not be done.
+        """The stage's own forward."""
+        # torch finds out shapes by a backward of its own before the first step, which leaves work that must not be done.
         self.pending.clear()
         return self.inner(*args, **kwargs)
 
     def weights(self) -> Callable[[], None]:
-        """torch's `dw_builder`: what the W of the backward that just ran has to do."""
+        """torch's `dw_builder`: the work of the W that belongs to the backward that just ran."""
         mine = deque(self.pending)
         self.pending.clear()
         return lambda: run_queue(mine)

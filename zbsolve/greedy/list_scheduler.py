@@ -1,33 +1,35 @@
-"""The list scheduler: walks time, and whenever a stream is free starts the best pass that may start.
+"""The list scheduler: whenever a stream is free, it starts the best pass that may start then.
 
-It knows nothing of kinds. A `Policy` gives each lane a priority, a cap on its passes in flight, and a patience; what
-nobody waits for (a lane without successors: weight gradients) fills gaps. The idea of filling gaps with W is the zero
-bubble paper's (arXiv 2401.10241, section 3.1); the safety test that keeps tight memory from deadlocking is Dijkstra's
-banker's algorithm over microbatches.
+This is the parallel schedule-generation scheme of project scheduling (Kolisch, 1996). It knows nothing of kinds. A
+`Policy` gives each lane a priority, a cap on its passes in flight, and a patience. Passes without successors that take no
+memory (weight gradients, mostly) fill gaps, as in the zero-bubble paper (arXiv 2401.10241, section 3.1). A safety test
+keeps tight memory from deadlocking: it is Dijkstra's banker's algorithm, with microbatches as the banker's customers.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
-from ..errors import NotFound
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..timeline import Floats
-from .arrays import Arrays, arrays, last_microbatch
-
-NEVER = np.int64(1) << 60
+from ..util.errors import NotFound
+from ..util.kernels import kernel
+from .event_heap import pop, push
+from .problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch
 
 
 class Policy(NamedTuple):
-    """How the list scheduler chooses, one value a lane: the ready lane of highest `priority` goes first; at most `cap`
-    of a lane's passes are in flight (started, while its partner's pass for the same microbatch is not); a gap is worth
-    a filler when it is at least `patience` times as long as the filler, or when without one the stream would have been
-    idle for more than `slack` µs since its first pass (arXiv 2401.10241, section 3.1: a W may be left for later while the
-    bubble stays under the largest one of any stage)."""
+    """How the list scheduler chooses: one value a lane each.
+
+    priority: of the lanes whose next pass is ready, the highest goes first.
+    cap: at most so many of the lane's passes are in flight (started, while the partner's pass of their microbatch is not).
+    patience: a filler starts where the gap is at least `patience` times as long as the filler.
+    slack: a filler also starts where the stream would otherwise have been idle for more than `slack` µs since its first
+      pass: a W may wait while the bubble stays under the largest one of any stage (arXiv 2401.10241, section 3.1).
+    """
 
     priority: Ints
     cap: Ints
@@ -36,12 +38,11 @@ class Policy(NamedTuple):
 
 
 def deepest_first(problem: Problem) -> Policy:
-    """What is furthest along the graph goes first, no caps, fillers only where they fit their gap."""
-    a = arrays(problem)
-    first = a.lane_rows[a.lane_first[:-1]]
-    lanes = len(first)
+    """The policy that prefers the pass furthest along the graph, has no caps, and fills only gaps that fit the filler."""
+    a = arrays_of(problem)
+    lanes = len(a.first_pass)
     return Policy(
-        np.where(a.partner < 0, -1, a.depth[first]),
+        np.where(a.partner < 0, -1, a.depth[a.first_pass]),
         np.full(lanes, len(a.duration), np.int64),
         np.ones(lanes),
         np.full(lanes, NEVER),
@@ -49,19 +50,25 @@ def deepest_first(problem: Problem) -> Policy:
 
 
 def list_schedule(problem: Problem, policy: Policy) -> Schedule:
-    """The schedule that a policy makes. There is one wherever a rank has room for all that one microbatch takes there, also
-    what it takes after it freed something. With less, raises NotFound."""
-    start, place = run(arrays(problem), policy)
+    """The schedule that a policy makes.
+
+    There is one wherever each rank has the capacity for all that one microbatch takes there, including what it takes
+    after it freed something. With less, raises NotFound.
+    """
+    start, place = start_times(arrays_of(problem), policy)
     if (start < 0).any():
         first = problem.names[int(np.argmax(start < 0))]
         raise NotFound(f"list scheduling finds no room for pass {first}")
     return Schedule.of(problem, {stream: rows[np.argsort(place[rows])] for stream, rows in problem.members.items()})
 
 
-def from_starts(problem: Problem, start: Ints) -> Schedule:
-    """The schedule whose streams run their passes by start time. Of passes that start at one time those without length go
-    first, along the graph, one microbatch after the other: what one holds is free before the next one takes."""
-    a = arrays(problem)
+def schedule_by_start(problem: Problem, start: Ints) -> Schedule:
+    """The schedule whose streams run their passes by start time, µs, shape (passes,).
+
+    Of passes that start at one time those without length go first, along the graph, one microbatch after the other: what
+    one of them holds is free before the next one takes.
+    """
+    a = arrays_of(problem)
     keys = (a.level, a.depth, last_microbatch(problem), start + problem.passes.duration, start)
     sequences = {}
     for stream, rows in problem.members.items():
@@ -69,209 +76,216 @@ def from_starts(problem: Problem, start: Ints) -> Schedule:
     return Schedule.of(problem, sequences)
 
 
-def run(a: Arrays, policy: Policy) -> tuple[Ints, Ints]:
-    """Start times, µs, −1 where the scheduler could not place a pass; and each pass's place among the starts, which tells
-    passes without length apart; shape (passes,) each."""
-    start, place = _run(a, *policy)
+def start_times(a: ProblemArrays, policy: Policy) -> tuple[Ints, Ints]:
+    """The start of each pass, µs, −1 where the scheduler could not place it; and the pass's place among all starts, which
+    orders passes that start at one time. Shape (passes,) each."""
+    start, place = list_schedule_fast(a, policy)
     return start, place
 
 
-@numba.njit(cache=True, nogil=True)
-def _safe(a, i, used, held, still, oldest):  # type: ignore[no-untyped-def]
-    """May pass i take its memory? Yes where every group up to its own can still finish one after the other."""
-    rank, group = a.rank[i], a.group[i]
-    free = a.room[rank] - used[rank] - a.taken[i]
+class _State(NamedTuple):
+    """What the list scheduler knows at one moment.
+
+    One value a pass: waiting, how many of its inputs have not started; ready, when those that have will arrive, µs.
+    One value a lane: begun, how many of its passes have started.
+    One value a stream: free, when it is free, µs; wake, when the scheduler looks at it next (`NEVER`: not planned); began,
+      when its first pass started; busy, µs of work started on it.
+    One value a rank: used, bytes held; oldest, the first account that may still take or hold memory.
+    Shape (ranks, accounts): held, what an account gives back at its end beyond what it has yet to take; still, what it has
+      yet to take.
+    """
+
+    waiting: Ints
+    ready: Ints
+    begun: Ints
+    free: Ints
+    wake: Ints
+    began: Ints
+    busy: Ints
+    used: Ints
+    oldest: Ints
+    held: Ints
+    still: Ints
+
+
+@kernel
+def _initial(a):  # type: ignore[no-untyped-def]
+    """The state before anything has started."""
+    count, lanes, streams, ranks = len(a.duration), len(a.partner), len(a.stream_lane_first) - 1, len(a.capacity)
+    return _State(
+        a.inputs.copy(),
+        np.zeros(count, np.int64),
+        np.zeros(lanes, np.int64),
+        np.zeros(streams, np.int64),
+        np.zeros(streams, np.int64),
+        np.zeros(streams, np.int64),
+        np.zeros(streams, np.int64),
+        np.zeros(ranks, np.int64),
+        np.zeros(ranks, np.int64),
+        a.account_gain.copy(),
+        a.account_need.copy(),
+    )
+
+
+@kernel
+def _safe(a, state, i):  # type: ignore[no-untyped-def]
+    """Whether pass i may take its memory: every account up to its own can then still finish, one after the other."""
+    rank, account = a.rank[i], a.account[i]
+    free = a.capacity[rank] - state.used[rank] - a.taken[i]
     if free < 0:
         return False
-    for g in range(oldest[rank], group):
-        if still[rank, g] > free:
+    for g in range(state.oldest[rank], account):
+        if state.still[rank, g] > free:
             return False
-        free += held[rank, g]
-    return still[rank, group] - a.taken[i] <= free
+        free += state.held[rank, g]
+    return state.still[rank, account] - a.taken[i] <= free
 
 
-@numba.njit(cache=True, nogil=True)
-def _pick(  # type: ignore[no-untyped-def]
-    a, s, now, idle, priority, cap, patience, slack, position, begun, waiting, ready, stream_free, used, held, still, oldest
-):
-    """The pass to start on stream s, or −1; with the time of the next known arrival of anything."""
+@kernel
+def _occupied(a, state, i, now):  # type: ignore[no-untyped-def]
+    """Whether one of the streams of pass i runs another pass."""
+    for k in range(a.pass_stream_first[i], a.pass_stream_first[i + 1]):  # noqa: SIM110 (a generator is slow here)
+        if state.free[a.pass_streams[k]] > now:
+            return True
+    return False
+
+
+@kernel
+def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
+    """The pass to start on stream s at `now`, or −1; and when the next pass that is known of arrives (`NEVER`: none)."""
     best, filler = -1, -1
     blocked = False
     arrival = again = NEVER
-    for h in range(a.home_first[s], a.home_first[s + 1]):
-        lane = a.home_lanes[h]
-        at = a.lane_first[lane] + position[lane]
+    for h in range(a.stream_lane_first[s], a.stream_lane_first[s + 1]):
+        lane = a.stream_lanes[h]
+        at = a.lane_first[lane] + state.begun[lane]
         if at == a.lane_first[lane + 1]:
             continue
-        i = a.lane_rows[at]
-        if waiting[i] > 0:
+        i = a.lane_passes[at]
+        if state.waiting[i] > 0:
             continue
         partner = a.partner[lane]
-        if ready[i] > now:
-            again = min(again, ready[i])
+        if state.ready[i] > now:
+            again = min(again, state.ready[i])
             if partner >= 0:
-                arrival = min(arrival, ready[i])
+                arrival = min(arrival, state.ready[i])
             continue
-        occupied = False
-        for k in range(a.stream_first[i], a.stream_first[i + 1]):
-            occupied = occupied or stream_free[a.stream_rows[k]] > now
-        if occupied:
+        if _occupied(a, state, i, now):
             continue
         if partner < 0 and a.taken[i] == 0:
-            if filler < 0 or priority[lane] > priority[a.lane[filler]]:
+            if filler < 0 or policy.priority[lane] > policy.priority[a.lane[filler]]:
                 filler = i
             continue
-        if partner >= 0 and begun[lane] - begun[partner] >= cap[lane]:
-            # A cap on what waits for a filler asks for the filler; others wait for what ends the flight.
+        if partner >= 0 and state.begun[lane] - state.begun[partner] >= policy.cap[lane]:
+            # A lane at its cap waits for its partner's pass. Where that is a filler, the filler is due.
             blocked = blocked or a.partner[partner] < 0
             continue
-        if a.taken[i] > 0 and not _safe(a, i, used, held, still, oldest):
+        if a.taken[i] > 0 and not _safe(a, state, i):
             blocked = True
             continue
-        if best < 0 or priority[lane] > priority[a.lane[best]]:
+        if best < 0 or policy.priority[lane] > policy.priority[a.lane[best]]:
             best = i
     if filler >= 0:
         lane = a.lane[filler]
         if best >= 0:
-            return (filler if priority[lane] > priority[a.lane[best]] else best), again
+            return (filler if policy.priority[lane] > policy.priority[a.lane[best]] else best), again
         gap = arrival - now
-        if blocked or gap >= patience[lane] * a.duration[filler] or idle + gap > slack[lane]:
+        idle = now - state.began[s] - state.busy[s] if state.busy[s] > 0 else np.int64(0)
+        if blocked or gap >= policy.patience[lane] * a.duration[filler] or idle + gap > policy.slack[lane]:
             return filler, again
     return best, again
 
 
-@numba.njit(cache=True, nogil=True)
-def _push(heap, size, key):  # type: ignore[no-untyped-def]
-    """Add `key` to the binary heap in heap[:size]; the heap (larger where it was full)."""
-    if size == len(heap):
-        wider = np.empty(2 * size, np.int64)
-        wider[:size] = heap
-        heap = wider
-    at = size
-    while at > 0 and heap[(at - 1) // 2] > key:
-        heap[at] = heap[(at - 1) // 2]
-        at = (at - 1) // 2
-    heap[at] = key
-    return heap
+@kernel
+def _release(a, state, i):  # type: ignore[no-untyped-def]
+    """Pass i ends: what it frees is free, and accounts that have ended are passed over from now on."""
+    rank, account = a.rank[i], a.account[i]
+    if a.freed[i] == 0:
+        return
+    state.used[rank] -= a.freed[i]
+    state.held[rank, account] -= a.freed[i]
+    at = state.oldest[rank]
+    while at < state.held.shape[1] and state.still[rank, at] == 0 and state.held[rank, at] == 0:
+        at += 1
+    state.oldest[rank] = at
 
 
-@numba.njit(cache=True, nogil=True)
-def _pop(heap, size):  # type: ignore[no-untyped-def]
-    """Take the least key out of the binary heap in heap[:size]."""
-    least, last = heap[0], heap[size - 1]
-    at, child = 0, 1
-    while child < size - 1:
-        if child + 1 < size - 1 and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= last:
-            break
-        heap[at] = heap[child]
-        at, child = child, 2 * child + 1
-    heap[at] = last
-    return least
+@kernel
+def _occupy(a, state, i, now):  # type: ignore[no-untyped-def]
+    """Pass i starts: it takes its memory and its streams."""
+    rank, account = a.rank[i], a.account[i]
+    state.begun[a.lane[i]] += 1
+    if a.taken[i] > 0:
+        state.used[rank] += a.taken[i]
+        state.held[rank, account] += a.taken[i]
+        state.still[rank, account] -= a.taken[i]
+    for k in range(a.pass_stream_first[i], a.pass_stream_first[i + 1]):
+        t = a.pass_streams[k]
+        state.free[t] = now + a.duration[i]
+        if state.busy[t] == 0:
+            state.began[t] = now
+        state.busy[t] += a.duration[i]
 
 
-@numba.njit(cache=True, nogil=True)
-def _run(a, priority, cap, patience, slack):  # type: ignore[no-untyped-def]
-    count, streams = len(a.duration), len(a.home_first) - 1
-    start = np.full(count, -1, np.int64)
-    place = np.full(count, -1, np.int64)
+@kernel
+def list_schedule_fast(a, policy):  # type: ignore[no-untyped-def]
+    """`start_times`, compiled: a loop over events in order of time.
+
+    An event is time · ids + id. The id of a pass's end is the pass; the id of a look at stream s is passes + s. So ends
+    come before looks at the same time.
+    """
+    count, streams = len(a.duration), len(a.stream_lane_first) - 1
+    start, place = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
     begins = 0
-    ready = np.zeros(count, np.int64)
-    waiting = a.waiting.copy()
-    position = np.zeros(len(priority), np.int64)
-    begun = np.zeros(len(priority), np.int64)
-    stream_free = np.zeros(streams, np.int64)
-    wake = np.zeros(streams, np.int64)
-    began = np.zeros(streams, np.int64)
-    busy = np.zeros(streams, np.int64)
-    used = np.zeros(len(a.room), np.int64)
-    held = a.gains.copy()  # what a group gives back when it has ended, beyond what it has yet to take
-    still = a.needs.copy()
-    oldest = np.zeros(len(a.room), np.int64)
-    # Events are time · ids + id: a pass's end (id < passes) comes before looks at streams at the same time.
+    state = _initial(a)
     ids = np.int64(count + streams)
     heap = np.empty(4 * streams + 64, np.int64)
     size = 0
     for s in range(streams):
-        heap = _push(heap, size, np.int64(count + s))
+        heap = push(heap, size, np.int64(count + s))
         size += 1
     while size > 0:
-        key = _pop(heap, size)
+        key = pop(heap, size)
         size -= 1
         now, what = key // ids, key % ids
         if what < count:
+            _release(a, state, what)
+            # Any stream of the rank may have waited for what this pass freed.
             rank = a.rank[what]
-            if a.freed[what] > 0:
-                used[rank] -= a.freed[what]
-                held[rank, a.group[what]] -= a.freed[what]
-                while oldest[rank] < held.shape[1] and still[rank, oldest[rank]] == 0 and held[rank, oldest[rank]] == 0:
-                    oldest[rank] += 1
-            # What it freed may be what any stream of the rank waits for.
-            for k in range(a.rank_first[rank], a.rank_first[rank + 1]):
+            for k in range(a.rank_stream_first[rank], a.rank_stream_first[rank + 1]):
                 s = a.rank_streams[k]
-                if wake[s] != now and stream_free[s] <= now:
-                    wake[s] = now
-                    heap = _push(heap, size, now * ids + count + s)
+                if state.wake[s] != now and state.free[s] <= now:
+                    state.wake[s] = now
+                    heap = push(heap, size, now * ids + count + s)
                     size += 1
             continue
         s = what - count
-        if wake[s] != now or stream_free[s] > now:
+        if state.wake[s] != now or state.free[s] > now:
             continue
-        idle = now - began[s] - busy[s] if busy[s] > 0 else np.int64(0)
-        i, again = _pick(
-            a,
-            s,
-            now,
-            idle,
-            priority,
-            cap,
-            patience,
-            slack,
-            position,
-            begun,
-            waiting,
-            ready,
-            stream_free,
-            used,
-            held,
-            still,
-            oldest,
-        )
-        wake[s] = NEVER
+        i, again = _pick(a, policy, state, s, now)
+        state.wake[s] = NEVER
         if i < 0:
             if again < NEVER:
-                wake[s] = again
-                heap = _push(heap, size, again * ids + what)
+                state.wake[s] = again
+                heap = push(heap, size, again * ids + what)
                 size += 1
             continue
-        lane, rank, end = a.lane[i], a.rank[i], now + a.duration[i]
+        end = now + a.duration[i]
         start[i] = now
         place[i] = begins
         begins += 1
-        position[lane] += 1
-        begun[lane] += 1
-        if a.taken[i] > 0:
-            used[rank] += a.taken[i]
-            held[rank, a.group[i]] += a.taken[i]
-            still[rank, a.group[i]] -= a.taken[i]
-        for k in range(a.stream_first[i], a.stream_first[i + 1]):
-            t = a.stream_rows[k]
-            stream_free[t] = end
-            if busy[t] == 0:
-                began[t] = now
-            busy[t] += a.duration[i]
-        heap = _push(heap, size, end * ids + i)
+        _occupy(a, state, i, now)
+        heap = push(heap, size, end * ids + i)
         size += 1
         for e in range(a.out_first[i], a.out_first[i + 1]):
             j = a.out_pass[e]
-            ready[j] = max(ready[j], end + a.out_lag[e])
-            waiting[j] -= 1
-            if waiting[j] == 0:
-                for k in range(a.stream_first[j], a.stream_first[j + 1]):
-                    t = a.stream_rows[k]
-                    if ready[j] < wake[t] and stream_free[t] <= ready[j]:
-                        wake[t] = ready[j]
-                        heap = _push(heap, size, ready[j] * ids + count + t)
+            state.ready[j] = max(state.ready[j], end + a.out_lag[e])
+            state.waiting[j] -= 1
+            if state.waiting[j] == 0:
+                for k in range(a.pass_stream_first[j], a.pass_stream_first[j + 1]):
+                    t = a.pass_streams[k]
+                    if state.ready[j] < state.wake[t] and state.free[t] <= state.ready[j]:
+                        state.wake[t] = state.ready[j]
+                        heap = push(heap, size, state.ready[j] * ids + count + t)
                         size += 1
     return start, place

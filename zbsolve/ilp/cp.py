@@ -1,4 +1,4 @@
-"""The CP-SAT model of a problem: a start per pass, one interval per pass and per edge that holds memory."""
+"""The CP-SAT model of a problem: a start a pass, an interval a pass and an edge that holds memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from ..greedy.arrays import arrays
-from ..greedy.list_scheduler import from_starts
-from ..machine import cores
+from ..greedy.list_scheduler import schedule_by_start
+from ..greedy.problem_arrays import arrays_of
 from ..problem import Ints, Problem
 from ..schedule import Schedule
+from .cp_solver import FOUND, half_of_cores, make_solver
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class CpModel:
     value: cp_model.IntVar
 
 
-def longest(problem: Problem) -> int:
-    """µs within which some schedule ends, if there is any: one pass after the other, each as early as possible."""
+def serial_length(problem: Problem) -> int:
+    """µs within which some schedule ends, if there is any: all passes and lags one after the other."""
     return int(problem.passes.duration.sum() + problem.edges.lag.sum())
 
 
 def horizon_of(problem: Problem, limit: int) -> int:
     """µs by which the passes of some best schedule of value at most `limit` have ended.
 
-    With the span as objective that can be later than the limit: a time between the windows of all ranks may be cut to
-    the longest lag, so windows and lags one after the other are enough.
+    With the span as objective that can be later than the limit. Time between the windows of all ranks may be cut to the
+    longest lag, so all windows and lags one after the other are enough.
     """
     if problem.objective == "makespan":
         return limit
@@ -53,10 +53,10 @@ def horizon_of(problem: Problem, limit: int) -> int:
     return problem.ranks * limit + (problem.ranks - 1) * lag
 
 
-def build(problem: Problem, bound: int, limit: int) -> CpModel:
+def build_cp(problem: Problem, bound: int, limit: int) -> CpModel:
     """A model whose value lies in [bound, limit], µs; it holds a best schedule where one is that good."""
     model, horizon = cp_model.CpModel(), horizon_of(problem, limit)
-    a = arrays(problem)
+    a = arrays_of(problem)
     start = [model.new_int_var(d, max(d, horizon - t), "") for d, t in zip(a.depth.tolist(), a.tail.tolist(), strict=True)]
     interval = [model.new_fixed_size_interval_var(s, d, "") for s, d in zip(start, a.duration.tolist(), strict=True)]
     value = model.new_int_var(bound, limit, "value")
@@ -124,19 +124,10 @@ def _objective(m: CpModel, horizon: int) -> None:
     model.minimize(m.value)
 
 
-def workers() -> int:
-    """Threads of CP-SAT: half of the cores, for others search beside it."""
-    return max(2, cores() // 2)
-
-
 def refutes(problem: Problem, bound: int, seconds: float) -> bool:
     """Whether CP-SAT proves within `seconds` that no schedule has a value under `bound` (µs)."""
-    built = build(problem, 0, bound - 1)
-    solver = cp_model.CpSolver()
-    solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = workers()
-    return solver.solve(built.model) == cp_model.INFEASIBLE
+    built = build_cp(problem, 0, bound - 1)
+    return make_solver(seconds, half_of_cores()).solve(built.model) == cp_model.INFEASIBLE
 
 
 def solve_cp(
@@ -154,26 +145,19 @@ def solve_cp(
     `effort`: deterministic time instead of seconds (the same answer on every machine, one worker). `started` is given a
     function that stops the search from another thread.
     """
-    limit = longest(problem) if incumbent is None else int(incumbent.timeline().value)
-    built = build(problem, min(bound, limit), limit)
+    limit = serial_length(problem) if incumbent is None else int(incumbent.timeline().value)
+    built = build_cp(problem, min(bound, limit), limit)
     if incumbent is not None:
         for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
             built.model.add_hint(variable, start)
-    solver = cp_model.CpSolver()
-    solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.random_seed = seed
-    solver.parameters.num_workers = workers()
-    if effort is not None:
-        solver.parameters.max_deterministic_time = effort
-        solver.parameters.num_workers = 1
+    solver = make_solver(seconds, half_of_cores() if effort is None else 1, seed=seed, effort=effort)
     if started is not None:
         started(solver.stop_search)
     status = solver.solve(built.model)
     if status == cp_model.INFEASIBLE:
         return CpResult(None, limit, True)
     proven = int(np.ceil(solver.best_objective_bound - 1e-6)) if status != cp_model.UNKNOWN else bound
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    if status not in FOUND:
         return CpResult(None, max(bound, proven), False)
     found: Ints = np.array([solver.value(s) for s in built.start], np.int64)
-    return CpResult(from_starts(problem, found), max(bound, proven), False)
+    return CpResult(schedule_by_start(problem, found), max(bound, proven), False)

@@ -13,15 +13,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import BadInput
+from ..util.errors import BadInput
 
 if TYPE_CHECKING:
     import pulp
 
-GRACE = 30.0  # seconds beyond the solver's own limit, for reading and writing the model
+SPARE_TIME = 30.0  # seconds beyond the solver's own limit, for reading and writing the model
 
 
-def solve(model: pulp.LpProblem, seconds: float, seed: int) -> tuple[dict[str, float], bool]:
+def solve_with_highs(model: pulp.LpProblem, seconds: float, seed: int) -> tuple[dict[str, float], bool]:
     """The values of the model's variables by name ({} where none was found), and whether they are proven optimal.
 
     Variables that have a value start the search. Raises BadInput where HiGHS ends without an answer.
@@ -35,7 +35,11 @@ def solve(model: pulp.LpProblem, seconds: float, seed: int) -> tuple[dict[str, f
         command = [sys.executable, "-m", "zbsolve.ilp.highs", str(folder)]
         try:
             done = subprocess.run(
-                command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=seconds + GRACE
+                command,
+                env={**os.environ, "PYTHONPATH": paths},
+                capture_output=True,
+                text=True,
+                timeout=seconds + SPARE_TIME,
             )
         except subprocess.TimeoutExpired:
             return {}, False

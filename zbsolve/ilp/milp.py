@@ -1,7 +1,7 @@
 """The MILP of a problem through PuLP: the same answer as CP-SAT, for people who own a commercial MILP solver.
 
-Disjunctive formulation (Manne, 1960): for two passes of one stream a binary says which runs first; memory is a sum over
-those binaries at the start of each pass that takes bytes. For the size that CBC closes see docs/design.md.
+This is the disjunctive formulation (Manne, 1960). For two passes of one stream a binary says which runs first; memory is
+a sum over those binaries at the start of each pass that takes bytes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from .cp import horizon_of, longest  # before PuLP, which loads highspy where it is installed: then OR-tools cannot load
+from .cp import (  # before PuLP, which loads highspy where it is installed: then OR-tools cannot load
+    horizon_of,
+    serial_length,
+)
 
 # isort: split
 import pulp
 
-from ..errors import BadInput
-from ..greedy.arrays import arrays
-from ..greedy.list_scheduler import from_starts
+from ..greedy.list_scheduler import schedule_by_start
+from ..greedy.problem_arrays import arrays_of
 from ..problem import Problem
 from ..schedule import Schedule
-from . import highs
+from ..util.errors import BadInput
+from .highs import solve_with_highs
 
 SOLVERS = {"cbc": "PULP_CBC_CMD", "highs": "HiGHS", "gurobi": "GUROBI", "cplex": "CPLEX_PY", "scip": "SCIP_PY"}
 
@@ -48,9 +51,9 @@ class MilpModel:
     value: pulp.LpVariable
 
 
-def build(problem: Problem, bound: int, limit: int) -> MilpModel:
+def build_milp(problem: Problem, bound: int, limit: int) -> MilpModel:
     """A model whose value lies in [bound, limit], µs; it holds a best schedule where one is that good."""
-    a, horizon = arrays(problem), horizon_of(problem, limit)
+    a, horizon = arrays_of(problem), horizon_of(problem, limit)
     model = pulp.LpProblem("zbsolve", pulp.LpMinimize)
     start = [
         pulp.LpVariable(f"t{i}", d, max(d, horizon - t))
@@ -78,7 +81,7 @@ def _edges(m: MilpModel) -> None:
 
 def _reach(problem: Problem) -> np.ndarray:
     """reach[i, j]: j comes after i in every schedule, by edges and lanes; shape (passes, passes)."""
-    a = arrays(problem)
+    a = arrays_of(problem)
     count = len(problem.passes)
     reach = np.zeros((count, count), bool)
     following: list[list[int]] = [[] for _ in range(count)]
@@ -99,7 +102,7 @@ def _reach(problem: Problem) -> np.ndarray:
     return reach
 
 
-def _order(m: MilpModel, reach: np.ndarray, i: int, j: int, horizon: int) -> None:
+def _disjunction(m: MilpModel, reach: np.ndarray, i: int, j: int, horizon: int) -> None:
     """`first[i, j]` and `first[j, i]`: constants where the graph decides, else one binary and two big-M rows."""
     if reach[i, j] or reach[j, i]:
         m.first[i, j], m.first[j, i] = int(reach[i, j]), int(reach[j, i])
@@ -117,7 +120,7 @@ def _streams(m: MilpModel, horizon: int) -> None:
     for rows in m.problem.members.values():
         for i, j in combinations(rows.tolist(), 2):
             if (i, j) not in m.first:
-                _order(m, reach, i, j, horizon)
+                _disjunction(m, reach, i, j, horizon)
 
 
 def _memory(m: MilpModel, horizon: int) -> None:
@@ -185,25 +188,25 @@ def solve_milp(
 ) -> MilpResult:
     """Solve with a MILP solver by name (see SOLVERS). Raises BadInput where it is unknown or not installed."""
     check_solver(solver)
-    limit = longest(problem) if incumbent is None else int(incumbent.timeline().value)
-    built = build(problem, min(bound, limit), limit)
+    limit = serial_length(problem) if incumbent is None else int(incumbent.timeline().value)
+    built = build_milp(problem, min(bound, limit), limit)
     if incumbent is not None:
         for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
             variable.setInitialValue(start)
-    optimal = _run(built.model, solver, seconds, seed, warm=incumbent is not None)
+    optimal = _solve_with(built.model, solver, seconds, seed, warm=incumbent is not None)
     if optimal is None:
         return MilpResult(None, bound, False)
     start = np.array([round(s.value()) for s in built.start], np.int64)
-    schedule = from_starts(problem, start)
+    schedule = schedule_by_start(problem, start)
     # The order counts, not the solver's rounded times: only a value that the order really has can be proven.
     value = int(np.ceil(built.value.value() - 0.5))
     return MilpResult(schedule, max(bound, value) if optimal else bound, optimal)
 
 
-def _run(model: pulp.LpProblem, solver: str, seconds: float, seed: int, *, warm: bool) -> bool | None:
+def _solve_with(model: pulp.LpProblem, solver: str, seconds: float, seed: int, *, warm: bool) -> bool | None:
     """Solve, leaving values in the model's variables: whether they are proven optimal, or None where none were found."""
     if solver == "highs":
-        values, optimal = highs.solve(model, seconds, seed)
+        values, optimal = solve_with_highs(model, seconds, seed)
         for one in model.variables() if values else ():
             one.varValue = values.get(one.name, one.lowBound)
         return optimal if values else None
@@ -217,6 +220,7 @@ def _run(model: pulp.LpProblem, solver: str, seconds: float, seed: int, *, warm:
 
 
 def _available() -> list[str]:
+    """The names of the solvers that are installed."""
     here = pulp.listSolvers(onlyAvailable=True)
     if find_spec("highspy") is not None:  # PuLP would import it, which fails beside OR-tools
         here.append(SOLVERS["highs"])

@@ -1,0 +1,252 @@
+"""`measure`: a model's layers, its memory and the links between ranks → Profile."""
+
+from __future__ import annotations
+
+import platform
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.optimizer.by_name import OPTIMIZERS
+from zbsolve.exec.run.host import keep_freed_memory
+from zbsolve.exec.run.launch import child_environment
+from zbsolve.exec.run.torchrun import torchrun_environment
+from zbsolve.exec.transport.failure import RunFailed
+from zbsolve.layer import Layer
+from zbsolve.models.by_name import load
+from zbsolve.models.model import Model
+from zbsolve.profile.profile import Profile
+from zbsolve.util.errors import BadInput
+from zbsolve.util.machine import cores, processor
+
+from .alike import chosen
+from .busy_process import FAILURE_PREFIX
+from .copies import measure_copies
+from .dataflow import Flow, fake_mode, flow
+from .gpu_facts import cache_bytes, clock_of
+from .links import Pair, measure_links, samples_of, slowest, survey
+from .memory import LayerMemory, held
+from .optimizer_states import OptimizerState, state_of
+from .stage_rounds import stages_of
+from .timing import TIMED_KINDS, Bench, Progress, Samples, Timed, host_times, time_layers
+from .warn import warnings
+
+MAX_BUSY_PROCESSES = 1000  # each has the model in it
+COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
+HELPER_SECONDS = 120.0  # for each helper to answer
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What was timed and counted. taken: the layers that were; equal: for each layer of the model, those taken that are
+    equal to it. state: how parameters are kept and updated. memory: of the layers taken."""
+
+    model: Model
+    device: torch.device
+    through: Flow
+    taken: tuple[int, ...]
+    equal: tuple[tuple[int, ...], ...]
+    state: OptimizerState
+    timed: Timed
+    memory: dict[int, LayerMemory]
+
+    def layers(self) -> tuple[Layer, ...]:
+        """All layers of the model, each by the medians of those that are equal to it."""
+        return tuple(
+            _layer(self.model, i, _pooled(self.timed.samples, same), self.memory[same[0]], self.through.parameter_bytes[i])
+            for i, same in enumerate(self.equal)
+        )
+
+    def named(self, rows: Mapping[tuple[int, str], Any], behind: str = "") -> dict[str, Any]:
+        """(layer, kind) → a value, by names as in a profile: "<layer>/<kind>"."""
+        return {f"{self.model.layer_names[i]}/{kind}{behind}": value for (i, kind), value in rows.items()}
+
+    def host_times(self) -> dict[str, float]:
+        """µs that the host spends on each pass: measured on a GPU, the least possible on a CPU."""
+        if self.device.type == "cuda":
+            return self.named({key: median(row) for key, row in self.timed.host.items()})
+        return self.named(host_times(self.model, self.through, self.taken))
+
+
+def measure(
+    spec: str,
+    *,
+    seed: int = 0,
+    seconds: float = 10.0,
+    busy_processes: int = 0,
+    optimizer_states: str | None = None,
+    device: str = "cpu",
+    progress: Progress = lambda text: None,
+) -> Profile:
+    """Profile the model called `spec` (see `zbsolve.models.load`) with the executor's own passes, on one thread.
+
+    seconds: how long to time passes. At least some rounds are run, which takes minutes where a layer takes seconds; it takes
+    less where the medians are known well before. busy_processes: processes that train the same model meanwhile, as other
+    ranks on this machine would: they share its caches and memory bandwidth. optimizer_states: as in the module of that name.
+    device: "cpu" or "cuda". progress: called with what is being done. Raises BadInput for the model and passes of it that
+    fail, RunFailed where a helper does not answer, OutOfMemory.
+    """
+    if not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES:
+        limits = f"must be more than 0 and busy processes {busy_processes} from 0 to {MAX_BUSY_PROCESSES}"
+        raise BadInput(f"profile: seconds {seconds:g} {limits}")
+    target = _device(device)
+    model = load(spec, seed)
+    progress("looking at the layers")
+    bench = Bench(target, seconds, cache_bytes(target), clock_of(target))
+    found = _measured(model, seed, bench, busy_processes, optimizer_states, progress)
+    copies = measure_copies() if target.type == "cuda" else {}
+    progress("links between neighbouring ranks")
+    pairs = measure_links(HELPER_SECONDS)
+    run: dict[str, object] = {"seed": seed, "seconds": seconds, "neighbours": busy_processes}
+    hosts = found.named(found.timed.host, " host") if target.type == "cuda" else {}
+    return Profile(
+        "measured",
+        spec,
+        found.layers(),
+        slowest(pairs).link,
+        found.state.factor,
+        torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
+        _facts(found, run, bench, pairs),
+        {**found.named(found.timed.samples), **hosts, **samples_of(pairs), **copies},
+        tied=found.through.tied,
+    )
+
+
+def _measured(
+    model: Model, seed: int, bench: Bench, busy: int, optimizer_states: str | None, progress: Progress
+) -> _Measured:
+    """Time the layers and count their memory, on one thread."""
+    through = flow(model)
+    taken, kinds = chosen(through.prints, through.inputs, through.output, COPIES)
+    equal = tuple(tuple(j for j in taken if kinds[j] == kind) for kind in kinds)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    try:
+        with fake_mode():
+            state = state_of(optimizer_states, [p for layer in model.build(taken) for p in layer.parameters()])
+        with _busy(model.name, seed, taken, busy):
+            timed, stages = time_layers(model, through, taken, bench, OPTIMIZERS[state.optimizer], progress)
+        progress("memory")
+        memory = dict(zip(taken, _memory(model, taken, stages), strict=True))
+    finally:
+        torch.set_num_threads(threads)
+    return _Measured(model, bench.device, through, taken, equal, state, timed, memory)
+
+
+def join(timeout: float) -> bool:
+    """Does this process measure? A process does that torchrun did not start, and torchrun's rank 0. The other ranks wait
+    until rank 0 measures the links, up to `timeout` seconds, and take part in that."""
+    place = torchrun_environment()
+    if place is None:
+        return True
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=timeout))
+    if place[0]:
+        survey(timeout)
+    return place[0] == 0
+
+
+def _device(name: str) -> torch.device:
+    if name not in ("cpu", "cuda"):
+        raise BadInput(f"device '{name}': cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device 'cuda': torch sees no CUDA device here")
+    return torch.device(name)
+
+
+def _memory(model: Model, taken: Sequence[int], stages: Sequence[Stage]) -> list[LayerMemory]:
+    """Memory of the stages that were timed, or of fake ones where not all fitted at once."""
+    if stages:
+        return held(model, stages)
+    with fake_mode():
+        return held(model, stages_of(model, taken))
+
+
+def _pooled(samples: Samples, equal: Sequence[int]) -> dict[str, list[float]]:
+    """Kind → the samples of all equal layers."""
+    return {kind: [time_us for i in equal for time_us in samples.get((i, kind), [])] for kind in (*TIMED_KINDS, "U")}
+
+
+def _layer(model: Model, i: int, samples: dict[str, list[float]], size: LayerMemory, parameters: int) -> Layer:
+    return Layer(
+        name=model.layer_names[i],
+        F=median(samples["F"]),
+        B=median(samples["B"]),
+        W=median(samples["W"]),
+        BW=median(samples["BW"]),
+        X=median(samples["X"]),
+        U=median(samples["U"]) if samples["U"] else 0.0,
+        parameter_bytes=parameters,
+        **size.costs(),
+    )
+
+
+def _facts(found: _Measured, run: dict[str, object], bench: Bench, pairs: list[Pair]) -> dict[str, object]:
+    """What a profile says of its measurement."""
+    model, timed, layers, device = found.model, found.timed, found.layers(), found.device
+    total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in TIMED_KINDS}
+    named, host = found.named(timed.samples), found.host_times()
+    return {
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "processor": processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "cores": cores(),
+        "threads": 1,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **run,
+        "split_over_fused": (total["B"] + total["W"]) / total["BW"] if total["BW"] else None,
+        "states": found.state.name,
+        "measured_layers": [model.layer_names[i] for i in found.taken],
+        "alone": timed.alone,
+        "cache_bytes": bench.cache,
+        "copies": timed.copies,
+        "clock_mhz": timed.clocks,
+        "host_us": host,
+        "links": [pair.facts() for pair in pairs],
+        "left_after_W": {model.layer_names[i]: found.memory[i].after_W for i in found.taken},
+        "warnings": warnings(layers, named, host, timed.whole, timed.idle, device.type, timed.clocks),
+    }
+
+
+@contextmanager
+def _busy(spec: str, seed: int, taken: Sequence[int], count: int) -> Iterator[None]:
+    """While the block runs, `count` processes run rounds. Raises BadInput, RunFailed where one does not start."""
+    command = [sys.executable, "-m", "profiler.busy_process", spec, str(seed), ",".join(map(str, taken))]
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count):
+            children.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, env=child_environment()))
+        until = time.monotonic() + HELPER_SECONDS
+        for child in children:
+            _wait_ready(child, until, spec)
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def _wait_ready(child: subprocess.Popen[bytes], until: float, spec: str) -> None:
+    assert child.stdout is not None
+    there, _, _ = select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))
+    line = child.stdout.readline().decode(errors="replace").strip() if there else ""
+    if line.startswith(FAILURE_PREFIX):
+        raise BadInput(f"model '{spec}': {line.removeprefix(FAILURE_PREFIX)}")
+    if not line:
+        raise RunFailed("a busy process did not start")

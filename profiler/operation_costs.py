@@ -1,0 +1,113 @@
+"""What operations cost: FLOPs and bytes, counted as they are dispatched. Under fake tensors nothing is computed for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from zbsolve.exec.torch_private import TorchDispatchMode, is_mutable, storage_key, tree_leaves
+
+# These read and write nothing: they give new memory, or another look at old memory.
+FREE_OPERATIONS = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "detach", "alias", "lift_fresh"}
+GATHER_OPERATIONS = {"embedding", "index_select", "gather", "index"}  # they read what they give, not all that they look into
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation. flops: what a kernel does (a causal attention skips half). bytes: read and written. kind: "matrix",
+    "attention" or "other". half: it computes in 16 bits."""
+
+    name: str
+    flops: int
+    bytes: int
+    kind: str
+    half: bool
+
+
+@dataclass
+class Work(TorchDispatchMode):
+    """Collects an Op for every operation that does something."""
+
+    ops: list[Op] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        op = _op(func, args, kwargs or {}, result)
+        if op is not None:
+            self.ops.append(op)
+        return result
+
+
+def _op(func: Any, args: Any, kwargs: Any, result: Any) -> Op | None:
+    name = func.overloadpacket.__name__
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    if name in FREE_OPERATIONS or not made or _is_view(func, given, made):
+        return None
+    half = made[0].dtype.itemsize == 2
+    if name in GATHER_OPERATIONS:
+        return Op(name, 0, 2 * sum(_bytes(t) for t in made), "other", half)
+    size = sum(_bytes(t) for t in (*given, *made))
+    if name.startswith(ATTENTION):
+        return Op(name, _attention(name, args, kwargs), size, "attention", half)
+    if name == "addmm_":  # gradients added to in place; the registry knows the form out of place alone
+        return Op(name, int(flop_registry[torch.ops.aten.mm](*args[1:3], out_val=made[0])), size, "matrix", half)
+    if name == "_grouped_mm":  # one product an expert, each over its own rows
+        return Op(name, _grouped(*given[:2]), size, "matrix", half)
+    count = flop_registry.get(func.overloadpacket)
+    if count is None:
+        return Op(name, 0, size, "other", half)
+    return Op(name, int(count(*args, **kwargs, out_val=result)), size, "matrix", half)
+
+
+def _is_view(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
+    """Does the operation give what it was given, without writing to it?"""
+    if is_mutable(func):
+        return False
+    known = {storage_key(t) for t in given}
+    return all(storage_key(t) in known for t in made)
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor; an expanded one is read once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _grouped(a: Tensor, b: Tensor) -> int:
+    """FLOPs of a product in groups, over which its rows, its inner dimension or its columns are shared out."""
+    columns_shared = a.dim() == 3 and b.dim() == 2
+    return 2 * a.numel() * b.shape[-1] // (a.shape[0] if columns_shared else 1)
+
+
+def _attention(name: str, args: Any, kwargs: Any) -> int:
+    backward = name.endswith("backward")
+    q, k, v = args[1:4] if backward else args[:3]
+    spot = 7 if backward else 4
+    causal = kwargs.get("is_causal", args[spot] if len(args) > spot else False)
+    heads = q.shape[1]  # grouped keys and values are multiplied once for every query head
+    k, v = ((*t.shape[:1], heads, *t.shape[2:]) for t in (k, v))
+    shapes = (q.shape, q.shape, k, v) if backward else (q.shape, k, v)
+    count: Any = sdpa_backward_flop_count if backward else sdpa_flop_count
+    flops = count(*shapes)
+    return int(flops) // (2 if causal else 1)
+
+
+def total(ops: list[Op]) -> int:
+    """FLOPs of all operations."""
+    return sum(op.flops for op in ops)
+
+
+def parameter_type(parameters: list[Tensor]) -> torch.dtype:
+    """The type of most parameter bytes."""
+    sizes: dict[torch.dtype, int] = {}
+    for p in parameters:
+        sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel() * p.element_size()
+    return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32

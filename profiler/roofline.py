@@ -1,0 +1,129 @@
+"""An estimated profile: a roofline over the operations that the executor's passes dispatch, for a named device.
+
+Nothing runs and nothing is allocated: layers of any size are looked at under fake tensors. The profile's `source` says
+"estimated: …", and so does every problem, schedule and picture made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensorMode
+from zbsolve.exec.transport.failure import one_line
+from zbsolve.layer import Layer, Link
+from zbsolve.models.model import Model
+from zbsolve.profile.profile import Profile
+from zbsolve.util.errors import BadInput
+
+from .alike import chosen
+from .dataflow import Flow, fake_mode, flow, load_fake, naming, place, quiet
+from .devices import ASSUMED, ATTENTION_SHARE, KERNEL_US, LATENCY_US, LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Device, device
+from .memory import LayerMemory, held
+from .operation_costs import Op, total
+from .optimizer_states import OptimizerState, state_of
+from .pass_operations import PassOps, passes
+from .stage_rounds import stages_of
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What fake tensors show of a model. taken: layers that were looked at; alike: for each layer the first of them that is
+    equal. work, memory: of the layers taken."""
+
+    through: Flow
+    taken: tuple[int, ...]
+    alike: tuple[int, ...]
+    work: dict[int, PassOps]
+    memory: dict[int, LayerMemory]
+    parameters: list[nn.Parameter]
+
+
+def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None = None) -> Profile:
+    """The model called `spec` on the device called `on` (see `profiler.devices`).
+
+    optimizer_states: how parameters are kept and updated (see the module of that name); None: Adam, mixed where parameters
+    have 16 bits. Raises BadInput, also for layers that need numbers to run.
+    """
+    target, mode = device(on), fake_mode()
+    model = load_fake(spec, seed, mode)
+    look = _looked_at(model, mode)
+    state = state_of(optimizer_states, look.parameters)
+    layers = tuple(
+        _layer(model, i, look.work[first], look.memory[first], look.through.parameter_bytes[i], state, target)
+        for i, first in enumerate(look.alike)
+    )
+    return Profile(
+        f"estimated: {target.name} roofline",
+        spec,
+        layers,
+        Link(LATENCY_US, target.link * 1e3 * LINK_SHARE),
+        state.factor,
+        int(target.memory * 1e9),
+        {
+            "device": target.name,
+            "device_source": target.source,
+            "assumed": ASSUMED,
+            "states": state.name,
+            "torch": torch.__version__,
+            "flops": {model.layer_names[i]: {kind: total(ops) for kind, ops in look.work[i].items()} for i in look.taken},
+            "kernels": {model.layer_names[i]: {kind: len(ops) for kind, ops in look.work[i].items()} for i in look.taken},
+            "measured_layers": [],
+        },
+        {},
+        tied=look.through.tied,
+    )
+
+
+def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:
+    """One of each kind of layer, under fake tensors. Raises BadInput."""
+    try:
+        through = flow(model, real=False)
+        taken, kinds = chosen(through.prints, through.inputs, through.output, 1)
+        with mode, quiet():
+            stages = stages_of(model, taken)
+            batch = mode.from_tensor(model.batch(0, 0)[0]), mode.from_tensor(model.batch(0, 0)[1])
+            work: dict[int, PassOps] = {}
+            for stage in stages:
+                with naming(f"model '{model.name}': {place(model, stage.first)} cannot be estimated"):
+                    work |= passes([stage], through, batch)
+            memory = dict(zip(taken, held(model, stages), strict=True))
+    except FAKE_REFUSALS as error:
+        raise BadInput(f"model '{model.name}': its layers read numbers, so it cannot be estimated: {error}") from None
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"model '{model.name}': it cannot be estimated: {one_line(error)}") from error
+    alike = tuple(next(j for j in taken if kinds[j] == kind) for kind in kinds)
+    return _Look(through, taken, alike, work, memory, [p for stage in stages for p in stage.parameters()])
+
+
+def time_us(ops: Sequence[Op], on: Device) -> float:
+    """µs of operations one after the other. Each takes as long as the slower of its arithmetic and its memory traffic."""
+    return sum(_op_us(op, on) for op in ops)
+
+
+def _op_us(op: Op, on: Device) -> float:
+    peak = on.half if op.half else on.single
+    share = ATTENTION_SHARE if op.kind == "attention" else MATRIX_SHARE
+    return max(KERNEL_US, op.flops / (peak * share * 1e6), op.bytes / (on.bandwidth * MEMORY_SHARE * 1e3))
+
+
+def _layer(
+    model: Model, i: int, work: PassOps, size: LayerMemory, parameters: int, state: OptimizerState, on: Device
+) -> Layer:
+    times = {kind: round(time_us(ops, on), 3) for kind, ops in work.items()}
+    return Layer(
+        name=model.layer_names[i],
+        F=times["F"],
+        B=times["B"],
+        W=times["W"],
+        BW=times["BW"],
+        parameter_bytes=parameters,
+        **size.costs(),
+        X=times["F"],
+        U=round(state.traffic * parameters / (on.bandwidth * MEMORY_SHARE * 1e3), 3),
+    )

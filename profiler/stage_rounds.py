@@ -1,0 +1,160 @@
+"""Rounds: the model's layers, each a stage of its own, are run and timed exactly as the executor runs passes."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zbsolve.exec.backward.stage import Stage
+from zbsolve.models.model import Model
+
+from .dataflow import Boundary
+
+Sample = tuple[int, str, float, float]  # layer, kind, µs on the device, µs on the host
+Feed = Callable[[int, int], tuple[Tensor, Tensor]]  # microbatch, step → input of the first stage, target
+IN_FLIGHT = 2  # microbatches at a time, at least, as in a pipeline
+COLD_FACTOR = 2  # times the cache is touched between two passes of one layer: caches do not always drop what is oldest
+MAX_COPIES = 64
+TURNS = ("split", "fused", "recompute")
+
+
+class PassTimer:
+    """Times passes: on a GPU between two events on the stream, and on the host until everything is launched. On a CPU the
+    host does the work, so both times are the same. at: the layer and the kind of the pass that runs, or ran last."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.at: tuple[int, str] = (0, "F")
+        self._rows: list[tuple[int, str, Any, float]] = []
+
+    def run(self, layer: int, kind: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """What `call` returns for the other arguments, timed as a pass of `layer`."""
+        self.at = layer, kind
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.cuda else []  # type: ignore[no-untyped-call]
+        if events:
+            events[0].record()
+        start = time.monotonic_ns()
+        result = call(*given, **named)
+        host = (time.monotonic_ns() - start) / 1000
+        if events:
+            events[1].record()
+        self._rows.append((layer, kind, events, host))
+        return result
+
+    def drain(self) -> list[Sample]:
+        """What was timed since the last time. This waits for a GPU once."""
+        if self.cuda:
+            torch.cuda.synchronize()
+        rows, self._rows = self._rows, []
+        return [(i, kind, 1000 * ev[0].elapsed_time(ev[1]) if ev else host, host) for i, kind, ev, host in rows]
+
+
+def stages_of(model: Model, taken: Sequence[int], device: torch.device | None = None) -> list[Stage]:
+    """The layers `taken`, each as a stage whose `first` is the layer's number in the model. device: None leaves them where
+    they are made."""
+    layers = [layer if device is None else layer.to(device) for layer in model.build(taken)]
+    return [_stage(model, i, layer) for i, layer in zip(taken, layers, strict=True)]
+
+
+def rotated(
+    model: Model, taken: Sequence[int], inputs: Sequence[Boundary], device: torch.device, cache: int
+) -> list[list[Stage]]:
+    """The layers `taken` as stages, in several copies that take turns. inputs: what goes into each layer of the model.
+
+    There are as many copies as it takes for a pass to find nothing of its layer in a cache of `cache` bytes (0: one copy),
+    as in training, where other layers ran meanwhile.
+    """
+    layers = [layer.to(device) for layer in model.build(taken)]
+    size = sum(p.numel() * p.element_size() for layer in layers for p in layer.parameters())
+    size += sum(inputs[i].bytes for i in taken)
+    count = min(MAX_COPIES, max(1, ceil(COLD_FACTOR * cache / max(1, size))))
+    copies = [layers, *(copy.deepcopy(layers) for _ in range(count - 1))]
+    return [[_stage(model, i, layer) for i, layer in zip(taken, one, strict=True)] for one in copies]
+
+
+def _stage(model: Model, i: int, layer: nn.Module) -> Stage:
+    return Stage([layer], i, model.loss if i == len(model.layers) - 1 else None, 1.0)
+
+
+def batches(model: Model, device: torch.device) -> Feed:
+    """Feeds the model's own microbatches, on `device`."""
+
+    def feed(microbatch: int, step: int) -> tuple[Tensor, Tensor]:
+        x, target = model.batch(microbatch, step)
+        return x.to(device), target.to(device)
+
+    return feed
+
+
+def alone(model: Model, i: int, boundary: Boundary, device: torch.device) -> Feed:
+    """Feeds layer i by itself: with random numbers where another layer would make its input."""
+    if i == 0:
+        return batches(model, device)
+
+    def feed(microbatch: int, step: int) -> tuple[Tensor, Tensor]:
+        _, target = model.batch(microbatch, step)
+        return torch.randn(boundary.shape, device=device).to(boundary.dtype), target.to(device)
+
+    return feed
+
+
+def rounds(sets: Sequence[list[Stage]], feed: Feed, timer: PassTimer, recompute: bool = False) -> Iterator[list[Sample]]:
+    """Rounds without end, in turn with B and W, with fused BW, and (`recompute`) with X. Yields the samples of each.
+
+    sets: copies of the stages (see `rotated`), of which each microbatch takes the next. Gradients are kept and added to, as
+    in the middle of a training step.
+    """
+    step = 0
+    turns = TURNS if recompute else TURNS[:2]
+    while True:
+        given = [feed(m, step) for m in range(max(IN_FLIGHT, len(sets)))]
+        yield _round(sets, given, timer, turns[step % len(turns)])
+        step += 1
+
+
+# What counts of each turn. The forward of a fused or recomputed backward does not: problems know one F. A backward behind X
+# is like any other.
+SAMPLED = {"split": {"F", "B", "W"}, "fused": {"BW"}, "recompute": {"X"}}
+
+
+def _round(sets: Sequence[list[Stage]], given: list[tuple[Tensor, Tensor]], timer: PassTimer, turn: str) -> list[Sample]:
+    split, again = turn != "fused", turn == "recompute"
+    for m, (x, target) in enumerate(given):
+        for stage in sets[m % len(sets)]:
+            x = timer.run(stage.first, "F", stage.forward, m, x, target, split=split, recompute=again)
+        last = x
+    for m in range(len(given)):
+        stages = sets[m % len(sets)]
+        gradient = None if stages[-1].loss is not None else torch.ones_like(last)
+        for stage in reversed(stages):
+            if again:
+                timer.run(stage.first, "X", stage.recompute, m)
+            gradient = timer.run(stage.first, "B" if split else "BW", stage.backward, m, gradient)
+        for stage in stages if split else []:
+            timer.run(stage.first, "W", stage.weights, m)
+    return [row for row in timer.drain() if row[1] in SAMPLED[turn]]
+
+
+def updates(
+    sets: Sequence[list[Stage]], make: Callable[[list[nn.Parameter]], Any], timer: PassTimer, times: int
+) -> list[Sample]:
+    """Samples of the optimizer's step of every layer, `times` each behind one that makes its state. Copies take turns, and
+    only one layer's state is there at a time. make: makes an optimizer of parameters."""
+    rows: list[Sample] = []
+    for same in zip(*sets, strict=True):
+        trained = [[p for p in stage.parameters() if p.grad is not None] for stage in same]
+        if not all(trained):
+            continue
+        optimizers = [make(parameters) for parameters in trained]
+        for optimizer in optimizers:
+            optimizer.step()
+        for i in range(times):
+            timer.run(same[0].first, "U", optimizers[i % len(optimizers)].step)
+        rows += timer.drain()
+    return rows

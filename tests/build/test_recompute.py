@@ -1,0 +1,241 @@
+"""Recompute: the problem's passes X, every solver on them, and runs whose gradients and memory are the right ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from profiler.memory import held as held_by
+from profiler.stage_rounds import stages_of
+from zbsolve import BadInput, Infeasible, Profile, Schedule, pipeline, solve, verify
+from zbsolve.cli import main
+from zbsolve.exec.run.launch import run_local
+from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.ilp.bounds.closed_forms import closed_form
+from zbsolve.ilp.cp import solve_cp
+from zbsolve.models.by_name import load
+from zbsolve.models.model import Model, seeded
+from zbsolve.models.presets import mlp
+from zbsolve.profile.profile import Layer, Link
+
+from ..support.exec_tools import a_problem, random_schedule, worst_difference
+from ..support.exhaustive import optimum
+
+
+def curve(problem, names: list[str]) -> list[int]:
+    rows = [problem.index[name] for name in names]
+    return np.cumsum(problem.taken[rows] - problem.freed[rows]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("held_b", "held_w", "held_input", "right"),
+    [
+        (5, 3, 2, [2, 8, 3, 0]),  # the input is part of what B frees
+        (1, 3, 2, [2, 4, 3, 0]),  # of what W frees, too
+        (0, 0, 2, [2, 0, 0, 0]),  # of neither: it goes when X ends
+        (5, 3, 0, [0, 8, 3, 0]),
+    ],
+)
+def test_bytes_after_each_pass(held_b: int, held_w: int, held_input: int, right: list[int]) -> None:
+    problem = pipeline(
+        [4], [3], [2], microbatches=1, recompute="all", held_input=held_input, held_until_B=held_b, held_until_W=held_w
+    )
+    assert curve(problem, ["0F0", "0X0", "0B0", "0W0"]) == right
+    fused = pipeline([4], BW=[5], microbatches=1, recompute=[0], X=[3], held_input=held_input, held_until_B=held_b + held_w)
+    assert curve(fused, ["0F0", "0X0", "0BW0"]) == [*right[:2], 0]
+    assert fused.passes[fused.index["0X0"]].duration == 3
+
+
+def test_X_lies_between_F_and_B_and_nothing_else_waits_for_it() -> None:
+    problem = pipeline([1, 1], [1, 1], [1, 1], microbatches=2, recompute="1", comm=3)
+    names, e = problem.names, problem.edges
+    pairs = {(names[a], names[b]) for a, b in zip(e.before.tolist(), e.after.tolist(), strict=True)}
+    of_x = {pair for pair in pairs if "X" in pair[0] + pair[1]}
+    assert of_x == {(f"1F{m}", f"1X{m}") for m in range(2)} | {(f"1X{m}", f"1{k}{m}") for m in range(2) for k in "BW"}
+    plain = pipeline([1, 1], [1, 1], [1, 1], microbatches=2, comm=3)
+    assert pairs - of_x == {
+        (plain.names[a], plain.names[b]) for a, b in zip(plain.edges.before, plain.edges.after, strict=True)
+    }
+
+
+def test_without_stages_it_is_the_plain_problem() -> None:
+    given = {"F": [1, 2], "B": [1, 1], "W": [1, 1], "microbatches": 2, "held_until_B": 3, "capacity": 7}
+    assert pipeline(**given, recompute=(), held_input=2, X=9) == pipeline(**given)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "text"),
+    [("2", "no stage 2"), ([-1], "no stage -1"), ("some", "'some' is neither"), ("0,,1", "'' is neither")],
+)
+def test_what_is_no_stage_is_refused(recompute: str | list[int], text: str) -> None:
+    with pytest.raises(BadInput, match=f"recompute: .*{text}"):
+        pipeline([1, 1], [1, 1], [1, 1], microbatches=1, recompute=recompute)
+
+
+def test_mirrored_routes_and_exchanges() -> None:
+    given = {"placement": ((0, 1), (1, 0)), "microbatches": 2, "exchange": 1, "recompute": "all"}
+    problem = pipeline([1, 1], [1, 1], [1, 1], **given, held_input=1, held_until_B=2)
+    exchanges = [name for name in problem.names if "C" in name]
+    waits = {
+        problem.names[a]
+        for a, b in zip(problem.edges.before, problem.edges.after, strict=True)
+        if problem.names[b] in exchanges
+    }
+    assert waits == {f"{s}W{m}" for s in range(2) for m in range(2)}
+    assert problem.passes[problem.index["0X1"]].rank == problem.passes[problem.index["0F1"]].rank == 1
+    schedule = solve(problem, seconds=5)
+    assert verify(problem, schedule) == ()
+
+
+def tight(capacity: list[int], recompute: list[int]):
+    return pipeline(
+        [1, 2, 1],
+        [2, 1, 2],
+        [1, 1, 1],
+        placement=(0, 1, 0),
+        microbatches=2,
+        held_until_B=3,
+        held_until_W=1,
+        held_input=[0, 1, 1],
+        recompute=recompute,
+        capacity=capacity,
+    )
+
+
+def test_less_memory_than_one_microbatch_keeps_on_a_rank() -> None:
+    """Rank 0 holds stages 0 and 2, 4 bytes each: recompute makes room for one of them at a time enough."""
+    with pytest.raises(Infeasible, match="rank 0 needs 8 bytes"):
+        tight([5, 4], [])
+    with pytest.raises(Infeasible, match="rank 0 needs 8 bytes"):
+        tight([5, 4], [2])  # the later stage has its backward first, beside all of the earlier one's
+    with pytest.raises(Infeasible, match="rank 0 needs 4 bytes"):
+        tight([3, 4], [0])
+    problem = tight([4, 4], [0])
+    result = solve_cp(problem, None, 0, 30.0)
+    assert result.schedule is not None
+    assert verify(problem, result.schedule) == ()
+    assert result.schedule.timeline().value == result.bound == optimum(problem)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_list_scheduler_and_bounds_on_random_problems(seed: int) -> None:
+    rng = random.Random(seed)
+    ranks = rng.randint(1, 5)
+    placement = rng.choice([tuple(range(ranks)), (*range(ranks), *reversed(range(ranks))), tuple(range(ranks)) * 2])
+    stages = len(placement)
+
+    def draw(low: int, high: int) -> list[int]:
+        return [rng.randint(low, high) for _ in range(stages)]
+
+    held_b, held_w, from_b, inputs = draw(0, 6), draw(0, 6), draw(0, 2), draw(0, 4)
+    need = [0] * ranks
+    for s, rank in enumerate(placement):
+        need[rank] += max(held_b[s] + held_w[s], inputs[s]) + from_b[s]
+    problem = pipeline(
+        draw(1, 20),
+        **({"BW": draw(1, 40)} if rng.random() < 0.3 else {"B": draw(1, 20), "W": draw(0, 20)}),
+        placement=placement,
+        microbatches=rng.randint(1, 12),
+        comm=rng.randint(0, 5),
+        recompute=[s for s in range(stages) if rng.random() < 0.6],
+        held_input=inputs,
+        held_until_B=held_b,
+        held_until_W=held_w,
+        held_from_B=from_b,
+        capacity=[int(n * rng.choice([1, 1.5, 3])) for n in need],
+    )
+    schedule = list_schedule(problem, deepest_first(problem))
+    assert verify(problem, schedule) == ()
+    assert schedule.timeline().value >= closed_form(problem).value
+
+
+def test_recompute_pays_where_memory_is_short() -> None:
+    given = {
+        "F": [30] * 4,
+        "B": [30] * 4,
+        "W": [20] * 4,
+        "microbatches": 8,
+        "held_until_B": 3,
+        "held_until_W": 1,
+        "capacity": 8,
+    }
+    keeping = solve(pipeline(**given), seconds=10)
+    again = solve(pipeline(**given, recompute="all", held_input=[0, 1, 1, 1]), seconds=10)
+    assert again.certificate.value < keeping.certificate.bound
+    assert max(again.timeline().peak_bytes) <= 8
+
+
+# --- Running it ---
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("placement", "recompute"), [((0, 1), "all"), ((0, 1, 1, 0), "all"), ((0, 2, 1, 1, 0), [1, 4]), ((0,), "all")]
+)
+def test_gradients_equal_the_unsplit_model(placement: tuple[int, ...], recompute: str | list[int], fused: bool) -> None:
+    problem = a_problem(placement, microbatches=3, fused=fused, recompute=recompute)
+    for seed in range(2):
+        assert worst_difference(random_schedule(problem, seed), doubled(mlp(0))) < 1e-12
+
+
+def doubled(model: Model) -> Model:
+    """In float64."""
+
+    def batch(microbatch: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = model.batch(microbatch, step)
+        return x.double(), y.double()
+
+    layers = tuple(lambda build=build: build().double() for build in model.layers)
+    return replace(model, layers=layers, batch=batch)
+
+
+def test_dropout_is_that_of_the_unsplit_model() -> None:
+    layers = tuple(
+        seeded(0, i, lambda: nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 32))) for i in range(8)
+    )
+    model = doubled(replace(mlp(0), layers=layers))
+    assert worst_difference(random_schedule(a_problem((0, 1, 0, 1), 3, recompute="all")), model) < 1e-12
+
+
+def profile_of(name: str) -> Profile:
+    """Real bytes, invented times."""
+    model = load(name)
+    sizes = held_by(model, stages_of(model, range(len(model.layers))))
+    rows = [
+        Layer(name=str(i), F=100.0, B=100.0, W=80.0, BW=170.0, parameter_bytes=0, **one.costs())
+        for i, one in enumerate(sizes)
+    ]
+    return Profile("estimated: times invented", name, tuple(rows), Link(5.0, 1000.0), 4.0, None, {}, {})
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_run_whose_memory_is_as_predicted(tmp_path: Path) -> None:
+    """From a profile by the command line: solved, run on two ranks, right, with the bytes that were predicted."""
+    profile_of("gpt-tiny").save(tmp_path / "p.json")
+    given = ["solve", str(tmp_path / "p.json"), "--ranks", "2", "--microbatches", "4", "--seconds", "3"]
+    assert main([*given, "--recompute", "all", "--memory", "19MB", "-o", str(tmp_path / "s.json")]) == 0
+    schedule = Schedule.load(tmp_path / "s.json")
+    assert {name.strip("0123456789") for name in schedule.problem.names} == {"F", "B", "W", "X"}
+    trace = run_local(schedule, "gpt-tiny", steps=1, warmup=0, check=True, timeout=60)
+    assert trace.facts["check"]["passed"], trace.facts["check"]
+    assert max(trace.facts["transient_peaks"]) <= 19e6
+    for measured, peak in zip(trace.peaks[0], trace.facts["predicted_peaks"], strict=True):
+        assert measured == pytest.approx(peak, rel=0.03)
+    need = schedule.problem.taken[schedule.problem.passes.microbatch == 0].sum()
+    assert sum(trace.peaks[0]) < 1.5 * need  # bytes of all ranks beside those of one whole microbatch
+
+
+def test_the_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile_of("mlp-tiny").save(tmp_path / "p.json")
+    given = ["solve", str(tmp_path / "p.json"), "--ranks", "2", "--microbatches", "2", "--seconds", "1"]
+    assert main([*given, "--recompute", "0,7"]) == 2
+    assert capsys.readouterr().err == "zbsolve solve: recompute: there is no stage 7 (they are 0 to 1)\n"
+    assert main([*given, "--recompute", "1", "--fused", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "optimal"

@@ -1,0 +1,284 @@
+"""The command line as scripts use it: files in, files out, exit codes, one line for what a user did wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from zbsolve import Schedule, __version__, solve
+from zbsolve.cli.app import COMMANDS, main
+from zbsolve.util.errors import interruption
+
+from ..support.problems import uniform
+from ..support.profiles import toy_profile
+
+
+@pytest.fixture
+def measured(tmp_path):
+    path = tmp_path / "profile.json"
+    toy_profile().save(path)
+    return str(path)
+
+
+def zbsolve(*arguments, stdin=None):
+    return subprocess.run(
+        [sys.executable, "-m", "zbsolve.cli", *arguments], input=stdin, capture_output=True, text=True, timeout=100
+    )
+
+
+def test_solve_then_check(measured, tmp_path, capsys):
+    out = str(tmp_path / "schedule.json")
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "4", "--json", "-o", out]) == 0
+    certificate = json.loads(capsys.readouterr().out)
+    assert certificate["status"] == "optimal"
+    assert certificate["value"] == Schedule.load(out).timeline().value
+    assert main(["check", out]) == 0
+    assert "holds (24 passes)" in capsys.readouterr().out
+
+
+def test_pipes(measured):
+    solved = zbsolve("solve", measured, "--ranks", "2", "--microbatches", "2", "-o", "-")
+    assert solved.returncode == 0, solved.stderr
+    checked = zbsolve("check", "-", stdin=solved.stdout)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_check_fails_and_names_the_pass(measured, tmp_path, capsys):
+    out = tmp_path / "schedule.json"
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "2", "--method", "1f1b", "-o", str(out)]) == 0
+    body = json.loads(out.read_text())
+    body["order"]["compute:1"] = body["order"]["compute:1"][::-1]
+    out.write_text(json.dumps(body))
+    capsys.readouterr()
+    assert main(["check", str(out)]) == 1
+    assert "deadlock" in capsys.readouterr().out
+    body["order"]["compute:1"].pop()
+    out.write_text(json.dumps(body))
+    assert main(["check", "--json", str(out)]) == 1
+    assert json.loads(capsys.readouterr().out)[0]["rule"] == "missing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line", "code"),
+    [
+        (["--ranks", "2", "--microbatches", "0"], "microbatches: at least 1 is needed", 2),
+        (["--ranks", "2", "--microbatches", "2", "--placement", "0,2"], "a hole", 2),
+        (["--ranks", "3", "--microbatches", "2", "--placement", "0,1"], "names 2 ranks, but 3 were asked for", 2),
+        (["--ranks", "9", "--microbatches", "2"], "4 layers do not make 9 stages", 2),
+        (["--ranks", "0", "--microbatches", "2"], "ranks: at least 1 is needed, got 0", 2),
+        (["--ranks", "2", "--microbatches", "2", "--memory", "8100"], "rank 0 needs 300 bytes for one microbatch", 1),
+        (["--ranks", "2", "--microbatches", "2", "--memory", "60"], "60 bytes (a number without a unit is bytes", 1),
+        (["--ranks", "2", "--microbatches", "2", "--memory", "lots"], "memory 'lots'", 2),
+        (["--ranks", "2", "--microbatches", "2", "--method", "magic"], "method 'magic'", 2),
+        (["--ranks", "2", "--microbatches", "2", "--seconds", "-1"], "seconds", 2),
+        (["--ranks", "2", "--microbatches", "2", "--effort", "0"], "effort: 0.0 is not a positive number", 2),
+        (["--ranks", "2", "--microbatches", "2", "--hint", "none.json"], "none.json: no such file", 2),
+        (["--ranks", "5", "--microbatches", "2", "--placement", "auto"], "4 layers do not make 5 stages", 2),
+        (["--ranks", "2", "--microbatches", "2", "-o", "/no/such/place/s.json"], "/no/such/place/s.json: cannot write", 2),
+    ],
+)
+def test_bad_input_is_one_line(measured, capsys, arguments, line, code):
+    assert main(["solve", measured, *arguments]) == code
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_effort_gives_the_same_file_byte_for_byte(measured, tmp_path):
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "5", "--effort", "0.3", "--seed", "3"]
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file in files:
+        assert main([*step, "-o", str(file)]) == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_what_took_no_time_says_none(measured, capsys):
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "3", "--method", "greedy"]
+    assert main([*step, "--seconds", "5"]) == 0
+    assert re.search(r", by [\w -]+ in \d+\.\d s\n", capsys.readouterr().out)
+    assert main([*step, "--effort", "0.1"]) == 0
+    assert re.search(r", by [\w -]+\n", capsys.readouterr().out)
+    assert main([*step, "--effort", "0.1", "--placement", "mirrored"]) == 2
+    assert "mirror, ranks such as 0,2,1,3, or (for solve) auto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_defaults(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for option in shown.split("\n  --"):
+        known = option.startswith(("seconds ", "seed ", "placement ", "points ", "steps ", "lr "))
+        assert not known or "(default: " in option, option
+    assert "(default: None)" not in shown
+    assert "(default: False)" not in shown
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"zbsolve {__version__}\n"
+
+
+def test_a_hint_is_where_the_search_starts(measured, tmp_path, capsys):
+    first, again = str(tmp_path / "first.json"), str(tmp_path / "again.json")
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "4"]
+    assert main([*step, "-o", first]) == 0
+    assert main([*step, "--hint", first, "--effort", "0.1", "-o", again]) == 0
+    values = [Schedule.load(path).timeline().value for path in (first, again)]
+    assert values[1] <= values[0]
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "3", "--hint", first, "--effort", "0.1"]) == 2
+    assert "other passes than the problem: the hint has 4 microbatches, the problem 3\n" in capsys.readouterr().err
+
+
+def test_placement_auto_shows_what_lost(measured, tmp_path, capsys):
+    out = str(tmp_path / "schedule.json")
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "3", "--placement", "auto", "--effort", "0.3"]
+    assert main([*step, "-o", out]) == 0
+    shown = capsys.readouterr().out
+    assert "best" in shown
+    assert "partition: 4 layers do not make 8 stages" in shown
+    assert main([*step, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert [one["placement"] for one in body["tried"]] == ["single", "loop", "loop4", "vee"]
+    assert body["value"] == Schedule.load(out).timeline().value
+
+
+def test_progress_on_a_terminal_only(measured, monkeypatch, capsys):
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "3", "--effort", "0.1"]
+    assert main(step) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert main(step) == 0
+    line = capsys.readouterr().err
+    assert "bound " in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_writes_the_incumbent(number, measured, tmp_path, monkeypatch, capsys):
+    pressed = []
+
+    def press(search, where, state):
+        if state.schedule is not None and not pressed:
+            pressed.append(True)
+            signal.raise_signal(number)
+
+    monkeypatch.setattr("zbsolve.cli.tools.Search.show", press)
+    out, before = str(tmp_path / "schedule.json"), signal.getsignal(number)
+    for placement in ("vee", "auto"):
+        pressed.clear()
+        step = ["solve", measured, "--ranks", "2", "--microbatches", "6", "--placement", placement, "--seconds", "50"]
+        assert main([*step, "-o", out]) == 0
+        assert capsys.readouterr().err == "zbsolve solve: interrupted: this is the best found until then\n"
+        assert main(["check", out]) == 0
+        assert signal.getsignal(number) is before
+
+
+def test_check_proves_the_bound_again(measured, tmp_path, capsys):
+    out = tmp_path / "schedule.json"
+    step = ["solve", measured, "--ranks", "2", "--microbatches", "2", "--method", "greedy", "-o", str(out)]
+    assert main(step) == 0
+    assert main(["check", "--bound", str(out)]) == 0
+    assert "proven again" in capsys.readouterr().out
+    body = json.loads(out.read_text())
+    body["certificate"]["bound"] = body["certificate"]["value"] = body["certificate"]["value"] * 2
+    out.write_text(json.dumps(body))
+    assert main(["check", "--bound", str(out)]) == 1
+    body = json.loads(out.read_text())
+    body["certificate"] = None
+    out.write_text(json.dumps(body))
+    capsys.readouterr()
+    assert main(["check", "--bound", str(out)]) == 1
+    assert "no certificate" in capsys.readouterr().out
+    assert main(["check", str(out)]) == 0
+
+
+def test_missing_and_truncated_files(tmp_path, capsys):
+    assert main(["check", str(tmp_path / "none.json")]) == 2
+    assert "no such file" in capsys.readouterr().err
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"zbsolve": "schedule", "ver')
+    assert main(["check", str(broken)]) == 2
+    assert "damaged JSON" in capsys.readouterr().err
+
+
+def test_bad_use_exits_with_2():
+    done = zbsolve("solve")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert zbsolve("dance").returncode == 2
+
+
+def test_outputs_are_refused_before_the_work(measured, tmp_path, capsys):
+    work = ["solve", measured, "--ranks", "2", "--microbatches", "2"]
+    for path, line in (
+        (str(tmp_path), "a file name is needed"),
+        ("", "a file name is needed"),
+        ("/no/x.json", "no such folder"),
+    ):
+        assert main([*work, "-o", path]) == 2
+        assert line in capsys.readouterr().err
+    assert main([*work, "--json", "-o", "-"]) == 2
+    assert "both want standard output" in capsys.readouterr().err
+
+
+def test_links_are_followed_and_pipes_written_into(measured, tmp_path):
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    real.write_text("before")
+    link.symlink_to(real)
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "2", "-o", str(link)]) == 0
+    assert link.is_symlink()
+    assert Schedule.load(real).certificate.status == "optimal"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "2", "-o", str(pipe)]) == 0
+    text, _ = reader.communicate(timeout=20)
+    assert json.loads(text)["zbsolve"] == "schedule"
+    assert pipe.is_fifo()
+
+
+def test_a_forged_status_is_found(measured, tmp_path, capsys):
+    path = tmp_path / "s.json"
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "4", "--method", "gpipe", "-o", str(path)]) == 0
+    body = json.loads(path.read_text())
+    body["certificate"].update(bound=10, status="optimal", gap=0.0)
+    path.write_text(json.dumps(body))
+    capsys.readouterr()
+    assert main(["check", str(path)]) == 2
+    assert "field 'status' is optimal, but value and bound say otherwise" in capsys.readouterr().err
+
+
+def test_the_proof_that_check_prints_is_its_own(tmp_path, capsys):
+    schedule = solve(uniform("single", 3, 5, (3, 4, 2), 3), seconds=5)
+    forged = schedule.certified(replace(schedule.certificate, proof="trust me"))
+    path = tmp_path / "forged.json"
+    forged.save(path)
+    assert main(["check", "--bound", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "proven again" in said
+    assert "trust me" not in said
+
+
+def test_a_signal_in_compiled_code_is_an_interruption():
+    """numba raises SystemError from the KeyboardInterrupt of a signal that came while a kernel ran."""
+    try:
+        try:
+            raise KeyboardInterrupt(15)
+        except KeyboardInterrupt as pressed:
+            raise SystemError("a function returned a result with an exception set") from pressed
+    except SystemError as error:
+        found = interruption(error)
+    assert found is not None
+    assert found.args == (15,)
+    assert interruption(SystemError("another")) is None

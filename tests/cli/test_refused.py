@@ -1,0 +1,164 @@
+"""What commands refuse, each in one line that names what is wrong: absurd sizes, times and fields that mean nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from zbsolve import BadInput, Infeasible, Profile, pipeline, solve
+from zbsolve.cli import main
+from zbsolve.exec.run.launch import run_local
+from zbsolve.placement import check, parse_routes
+
+from ..support.problems import uniform
+from ..support.profiles import toy_profile
+
+HUGE = str(10**8)
+STEP = ["--ranks", "2", "--microbatches", "4"]
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert main(list(arguments)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """Writes the toy profile with its document changed by a function."""
+
+    def write(change) -> str:
+        path = tmp_path / "profile.json"
+        toy_profile().save(path)
+        body = json.loads(path.read_text())
+        change(body)
+        path.write_text(json.dumps(body))
+        return str(path)
+
+    return write
+
+
+def without_times(kinds):
+    def change(body):
+        for layer in body["layers"]:
+            layer.update(dict.fromkeys(kinds, 0))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["frontier", *STEP],
+        ["solve", *STEP],
+        ["solve", *STEP, "--placement", "auto", "--partition", "auto"],
+        ["partition", "--ranks", "2"],
+        ["partition", "--ranks", "2", "--devices-per-node", "2"],
+        ["profile", "--diff"],
+    ],
+    ids=" ".join,
+)
+def test_a_profile_without_times(command, edited, capsys):
+    path = edited(without_times(("F", "B", "W", "BW")))
+    files = [path] if command[0] != "profile" else []
+    last = [path, path] if command[0] == "profile" else []
+    said = refused(capsys, command[0], *files, *command[1:], *last)
+    assert said == f"zbsolve {command[0]}: {path}: fields 'F', 'B', 'W' of all layers are 0: nothing takes time\n"
+
+
+def test_a_profile_without_fused_times_or_with_too_short_ones(edited, capsys):
+    path = edited(without_times(("F", "BW")))
+    assert "fields 'F', 'BW' of all layers are 0" in refused(capsys, "solve", path, *STEP, "--fused")
+
+    def short(body):
+        for layer in body["layers"]:
+            layer.update(F=0.1, B=0.1, W=0.1, BW=0.2)
+
+    line = "the passes of all 2 stages round to 0 µs"
+    path = edited(short)
+    assert line in refused(capsys, "solve", path, *STEP)
+    assert line in refused(capsys, "frontier", path, *STEP)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["solve", "--ranks", HUGE, "--microbatches", "4"], "100000000 stages, more than zbsolve handles (100000)"),
+        (["solve", "--ranks", HUGE, "--microbatches", "4", "--placement", "auto"], "more than zbsolve handles (100000)"),
+        (
+            ["solve", "--ranks", "4", "--microbatches", "4", "--placement", f"loop{HUGE}"],
+            "400000000 stages (100000000 a rank), more",
+        ),
+        (["solve", "--ranks", HUGE, "--microbatches", "4", "--placement", "mirror"], "200000000 stages (2 a rank), more"),
+        (["solve", *STEP, "--placement", f"0,{HUGE}"], "placement: no stage on rank 1 (a hole"),
+        (["solve", "--ranks", "2", "--microbatches", HUGE], "more than zbsolve handles (1000000 in all)"),
+        (["solve", "--ranks", "2", "--microbatches", HUGE, "--partition", "auto"], "than zbsolve handles (1000000 in all)"),
+        (["frontier", "--ranks", HUGE, "--microbatches", "4"], "more than zbsolve handles (100000)"),
+        (["frontier", "--ranks", "2", "--microbatches", HUGE], "more than zbsolve handles (1000000 in all)"),
+        (["frontier", *STEP, "--points", HUGE], "points: 100000000 are more than a frontier has (1000)"),
+        (["partition", "--ranks", HUGE], "more than zbsolve handles (100000)"),
+        (["partition", "--ranks", HUGE, "--devices-per-node", "8"], "more than zbsolve handles (100000)"),
+        (["systems", "--ranks", HUGE], "more than a gallery shows (20000)"),
+        (["systems", "--microbatches", HUGE], "more than a gallery shows (20000)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_sizes_beyond_all_use(command, line, edited, capsys):
+    """Before anything of that size is made: with 100,000,000 of each, lists alone would take gigabytes."""
+    files = [] if command[0] == "systems" else [edited(lambda body: None)]
+    assert line in refused(capsys, command[0], *files, *command[1:])
+
+
+def test_a_report_on_more_ranks_than_there_are_layers(capsys, tmp_path):
+    pytest.importorskip("torch")
+    out = str(tmp_path / "p.json")
+    arguments = ["profile", "gpt-tiny", "--estimate", "h100", "-o", out, "--ranks", str(10**14)]
+    assert main(arguments) == 2
+    assert "10 layers do not make 100000000000000 stages" in capsys.readouterr().err
+
+
+def test_more_processes_than_a_machine_starts():
+    pytest.importorskip("torch")
+    from profiler import measure
+
+    schedule = solve(uniform("single", 4, 4), method="greedy")
+    with pytest.raises(BadInput, match="4 ranks, 100000000 times, are 400000000 processes here, more than 1000"):
+        run_local(schedule, "mlp-tiny", replicas=10**8)
+    with pytest.raises(BadInput, match="busy processes 100000000 from 0 to 1000"):
+        measure("mlp-tiny", busy_processes=10**8)
+
+
+def test_placements_are_measured_before_they_are_made():
+    assert len(parse_routes("mirror", 4)) == 2
+    assert check([0, 1, 0]) == (0, 1, 0)
+    for text in (f"loop{'9' * 5000}", f"mirror{'9' * 5000}"):
+        with pytest.raises(BadInput):
+            parse_routes(text, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda body: body["layers"][1].update(forwrad=3.0), "layers[1]: field 'forwrad' is unknown (one of name, F, B, W,"),
+        (lambda body: body["layers"][3].update(all_too_all=3.0), "layers[3]: field 'all_too_all' is unknown"),
+        (lambda body: body["link"].update(latenzy=3.0), "link: field 'latenzy' is unknown (one of latency, bytes_per_us)"),
+        (lambda body: body.update(rank_factor=[1, 2]), "field 'rank_factor' is unknown (one of source, model, layers,"),
+    ],
+)
+def test_a_misspelt_field(change, line, edited, capsys):
+    path = edited(change)
+    assert f"{path}: {line}" in refused(capsys, "solve", path, *STEP)
+    Profile.load(edited(lambda body: body["facts"].update(anything=3.0)))
+
+
+def test_a_named_schedule_says_where_it_lacks_memory():
+    """GPipe holds all microbatches on every rank; here rank 1 has room for one less."""
+    problem = pipeline([1, 1], BW=[2, 2], microbatches=5, held_until_W=[2, 300], capacity=[10, 1200])
+    with pytest.raises(Infeasible) as refusal:
+        solve(problem, method="gpipe")
+    line = "gpipe: rank 1 needs 1500 bytes (1.46 KiB) of activations at its peak, but has 1200 bytes (1.17 KiB) for them"
+    assert str(refusal.value) == line
+    assert solve(problem, method="1f1b").timeline().peak_bytes == (4, 300)

@@ -1,0 +1,123 @@
+"""CONTRIBUTING's «Add a schedule in five minutes» and «Add a new kind of pass», followed to the letter in a copy of the
+project."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..support.docs import blocks, commands, text_of
+from ..support.house import ROOT
+
+WHERE = r"In `(?P<path>[^`]+)`, (?P<side>above|below) `(?P<anchor>[^`]+)`|The new file `(?P<new>[^`]+)`"
+STEP = re.compile(rf"(?:{WHERE}):\n\n```python\n(?P<code>.*?)```", re.S)
+NEEDED = ("zbsolve", "profiler", "benchmarks", "tests", "examples", "pyproject.toml", "docs")
+PROFILE = ROOT / "benchmarks" / "profiles" / "measured-gpt-tiny-cpu.json"
+
+
+def followed(folder: Path) -> list[str]:
+    """What the page says to write, written; the files that were touched."""
+    touched = []
+    for step in STEP.finditer(text_of("CONTRIBUTING.md")):
+        path = folder / (step["path"] or step["new"])
+        touched.append(str(path.relative_to(folder)))
+        if step["new"]:
+            path.write_text(step["code"], encoding="utf-8")
+            continue
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        (found,) = (i for i, line in enumerate(lines) if step["anchor"] in line)
+        place = found + (step["side"] == "below")
+        blank = "\n\n" if step["code"].startswith("def ") else ""
+        path.write_text("".join([*lines[:place], step["code"], blank, *lines[place:]]), encoding="utf-8")
+    return touched
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with the schedule and the kind added; compiled kernels are copied too."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in NEEDED:
+        source = ROOT / name
+        shutil.copytree(source, folder / name) if source.is_dir() else shutil.copy2(source, folder / name)
+    assert followed(folder) == [
+        "zbsolve/systems/one_direction.py",
+        "zbsolve/systems/table.py",
+        "zbsolve/systems/table.py",
+        "tests/systems/test_eager_1f1b.py",
+        "zbsolve/tables.py",
+        "zbsolve/build/loading.py",
+        "zbsolve/exec/handlers/loading.py",
+        "zbsolve/exec/handlers/table.py",
+        "zbsolve/exec/handlers/table.py",
+        "zbsolve/show/kinds.py",
+        "tests/build/test_loading.py",
+    ]
+    shutil.copy(PROFILE, folder / "profile.json")
+    return folder
+
+
+def run(folder: Path, *words: str) -> str:
+    """What a command says, in the copy."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_schedule_is_known_solved_and_holds(copy: Path) -> None:
+    """The commands below the steps. Of the tests that they run, those of the new schedule and of the table."""
+    *_, steps, _ = (block for block in blocks("CONTRIBUTING.md") if block.language == "sh")
+    said = []
+    for words in commands(steps):
+        if words[0] == "zbsolve":
+            said.append(run(copy, "-m", "zbsolve.cli", *words[1:]))
+        else:
+            assert words[:4] == ("python", "-m", "pytest", "tests/systems")
+            chosen = "eager or every_preset or gallery or wrong_use"
+            said.append(run(copy, *words[1:], "-q", "-p", "no:cacheprovider", "-k", chosen))
+    systems, solved, checked, tested = said
+    assert re.search(r"^eager-1f1b +single .* 7$", systems, re.M)
+    assert "by eager-1f1b" in solved
+    assert "eager.json: holds" in checked
+    assert "passed" in tested
+    assert "failed" not in tested
+
+
+@pytest.mark.slow
+def test_the_kind_is_solved_drawn_and_run(copy: Path) -> None:
+    """The commands below the steps. Of the tests that they run, those of the new kind, of kinds and of the house."""
+    *_, steps = (block for block in blocks("CONTRIBUTING.md") if block.language == "sh")
+    said = []
+    for words in commands(steps):
+        if words[:2] == ("python", "-c"):
+            run(copy, *words[1:])
+        elif words[0] == "zbsolve":
+            said.append(run(copy, "-m", "zbsolve.cli", *words[1:]))
+        else:
+            chosen = "loading or every_kind or lightness or letter or above_it or circle or no_kind or tables_count"
+            said.append(run(copy, *words[1:], "-q", "-p", "no:cacheprovider", "-k", chosen))
+    checked, shown, ran, tested = said
+    assert re.search(r"loading.json: holds .*; bound \d+ µs proven again", checked)
+    assert "loading of the batch" in shown
+    assert "check: right" in ran
+    assert "passed" in tested
+    assert "failed" not in tested
+
+
+def test_what_was_added_is_clean(copy: Path) -> None:
+    """After the page's two commands, which change no more than the import."""
+    pytest.importorskip("ruff")
+    written = (copy / "zbsolve/systems/one_direction.py").read_text(encoding="utf-8")
+    for words in (("check", "--fix"), ("format",)):
+        assert f"`ruff {' '.join(words)}`" in text_of("CONTRIBUTING.md")
+        run(copy, "-m", "ruff", *words, "--no-cache", "zbsolve", "tests/systems", "tests/build")
+    run(copy, "-m", "ruff", "format", "--no-cache", "--check", "zbsolve", "tests/systems", "tests/build")
+    assert (copy / "zbsolve/systems/one_direction.py").read_text(encoding="utf-8") == written
+    assert (copy / "zbsolve/systems/table.py").read_text(encoding="utf-8").count("from .one_direction import") == 1

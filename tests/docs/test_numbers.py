@@ -1,0 +1,152 @@
+"""Numbers of the pages are those of the kept results."""
+
+from __future__ import annotations
+
+import json
+from statistics import mean, median
+from typing import Any
+
+import pytest
+
+from zbsolve.bench.suites import suite
+
+from ..support.docs import blocks, text_of
+from ..support.house import ROOT
+
+
+def kept(name: str) -> Any:
+    """The kept results of a benchmark."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))["results"]
+
+
+def shown(page: str, name: str) -> list[list[str]]:
+    """The table that a page marks with the name of its results: words of each line."""
+    (block,) = (block for block in blocks(page) if block.mark == f"numbers: {name}")
+    return [line.split() for line in block.text.splitlines()]
+
+
+def sentences(page: str) -> str:
+    """A page's text on one line."""
+    return " ".join(text_of(page).split())
+
+
+def test_published_models() -> None:
+    rows = {row["model"]: row for row in kept("published")["rows"].values()}
+    lines = {line[0]: line[1:] for line in shown("docs/benchmarks.md", "published")[1:]}
+    assert set(lines) == set(rows)
+    for model, row in rows.items():
+        base, cells = row["equal"]["us"], [str(row["ranks"]), f"{row['equal']['us'] / 1e3:.1f}", "ms"]
+        for what in ("equal", "balanced", "single", "vee"):
+            fits = row[what]["fits"]
+            cells += ([f"{base / row[what]['us']:.3f}"] if what != "equal" else []) if fits else ["(no", "room)"]
+        assert lines[model] == cells
+        proven = all(row[what]["us"] == row[what]["bound_us"] for what in ("single", "vee"))
+        assert proven == (model != "llama3-70b")
+
+
+def test_emulated_devices() -> None:
+    rows = kept("emulate")["rows"]
+    lines = shown("docs/emulation.md", "emulate")[1:]
+    assert len(lines) == len(rows)
+    for words, (name, row) in zip(lines, rows.items(), strict=True):
+        times = [f"{row[what] / 1e3:.2f}" for what in ("predicted", "measured")]
+        numbers = [f"{row['bubble']:.2%}", times[0], "ms", times[1], "ms", f"{row['error']:.2%}"]
+        faster = [] if row["late"] else [f"{row[f'speedup_{what}']:.3f}" for what in ("predicted", "measured")]
+        assert words == [*name.split(), *numbers, *faster]
+
+
+def test_suites_have_so_many_problems() -> None:
+    counts = f"`small` has {len(suite('small'))} problems, `full` has {len(suite('full'))}"
+    assert counts in sentences("docs/benchmarks.md")
+
+
+def test_other_generators() -> None:
+    rows, longer = kept("peers")["rows"], kept("peers-60s")["rows"]
+    against = [row["ratio"] for row in rows if row.get("ratio") is not None]
+    said = sentences("docs/benchmarks.md")
+    assert all(ratio <= 1 for ratio in against)
+    assert f"{len(rows)} problems" in said
+    shorter = sum(ratio < 0.999 for ratio in against)
+    counted = f"Of the {len(against)} problems that one of them solved, `solve` was never longer, more than 0.1 % shorter on"
+    assert f"{counted} {shorter}, and {100 * (1 - mean(against)):.1f} % shorter in the mean" in said
+    optimal, near = (sum(row["gap"] <= most for row in rows) for most in (0, 0.01))
+    assert f"{optimal} of all {len(rows)} are proven optimal, {near} are within 1 % of their bound" in said
+    half = [row for row in rows if "@0.5p" in row["name"]]
+    within = [sum(row["gap"] <= 0.01 for row in some) for some in (half, rows)]
+    assert f"{within[1] - within[0]} of {len(rows) - len(half)} are within 1 %" in said
+    gaps = [
+        [row["gap"] for row in some if "@0.5p" in row["name"] and row["placement"] != "single"] for some in (rows, longer)
+    ]
+    (low, high), (later_low, later_high) = ((round(100 * min(g)), round(100 * max(g))) for g in gaps)
+    stay = f"V and loop placements stay {low} to {high} % above their bound, and {later_low} to {later_high} % after 60 s"
+    assert f"With half of that memory {within[0]} of {len(half)} are. {stay}" in said
+
+
+def test_named_systems() -> None:
+    rows = kept("systems")["rows"]
+    assert max(row["solved"] / row["value"] for row in rows) == 1
+    best = min(rows, key=lambda row: row["solved"] / row["value"])
+    assert (best["system"], best["ranks"], best["microbatches"], best["times"]) == ("v-min", 8, 24, [1200, 1600, 800])
+    shorter = f"up to {int(100 * (1 - best['solved'] / best['value']))} % shorter (V-Min's memory, p = 8, m = 24"
+    assert shorter in sentences("docs/systems.md")
+    for name in ("1f1b", "zb-h1", "pipedream"):
+        assert mean(row["bound"] >= row["value"] for row in rows if row["system"] == name) > 0.8
+
+
+def test_the_executor() -> None:
+    rows = kept("runtime-tiny")["rows"]
+    ours, torchs = ([f"{row[who]['beyond_us']:.0f}" for row in rows] for who in ("zbsolve", "torch"))
+    ratios = [f"{row['zbsolve']['step_ms'] / row['torch']['step_ms']:.2f}" for row in rows]
+    said = sentences("docs/promises.md")
+    for three, what in ((ours, " µs of the interpreter"), (torchs, " µs"), (ratios, " times as long")):
+        assert "{}, {} and {}".format(*three) + what in said
+
+
+def test_steps_without_a_barrier() -> None:
+    results = kept("barrier")
+    for name, what in (("barrier", "with a barrier (makespan {:.1f})"), ("validated", "so (span {:.1f})")):
+        row = results[name]
+        took = f"{median(row['samples_us']) / 1e3:.1f} ms" + (" a step " if name == "barrier" else " ")
+        assert took + what.format(row["predicted_us"] / 1e3) in sentences("docs/training-loop.md")
+
+
+def test_exact_models() -> None:
+    closed = {
+        name: max(row["passes"] for row in kept("milp")["rows"] if row["solver"] == name and row["optimal"])
+        for name in ("cbc", "highs")
+    }
+    last = max((row for row in kept("milp")["rows"] if row["solver"] == "cp-sat"), key=lambda row: row["passes"])
+    said = f"CBC closed {closed['cbc']} passes and HiGHS {closed['highs']}, where CP-SAT took {last['seconds']:.1f} s"
+    assert said in sentences("docs/solving.md")
+
+
+def test_large_steps() -> None:
+    row = kept("sizes")["98,304 passes"]
+    took = [median(row[what]) for what in ("build", "simulate", "verify")]
+    said = "98,304 passes build in {:.2f} s, simulate in {:.2f} s and verify in {:.1f} s".format(*took)
+    assert said in sentences("docs/design.md")
+
+
+def test_messages_within_a_machine() -> None:
+    rows = [row for row in kept("messages")["rows"] if row["bytes"] <= 4 << 20]
+    assert all(row["memory"]["cpu_us"] <= row["gloo"]["cpu_us"] / 2 for row in rows)
+    assert "up to 4 MiB it takes half of gloo's CPU time or less" in sentences("docs/running.md")
+
+
+@pytest.mark.parametrize(("model", "rows"), [("gpt-1.5b", 3), ("gpt-6.2b", 4), ("gpt-14.6b", 3), ("gpt-28.3b", 2)])
+def test_estimates_against_table_9(model: str, rows: int) -> None:
+    """arXiv 2401.10241, Table 9: µs of F, B and W of a stage of so many layers, on an A100."""
+    pytest.importorskip("torch")
+    from profiler import estimate
+
+    published = {
+        "gpt-1.5b": (18522, 18086, 9337),
+        "gpt-6.2b": (29802, 29428, 19530),
+        "gpt-14.6b": (11347, 11248, 8132),
+        "gpt-28.3b": (10419, 10207, 7715),
+    }
+    f, b, w = published[model]
+    block = estimate(f"{model}@layers=1", "a100").layers[1]
+    assert abs(rows * block.W / w - 1) <= 0.0605
+    assert all(0.575 <= rows * time / paper <= 0.825 for time, paper in ((block.F, f), (block.B, b)))
+    assert "W within 6 %, and F and B 18 to 42 % too low" in sentences("docs/profiles.md")

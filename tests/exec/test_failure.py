@@ -1,0 +1,255 @@
+"""Ranks that die, hang, raise, run out of memory or got another schedule; NaN and inf; signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zbsolve.cli import main
+from zbsolve.exec import RunFailed
+from zbsolve.exec.run.launch import child_environment, run_local
+from zbsolve.exec.transport.failure import LostRank, one_line
+from zbsolve.exec.transport.peers import explained
+
+from ..support.exec_failing import MODEL, Ranks
+from ..support.exec_tools import a_problem, random_schedule
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks() as found:
+        yield found
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    path = tmp_path / "own.py"
+    path.write_text(MODEL)
+    return str(path)
+
+
+@pytest.fixture
+def schedule(tmp_path: Path) -> str:
+    path = tmp_path / "schedule.json"
+    random_schedule(a_problem((0, 1), 4, layers=4)).save(path)
+    return str(path)
+
+
+# --- as a library, in anybody's loop: three ranks, one process group, no launcher ---
+
+
+@pytest.mark.parametrize(("what", "why"), [("die", "the connection broke"), ("hang", "nothing for 4 s")])
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.slow
+def test_survivors_name_the_rank_that_is_lost_and_the_pass_that_waited(ranks: Ranks, what: str, why: str, rank: int) -> None:
+    said = ranks.run(what, rank=rank, layer=2 if rank == 1 else 3, timeout=4 if what == "hang" else 20)
+    assert said[rank] is None
+    for other in {0, 1, 2} - {rank}:
+        assert said[other]["kind"] == "LostRank"
+        text = said[other]["text"]
+        assert re.match(rf"rank {rank} is lost: rank \d, pass \d[FB]\d: (waiting for|sending) .*rank {rank}: {why}", text)
+        assert f"rank {other}, pass " in text
+        assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("throw", "ValueError: on purpose"),
+        ("memory", "out of memory: tried to allocate 1125899906842624 bytes"),
+        ("python memory", "out of memory"),
+    ],
+)
+def test_all_ranks_say_what_one_of_them_raised(ranks: Ranks, what: str, why: str) -> None:
+    said = ranks.run(what, rank=1)
+    assert re.fullmatch(rf"rank 1, pass 1F\d: {why}", said[1]["text"])
+    assert said[1]["kind"] == "RunFailed"
+    for other in (0, 2):
+        assert said[other]["text"].startswith(f"{said[1]['text']}; then rank {other}, ")
+        assert said[other]["kind"] == "LostRank"
+
+
+def test_another_schedule_is_said_by_all(ranks: Ranks) -> None:
+    said = ranks.run("schedule", rank=1)
+    assert said[0] == said[1] == said[2]
+    assert re.fullmatch(r"rank 1 has another schedule than rank 0 \(digests \w{16} and \w{16}\)", said[0]["text"])
+    assert said[0]["kind"] == "BadInput"
+
+
+def test_a_rank_that_cannot_build_is_named_by_all(ranks: Ranks) -> None:
+    said = ranks.run("build", rank=2)
+    assert said[2] == {"kind": "ValueError", "text": "no such weights"}
+    assert said[0] == said[1] == {"kind": "RunFailed", "text": "rank 2, building: ValueError: no such weights"}
+    said = ranks.run("no loss", rank=0)
+    assert said[2] == {"kind": "BadInput", "text": "Pipeline: rank 2 has the last stage, and needs a loss"}
+    assert said[0] == said[1] == {"kind": "BadInput", "text": f"rank 2: {said[2]['text']}"}
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("nan", r"rank 1, pass 1F\d: its activation has 8 NaN among 8 numbers"),
+        ("nan back", r"rank 1, pass 1B\d: the gradient of its input has 8 (NaN|inf) among 8 numbers"),
+        ("nan weight", r"rank 1, pass 1W\d: the gradient of layer 2 inner.weight has .* among 16 numbers"),
+    ],
+)
+def test_watch_names_the_pass_that_made_it(ranks: Ranks, what: str, text: str) -> None:
+    said = ranks.run(what, rank=1, watch=True)
+    assert re.fullmatch(text, said[1]["text"]), said[1]
+    for other in (0, 2):
+        assert said[other]["text"].startswith(f"{said[1]['text']}; then rank {other}, ")
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_at_the_end_of_a_step(ranks: Ranks) -> None:
+    said = ranks.run("hang late", rank=1, timeout=4)
+    assert said[1] is None
+    for other in (0, 2):
+        assert re.match(rf"rank 1 is lost: rank {other}, end of the step: ", said[other]["text"]), said
+
+
+def test_without_watch_it_is_a_loss_like_others(ranks: Ranks) -> None:
+    assert [one["text"] for one in ranks.run("nan", rank=1)] == ["nan"] * 3
+
+
+def test_who_is_lost_follows_from_who_waited_for_whom() -> None:
+    notes: dict[int, Any] = {
+        0: {"text": "rank 0, pass 0B0: a", "lost": True, "peer": 1, "gone": True, "time": 3.0},
+        1: {"text": "rank 1, pass 1B0: b", "lost": True, "peer": 2, "gone": False, "time": 2.0},
+    }
+    found = explained(0, notes, 4)
+    assert (str(found), found.peer) == ("rank 2 is lost: rank 1, pass 1B0: b; then rank 0, pass 0B0: a", 2)
+    cause = {"text": "rank 3, pass 3F1: c", "lost": False, "peer": None, "gone": False, "time": 1.0}
+    found = explained(0, {**notes, 3: cause}, 4)
+    assert (str(found), found.peer) == ("rank 3, pass 3F1: c; then rank 0, pass 0B0: a", 3)
+    alone = {0: {**notes[0], "peer": None}}
+    assert str(explained(0, alone, 2)) == "rank 1 is lost: rank 0, pass 0B0: a"
+    assert str(explained(0, alone, 3)) == "rank 0, pass 0B0: a"  # nobody knows
+    assert str(explained(0, {0: notes[0], 1: {**notes[1], "peer": 0}}, 2)) == "rank 0, pass 0B0: a"
+
+
+def test_one_line() -> None:
+    assert one_line(MemoryError()) == "out of memory"
+    assert one_line(ValueError("a\n  b")) == "ValueError: a b"
+    assert one_line(LostRank("text")) == "text"
+
+
+# --- with the launcher ---
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("die", r"rank 1, pass 1F\d: the process died of SIGKILL"),
+        ("throw", r"rank 1, pass 1F\d: ValueError: on purpose"),
+        ("hang", r"rank 1, pass 1F\d: hangs, not done after 5 s \(rank 0, pass 0B\d: .*: nothing for 5 s\)"),
+    ],
+)
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_all_in_one_line(own: str, what: str, text: str) -> None:
+    """However long starting takes: time is counted since a rank last went on."""
+    planned = random_schedule(a_problem((0, 1), 4, layers=4))
+    with pytest.raises(RunFailed) as caught:
+        run_local(planned, f"{own}:{what}", timeout=5 if what == "hang" else 60)
+    assert re.fullmatch(text, str(caught.value)), caught.value
+    assert not workers(os.getpid())
+
+
+def test_a_loss_that_is_no_number_fails_the_check(
+    own: str, schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    step = ["run", schedule, "--model", f"{own}:nan", "--one-device", "cpu", "--steps", "1", "--warmup", "0"]
+    assert main([*step, "--check"]) == 1
+    assert re.search(r"^check: WRONG: no finite number: the loss of step 0 is nan \(over \d", capsys.readouterr().out, re.M)
+    out = tmp_path / "trace.json"
+    assert main([*step, "--watch", "-o", str(out)]) == 1
+    assert re.fullmatch(r"zbsolve run: rank 1, pass 1F\d: its loss is nan\n", capsys.readouterr().err)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.slow
+def test_a_signal_to_the_launcher_ends_all(
+    own: str, schedule: str, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    command = [sys.executable, "-m", "zbsolve.cli", "run", schedule, "--model", f"{own}:hang", "--local"]
+    environment = {**child_environment(), "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
+    try:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("zbsolve-run-*/stderr.1")) or len(workers(process.pid)) < 2:
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.02)
+        children = workers(process.pid)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert said == "zbsolve run: interrupted\n"
+    assert not list(tmp_path.glob("zbsolve-*"))
+    until = time.monotonic() + 30  # a rank that the signal met while it was being started ends by itself, its parent gone
+    while [child for child in children if Path(f"/proc/{child}").exists()]:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+# --- with torchrun ---
+
+BY_RANK = """
+import os, sys
+from zbsolve.cli import main
+sys.exit(main([argument.replace("RANK", os.environ["RANK"]) for argument in sys.argv[1:]]))
+"""
+
+
+def torchrun(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "by_rank.py"
+    script.write_text(BY_RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=child_environment(), check=False)
+
+
+@pytest.mark.slow
+def test_torchrun_with_other_schedules(own: str, tmp_path: Path) -> None:
+    for rank in range(2):
+        random_schedule(a_problem((0, 1), 2, layers=4), rank).save(tmp_path / f"{rank}.json")
+    done = torchrun(tmp_path, "run", str(tmp_path / "RANK.json"), "--model", f"{own}:good")
+    assert done.returncode != 0
+    assert re.search(r"^zbsolve run: rank 1 has another schedule than rank 0 \(digests", done.stderr, re.M), done.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_with_a_rank_that_hangs(own: str, schedule: str, tmp_path: Path) -> None:
+    out = tmp_path / "trace.json"
+    done = torchrun(tmp_path, "run", schedule, "--model", f"{own}:hang", "--timeout", "5", "-o", str(out))
+    assert done.returncode != 0
+    assert re.search(r"^zbsolve run: rank 1 is lost: rank 0, pass 0B\d: .*: nothing for 5 s$", done.stderr, re.M), (
+        done.stderr
+    )
+    assert not out.exists()
+
+
+def workers(parent: int) -> list[int]:
+    """The ranks that a process started and that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            words = (path.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z" and b"zbsolve.exec.run.worker" in words:
+            found.append(int(path.parent.name))
+    return found

@@ -1,0 +1,114 @@
+"""The executor is open to kinds: a builder and a handler make a new one run, and no other part of it knows any."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zbsolve.exec
+from zbsolve import BadInput
+from zbsolve.exec.handlers import HANDLERS, Handler
+from zbsolve.exec.lowering import lower
+from zbsolve.exec.optimizer.ahead import lengths
+from zbsolve.exec.transport.failure import RunFailed
+from zbsolve.models.presets import mlp
+from zbsolve.tables import CARGO, KINDS
+
+from ..support.exec_kinds import RAN, TOYS, with_pause, with_stop
+from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import a_problem, random_schedule, worst_difference
+
+BUILDERS = {"O": with_pause, "S": with_stop}
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for kind, handler in TOYS.items():
+        monkeypatch.setitem(HANDLERS, kind, handler)
+    RAN.clear()
+    yield
+    RAN.clear()
+
+
+@pytest.mark.usefixtures("toys")
+@pytest.mark.parametrize("placement", [(0, 1), (0, 1, 1, 0), (0, 1, 2, 3)])
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_a_kind_from_outside_runs_and_gradients_are_the_unsplit_models(kind: str, placement: tuple[int, ...]) -> None:
+    for seed in range(3):
+        problem = BUILDERS[kind](a_problem(placement, 3))
+        count = len(RAN)
+        assert worst_difference(random_schedule(problem, seed), mlp(0)) < 1e-5
+        assert sorted(RAN[count:]) == sorted(name for name in problem.names if kind in name)
+    assert len(RAN) == 3 * 3 * (len(placement) - (kind == "S"))
+
+
+def test_a_kind_from_outside_runs_on_ranks() -> None:
+    for rank in on_ranks(2, "tests.support.exec_kinds:on_two_ranks", 3):
+        assert rank["O"]["worst"] <= 1e-6
+        assert rank["S"]["worst"] <= 1e-6
+        assert rank["O"]["ran"] == 8
+        assert rank["S"]["ran"] in (4, 8)  # the last stage has none
+
+
+def test_a_kind_without_a_handler_is_refused_by_name() -> None:
+    with pytest.raises(BadInput, match=r"pass 0O0: run does not know passes of kind O yet \(only F B W BW X AF AB C U\)"):
+        lower(random_schedule(with_pause(a_problem((0, 1), 2))))
+
+
+def test_a_handler_may_refuse_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def check(graph: Any, rows: Any) -> None:
+        asked.append(rows.tolist())
+        raise BadInput(f"pass {graph.one(rows[0]).name}: not today")
+
+    problem = with_pause(a_problem((0, 1), 2))
+    monkeypatch.setitem(HANDLERS, "O", Handler(TOYS["O"].run, check))
+    with pytest.raises(BadInput, match="pass 0O0: not today"):
+        lower(random_schedule(problem))
+    assert asked == [problem.rows("O").tolist()]
+
+
+@pytest.mark.usefixtures("toys")
+def test_a_pass_that_makes_nothing_though_others_wait_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HANDLERS, "S", Handler(lambda state, action, given: None))
+    schedule = random_schedule(with_stop(a_problem((0, 1), 2)))
+    with pytest.raises(RunFailed, match=r"pass 0S\d: it made nothing, but other passes take what it makes"):
+        worst_difference(schedule, mlp(0))
+
+
+@pytest.mark.usefixtures("toys")
+def test_what_a_pass_takes_must_come_along_an_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HANDLERS, "S", replace(TOYS["S"], takes="activation"))
+    problem = with_stop(a_problem((0, 1, 2), 2))
+    lower(random_schedule(problem))
+    mute = np.where(problem.passes.are("S")[problem.edges.after], CARGO.index(""), problem.edges.carries)
+    with pytest.raises(BadInput, match="pass 1S0: no edge brings its input"):
+        lower(random_schedule(replace(problem, edges=replace(problem.edges, carries=mute))))
+
+
+@pytest.mark.usefixtures("toys")
+def test_a_kind_that_can_run_again_does_not_end_what_runs_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = random_schedule(with_stop(a_problem((0, 1), 4)), 1)
+    far = lengths(lower(schedule))
+    monkeypatch.setitem(HANDLERS, "S", replace(TOYS["S"], repeatable=False))
+    near = lengths(lower(schedule))
+    assert sum(near) < sum(far)
+    assert lower(schedule)[0].actions[near[0]].kind == "S"
+
+
+def test_the_executor_names_kinds_in_handlers_alone() -> None:
+    """But for updates, which are read off a graph, and for a profile's step, which its builders name."""
+    root, named = Path(zbsolve.exec.__file__).parent, set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and node.value in KINDS:
+                named.add(path.relative_to(root).parts[0])
+            assert not (isinstance(node, ast.alias) and node.name == "KINDS"), path
+    assert named == {"handlers", "update_groups.py", "emulate.py"}

@@ -1,0 +1,129 @@
+"""`Pipeline` in a person's own loop, on gloo ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from zbsolve import BadInput
+from zbsolve.exec.layers import build, listed, materialise
+
+from ..support.exec_ranks import on_ranks
+
+pytestmark = pytest.mark.slow
+
+RANDOM = 300  # schedules
+
+
+@pytest.fixture(scope="module")
+def two() -> dict[str, list[Any]]:
+    """What each job gave on each of two ranks."""
+    jobs = {"example": 12, "shapes": "", "twice": 3, "leaks": 100, "owned": None, "memories": None}
+    found = on_ranks(2, "tests.support.exec_jobs:several", list(jobs.items()))
+    return {name: [one[i] for one in found] for i, name in enumerate(jobs)}
+
+
+def test_the_example_trains_as_in_one_process(two: dict[str, list[Any]]) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from examples.train_gpt import plain
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = plain(12)
+    torch.set_num_threads(threads)
+    assert two["example"][0] == two["example"][1]
+    assert two["example"][0] == pytest.approx(expected, rel=1e-5)
+    assert expected[-1] < expected[0] - 1  # it learns
+
+
+def test_the_example_can_be_profiled() -> None:
+    from examples.train_gpt import BLOCKS, SIZE, whole
+    from zbsolve.models.by_name import load
+
+    model = load(f"{Path(__file__).parents[2]}/examples/train_gpt.py:measured")
+    inputs, targets = model.batch(0, 0)
+    assert len(model.layers) == BLOCKS + 2
+    assert inputs.shape == targets.shape
+    assert len(inputs) == SIZE
+    pairs = zip(torch.nn.Sequential(*model.build()).parameters(), whole().parameters(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+def test_microbatches_may_differ_in_shape(two: dict[str, list[Any]]) -> None:
+    assert max(max(steps) for steps in two["shapes"]) < 1e-5
+
+
+def test_the_same_seed_gives_the_same_bits(two: dict[str, list[Any]]) -> None:
+    for first, second in two["twice"]:
+        assert first == second
+
+
+def test_nothing_leaks_over_100_steps(two: dict[str, list[Any]]) -> None:
+    for rank in two["leaks"]:
+        assert rank["bytes"][1] <= rank["bytes"][0]
+        assert rank["live"] == 0
+
+
+def test_memory_is_what_was_predicted(two: dict[str, list[Any]]) -> None:
+    for rank in two["memories"]:
+        for one in rank:
+            assert one["peak"] == pytest.approx(one["predicted"], rel=0.03)
+            assert one["last"] < one["peak"] / 50
+
+
+def test_a_rank_holds_its_own_layers_alone(two: dict[str, list[Any]]) -> None:
+    first, second = two["owned"]
+    assert first["names"] == ["part0.weight", "part0.bias", "part1.weight", "part1.bias"]
+    assert second["names"] == ["part2.weight", "part2.bias", "part3.weight", "part3.bias"]
+    assert first["meta"] == second["meta"] == 4
+    assert set(first["sums"].values()) == {16.0, 4.0}
+    assert "does not split into 2 microbatches" in first["refused"]
+    assert first["ones"] == second["ones"] > 0
+
+
+def test_random_schedules_never_hang() -> None:
+    losses = on_ranks(4, "tests.support.exec_jobs:random_runs", RANDOM, timeout=110)
+    assert losses[0] == losses[1] == losses[2] == losses[3]
+    assert len(losses[0]) == RANDOM
+
+
+def test_layers_are_built_where_they_are_owned() -> None:
+    cpu = torch.device("cpu")
+    asked: list[list[int]] = []
+
+    def builder(numbers: list[int]) -> list[nn.Module]:
+        asked.append(numbers)
+        return [nn.Linear(2, 2) for _ in numbers]
+
+    assert sorted(build(builder, [1, 3], cpu)) == [1, 3]
+    assert asked == [[1, 3]]
+    with pytest.raises(BadInput, match="made 1 layers, not 2"):
+        build(lambda numbers: [nn.Linear(2, 2)], [0, 1], cpu)
+    with pytest.raises(BadInput, match="a Linear has no order"):
+        listed(nn.Linear(2, 2))
+
+
+def test_meta_layers_get_the_same_values_on_any_rank() -> None:
+    def some(numbers: list[int]) -> dict[int, nn.Module]:
+        with torch.device("meta"):
+            layers = {i: nn.Linear(3, 3) for i in numbers}
+            if len(numbers) > 2:
+                layers[2].weight = layers[0].weight
+        return materialise(layers, torch.device("cpu"), None, seed=4)
+
+    alone, together = some([1]), some([0, 1, 2])
+    assert torch.equal(alone[1].weight, together[1].weight)
+    assert together[2].weight is together[0].weight
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2, device="meta"))
+
+    with pytest.raises(BadInput, match=r"layer 0\.1: Own has no reset_parameters"):
+        materialise({0: nn.Sequential(nn.Linear(2, 2), Own())}, torch.device("cpu"), None, 0)

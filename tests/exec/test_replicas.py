@@ -1,0 +1,72 @@
+"""Data parallelism: two pipelines of two ranks, and the gradients of the whole batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zbsolve.cli import main
+
+from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import a_problem, random_schedule
+
+pytestmark = pytest.mark.slow
+
+JOBS = ["gradients", "optimizers_wait", "validated", "corners"]
+
+
+@pytest.fixture(scope="module")
+def four() -> dict[str, list[Any]]:
+    found = on_ranks(4, "tests.support.exec_jobs_replicas:several", JOBS, timeout=100)
+    return {name: [one[i] for one in found] for i, name in enumerate(JOBS)}
+
+
+def test_gradients_are_those_of_the_whole_batch(four: dict[str, list[Any]]) -> None:
+    for rank in four["gradients"]:
+        for one in rank:
+            assert one["worst"] <= 1e-12
+            assert one["alike"]
+            assert one["tensors"] >= 4
+    assert [sorted(one["ended"]) for one in four["gradients"][3]] == [[1, 1], [1, 1, 2, 2], [1, 1, 3, 3]]
+
+
+def test_only_the_optimizer_waits(four: dict[str, list[Any]]) -> None:
+    """Pipeline 0's step returned before pipeline 1 began; nobody but the optimizer was asked to wait."""
+    assert max(rank["worst"] for rank in four["optimizers_wait"]) <= 1e-12
+
+
+def test_with_post_validation_as_with_a_barrier(four: dict[str, list[Any]]) -> None:
+    for rank in four["validated"]:
+        assert rank["same"]
+        assert rank["alike"]
+        assert rank["became"][7] == "skipped"
+        assert rank["became"][4] == "clipped"
+        assert "stepped" in rank["became"]
+        assert rank["norm"] == pytest.approx(rank["right"], rel=1e-12)
+
+
+def test_starting_values_missing_gradients_and_other_schedules(four: dict[str, list[Any]]) -> None:
+    for i, rank in enumerate(four["corners"]):
+        assert rank["alike"]
+        assert rank["same"]
+        assert rank["missing"] == (["1.1.some", "1.1.never"] if i == 1 else ["1.1.never"] if i == 3 else [])
+        assert rank["still"] == (["1.1.never"] if i % 2 else [])
+        assert rank["refused"] == "replicas: pipeline 1 has another schedule than pipeline 0"
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_run_of_two_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    path = tmp_path / "s.json"
+    random_schedule(a_problem((0, 1), microbatches=2, layers=8), 1).save(path)
+    size = ["--steps", "2", "--warmup", "0", "--timeout", "30"]
+    assert main(["run", str(path), "--model", "mlp-tiny", "--local", "--replicas", "2", "--check", "--json", *size]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["check"]["passed"]
+    assert said["check"]["tensors"] == 32
+    assert (said["replicas"], said["ranks"], len(said["losses"])) == (2, 2, 2)
+    assert main(["run", str(path), "--model", "mlp-tiny", "--local", "--replicas", "0"]) == 2
+    assert "replicas 0" in capsys.readouterr().err

@@ -1,0 +1,274 @@
+"""Each private name of torch does what the executor needs of it; and none is named elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+import profiler
+import zbsolve.exec
+from zbsolve.exec import torch_private as private
+
+from ..support.exec_ranks import on_ranks
+
+
+def profiler_enabled() -> None:
+    assert not private.profiler_enabled()
+    with torch.profiler.profile():
+        assert private.profiler_enabled()
+
+
+def functorch_active() -> None:
+    seen: list[bool] = []
+    torch.func.vmap(lambda x: (seen.append(private.functorch_active()), x)[1])(torch.ones(2))
+    assert seen == [True]
+    assert not private.functorch_active()
+
+
+def run_backward() -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = (x * x).sum()
+    private.run_backward(private.gradient_edge(y), torch.tensor(5.0))
+    assert x.grad is not None
+    assert x.grad.tolist() == [10.0] * 3
+    with pytest.raises(RuntimeError, match="second time"):
+        private.run_backward(private.gradient_edge(y), torch.tensor(1.0))
+
+
+def gradient_edge() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    for y in (leaf, leaf * 2, Doubled.apply(leaf)):
+        found, right = private.gradient_edge(y), torch.autograd.graph.get_gradient_edge(y)
+        assert (found.node, found.output_nr) == (right.node, right.output_nr)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return 2 * dy
+
+
+def applied() -> None:
+    x = torch.ones(2, requires_grad=True)
+    private.applied(Doubled)(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 2.0]
+
+
+def hooked() -> None:
+    plain, first, second = (nn.Parameter(torch.ones(1)) for _ in range(3))
+    first.register_hook(lambda gradient: gradient)
+    second.register_post_accumulate_grad_hook(lambda parameter: None)
+    assert [private.hooked(one) for one in (plain, first, second)] == [False, True, True]
+
+
+def version_of() -> None:
+    x = torch.ones(2)
+    before = private.version_of(x)
+    x.add_(1)
+    assert private.version_of(x) == private.version_of(x[:1]) == before + 1
+
+
+def storage_key() -> None:
+    x = torch.ones(4)
+    assert private.storage_key(x) == private.storage_key(x[1:]) == private.storage_key(x.view(2, 2))
+    assert private.storage_key(x) != private.storage_key(x.clone())
+
+
+def norms_of() -> None:
+    found = private.norms_of([torch.tensor([3.0, 4.0]), torch.zeros(2)], torch.float64)
+    assert [(one.item(), one.dtype) for one in found] == [(5.0, torch.float64), (0.0, torch.float64)]
+
+
+def scale_all() -> None:
+    tensors = [torch.ones(2), torch.full((1,), 3.0)]
+    private.scale_all(tensors, 0.5)
+    assert [one.tolist() for one in tensors] == [[0.5, 0.5], [1.5]]
+
+
+def is_mutable() -> None:
+    assert private.is_mutable(torch.ops.aten.add_.Tensor)
+    assert not private.is_mutable(torch.ops.aten.add.Tensor)
+
+
+def children_of() -> None:
+    layer = nn.Linear(1, 1)
+    assert list(private.children_of(nn.Sequential(layer, layer)).items()) == [("0", layer), ("1", layer)]
+
+
+def parameters_of() -> None:
+    layer = nn.Linear(1, 1, bias=False)
+    assert dict(private.parameters_of(layer)) == {"weight": layer.weight, "bias": None}
+    assert dict(private.parameters_of(nn.Sequential(layer))) == {}
+
+
+def buffers_of() -> None:
+    layer = nn.BatchNorm1d(2)
+    other = torch.full((2,), 7.0)
+    private.buffers_of(layer)["running_mean"] = other
+    assert layer.running_mean is other
+    assert dict(private.buffers_of(nn.Sequential(layer))) == {}
+
+
+def padding_around() -> None:
+    layer = nn.Conv1d(1, 1, 3, padding=2, padding_mode="circular")
+    x = torch.randn(1, 1, 5)
+    padded = functional.pad(x, private.padding_around(layer), mode="circular")
+    torch.testing.assert_close(functional.conv1d(padded, layer.weight, layer.bias), layer(x))
+
+
+def output_padding() -> None:
+    layer, x = nn.ConvTranspose1d(1, 1, 3, stride=2), torch.randn(1, 1, 4)
+    for size in ([9], [10]):
+        extra = private.output_padding(layer, x, size)
+        found = functional.conv_transpose1d(x, layer.weight, layer.bias, 2, output_padding=extra)
+        torch.testing.assert_close(found, layer(x, size))
+
+
+def fake_log() -> None:
+    assert private.fake_log().name == private.FakeTensorMode.__module__
+
+
+def fake_refusals() -> None:
+    with private.FakeTensorMode() as mode, pytest.raises(private.FAKE_REFUSALS):
+        bool(mode.from_tensor(torch.ones(())) > 0)
+
+
+def fake_tensor_mode() -> None:
+    with private.FakeTensorMode() as mode:
+        found = mode.from_tensor(torch.ones(2, 3)) @ torch.ones(3, 10**9)
+    assert isinstance(found, private.FakeTensor)
+    assert found.shape == (2, 10**9)
+
+
+def batch_norm() -> None:
+    kinds = (nn.BatchNorm1d(1), nn.BatchNorm2d(1), nn.SyncBatchNorm(1))
+    assert all(isinstance(one, private.BatchNorm) for one in kinds)
+    assert not isinstance(nn.LayerNorm(1), private.BatchNorm)
+
+
+def dispatch_mode() -> None:
+    class Names(private.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    with Names():
+        torch.ones(2).add_(1)
+    assert seen == ["ones", "add_"]
+
+
+def tree_leaves() -> None:
+    assert private.tree_leaves({"a": [1, (2, 3)], "b": None}) == [1, 2, 3, None]
+
+
+LOCAL = {
+    name: value
+    for name, value in list(globals().items())
+    if inspect.isfunction(value) and value.__module__ == __name__ and not name.startswith("test_")
+}
+# Names that a function above covers under another one, and those that need a process group (see `groups`).
+ELSEWHERE = {
+    "FAKE_REFUSALS": "fake_refusals",
+    "BatchNorm": "batch_norm",
+    "FakeTensor": "fake_tensor_mode",
+    "FakeTensorMode": "fake_tensor_mode",
+    "TorchDispatchMode": "dispatch_mode",
+}
+ON_RANKS = {"default_group", "default_store", "backend_of", "backend_timeout", "pipeline_runtime", "load_order"}
+
+
+@pytest.mark.parametrize("check", LOCAL.values(), ids=LOCAL)
+def test_a_private_name_does_what_is_needed(check: Callable[[], None]) -> None:
+    check()
+
+
+def groups(rank: int, _: None) -> dict[str, Any]:
+    """What needs a process group, on one rank of it."""
+    group, store = private.default_group(), private.default_store()
+    store.set("key", "value")
+    backend = private.backend_of(group, torch.device("cpu"))
+    with pytest.raises(RuntimeError):
+        private.backend_of(group, torch.device("meta"))
+    return {
+        "group": dist.get_process_group_ranks(group),
+        "store": store.get("key").decode(),
+        "backend": backend.name(),
+        "timeout": private.backend_timeout(backend) / timedelta(seconds=1),
+        "runtime": _runtime(),
+    }
+
+
+def _runtime() -> list[list[str]]:
+    """What torch's runtime reads from a compute-only CSV: the actions of its ranks."""
+    import tempfile
+
+    from torch.distributed.pipelining import PipelineStage
+
+    stage = PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cpu"))
+    runtime = private.pipeline_runtime([stage], 2, loss_fn=functional.mse_loss)
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        file.write("0F0,0F1,0B0,0B1\n")
+        file.flush()
+        private.load_order(runtime, file.name)
+    x, losses = torch.ones(4, 2), list[Tensor]()
+    runtime.step(x, target=x, losses=losses)
+    return [[str(action) for action in row] for row in runtime.pipeline_order.values()] + [[str(len(losses))]]
+
+
+def test_what_needs_a_process_group() -> None:
+    (found,) = on_ranks(1, "tests.exec.test_torch_private:groups", timeout=50)
+    assert (found["group"], found["store"], found["backend"], found["timeout"]) == ([0], "value", "gloo", 50)
+    assert found["runtime"] == [["0F0", "0F1", "0B0", "0B1"], ["2"]]
+
+
+def test_every_name_has_a_test() -> None:
+    assert set(private.__all__) == {name for name in private.__all__ if name in {*LOCAL, *ON_RANKS, *ELSEWHERE}}
+    assert {*ELSEWHERE.values()} <= LOCAL.keys()
+    own = {name for name, value in vars(private).items() if getattr(value, "__module__", "") == private.__name__}
+    assert own - {"_ENGINE"} <= {*private.__all__}
+
+
+def test_no_private_name_of_torch_elsewhere() -> None:
+    """An attribute with an underscore is the object's own, or of another object of the same module's."""
+    found = []
+    for root in (zbsolve.exec, profiler):
+        for path in Path(root.__file__).parent.rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            own = {node.attr for node in ast.walk(tree) if _is_own(node)} | _declared(tree) | {"_exit"}
+            for node in ast.walk(tree):
+                where = f"{path.name}:{getattr(node, 'lineno', 0)}"
+                if isinstance(node, ast.Attribute) and _private(node.attr) and node.attr not in own:
+                    found.append(f"{where} {node.attr}")
+                if isinstance(node, ast.ImportFrom) and "torch" in (node.module or "") and path.name != "torch_private.py":
+                    names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+                    found += [f"{where} {name}" for name in names if _private(name)]
+    assert [one for one in found if not one.startswith("torch_private.py")] == []
+    assert found  # the test sees what is there
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _is_own(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def _declared(tree: ast.AST) -> set[str]:
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

@@ -1,0 +1,173 @@
+"""The README and the pages say what is there: links, options, names and files exist, and the help is the commands' own."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zbsolve
+from zbsolve.cli.app import parser
+
+from ..support.docs import PAGES, blocks, text_of
+from ..support.house import ROOT
+
+HELP = "docs/commands.md"
+PUBLIC = ("zbsolve", "zbsolve.exec", "zbsolve.build", "torch")
+FOREIGN = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--measure", "--fix"}  # of other programs
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#]*)(?:#([^)]+))?\)")
+
+
+def help_block() -> str:
+    """The command line's own help, 100 columns wide."""
+    return f"```text\n{parser().format_help().strip()}\n```"
+
+
+def test_the_help_block_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a change of the command line: `python -m tests.house.test_docs` writes the block anew."""
+    monkeypatch.setenv("COLUMNS", "100")
+    block = re.search(r"<!-- help -->\n(.*)\n<!-- /help -->", text_of(HELP), re.S)
+    assert block is not None
+    assert block[1] == help_block()
+
+
+def test_the_readme_is_short() -> None:
+    assert len(text_of("README.md").split()) <= 700
+
+
+def headings(page: str) -> set[str]:
+    """Anchors of a page, as GitHub makes them."""
+    plain = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
+    found = re.findall(r"^#+ (.*)$", plain, re.M)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in found}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    for path, anchor in LINK.findall(text_of(page)):
+        target = (folder / path).resolve() if path else ROOT / page
+        assert target.exists(), f"{page}: {path}"
+        if anchor:
+            assert anchor in headings(str(target.relative_to(ROOT))), f"{page}: {path}#{anchor}"
+    for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text_of(page)):
+        assert (folder / path).exists(), f"{page}: {path}"
+
+
+def test_the_index_has_every_page_by_its_question() -> None:
+    listed = dict(re.findall(r"^\* \[(.*)\]\((.*)\)$", text_of("docs/README.md"), re.M))
+    titles = {text_of(page).splitlines()[0].removeprefix("# "): page for page in PAGES if page.startswith("docs/")}
+    del titles["The pages"]
+    assert {question: f"docs/{path}" for question, path in listed.items()} == titles
+    assert all(question.endswith("?") for question in titles)
+
+
+def options(of: argparse.ArgumentParser) -> set[str]:
+    """Every option of a command line and of its commands."""
+    found: set[str] = set()
+    for action in of._actions:
+        found.update(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                found |= options(one)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_options_exist(page: str) -> None:
+    shell = {
+        word
+        for block in blocks(page)
+        if block.language == "yaml"
+        for word in re.findall(r"(?<![\w-])--[a-z][\w-]*", block.text)
+    }
+    named = set(re.findall(r"(?<![\w<!-])--[a-z][\w-]*", text_of(page))) - shell
+    assert named - options(parser()) - FOREIGN <= example_options(page)
+
+
+def example_options(page: str) -> set[str]:
+    """Options of the project's own scripts that the page runs."""
+    scripts = set(re.findall(r"(examples/\w+\.py)", text_of(page)))
+    return {word for script in scripts for word in re.findall(r'"(--[a-z-]+)"', text_of(script))}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_modules_exist(page: str) -> None:
+    text = re.sub(r"(?:The new file|above) `[^`]*`", "", text_of(page))
+    for path in re.findall(r"`((?:benchmarks|docs|examples|profiler|tests|zbsolve)/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), f"{page}: {path}"
+    for module in re.findall(r"python -m (benchmarks(?:\.\w+)?)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page}: {module}"
+    extras = re.findall(r"pip install '\.\[(\w+)\]'", text)
+    assert all(re.search(rf"^{one} = \[", text_of("pyproject.toml"), re.M) for one in extras)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CONTRIBUTING.md"])
+def test_python_imports_public_names_alone(page: str) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            for node in ast.walk(ast.parse(block.text)):
+                if isinstance(node, ast.ImportFrom):
+                    assert node.module in PUBLIC, f"{block}: {node.module}"
+                elif isinstance(node, ast.Import):
+                    assert {one.name for one in node.names} <= {*PUBLIC}, str(block)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    yaml = pytest.importorskip("yaml")
+    cited = yaml.safe_load(text_of("CITATION.cff"))
+    assert cited["version"] == zbsolve.__version__
+    assert {"cff-version", "message", "title", "authors", "type", "abstract", "license", "keywords"} <= set(cited)
+    assert cited["cff-version"] == "1.2.0"
+    assert all("name" in one or "family-names" in one for one in cited["authors"])
+    assert f'license = "{cited["license"]}"' in text_of("pyproject.toml")
+
+
+def test_the_changelog_is_grouped() -> None:
+    versions = re.split(r"^## ", text_of("CHANGELOG.md"), flags=re.M)[1:]
+    assert versions[0].startswith("Unreleased")
+    assert any(one.startswith(zbsolve.__version__) for one in versions)
+    for one in versions:
+        groups = re.findall(r"^### (.*)$", one, re.M)
+        assert groups, one[:40]
+        assert set(groups) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def workflows() -> list[tuple[str, Any]]:
+    """This repository's, and those that pages show: where they are, and what they say."""
+    yaml = pytest.importorskip("yaml")
+    own = [(path.name, path.read_text(encoding="utf-8")) for path in sorted((ROOT / ".github/workflows").glob("*.yml"))]
+    shown = [(str(block), block.text) for page in PAGES for block in blocks(page) if block.language == "yaml"]
+    return [(where, yaml.safe_load(text)) for where, text in own + shown]
+
+
+def test_workflows_run_what_is_there() -> None:
+    seen = workflows()
+    assert [where for where, _ in seen][:2] == ["bench.yml", "ci.yml"]
+    assert len(seen) > 2
+    targets = re.findall(r"^(\w+):", text_of("Makefile"), re.M)
+    for where, workflow in seen:
+        assert set(workflow) == {"name", True, "permissions", "jobs"}, where  # YAML 1.1 reads `on` as true
+        steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+        assert all(("run" in step) != ("uses" in step) for step in steps), where
+        for line in "\n".join(step.get("run", "") for step in steps).splitlines():
+            words = shlex.split(line.partition(" | ")[0]) or [""]
+            if words[0] == "make":
+                assert set(words[1:]) <= set(targets), line
+            if Path(words[0]).name == "zbsolve":
+                parser().parse_args(words[1:])
+
+
+if __name__ == "__main__":
+    os.environ["COLUMNS"] = "100"
+    written = f"<!-- help -->\n{help_block()}\n<!-- /help -->"
+    (ROOT / HELP).write_text(
+        re.sub(r"<!-- help -->\n.*<!-- /help -->", lambda _: written, text_of(HELP), flags=re.S), encoding="utf-8"
+    )

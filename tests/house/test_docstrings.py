@@ -1,0 +1,36 @@
+"""Every module, and every public class, function and method of the library and the profiler, says what it is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from ..support.house import MODULES
+
+Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def silent(body: Sequence[ast.stmt], inside: str = "") -> Iterator[str]:
+    """Names of the public definitions without a docstring, and of compiled ones whatever their name."""
+    for node in body:
+        if isinstance(node, Defined):
+            compiled = any(ast.unparse(one) == "kernel" for one in node.decorator_list)
+            if (compiled or not node.name.startswith("_")) and not ast.get_docstring(node):
+                yield inside + node.name
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield from silent(node.body, f"{node.name}.")
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_what_is_public_has_a_docstring(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree)
+    # torch's own method, whose meaning is the class's
+    assert [name for name in silent(tree.body) if not name.endswith(".forward")] == []
+
+
+def test_the_reader_sees_what_it_should() -> None:
+    source = 'def f(): pass\n@kernel\ndef _k(): pass\ndef _g(): pass\nclass A:\n "a"\n def m(self): pass'
+    assert list(silent(ast.parse(source).body)) == ["f", "_k", "A.m"]

@@ -1,0 +1,47 @@
+"""What a package hands on is there, under the name that it has for type checkers too."""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+
+import pytest
+
+from ..support.house import MODULES
+
+PACKAGES = sorted(name for name, path in MODULES.items() if path.name == "__init__.py")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_that_a_package_hands_on_loads(package: str) -> None:
+    module = import_module(package)
+    if not hasattr(module, "__getattr__"):
+        return
+    tree = ast.parse(MODULES[package].read_text(encoding="utf-8"))
+    typed = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.If)
+        for one in node.body
+        if isinstance(one, ast.ImportFrom)
+        for alias in one.names
+    }
+    assert typed == set(dir(module))
+    for name in typed:
+        assert getattr(module, name) is not None
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_has_the_name_of_a_function_beside_it(package: str) -> None:
+    """Else the name means one thing before the module is loaded and another one afterwards."""
+    folder = MODULES[package].parent
+    beside = [path for name, path in MODULES.items() if path.parent == folder]
+    inside = {path.parent.name for path in MODULES.values() if path.name == "__init__.py" and path.parent.parent == folder}
+    modules = {path.stem for path in beside} | inside
+    defined = {
+        node.name
+        for path in beside
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    assert modules & defined == set()

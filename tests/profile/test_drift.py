@@ -1,0 +1,236 @@
+"""What changed between two profiles, and a profile from a run: slow ranks, slow links, other layers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from zbsolve import BadInput, Layer, Link, Profile, Schedule, solve
+from zbsolve.cli import main
+from zbsolve.profile.changes import drift, rank_sum
+from zbsolve.profile.measured_run import from_trace
+from zbsolve.show.drift_text import drift_as_text
+from zbsolve.timeline import Timeline, simulate
+from zbsolve.trace import Trace
+
+
+def base() -> Profile:
+    blocks = [Layer(f"block{i}", 1000, 1100, 900, 1950, 40, 60, 120, 400) for i in range(8)]
+    ends = Layer("embedding", 50, 0, 80, 80, 0, 8, 900, 400), Layer("head", 1700, 1800, 1600, 3300, 60, 30, 900, 4)
+    return Profile("measured", "toy", (ends[0], *blocks, ends[1]), Link(4.0, 10.0), 4.0, 90_000, {}, {})
+
+
+def run_of(schedule: Schedule, real: Profile, steps: int = 1, noise: float = 0.0) -> Trace:
+    """A run of `schedule` where passes and messages take what `real` says."""
+    problem = schedule.problem
+    fused = "0BW0" in problem.index
+    placement = tuple(problem.passes.rank[problem.index[f"{s}F0"]] for s in range(len(problem.layers)))
+    truth = real.problem(problem.ranks, 6, placement, layers=problem.layers, fused=fused)
+    assert truth.names == problem.names
+    rng, lines, ready = np.random.default_rng(1), [], []
+    for _ in range(steps):
+        factor = np.exp(noise * rng.standard_normal(len(truth.passes)))
+        passes = replace(truth.passes, duration=np.rint(truth.passes.duration * factor).astype(np.int64))
+        noisy = replace(truth, passes=passes)
+        line = simulate(noisy, list(Schedule(noisy, schedule.order).sequences.values()))
+        lines.append(Timeline(problem, line.start.astype(float), line.end.astype(float)))
+        there = np.zeros(len(truth.passes))
+        np.maximum.at(there, truth.edges.after, line.end[truth.edges.before] + truth.edges.lag)
+        for names in schedule.order.values():  # a rank that is busy notes a message when it takes it
+            rows = [problem.index[name] for name in names]
+            there[rows[1:]] = np.maximum(there[rows[1:]], line.end[rows[:-1]] + 0.5)
+        ready.append(np.minimum(there, line.start))
+    return Trace(
+        problem, dict(schedule.order), tuple(lines), tuple(ready), (1.0,) * steps, ((0,) * problem.ranks,) * steps, {}
+    )
+
+
+@pytest.mark.parametrize(("placement", "fused"), [("single", False), ("vee", False), ("single", True)])
+def test_a_run_with_a_slow_rank_becomes_a_profile_that_predicts_it(placement, fused):
+    old, ranks = base(), 4
+    schedule = solve(old.problem(ranks, 6, placement, fused=fused), effort=0.3)
+    real = replace(old, rank_factors=(1.0, 1.0, 1.5, 1.0), link=Link(12.0, 10.0 / 3))
+    trace = run_of(schedule, real)
+    new = from_trace(trace, old)
+    assert new.rank_factors == pytest.approx((1, 1, 1.5, 1), abs=1e-3)
+    assert new.facts["link_scale"] == pytest.approx(3, rel=0.02)
+    assert new.facts["messages_heard"] > 3
+    assert [layer.F for layer in new.layers] == pytest.approx([layer.F for layer in old.layers], rel=2e-3)
+    assert (new.source, new.states, new.capacity) == ("measured", 4.0, 90_000)
+    again = new.problem(ranks, 6, placement, layers=schedule.problem.layers, fused=fused)
+    truth = trace.steps[0].end - trace.steps[0].start
+    assert np.abs(again.passes.duration - truth).max() <= 1
+    predicted = simulate(again, list(Schedule(again, schedule.order).sequences.values()))
+    assert predicted.makespan == pytest.approx(trace.steps[0].makespan, rel=0.005)
+    better = solve(new.problem(ranks, 6, placement, fused=fused), effort=0.3)
+    assert better.timeline().makespan < 0.95 * predicted.makespan
+    if placement == "single":  # with ten layers on eight stages there is little to move
+        assert better.problem.layers[2] < schedule.problem.layers[2]
+
+
+def test_a_layer_that_became_slow_is_no_slow_rank():
+    """On a vee each rank has two stages; a slow layer shows on one of them, and with a base on nothing else."""
+    old = base()
+    schedule = solve(old.problem(4, 6, "vee"), effort=0.1)
+    slow = replace(old.layers[4], F=1040.0, B=1144.0, W=936.0)
+    real = replace(old, layers=(*old.layers[:4], slow, *old.layers[5:]))
+    new = from_trace(run_of(schedule, real, steps=3, noise=0.002), old)
+    assert new.rank_factors == ()
+    stage = next(s for s in range(8) if sum(schedule.problem.layers[: s + 1]) > 4)
+    a, b = sum(schedule.problem.layers[:stage]), sum(schedule.problem.layers[: stage + 1])
+    assert sum(c.F for c in new.layers[a:b]) == pytest.approx(sum(c.F for c in real.layers[a:b]), rel=0.01)
+    found = drift(replace(old, samples=run_samples(old, 0.002)), new)
+    assert {one.layer for one in found.layers if one.beyond and one.change > 0.02} == {c.name for c in old.layers[a:b]}
+
+
+def run_samples(profile: Profile, noise: float) -> dict[str, list[float]]:
+    rng = np.random.default_rng(2)
+    return {
+        f"{c.name}/{kind}": (getattr(c, kind) * np.exp(noise * rng.standard_normal(20))).tolist()
+        for c in profile.layers
+        for kind in ("F", "B", "W", "BW")
+    }
+
+
+def test_without_a_base_layers_share_their_stage():
+    schedule = solve(base().problem(4, 6), effort=0.1)
+    real = replace(base(), rank_factors=(1.0, 2.0, 1.0, 1.0))
+    new = from_trace(run_of(schedule, real))
+    assert new.rank_factors == pytest.approx((1, 2, 1, 1), abs=2e-3)
+    again = new.problem(4, 6, layers=schedule.problem.layers)
+    truth = real.problem(4, 6, layers=schedule.problem.layers)
+    assert np.abs(again.passes.duration - truth.passes.duration).max() <= 2
+    assert new.facts["bytes_from"].startswith("nowhere")
+
+
+def test_without_a_base_all_to_alls_stay():
+    sending = replace(base(), layers=tuple(replace(one, all_to_all=30.0 + i) for i, one in enumerate(base().layers)))
+    schedule = solve(sending.problem(4, 6), effort=0.1)
+    again = from_trace(run_of(schedule, sending)).problem(4, 6, layers=schedule.problem.layers)
+    assert again.names == schedule.problem.names
+    beside = again.side_stream
+    assert len(beside) == 2 * 4 * 6
+    assert (again.passes.duration[beside] == schedule.problem.passes.duration[beside]).all()
+
+
+def test_emulated_times_are_not_called_measured():
+    schedule = solve(base().problem(2, 6), effort=0.1)
+    trace = run_of(schedule, base())
+    for base_profile, facts, source in (
+        (base(), {}, "measured"),
+        (base(), {"emulated": {}}, "estimated: an emulated run"),
+        (replace(base(), source="estimated: h200 roofline"), {}, "estimated: h200 roofline, retimed by a run"),
+        (None, {}, "measured"),
+    ):
+        assert from_trace(replace(trace, facts=facts), base_profile).source == source
+
+
+def test_a_trace_of_another_model_is_refused():
+    schedule = solve(base().problem(2, 6), effort=0.1)
+    trace = run_of(schedule, base())
+    with pytest.raises(BadInput, match="of 10 layers, but the base profile has 9"):
+        from_trace(trace, replace(base(), layers=base().layers[1:]))
+    bare = replace(schedule.problem, layers=())
+    with pytest.raises(BadInput, match="how many layers each stage holds"):
+        from_trace(replace(trace, problem=bare), base())
+
+
+# Differences
+
+
+def sampled(factor: float = 1.0, noise: float = 0.03, seed: int = 0, count: int = 30) -> Profile:
+    """Every layer with samples around its time; block3's are `factor` times as long."""
+    rng, samples, layers = np.random.default_rng(seed), {}, []
+    for layer in base().layers:
+        times = {}
+        for kind in ("F", "B", "W", "BW"):
+            centre = getattr(layer, kind) * (factor if layer.name == "block3" else 1.0)
+            row = centre * np.exp(noise * rng.standard_normal(count))
+            samples[f"{layer.name}/{kind}"] = row.tolist()
+            times[kind] = float(np.median(row))
+        layers.append(replace(layer, **times))
+    return replace(base(), layers=tuple(layers), samples=samples)
+
+
+def test_only_what_changed_is_marked():
+    found = drift(sampled(seed=1), sampled(1.1, seed=2))
+    assert {(one.layer, one.what) for one in found.layers if one.beyond} == {("block3", k) for k in ("F", "B", "W", "BW")}
+    assert next(one for one in found.layers if one.layer == "block3").change == pytest.approx(0.1, abs=0.03)
+    text = drift_as_text(found)
+    assert "4 of 39 times changed beyond their spread" in text
+    assert text.count("*") == 5
+
+
+def test_no_change_is_rarely_called_one():
+    false = [sum(bool(c.beyond) for c in drift(sampled(seed=s), sampled(seed=s + 100)).layers) for s in range(30)]
+    assert sum(false) <= 0.01 * 30 * 39
+
+
+def test_small_changes_need_a_small_spread():
+    assert not any(one.beyond for one in drift(sampled(noise=0.1), sampled(1.02, noise=0.1, seed=1)).layers)
+    found = drift(sampled(noise=0.002), sampled(1.02, noise=0.002, seed=1))
+    assert {one.layer for one in found.layers if one.beyond} == {"block3"}
+
+
+def test_few_samples_say_nothing():
+    found = drift(sampled(count=4), sampled(2.0, count=4, seed=1))
+    assert {one.beyond for one in found.layers} == {None}
+    assert "(?)" in drift_as_text(found)
+
+
+def test_equal_layers_share_their_samples():
+    one = replace(base(), samples={"block0/F": [1000.0] * 3 + [1001.0] * 3})
+    new = replace(one, layers=tuple(replace(c, F=1.2 * c.F) for c in one.layers), samples={"block5/F": [1200.0, 1201.0] * 3})
+    marked = {c.layer: c.beyond for c in drift(one, new).layers if c.what == "F"}
+    assert marked["block7"] is True
+    assert marked["head"] is None
+
+
+def test_rank_sum_is_the_textbook_test():
+    """Mann and Whitney's statistic for 10 + 10 samples without overlap: z = 50/√175."""
+    assert rank_sum(list(range(10)), list(range(10, 20))) == pytest.approx(1.57e-4, rel=0.01)
+    assert rank_sum([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == pytest.approx(1)
+    assert rank_sum([1.0] * 5, [1.0] * 5) == 1
+
+
+def test_other_layers_bytes_and_links_are_told():
+    old = sampled()
+    changed = replace(old.layers[3], parameter_bytes=200)
+    new = replace(old, layers=(*old.layers[:3], changed, *old.layers[4:-1], replace(old.layers[-1], name="output")))
+    found = drift(old, replace(new, link=Link(8.0, 10.0)))
+    assert (found.only_old, found.only_new) == (("head",), ("output",))
+    assert [(one.layer, one.what, one.new) for one in found.bytes] == [("block2", "parameter_bytes", 200)]
+    assert next(one for one in found.total if one.what == "link").change == pytest.approx(48 / 44 - 1)
+    with pytest.raises(BadInput, match="no layer of the same name"):
+        drift(old, replace(old, layers=tuple(replace(c, name=c.name + "x") for c in old.layers)))
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    old, new, run, out = (str(tmp_path / name) for name in ("old.json", "new.json", "trace.json", "out.json"))
+    sampled(seed=1).save(old)
+    sampled(1.2, seed=2).save(new)
+    assert main(["profile", "--diff", old, new]) == 0
+    assert "+2" in capsys.readouterr().out
+    assert main(["profile", "--diff", old, new, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["layers"]) == 39
+    schedule = solve(base().problem(2, 6), effort=0.1)
+    run_of(schedule, replace(base(), rank_factors=(1.0, 1.3))).save(run)
+    assert main(["profile", "--from-trace", run, "--profile", old, "-o", out]) == 0
+    assert "rank 1 takes 1.3" in capsys.readouterr().out
+    assert main(["solve", out, "--ranks", "2", "--microbatches", "4", "--effort", "0.1"]) == 0
+    capsys.readouterr()
+    for arguments, line in (
+        ([], "name one of MODEL, --diff OLD NEW, --from-trace TRACE"),
+        (["gpt-tiny", "--from-trace", run], "name one of MODEL"),
+        (["gpt-tiny", "--profile", old, "-o", out], "--profile: is for --from-trace"),
+        (["--from-trace", run], "-o profile.json"),
+        (["--diff", old, new, "-o", out], "leave out -o"),
+        (["--diff", old, run], "holds a trace, not a profile"),
+    ):
+        assert main(["profile", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert line in error
+        assert error.count("\n") == 1

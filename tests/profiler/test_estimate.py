@@ -1,0 +1,131 @@
+"""Estimates: FLOPs counted through the executor's split against the papers' formulas, and times against published ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler.dataflow import fake_mode, flow
+from profiler.devices import DEVICES, device
+from profiler.operation_costs import Op, total
+from profiler.optimizer_states import OPTIMIZER_STATES, state_of
+from profiler.pass_operations import passes
+from profiler.roofline import estimate, time_us
+from profiler.stage_rounds import stages_of
+from zbsolve import BadInput, Profile, Schedule
+from zbsolve.cli import main
+from zbsolve.models.by_name import load
+
+H, S, B, A, V = 2304, 1024, 6, 24, 32_000
+
+
+@pytest.fixture(scope="module")
+def work() -> dict[int, dict[str, list[Op]]]:
+    """gpt-1.5b's embedding, two blocks and head."""
+    model = load("gpt-1.5b@layers=2")
+    through, mode = flow(model), fake_mode()
+    with mode:
+        batch = mode.from_tensor(model.batch(0, 0)[0]), mode.from_tensor(model.batch(0, 0)[1])
+        return passes(stages_of(model, range(4)), through, batch)
+
+
+def test_flops_of_a_block_are_the_papers(work: dict[int, dict[str, list[Op]]]) -> None:
+    """2401.10241, Table 1: F sbh(24h+4s), B sbh(24h+8s), W sbh·24h. A fused causal attention skips half of every s, and
+    its backward computes the scores again: 10s in place of 8s."""
+    counted = {kind: total(ops) for kind, ops in work[1].items()}
+    assert counted["F"] == S * B * H * (24 * H + 4 * S // 2)
+    assert counted["B"] == S * B * H * (24 * H + 10 * S // 2)
+    assert counted["W"] == S * B * H * 24 * H
+    assert counted["BW"] == counted["B"] + counted["W"]
+    assert work[1].keys() == work[2].keys()
+    assert counted == {kind: total(ops) for kind, ops in work[2].items()}
+
+
+def test_flops_of_the_output_layer_are_the_papers(work: dict[int, dict[str, list[Op]]]) -> None:
+    """2411.05288, Table 4: 6bshV for forward and both backwards; 2bshV each. The input layer multiplies nothing."""
+    assert {kind: total(ops) for kind, ops in work[3].items()} == {
+        "F": 2 * B * S * H * V,
+        "B": 2 * B * S * H * V,
+        "W": 2 * B * S * H * V,
+        "BW": 4 * B * S * H * V,
+    }
+    assert all(total(ops) == 0 for ops in work[0].values())
+
+
+def test_memory_of_a_block_is_the_papers() -> None:
+    """2401.10241, section 2.2: 34sbh and attention; of it 32sbh (16 bits: inputs and output gradients of four linear
+    layers) wait for W. Without dropout masks (2sbh) 32sbh are kept after F too; scores are never stored by a fused
+    attention, only their row sums (4 bytes for each of a·s·b, and a mean and a deviation for every row of two norms)."""
+    block = estimate("gpt-1.5b@layers=2", "a100").layers[1]
+    assert block.held_until_W == 32 * S * B * H
+    small = 4 * A * S * B + 2 * 2 * 4 * S * B
+    assert block.held_until_B <= small
+    assert block.parameter_bytes == 2 * (12 * H * H + 13 * H)
+
+
+def test_weight_gradients_take_what_was_published() -> None:
+    """Table 9 of 2401.10241, on A100s. W is matrix products alone; F and B ran attention that was not fused, and tensor
+    copies of Megatron's, so those are only bounded from above."""
+    papers = {"gpt-1.5b": (18522, 18086, 9337, 3), "gpt-28.3b": (10419, 10207, 7715, 2)}
+    for name, (f, b, w, layers) in papers.items():
+        block = estimate(f"{name}@layers=1", "a100").layers[1]
+        assert layers * block.W == pytest.approx(w, rel=0.1)
+        assert 0.5 * f < layers * block.F < f
+        assert 0.5 * b < layers * block.B < b
+        # Fused, autograd makes each gradient anew and then adds it: that traffic comes on top.
+        assert block.B + block.W <= block.BW <= 1.3 * (block.B + block.W)
+
+
+def test_a_roofline_is_the_slower_of_two() -> None:
+    a100 = device("a100")
+    one = Op("mm", 10**12, 10**6, "matrix", True)
+    assert time_us([one], a100) == pytest.approx(1e12 / (312e6 * 0.8))
+    assert time_us([Op("add", 0, 10**9, "other", True)], a100) == pytest.approx(1e9 / (2039e3 * 0.8))
+    assert time_us([Op("add", 0, 8, "other", True)] * 3, a100) == pytest.approx(6.0)
+    assert time_us([Op("mm", 10**12, 10**6, "matrix", False)], a100) > 10 * time_us([one], a100)
+    with pytest.raises(BadInput, match="device 'h20': unknown; did you mean h200"):
+        device("h20")
+    assert all(row.source for row in DEVICES.values())
+
+
+def test_states() -> None:
+    half, single = torch.zeros(4, dtype=torch.bfloat16), torch.zeros(4)
+    assert state_of(None, [half]) is OPTIMIZER_STATES["adam-mixed"]
+    assert state_of(None, [half, single, single]) is OPTIMIZER_STATES["adam"]
+    assert state_of("sgd", [half]).factor == 2
+    assert OPTIMIZER_STATES["adam-mixed"].factor * 2 == 16  # bytes a parameter: 16Ψ of 1910.02054
+    with pytest.raises(BadInput, match="16 bits"):
+        state_of("adam-mixed", [single])
+    with pytest.raises(BadInput, match="one of adam"):
+        state_of("lion", [single])
+
+
+def test_an_estimate_is_never_taken_for_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = str(tmp_path / "p.json")
+    assert main(["profile", "llama3-70b@layers=6", "--estimate", "h200", "-o", where]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("estimated: h200 roofline: no number here was measured\n")
+    assert "block0 … block5" in out
+    profile = Profile.load(where)
+    assert profile.source == "estimated: h200 roofline"
+    assert profile.samples == {}
+    assert profile.capacity == 141 * 10**9
+    assert profile.states == 8
+    assert profile.layers[1].U > 0
+    schedule = str(tmp_path / "s.json")
+    solve = ["solve", where, "--ranks", "2", "--microbatches", "2", "--effort", "0.05"]
+    assert main([*solve, "-o", schedule]) == 0
+    said = "times are estimated: h200 roofline: llama3-70b@layers=6, not measured"
+    assert said in capsys.readouterr().out
+    assert Schedule.load(schedule).problem.source == "estimated: h200 roofline: llama3-70b@layers=6"
+    assert main([*solve, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["source"].startswith("estimated: ")
+    assert main(["show", schedule]) == 0
+    assert "estimated: h200 roofline" in capsys.readouterr().out
+    assert "not measured" in profile.title
+    body = json.loads(Path(where).read_text())
+    for source in ("estimated", "measured: no", "guessed"):
+        Path(where).write_text(json.dumps({**body, "source": source}))
+        with pytest.raises(BadInput, match="field 'source' is"):
+            Profile.load(where)

@@ -1,0 +1,84 @@
+"""Links: two processes here, torchrun's ranks, and copies between host and device."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler.links import REPEATS, SIZES, Pair, fit, measure_links, samples_of, slowest
+from zbsolve import Profile
+
+pytestmark = pytest.mark.slow
+
+
+def pair(ranks: tuple[int, int], scale: float) -> Pair:
+    one = {1000: [110.0 * scale], 10_000: [200.0 * scale], 100_000: [1100.0 * scale]}
+    both = {size: [2 * row[0]] for size, row in one.items()}
+    return Pair(ranks, one, both, [10.0], [15.0])
+
+
+def test_a_link_is_a_line() -> None:
+    link = fit(pair((0, 1), 1.0).one)
+    assert link.latency == pytest.approx(100)
+    assert link.bytes_per_us == pytest.approx(100)
+
+
+def test_problems_know_the_slowest_pair_and_profiles_all() -> None:
+    pairs = [pair((0, 1), 1.0), pair((1, 2), 3.0)]
+    assert slowest(pairs).ranks == (1, 2)
+    samples = samples_of(pairs)
+    assert samples["link/1000"] == samples["link/1000 1-2"] == [330.0]
+    assert samples["link/1000 0-1"] == [110.0]
+    assert samples["link/1000 both ways 0-1"] == [220.0]
+    assert samples["work beside messages 1-2"] == [15.0]
+    facts = pairs[1].facts()
+    assert (facts["ranks"], facts["both_ways"], facts["work_beside"]) == ([1, 2], 2.0, 1.5)
+
+
+def test_two_processes_of_this_machine() -> None:
+    (found,) = measure_links(90)
+    assert found.ranks == (0, 1)
+    assert set(found.one) == set(found.both) == set(SIZES)
+    assert all(len(row) == 2 * REPEATS and min(row) > 0 for way in (found.one, found.both) for row in way.values())
+    assert len(found.alone) == len(found.busy) == 2 * REPEATS
+    assert found.link.bytes_per_us > 1
+
+
+def test_every_pair_of_neighbours_under_torchrun(tmp_path: Path) -> None:
+    out = tmp_path / "p.json"
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "3",
+        "-m",
+        "zbsolve.cli",
+    ]
+    done = subprocess.run(
+        [*command, "profile", "mlp-tiny", "--seconds", "0.05", "-o", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("layer0") == 1
+    profile = Profile.load(out)
+    assert [row["ranks"] for row in profile.facts["links"]] == [[0, 1], [1, 2]]
+    assert len(profile.samples["link/1024 1-2"]) == 2 * REPEATS
+    assert profile.samples["link/1024"] in (profile.samples["link/1024 0-1"], profile.samples["link/1024 1-2"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_copies_between_host_and_device() -> None:
+    from profiler.copies import measure_copies
+
+    found = measure_copies()
+    assert min(found["h2d/67108864"]) > min(found["h2d/65536"]) > 0
+    assert {"product", "product beside h2d", "product beside d2h", "d2h/1048576 beside"} <= set(found)

@@ -1,0 +1,159 @@
+"""Memory: what layers keep, by hand, under fake tensors, on a GPU, and against what the executor then counts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from profiler.dataflow import fake_mode
+from profiler.memory import AllocatedBytes, LayerMemory, _metered, held
+from profiler.stage_rounds import stages_of
+from zbsolve import Profile, pipeline, solve
+from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.run.launch import run_local
+from zbsolve.layer import Layer, Link
+from zbsolve.models.by_name import load
+from zbsolve.partition.stage_memory import StageMemory
+from zbsolve.systems import preset
+
+pytestmark = pytest.mark.slow
+
+SMALL = """
+import torch
+from torch import nn
+def linears():
+    return [nn.Linear(64, 64) for _ in range(6)], torch.randn(8, 64)
+def mixed():
+    layers = [nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 8)]
+    return layers, torch.randn(8, 64)
+"""
+ROW = 8 * 64 * 4  # bytes of one activation of these
+
+
+def layers_of(spec: str, fake: bool = False) -> list[LayerMemory]:
+    model = load(spec)
+    if not fake:
+        return held(model, stages_of(model, range(len(model.layers))))
+    mode = fake_mode()
+    with mode:
+        return held(model, stages_of(model, range(len(model.layers))))
+
+
+def profile_of(spec: str) -> Profile:
+    rows = [Layer(f"layer{i}", 10, 10, 10, 20, parameter_bytes=0, **one.costs()) for i, one in enumerate(layers_of(spec))]
+    return Profile("measured", spec, tuple(rows), Link(1.0, 1000.0), 4.0, None, {}, {})
+
+
+def test_a_linear_layer_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small_models.py").write_text(SMALL)
+    monkeypatch.chdir(tmp_path)
+    first, middle, *_, last = layers_of("small_models:linears")
+    # The batch itself is no activation; B leaves the output gradient beside the input until W.
+    assert (first.after_F, first.after_B, first.after_W) == (0, ROW, 0)
+    assert (middle.after_F, middle.after_B, middle.after_W) == (ROW, 2 * ROW, 0)
+    assert middle.costs() == {
+        "held_until_B": 0,
+        "held_until_W": ROW,
+        "held_from_B": ROW,
+        "output_bytes": ROW,
+        "output_kept": 0,
+        "input_unneeded": 0,
+        "transient": middle.transient,
+    }
+    assert last.output == 0
+    kinds = layers_of("small_models:mixed")
+    assert [one.output_kept for one in kinds] == [0, ROW, 0, ROW, 0, 0]
+    assert [one.input_unneeded for one in kinds] == [0, ROW, 0, ROW, ROW, 0]
+
+
+def test_a_tensor_between_two_layers_counts_once() -> None:
+    keeps = Layer("a", 1, 1, 1, 2, 100, 0, 0, 50, output_kept=50)
+    needs = Layer("b", 1, 1, 1, 2, 70, 30, 0, 50, held_from_B=40, input_unneeded=0)
+    assert StageMemory((keeps, needs)).held([2]) == {"held_until_B": [80], "held_until_W": [70], "held_from_B": [0]}
+    apart = StageMemory((keeps, needs)).held([1, 1])
+    assert apart == {"held_until_B": [100, 30], "held_until_W": [0, 70], "held_from_B": [0, 0]}
+    needs_more = Layer("b", 1, 1, 1, 2, 0, 30, 0, 50, held_from_B=40)
+    assert StageMemory((needs_more,)).held([1]) == {"held_until_B": [0], "held_until_W": [30], "held_from_B": [40]}
+
+
+def test_what_b_takes_counts_from_b_to_w() -> None:
+    problem = pipeline([1], [1], [1], microbatches=2, held_until_B=5, held_until_W=3, held_from_B=4, placement=(0,))
+    assert problem.taken.tolist() == [8, 8, 4, 4, 0, 0]
+    assert problem.freed.tolist() == [0, 0, 5, 5, 7, 7]
+    fused = pipeline([1], BW=[2], microbatches=2, held_until_B=5, held_until_W=3, held_from_B=4, placement=(0,))
+    assert fused.taken.tolist() == [8, 8, 0, 0]
+
+
+@pytest.mark.parametrize("spec", ["gpt-tiny", "moe-tiny", "mlp-tiny"])
+def test_fake_tensors_say_what_real_ones_do(spec: str) -> None:
+    assert layers_of(spec) == layers_of(spec, fake=True)
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("spec", ["small_models:linears", "small_models:mixed", "gpt-tiny"])
+def test_the_executor_holds_what_was_predicted(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every pass of one rank, to three parts in a hundred; ranks with neighbours hold messages too."""
+    (tmp_path / "small_models.py").write_text(SMALL)
+    monkeypatch.chdir(tmp_path)
+    schedule = solve(profile_of(spec).problem(1, 4), effort=0.02)
+    trace = run_local(schedule, spec, steps=1, warmup=0, timeout=90)
+    predicted = trace.facts["predicted_held"]
+    largest = max(predicted.values())
+    assert trace.peaks[0][0] == pytest.approx(largest, rel=0.03)
+    for name, row in schedule.problem.index.items():
+        assert trace.held[row] == pytest.approx(predicted[name], abs=0.03 * largest), name
+
+
+def test_what_is_beside_activations_by_hand() -> None:
+    rows = tuple(Layer(f"{i}", 1, 1, 1, 2, 30, 20, 100, 10, transient=[5, 9, 7, 3][i]) for i in range(4))
+    routes = ((0, 1, 1, 0),)
+    # Two messages at every cut; the largest transient of a rank; parameters that layers share once a rank.
+    assert StageMemory(rows, 4.0, ()).of_ranks((1, 1, 1, 1), routes) == ((800.0, 800.0), (5 + 2 * 20, 9 + 4 * 20))
+    assert StageMemory(rows, 4.0, ((60, (0, 3)),)).of_ranks((1, 1, 1, 1), routes)[0] == (4.0 * (200 - 60), 800.0)
+    assert StageMemory(rows, 4.0, ((60, (0, 3)),)).of_ranks((2, 2), ((0, 1),)) == ((800.0, 800.0), (9 + 20, 7 + 20))
+    # A stage that recomputes makes in F what it does not keep.
+    assert StageMemory(rows, 4.0, ()).of_ranks((2, 2), ((0, 1),), recomputing=[1])[1] == (9 + 20, 7 + 50 + 20)
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(("ranks", "placement"), [(2, "single"), (4, "single"), (2, "vee")])
+def test_a_rank_takes_what_was_planned_inside_passes_too(ranks: int, placement: str) -> None:
+    """The most bytes at any moment, messages and the insides of passes among them, against plan and reserve."""
+    profile = replace(profile_of("gpt-tiny"), capacity=10**9)
+    schedule = solve(profile.problem(ranks, 8, placement), effort=0.05)
+    trace = run_local(schedule, "gpt-tiny", steps=1, warmup=0, timeout=90)
+    assert schedule.problem.capacity is not None
+    for rank, most in enumerate(trace.facts["transient_peaks"]):
+        planned = schedule.timeline().peak_bytes[rank] + 10**9 - schedule.problem.capacity[rank]
+        assert 0.97 * planned < most < 1.03 * planned
+
+
+@pytest.mark.usefixtures("forked")
+def test_the_memory_given_is_what_a_rank_takes() -> None:
+    """At the least memory in which 1F1B fits, no rank takes more, whatever it does inside passes."""
+    profile = profile_of("gpt-tiny")
+    loose = preset("1f1b", replace(profile, capacity=10**9).problem(2, 4))
+    assert loose.problem.capacity is not None
+    left = zip(loose.timeline().peak_bytes, loose.problem.capacity, strict=True)
+    limit = max(10**9 - room + peak for peak, room in left)
+    tight = profile.problem(2, 4, memory=limit)
+    assert tight.capacity is not None
+    assert min(room - peak for room, peak in zip(tight.capacity, loose.timeline().peak_bytes, strict=True)) == 0
+    trace = run_local(preset("1f1b", tight), "gpt-tiny", steps=1, warmup=0, timeout=90)
+    assert 0.95 * limit < max(trace.facts["transient_peaks"]) <= limit
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_allocator_says_what_storages_do() -> None:
+    stage = Stage([nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()], 1)
+    for p in stage.parameters():
+        p.grad = torch.zeros_like(p)
+    x = torch.randn(512, 1024, device="cuda")
+    found = _metered(stage, x, x, AllocatedBytes())
+    row = 512 * 1024 * 4
+    assert found.after_F == pytest.approx((1 + 4 + 4) * row, rel=0.01)  # input, and GELU's input and output
+    assert found.after_B == pytest.approx((1 + 4 + 4 + 1) * row, rel=0.01)
+    assert found.after_W == 0

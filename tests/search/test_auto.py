@@ -1,0 +1,130 @@
+"""Placement `auto`: the best of several, and what became of the others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from zbsolve import BadInput, Infeasible, Layer, Link, Profile, verify
+from zbsolve.cli import main
+from zbsolve.search.auto import solve_auto
+from zbsolve.step import Step
+
+from ..support.profiles import equal_layers
+
+
+def test_the_best_placement_wins_and_the_others_say_why():
+    schedule, tried = solve_auto(equal_layers(), Step(2, 4, "auto"), effort=0.5)
+    assert [one.placement for one in tried] == ["single", "loop", "loop4", "vee"]
+    winner = next(one for one in tried if not one.why)
+    certificate = schedule.certificate
+    assert certificate is not None
+    assert verify(schedule.problem, schedule) == ()
+    assert winner.value == certificate.value == min(one.value for one in tried if one.value is not None)
+    assert all(("longer than" in one.why or "equals" in one.why) == (one is not winner) for one in tried)
+
+
+def test_effort_gives_the_same_bytes():
+    first, second = (solve_auto(equal_layers(), Step(2, 3, "auto"), effort=0.3, seed=4) for _ in range(2))
+    assert first[0].to_json() == second[0].to_json()
+    assert first[1] == second[1]
+
+
+def test_too_few_layers_and_too_little_memory_are_told():
+    _, tried = solve_auto(equal_layers(4), Step(2, 2, "auto"), effort=0.1)
+    assert next(one for one in tried if one.placement == "loop4").why == "partition: 4 layers do not make 8 stages"
+    uneven = equal_layers(4, 1000)  # single: 2 layers of 4000 bytes a rank
+    with pytest.raises(Infeasible, match=r"no placement fits: .*rank 0 needs .* \(single, loop, vee\)"):
+        solve_auto(uneven, Step(2, 2, "auto", memory=7_000))
+    with pytest.raises(BadInput, match="4 layers do not make 5 stages"):
+        solve_auto(equal_layers(4), Step(5, 2, "auto"))
+    with pytest.raises(BadInput, match="seconds"):
+        solve_auto(equal_layers(4), Step(2, 2, "auto"), seconds=0)
+
+
+def test_a_hint_starts_the_placement_that_it_was_made_for():
+    earlier, _ = solve_auto(equal_layers(), Step(2, 4, "auto"), effort=0.2)
+    again, _ = solve_auto(equal_layers(), Step(2, 4, "auto"), effort=0.1, hint=earlier)
+    assert earlier.certificate is not None
+    assert again.certificate is not None
+    assert again.certificate.value <= earlier.certificate.value
+    assert earlier.problem.placement[:2] == (0, 1)
+
+
+def test_an_interrupted_race_returns_what_it_has():
+    _, tried = solve_auto(equal_layers(), Step(2, 3, "auto"), effort=0.2, stop=lambda: True)
+    assert tried[0].value is not None
+    assert tried[1].why == "not tried: interrupted"
+
+
+def uneven(capacity: int | None = None) -> Profile:
+    """A light embedding, a heavy output layer, many bytes in the first layers."""
+    blocks = [Layer(f"block{i}", 100, 110, 90, 195, 40, 60, 120, 100) for i in range(9)]
+    ends = Layer("embedding", 4, 0, 6, 6, 0, 8, 900, 100), Layer("head", 180, 190, 170, 350, 60, 30, 900, 4)
+    return Profile("estimated", "toy", (ends[0], *blocks, ends[1]), Link(1.0, 100.0), 4.0, capacity, {}, {})
+
+
+def test_partitions_race_too():
+    schedule, tried = solve_auto(uneven(), Step(4, 4, partition="auto"), effort=2.0)
+    names = {name: one for one in tried for name in one.partition.split("=")}
+    assert {"equal", "balanced", "alpa", "memory", "F+B"} <= set(names)
+    best = min(tried, key=lambda one: one.value)
+    assert schedule.certificate.value == best.value < names["equal"].value
+    assert best.value <= names["alpa"].value
+    assert schedule.problem.layers == best.layers
+    assert verify(schedule.problem, schedule) == ()
+    again, _ = solve_auto(uneven(), Step(4, 4, partition="auto"), effort=2.0)
+    assert again.to_json() == schedule.to_json()
+
+
+@pytest.mark.slow
+def test_moved_layers_beat_every_named_partition():
+    """With few microbatches the ends of the step count as much as the busiest rank."""
+    _, tried = solve_auto(uneven(), Step(4, 2, partition="auto"), effort=4.0)
+    moved = [one.value for one in tried if one.partition == "moved"]
+    assert moved
+    assert min(moved) < min(one.value for one in tried if one.partition != "moved")
+
+
+def test_memory_chooses_the_partition():
+    """Where the balanced partition does not fit, another one does."""
+    profile = uneven()
+    with pytest.raises(Infeasible):
+        profile.problem(4, 8, memory=4_300)
+    schedule, tried = solve_auto(profile, Step(4, 8, partition="auto", memory=4_300), effort=1.0)
+    assert any(one.value is None and "rank" in one.why for one in tried)
+    assert schedule.problem.layers != profile.problem(4, 8).layers
+    assert verify(schedule.problem, schedule) == ()
+    with pytest.raises(Infeasible, match=r"no partition fits: .*balanced"):
+        solve_auto(profile, Step(4, 8, partition="auto", memory=3_000), effort=0.1)
+
+
+def test_placement_and_partition_race_together():
+    _, tried = solve_auto(uneven(), Step(2, 4, "auto", "auto"), effort=1.0)
+    assert {one.placement for one in tried} == {"single", "loop", "loop4", "vee"}
+    _, tried = solve_auto(uneven(), Step(2, 4, partition=(5, 6)), effort=0.1)
+    assert [one.layers for one in tried] == [(5, 6)]
+    with pytest.raises(BadInput, match="does not split 11 layers into 2 stages"):
+        solve_auto(uneven(), Step(2, 4, "auto", (5, 5)), effort=0.1)
+
+
+def test_the_command_line_says_which_bound_holds_for_what(tmp_path, capsys):
+    path = str(tmp_path / "p.json")
+    replace(uneven(), source="measured").save(path)
+    step = ["solve", path, "--ranks", "3", "--microbatches", "4", "--partition", "auto", "--effort", "0.5"]
+    assert main(step) == 0
+    shown = capsys.readouterr().out
+    assert "placement, partition" in shown
+    assert "for every partition: at least single" in shown
+    assert main([*step, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert 0 < body["bound_of_every_partition"]["single"] <= body["value"]
+    assert {"equal", "alpa"} <= {name for one in body["tried"] for name in one["partition"].split("=")}
+    assert main([*step[:-4], "--partition", "2,5,2,2", "--placement", "auto", "--effort", "0.2"]) == 2
+    assert "no placement of 3 ranks that is tried has 4 stages" in capsys.readouterr().err
+    assert main([*step[:-4], "--partition", "1,2,2,2,2,2", "--placement", "auto", "--effort", "0.2"]) == 0
+    shown = capsys.readouterr().out
+    assert "loop" in shown
+    assert "single" not in shown

@@ -1,0 +1,47 @@
+"""Kernels are compiled before a search's time begins, never within it."""
+
+import sys
+
+import pytest
+from numba.core.dispatcher import Dispatcher
+
+from zbsolve import pipeline, solve
+from zbsolve.search.solver import compiled
+
+TIMES = {"F": [30, 41, 33, 52], "B": [43, 47, 53, 31], "W": [22, 21, 17, 25]}
+
+
+def kernels() -> dict[str, int]:
+    """How many signatures each compiled function has that Python calls or that is compiled anew; none: not called yet."""
+    modules = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("zbsolve")]
+    found = [k for module in modules for k in module.values() if isinstance(k, Dispatcher)]
+    return {f"{kernel.__module__}.{kernel.__name__}": len(kernel.signatures) for kernel in found}
+
+
+@pytest.mark.parametrize(
+    ("placement", "microbatches", "capacity", "objective"),
+    [
+        ((0, 1, 2, 3), 40, 3, "span"),
+        ((0, 1, 0, 1), 7, 5, "makespan"),
+        ((0, 1, 1, 0), 9, 4, "makespan"),
+        ((0, 1, 1, 0), 60, 4, "span"),
+        ((0, 1, 2, 3), 5, None, "makespan"),
+    ],
+)
+@pytest.mark.slow
+def test_no_search_compiles_anything(placement, microbatches, capacity, objective):
+    compiled()
+    assert any(kernels().values())
+    before = kernels()
+    problem = pipeline(
+        **TIMES,
+        comm=3,
+        placement=placement,
+        microbatches=microbatches,
+        held_until_W=1,
+        capacity=None if capacity is None else [capacity] * (max(placement) + 1),
+        objective=objective,
+    )
+    solve(problem, effort=0.5)
+    now = kernels()
+    assert {name: now[name] for name in now if now[name] != before.get(name)} == {}

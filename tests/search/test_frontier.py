@@ -1,0 +1,173 @@
+"""The frontier over memory: monotone, every point verified, pictures well-formed."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+
+from zbsolve import BadInput, Profile, Schedule, solve, verify
+from zbsolve.cli import main
+from zbsolve.search.pareto import Frontier, frontier
+from zbsolve.show.frontier_report import frontier_as_page, frontier_as_svg, frontier_as_text
+from zbsolve.step import Step
+
+from ..support.profiles import equal_layers
+
+
+@pytest.fixture(scope="module")
+def free() -> int:
+    certificate = solve(equal_layers(4, 10).problem(4, 8), effort=0.5).certificate
+    assert certificate is not None
+    return certificate.value
+
+
+@pytest.fixture(scope="module")
+def found(free) -> Frontier:  # after `free`, so that no point pays for compiling
+    return frontier(equal_layers(4, 10), Step(4, 8), points=12, seconds=3)
+
+
+@pytest.mark.slow
+def test_points_go_from_the_least_feasible_to_the_unlimited_optimum(found, free):
+    assert len(found.points) >= 12
+    first, last = found.points[0], found.points[-1]
+    assert first.memory == 40 + 150
+    with pytest.raises(Exception, match="rank 0 needs 150 bytes for one microbatch"):
+        equal_layers(4, 10).problem(4, 8, memory=first.memory - 1)
+    assert last.bound <= free
+    assert last.value <= 1.02 * free
+
+
+def test_values_and_bounds_fall_with_memory(found):
+    for before, after in pairwise(found.points):
+        assert before.memory < after.memory
+        assert before.value >= after.value
+        assert before.bound >= after.bound
+    assert all(point.bound <= point.value and point.peak <= point.memory for point in found.points)
+
+
+@pytest.mark.slow
+def test_effort_gives_the_same_points_again():
+    one, other = (frontier(equal_layers(3), Step(3, 6), points=4, effort=0.4) for _ in range(2))
+    assert one.to_json() == other.to_json()
+    assert [p.schedule.to_json() for p in one.points] == [p.schedule.to_json() for p in other.points]
+
+
+def test_every_point_has_a_schedule_that_fits(found):
+    for point in found.points:
+        assert verify(point.schedule.problem, point.schedule) == ()
+        assert point.schedule.problem == equal_layers(4, 10).problem(4, 8, memory=point.memory)
+        assert point.schedule.timeline().value == point.value
+
+
+def test_named_schedules_are_marked_and_never_better(found):
+    named = {one.name: one for one in found.named}
+    assert {"1F1B", "ZB-H1", "ZB-H2", "GPipe"} <= set(named)
+    assert named["1F1B"].memory == 40 + 4 * 150
+    for one in found.named:
+        assert min(point.value for point in found.points if point.memory <= one.memory) <= one.value
+
+
+def test_pictures_and_table(found):
+    root = ElementTree.fromstring(frontier_as_svg(found))
+    assert root.tag.endswith("svg")
+    texts = [node.text for node in root.iter() if node.tag.endswith("text")]
+    assert any(text and text.startswith("1F1B") for text in texts)
+    assert len([node for node in root.iter() if node.tag.endswith("circle")]) >= len(found.points)
+    assert "<script" not in frontier_as_page(found)
+    assert len(frontier_as_text(found).splitlines()) == 2 + len(found.points) + len(found.named)
+
+
+def test_hostile_model_names_stay_text():
+    profile = equal_layers(2)
+    hostile = Profile(profile.source, "<script>\x1b[2J", profile.layers, profile.link, 4.0, None, {}, {})
+    drawn = frontier(hostile, Step(2, 2), points=2, seconds=0.3)
+    assert "<script" not in frontier_as_page(drawn)
+    ElementTree.fromstring(frontier_as_svg(drawn))
+
+
+def test_one_point_where_memory_changes_nothing():
+    only = frontier(equal_layers(2), Step(2, 1), points=12, seconds=0.5)
+    assert {point.value for point in only.points} == {only.points[-1].value}
+    ElementTree.fromstring(frontier_as_svg(only))
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    profile, out = str(tmp_path / "profile.json"), tmp_path / "f.json"
+    equal_layers(4, 10).save(profile)
+    step = ["frontier", profile, "--ranks", "2", "--microbatches", "3", "--placement", "vee", "--seconds", "1"]
+    folder = ["--schedules", str(tmp_path)]
+    assert main([*step, "-o", str(out), "-o", str(tmp_path / "f.svg"), "-o", str(tmp_path / "f.html"), *folder]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""  # no terminal, no progress
+    assert "points are optimal" in shown.out
+    points = json.loads(out.read_text())["points"]
+    best = Schedule.load(tmp_path / f"schedule-{points[0]['memory']}.json")
+    assert best.timeline().value == points[0]["value"]
+    assert main([*step, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["placement"] == "vee"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["-o", "x.png"], "x.png: unknown ending"),
+        (["--points", "1"], "points: at least 2"),
+        (["--seconds", "0"], "seconds: 0.0 is not"),
+        (["--placement", "auto"], "placement 'auto'"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, arguments, line):
+    profile = str(tmp_path / "profile.json")
+    equal_layers(4).save(profile)
+    assert main(["frontier", profile, "--ranks", "2", "--microbatches", "2", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_bad_calls():
+    with pytest.raises(BadInput, match="points"):
+        frontier(equal_layers(2), Step(2, 2), points=0)
+
+
+class Counted:
+    """A clock in whole seconds that a test puts forward; one for a whole frontier."""
+
+    counted = False
+
+    def __init__(self, seconds, effort=None):
+        self.seconds, self.used = seconds, 0
+
+    @property
+    def left(self):
+        return max(0, self.seconds - self.used)
+
+
+@pytest.mark.parametrize("placement", ["single", "loop"])
+def test_little_time_is_kept_to(placement, monkeypatch):
+    """Every solve takes a second here, whatever it was granted, as for long steps; 4 s are for 12 points. All points have a
+    schedule all the same: what fits the tightest fits everywhere."""
+    clocks = []
+
+    def clock(seconds, effort):
+        clocks.append(Counted(seconds))
+        return clocks[-1]
+
+    def slow(problem, **options):
+        clocks[-1].used += 1
+        del options["seconds"]
+        return solve(problem, effort=0.05, **options)
+
+    monkeypatch.setattr("zbsolve.search.pareto.Clock", clock)
+    monkeypatch.setattr("zbsolve.search.memory_limits.solve", slow)
+    found = frontier(equal_layers(8, 10), Step(4, 8, placement), points=12, seconds=4)
+    assert clocks[-1].used <= 6
+    assert len(found.points) >= 12
+    values, bounds = ([getattr(point, what) for point in found.points] for what in ("value", "bound"))
+    assert values == sorted(values, reverse=True)
+    assert bounds == sorted(bounds, reverse=True)
+    for point in found.points:
+        assert verify(point.schedule.problem, point.schedule) == ()

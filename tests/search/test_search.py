@@ -1,0 +1,191 @@
+"""`solve` as a whole: budgets, hints, interruption, determinism, neighbourhoods."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from zbsolve import BadInput, Edge, Infeasible, Pass, Problem, Schedule, pipeline, solve, verify
+from zbsolve.greedy.list_scheduler import list_schedule
+from zbsolve.greedy.policy_annealing import starting_policies
+from zbsolve.ilp.bounds.bound import Bound
+from zbsolve.ilp.neighbourhood_search import better_neighbours
+from zbsolve.search.finder import find
+from zbsolve.search.solver import _certificate
+from zbsolve.search.state import State
+from zbsolve.util.clock import Clock
+from zbsolve.util.errors import WrongBound
+from zbsolve.util.threads import GRACE, run_threads
+
+from ..support.problems import random_problem, uniform
+
+
+def uneven(microbatches=12, objective="makespan", change=0):
+    return pipeline(
+        [30, 41 + change, 28, 35],
+        [33, 45, 29, 50],
+        [20, 25, 18, 31 + change],
+        microbatches=microbatches,
+        comm=3,
+        held_until_B=2,
+        held_until_W=1,
+        capacity=[11, 9, 8, 7],
+        objective=objective,
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_problems_get_a_schedule_that_holds(seed):
+    problem = random_problem(1000 + seed)
+    schedule = solve(problem, effort=0.02)
+    assert verify(problem, schedule) == ()
+    assert 0 < schedule.certificate.bound <= schedule.certificate.value
+
+
+def test_every_starting_policy_makes_a_schedule_that_holds():
+    for seed in range(12):
+        problem = random_problem(seed, 5, 9)
+        for policy in starting_policies(problem):
+            assert verify(problem, list_schedule(problem, policy)) == ()
+
+
+def test_effort_gives_the_same_bytes(tmp_path):
+    for name in ("a.json", "b.json"):
+        solve(uneven(), effort=0.3, seed=3).save(tmp_path / name)
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert Schedule.load(tmp_path / "a.json").certificate.seconds == 0
+
+
+@pytest.mark.slow
+def test_seconds_are_kept_and_an_optimum_returns_early():
+    solve(uniform("vee", 4, 4), seconds=5)  # compile first
+    began = time.monotonic()
+    schedule = solve(uniform("vee", 6, 20, (3, 4, 2), capacity=7), seconds=2)
+    assert time.monotonic() - began < 10  # a guard; benchmarks hold it to 1.5 times
+    assert schedule.certificate.seconds < 10
+    began = time.monotonic()
+    assert solve(uniform("single", 4, 8), seconds=60).certificate.status == "optimal"
+    assert time.monotonic() - began < 30
+
+
+def test_a_hint_is_never_lost_and_may_come_from_other_times():
+    first = solve(uneven(), effort=0.5)
+    again = solve(uneven(), effort=0.01, hint=first)
+    assert again.certificate.value <= first.certificate.value
+    drifted = solve(uneven(change=1), effort=0.01, hint=first)
+    assert verify(drifted.problem, drifted) == ()
+    assert drifted.certificate.value <= Schedule(drifted.problem, first.order).timeline().value
+    with pytest.raises(BadInput, match="hint: its schedule has other passes"):
+        solve(uneven(microbatches=5), hint=first)
+
+
+def test_progress_only_ever_improves():
+    seen: list[tuple[int, int]] = []
+    solve(uneven(), effort=0.3, progress=lambda state: seen.append((state.value, state.bound.value)))
+    values = [value for value, _ in seen if value > 0]
+    bounds = [bound for _, bound in seen]
+    assert len(seen) > 2
+    assert values == sorted(values, reverse=True)
+    assert bounds == sorted(bounds)
+
+
+def test_an_interrupt_returns_the_incumbent():
+    def interrupt(state):
+        if state.value > 0:
+            raise KeyboardInterrupt
+
+    schedule = solve(uniform("vee", 4, 8, capacity=5), seconds=30, progress=interrupt)
+    assert verify(schedule.problem, schedule) == ()
+
+
+def test_neighbourhoods_improve_and_hold():
+    problem = uniform("vee", 4, 8, (3, 4, 2), capacity=6)
+    start = list_schedule(problem, starting_policies(problem)[0])
+    better = [s for s in better_neighbours(lambda: start, Clock(20.0, 2.0), 0, lambda: 169) if s is not None]
+    assert better
+    values = [start.timeline().value, *(s.timeline().value for s in better)]
+    assert values == sorted(values, reverse=True)
+    for schedule in better:
+        assert verify(problem, schedule) == ()
+
+
+@pytest.mark.parametrize("capacity", [2, 3, 5])
+@pytest.mark.parametrize("placement", ["single", "loop", "vee"])
+def test_tight_memory_always_has_a_schedule(placement, capacity):
+    problem = uniform(placement, 6, 9, (3, 4, 2), capacity)
+    assert verify(problem, solve(problem, effort=0.05)) == ()
+
+
+def test_infeasible_is_proven_for_any_graph():
+    passes = [Pass("F", 0, 0, 0, 2), Pass("F", 1, 0, 0, 2), Pass("B", 1, 0, 0, 2), Pass("B", 0, 0, 0, 2)]
+    held = [Edge("0F0", "1F0"), Edge("1F0", "1B0", bytes=2), Edge("0F0", "0B0", bytes=2), Edge("1B0", "0B0")]
+    assert solve(Problem.of(passes, held, [4]), seconds=5).certificate.value == 8
+    for limit in ({"seconds": 1}, {"effort": 0.2}):
+        with pytest.raises(Infeasible, match="cp-sat proved"):
+            solve(Problem.of(passes, held, [3]), **limit)
+    with pytest.raises(Infeasible, match="rank 0 needs 2 bytes for one pass, but has 1"):
+        solve(Problem.of(passes, held, [1]), seconds=1)
+
+
+def test_head_keeps_the_first_microbatches():
+    problem = uneven()
+    head = problem.head(3)
+    assert head == uneven(microbatches=3)
+
+
+def test_a_bound_above_a_schedules_value_is_an_error_and_never_clipped():
+    state = State(uneven(), Clock(1.0), Bound(10**9, "forged", "path", ()))
+    state.offer(list_schedule(uneven(), starting_policies(uneven())[0]), "greedy")
+    with pytest.raises(WrongBound, match=r"the bound of 1000000000 µs \(forged\) is above a verified schedule's"):
+        _certificate(state, 0)
+
+
+def test_a_hint_whose_lanes_run_out_of_order_may_beat_the_bound_on_lanes_in_order():
+    """Two jobs, (5, 1) and (1, 5) µs on two ranks in turn: 11 µs in order, 7 µs the other way round (Johnson's rule)."""
+    times = [[5, 1], [1, 5]]
+    passes = [Pass("F", s, m, s, times[m][s]) for s in range(2) for m in range(2)]
+    problem = Problem.of(passes, [Edge(f"0F{m}", f"1F{m}") for m in range(2)])
+    assert solve(problem, effort=0.01).certificate.bound == 11
+    swapped = Schedule(problem, {f"compute:{s}": (f"{s}F1", f"{s}F0") for s in range(2)})
+    certificate = solve(problem, effort=0.01, hint=swapped).certificate
+    assert (certificate.value, certificate.bound, certificate.relaxation) == (7, 6, "work")
+
+
+@pytest.mark.parametrize("cores", [1, 2, 7])
+@pytest.mark.slow
+def test_more_cores_mean_more_finders(cores, monkeypatch):
+    begun = []
+
+    def counted(state, seed, starts):
+        begun.append(seed)
+        yield from find(state, seed, starts)
+
+    monkeypatch.setattr("zbsolve.search.solver.cores", lambda: cores)
+    monkeypatch.setattr("zbsolve.search.solver.find", counted)
+    problem = uniform("vee", 6, 12, (30, 41, 23), capacity=5)
+    schedule = solve(problem, seconds=2.0)
+    assert verify(problem, schedule) == ()
+    assert len(set(begun)) == len(begun) >= max(1, cores - 1)
+
+
+def test_what_one_worker_raises_ends_all():
+    ended = threading.Event()
+
+    def fails():
+        raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        run_threads([fails, lambda: ended.wait(20) or None], lambda: False, ended.set)
+    assert ended.is_set()
+    run_threads([lambda: None] * 3, lambda: False, lambda: None)  # ends with its jobs
+
+
+def test_workers_that_do_not_end_are_waited_for_together():
+    ended = threading.Event()
+    began = time.monotonic()
+    run_threads([lambda: ended.wait(20) or None] * 6, lambda: True, lambda: None)
+    took = time.monotonic() - began
+    ended.set()
+    assert took < 4 * GRACE  # one after the other they would take six times as long as one

@@ -1,0 +1,45 @@
+"""Pages: texts are escaped, what a template misses is an error, and every template belongs to a page."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+from jinja2 import UndefinedError
+
+from zbsolve.show.pages import picture, render
+
+TEMPLATES = files("zbsolve.show") / "templates"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def test_texts_are_escaped_and_pictures_are_not() -> None:
+    text = render("frontier.html", title="<b>", picture=picture("<svg></svg>"), rows=[("a",), ("</td><script>",)])
+    assert "<title>&lt;b&gt;</title>" in text
+    assert "<svg></svg>" in text
+    assert "<script>" not in text
+    assert "{{" not in text
+    assert "{%" not in text
+
+
+def test_a_missing_value_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="'rows' is undefined"):
+        render("frontier.html", title="t", picture="")
+
+
+def test_pages_load_nothing() -> None:
+    layout = (TEMPLATES / "layout.html").read_text(encoding="utf-8")
+    assert f'<meta http-equiv="Content-Security-Policy" content="{POLICY}' in layout
+    for file in TEMPLATES.iterdir():
+        text = file.read_text(encoding="utf-8")
+        assert not any(word in text for word in ("http:", "https:", "src=", "href=", "@import", "url("))
+        if file.name.endswith(".html") and file.name not in ("layout.html", "tables.html"):
+            assert text.startswith('{% extends "layout.html" %}')
+
+
+def test_the_template_library_is_loaded_with_the_first_page() -> None:
+    code = "import sys, zbsolve.show.schedule_file, zbsolve.show.profile_report; print('jinja2' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,143 @@
+"""The report: what a profile means, by hand, and that the page is whole and says where numbers come from."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from zbsolve import BadInput, Profile
+from zbsolve.cli import main
+from zbsolve.profile.profile import Layer, Link
+from zbsolve.show.profile_meaning import meaning, stages
+from zbsolve.show.profile_report import profile_as_page, profile_as_text
+from zbsolve.show.profile_rows import copy_rows, layer_rows, link_rows, pair_rows, stage_rows
+
+
+def profile(
+    head: float = 30.0, capacity: int | None = None, source: str = "measured", states: float = 1.0, latency: float = 0.0
+) -> Profile:
+    def layer(name: str, time: float) -> Layer:
+        return Layer(name, time / 3, time / 3, time / 3, 2 * time / 3, 100, 50, 1000, 10)
+
+    layers = (*(layer(f"block{i}", 30.0) for i in range(7)), layer("head <b>", head))
+    samples = {"block0/F": [9.0, 10.0, 11.0], "link/1000": [10.0, 12.0, 14.0]}
+    return Profile(
+        source,
+        "toy",
+        layers,
+        Link(latency, 1000.0),
+        states,
+        capacity,
+        {"warnings": ["mind the gap"], "host_us": {"block0/F": 3.0}},
+        samples,
+    )
+
+
+def test_equal_stages_mean_what_formulas_say() -> None:
+    rows = stages(profile(), 4)
+    assert [(row.first, row.end) for row in rows] == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert {(row.split, row.fused, row.held, row.fixed) for row in rows} == {(60.0, 60.0, 300, 2000)}
+    bubble, memory, link = meaning(profile(), 4, 8)
+    # (p − 1) / (m + p − 1) of the step, but for 3 messages of 0.01 µs both ways; and p − 1 of m microbatches to win.
+    assert f"{3 / 11:.1%} of it bubble" in bubble
+    assert f"can be {3 / 8:.1%} faster" in bubble
+    assert "480 µs, the busiest rank's work" in bubble
+    assert "how much the device has is not known" in memory
+    assert link == "The slowest message, from stage 0, takes 0.1% of that stage's F: small."
+    assert "must be hidden" in meaning(profile(latency=5.0), 4, 8)[-1]
+
+
+def test_a_large_output_layer_is_named() -> None:
+    said = "\n".join(meaning(profile(head=200.0), 4, 8))
+    assert "Stages are uneven: stage 3" in said
+    assert "The output layer is the bottleneck: 'head <b>' alone takes 1.95 times the mean stage (6.7 times a middle" in said
+    assert "output layer" not in "\n".join(meaning(profile(), 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "text"),
+    [
+        (1000, "all beside activations does not fit into 1000 B alone"),
+        (3000, "1F1B does not fit into 2.93 KiB"),
+        (3300, "there is room for 1F1B and not for a bubble of zero"),
+        (9000, "memory is not the bottleneck"),
+    ],
+)
+def test_memory_is_the_bottleneck_or_not(capacity: int, text: str) -> None:
+    """A stage of two layers: 2000 bytes fixed, 20 of messages, 300 a microbatch; 1F1B holds 4 of them, twice that 7."""
+    assert text in meaning(profile(capacity=capacity), 4, 8)[1]
+
+
+def test_rows() -> None:
+    head, first, *_, last = layer_rows(profile(head=60.0))
+    assert first[:3] == ("block0 … block6", f"10.0 ±{1.57 * 1 / 3**0.5 / 10:.0%}", "10.0")
+    assert first[head.index("F host")] == "3"
+    assert last[0] == "head <b>"
+    assert [row[0] for row in stage_rows(profile(), 2)] == ["stage", "0", "1"]
+    assert link_rows(profile())[1] == ("1000 B", f"12.0 ±{1.57 * 2 / 3**0.5 / 12:.0%}", "1.0", "0.08")
+    with pytest.raises(BadInput, match="8 layers do not make 9 stages"):
+        stages(profile(), 9)
+    with pytest.raises(BadInput, match="ranks: at least 1"):
+        stages(profile(), 0)
+
+
+class Tags(HTMLParser):
+    """Keeps which tags are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_loads_nothing() -> None:
+    text = profile_as_page(profile(), 4)
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert "<b>" not in text
+    assert "head &lt;b&gt;" in text
+    assert not re.search(r"https?://|<script|src=", text)
+    assert "WARNING: mind the gap" in text
+    assert "no number here was measured" not in text
+    estimated = profile_as_page(profile(source="estimated: h200 roofline"), 4)
+    assert estimated.count("estimated: h200 roofline") >= 2
+    assert "no number here was measured" in estimated
+    assert "no number here was measured" in profile_as_text(profile(source="estimated: h200 roofline"))
+
+
+def test_links_and_copies_are_shown() -> None:
+    plain = profile()
+    assert len(pair_rows(plain)) == len(copy_rows(plain)) == 1
+    pair = {"ranks": [0, 1], "latency": 35.2, "bytes_per_us": 3210.0, "both_ways": 1.25, "work_beside": 1.5}
+    copies = {f"{way}/65536{how}": [10.0 * us] for us, (way, how) in enumerate(product(("h2d", "d2h"), ("", " beside")), 1)}
+    full = replace(plain, facts={**plain.facts, "links": [pair]}, samples={**plain.samples, **copies})
+    assert pair_rows(full)[1] == ("0–1", "35", "3.21", "1.25 times", "1.50 times")
+    assert copy_rows(full)[1] == ("64.0 KiB", "10.0", "20.0", "30.0", "40.0")
+    for text in (profile_as_text(full), profile_as_page(full, 4)):
+        assert "1.25 times" in text
+        assert "64.0 KiB" in text
+    assert "a message takes 0 µs and its bytes at 1.00 GB/s" in profile_as_text(plain)
+
+
+def test_the_command_line_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, report = str(tmp_path / "p.json"), tmp_path / "r.html"
+    step = ["profile", "gemma2-9b@layers=6", "--estimate", "h200", "-o", out]
+    assert main([*step, "--report", str(report), "--ranks", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "The output layer is the bottleneck: 'head' alone" in said
+    assert "The output layer is the bottleneck" in report.read_text()
+    assert main([*step, "--ranks", "9"]) == 2
+    assert "8 layers do not make 9 stages" in capsys.readouterr().err
+    assert main([*step, "--report", str(tmp_path / "r.txt")]) == 2
+    assert "it is a page: give it the ending .html" in capsys.readouterr().err
+    assert not (tmp_path / "r.txt").exists()

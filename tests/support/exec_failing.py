@@ -1,0 +1,177 @@
+"""Ranks that fail on purpose, forked from one process that has imported everything: `Ranks` starts it, `run` runs a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+LIMIT = 45.0  # seconds for a job, whatever happens
+MODEL = """
+import os, signal, time
+import torch
+from torch import nn
+
+class Bad(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.inner, self.calls = what, nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 3:
+            if self.what == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.what == "throw":
+                raise ValueError("on\\npurpose")
+            if self.what == "hang":
+                time.sleep(600)
+            if self.what == "memory":
+                torch.empty(1 << 50, dtype=torch.uint8)
+            if self.what == "python memory":
+                bytearray(1 << 60)
+            if self.what == "nan":
+                x = x * float("nan")
+            if self.what == "nan back":
+                x.register_hook(lambda gradient: gradient / 0)
+        y = self.inner(x)
+        if self.what == "nan weight" and self.calls > 3:
+            x.data[0, 0] = float("inf")  # what W reads
+        return y
+
+def model(what):
+    return lambda: ([nn.Linear(4, 4), nn.Linear(4, 4), Bad(what), nn.Linear(4, 4)], torch.randn(2, 4))
+
+die, throw, hang, memory, nan, good = map(model, ("die", "throw", "hang", "memory", "nan", ""))
+"""
+
+
+class Ranks:
+    """The process that forks ranks; a context manager that leaves none behind."""
+
+    def __enter__(self) -> Ranks:
+        from zbsolve.exec.run.launch import child_environment
+
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.exec_failing"], env=child_environment(), **pipes
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()  # ranks end with it
+        self.process.communicate()
+
+    def run(self, what: str, **job: Any) -> list[Any]:
+        """What each rank said (None: nothing): {"kind", "text"}; layer 2 of four, on rank `job["rank"]`, does `what`."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"what": what, **job}) + "\n")
+        self.process.stdin.flush()
+        result = json.loads(self.process.stdout.readline())
+        assert result["left"] == [], f"ranks {result['left']} were still there after {LIMIT} s: {result['said']}"
+        said: list[Any] = result["said"]
+        return said
+
+
+def main() -> None:
+    """Read jobs, a line each; fork the ranks of one; say what they said."""
+    import torch.distributed  # noqa: F401  once for all ranks
+
+    import zbsolve.exec.pipeline  # noqa: F401
+    from zbsolve.exec.run.worker import local_network
+
+    local_network()
+    for line in sys.stdin:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(_forked(Path(folder), json.loads(line))), flush=True)  # noqa: T201
+
+
+def _forked(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    ranks = job.setdefault("ranks", 3)
+    read, write = os.pipe()  # its end tells ranks that this process is gone
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.dup2(read, 0)
+            _rank(folder, rank, job)
+        children.append(child)
+    os.close(read)
+    until, left = time.monotonic() + LIMIT, set(range(ranks))
+    may_stay = {job["rank"]} if job["what"].startswith("hang") else set()
+    while left - may_stay and time.monotonic() < until:
+        left -= {rank for rank in left if os.waitpid(children[rank], os.WNOHANG)[0]}
+        time.sleep(0.01)
+    for rank in left:
+        os.kill(children[rank], signal.SIGKILL)
+        os.waitpid(children[rank], 0)
+    os.close(write)
+    paths = [folder / f"said.{rank}" for rank in range(ranks)]
+    said = [json.loads(path.read_text()) if path.exists() else None for path in paths]
+    return {"said": said, "left": sorted(left - may_stay)}
+
+
+def _rank(folder: Path, rank: int, job: dict[str, Any]) -> None:
+    from zbsolve.exec.run.worker import end_with_parent
+
+    end_with_parent()
+    try:
+        said = {"kind": "", "text": str(_train(folder, rank, job))}
+    except Exception as error:
+        said = {"kind": type(error).__name__, "text": str(error)}
+    (folder / f"part.{rank}").write_text(json.dumps(said))
+    (folder / f"part.{rank}").rename(folder / f"said.{rank}")
+    # Staying alive on purpose: that this rank has gone must not be what tells the others.
+    others = [other for other in range(job["ranks"]) if other != job["rank"] or not job["what"].startswith(("die", "hang"))]
+    while not all((folder / f"said.{other}").exists() for other in others):
+        time.sleep(0.01)
+    os._exit(0)
+
+
+def _train(folder: Path, rank: int, job: dict[str, Any]) -> float:
+    """Two steps with this package's Pipeline, as anybody's loop would; the last loss."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from zbsolve.exec import Pipeline
+    from zbsolve.exec.interpreter import Hooks
+
+    from .exec_tools import a_problem, random_schedule
+
+    names: dict[str, Any] = {}
+    exec(MODEL, names)
+    ranks, here = job["ranks"], rank == job.get("rank")
+    odd = job["what"] == "schedule" and here
+    schedule = random_schedule(a_problem(tuple(range(ranks)), 3 - odd, layers=4), 1)
+
+    def layers(numbers: list[int]) -> list[nn.Module]:
+        if job["what"] == "build" and here:
+            raise ValueError("no such weights")
+        bad = [number for number in numbers if here and number == job.get("layer", 2)]
+        return [names["Bad"](job["what"]) if i in bad else nn.Linear(4, 4) for i in numbers]
+
+    limit = timedelta(seconds=LIMIT)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks, timeout=limit)
+    loss = None if job["what"] == "no loss" else nn.functional.mse_loss
+    late = (lambda stage: time.sleep(600)) if job["what"] == "hang late" and here else None
+    more: dict[str, Any] = {"timeout": job.get("timeout", 20), "watch": job.get("watch", False), "hooks": Hooks(done=late)}
+    runner = Pipeline(layers, schedule, loss=loss, **more)
+    result, x = 0.0, torch.randn(6, 4)
+    for _ in range(2):
+        result = runner.step(x, x).loss
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What the tests run on gloo ranks (see `exec_ranks`)."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from profiler.memory import held
+from profiler.stage_rounds import stages_of
+from zbsolve import BadInput, pipeline
+from zbsolve.exec import Pipeline
+from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.handlers import Data
+from zbsolve.exec.memory import LiveBytes
+from zbsolve.models.presets import GptSizes, gpt, mlp
+from zbsolve.profile.profile import Layer, Link, Profile
+from zbsolve.systems import preset
+
+from .exec_tools import a_problem, random_schedule, split_layers
+
+
+def toy(numbers: list[int]) -> list[nn.Module]:
+    """Tiny layers, the same ones wherever they are built."""
+    made = []
+    for i in numbers:
+        torch.default_generator.manual_seed(i)
+        made.append(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    return made
+
+
+def random_runs(rank: int, count: int) -> list[float]:
+    """`count` random placements and orders on 4 ranks, a step each in one process group; the losses."""
+    rng = random.Random(0)
+    losses = []
+    for seed in range(count):
+        stages = rng.randint(4, 7)
+        spot = [0, 1, 2, 3, *(rng.randrange(4) for _ in range(stages - 4))]
+        rng.shuffle(spot)
+        m = rng.randint(1, 4)
+        times = {"BW": [20] * stages} if rng.random() < 0.3 else {"B": [10] * stages, "W": [10] * stages}
+        F = [rng.randint(1, 30) for _ in spot]
+        problem = pipeline(F, **times, placement=tuple(spot), microbatches=m, comm=rng.randint(0, 9), layers=[1] * stages)
+        runner = Pipeline(toy, random_schedule(problem, seed), loss=nn.functional.mse_loss, timeout=20)
+        x = torch.linspace(-1, 1, 8 * m).reshape(2 * m, 4)
+        losses.append(runner.step(x, x.flip(0)).loss)
+    return losses
+
+
+def example(rank: int, steps: int) -> list[float]:
+    """The losses of the example's training."""
+    from examples.train_gpt import pipelined
+
+    return pipelined(steps)
+
+
+def worst(runner: Pipeline, inputs: list[Tensor], targets: list[Tensor], loss: Any, layers: list[nn.Module]) -> float:
+    """The largest relative difference of this rank's gradients from those of `layers`, whole, in this process."""
+    data = Data(dict(enumerate(inputs)), dict(enumerate(targets)))
+    reference(layers, data, loss)
+    expected, found = named(dict(enumerate(layers))), named(runner.layers)
+    return max([0.0, *(difference(p.grad, expected[place].grad) for place, p in found.items())])
+
+
+def shapes(rank: int, dtype: str) -> list[float]:
+    """Three steps of a small GPT whose microbatches differ in length, within a step and between steps."""
+    model = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=12))
+    problem = a_problem((0, 1, 1, 0), 3, layers=4)
+    runner = Pipeline(model.build, random_schedule(problem, 1), loss=model.loss, timeout=20)
+    result = []
+    for step, lengths in enumerate([(12, 5, 12), (5, 5, 12), (7, 3, 5)]):
+        inputs, targets = [], []
+        for m, length in enumerate(lengths):
+            x, y = model.batch(m, step)
+            inputs.append(x[:, :length])
+            targets.append(y[:, :length])
+        for parameter in runner.parameters():
+            parameter.grad = None
+        runner.step(inputs, targets)
+        result.append(worst(runner, inputs, targets, model.loss, model.build()))
+    return result
+
+
+def twice(rank: int, steps: int) -> list[str]:
+    """The digests of this rank's parameters after the same training, two times."""
+    digests = []
+    for _ in range(2):
+        model = mlp(0)
+        runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss, timeout=20)
+        optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
+        for step in range(steps):
+            batches = [model.batch(m, step) for m in range(4)]
+            runner.step([x for x, _ in batches], [y for _, y in batches])
+            optimizer.step()
+            optimizer.zero_grad()
+        state = runner.state_dict()
+        digests.append(hashlib.sha256(b"".join(state[name].numpy().tobytes() for name in sorted(state))).hexdigest())
+    return digests
+
+
+def leaks(rank: int, steps: int) -> dict[str, Any]:
+    """Bytes that live after the first steps and after `steps` more, with parameters and gradients left out."""
+    model = mlp(0)
+    runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss, timeout=20)
+    batches = [model.batch(m, 0) for m in range(4)]
+    inputs, targets = [x for x, _ in batches], [y for _, y in batches]
+    runner.step(inputs, targets)
+    meter, seen = LiveBytes(), []
+    meter.ignore([*runner.module.parameters(), *(p.grad for p in runner.parameters() if p.grad is not None)])
+    with meter:
+        for step in range(steps):
+            runner.step(inputs, targets).seen.wait()
+            if step in (4, steps - 1):
+                seen.append(meter.now)
+    return {"bytes": seen, "live": sum(len(stage.live) for stage in runner.stages.values())}
+
+
+def owned(rank: int, _: None) -> dict[str, Any]:
+    """A model on the meta device: what this rank holds of it, its state dict, and what it says of a wrong one."""
+    with torch.device("meta"):
+        whole = nn.Sequential(OrderedDict((f"part{i}", nn.Linear(4, 4)) for i in range(4)))
+    runner = Pipeline(whole, random_schedule(a_problem((0, 1), 2, layers=4)), loss=nn.functional.mse_loss, timeout=20)
+    state = runner.state_dict()
+    runner.load_state_dict({name: torch.ones_like(value) for name, value in state.items()} | {"other": torch.ones(1)})
+    try:
+        runner.step(torch.ones(3, 4), torch.ones(3, 4))
+        refused = ""
+    except BadInput as error:
+        refused = str(error)
+    return {
+        "names": [name for name, _ in runner.named_parameters()],
+        "meta": sum(p.is_meta for p in whole.parameters()),
+        "sums": {name: float(value.detach().sum()) for name, value in runner.state_dict().items()},
+        "refused": refused,
+        "ones": runner.step(torch.ones(2, 4), torch.ones(2, 4)).timeline.makespan,
+    }
+
+
+def memories(rank: int, _: None) -> list[dict[str, Any]]:
+    """A small GPT by several schedules, its memory profiled layer by layer; a metered step each."""
+    model = gpt("small", 0, GptSizes(width=96, blocks=8, heads=4, batch=2, length=64))
+    sizes = held(model, stages_of(model, range(len(model.layers))))
+    rows = tuple(Layer(f"layer{i}", 10, 10, 10, 20, parameter_bytes=0, **size.costs()) for i, size in enumerate(sizes))
+    profile = Profile("measured", "small", rows, Link(1.0, 1000.0), 4.0, None, {}, {})
+    batches = [model.batch(m, 0) for m in range(4)]
+    result = []
+    for spot, name in (((0, 1), "1f1b"), ((0, 1), "zb-h1"), ((0, 1), ""), ((0, 1, 0, 1), ""), ((0, 1, 1, 0), "")):
+        counts = split_layers(len(rows), len(spot))
+        problem = profile.problem(2, 4, spot, layers=counts, fused=name == "1f1b")
+        schedule = preset(name, problem) if name else random_schedule(problem, 2)
+        runner = Pipeline(model.build, schedule, loss=model.loss, timeout=30)
+        inputs, targets = [x for x, _ in batches], [y for _, y in batches]
+        runner.step(inputs, targets)  # afterwards gradients are there
+        memory = runner.step(inputs, targets, memory=True).memory
+        assert memory is not None
+        result.append({"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]})
+    return result
+
+
+def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
+    """Some of the functions here, one after the other: starting ranks takes longer than most of them."""
+    return [globals()[name](rank, argument) for name, argument in jobs]

@@ -1,0 +1,78 @@
+"""Kinds of passes that only tests know: problems that have them, their handlers, and what they run on gloo ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zbsolve import Problem
+from zbsolve.exec import Pipeline
+from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.handlers import HANDLERS, Data, Handler
+from zbsolve.tables import CARGO, Edges
+
+from .exec_jobs import toy
+from .exec_tools import a_problem, random_schedule
+
+RAN: list[str] = []
+
+
+def note(state: Any, action: Any, given: Tensor | None) -> Tensor | None:
+    """What both toy kinds do: note that they ran, and hand on what they are given."""
+    RAN.append(action.name)
+    assert action.name[1:] in {f"O{action.microbatch}", f"S{action.microbatch}"}
+    assert {"F", "B", "W", action.kind} == action.companions
+    return given
+
+
+TOYS = {"O": Handler(note), "S": Handler(note, takes="", makes="what S made", repeatable=True)}
+
+
+def with_pause(problem: Problem) -> Problem:
+    """Each stage pauses between F and B of a microbatch: a pass O that carries nothing."""
+    table, place, forwards = with_rows(problem, "O", problem.rows("F"))
+    waits = problem.edges.only(np.flatnonzero(problem.passes.are("B")[problem.edges.after]))
+    own = problem.passes.are("F")[waits.before]
+    behind = Edges.of(place[waits.before[own]], waits.after[own])
+    return replace(problem, passes=table, edges=problem.edges + Edges.of(forwards, place[forwards]) + behind)
+
+
+def with_stop(problem: Problem) -> Problem:
+    """Activations stop at a pass S on their way to the next stage: it takes them from F, and they go on from it."""
+    forwards = problem.rows("F")[problem.passes.stage[problem.rows("F")] < problem.stages - 1]
+    table, place, forwards = with_rows(problem, "S", forwards)
+    edges, carried = problem.edges, problem.edges.carrying("activation")
+    moved = replace(edges, before=np.where(carried, place[edges.before], edges.before))
+    return replace(problem, passes=table, edges=moved + Edges.of(forwards, place[forwards], carries=CARGO[1]))
+
+
+def with_rows(problem: Problem, kind: str, beside: Any) -> tuple[Any, Any, Any]:
+    """The table with a pass of this kind for each row of `beside`; row → the row of its pass; `beside`."""
+    columns = {name: getattr(problem.passes, name)[beside] for name in ("stage", "microbatch", "rank")}
+    table = problem.passes.more(kind, "compute", duration=np.ones(len(beside), np.int64), **columns)
+    place = np.zeros(len(problem.passes), np.int64)
+    place[beside] = len(problem.passes) + np.arange(len(beside))
+    return table, place, beside
+
+
+def on_two_ranks(rank: int, seed: int) -> dict[str, Any]:
+    """A step with each toy kind on two ranks: the worst difference from the unsplit model, and how often the kind ran."""
+    found: dict[str, Any] = {}
+    for kind, build in (("O", with_pause), ("S", with_stop)):
+        RAN.clear()
+        HANDLERS[kind] = TOYS[kind]
+        problem = build(a_problem((0, 1, 1, 0), 4, layers=4))
+        runner = Pipeline(toy, random_schedule(problem, seed), loss=nn.functional.mse_loss, timeout=20)
+        x = torch.linspace(-1, 1, 32).reshape(8, 4)
+        runner.step(x, x.flip(0))
+        whole = toy(list(range(4)))
+        inputs, targets = (dict(enumerate(part.chunk(4))) for part in (x, x.flip(0)))
+        reference(whole, Data(inputs, targets), nn.functional.mse_loss)
+        right, mine = named(dict(enumerate(whole))), named(runner.layers)
+        found[kind] = {"worst": max(difference(p.grad, right[place].grad) for place, p in mine.items()), "ran": len(RAN)}
+        del HANDLERS[kind]
+    return found

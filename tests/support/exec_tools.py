@@ -1,0 +1,81 @@
+"""Random valid schedules, and a whole pipeline in one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from zbsolve import Problem, Schedule, pipeline
+from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.handlers import Data
+from zbsolve.exec.one_device.pipeline import OneDevice
+from zbsolve.exec.one_device.streams import Turns
+from zbsolve.models.model import Model
+
+torch.set_num_threads(1)  # as ranks have; on a busy machine threads of tiny operations wait for each other
+
+
+def random_schedule(problem: Problem, seed: int = 0) -> Schedule:
+    """Any topological order of the graph is a valid one."""
+    rng, count = random.Random(seed), len(problem.passes)
+    after: list[list[int]] = [[] for _ in range(count)]
+    waiting = [0] * count
+    for a, b in zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True):
+        after[a].append(b)
+        waiting[b] += 1
+    ready = [i for i in range(count) if not waiting[i]]
+    order: dict[str, list[int]] = {stream: [] for stream in problem.streams}
+    while ready:
+        i = ready.pop(rng.randrange(len(ready)))
+        order[problem.passes[i].streams[0]].append(i)
+        for b in after[i]:
+            waiting[b] -= 1
+            if not waiting[b]:
+                ready.append(b)
+    return Schedule.of(problem, order)
+
+
+def split_layers(layers: int, stages: int) -> tuple[int, ...]:
+    return tuple(layers // stages + (s < layers % stages) for s in range(stages))
+
+
+def a_problem(
+    placement: tuple[int, ...],
+    microbatches: int,
+    layers: int = 8,
+    fused: bool = False,
+    recompute: str | Sequence[int] = (),
+    **options: Any,
+) -> Problem:
+    stages = len(placement)
+    times = {"BW": [20] * stages} if fused else {"B": [10] * stages, "W": [10] * stages}
+    counts = split_layers(layers, stages)
+    how = {"placement": placement, "microbatches": microbatches, "recompute": recompute}
+    return pipeline([10] * stages, **times, **how, comm=3, layers=counts, **options)
+
+
+def run_here(
+    schedule: Schedule, model: Model, pick: Callable[[Sequence[int]], int] | None = None
+) -> tuple[float, dict[int, torch.nn.Module], Data]:
+    """All ranks in this process; the mean loss, the layers with their gradients, the data. `pick`: see `Turns`."""
+    one = OneDevice(model.build, schedule, Turns(schedule.problem.ranks, pick), loss=model.loss, tied=model.tied)
+    batches = {m: model.batch(m, 0) for m in one.microbatches}
+    inputs, targets = ({m: pair[i] for m, pair in batches.items()} for i in range(2))
+    ran = one.step(inputs, targets)
+    assert not one.copies.waiting
+    assert not any(stage.live for interpreter in one.interpreters for stage in interpreter.state.stages.values())
+    return ran.loss, one.layers, Data(inputs, targets)
+
+
+def worst_difference(schedule: Schedule, model: Model, pick: Callable[[Sequence[int]], int] | None = None) -> float:
+    """The largest relative difference of loss and gradients from the unsplit model."""
+    loss, layers, data = run_here(schedule, model, pick)
+    whole = model.build()
+    right = reference(whole, data, model.loss)
+    expected = named(dict(enumerate(whole)))
+    found = named(layers)
+    assert found.keys() == expected.keys()
+    return max(abs(loss - right) / right, *(difference(found[k].grad, expected[k].grad) for k in expected))

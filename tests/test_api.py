@@ -1,0 +1,59 @@
+"""The public names are in one place: `zbsolve`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+import types
+
+import pytest
+
+import zbsolve
+from zbsolve import Step, pipeline
+
+from .support.house import MODULES, package
+from .support.profiles import equal_layers
+
+PACKAGES = sorted(name for name, path in MODULES.items() if path.name == "__init__.py" and package(name) != "profiler")
+
+
+@pytest.mark.parametrize("name", zbsolve.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(zbsolve, name) is getattr(zbsolve, name)
+    assert name in dir(zbsolve)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_packages_hand_on_what_they_say_and_no_module_has_the_name_of_a_function(name: str) -> None:
+    home = importlib.import_module(name)
+    modules = {one.name for one in pkgutil.iter_modules(home.__path__)}
+    for handed in dir(home) if "__dir__" in vars(home) else ():
+        value = getattr(home, handed)
+        assert not (handed in modules and not isinstance(value, types.ModuleType)), f"{name}.{handed} is a module too"
+    assert home.__doc__
+
+
+def test_what_is_not_there_is_named() -> None:
+    with pytest.raises(AttributeError, match="module 'zbsolve' has no attribute 'solved'"):
+        _ = zbsolve.solved
+
+
+def test_scripts_need_nothing_else() -> None:
+    problem = zbsolve.problem_for("1f1b", 2, 4, 300, 320, 210)
+    assert zbsolve.preset("1f1b", problem).timeline().makespan == (4 + 1) * 830
+    assert [one.name for one in zbsolve.systems.SYSTEMS][:2] == ["gpipe", "1f1b"]
+    step = Step(2, 4, "auto")
+    schedule, tried = zbsolve.solve_auto(equal_layers(), step, effort=0.1)
+    assert min(one.value for one in tried if one.value) == schedule.certificate.value
+    found = zbsolve.frontier(equal_layers(4), Step(2, 2), points=2, effort=0.1)
+    assert found.points[0].memory < found.points[-1].memory
+    assert callable(zbsolve.compare)
+    assert callable(zbsolve.updates)
+    assert pipeline is zbsolve.pipeline
+
+
+def test_old_places_of_names_still_work() -> None:
+    code = "from zbsolve.greedy.presets import preset; from zbsolve.systems import problem_for"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

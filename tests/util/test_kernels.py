@@ -1,0 +1,38 @@
+"""Compiled functions and what an older version left of them on disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = """
+from typing import NamedTuple
+from zbsolve.util.kernels import kernel
+
+class {name}(NamedTuple):
+    one: int
+    two: int
+
+@kernel
+def total(pair):
+    return pair.one + pair.two
+
+if __name__ == "__main__":
+    import old_cache
+    print(old_cache.total(old_cache.{name}(3, 4)), len(old_cache.total.stats.cache_hits))
+"""
+
+
+@pytest.mark.slow
+def test_an_index_that_names_a_class_of_another_version_is_made_anew(tmp_path: Path) -> None:
+    path, said = tmp_path / "old_cache.py", []
+    for name in ("Old", "Old", "New", "New"):
+        path.write_text(SOURCE.format(name=name))
+        done = subprocess.run(
+            [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
+        )
+        said.append(done.stdout.strip())
+    assert said == ["7 0", "7 1", "7 0", "7 1"]  # compiled, read, compiled anew, read

@@ -1,0 +1,31 @@
+"""Benchmarks of the search: suites of problems, reports that keep every sample, one report against another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..util.lazy import handing_on
+
+if TYPE_CHECKING:
+    from .regressions import ReportComparison as ReportComparison
+    from .regressions import compare_reports as compare_reports
+    from .regressions import regressions_as_markdown as regressions_as_markdown
+    from .report import Report as Report
+    from .report import Result as Result
+    from .report import report_as_text as report_as_text
+    from .runs import Settings as Settings
+    from .runs import TimedSolve as TimedSolve
+    from .runs import run_suite as run_suite
+    from .runs import timed_solve as timed_solve
+    from .suites import SUITES as SUITES
+    from .suites import suite as suite
+
+__getattr__, __dir__ = handing_on(
+    __name__,
+    {
+        "regressions": "ReportComparison compare_reports regressions_as_markdown",
+        "report": "Report Result report_as_text",
+        "runs": "Settings TimedSolve run_suite timed_solve",
+        "suites": "SUITES suite",
+    },
+)

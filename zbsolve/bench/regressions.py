@@ -1,0 +1,182 @@
+"""Two bench reports side by side: what became worse, beyond the noise that the samples show; a Markdown table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from ..util.errors import BadInput
+from ..util.text import format_gap, format_time
+from .report import Report, Result
+
+MIN_REPEATS = 3  # fewer samples show no noise, so no time is judged
+NOTICEABLE_SECONDS = 0.05  # differences below are nothing to anyone
+LEAST_NOISE = 0.10  # relative; even a quiet machine is no steadier from day to day
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One problem in both reports; `worse` and `better` name what changed: value, bound, time, missing."""
+
+    name: str
+    base: Result
+    now: Result | None
+    worse: tuple[str, ...]
+    better: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReportComparison:
+    """All rows; `noise`: the relative spread of times measured here, None where time is not compared (`why` says so);
+    `new`: problems that only the newer report has; `pace`: the median ratio of times, adjusted for the machine's."""
+
+    rows: tuple[Row, ...]
+    new: tuple[str, ...]
+    noise: float | None
+    why: str
+    pace: float | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything became worse."""
+        return any(row.worse for row in self.rows) or self.slower
+
+    @property
+    def slower(self) -> bool:
+        """Whether the suite as a whole takes longer, beyond the noise."""
+        return self.pace is not None and self.noise is not None and self.pace > 1 + self.noise
+
+
+def compare_reports(base: Report, now: Report) -> ReportComparison:
+    """What became worse or better from `base` to `now`.
+
+    Worse is a value above the worst of the base's repeats, a bound below its lowest, a problem that is missing; and a
+    time that even in the fastest repeat is longer than the base's slowest, by more than the noise. Times are divided
+    by the yardstick measured beside each, and compared on the same kind of machine only. Raises BadInput for reports of
+    different suites, seeds or limits, or of problems that differ under one name.
+    """
+    for what in ("suite", "seed", "effort", "seconds"):
+        a, b = getattr(base, what), getattr(now, what)
+        if a != b:
+            raise BadInput(f"field '{what}' differs: {a} in the base, {b} now: the two cannot be compared")
+    found = {one.name: one for one in now.results}
+    for one in base.results:
+        if one.name in found and found[one.name].digest != one.digest:
+            raise BadInput(f"problem '{one.name}' is another one now (field 'digest'): make a new base")
+    why = _no_times(base, now)
+    pairs = [(one, found[one.name]) for one in base.results if one.name in found]
+    noise = None if why or not pairs else max(LEAST_NOISE, _noise([one for pair in pairs for one in pair]))
+    rows = tuple(_row(one, found.get(one.name), noise) for one in base.results)
+    known = {one.name for one in base.results}
+    pace = None if noise is None else _pace(pairs)
+    return ReportComparison(rows, tuple(name for name in found if name not in known), noise, why, pace)
+
+
+def _no_times(base: Report, now: Report) -> str:
+    """Why times are not compared, or ""."""
+    changed = [what for what in base.machine if base.machine[what] != now.machine.get(what)]
+    if changed:
+        return f"another machine ({', '.join(changed)})"
+    if any(len(one.seconds) < MIN_REPEATS for report in (base, now) for one in report.results):
+        return f"fewer than {MIN_REPEATS} repeats"
+    return ""
+
+
+def _paced(one: Result) -> list[float]:
+    """Times in multiples of the yardstick beside them."""
+    return [seconds / max(yardstick, 1e-9) for seconds, yardstick in zip(one.seconds, one.yardstick, strict=False)]
+
+
+def _pace(pairs: list[tuple[Result, Result]]) -> float:
+    """The middle ratio of the fastest times, over the problems that take long enough to tell."""
+    ratios = [min(_paced(b)) / min(_paced(a)) for a, b in pairs if min(*a.seconds, *b.seconds) >= NOTICEABLE_SECONDS]
+    return median(ratios) if ratios else 1.0
+
+
+def _noise(results: list[Result]) -> float:
+    """The relative spread (largest − smallest) / median of times that nine of ten problems stay within."""
+    spreads = sorted((max(t) - min(t)) / max(median(t), 1e-9) for t in map(_paced, results) if median(t) > 0)
+    return spreads[int(0.9 * (len(spreads) - 1))] if spreads else 0.0
+
+
+def _row(base: Result, now: Result | None, noise: float | None) -> Row:
+    if now is None:
+        return Row(base.name, base, None, ("missing",), ())
+    worse, better = [], []
+    for name, lost, won in (
+        ("value", now.value > max(base.values), now.value < min(base.values)),
+        ("bound", now.bound < min(base.bounds), now.bound > max(base.bounds)),
+        ("time", _slower(base, now, noise), _slower(now, base, noise)),
+    ):
+        if lost:
+            worse.append(name)
+        elif won:
+            better.append(name)
+    return Row(base.name, base, now, tuple(worse), tuple(better))
+
+
+def _slower(base: Result, now: Result, noise: float | None) -> bool:
+    if noise is None or median(now.seconds) - median(base.seconds) < NOTICEABLE_SECONDS:
+        return False
+    return min(_paced(now)) > max(_paced(base)) * (1 + noise)
+
+
+def regressions_as_markdown(
+    comparison: ReportComparison, machine: Mapping[str, object], title: str = "zbsolve bench"
+) -> str:
+    """A table for a pull request: a verdict, what changed, and all the rest folded away."""
+    changed = [row for row in comparison.rows if row.worse or row.better]
+    lines = [f"### {title}: {'worse' if comparison.failed else 'fine'}", "", _summary(comparison, machine), ""]
+    if changed:
+        lines += [*_table(changed), ""]
+    same = [row for row in comparison.rows if not (row.worse or row.better)]
+    if same:
+        lines += [f"<details><summary>{len(same)} unchanged</summary>", "", *_table(same), "", "</details>", ""]
+    return "\n".join(lines)
+
+
+def _summary(comparison: ReportComparison, machine: Mapping[str, object]) -> str:
+    worse = sum(bool(row.worse) for row in comparison.rows)
+    better = sum(bool(row.better) and not row.worse for row in comparison.rows)
+    optimal = sum(row.now is not None and row.now.bound >= row.now.value for row in comparison.rows)
+    words = [f"{len(comparison.rows)} problems: {worse} worse, {better} better; {optimal} proven optimal."]
+    if comparison.new:
+        words.append(f"{len(comparison.new)} are new: {', '.join(comparison.new)}.")
+    if comparison.noise is None or comparison.pace is None:
+        words.append(f"Times are not compared: {comparison.why or 'nothing in common'}.")
+    else:
+        words.append(
+            f"Times: {comparison.pace:.2f}× in the median against a noise of {comparison.noise:.0%}"
+            f"{', slower as a whole' if comparison.slower else ''} ({machine.get('cpu')}, {machine.get('cores')} cores)."
+        )
+    return " ".join(words)
+
+
+def _table(rows: list[Row]) -> list[str]:
+    lines = ["| problem | value | bound | gap | seconds | |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        base, now = row.base, row.now
+        verdict = "; ".join(
+            [f"**worse: {', '.join(row.worse)}**"] * bool(row.worse)
+            + [f"better: {', '.join(row.better)}"] * bool(row.better)
+        )
+        name = row.name.replace("|", "\\|")
+        if now is None:
+            lines.append(f"| {name} | {format_time(base.value)} → – | | | | {verdict} |")
+            continue
+        cells = (
+            name,
+            _change(base.value, now.value),
+            _change(base.bound, now.bound),
+            format_gap(now.gap),
+            _change(f"{median(base.seconds):.2f}", f"{median(now.seconds):.2f}"),
+            verdict,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _change(before: object, after: object) -> str:
+    """`12 → 11`, or one of them where they are the same."""
+    return str(after) if before == after else f"{before} → {after}"

@@ -1,0 +1,126 @@
+"""A suite solved: every problem several times, each solve verified and timed from outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..problem import Problem
+from ..schedule import Certificate, Schedule
+from ..search.solver import compiled, solve
+from ..search.state import State
+from ..util.errors import BadInput
+from ..util.machine import library_versions, machine_facts, yardstick
+from ..verifier import verify
+from .report import Report, Result
+from .suites import suite
+
+Progress = Callable[[str, State], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a suite is solved: each problem `repeats` times with method and seed as in `solve`, for `seconds` each, or, where
+    it is given, with `effort` in their place."""
+
+    seconds: float = 10.0
+    effort: float | None = None
+    seed: int = 0
+    repeats: int = 3
+    method: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """A better value or bound, µs, as it came: seconds after the solve began, and what found the schedule."""
+
+    seconds: float
+    value: int
+    bound: int
+    solver: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSolve:
+    """A solve from outside: the verified schedule, its certificate, wall seconds, each improvement from the first schedule
+    on."""
+
+    schedule: Schedule
+    certificate: Certificate
+    seconds: float
+    improvements: tuple[Improvement, ...]
+
+
+def timed_solve(problem: Problem, progress: Callable[[State], None] | None = None, **options: Any) -> TimedSolve:
+    """`solve` with these options, timed; the schedule was verified, outside of the time. Raises what `solve` raises."""
+    found: list[Improvement] = []
+
+    def note(state: State) -> None:
+        if state.schedule is not None:
+            found.append(Improvement(time.perf_counter() - began, state.value, state.bound.value, state.solver))
+        if progress is not None:
+            progress(state)
+
+    began = time.perf_counter()
+    schedule = solve(problem, progress=note, **options)
+    took = time.perf_counter() - began
+    assert schedule.certificate is not None
+    assert not verify(problem, schedule)
+    return TimedSolve(schedule, schedule.certificate, took, tuple(found))
+
+
+def run_suite(
+    name: str, settings: Settings, progress: Progress | None = None, done: Callable[[Result], None] | None = None
+) -> Report:
+    """Solve suite `name`, round after round, so that a slow minute of the machine does not fall on one problem.
+
+    progress: called with a line that says where it is, and the search's state. done: called with each solve's result. Raises
+    BadInput.
+    """
+    if settings.repeats < 1:
+        raise BadInput(f"repeats: at least 1 is needed, got {settings.repeats}")
+    problems = suite(name)
+    compiled()
+    rounds: list[dict[str, Result]] = []
+    for i in range(settings.repeats):
+        rounds.append({})
+        for label, problem in problems.items():
+            where = f"{label} ({i + 1} of {settings.repeats})"
+            show = None if progress is None else _named(progress, where)
+            rounds[-1][label] = one = _sample(label, problem, settings, show)
+            if done is not None:
+                done(one)
+    results = tuple(_together([row[label] for row in rounds]) for label in problems)
+    seconds = settings.seconds if settings.effort is None else None
+    return Report(name, seconds, settings.effort, settings.seed, machine_facts(), library_versions(), results)
+
+
+def _named(progress: Progress, where: str) -> Callable[[State], None]:
+    return lambda state: progress(where, state)
+
+
+def _sample(name: str, problem: Problem, settings: Settings, progress: Callable[[State], None] | None) -> Result:
+    """One solve, with the yardstick just before."""
+    limit = {"seconds": settings.seconds} if settings.effort is None else {"effort": settings.effort}
+    measure = yardstick()
+    found = timed_solve(problem, progress, seed=settings.seed, method=settings.method, **limit)
+    certificate = found.certificate
+    return Result(
+        name,
+        problem.digest,
+        certificate.proof,
+        certificate.solver,
+        (certificate.value,),
+        (certificate.bound,),
+        (round(found.seconds, 4),),
+        (round(measure, 6),),
+    )
+
+
+def _together(samples: list[Result]) -> Result:
+    """The repeats of one problem; proof and solver are the first one's."""
+    first = samples[0]
+    columns = [tuple(x for one in samples for x in getattr(one, n)) for n in ("values", "bounds", "seconds", "yardstick")]
+    return Result(first.name, first.digest, first.proof, first.solver, *columns)

@@ -1,0 +1,24 @@
+"""Builders: the one place where edges between passes are written. `pipeline` makes the plain step; every other one takes a
+Problem and gives a Problem, so they compose."""
+
+from typing import TYPE_CHECKING
+
+from ..util.lazy import handing_on
+
+if TYPE_CHECKING:
+    from .all_to_all import with_all_to_all as with_all_to_all
+    from .exchange import with_exchange as with_exchange
+    from .plain import pipeline as pipeline
+    from .recompute import with_recompute as with_recompute
+    from .updates import with_updates as with_updates
+
+__getattr__, __dir__ = handing_on(
+    __name__,
+    {
+        "plain": "pipeline",
+        "recompute": "with_recompute",
+        "all_to_all": "with_all_to_all",
+        "exchange": "with_exchange",
+        "updates": "with_updates",
+    },
+)

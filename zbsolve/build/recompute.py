@@ -1,0 +1,94 @@
+"""Recompute: stages that drop their activations after F and make them again in a pass X before B (arXiv 1604.06174).
+
+Here is written what X waits for and what it holds; to everybody else it is one more pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..problem import Problem
+from ..tables import Edges, Ints
+from ..util.errors import BadInput
+from .numbers import Numbers, whole_numbers
+
+Recompute = Sequence[int] | str
+
+
+def recomputed_stages(recompute: Recompute, stages: int) -> Ints:
+    """The stages named by "all", by "0,2", or by their numbers; sorted, each once. Raises BadInput."""
+    if isinstance(recompute, str):
+        if recompute == "all":
+            return np.arange(stages)
+        parts: Sequence[int | str] = [part.strip() for part in recompute.split(",")] if recompute.strip() else []
+    else:
+        parts = list(recompute)
+    found = set()
+    for part in parts:
+        try:
+            number = int(part)
+        except (TypeError, ValueError):
+            raise BadInput(f"recompute: '{part}' is neither 'all' nor a stage") from None
+        if not 0 <= number < stages:
+            raise BadInput(f"recompute: there is no stage {number} (they are 0 to {stages - 1})")
+        found.add(number)
+    return np.array(sorted(found), np.int64)
+
+
+def with_recompute(
+    problem: Problem, stages: Recompute = "all", *, X: Numbers | None = None, held_input: Numbers = 0
+) -> Problem:
+    """`problem`, a step that keeps everything (F, B, W or F, BW), with these stages recomputing.
+
+    X: µs a stage, or one number (None: each as long as its F). held_input: bytes a stage that F keeps for X, its input.
+    They are part of what B and W free: after F only they are held, and from X's start what B and W free, in all as much as
+    without recompute; what of the input is more than that goes when X ends. X may run as soon as F has ended, and must
+    before B. Raises BadInput, also for a stage with an all-to-all AF.
+    """
+    passes, edges = problem.passes, problem.edges
+    if "U" in passes.kinds:
+        raise BadInput("recompute: the problem has updates already: put them in behind recompute")
+    chosen, inputs = recomputed_stages(stages, problem.stages), whole_numbers(held_input, "held_input", problem.stages)
+    for stage in chosen[np.isin(chosen, passes.stage[problem.rows("AF")])].tolist():
+        raise BadInput(f"recompute: stage {stage} has an all-to-all AF, which its X would have to repeat: not modelled")
+    fs = np.flatnonzero(passes.are("F") & np.isin(passes.stage, chosen))
+    if not len(fs):
+        return problem
+    columns = {name: getattr(passes, name)[fs] for name in ("stage", "microbatch", "rank", "duration")}
+    if X is not None:
+        columns["duration"] = whole_numbers(X, "X", problem.stages)[columns["stage"]]
+    table = passes.more("X", "compute", **columns)
+    place = np.full(len(passes), -1, np.int64)  # F → its X
+    place[fs] = len(passes) + np.arange(len(fs))
+    own = np.flatnonzero((place[edges.before] >= 0) & (passes.stage[edges.before] == passes.stage[edges.after]))
+    before, after, held = edges.before[own], edges.after[own], edges.bytes[own]
+    left = np.zeros(len(passes), np.int64)
+    left[fs] = inputs[passes.stage[fs]]
+    kept = np.zeros(len(own), np.int64)
+    late = passes.are("W")[after]
+    for rows in (np.flatnonzero(~late), np.flatnonzero(late)):  # of B's bytes first, what is more of W's
+        kept[rows] = np.minimum(left[before[rows]], held[rows])
+        left[before[rows]] -= kept[rows]
+    rest = edges.bytes.copy()
+    rest[own] = kept
+    waits = Edges.of(fs, place[fs], bytes=left[fs]) + Edges.of(place[before], after, bytes=held - kept)
+    return replace(problem, passes=table, edges=replace(edges, bytes=rest) + waits)
+
+
+def least_room(route: Sequence[int], held: Ints, from_b: Ints, stages: Ints, inputs: Ints) -> Ints:
+    """Bytes a rank that one microbatch needs on this route: its first B waits for all F; the B of a rank's stages run one
+    after the other, and only that of the moment needs what it takes and, where the others recompute, activations.
+
+    held, from_b, inputs: bytes a stage that F takes, that B takes, that F keeps where the stage is one of `stages`, which
+    recompute. Shape (stages,); returns shape (ranks,).
+    """
+    need, below = np.zeros(max(route) + 1, np.int64), np.zeros(max(route) + 1, np.int64)
+    base = held.copy()
+    base[stages] = inputs[stages]
+    for stage, rank in enumerate(route):
+        need[rank] = max(need[rank], below[rank] + max(base[stage], held[stage] + from_b[stage]))
+        below[rank] += base[stage]
+    return need

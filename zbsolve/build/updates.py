@@ -1,0 +1,95 @@
+"""Builder: optimizer updates inside the graph, and the versions of weights that passes hold meanwhile.
+
+Synchronous training over several steps, PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503) differ in two
+numbers only: how many microbatches make an update, and how many updates later its weights are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..problem import Problem
+from ..tables import Edges, Ints
+from ..util.errors import BadInput
+from .numbers import Numbers, whole_numbers
+
+
+def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers, parameter_bytes: Numbers = 0) -> Problem:
+    """`problem` with an update U of every stage after each `every` microbatches, named `<stage>U<update>`.
+
+    Update t waits for the weight gradients of its microbatches, t·every and on, and makes a version of the weights. Forwards
+    of group t wait for update t − delay (a number, or one a stage): 1 is training step by step, 2 is 2BW, and p − s with
+    every = 1 is PipeDream's weight stashing. A version takes `parameter_bytes` of its stage from its update's start to the
+    end of the last backward that uses it (the first version: from the stage's first forward). time: µs of an update, a
+    number or one a stage. Raises BadInput where a stage lives on several ranks, or numbers make no sense.
+    """
+    stages, m = problem.stages, problem.microbatches
+    if every < 1 or m % every:
+        raise BadInput(f"updates: {m} microbatches do not make groups of {every}")
+    if any(len(ranks) > 1 for ranks in problem.stage_ranks):
+        raise BadInput("updates: a stage lives on several ranks")
+    times = whole_numbers(time, "updates: time", stages)
+    behind = whole_numbers(delay, "updates: delay", stages)
+    size = whole_numbers(parameter_bytes, "updates: parameter_bytes", stages)
+    if behind.min() < 1:
+        raise BadInput(f"updates: delay {behind.min()}: forwards wait for an update at least 1 group before")
+    groups = m // every
+    stage = np.repeat(np.arange(stages), groups)
+    table = problem.passes.more(
+        "U",
+        "compute",
+        stage=stage,
+        microbatch=np.tile(np.arange(groups), stages),
+        rank=np.array(problem.placement)[stage],
+        duration=times[stage],
+    )
+    edges = problem.edges
+    for part in (_waits, _held):
+        for s in range(stages):
+            forward, gradient = _lanes(problem, s)
+            updates = len(problem.passes) + np.arange(s * groups, (s + 1) * groups)
+            edges += part(_Stage(forward, gradient, updates, every, int(behind[s]), int(size[s])))
+    return replace(problem, passes=table, edges=edges)
+
+
+class _Stage(NamedTuple):
+    """One stage's rows by number: its forwards, what makes its weight gradients (W or BW), its updates; microbatches an
+    update, groups that forwards are behind, bytes of a version."""
+
+    forward: Ints
+    gradient: Ints
+    update: Ints
+    every: int
+    delay: int
+    size: int
+
+
+def _lanes(problem: Problem, stage: int) -> tuple[Ints, Ints]:
+    """Rows of a stage's forwards, and of what makes its weight gradients, by microbatch."""
+    number = problem.passes.microbatch
+    lanes = (problem.rows("F", stage=stage), problem.rows("W", "BW", stage=stage))
+    forward, gradient = (rows[np.argsort(number[rows])] for rows in lanes)
+    return forward, gradient
+
+
+def _waits(stage: _Stage) -> Edges:
+    """Gradients before their update, updates one after the other, an update before the forwards that use its weights."""
+    group = np.arange(len(stage.forward)) // stage.every
+    late = np.flatnonzero(group >= stage.delay)
+    before = np.concatenate([stage.gradient, stage.update[:-1], stage.update[group[late] - stage.delay]])
+    return Edges.of(before, np.concatenate([stage.update[group], stage.update[1:], stage.forward[late]]))
+
+
+def _held(stage: _Stage) -> Edges:
+    """What each version takes: from the update that made it to the last backward that uses it. The last groups' updates
+    make versions that nothing here uses any more."""
+    groups = len(stage.update)
+    if not stage.size:
+        return Edges.of(stage.update[:0], stage.update[:0])
+    last = np.arange(stage.delay - 1, groups)  # the last group that uses version 0, 1, …
+    starts = np.concatenate([stage.forward[:1], stage.update[: max(0, groups - stage.delay)]])[: max(1, len(last))]
+    ends = stage.gradient[(last + 1) * stage.every - 1] if len(last) else stage.gradient[-1:]
+    return Edges.of(starts, ends, bytes=stage.size)

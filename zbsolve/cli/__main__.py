@@ -1,0 +1,7 @@
+"""`python -m zbsolve.cli`."""
+
+import sys
+
+from .app import main
+
+sys.exit(main())

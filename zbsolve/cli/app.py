@@ -1,0 +1,102 @@
+"""The command line: a module a command, with its `options` and the `command` itself; only the wanted one is loaded.
+
+Every command reads files, calls one function and prints. What takes long to import stays inside functions."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from .. import __version__
+from ..util.errors import BadInput, ZbsolveError, interruption
+from .tools import ends_on_sigterm, progress_line
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Exit 0 fine, 1 a check failed or no schedule exists, 2 bad use or bad input, 128 + n
+    ended by signal n."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    wanted = next((one for one in given if not one.startswith("-")), "")
+    if wanted not in MODELS:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    options = parser(wanted).parse_args(given)
+    command: Command = options.command
+    try:
+        with ends_on_sigterm():
+            _check_outputs(options)
+            return command(options)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            sys.stderr.close()
+            return 0
+        print(f"zbsolve {options.name}: cannot write: {error.strerror}", file=sys.stderr)
+        return 2
+    except ZbsolveError as error:
+        print(f"zbsolve {options.name}: {error}", file=sys.stderr)
+        return error.exit_code
+    except (KeyboardInterrupt, SystemError) as error:
+        pressed = interruption(error)
+        if pressed is None:
+            raise
+        progress_line()("")
+        print(f"zbsolve {options.name}: interrupted", file=sys.stderr)
+        return 128 + (pressed.args[0] if pressed.args else signal.SIGINT)
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Refuse what cannot be written before the work begins."""
+    from ..util.files import check_writable
+
+    output = getattr(options, "output", None)
+    outputs = [output] if isinstance(output, str) else list(output or ())
+    for path in outputs:
+        check_writable(path)
+    if "-" in outputs and getattr(options, "json", False):
+        raise BadInput("--json and -o - both want standard output: choose one")
+
+
+class Help(argparse.HelpFormatter):
+    """Says each option's default where it has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        plain = action.default is None or action.default is False or action.default in ("", [], argparse.SUPPRESS)
+        return action.help if plain or not action.help else f"{action.help} (default: %(default)s)"
+
+
+def parser(wanted: str | None = None) -> argparse.ArgumentParser:
+    """The command line: every command, each with its options; or only one's options, which is quicker."""
+    root = argparse.ArgumentParser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
+    root.add_argument("--version", action="version", version=f"zbsolve {__version__}")
+    commands = root.add_subparsers(dest="name", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text, formatter_class=Help)
+        if wanted in (name, None):
+            module = import_module(f".{name}", __package__)
+            module.options(sub)
+            sub.set_defaults(command=module.command)
+    return root
+
+
+# Commands that run a model. In the others numpy multiplies no matrices, and starting the threads for that would take half of
+# the CPU time of a short command.
+MODELS = ("profile", "run")
+COMMANDS = {
+    "profile": "measure a model: F, B, W, memory, links",
+    "partition": "which layers go to which stage",
+    "solve": "find a schedule and prove how good it is",
+    "check": "verify a schedule from its file alone",
+    "frontier": "value and bound over memory",
+    "systems": "the named schedules of the literature, with a gallery",
+    "period": "the steady state of training without an end, and its bound",
+    "bench": "solve a suite of problems; hold results against earlier ones",
+    "show": "draw a schedule in the terminal or as a page",
+    "export": "write a schedule for torch's own pipeline runtime",
+    "run": "run a schedule on torch.distributed ranks and measure it",
+    "compare": "measured against predicted, and against a baseline",
+}

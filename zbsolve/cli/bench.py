@@ -1,0 +1,72 @@
+"""`zbsolve bench`: run a suite, or hold one report against another."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ..util.errors import BadInput
+from .tools import add_search_limits, print_json, search_limits, searching
+
+if TYPE_CHECKING:
+    from ..bench.report import Report
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("what", metavar="SUITE", help="small or full; or, with --against, an earlier result: now.json")
+    parser.add_argument("--against", metavar="BASE", help="base.json: exit 1 where something is worse than there")
+    add_search_limits(parser, 10.0, "seconds to search at most, a problem and repeat", "results")
+    parser.add_argument("--repeats", type=int, default=3, help="times each problem is solved; 3 or more let times be judged")
+    parser.add_argument("--method", default="auto", help="as in solve")
+    parser.add_argument("--json", action="store_true", help="results (or what changed) as JSON on standard output")
+    parser.add_argument("-o", "--output", help="now.json, or - for standard output")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Solve a suite and write every sample; with a base, print what changed and exit 1 where something is worse."""
+    from ..bench.report import Report, report_as_text
+    from ..bench.suites import SUITES
+
+    base = None if options.against is None else Report.load(options.against)
+    if options.what in SUITES:
+        now = _run(options)
+        if options.output:
+            now.save(options.output)
+    elif base is None:
+        raise BadInput(f"'{options.what}' is no suite ({', '.join(SUITES)}); to compare a result add --against base.json")
+    else:
+        now = Report.load(options.what)
+    if base is not None:
+        return _compare(options, base, now)
+    if options.json:
+        print_json(now.to_json())
+    elif options.output != "-":
+        print(report_as_text(now), end="")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> Report:
+    from ..bench.report import Result
+    from ..bench.runs import Settings, run_suite
+
+    settings = Settings(**search_limits(options), repeats=options.repeats, method=options.method)
+    with searching("bench") as (search, _):
+
+        def done(result: Result) -> None:
+            if search.came:
+                raise KeyboardInterrupt(search.came[0])
+
+        return run_suite(options.what, settings, progress=search.show, done=done)
+
+
+def _compare(options: argparse.Namespace, base: Report, now: Report) -> int:
+    from ..bench.regressions import compare_reports, regressions_as_markdown
+
+    result = compare_reports(base, now)
+    if options.json:
+        rows = [{"name": row.name, "worse": list(row.worse), "better": list(row.better)} for row in result.rows]
+        print_json({"failed": result.failed, "noise": result.noise, "pace": result.pace, "rows": rows})
+    elif options.output != "-":
+        print(regressions_as_markdown(result, now.machine, f"zbsolve bench {now.suite}"), end="")
+    return 1 if result.failed else 0

@@ -1,0 +1,50 @@
+"""`zbsolve frontier`: value and bound over memory."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..util.errors import BadInput
+from .step_options import OPTIONS, add_step_options, step_from
+from .tools import add_search_limits, print_json, search_limits, searching
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    balanced = {"default": None, "help": "as in solve, but one; default: balanced over F, B and W"}
+    add_step_options(parser, *(name for name in OPTIONS if name != "memory"), partition=balanced)
+    parser.add_argument("--points", type=int, default=12, help="memory limits; the peaks of named schedules are added")
+    add_search_limits(parser, 60.0, "seconds to search at most, for all points together", "points")
+    parser.add_argument("--json", action="store_true", help="the frontier as JSON on standard output")
+    parser.add_argument(
+        "-o", "--output", action="append", default=[], help="frontier.json, .svg or .html; may be given more than once"
+    )
+    parser.add_argument("--schedules", metavar="FOLDER", help="also write the schedule of every point into this folder")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Value and bound over memory, as a table, JSON and pictures."""
+    from ..profile.profile import Profile
+    from ..search.pareto import frontier
+    from ..show.frontier_report import check_frontier_path, frontier_as_text, save_frontier
+
+    for path in options.output:
+        check_frontier_path(path)
+    profile, step = Profile.load(options.profile), step_from(options)
+    if step.auto:
+        raise BadInput("frontier: placement 'auto' and partition 'auto' are for solve: name one of each")
+    limits = search_limits(options)
+    with searching("frontier") as (search, pressed):
+        found = frontier(profile, step, points=options.points, progress=search.show, stop=pressed, **limits)
+    for path in options.output:
+        save_frontier(found, path)
+    if options.schedules:
+        Path(options.schedules).mkdir(parents=True, exist_ok=True)
+        for point in found.points:
+            point.schedule.save(Path(options.schedules) / f"schedule-{point.memory}.json")
+    if options.json:
+        print_json(found.to_json())
+    elif "-" not in options.output:
+        print(frontier_as_text(found), end="")
+    return 0

@@ -1,0 +1,160 @@
+"""`zbsolve profile`: measure a model, or make a profile from files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from ..exec.transport.failure import RunFailed
+from ..show.profile_report import profile_as_page, profile_as_text
+from ..util.errors import BadInput
+from ..util.files import check_writable, read_text, write_document, write_text
+from . import profile_files
+from .tools import need_torch, print_json, progress_line
+
+if TYPE_CHECKING:
+    from ..profile.profile import Profile
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a preset (gpt-tiny, llama3-8b@layers=4,length=512), your own as module:function or file.py:function, or a "
+        'Hugging Face config as hf:LlamaConfig{"num_hidden_layers": 4}@length=512',
+    )
+    profile_files.add_file_options(parser)
+    parser.add_argument("--overrides", metavar="FILE", help="for hf:…: a JSON object of config fields")
+    parser.add_argument(
+        "--estimate", metavar="DEVICE", help="run nothing: a roofline for a100, h100, h200 or mi300x, marked as an estimate"
+    )
+    parser.add_argument(
+        "--optimizer-states",
+        help="adam, adam-mixed, adam-mixed-float-gradients or sgd; default: Adam, mixed where parameters have 16 bits",
+    )
+    _hidden_alias(parser, "--states", "optimizer_states")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="seconds to time passes at most, but a few rounds in any case"
+    )
+    parser.add_argument(
+        "--busy-processes", type=int, default=0, help="that train the same model meanwhile, as other ranks here would"
+    )
+    _hidden_alias(parser, "--neighbours", "busy_processes", type=int)
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
+    parser.add_argument("--report", metavar="PAGE", help="also a page: x.html")
+    parser.add_argument("--ranks", type=int, help="also say what the profile means for a pipeline of so many ranks")
+    parser.add_argument("--microbatches", type=int, help="of that pipeline; default: four a rank")
+    parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output; the profile goes to -o")
+    parser.add_argument("-o", "--output", help="profile.json, or - for standard output")
+
+
+def _hidden_alias(parser: argparse.ArgumentParser, old: str, field: str, **how: Any) -> None:
+    """An option's former name, which still works and which no help shows."""
+    parser.add_argument(old, dest=field, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
+
+
+def command(options: argparse.Namespace) -> int:
+    """Measure a model and write its profile; or what stands in for one."""
+    if [options.model, options.diff, options.from_trace].count(None) != 2:
+        raise BadInput("name one of MODEL, --diff OLD NEW, --from-trace TRACE")
+    if options.profile is not None and options.from_trace is None:
+        raise BadInput("--profile: is for --from-trace")
+    if options.diff is not None:
+        return profile_files.diff(options)
+    if options.output is None:
+        raise BadInput("say where to write it: -o profile.json")
+    return _measure(options) if options.model is not None else profile_files.from_trace(options)
+
+
+def _measure(options: argparse.Namespace) -> int:
+    need_torch()
+    if options.report and not options.report.endswith(".html"):
+        raise BadInput(f"--report {options.report}: it is a page: give it the ending .html")
+    for path in (options.output, options.report):
+        if path:
+            check_writable(path)
+    spec = _model(options)
+    with redirect_stdout(sys.stderr):  # whatever the model prints: standard output may be the profile itself
+        if options.estimate:
+            from profiler import estimate
+
+            found = estimate(spec, options.estimate, seed=options.seed, optimizer_states=options.optimizer_states)
+        else:
+            measured = _measured(options, spec)
+            if measured is None:
+                return 0
+            found = measured
+    progress_line()("")
+    found.save(options.output)
+    if options.report:
+        write_text(options.report, profile_as_page(found, options.ranks or min(4, len(found.layers)), options.microbatches))
+    kinds = ("F", "B", "W", "BW")
+    if options.output == "-":
+        return 0
+    if options.json:
+        total = {kind: sum(getattr(layer, kind) for layer in found.layers) for kind in kinds}
+        link = {"latency": found.link.latency, "bytes_per_us": found.link.bytes_per_us}
+        print_json(
+            {
+                "model": found.model,
+                "source": found.source,
+                "layers": len(found.layers),
+                "total": total,
+                "link": link,
+                **found.facts,
+            }
+        )
+        return 0
+    print(profile_as_text(found, options.ranks, options.microbatches), end="")
+    return 0
+
+
+def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
+    """Under torchrun rank 0 measures the model and all ranks their links; None on the others. Where memory runs out, what
+    was measured before goes into a file next to the output."""
+    from profiler import measure
+    from profiler.measurement import join
+    from profiler.timing import OutOfMemory
+
+    if not join(options.seconds + 600):
+        return None
+    try:
+        return measure(
+            spec,
+            seed=options.seed,
+            seconds=options.seconds,
+            busy_processes=options.busy_processes,
+            optimizer_states=options.optimizer_states,
+            device=options.device,
+            progress=progress_line(),
+        )
+    except OutOfMemory as error:
+        kept = ""
+        if options.output != "-" and error.samples:
+            path = f"{options.output}.partial"
+            write_document(path, "samples", {"model": spec, "failed": str(error), "samples": error.samples})
+            kept = f"; what was measured before is in {path}"
+        raise RunFailed(f"{error}{kept}") from None
+
+
+def _model(options: argparse.Namespace) -> str:
+    """The model's name; overrides from a file become part of it, so that it names the same model to `run`."""
+    spec: str = options.model
+    if options.overrides is None:
+        return spec
+    if not spec.startswith("hf:") or "{" in spec:
+        raise BadInput(f"--overrides: is for hf:ConfigClass without overrides of its own, not '{spec}'")
+    try:
+        body = json.loads(read_text(options.overrides))
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{options.overrides}: damaged JSON at line {error.lineno}: {error.msg}") from None
+    if not isinstance(body, dict):
+        raise BadInput(f"{options.overrides}: not a JSON object of config fields")
+    head, at, setting = spec.partition("@")
+    return f"{head}{json.dumps(body)}{at}{setting}"

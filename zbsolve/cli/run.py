@@ -1,0 +1,136 @@
+"""`zbsolve run`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..util.errors import BadInput
+from .tools import need_torch, print_json
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("schedule", help="schedule.json")
+    parser.add_argument("--model", required=True, help="a preset (gpt-tiny), module:function or file.py:function")
+    parser.add_argument("--local", action="store_true", help="start one process a rank here (without: torchrun does)")
+    parser.add_argument(
+        "--one-device",
+        nargs="?",
+        const="cuda",
+        choices=("cuda", "cpu"),
+        help="all ranks in this process: on disjoint parts of one GPU's SMs, or in turns on the CPU",
+    )
+    parser.add_argument(
+        "--emulate",
+        metavar="TIMES",
+        help="every rank behaves like a device: passes and messages take the times of a profile.json, or of the "
+        "schedule's own problem (the word schedule)",
+    )
+    parser.add_argument("--replicas", type=int, default=1, help="pipelines side by side, each with its part of the batch")
+    parser.add_argument("--steps", type=int, default=5, help="training steps that are timed")
+    parser.add_argument("--warmup", type=int, default=2, help="training steps before")
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="torch's, with its defaults")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare loss and gradients with the unsplit model (weights, where a step updates them)",
+    )
+    parser.add_argument("--watch", action="store_true", help="stop at the first pass that makes a NaN or inf, and name it")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a pass or its message may take")
+    parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds for ranks to start and build the model")
+    parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
+    parser.add_argument("-o", "--output", help="trace.json")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Run a schedule and write what was measured."""
+    need_torch()
+    from ..exec.run.job import Options, run_on_one_device
+    from ..exec.run.launch import run_local
+    from ..exec.run.torchrun import run_torchrun, torchrun_environment
+    from ..schedule import Schedule
+
+    place = torchrun_environment()
+    if not options.local and not options.one_device and place is None:
+        raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
+    try:
+        chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__}
+        if options.one_device or options.local:
+            schedule = Schedule.load(options.schedule)
+            if options.one_device:
+                trace = run_on_one_device(schedule, options.model, Options(**chosen), options.one_device)
+            else:
+                trace = run_local(schedule, options.model, **chosen)
+        else:
+            found = run_torchrun(options.schedule, options.model, Options(**chosen))
+            if found is None:
+                return 0
+            schedule, trace = found
+    except BadInput:
+        if place is not None and place[0] > 0 and not options.local:
+            return 2  # every rank hears of it; rank 0 says it
+        raise
+    if options.output:
+        trace.save(options.output)
+    check = trace.facts.get("check")
+    if options.json:
+        step, facts = trace.median(), trace.facts
+        print_json({"makespan": step.makespan, "span": step.span, "losses": trace.losses, "peaks": trace.peaks[0], **facts})
+    elif options.output != "-":
+        _print_run(schedule, trace)
+        if options.local and not options.one_device and not options.emulate:
+            print(_crowded(schedule.problem.ranks * options.replicas), end="")
+    return 1 if check is not None and not check["passed"] else 0
+
+
+def _print_run(schedule: Any, trace: Any) -> None:
+    step, predicted = trace.median(), schedule.timeline()
+    replicas = trace.facts.get("replicas", 1)
+    pipelines = f"{replicas} times " if replicas > 1 else ""
+    print(
+        f"{len(trace.steps)} steps on {pipelines}{schedule.problem.ranks} ranks: makespan {step.makespan:.0f} µs "
+        f"(median step; predicted {predicted.makespan:.0f}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
+    )
+    emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
+    same = emulated is None or schedule.problem.source.endswith(f": {trace.facts['model']}")  # or one stands in for it
+    beside = f" (predicted {' '.join(map(str, predicted.peak_bytes))})" if same else ""
+    print(f"peak activation bytes: {' '.join(map(str, trace.peaks[0]))}{beside}")
+    sent = [whole - own for whole, own in zip(trace.facts["predicted_peaks"], predicted.peak_bytes, strict=True)]
+    for rank, room in enumerate(schedule.problem.capacity or ()):
+        if trace.peaks[0][rank] > room + sent[rank]:  # messages are not among what the capacity is for
+            print(f"WARNING: rank {rank} held {trace.peaks[0][rank]} bytes of activations; its capacity is {room}")
+    if "streams" in trace.facts:
+        print(f"one device ({trace.facts['streams']}): a pass took {trace.facts['host_us']:.0f} µs of the host's time")
+    if emulated is not None:
+        print(
+            f"emulated ({emulated['times']}): of {emulated['passes']} passes the real work of {emulated['late']} came late, "
+            f"by {emulated['worst_late_us']:.0f} µs at worst; {emulated['waited']} times the device had to wait for it"
+        )
+    if check is not None:
+        print(_verdict(check))
+
+
+def _crowded(processes: int) -> str:
+    """A warning where ranks take turns on cores: the most common reason for a step far from its prediction."""
+    from ..util.machine import cores
+
+    if processes <= (have := cores()):
+        return ""
+    return (
+        f"WARNING: {processes} ranks share {have} core{'s' * (have > 1)}: they take turns, so what was measured says little "
+        "about the prediction (--emulate gives each rank a device's times)\n"
+    )
+
+
+def _verdict(check: dict[str, Any]) -> str:
+    """The check in a line; without a number where it failed by something that is none."""
+    from ..exec.check import NOT_A_NUMBER
+
+    over = f"over {check['tensors']} {check.get('compared', 'gradient')}s and the loss"
+    if not check["passed"] and not check["limit"] < check["worst"] < NOT_A_NUMBER:
+        return f"check: WRONG: no finite number: {check['where']} ({over})"
+    verdict, limit = "right" if check["passed"] else "WRONG", f"{check['limit']:.0e}"
+    return f"check: {verdict}: largest relative difference {check['worst']:.2e} ({check['where']}, limit {limit}) {over}"

@@ -1,0 +1,46 @@
+"""`zbsolve show`: draw a schedule in the terminal or as a page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+
+from ..util.errors import BadInput
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "schedule", help="schedule.json, or trace.json of a run (it holds its schedule); - for standard input"
+    )
+    parser.add_argument("--trace", help="trace.json of a run of it: predicted and measured on one time axis")
+    parser.add_argument("--width", type=int, help="columns in the terminal; default: as wide as it is")
+    parser.add_argument("-o", "--output", help="x.html, x.svg or x.trace.json; in the terminal without")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Draw a schedule, or a run with its schedule."""
+    from ..schedule import Schedule
+    from ..trace import Trace
+    from ..util.files import read_one_of
+
+    kind, body = read_one_of(options.schedule, ("schedule", "trace"))
+    trace = Trace.load(options.trace) if options.trace else None
+    if kind == "trace":
+        if trace is not None:
+            raise BadInput(f"{options.schedule}: holds a trace, and --trace names another: give the schedule in its place")
+        trace = Trace.from_json(body, options.schedule)
+    schedule = Schedule.from_json(body, options.schedule) if kind == "schedule" or trace is None else trace.planned()
+    if options.output:
+        from ..show.schedule_file import save_schedule_picture
+
+        save_schedule_picture(schedule, options.output, trace)
+        return 0
+    from ..show.schedule_text import schedule_as_text
+
+    width = options.width or shutil.get_terminal_size((100, 24)).columns
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    print(schedule_as_text(schedule, trace, width, colour), end="")
+    return 0

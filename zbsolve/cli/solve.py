@@ -1,0 +1,102 @@
+"""`zbsolve solve`: find a schedule and prove how good it is."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .step_options import AUTO, add_step_options, step_from
+from .tools import add_search_limits, print_json, search_limits, searching
+
+if TYPE_CHECKING:
+    from ..profile.profile import Profile
+    from ..schedule import Schedule
+    from ..search.auto import Tried
+    from ..step import Step
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_step_options(parser, placement=AUTO)
+    parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule: see zbsolve systems")
+    parser.add_argument("--solver", default="cbc", help="for --method milp: cbc, highs, gurobi, or another that PuLP knows")
+    add_search_limits(parser, 30.0, "seconds to search at most", "schedule")
+    parser.add_argument("--hint", help="an earlier schedule.json to start from, also of slightly different times")
+    parser.add_argument("--json", action="store_true", help="the certificate as JSON on standard output")
+    parser.add_argument("-o", "--output", help="schedule.json, or - for standard output")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Find a schedule, write it, say how good it is."""
+    from ..profile.profile import Profile
+
+    profile, step = Profile.load(options.profile), step_from(options)
+    tried: tuple[Tried, ...] = ()
+    with searching("solve", options.method) as (search, pressed):
+        arguments = _search_arguments(options)
+        if step.auto:
+            from ..search.auto import solve_auto
+
+            schedule, tried = solve_auto(profile, step, progress=search.show, stop=pressed, **arguments)
+        else:
+            from ..search.solver import solve as solve_problem
+
+            problem = step.problem(profile)
+            schedule = solve_problem(problem, progress=lambda state: search.show("", state), **arguments)
+    if options.output:
+        schedule.save(options.output)
+    _print_solved(options, schedule, tried, _bounds_of_all(profile, step, tried))
+    return 0
+
+
+def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> dict[str, int]:
+    """Placement → µs that no schedule of any partition is below, where partitions were tried: other bounds hold for their
+    own."""
+    from ..partition.lower_bound import least_step
+
+    if step.partition != "auto":
+        return {}
+    placed = dict.fromkeys(one.placement for one in tried if one.layers)
+    return {one: least_step(replace(step, placement=one).costs(profile), step.objective) for one in placed}
+
+
+def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """What `solve` is told, from the command line."""
+    arguments = {"method": options.method, "solver": options.solver, **search_limits(options)}
+    if options.hint:
+        from ..schedule import Schedule
+
+        arguments["hint"] = Schedule.load(options.hint)
+    return arguments
+
+
+def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[Tried, ...], every: dict[str, int]) -> None:
+    """What was found; `every`: bounds that hold for every partition, by placement."""
+    certificate, timeline = schedule.certificate, schedule.timeline()
+    assert certificate is not None
+    if options.json:
+        print_json(
+            certificate.to_json()
+            | {"source": schedule.problem.source}
+            | ({"tried": [one.to_json() for one in tried]} if tried else {})
+            | ({"bound_of_every_partition": every} if every else {})
+        )
+        return
+    if options.output == "-":
+        return
+    if tried:
+        from ..show.search_text import tried_as_text
+
+        print(tried_as_text(tried, certificate.objective), end="")
+    if schedule.problem.source.startswith("estimated"):
+        print(f"times are {schedule.problem.source}, not measured")
+    took = f" in {certificate.seconds:.1f} s" if options.effort is None else ""  # work is counted then, not time
+    print(
+        f"{certificate.objective} {certificate.value} µs, bound {certificate.bound} µs, gap {certificate.gap:.2%} "
+        f"({certificate.status}), bubble {timeline.bubble_rate:.2%}, by {certificate.solver}{took}\n"
+        f"bound: {certificate.proof}"
+    )
+    if every:
+        least = ", ".join(f"{placement} {bound} µs" for placement, bound in every.items())
+        print(f"each bound is for its own partition; for every partition: at least {least}")

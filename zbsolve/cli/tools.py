@@ -1,0 +1,156 @@
+"""What commands share: JSON on standard output, one line of progress, and Ctrl-C that keeps what was found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..util.errors import BadInput
+
+if TYPE_CHECKING:
+    from ..search.state import State
+
+
+def print_json(body: Any) -> None:
+    """Machine-readable results on standard output."""
+    print(json.dumps(body, indent=1))
+
+
+def add_search_limits(parser: argparse.ArgumentParser, seconds: float, meaning: str, same: str) -> None:
+    """How long to search, by time or by work, and the seed. same: what then is the same on any machine."""
+    limit = parser.add_mutually_exclusive_group()
+    limit.add_argument("--seconds", type=float, default=seconds, help=meaning)
+    limit.add_argument(
+        "--effort",
+        type=float,
+        help=f"work, about seconds of one core, in place of --seconds: the same {same} for one seed on any machine",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of random choices")
+
+
+def search_limits(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds or effort, and the seed, as searches take them. Raises BadInput."""
+    if options.effort is None:
+        return {"seconds": options.seconds, "seed": options.seed}
+    if not 0 < options.effort < float("inf"):
+        raise BadInput(f"effort: {options.effort} is not a positive number")
+    return {"effort": options.effort, "seed": options.seed}
+
+
+def need_torch() -> None:
+    """Raise BadInput where torch is not there."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise BadInput("torch is missing, and profile and run need it: pip install torch (2.5 or newer)")
+
+
+def progress_line() -> Callable[[str], None]:
+    """One line on standard error, written over again; nothing where that is no terminal. An empty text clears it."""
+
+    def show(text: str) -> None:
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size((100, 24)).columns - 1  # a wrapped line could not be written over
+            print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+@dataclass
+class Search:
+    """A search as a terminal shows it: `show(where, state)` writes the line, ten times a second at most; while `ticking`
+    it is written again every second, so that the time elapsed goes on where nothing better is found. `came`: the signals
+    that ended it early."""
+
+    began: float
+    came: list[int] = field(default_factory=list)
+    shown: float = 0.0
+    last: tuple[str, State] | None = None
+
+    def show(self, where: str, state: State) -> None:
+        """Incumbent, bound, gap, elapsed, who found it."""
+        self.last = (where, state)
+        now = time.monotonic()
+        if now - self.shown >= 0.1:
+            self.shown = now if state.schedule is not None else 0.0
+            self._draw()
+
+    def _draw(self) -> None:
+        if self.last is not None:
+            from ..show.search_text import state_as_text
+
+            where, state = self.last
+            progress_line()(f"{where}{': ' if where else ''}{state_as_text(state, time.monotonic() - self.began)}")
+
+    @contextmanager
+    def ticking(self) -> Iterator[None]:
+        """Keep the line going, on a terminal; an empty line at the end."""
+        ended = threading.Event()
+
+        def tick() -> None:
+            while not ended.wait(1.0):
+                self._draw()
+
+        thread = threading.Thread(target=tick, daemon=True)
+        if sys.stderr.isatty():
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if thread.ident is not None:
+                thread.join()
+            progress_line()("")
+
+
+@contextmanager
+def searching(name: str, method: str = "auto") -> Iterator[tuple[Search, Callable[[], bool]]]:
+    """A search that Ctrl-C or SIGTERM ends early: gives the progress and whether one came, clears the line at the end, and
+    then says on standard error what an interruption left. A second Ctrl-C is one more KeyboardInterrupt. What method
+    "auto" needs is compiled before."""
+    from ..search.solver import ready
+
+    if method == "auto":
+        ready(lambda: print(f"zbsolve {name}: compiling its kernels, once on this machine", file=sys.stderr))
+    search = Search(time.monotonic())
+    with interrupts((signal.SIGINT, signal.SIGTERM), search.came), search.ticking():
+        yield search, lambda: bool(search.came)
+    if search.came:
+        print(f"zbsolve {name}: interrupted: this is the best found until then", file=sys.stderr)
+
+
+@contextmanager
+def ends_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends what runs inside as Ctrl-C does: in order. Not so torchrun's ranks: one that waits inside gloo would hear
+    of it late, and torchrun ends them all."""
+    with interrupts(() if "RANK" in os.environ and "WORLD_SIZE" in os.environ else (signal.SIGTERM,), []):
+        yield
+
+
+@contextmanager
+def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[None]:
+    """Each of these signals is noted in `came` and raises KeyboardInterrupt with its number."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt(number)
+
+    before: dict[signal.Signals, Any] = {}
+    with suppress(ValueError):  # not the main thread: whoever runs it handles signals
+        before = {one: signal.signal(one, note) for one in signals}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

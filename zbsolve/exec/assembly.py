@@ -1,0 +1,147 @@
+"""From a schedule and a model to a rank that can run steps: what each rank makes by itself, and what all make together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..models.model import Place, ties
+from ..problem import Problem
+from ..schedule import Schedule
+from ..util.errors import BadInput
+from .backward.stage import Loss, Stage
+from .emulate import Board, EmulatedDevice, Times
+from .feed import ShapeNumbers
+from .handlers.handler import RankState
+from .handlers.table import HANDLERS
+from .interpreter import Hooks, Interpreter
+from .layers import Layers, build, layer_counts, listed, materialise
+from .lowering import lower
+from .program import Program
+from .rank import RankRunner
+from .reports import Reports
+from .shared import Shared, buckets
+from .transport.clocks import clock_lead
+from .transport.mailbox import Mailbox
+from .transport.peers import Peers
+from .transport.wires import Wires
+from .weight_versions import Update, WeightVersions
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a person gives a pipeline together with its schedule (see `Pipeline`)."""
+
+    layers: Layers
+    loss: Loss | None
+    tied: tuple[Sequence[Place], ...]
+    init: Callable[[int, nn.Module], None] | None
+    update: Update | None
+    device: torch.device
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one rank makes by itself. programs: of all ranks. counts: layers of each stage. layers: this rank's, by number;
+    module: the same under their names in the whole model. tied: groups of places that hold one parameter."""
+
+    schedule: Schedule
+    programs: tuple[Program, ...]
+    program: Program
+    counts: tuple[int, ...]
+    layers: dict[int, nn.Module]
+    module: nn.ModuleDict
+    tied: tuple[Sequence[Place], ...]
+
+
+def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
+    """This rank's part. Raises BadInput where the schedule, the model and the process group do not fit each other."""
+    problem, whole = schedule.problem, listed(given.layers)
+    counts = layer_counts(problem, None if whole is None else len(whole))
+    programs = lower(schedule)
+    if wires.size != problem.ranks:
+        raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")
+    program, tied = programs[wires.rank], given.tied
+    numbers, names = layer_numbers(counts, program.stages), [str(i) for i in range(sum(counts))]
+    if whole is None:
+        layers = build(given.layers, numbers, given.device)  # type: ignore[arg-type]
+    else:
+        names, parts = list(whole), list(whole.values())
+        tied += ties(enumerate(parts))
+        layers = materialise({i: parts[i] for i in numbers}, given.device, given.init, given.seed)
+    if problem.stages - 1 in program.stages and given.loss is None:
+        raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
+    module = nn.ModuleDict({names[i]: layer for i, layer in layers.items()})
+    return Part(schedule, programs, program, counts, layers, module, tied)
+
+
+def check_updates(problem: Problem, update: Update | None, tied: Sequence[Sequence[Place]], replicas: Any) -> None:
+    """Raise BadInput where passes U and what is given do not fit each other."""
+    updating = problem.round > 0
+    if updating and update is None:
+        raise BadInput("Pipeline: the schedule has passes U, and needs update, which makes their optimizers")
+    if not updating and update is not None:
+        raise BadInput("Pipeline: update makes no sense for a schedule without passes U")
+    if updating and replicas is not None:
+        raise BadInput("Pipeline: passes U update inside a step, before replicas have averaged their gradients")
+    if updating and tied:
+        raise BadInput(f"Pipeline: layer {tied[0][0][0]}'s {tied[0][0][1]} is tied, which passes U do not know")
+
+
+def paired_wires(part: Part, wires: Wires, group: Any, device: torch.device) -> Wires:
+    """The wires, with a carrier for each pair of ranks that exchange messages. All ranks call this. Raises LostRank."""
+    pairs = {(source, p.rank): len(sent) for p in part.programs for source, sent in p.incoming.items()}
+    return wires.paired(group, device, pairs)
+
+
+def connected(
+    part: Part, given: Given, group: Any, wires: Wires, peers: Peers, hooks: Hooks, emulate: Times | None
+) -> RankRunner:
+    """This rank, connected to the others. wires: the plain ones; `peers` already have the paired ones. All ranks call this.
+    Raises LostRank."""
+    problem, program = part.schedule.problem, part.program
+    stage_of = [s for s, count in enumerate(part.counts) for _ in range(count)]
+    exchanged = [action.stage for action in program.actions if HANDLERS[action.kind].ends_with_step]
+    common = buckets(problem.stage_ranks, stage_of, part.layers, part.tied)
+    shared = Shared(wires, common, exchanged, given.device, group, peers.timeout)
+    stages = stages_of(part.counts, program.stages, part.layers, given.loss, problem.round or problem.microbatches)
+    update = given.update
+    versions = {} if update is None else {s: WeightVersions(one.parameters(), update) for s, one in stages.items()}
+    if emulate is not None:
+        hooks.emulated = EmulatedDevice(emulate, problem.names, Board.shared(wires, len(problem.names)))
+    mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds())
+    return RankRunner(
+        schedule=part.schedule,
+        module=part.module,
+        peers=peers,
+        mailbox=mailbox,
+        shared=shared,
+        interpreter=Interpreter(program, RankState(stages, versions, shared.exchange), mailbox, hooks),
+        reports=Reports(part.schedule, part.programs, peers, clock_lead(wires)),
+        shapes=ShapeNumbers(problem.routes, range(problem.microbatches), wires.rank, wires.size),
+    )
+
+
+def layer_numbers(counts: Sequence[int], stages: Sequence[int]) -> list[int]:
+    """The numbers of the layers of `stages`. counts: how many each stage has."""
+    return [i for s in stages for i in range(sum(counts[:s]), sum(counts[: s + 1]))]
+
+
+def stages_of(
+    counts: Sequence[int], stages: Sequence[int], layers: Mapping[int, nn.Module], loss: Loss | None, microbatches: int
+) -> dict[int, Stage]:
+    """One rank's stages of these layers; the last of all stages gets the loss. microbatches: whose mean gradient is made."""
+    return {
+        s: Stage(
+            [layers[i] for i in layer_numbers(counts, [s])],
+            sum(counts[:s]),
+            loss if s == len(counts) - 1 else None,
+            1 / microbatches,
+        )
+        for s in stages
+    }

@@ -1,0 +1,113 @@
+"""Running a stage's forward twice as if it ran once: the second run finds random numbers and buffers as the first did.
+
+`run_layers` seeds torch's own generators before every layer. This module takes care of the others: generators that modules
+own, Python's and numpy's, and buffers that a forward changes (running statistics, power iterations). The second run sees the
+old buffers, and what it changes in them is dropped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...util.errors import BadInput
+from ..torch_private import BatchNorm, buffers_of, version_of
+
+BufferPlace = tuple[nn.Module, str]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a forward found: the states of random generators, and the old value of every buffer that it changed."""
+
+    random: tuple[Any, ...]
+    buffers: dict[BufferPlace, Tensor]
+
+
+class Replay:
+    """Remembers moments for the forward of `layers`.
+
+    The first forward copies every buffer, to see which ones change; later ones copy only those. Raises BadInput where
+    another buffer changes later on.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self.modules = list(dict.fromkeys(module for layer in layers for module in layer.modules()))
+        self.generators = [g for module in self.modules for g in vars(module).values() if isinstance(g, torch.Generator)]
+        self.changing: set[BufferPlace] | None = None
+
+    @contextmanager
+    def remembered(self) -> Iterator[Moment]:
+        """Run the first forward inside. The moment is complete afterwards."""
+        moment = Moment(self._random(), {})
+        before = {place: (b, version_of(b)) for place, b in self._buffers()}
+        copies = {place: b.clone() for place, (b, _) in before.items() if self._may_change(place)}
+        yield moment
+        found = set()
+        for place, now in self._buffers():
+            old, version = before.get(place, (now, version_of(now)))
+            copy = copies.get(place)
+            if copy is not None and (self.changing is not None or version_of(old) != version or not _equal(old, copy)):
+                moment.buffers[place] = copy
+                found.add(place)
+            elif copy is None and version_of(old) != version:
+                raise BadInput(f"buffer '{place[1]}' of a {type(place[0]).__name__} changed, but not in the first forward")
+            elif now is not old:
+                moment.buffers[place] = old
+        if self.changing is None:
+            self.changing = found
+
+    @contextmanager
+    def again(self, moment: Moment) -> Iterator[None]:
+        """Run the second forward inside. Afterwards generators and buffers are what they were before it."""
+        own, states = self._random(), _torch_states()
+        now = {(module, name): buffers_of(module)[name] for module, name in moment.buffers}
+        self._set_random(moment.random)
+        for (module, name), old in moment.buffers.items():
+            # Another tensor in its place: writing into it would spoil what autograd saved for other microbatches.
+            buffers_of(module)[name] = old
+        try:
+            yield
+        finally:
+            for (module, name), buffer in now.items():
+                buffers_of(module)[name] = buffer
+            self._set_random(own)
+            for generator, state in states:
+                generator.set_state(state)
+
+    def _buffers(self) -> list[tuple[BufferPlace, Tensor]]:
+        return [((m, name), b) for m in self.modules for name, b in buffers_of(m).items() if b is not None]
+
+    def _may_change(self, place: BufferPlace) -> bool:
+        # Batch norm changes its statistics without counting up their version.
+        return self.changing is None or place in self.changing or isinstance(place[0], BatchNorm)
+
+    def _random(self) -> tuple[Any, ...]:
+        return random.getstate(), np.random.get_state(), [g.get_state() for g in self.generators]
+
+    def _set_random(self, states: tuple[Any, ...]) -> None:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for generator, state in zip(self.generators, states[2], strict=True):
+            generator.set_state(state)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+def torch_generators() -> list[torch.Generator]:
+    """torch's own generators: the CPU's and, where CUDA runs, one a device."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    return [torch.default_generator, *cuda]
+
+
+def _torch_states() -> list[tuple[torch.Generator, Tensor]]:
+    return [(generator, generator.get_state()) for generator in torch_generators()]

@@ -1,0 +1,291 @@
+"""The backward split: weight gradients are deferred inside the layers.
+
+A B pass runs autograd through the layers. Linear, Embedding and convolutions (and norms, where asked) give their input
+gradient at once and queue what their weight gradient needs. A W pass works that queue off. Every other parameter gets its
+gradient in B. So every model trains right, and one made of these layers is split. (Going through autograd's graph once a
+parameter instead costs 2 to 7 fused backwards.)
+
+Parameters keep their names and identity. Only `forward` of a layer is replaced, on the instance: it runs the layer's `Op`
+where the call is split, and the layer's own forward elsewhere. Layers stay whole that `deferral` names, that have a forward
+of their own, or that are under DistributedDataParallel or FSDP, which reduce gradients in autograd's hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..torch_private import output_padding, padding_around
+from .deferral import Deferral, Gradients, Op, accumulate, call, splits
+
+aten = torch.ops.aten
+WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # by name: importing them takes seconds
+
+
+def _trained(bias: Tensor | None) -> bool:
+    return bias is not None and bias.requires_grad
+
+
+# --- Linear ---
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _linear_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> Gradients:
+    rows = _rows(dy)
+    return rows.t().mm(_rows(x)), rows.sum(0) if _trained(bias) else None
+
+
+def _linear_add(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> None:
+    """With a gradient there already, product and sum are one kernel."""
+    rows = _rows(dy)
+    if weight.grad is not None and weight.grad.dtype == dy.dtype:
+        weight.grad.addmm_(rows.t(), _rows(x))
+    else:
+        accumulate(weight, rows.t().mm(_rows(x)))
+    if bias is not None and bias.requires_grad:
+        accumulate(bias, rows.sum(0))
+
+
+LINEAR = Op(
+    plain=functional.linear,
+    forward=lambda x, weight, bias: (functional.linear(x, weight, bias), ()),
+    x_gradient=lambda dy, x, weight, kept: dy.matmul(weight),
+    gradients=_linear_gradients,
+    add=_linear_add,
+    low=True,
+)
+
+
+def _linear(layer: nn.Linear, deferral: Deferral, x: Tensor) -> Tensor:
+    weight, bias = layer.weight, layer.bias  # once: a module's attributes are slow
+    if splits(deferral, x, weight, bias):
+        return call(LINEAR, deferral, x, weight, bias)
+    return functional.linear(x, weight, bias)
+
+
+# --- Embedding ---
+
+
+def _look_up(ids: Tensor, weight: Tensor, bias: None, padding: int, by_frequency: bool) -> Tensor:
+    return functional.embedding(ids, weight, None if padding < 0 else padding, scale_grad_by_freq=by_frequency)
+
+
+def _embedding_gradients(
+    dy: Tensor, ids: Tensor, weight: Tensor, bias: None, kept: Any, padding: int, by_frequency: bool
+) -> Gradients:
+    return aten.embedding_dense_backward(dy, ids, weight.shape[0], padding, by_frequency), None
+
+
+EMBEDDING = Op(
+    plain=_look_up,
+    forward=lambda *args: (_look_up(*args), ()),
+    x_gradient=lambda *args: None,  # type: ignore[arg-type]  # whole numbers have no gradient
+    gradients=_embedding_gradients,
+)
+
+
+def _embedding(layer: nn.Embedding, deferral: Deferral, ids: Tensor) -> Tensor:
+    # max_norm changes the weight in place, and sparse gradients have another layout: those stay with autograd.
+    if layer.max_norm is None and not layer.sparse and splits(deferral, ids, layer.weight, None):
+        padding = -1 if layer.padding_idx is None else layer.padding_idx
+        return call(EMBEDDING, deferral, ids, layer.weight, None, padding, layer.scale_grad_by_freq)
+    return nn.Embedding.forward(layer, ids)
+
+
+# --- Convolutions ---
+
+
+def _convolution_parts(
+    mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, args: Sequence[Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    sizes = None if bias is None else bias.shape
+    parts: tuple[Tensor, Tensor, Tensor] = aten.convolution_backward(dy, x, weight, sizes, *args, mask)
+    return parts
+
+
+def _convolution_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any, *args: Any) -> Gradients:
+    mask = [False, True, _trained(bias)]
+    return _convolution_parts(mask, dy, x, weight.to(dy.dtype), bias, args)[1:]
+
+
+CONVOLUTION = Op(
+    plain=torch.convolution,
+    forward=lambda *args: (torch.convolution(*args), ()),
+    x_gradient=lambda dy, x, weight, kept, *args: _convolution_parts([True, False, False], dy, x, weight, None, args)[0],
+    gradients=_convolution_gradients,
+    low=True,
+)
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+
+
+def _convolution(layer: Convolution, deferral: Deferral, x: Tensor) -> Tensor:
+    if not splits(deferral, x, layer.weight, layer.bias):
+        return type(layer).forward(layer, x)  # type: ignore[arg-type]
+    padding: Any = layer.padding
+    if layer.padding_mode != "zeros" or isinstance(padding, str):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        x = functional.pad(x, padding_around(layer), mode)
+        padding = (0,) * len(layer.kernel_size)
+    return _batched(layer, deferral, x, padding, False, (0,) * len(layer.kernel_size))
+
+
+def _transposed(layer: Transposed, deferral: Deferral, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+    if not splits(deferral, x, layer.weight, layer.bias):
+        return type(layer).forward(layer, x, output_size)  # type: ignore[arg-type]
+    return _batched(layer, deferral, x, list(layer.padding), True, output_padding(layer, x, output_size))
+
+
+def _batched(
+    layer: Convolution | Transposed, deferral: Deferral, x: Tensor, padding: Any, transposed: bool, extra: Sequence[int]
+) -> Tensor:
+    """The op wants a batch; layers take one sample too."""
+    one = x.dim() == len(layer.kernel_size) + 1
+    args = layer.stride, padding, layer.dilation, transposed, extra, layer.groups
+    y = call(CONVOLUTION, deferral, x.unsqueeze(0) if one else x, layer.weight, layer.bias, *args)
+    return y.squeeze(0) if one else y
+
+
+# --- Norms ---
+#
+# B asks the kernels for the input gradient alone, and W for the others. By default all of it stays in B: W would hold a
+# norm's input and output gradient, and read them once more, to put off very little work. On transformer blocks
+# (`benchmarks/results/split.json`) that took 25 % more bytes between B and W. (B + W) / BW was 1.03 to 1.07 in place of 1.01
+# to 1.04 at width 192, and 1.13 to 1.30 in place of 0.96 to 1.10 at width 64 (a busy machine).
+
+
+def _layer_norm_parts(mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, bias: Any, kept: Any, shape: Any) -> Any:
+    return aten.native_layer_norm_backward(dy, x, shape, *kept, weight, bias, mask)
+
+
+def _layer_norm_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Any, eps: float) -> Any:
+    y, *kept = torch.native_layer_norm(x, shape, weight, bias, eps)
+    return y, kept
+
+
+LAYER_NORM = Op(
+    plain=lambda x, weight, bias, shape, eps: functional.layer_norm(x, shape, weight, bias, eps),
+    forward=_layer_norm_forward,
+    x_gradient=lambda dy, x, weight, kept, shape, eps: _layer_norm_parts(
+        [True, False, False], dy, x, weight, None, kept, shape
+    )[0],
+    gradients=lambda dy, x, weight, bias, kept, shape, eps: _layer_norm_parts(
+        [False, True, _trained(bias)], dy, x, weight, bias, kept, shape
+    )[1:],
+)
+
+
+def _group_norm_sizes(x: Tensor, groups: int) -> tuple[int, int, int, int]:
+    return x.shape[0], x.shape[1], x[0, 0].numel(), groups
+
+
+def _group_norm_parts(mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, kept: Any, groups: int) -> Any:
+    return aten.native_group_norm_backward(
+        dy.contiguous(), x.contiguous(), *kept, weight, *_group_norm_sizes(x, groups), mask
+    )
+
+
+def _group_norm_forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, eps: float) -> Any:
+    y, *kept = torch.native_group_norm(x.contiguous(), weight, bias, *_group_norm_sizes(x, groups), eps)
+    return y, kept
+
+
+GROUP_NORM = Op(
+    plain=lambda x, weight, bias, groups, eps: functional.group_norm(x, groups, weight, bias, eps),
+    forward=_group_norm_forward,
+    x_gradient=lambda dy, x, weight, kept, groups, eps: _group_norm_parts([True, False, False], dy, x, weight, kept, groups)[
+        0
+    ],
+    gradients=lambda dy, x, weight, bias, kept, groups, eps: _group_norm_parts(
+        [False, True, _trained(bias)], dy, x, weight, kept, groups
+    )[1:],
+)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, bias: None, shape: Any, eps: float | None) -> Tensor:
+    return functional.rms_norm(x, shape, weight, eps)
+
+
+def _rms_norm_gradient(dy: Tensor, x: Tensor, weight: Tensor, by: int, *args: Any) -> Tensor:
+    """The forward runs once more: torch has no kernel everywhere that gives one of the two gradients alone."""
+    with torch.enable_grad():
+        given = x.detach(), weight.detach()
+        given[by].requires_grad_()
+        return torch.autograd.grad(_rms_norm(given[0], given[1], None, *args), given[by], dy)[0]
+
+
+RMS_NORM = Op(
+    plain=_rms_norm,
+    forward=lambda *args: (_rms_norm(*args), ()),
+    x_gradient=lambda dy, x, weight, kept, *args: _rms_norm_gradient(dy, x, weight, 0, *args),
+    gradients=lambda dy, x, weight, bias, kept, *args: (_rms_norm_gradient(dy, x, weight, 1, *args), None),
+)
+
+
+def _norm(op: Op, *names: str) -> Callable[..., Tensor]:
+    """The forward of a norm whose arguments are the layer's attributes `names`. Under autocast it is left to autograd, whose
+    rules for norms differ from device to device."""
+
+    def forward(layer: Any, deferral: Deferral, x: Tensor) -> Tensor:
+        bias = getattr(layer, "bias", None)
+        if (
+            layer.weight is not None
+            and splits(deferral, x, layer.weight, bias)
+            and not torch.is_autocast_enabled(x.device.type)
+        ):
+            return call(op, deferral, x, layer.weight, bias, *(getattr(layer, name) for name in names))
+        result: Tensor = type(layer).forward(layer, x)
+        return result
+
+    return forward
+
+
+FORWARDS: dict[type, Callable[..., Tensor]] = {
+    nn.Linear: _linear,
+    nn.Embedding: _embedding,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed),
+}
+NORMS: dict[type, Callable[..., Tensor]] = {
+    nn.LayerNorm: _norm(LAYER_NORM, "normalized_shape", "eps"),
+    nn.RMSNorm: _norm(RMS_NORM, "normalized_shape", "eps"),
+    nn.GroupNorm: _norm(GROUP_NORM, "num_groups", "eps"),
+}
+
+
+def defer(module: nn.Module, deferral: Deferral, norms: bool = False) -> None:
+    """Replace the forward of every layer in `module` that can be split, in place, also one that another `defer` replaced.
+
+    norms: split LayerNorm, RMSNorm and GroupNorm too, which pays in neither time nor memory (see above). Subclasses, and
+    layers whose forward somebody replaced, are left alone: their forward may do anything.
+    """
+    if WRAPPERS & {kind.__name__ for kind in type(module).__mro__}:
+        return
+    make = FORWARDS.get(type(module)) or (NORMS.get(type(module)) if norms else None)
+    own = module.__dict__.get("forward")
+    if isinstance(own, _Forward):
+        del module.__dict__["forward"]
+        own = None
+    if make is not None and own is None:
+        module.forward = _Forward(make, module, deferral)
+    for child in module.children():
+        defer(child, deferral, norms)
+
+
+def restore(module: nn.Module) -> None:
+    """Undo `defer`."""
+    for layer in module.modules():
+        if isinstance(layer.__dict__.get("forward"), _Forward):
+            del layer.__dict__["forward"]
+
+
+class _Forward(partial[Any]):
+    """A replaced forward, of a type of its own so that `defer` and `restore` know it. A partial is copied with its layer."""

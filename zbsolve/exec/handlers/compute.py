@@ -1,0 +1,82 @@
+"""Handlers of the passes that compute a microbatch on a stage: F, B, W, BW and X."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...tables import Ints, Pass, pass_name
+from ...util.errors import BadInput
+from ..program import Action
+from .graph import Graph
+from .handler import Handler, RankState
+
+
+def _forward(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
+    """Nobody takes the last stage's output, which is the loss."""
+    m, data, stage, companions = action.microbatch, state.data, state.stages[action.stage], action.companions
+    x = data.inputs[m] if given is None else given
+    split, recompute = "B" in companions, "X" in companions
+    y = stage.forward(m, x, data.targets.get(m), split=split, seed=data.seed + m, recompute=recompute)
+    if stage.loss is None:
+        return y
+    state.losses.append(y.clone())  # alone: some losses leave their mean in a storage as large as the output
+    return None
+
+
+def _backward(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
+    return state.stages[action.stage].backward(action.microbatch, given)
+
+
+def _weights(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
+    state.stages[action.stage].weights(action.microbatch)
+    return None
+
+
+def _recompute(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
+    state.stages[action.stage].recompute(action.microbatch)
+    return None
+
+
+def _check_forward(graph: Graph, rows: Ints) -> None:
+    """The backward of a microbatch on a stage is B and W, or BW."""
+    for row in rows.tolist():
+        one = graph.one(row)
+        fused = graph.row("BW", one) is not None
+        if fused == (graph.row("B", one) is not None):
+            both = "both B and BW" if fused else "neither B nor BW"
+            raise BadInput(f"pass {one.name}: its microbatch has {both} on stage {one.stage}")
+        if fused == (graph.row("W", one) is not None):
+            raise BadInput(f"pass {one.name}: on stage {one.stage} its microbatch needs B and W, or BW")
+
+
+def _check_has_forward(graph: Graph, rows: Ints) -> None:
+    for row in rows.tolist():
+        graph.need("F", graph.one(row))
+
+
+def _check_recompute(graph: Graph, rows: Ints) -> None:
+    """An edge puts X behind its F and before its backward. In another order there would be nothing to recompute, or nothing
+    that still needs it."""
+    for row in rows.tolist():
+        one = graph.one(row)
+        kind = "BW" if graph.row("B", one) is None else "B"
+        for before, after, other in ((graph.need("F", one), row, "F"), (row, graph.need(kind, one), kind)):
+            if not graph.ordered(before, after):
+                raise BadInput(f"pass {one.name}: no edge orders it and {_named(other, one)}")
+
+
+def _named(kind: str, like: Pass) -> str:
+    return pass_name(kind, like.stage, like.microbatch)
+
+
+FORWARD = Handler(_forward, _check_forward, takes="activation", makes="its activation", uses_weights=True, repeatable=True)
+BACKWARD = Handler(
+    _backward,
+    _check_has_forward,
+    takes="gradient",
+    makes="the gradient of its input",
+    adds_gradients=True,
+    uses_weights=True,
+)
+WEIGHTS = Handler(_weights, _check_has_forward, adds_gradients=True, uses_weights=True)
+RECOMPUTE = Handler(_recompute, _check_recompute, uses_weights=True)

@@ -1,0 +1,76 @@
+"""What the executor knows of one kind of pass, as one record: a `Handler`.
+
+The interpreter and lowering read handlers and know no kind themselves. A new kind of pass is a builder that puts it into a
+problem, a handler in `table.HANDLERS`, and a colour for the pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ...tables import Ints
+from ..backward.stage import Stage
+from ..program import Action
+from ..weight_versions import WeightVersions
+from .graph import Graph
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a step feeds in. inputs, targets: microbatch → tensor, for the first and for the last stage. seed: microbatch m
+    draws its random numbers from seed + m."""
+
+    inputs: Mapping[int, Tensor]
+    targets: Mapping[int, Tensor]
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class RankState:
+    """What the passes of one rank work on. stages, versions: by stage number (versions only where there are updates);
+    exchange: starts to sum a stage's gradients over its ranks; data, losses: of the step that runs."""
+
+    stages: Mapping[int, Stage]
+    versions: Mapping[int, WeightVersions] = field(default_factory=dict)
+    exchange: Callable[[int], None] | None = None
+    data: Data = field(default_factory=lambda: Data({}, {}))
+    losses: list[Tensor] = field(default_factory=list)
+
+
+Run = Callable[[RankState, Action, Tensor | None], Tensor | None]
+Check = Callable[[Graph, Ints], None]
+
+
+def check_nothing(graph: Graph, rows: Ints) -> None:
+    """The check of a kind that runs wherever a schedule puts it."""
+
+
+@dataclass(frozen=True)
+class Handler:
+    """One kind of pass.
+
+    run(state, action, given): does the pass's work and returns its output, or None. `given` is what the edge to the pass
+    carries, or None. The interpreter takes the output wherever the schedule's edges carry it.
+    check(graph, rows): raises BadInput where the executor cannot run these passes, all that a problem has of the kind.
+    takes: what the pass cannot do without: "activation" (on the first stage it reads the batch instead), "gradient" (on the
+    last stage the loss gives it), or "" where it needs nothing.
+    makes: what its output is called when a number in it is not finite.
+    adds_gradients: it adds to the gradients of its stage's parameters.
+    uses_weights: it uses the weights of its stage, so it has a version of them where there are updates.
+    repeatable: it leaves nothing that stays, so it can run once more (see `optimizer.ahead`).
+    only_time: nothing runs; an emulated device gives it a time.
+    ends_with_step: it joins passes of other ranks, and when it has ended is known only when the step ends.
+    """
+
+    run: Run
+    check: Check = check_nothing
+    takes: str = ""
+    makes: str = ""
+    adds_gradients: bool = False
+    uses_weights: bool = False
+    repeatable: bool = False
+    only_time: bool = False
+    ends_with_step: bool = False

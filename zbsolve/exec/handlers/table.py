@@ -1,0 +1,28 @@
+"""The table of handlers. `HANDLERS[kind]` is all that the executor knows of a kind; a kind without a row does not run."""
+
+from __future__ import annotations
+
+from ...problem import Problem
+from ...tables import Bools
+from .all_to_all import BEHIND_BACKWARD, BEHIND_FORWARD
+from .compute import BACKWARD, FORWARD, RECOMPUTE, WEIGHTS
+from .exchange import EXCHANGE
+from .handler import Handler
+from .update import UPDATE
+
+HANDLERS: dict[str, Handler] = {
+    "F": FORWARD,
+    "B": BACKWARD,
+    "W": WEIGHTS,
+    "BW": BACKWARD,
+    "X": RECOMPUTE,
+    "AF": BEHIND_FORWARD,
+    "AB": BEHIND_BACKWARD,
+    "C": EXCHANGE,
+    "U": UPDATE,
+}
+
+
+def passes_where(problem: Problem, field: str, value: object = True) -> Bools:
+    """Which passes have a handler whose `field` is `value`, shape (passes,)."""
+    return problem.passes.are(*(kind for kind in problem.passes.kinds if getattr(HANDLERS[kind], field) == value))

@@ -1,0 +1,199 @@
+"""The interpreter: it runs one rank's program, pass by pass, and asks each kind's handler for the work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..util.errors import BadInput
+from .emulate import EmulatedDevice
+from .handlers.handler import Data, Handler, RankState
+from .handlers.table import HANDLERS
+from .memory import LiveBytes
+from .not_finite import look_for_nonfinite
+from .program import Action, Message, Program
+from .torch_private import profiler_enabled
+from .transport.failure import LostRank, RunFailed, one_line
+
+
+class Transport(Protocol):
+    """Where messages come from and go to."""
+
+    def post(self, message: Message) -> None:
+        """Get ready to receive it; never waits."""
+
+    def take(self, message: Message) -> tuple[Tensor, int]:
+        """Wait for it. Its tensor, and when it was here, monotonic ns."""
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        """Start sending it; never waits."""
+
+
+@dataclass(slots=True)
+class Record:
+    """One step of one rank. Times are monotonic ns.
+
+    began: when the step began. arrived, waited, start, end: a number for each pass of the program: when its message was
+    there (0: it takes none), how long this rank waited for that message, its start and its end. losses: of the microbatches
+    whose last stage is here. held: bytes after each pass, where a meter counts them.
+    """
+
+    began: int
+    arrived: list[int] = field(default_factory=list)
+    waited: list[int] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
+    end: list[int] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Hooks:
+    """What else happens around passes.
+
+    announce: called with each pass's name before it. emulated: the device whose times passes and messages take. done: called
+    with a stage after the last pass that adds to its gradients. watch: look for NaN and inf in all that passes make.
+    """
+
+    announce: Callable[[str], None] | None = None
+    emulated: EmulatedDevice | None = None
+    done: Callable[[int], None] | None = None
+    watch: bool = False
+
+
+class Interpreter:
+    """Runs one rank's program. record: of the step that runs, or ran last. handed_bytes: pass → bytes that another pass of
+    this rank handed to it, in the last step that a meter counted."""
+
+    def __init__(self, program: Program, state: RankState, transport: Transport, hooks: Hooks | None = None) -> None:
+        self.program = program
+        self.state = state
+        self.transport = transport
+        self.hooks = hooks or Hooks()
+        self.record = Record(0)
+        self.handed_bytes: dict[str, int] = {}
+        self._handed: dict[str, Tensor] = {}
+        self._looked = 0  # losses of this step that were looked at
+
+    def begin(self, data: Data) -> Record:
+        """A step begins. Returns its record, which is empty."""
+        if self.hooks.emulated is not None:
+            self.hooks.emulated.begin()
+        for versions in self.state.versions.values():
+            versions.begin()
+        self._looked, self.record = 0, Record(time.monotonic_ns())
+        self.state.data, self.state.losses = data, self.record.losses
+        return self.record
+
+    def run_all(self, actions: Iterable[Action], meter: LiveBytes | None = None) -> None:
+        """Some passes in turn. Raises RunFailed naming rank, pass and cause."""
+        for action in actions:
+            self.run(action)
+            if meter is not None:
+                self.weigh(meter)
+
+    def forget(self) -> None:
+        """Drop what the forwards of this step left: the step begins anew."""
+        record = self.record
+        self._handed.clear()
+        self._looked = 0
+        for stage in self.state.stages.values():
+            stage.live.clear()
+        for column in (record.arrived, record.waited, record.start, record.end, record.losses, record.held):
+            column.clear()
+
+    def weigh(self, meter: LiveBytes) -> None:
+        """Note what is held after a pass, with versions of weights and without gradients of parameters."""
+        versions = self.state.versions.values()
+        for one in versions:
+            meter.ignore(one.tensors())
+        meter.ignore(p.grad for s in self.state.stages.values() for p in s.parameters() if p.grad is not None)
+        self.handed_bytes |= {name: tensor.nbytes for name, tensor in self._handed.items()}
+        self.record.held.append(meter.now + sum(one.kept_bytes for one in versions))
+
+    def run(self, action: Action) -> None:
+        """One pass: post receives, wait for its input, run it, send its output on."""
+        hooks, record, handler = self.hooks, self.record, HANDLERS[action.kind]
+        given, arrived, waited = None, 0, 0
+        if hooks.announce is not None:
+            hooks.announce(action.name)
+        try:
+            for message in action.posts:
+                self.transport.post(message)
+            if action.takes is not None or hooks.emulated is not None:
+                given, arrived, waited = self._input(action)
+            start = time.monotonic_ns()
+            if action.use is None and not profiler_enabled():
+                output = handler.run(self.state, action, given)
+            else:
+                output = self._labelled(handler, action, given)
+            end = time.monotonic_ns()
+            if hooks.emulated is not None and not handler.ends_with_step:
+                start, end = hooks.emulated.finish(action.name, start)
+            if hooks.watch:
+                self._look(handler, action, output)
+            del given  # its memory goes before the output is copied
+            if output is not None:
+                if action.hands is not None:
+                    self._handed[action.hands.after] = output
+                for message in action.sends:
+                    self.transport.send(message, output)
+            elif action.sends or action.hands is not None:
+                raise BadInput("it made nothing, but other passes take what it makes")
+            if action.done and hooks.done is not None:
+                hooks.done(action.stage)
+        except LostRank as error:
+            raise LostRank(f"rank {self.program.rank}, pass {action.name}: {error}", error.peer) from None
+        except Exception as error:
+            raise RunFailed(f"rank {self.program.rank}, pass {action.name}: {one_line(error)}") from error
+        record.arrived.append(arrived)
+        record.waited.append(waited)
+        record.start.append(start)
+        record.end.append(end)
+
+    def _input(self, action: Action) -> tuple[Tensor | None, int, int]:
+        """What the pass takes, when it was here, and how long this rank waited for it, ns."""
+        takes, emulated = action.takes, self.hooks.emulated
+        given, arrived, asked = None, 0, 0
+        if isinstance(takes, Message):
+            asked = time.monotonic_ns()
+            given, arrived = self.transport.take(takes)
+            if emulated is not None:
+                arrived = emulated.arrived(takes, arrived)
+        elif takes is not None:
+            given = self._handed.pop(action.name)
+        if emulated is not None:
+            asked = asked or time.monotonic_ns()
+            arrived = emulated.ready(action.name, arrived)
+        return given, arrived, max(0, arrived - asked) if asked else 0
+
+    def _labelled(self, handler: Handler, action: Action, given: Tensor | None) -> Tensor | None:
+        """The handler's work, with the pass's name in torch's profiler (which would read a bare 2F0 as a mangled C++
+        name)."""
+        if not profiler_enabled():
+            return self._with_version(handler, action, given)
+        with torch.profiler.record_function(f"zbsolve:{action.name}"):
+            return self._with_version(handler, action, given)
+
+    def _with_version(self, handler: Handler, action: Action, given: Tensor | None) -> Tensor | None:
+        """The handler's work, while the layers show the version of the weights that the pass uses."""
+        use = action.use
+        if use is None or not handler.uses_weights:
+            return handler.run(self.state, action, given)
+        versions = self.state.versions[action.stage]
+        versions.show(use)
+        output = handler.run(self.state, action, given)
+        versions.done(use)
+        return output
+
+    def _look(self, handler: Handler, action: Action, output: Tensor | None) -> None:
+        losses, read = self.record.losses[self._looked :], None
+        self._looked += len(losses)
+        if action.reads:
+            read = self.state.data.inputs[action.microbatch]
+        look_for_nonfinite(handler, self.state.stages[action.stage], output, losses, read)

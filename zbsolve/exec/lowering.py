@@ -1,0 +1,197 @@
+"""Lowering: a schedule → each rank's program of passes, sends and receives, ordered by the schedule's own time.
+
+Messages go along the edges between ranks that carry something. Both ends of a (source, destination) pair see them in one
+order, that of the sender's passes: point-to-point messages carry no tags on NCCL. A receive is posted before the pass that
+runs when its message is sent, by the predicted timeline, and at least one pass ahead of its use. That is early enough to
+arrive while other work runs, and late enough that its buffer does not lie idle.
+
+Nothing deadlocks, whatever time ranks really take. Sends never block, receives of a pair are posted in the order of its
+sends, and a pass waits only for a message whose sender comes earlier in the one order that the verified schedule is.
+
+What a kind of pass needs is for its handler to say (`handlers`). Nothing here knows a kind.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..problem import Problem
+from ..schedule import Schedule
+from ..tables import PER_STEP
+from ..util.errors import BadInput
+from ..verifier import verify
+from .handlers.graph import Graph
+from .handlers.table import HANDLERS, passes_where
+from .program import Action, Message, Program, VersionUse
+from .update_groups import uses_of
+
+CARRIED = {"activation": "input", "gradient": "gradient"}  # what edges carry → what it is to the pass that takes it
+Incoming = Mapping[int, tuple[Message, ...]]
+
+
+def lower(schedule: Schedule) -> tuple[Program, ...]:
+    """One program a rank. Raises BadInput for a schedule that does not hold, or that the executor cannot run."""
+    problem = schedule.problem
+    violations = verify(problem, schedule)
+    if violations:
+        raise BadInput(f"schedule: {violations[0]}")
+    check_runs(problem)
+    lowering = _Lowering(schedule)
+    return tuple(lowering.program(rank) for rank in range(problem.ranks))
+
+
+def rank_order(schedule: Schedule, rank: int) -> tuple[str, ...]:
+    """The passes of one rank in the order of the schedule's predicted timeline, which keeps each stream's order."""
+    problem, timeline = schedule.problem, schedule.timeline()
+    rows = np.flatnonzero(problem.passes.rank == rank)
+    turn = np.arange(len(problem.passes)) if timeline.turn is None else timeline.turn
+    return tuple(problem.names[i] for i in rows[np.lexsort((turn[rows], timeline.start[rows]))])
+
+
+def check_runs(problem: Problem) -> None:
+    """Raise BadInput, naming a pass, where the executor cannot run the problem. That is so where a kind has no handler, a
+    pass is a slice, a microbatch is on several ranks for one stage, an edge between ranks carries nothing, a pass lacks its
+    input, or a handler refuses its passes."""
+    p = problem.passes
+    unknown = [kind for kind in p.kinds if kind not in HANDLERS]
+    if unknown:
+        name, kind = problem.names[problem.rows(*unknown)[0]], p[problem.rows(*unknown)[0]].kind
+        raise BadInput(f"pass {name}: run does not know passes of kind {kind} yet (only {' '.join(HANDLERS)})")
+    if p.slice.any():
+        raise BadInput(f"pass {problem.names[p.slice.argmax()]}: run does not know slices yet")
+    _ = problem.routes  # raises where a microbatch is on several ranks for one stage
+    _check_edges(problem)
+    _check_inputs(problem)
+    graph = Graph(problem)
+    for kind in p.kinds:
+        HANDLERS[kind].check(graph, problem.rows(kind))
+
+
+def _check_edges(problem: Problem) -> None:
+    """An edge between ranks carries something, or brings gradients to a pass that sums them over ranks by itself. Any other
+    edge must stay inside a rank, for only the order there keeps it."""
+    p, e = problem.passes, problem.edges
+    joins = passes_where(problem, "adds_gradients")[e.before] & passes_where(problem, "ends_with_step")[e.after]
+    kept = e.carrying(*CARRIED) | (joins & (p.stage[e.before] == p.stage[e.after]))
+    wrong = np.flatnonzero((p.rank[e.before] != p.rank[e.after]) & ~kept)
+    if len(wrong):
+        a, b = (problem.names[end[wrong[0]]] for end in (e.before, e.after))
+        raise BadInput(f"edge {a} → {b}: it links two ranks, but carries no activation or gradient")
+
+
+def _check_inputs(problem: Problem) -> None:
+    """An edge brings what a pass takes. Only the first stage takes the batch, and the last one the gradient of the loss."""
+    p, e, missing = problem.passes, problem.edges, np.zeros(len(problem.passes), bool)
+    for cargo, stage in (("activation", 0), ("gradient", problem.stages - 1)):
+        needs = passes_where(problem, "takes", cargo) & (p.stage != stage)
+        needs[e.after[e.carrying(cargo)]] = False
+        missing |= needs
+    if missing.any():
+        row = int(missing.argmax())
+        raise BadInput(f"pass {problem.names[row]}: no edge brings its {CARRIED[HANDLERS[p[row].kind].takes]}")
+
+
+class _Lowering:
+    """One schedule on its way to programs. orders: each rank's passes in order. takes: pass → the message with its input;
+    gives: pass → the messages that its output goes to. companions: (stage, microbatch) → the kinds of its passes."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule, self.problem = schedule, schedule.problem
+        self.orders = [rank_order(schedule, rank) for rank in range(self.problem.ranks)]
+        self.takes = _messages(self.problem)
+        self.gives: dict[str, list[Message]] = {}
+        for message in self.takes.values():
+            self.gives.setdefault(message.before, []).append(message)
+        self.companions = _companions(self.problem)
+        self.taking = passes_where(self.problem, "takes", "activation")
+        self.adding, self.weighted = passes_where(self.problem, "adds_gradients"), passes_where(self.problem, "uses_weights")
+
+    def program(self, rank: int) -> Program:
+        """The program of one rank."""
+        problem, order, p = self.problem, self.orders[rank], self.problem.passes
+        incoming = self._incoming(rank)
+        posts, uses = _posts(self.schedule, order, incoming), uses_of(problem, order, self.weighted)
+        rows = [problem.index[name] for name in order]
+        last = {int(p.stage[row]): row for row in rows if self.adding[row]}
+        done = set(last.values())
+        actions = [
+            self._action(row, posts.get(name, ()), row in done, uses.get(name))
+            for row, name in zip(rows, order, strict=True)
+        ]
+        stages = tuple(s for s, ranks in enumerate(problem.stage_ranks) if rank in ranks)
+        inputs, targets = (
+            tuple(sorted(int(p.microbatch[row]) for row in rows if self.taking[row] and p.stage[row] == stage))
+            for stage in (0, problem.stages - 1)
+        )
+        return Program(rank, tuple(actions), incoming, stages, inputs, targets)
+
+    def _incoming(self, rank: int) -> dict[int, tuple[Message, ...]]:
+        """Source rank → its messages to `rank`, in the order of the sender's passes."""
+        found = {}
+        for source, order in enumerate(self.orders):
+            sent = tuple(m for name in order for m in self.gives.get(name, ()) if m.destination == rank)
+            if sent and source != rank:
+                found[source] = sent
+        return found
+
+    def _action(self, row: int, posts: Sequence[Message], done: bool, use: VersionUse | None) -> Action:
+        one = self.problem.passes[row]
+        given, takes = self.gives.get(one.name, ()), self.takes.get(one.name)
+        local = takes is not None and takes.source == one.rank
+        return Action(
+            name=one.name,
+            kind=one.kind,
+            stage=one.stage,
+            microbatch=one.microbatch,
+            companions=self.companions.get((one.stage, one.microbatch), frozenset()),
+            posts=tuple(posts),
+            takes=takes.before if takes is not None and local else takes,
+            reads=takes is None and bool(self.taking[row]),
+            sends=tuple(m for m in given if m.destination != one.rank),
+            hands=next((m for m in given if m.destination == one.rank), None),
+            done=done,
+            use=use,
+        )
+
+
+def _messages(problem: Problem) -> dict[str, Message]:
+    """Pass → the message that it takes, of this rank or another."""
+    names, p, e = problem.names, problem.passes, problem.edges
+    rows = np.flatnonzero(e.carrying(*CARRIED))
+    gradient = e.carrying("gradient")[rows]
+    found: dict[str, Message] = {}
+    for a, b, back in zip(e.before[rows].tolist(), e.after[rows].tolist(), gradient.tolist(), strict=True):
+        boundary = int(p.stage[a]) - back
+        found[names[b]] = Message(names[a], names[b], int(p.rank[a]), int(p.rank[b]), boundary, int(p.microbatch[a]), back)
+    return found
+
+
+def _companions(problem: Problem) -> dict[tuple[int, int], frozenset[str]]:
+    """(stage, microbatch) → the kinds of its passes. Passes that are counted by the step belong to no microbatch."""
+    p, found = problem.passes, dict[tuple[int, int], set[str]]()
+    kinds = p.kind_names
+    rows = np.flatnonzero(~p.are(*PER_STEP))
+    for row, stage, microbatch in zip(rows.tolist(), p.stage[rows].tolist(), p.microbatch[rows].tolist(), strict=True):
+        found.setdefault((stage, microbatch), set()).add(kinds[row])
+    return {spot: frozenset(kinds) for spot, kinds in found.items()}
+
+
+def _posts(schedule: Schedule, order: Sequence[str], incoming: Incoming) -> dict[str, list[Message]]:
+    """Pass of this rank → the receives to post before it; those of one source in the order of its sends."""
+    timeline, index = schedule.timeline(), schedule.problem.index
+    starts = [int(timeline.start[index[name]]) for name in order]
+    place = {name: i for i, name in enumerate(order)}
+    result: dict[str, list[Message]] = {}
+    for sent in incoming.values():
+        at = len(order)
+        points = []
+        for message in reversed(sent):
+            running = bisect_right(starts, int(timeline.end[index[message.before]])) - 1
+            at = max(0, min(at, running, place[message.after] - 1))
+            points.append((at, message))
+        for at, message in reversed(points):
+            result.setdefault(order[at], []).append(message)
+    return result

@@ -1,0 +1,222 @@
+"""All ranks of a schedule on one device, each on a stream (and on a GPU a part of its SMs) of its own, in one process.
+
+One host thread launches the passes of all ranks in the order of the predicted timeline. A stream keeps its rank's order. A
+pass that takes a message waits for the launch that sent it. A message is a copy, as over a link. The streams' events say
+when passes ran. On the CPU streams take turns: the order and the numbers are real, but nothing overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...models.model import Place
+from ...schedule import Schedule
+from ...timeline import Floats, Timeline
+from ...util.errors import BadInput
+from ..assembly import layer_numbers, stages_of
+from ..backward.stage import Loss
+from ..feed import step_seed
+from ..handlers.handler import Data, RankState
+from ..interpreter import Hooks, Interpreter, Record
+from ..layers import Builder, build, layer_counts
+from ..lowering import lower
+from ..memory import LiveBytes, Memory, predicted
+from ..program import Action, Message
+from ..shared import Bucket, buckets
+from .streams import Streams
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One step. columns: start, end and ready of every pass, µs since the step began, and how long launching it took the
+    host, µs; shape (passes,) each, in the problem's table order. memory: each rank's, where it was asked for. records: what
+    the host saw of each rank."""
+
+    timeline: Timeline
+    columns: tuple[Floats, Floats, Floats, Floats] = field(repr=False)
+    loss: float
+    memory: tuple[Memory, ...]
+    records: tuple[Record, ...] = field(repr=False)
+
+
+class DeviceCopies:
+    """Messages between the ranks of one device, a copy each. meters: one a rank, or none; a copy counts where it goes to.
+    waiting: copies that nobody took yet."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+        self.meters: Sequence[LiveBytes] = ()
+        self.waiting: dict[Message, Tensor] = {}
+
+    def post(self, message: Message) -> None:
+        """There is nothing to do ahead."""
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        """Make the copy on the sender's stream, at the end of its pass."""
+        copy = tensor.clone(memory_format=torch.contiguous_format)
+        self.streams.hold(message.destination, copy)
+        if self.meters:
+            self.meters[message.source].ignore([copy])
+            self.meters[message.destination].add(copy)
+        self.waiting[message] = copy
+
+    def take(self, message: Message) -> tuple[Tensor, int]:
+        """The copy, and 0: the streams say when it was there."""
+        return self.waiting.pop(message), 0
+
+
+class OneDevice:
+    """The stages of all ranks, and the one program that a schedule makes of them.
+
+    builder: makes layers by their numbers; every rank gets its own. streams: one a rank, on the device where all runs. loss:
+    of the last stage. tied: groups of (layer, name) that hold one parameter. hooks: one a rank (see `interpreter.Hooks`).
+    Raises BadInput where something does not fit. The gradient of the mean loss is added to `.grad` of the parameters.
+    """
+
+    rank, wires = 0, None  # a job and its check see a pipeline of one rank
+
+    def __init__(
+        self,
+        builder: Builder,
+        schedule: Schedule,
+        streams: Streams,
+        *,
+        loss: Loss,
+        tied: Sequence[Sequence[Place]] = (),
+        seed: int = 0,
+        hooks: Sequence[Hooks] = (),
+    ) -> None:
+        problem = schedule.problem
+        self.schedule, self.streams, self.seed, self.steps, self.device = schedule, streams, seed, 0, streams.device
+        if problem.round:
+            raise BadInput("one device: passes U need a process for each rank")
+        self.counts = layer_counts(problem)
+        self.owners = [(0,)] * sum(self.counts)
+        self.hooks = Hooks()
+        self.microbatches = self.inputs = self.targets = range(problem.microbatches)
+        self.copies = DeviceCopies(streams)
+        self.parts: list[dict[int, nn.Module]] = []
+        self.interpreters: list[Interpreter] = []
+        for program in lower(schedule):
+            mine = self._own(build(builder, layer_numbers(self.counts, program.stages), self.device))
+            stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches)
+            hook = hooks[program.rank] if hooks else None
+            self.parts.append(mine)
+            self.interpreters.append(Interpreter(program, RankState(stages), self.copies, hook))
+        self.layers = {i: layer for mine in reversed(self.parts) for i, layer in mine.items()}
+        stage_of = [s for s, count in enumerate(self.counts) for _ in range(count)]
+        self.shared = _copies([buckets(problem.stage_ranks, stage_of, mine, tied) for mine in self.parts])
+        self.modules = [nn.ModuleList(mine.values()) for mine in self.parts]
+        self.order = _launches(schedule, self.interpreters)
+
+    def _own(self, made: dict[int, nn.Module]) -> dict[int, nn.Module]:
+        """A rank's own layers: a builder may give the same ones to all ranks."""
+        given = {id(layer) for mine in self.parts for layer in mine.values()}
+        return {i: deepcopy(layer) if id(layer) in given else layer for i, layer in made.items()}
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of all ranks, each once."""
+        return nn.ModuleList(self.modules).parameters()
+
+    def step(self, inputs: Mapping[int, Tensor], targets: Mapping[int, Tensor], *, memory: bool = False) -> Ran:
+        """Forward and backward of one batch, given as microbatch → tensor. memory: count bytes (slow). Raises RunFailed."""
+        inputs, targets = ({m: x.to(self.device) for m, x in batch.items()} for batch in (inputs, targets))
+        data = Data(inputs, targets, step_seed(self.seed, self.steps))
+        self.steps += 1
+        meters = [self._meter(rank, data) for rank in range(len(self.interpreters))] if memory else []
+        self.copies.meters = meters
+        records = [interpreter.begin(data) for interpreter in self.interpreters]
+        kept = [[one.grad for one in copies] for copies in self.shared]
+        for copies in self.shared:
+            for one in copies:
+                one.grad = None
+        launches = self._launch(meters)
+        self._add_up(kept)
+        start, end, ready = self._columns(launches)
+        losses = torch.stack([loss for record in records for loss in record.losses]).double()
+        counted = tuple(self._memory(rank, meter) for rank, meter in enumerate(meters))
+        timeline = Timeline(self.schedule.problem, start, end)
+        return Ran(timeline, (start, end, ready, self._host_times()), float(losses.mean()), counted, tuple(records))
+
+    def _launch(self, meters: Sequence[LiveBytes]) -> dict[str, Any]:
+        """Launch all passes, and wait until they have run. Pass → its launch."""
+        launches: dict[str, Any] = {}
+        self.streams.begin()
+        for rank, action in self.order:
+            after = [launches[action.takes.before]] if isinstance(action.takes, Message) else []
+            launches[action.name] = self.streams.launch(rank, partial(self._run, rank, action, meters), after)
+        self.streams.finish()
+        return launches
+
+    def _run(self, rank: int, action: Action, meters: Sequence[LiveBytes]) -> None:
+        interpreter = self.interpreters[rank]
+        if not meters:
+            interpreter.run(action)
+            return
+        with meters[rank]:
+            interpreter.run(action)
+        interpreter.weigh(meters[rank])
+
+    def _host_times(self) -> Floats:
+        """How long the host took for each pass, µs, shape (passes,)."""
+        host = np.zeros(len(self.schedule.problem.passes))
+        for interpreter in self.interpreters:
+            rows = [self.schedule.problem.index[action.name] for action in interpreter.program.actions]
+            host[rows] = (np.array(interpreter.record.end) - np.array(interpreter.record.start)) / 1000
+        return host
+
+    def _meter(self, rank: int, data: Data) -> LiveBytes:
+        module = self.modules[rank]
+        return LiveBytes([*module.parameters(), *module.buffers(), *data.inputs.values(), *data.targets.values()])
+
+    def _memory(self, rank: int, meter: LiveBytes) -> Memory:
+        interpreter = self.interpreters[rank]
+        names = tuple(action.name for action in interpreter.program.actions)
+        curve = predicted(self.schedule.problem, interpreter.program)
+        return Memory(names, tuple(interpreter.record.held), curve, meter.most)
+
+    def _add_up(self, kept: Sequence[Sequence[Tensor | None]]) -> None:
+        """The gradient of a shared parameter becomes the sum over its ranks, on each of them, and what it was before."""
+        for copies, before in zip(self.shared, kept, strict=True):
+            parts = [one.grad for one in copies if one.grad is not None]
+            total = torch.stack(parts).sum(0) if parts else torch.zeros_like(copies[0])
+            for one, old in zip(copies, before, strict=True):
+                one.grad = total.clone() if old is None else old.add_(total)
+
+    def _columns(self, launches: Mapping[str, Any]) -> tuple[Floats, Floats, Floats]:
+        """Start, end and ready of each pass. A pass is ready when all that it waits for has ended."""
+        problem = self.schedule.problem
+        spans = np.array([self.streams.span(launches[name]) for name in problem.names])
+        start, end, ready = spans[:, 0], spans[:, 1], np.zeros(len(spans))
+        np.maximum.at(ready, problem.edges.after, end[problem.edges.before])
+        return start, end, np.minimum(ready, start)
+
+
+def _copies(found: Sequence[Sequence[Bucket]]) -> list[list[nn.Parameter]]:
+    """The copies of each parameter that lives on several ranks, with the first's value."""
+    copies: dict[Any, list[nn.Parameter]] = {}
+    for mine in found:
+        for bucket in mine:
+            for i, parameter in enumerate(bucket.parameters):
+                copies.setdefault((bucket.stages, bucket.ranks, parameter.dtype, i), []).append(parameter)
+    for first, *others in copies.values():
+        for one in others:
+            one.data.copy_(first.data)
+    return [row for row in copies.values() if row[0].requires_grad]
+
+
+def _launches(schedule: Schedule, interpreters: Sequence[Interpreter]) -> list[tuple[int, Action]]:
+    """The passes of all ranks in one order that keeps every rank's and every edge: that of the predicted timeline."""
+    timeline, index = schedule.timeline(), schedule.problem.index
+    turn = timeline.turn if timeline.turn is not None else np.arange(len(index))
+    rows = {name: (int(timeline.start[i]), int(turn[i])) for name, i in index.items()}
+    pairs = [(one.program.rank, action) for one in interpreters for action in one.program.actions]
+    return sorted(pairs, key=lambda pair: rows[pair[1].name])

@@ -1,0 +1,183 @@
+"""Optimizer steps that wait for no other rank: post-validation (arXiv 2401.10241, section 4).
+
+A global gradient norm and the check for NaN and inf need all ranks. A rank that waits for them makes a step as long as the
+makespan. Here a rank steps by what it knows so far, runs into the next step, and there hears the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...util.errors import BadInput
+from ..pipeline import Pipeline
+from ..torch_private import norms_of, scale_all, version_of
+from ..transport.failure import RunFailed
+from .ahead import Ahead, Cut
+from .norm_chain import NormChain
+from .snapshot import OptimizerSnapshot
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What became of one step once all ranks' gradients were known. norm: their global 2-norm, every parameter counted once.
+    clipped, skipped: whether it was. amended: this rank had stepped, and took that back."""
+
+    norm: float
+    clipped: bool
+    skipped: bool
+    amended: bool
+
+
+class PostValidated:
+    """An optimizer of a pipeline's parameters whose step does not wait for the other ranks.
+
+    optimizer: any of torch's whose `step` needs no closure. max_norm: gradients of a larger global norm are scaled to it,
+    as `torch.nn.utils.clip_grad_norm_` does. skip_nonfinite: no step where any gradient is NaN or inf. Every rank of the
+    pipeline makes one, right after the pipeline. Raises BadInput.
+
+    `step` decides by the norm of the ranks that are done before this one in the schedule's time. Where that is too large
+    already, nothing is done yet. Elsewhere the optimizer steps, and keeps a copy of what was before. The next
+    `Pipeline.step` runs its first forwards, up to this rank's first backward, and then waits for the norm of all. Where the
+    step should have been another one, it is undone and made again, and so are the forwards, on every rank. So all steps are
+    bit by bit those of a synchronous clip and step, and without clipping nothing is done twice.
+
+    Until then parameters are provisional: call `finish` before reading them (`state_dict` of pipeline and optimizer do).
+    Gradients are kept till then too; clear them by `zero_grad` here. Ranks that hold the same parameter wait for each other,
+    for its gradient. last: what became of the last validated step. copied_bytes: of the copies of the last step, which are
+    held until it is validated.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, optimizer: Optimizer, *, max_norm: float | None = None, skip_nonfinite: bool = True
+    ) -> None:
+        if max_norm is None and not skip_nonfinite:
+            raise BadInput("PostValidated: neither max_norm nor skip_nonfinite: there is nothing to validate")
+        if max_norm is not None and not max_norm > 0:
+            raise BadInput(f"PostValidated: max_norm {max_norm} must be positive")
+        self.optimizer = optimizer
+        self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
+        self.last: Validated | None = None
+        self.copied_bytes = 0
+        self._pipeline = pipeline
+        self._order = _by_end(pipeline)
+        self._chain: NormChain | None = None
+        self._snapshot: OptimizerSnapshot | None = None
+        self._gradients: list[tuple[Tensor, int]] = []
+        self._stepped = self._again = False
+        self._clear: bool | None = None
+        pipeline.run_ahead(Ahead(Cut.of(pipeline.programs, pipeline.rank), self, pipeline.module))
+
+    def step(self) -> None:
+        """The optimizer's step, which is provisional. It waits for no rank (but see above). Raises RunFailed."""
+        if self._snapshot is not None:
+            self.finish()
+        self._pipeline.wait_gradients()
+        self.begin()
+        assert self._chain is not None
+        known = self._chain.give(self._norm2())
+        self._gradients = [(g, version_of(g)) for g in self._present()]
+        self._snapshot, self.copied_bytes = OptimizerSnapshot(self.optimizer), 0
+        self._stepped = self._stands(known)
+        if self._stepped:
+            self.copied_bytes = self._snapshot.keep()
+            self._snapshot.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients as soon as the step is validated."""
+        if self._snapshot is None:
+            self._zero(set_to_none)
+        else:
+            self._clear = set_to_none
+
+    def finish(self) -> None:
+        """Wait for all ranks' gradients, and make the last step right. To be called at the end of training, and before
+        parameters are read or evaluated. Every rank has to come to its own `step` for it. Raises RunFailed."""
+        if self._snapshot is not None:
+            self._validate(self._snapshot)
+            with self._pipeline.peers.telling("the optimizer's step"):
+                self._pipeline.mailbox.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, validated. Raises RunFailed."""
+        self.finish()
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the optimizer's state. Raises RunFailed."""
+        self.finish()
+        self.optimizer.load_state_dict(state)
+
+    def begin(self) -> bool:
+        """A step of the pipeline begins. Is a step of the optimizer to be validated in it, or was the last one wrong?"""
+        if self._snapshot is None and self._chain is None:
+            self._chain = NormChain(self._pipeline.wires, self._order)
+        return self._snapshot is not None or self._again
+
+    def stands(self) -> bool:
+        """The validation, inside the next step: did the first forwards run with the right parameters, on every rank?"""
+        if self._snapshot is not None:
+            self._validate(self._snapshot)
+            self.begin()
+        again, self._again = self._again, False
+        return not again
+
+    def _validate(self, snapshot: OptimizerSnapshot) -> None:
+        assert self._chain is not None
+        now, peers = self._present(), self._pipeline.peers
+        with peers.telling("the optimizer's step"):
+            whole = self._chain.wait(peers.timeout.total_seconds())
+            if [(id(g), version_of(g)) for g in now] != [(id(g), version) for g, version in self._gradients]:
+                raise RunFailed("gradients were changed before they were validated: clear them by PostValidated.zero_grad")
+        stands, skip = self._stands(whole), self.skip_nonfinite and not math.isfinite(whole)
+        if not stands:
+            if not skip:
+                scale_all(now, self._scale(whole))
+            snapshot.amend(again=not skip)
+            self._again = True
+        clipped = not stands and not skip
+        self.last = Validated(math.sqrt(whole), clipped, skip, self._stepped and not stands)
+        self._snapshot, self._chain, self._gradients = None, None, []
+        if self._clear is not None:
+            self._zero(self._clear)
+            self._clear = None
+
+    def _stands(self, norm2: float) -> bool:
+        """Is a plain step right where the squared norm is this? If not for a part of the ranks, then not for all."""
+        if self.skip_nonfinite and not math.isfinite(norm2):
+            return False
+        return self.max_norm is None or self._scale(norm2) == 1
+
+    def _scale(self, norm2: float) -> float:
+        """What gradients of this squared norm are multiplied by."""
+        assert self.max_norm is not None
+        scale = self.max_norm / (math.sqrt(norm2) + 1e-6)
+        return 1.0 if scale > 1 else scale  # not min(): NaN stays
+
+    def _norm2(self) -> float:
+        """The squared norm of this rank's gradients. A gradient that several ranks hold counts at the first of them."""
+        skipped = {id(p) for p in self._pipeline.shared.elsewhere()}
+        mine = [p.grad for p in self._pipeline.parameters() if p.grad is not None and id(p) not in skipped]
+        norms = norms_of(mine, torch.float64) if mine else ()
+        return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+    def _present(self) -> list[Tensor]:
+        return [p.grad for p in self._pipeline.parameters() if p.grad is not None]
+
+    def _zero(self, set_to_none: bool) -> None:
+        for parameter in self._pipeline.parameters():
+            if parameter.grad is not None and set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+
+def _by_end(pipeline: Pipeline) -> list[int]:
+    """Ranks in the order in which they end a step, as predicted."""
+    timeline, homes = pipeline.schedule.timeline(), pipeline.schedule.problem.passes.rank
+    return sorted(range(pipeline.wires.size), key=lambda rank: (int(timeline.end[homes == rank].max(initial=0)), rank))

@@ -1,0 +1,73 @@
+"""What each rank does in a step, as data: `lower` makes programs, the interpreter runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """What pass `before` on rank `source` makes and pass `after` on rank `destination` takes: an activation after stage
+    `boundary`, or (`gradient`) the gradient of one, of the same shape. Both ends of one lowering hold the same object."""
+
+    before: str
+    after: str
+    source: int
+    destination: int
+    boundary: int
+    microbatch: int
+    gradient: bool
+
+    @property
+    def channel(self) -> tuple[int, int, int]:
+        """The boundary, and the ranks before and behind it. Messages of one channel have one shape for one shape of
+        input."""
+        ends = (self.destination, self.source) if self.gradient else (self.source, self.destination)
+        return self.boundary, *ends
+
+
+@dataclass(frozen=True, slots=True)
+class VersionUse:
+    """What a pass has to do with versions of its stage's weights. version: the one that it uses, or that an update makes;
+    group: the update that its gradients go to (an update: itself); over: no pass after this one uses the version."""
+
+    version: int
+    group: int
+    over: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Action:
+    """One pass of a rank's program.
+
+    companions: the kinds of all passes that its microbatch has on its stage. posts: receives to post before it. takes: the
+    message with its input, or the name of the pass on this rank that hands it over, or None where it needs neither. reads:
+    its input is the batch. sends, hands: where its output goes: to other ranks, and to a pass of this rank (None: to none).
+    done: it is the last pass here that adds to its stage's gradients. use: of versions of weights, where there are updates.
+    """
+
+    name: str
+    kind: str
+    stage: int
+    microbatch: int
+    companions: frozenset[str]
+    posts: tuple[Message, ...]
+    takes: Message | str | None
+    reads: bool
+    sends: tuple[Message, ...]
+    hands: Message | None
+    done: bool
+    use: VersionUse | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one rank does in a step. actions: its passes in order. incoming: source rank → its messages in the order in which
+    they are sent. stages: those held here. inputs, targets: the microbatches whose first or last stage runs here."""
+
+    rank: int
+    actions: tuple[Action, ...]
+    incoming: dict[int, tuple[Message, ...]]
+    stages: tuple[int, ...]
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...]

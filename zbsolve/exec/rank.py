@@ -1,0 +1,126 @@
+"""One rank of a pipeline that is connected to the others: it runs steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ..schedule import Schedule
+from ..timeline import Timeline
+from .emulate import sleep_until
+from .feed import ShapeNumbers
+from .handlers.handler import Data
+from .handlers.table import HANDLERS
+from .interpreter import Interpreter, Record
+from .memory import LiveBytes, Memory, predicted
+from .optimizer.ahead import Ahead
+from .program import Message
+from .replicas import Replicas
+from .reports import Reports, StepReport
+from .shared import Shared
+from .transport.mailbox import Mailbox
+from .transport.peers import Peers
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One training step. memory: this rank's, where it was asked for. seen: what all ranks saw of the step."""
+
+    seen: StepReport = field(repr=False)
+    memory: Memory | None
+
+    @property
+    def loss(self) -> float:
+        """The mean of the microbatches' losses, on every rank. Waits until all ranks have ended the step."""
+        return self.seen.loss
+
+    @property
+    def timeline(self) -> Timeline:
+        """When each pass of every rank ran, µs since the first rank began. Waits until all ranks have ended the step."""
+        return self.seen.timeline
+
+
+@dataclass(eq=False)
+class RankRunner:
+    """Runs the steps of one rank. replicas: the other pipelines, where there are some. ahead: begins steps before the
+    optimizer's last one is validated, where somebody asks for that. last: what all ranks saw of the last step."""
+
+    schedule: Schedule
+    module: nn.Module
+    peers: Peers
+    mailbox: Mailbox
+    shared: Shared
+    interpreter: Interpreter
+    reports: Reports
+    shapes: ShapeNumbers
+    replicas: Replicas | None = None
+    ahead: Ahead | None = None
+    last: StepReport | None = None
+
+    def run(self, data: Data, device: torch.device, memory: bool) -> StepResult:
+        """One step. memory: count bytes. Raises RunFailed naming rank, pass and cause."""
+        with self.peers.telling(f"pass {self.interpreter.program.actions[0].name}"):
+            self.mailbox.begin(self.shapes.agree(self.mailbox, data.inputs, device))
+        with self.peers.telling("end of the step"):
+            record, counted = self._metered(data) if memory else (self._passes(data), None)
+            self._end(record)
+            loss = torch.stack(record.losses).double().sum() if record.losses else None
+            self.last = self.reports.start(record, loss)
+            return StepResult(self.last, counted)
+
+    def wait_gradients(self) -> None:
+        """Wait until `.grad` is the mean over all replicas of the pipeline. Raises RunFailed."""
+        if self.replicas is not None:
+            with self.peers.telling("mean of gradients"):
+                self.replicas.wait(self.peers.timeout)
+
+    def _end(self, record: Record) -> None:
+        """The passes have run: wait for what they began, and put everything in order for the next step."""
+        if self.ahead is None:  # else nothing may wait here: the next step begins, and what is on its way arrives in it
+            self.mailbox.flush()
+            self._hear_last()
+        self._end_sums(record, self.shared.finish())
+        if self.replicas is not None:
+            self.replicas.rest()
+        for versions in self.interpreter.state.versions.values():
+            versions.end()
+
+    def _passes(self, data: Data, meter: LiveBytes | None = None) -> Record:
+        record, done = self.interpreter.begin(data), 0
+        if self.ahead is not None:
+            done = self.ahead.run(self.interpreter, self.mailbox, meter)
+            self._hear_last()
+        self.shared.begin()  # not before: the last step's gradients may have been needed once more
+        self.interpreter.run_all(self.interpreter.program.actions[done:], meter)
+        return record
+
+    def _hear_last(self) -> None:
+        """Wait until all ranks have ended the step before, so that only one step's reports are on their way."""
+        if self.last is not None:
+            self.last.wait()
+
+    def _end_sums(self, record: Record, ended: Mapping[int, int]) -> None:
+        """A pass that joins others ends when its sum is there, and on an emulated device after its time. ended: stage → when
+        its sum was there, monotonic ns."""
+        emulated = self.interpreter.hooks.emulated
+        for i, action in enumerate(self.interpreter.program.actions):
+            if HANDLERS[action.kind].ends_with_step:
+                record.end[i] = ended.get(action.stage, record.end[i])
+                if emulated is not None:
+                    record.end[i] = max(record.end[i], sleep_until(emulated.run_on_side_stream(action.name)[1]))
+
+    def _metered(self, data: Data) -> tuple[Record, Memory]:
+        meter, program = LiveBytes([*self.module.parameters(), *self.module.buffers()]), self.interpreter.program
+        meter.ignore([*data.inputs.values(), *data.targets.values()])
+        with meter:
+            record = self._passes(data, meter)
+        names = tuple(action.name for action in program.actions)
+        curve = predicted(self.schedule.problem, program, self._size)
+        return record, Memory(names, tuple(record.held), curve, meter.most)
+
+    def _size(self, message: Message) -> int:
+        local = message.source == message.destination
+        return self.interpreter.handed_bytes[message.after] if local else self.mailbox.size(message)

@@ -1,0 +1,287 @@
+"""One whole job: a model by name, some training steps, a trace of what was seen.
+
+Every rank of the process group calls `run_rank`; rank 0 returns the trace. In `run_on_one_device` all ranks are in this
+process.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ...models.by_name import load
+from ...models.model import Model
+from ...schedule import Schedule
+from ...trace import Trace
+from ...util.errors import BadInput
+from ...util.machine import cores
+from .. import check
+from ..emulate import Times
+from ..feed import step_seed
+from ..handlers.handler import Data
+from ..interpreter import Hooks
+from ..layers import layer_counts
+from ..not_finite import first_not_finite
+from ..one_device.green_contexts import GreenContexts
+from ..one_device.pipeline import OneDevice
+from ..one_device.streams import Streams, Turns
+from ..optimizer.by_name import OPTIMIZERS
+from ..pipeline import Pipeline
+from ..reports import trace_of
+from .host import keep_freed_memory
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run. Raises BadInput.
+
+    steps: training steps that are timed. warmup: training steps before them. One more comes first of all, which watches
+    memory and is checked. seed: of parameters and batches. optimizer, lr: torch's, and its learning rate. check: compare the
+    first step with the unsplit model. timeout: seconds that a pass, or waiting for one, may take. start_timeout: seconds for
+    the ranks to start, join and build, and for the check. emulate: "schedule" or a profile's file, whose times passes take;
+    None: this machine's own. watch: name the pass that makes the first NaN or inf. replicas: pipelines side by side, each on
+    as many ranks as the schedule has.
+    """
+
+    steps: int = 5
+    warmup: int = 2
+    seed: int = 0
+    optimizer: str = "sgd"
+    lr: float = 0.01
+    check: bool = False
+    timeout: float = 300.0
+    emulate: str | None = None
+    start_timeout: float = 300.0
+    watch: bool = False
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.warmup < 0:
+            raise BadInput(f"run: steps {self.steps}, warm-up {self.warmup}: at least 1 and 0 are needed")
+        if self.replicas < 1:
+            raise BadInput(f"run: replicas {self.replicas}: at least 1 is needed")
+        if self.optimizer not in OPTIMIZERS:
+            raise BadInput(f"optimizer '{self.optimizer}': one of {', '.join(OPTIMIZERS)}")
+        if not (self.timeout > 0 and self.start_timeout > 0 and self.lr >= 0):
+            raise BadInput(f"run: timeouts {self.timeout}, {self.start_timeout} and lr {self.lr} must be positive")
+
+    def make_optimizer(self, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of these parameters."""
+        return OPTIMIZERS[self.optimizer](parameters, lr=self.lr)
+
+
+def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable[[str], None]) -> Trace | None:
+    """The whole job of one rank; the default process group is up. Rank 0 returns the trace, of the first pipeline but
+    with the losses' mean over all; the others None.
+
+    Raises BadInput for a schedule that does not fit the model, RunFailed naming rank, pass and cause.
+    """
+    announce("building")
+    keep_freed_memory()
+    model = load(spec, options.seed)
+    layer_counts(schedule.problem, len(model.layers))
+    times = None if options.emulate is None else Times.of(schedule, options.emulate)
+    group, replicas = _groups(schedule.problem.ranks, options)
+    pipeline = Pipeline(
+        model.build,
+        schedule,
+        loss=model.loss,
+        group=group,
+        replicas=replicas,
+        tied=model.tied,
+        seed=options.seed,
+        timeout=options.timeout,
+        hooks=Hooks(announce=announce),
+        emulate=times,
+        watch=options.watch,
+        update=options.make_optimizer if schedule.problem.round else None,
+    )
+    trained = train(pipeline, model, options)
+    announce("collecting")
+    trained.results[-1].seen.wait()
+    facts = _facts(pipeline, spec, options, trained)
+    if times is not None and pipeline.hooks.emulated is not None:
+        facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}
+    timed = trained.results[options.warmup :]
+    trace = pipeline.trace(timed, trained.watched.memory, facts)
+    losses = _mean([result.loss for result in timed], replicas)
+    return None if trace is None or pipeline.place else replace(trace, losses=tuple(losses))
+
+
+def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: str) -> Trace:
+    """All ranks in this process, on streams of one device: "cuda" (disjoint parts of the GPU's SMs) or "cpu" (turns).
+
+    The timeouts do not apply: nothing here waits for another process. Raises BadInput, RunFailed.
+    """
+    if options.emulate is not None:
+        raise BadInput("one device: emulated times need a process for each rank")
+    if options.replicas > 1:
+        raise BadInput("one device: replicas need processes of their own")
+    if device not in ("cuda", "cpu"):
+        raise BadInput(f"one device: '{device}' is neither cuda nor cpu")
+    torch.set_num_threads(1)  # as every rank has
+    model, ranks = load(spec, options.seed), schedule.problem.ranks
+    layer_counts(schedule.problem, len(model.layers))
+    streams: Streams = Turns(ranks) if device == "cpu" else GreenContexts(ranks)
+    hooks = [Hooks(watch=options.watch) for _ in range(ranks)]
+    one = OneDevice(model.build, schedule, streams, loss=model.loss, tied=model.tied, seed=options.seed, hooks=hooks)
+    trained = train(one, model, options)
+    facts = _facts(one, spec, options, trained) | {**streams.facts, "backend": "one device", "ranks": ranks}
+    facts["host_us"] = float(np.median(trained.results[-1].columns[3]))
+    trace = trace_of(schedule, trained.results[options.warmup :], trained.watched.memory, facts)
+    return trace if device == "cuda" else replace(trace, host=())  # here the host did all the work itself
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training left. watched: the first step, which counted memory. verdict: of its check, on rank 0. results: of the
+    steps after it, those of the warm-up first."""
+
+    watched: Any
+    verdict: dict[str, Any] | None
+    results: list[Any]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Step → its loss, from the first step on."""
+        return dict(enumerate(result.loss for result in (self.watched, *self.results)))
+
+
+def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Trained:
+    """All training steps of a pipeline, this rank's or all. Raises BadInput, RunFailed."""
+    trainer = Trainer(pipeline, model, options)
+    watched = trainer.step(0, memory=True)
+    trainer.announce("checking")
+    verdict = _checked(pipeline, model, options, watched.loss) if options.check else None
+    trainer.update()
+    results = []
+    for number in range(1, options.warmup + options.steps + 1):
+        emulated = pipeline.hooks.emulated
+        if number == options.warmup + 1 and emulated is not None and isinstance(pipeline, Pipeline):
+            emulated.forget(action.name for action in pipeline.program.actions)
+        results.append(trainer.step(number))
+        trainer.update()
+    return Trained(watched, verdict, results)
+
+
+class Trainer:
+    """Training steps of a pipeline, this rank's or all: forward and backward, then the optimizer."""
+
+    def __init__(self, pipeline: Pipeline | OneDevice, model: Model, options: Options) -> None:
+        self.pipeline, self.model = pipeline, model
+        parameters = [p for p in pipeline.parameters() if p.requires_grad]
+        self.optimizer = options.make_optimizer(parameters) if parameters else None
+
+    def announce(self, name: str) -> None:
+        """This rank now does `name`."""
+        if self.pipeline.hooks.announce is not None:
+            self.pipeline.hooks.announce(name)
+
+    def step(self, number: int, *, memory: bool = False) -> Any:
+        """Forward and backward of step `number`; all ranks begin together. Gradients stay in `.grad`."""
+        pipeline = self.pipeline
+        first = pipeline.place * len(pipeline.microbatches) if isinstance(pipeline, Pipeline) else 0
+        needed = sorted({*pipeline.inputs, *pipeline.targets})
+        batches = {m: self.model.batch(first + m, number) for m in needed}
+        self.announce("starting a step")
+        if isinstance(pipeline, Pipeline):
+            pipeline.peers.wait(pipeline.wires.control.barrier(), "start of a step")
+        inputs, targets = ({m: pair[i] for m, pair in batches.items()} for i in range(2))
+        return pipeline.step(inputs, targets, memory=memory)
+
+    def update(self) -> None:
+        """The optimizer's step. Gradients are cleared and stay, so that every W adds to one that is there, at one cost."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=False)
+
+
+def _groups(ranks: int, options: Options) -> tuple[Any, Any]:
+    """The process groups of this rank's pipeline, and of the ranks with its stages in all pipelines. None: all ranks, no
+    other pipeline."""
+    if options.replicas == 1:
+        return None, None
+    limit = timedelta(seconds=options.start_timeout)
+    grid = [[place * ranks + rank for rank in range(ranks)] for place in range(options.replicas)]
+    rows, columns = (
+        [dist.new_group(list(one), timeout=limit) for one in lines] for lines in (grid, zip(*grid, strict=True))
+    )
+    place, rank = divmod(dist.get_rank(), ranks)
+    return rows[place], columns[rank]
+
+
+def _mean(values: Sequence[float], replicas: Any) -> list[float]:
+    """The mean of each over all pipelines."""
+    if replicas is None:
+        return list(values)
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total, group=replicas)
+    return (total / dist.get_world_size(replicas)).tolist()
+
+
+def _checked(pipeline: Pipeline | OneDevice, model: Model, options: Options, loss: float) -> dict[str, Any] | None:
+    """Compare the first step with the unsplit model, before anything was updated; where the step itself updates, its weights
+    with those of its rule in one process. The verdict, on rank 0 of the first pipeline."""
+    whole, losses, replicas = None, (0.0, 0.0), 1
+    updating = pipeline.schedule.problem.round > 0
+    if isinstance(pipeline, Pipeline) and pipeline.replicas is not None:
+        pipeline.wait_gradients()
+        (loss,), replicas = _mean([loss], pipeline.replicas.group), pipeline.replicas.size
+        if pipeline.place:
+            return None  # the first pipeline's gradients are everybody's
+    if pipeline.rank == 0:
+        whole, right = _reference(pipeline, model.name, options, replicas)
+        losses = loss, right
+    what = check.weight if updating else check.gradient
+    return check.compare(pipeline.wires, pipeline.owners, pipeline.layers, whole, losses, what)
+
+
+def _reference(
+    pipeline: Pipeline | OneDevice, spec: str, options: Options, replicas: int
+) -> tuple[list[torch.nn.Module], float]:
+    """The layers of the unsplit model after its first step on the batches of all pipelines, and the loss of that step. The
+    model is built anew, so its parameters are the starting ones. Raises BadInput."""
+    other, problem = load(spec, options.seed), pipeline.schedule.problem
+    whole = [layer.to(pipeline.device) for layer in other.build()]
+    trained = {id(p) for p in pipeline.parameters()}
+    if any(id(p) in trained for layer in whole for p in layer.parameters()):
+        raise BadInput(f"model '{spec}': its function must make new layers on every call, for the check")
+    batches = {m: other.batch(m, 0) for m in range(replicas * problem.microbatches)}
+    inputs, targets = ({m: pair[i].to(pipeline.device) for m, pair in batches.items()} for i in range(2))
+    data = Data(inputs, targets, step_seed(options.seed, 0))
+    if not problem.round:
+        return whole, check.reference(whole, data, other.loss)
+    cuts = [sum(pipeline.counts[:s]) for s in range(len(pipeline.counts) + 1)]
+    stages = [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return whole, check.updated(problem, stages, data, other.loss, options.make_optimizer)
+
+
+def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, trained: Trained) -> dict[str, Any]:
+    """What a trace says of its run."""
+    facts: dict[str, Any] = {
+        "model": spec,
+        "backend": "" if pipeline.wires is None else dist.get_backend(),
+        "ranks": 1 if pipeline.wires is None else pipeline.wires.size,
+        "layers": list(pipeline.counts),
+        "microbatches": len(pipeline.microbatches),
+        "threads": torch.get_num_threads(),
+        "cores": cores(),
+        "host": platform.node(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "peaks_are": "live bytes after each pass of one further step, without parameters and gradients",
+        **{f.name: getattr(options, f.name) for f in fields(options) if f.name != "check"},
+    }
+    if trained.verdict is not None:
+        wrong = first_not_finite(trained.losses)
+        facts["check"] = trained.verdict | ({"passed": False, "where": wrong} if wrong else {})
+    return facts

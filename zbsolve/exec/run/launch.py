@@ -1,0 +1,156 @@
+"""Starting ranks on this machine, a process each, and ending them, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...schedule import Schedule
+from ...trace import Trace
+from ...util.errors import BadInput, ZbsolveError
+from ...util.files import write_text
+from ..transport.failure import RunFailed
+from .torchrun import LATE_SECONDS, allowed, fit
+
+if TYPE_CHECKING:
+    from .job import Options
+
+NOTE_BYTES = 64  # a rank, in the file of what each rank does now
+KILL_SECONDS = 10.0  # that a killed rank may take to go
+MAX_PROCESSES = 1000
+REPORT_SECONDS = 1.5  # between a rank's end and the end of the others, for their reports
+
+
+def run_local(schedule: Schedule, spec: str, **chosen: Any) -> Trace:
+    """Run `schedule` with the model called `spec` on one process a rank, one thread each, and return what was measured.
+
+    chosen: fields of `job.Options`. Raises BadInput, and RunFailed in one line naming rank, pass and cause. In any case,
+    also where it is interrupted, no process and no file stays behind.
+    """
+    from .job import Options
+
+    options = Options(**chosen)
+    if (processes := schedule.problem.ranks * options.replicas) > MAX_PROCESSES:
+        raise BadInput(
+            f"--local: {schedule.problem.ranks} ranks, {options.replicas} times, are {processes} processes here, "
+            f"more than {MAX_PROCESSES}: use torchrun on several machines"
+        )
+    fit(schedule, spec, options)
+    with tempfile.TemporaryDirectory(prefix="zbsolve-run-") as name:
+        folder = Path(name)
+        schedule.save(folder / "schedule.json")
+        ranks = schedule.problem.ranks * options.replicas
+        write_text(folder / "job.json", json.dumps({"spec": spec, "ranks": ranks, "options": asdict(options)}))
+        (folder / "now").write_bytes(bytes(NOTE_BYTES * ranks))
+        children: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(ranks):
+                children.append(_start(folder, rank))
+            _wait_for_all(children, folder, options)
+        finally:
+            _end(children)
+        return Trace.load(folder / "trace.json")
+
+
+def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
+    """Start one rank. Its standard input is a pipe that ends with this process, so a rank never outlives its parent."""
+    with open(folder / f"stderr.{rank}", "wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "zbsolve.exec.run.worker", str(folder), str(rank)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=child_environment(),
+            start_new_session=True,
+        )
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of processes that this one starts: they have one thread, and can import what this one can."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
+
+
+def _wait_for_all(children: list[subprocess.Popen[bytes]], folder: Path, options: Options) -> None:
+    """Wait until every rank has ended well. Raises the error of the first that did not.
+
+    Time is counted since any rank went on for the last time: how long starting takes says nothing about a rank that hangs.
+    """
+    before, since = _doing(folder, len(children)), time.monotonic()
+    while True:
+        codes = [child.poll() for child in children]
+        if all(code == 0 for code in codes):
+            return
+        if any(code not in (None, 0) for code in codes):
+            raise _cause(children, folder, options)
+        doing = _doing(folder, len(children))
+        if doing != before:
+            before, since = doing, time.monotonic()
+        running = [rank for rank, code in enumerate(codes) if code is None]
+        limit = max(allowed(doing[rank], options) for rank in running)
+        if time.monotonic() - since > limit + LATE_SECONDS:
+            where = ", ".join(f"rank {rank} at {doing[rank] or 'start'}" for rank in running)
+            raise RunFailed(f"nothing went on for {limit:g} s: {where}")
+        time.sleep(0.01)
+
+
+def _cause(children: list[subprocess.Popen[bytes]], folder: Path, options: Options) -> ZbsolveError:
+    """Which rank failed first, and why. A rank that died without a word comes before ranks that said what they saw, and a
+    lost connection is only a consequence."""
+    until = time.monotonic() + REPORT_SECONDS
+    while time.monotonic() < until and any(child.poll() is None for child in children):
+        time.sleep(0.01)
+    doing = _doing(folder, len(children))
+    said: list[tuple[bool, float, str, ZbsolveError]] = []
+    for rank, child in enumerate(children):
+        code = child.poll()
+        path = folder / f"failure.{rank}"
+        if path.exists():
+            body = json.loads(path.read_text(encoding="utf-8"))
+            peer, text = body["peer"], body["text"]
+            if body["kind"] == "LostRank" and peer is not None and children[peer].poll() is None:
+                name, text = doing[peer], text.removeprefix(f"rank {peer} is lost: ")
+                text = f"rank {peer}, pass {name}: hangs, not done after {allowed(name, options):g} s ({text})"
+            kind = BadInput if body["kind"] == "BadInput" else RunFailed
+            said.append((body["kind"] == "LostRank", body["time"], text, kind(text)))
+        elif code not in (None, 0):
+            return RunFailed(f"rank {rank}, pass {doing[rank] or 'start'}: {_end_of(code or 0, folder, rank)}")
+    return min(said, key=lambda one: one[:3])[3] if said else RunFailed("a rank ended without a word")
+
+
+def _end_of(code: int, folder: Path, rank: int) -> str:
+    if code < 0:
+        return f"the process died of {signal.Signals(-code).name}"
+    lines = (folder / f"stderr.{rank}").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"the process ended with code {code}" + (f": {lines[-1][:300]}" if lines else "")
+
+
+def _doing(folder: Path, ranks: int) -> list[str]:
+    """What each rank announced last."""
+    notes = (folder / "now").read_bytes()
+    return [notes[r * NOTE_BYTES : (r + 1) * NOTE_BYTES].rstrip(b"\0").decode(errors="replace") for r in range(ranks)]
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    """End the processes that still run, and collect all."""
+    for child in children:
+        if child.poll() is None:
+            child.kill()
+    for child in children:
+        with suppress(subprocess.TimeoutExpired):  # killed, but the kernel holds it
+            child.wait(KILL_SECONDS)
+        if child.stdin is not None:
+            child.stdin.close()

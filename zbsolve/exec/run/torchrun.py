@@ -1,0 +1,142 @@
+"""One rank of a run: it joins the process group, runs its job, and ends in time whatever happens. torchrun started it, or
+`launch.run_local` did."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ...schedule import Schedule
+from ...trace import Trace
+from ...util.errors import BadInput
+from ..transport.failure import LostRank, one_line
+
+if TYPE_CHECKING:
+    from .job import Options
+
+Announce = Callable[[str], None]
+# What may take as long as starting; all else that a rank announces has the timeout of a pass.
+SLOW_TASKS = ("", "start", "joining", "building", "checking", "collecting", "leaving")
+LATE_SECONDS = 3.0  # that a rank gets beyond its timeout, to say what it waited for
+
+
+def torchrun_environment() -> tuple[int, int] | None:
+    """(rank, number of ranks) where torchrun started this process."""
+    rank, ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(ranks)) if rank.isdigit() and ranks.isdigit() else None
+
+
+def run_torchrun(path: str, spec: str, options: Options) -> tuple[Schedule, Trace] | None:
+    """Run the schedule in file `path` as one of torchrun's ranks. Rank 0 returns schedule and trace, the others None.
+
+    Raises BadInput, on all ranks where one cannot begin, and RunFailed in one line naming rank, pass and cause.
+    """
+    place = torchrun_environment()
+    if place is None:
+        raise BadInput("run: not started by torchrun")
+    rank, ranks = place
+    schedules: list[Schedule] = []
+
+    def prepare() -> Schedule:
+        schedules.append(Schedule.load(path))
+        wanted = schedules[0].problem.ranks * options.replicas
+        if ranks != wanted:
+            each = f", {options.replicas} times" if options.replicas > 1 else ""
+            one = schedules[0].problem.ranks
+            started = f"torchrun started {ranks} (--nproc-per-node {wanted} on one machine)"
+            text = f"run: the schedule is for {one} ranks{each}, but {started}"
+            raise BadInput(text)
+        fit(schedules[0], spec, options)
+        return schedules[0]
+
+    trace = run_group(rank, ranks, "env://", prepare, spec, options, lambda name: None)
+    return None if trace is None else (schedules[0], trace)
+
+
+def fit(schedule: Schedule, spec: str, options: Options) -> None:
+    """Raise BadInput where schedule, model and options do not fit each other, before anything runs."""
+    from ...models.by_name import load
+    from ..emulate import Times
+    from ..layers import layer_counts
+    from ..lowering import lower
+
+    model = load(spec, options.seed)
+    lower(schedule)
+    layer_counts(schedule.problem, len(model.layers))
+    if options.emulate is not None:
+        Times.of(schedule, options.emulate)
+
+
+def run_group(
+    rank: int, ranks: int, rendezvous: str, prepare: Callable[[], Schedule], spec: str, options: Options, announce: Announce
+) -> Trace | None:
+    """Join the process group, run this rank, leave. rendezvous: where ranks meet, as torch's `init_method`. prepare: what
+    each rank does before; all ranks hear where it fails. announce: called with what the rank does.
+
+    Raises BadInput, RunFailed. A rank that does not get on in time, and cannot say so, ends itself.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from ..transport.peers import Peers, agreed
+    from ..transport.wires import Wires
+    from .job import run_rank
+
+    torch.set_num_threads(1)
+    clock = Watchdog(rank, options, announce)
+    clock.announce("joining")
+    limit = timedelta(seconds=options.start_timeout)
+    try:
+        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=ranks, timeout=limit)
+    except Exception as error:
+        raise LostRank(f"rank {rank}: cannot join the process group: {one_line(error)}") from None
+    wires = Wires.of()
+    with Peers(wires, options.start_timeout).telling(lambda: clock.name):
+        with agreed(wires, "job", json.dumps([spec, asdict(options)])):
+            schedule = prepare()
+        trace = run_rank(schedule, spec, options, clock.announce)
+        clock.announce("leaving")
+        wires.wait(wires.control.barrier())
+    dist.destroy_process_group()
+    clock.stop()
+    return trace
+
+
+class Watchdog:
+    """Ends this process, with a line on standard error, when it announces nothing for longer than what it does may take. A
+    rank that hangs can say nothing itself, and torchrun knows of no pass. name: what was announced last."""
+
+    def __init__(self, rank: int, options: Options, announce: Announce) -> None:
+        self.name = ""
+        self._rank, self._options, self._announce = rank, options, announce
+        self._since = time.monotonic()
+        self._ended = threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def announce(self, name: str) -> None:
+        """This rank now does `name`: a pass, or one of SLOW_TASKS."""
+        self.name, self._since = name, time.monotonic()
+        self._announce(name)
+
+    def stop(self) -> None:
+        """The rank is done."""
+        self._ended.set()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.2):
+            name, since = self.name, self._since
+            limit = allowed(name, self._options)
+            if time.monotonic() - since > limit + LATE_SECONDS and name == self.name:
+                os.write(2, f"zbsolve run: rank {self._rank}, pass {name}: not done after {limit:g} s\n".encode())
+                os._exit(1)
+
+
+def allowed(name: str, options: Options) -> float:
+    """Seconds that what a rank announced may take."""
+    return options.start_timeout if name in SLOW_TASKS else options.timeout

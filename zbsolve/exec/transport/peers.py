@@ -1,0 +1,161 @@
+"""How ranks tell each other why they stop, so that every one of them ends soon and says the same.
+
+gloo knows that a connection broke, or that nothing came; neither says which rank began it. So a rank that stops leaves a
+note in the process group's store and breaks its connections off. That wakes the ranks that wait for it, and they read the
+notes before they say what happened. A rank without a note died or hangs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ...schedule import Schedule
+from ...util.errors import BadInput, ZbsolveError
+from .failure import LostRank, RunFailed, one_line
+from .wires import BROKE, Wires, broken
+
+NOTES_SECONDS = 1.0  # for the others' notes to come
+SAID_BYTES = 2048  # a rank, for what all hear of it: 300 characters, however they are written
+Note = dict[str, Any]
+
+
+def content(schedule: Schedule) -> str:
+    """A schedule without its certificate, as text: its problem, orders and syncs."""
+    order = sorted((stream, list(names)) for stream, names in schedule.order.items())
+    return json.dumps([schedule.problem.digest, order, sorted(map(list, schedule.syncs))])
+
+
+@contextmanager
+def agreed(wires: Wires, what: str, content: str) -> Iterator[None]:
+    """Inside, each rank does what it does by itself. At the end all ranks hear of all, and none goes on where one cannot.
+
+    content: of `what`; its digest must be the same on all ranks. This waits as long as the process group's timeout. Raises
+    BadInput naming the rank that has another content, or what was wrong there; RunFailed where a rank's code raised.
+    """
+    mark = hashlib.sha256(content.encode()).hexdigest()[:16]
+    try:
+        yield
+    except Exception as error:
+        with suppress(LostRank):  # what happened here is the cause, whatever becomes of the others
+            _all_say(wires, mark, type(error).__name__, one_line(error))
+        raise
+    said = _all_say(wires, mark, "", "")
+    for rank, one in enumerate(said):
+        if one["error"] == "BadInput":
+            raise BadInput(f"rank {rank}: {one['text']}")
+        if one["error"]:
+            raise RunFailed(f"rank {rank}, building: {one['text']}")
+    marks = [one["mark"] for one in said]
+    common = Counter(marks).most_common(1)[0][0]
+    others = [rank for rank, one in enumerate(marks) if one != common]
+    if others:
+        names, first = ", ".join(map(str, others)), marks.index(common)
+        raise BadInput(f"rank {names} has another {what} than rank {first} (digests {marks[others[0]]} and {common})")
+
+
+def _all_say(wires: Wires, mark: str, error: str, text: str) -> list[Note]:
+    body = json.dumps({"mark": mark, "error": error, "text": text[:300]}).encode()
+    mine = torch.frombuffer(bytearray(body.ljust(SAID_BYTES)), dtype=torch.uint8)
+    everything = torch.empty((wires.size, SAID_BYTES), dtype=torch.uint8)
+    wires.wait(wires.control.allgather([list(everything.unbind())], [mine]))
+    return [json.loads(row.numpy().tobytes()) for row in everything]
+
+
+class Peers:
+    """The other ranks of a pipeline, to a rank that stops or waits. timeout: seconds to wait for them."""
+
+    def __init__(self, wires: Wires, timeout: float) -> None:
+        self.wires = wires
+        self.timeout = timedelta(seconds=timeout)
+
+    def wait(self, work: Any, what: str) -> None:
+        """Wait for a collective operation of all ranks. Raises LostRank naming `what`."""
+        with self.telling(what):
+            self.wires.wait(work, timeout=self.timeout)
+
+    @contextmanager
+    def telling(self, what: str | Callable[[], str]) -> Iterator[None]:
+        """The others hear of what is raised inside. Where one of them is the cause, the line that is raised here says so.
+
+        Raises RunFailed in one line naming rank, pass (or `what`) and cause. The process group is of no use afterwards.
+        """
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, RunFailed) and error.told:
+                raise
+            final = self._final(error, what if isinstance(what, str) else what())
+            if isinstance(final, RunFailed):
+                final.told = True
+            if final is error:
+                raise
+            raise final from error
+
+    def _final(self, error: Exception, what: str) -> Exception:
+        rank, text = self.wires.rank, one_line(error)
+        text = text if text.startswith(f"rank {rank}") else f"rank {rank}, {what}: {text}"
+        lost = isinstance(error, LostRank) or broken(str(error))
+        peer = error.peer if isinstance(error, LostRank) else None
+        note = {"text": text, "lost": lost, "peer": peer, "gone": text.endswith(BROKE), "time": time.time()}
+        with suppress(Exception):  # where the store is gone with its rank, connections still break
+            self.wires.notes.set(str(rank), json.dumps(note))
+        self.wires.break_off()
+        if lost:
+            return self._heard(note)
+        return error if isinstance(error, ZbsolveError) else RunFailed(text)
+
+    def _heard(self, mine: Note) -> RunFailed:
+        """What happened, by the notes of all ranks. Notes may come a little later than this rank wakes; but a rank whose
+        connection broke has left its note before, or leaves none."""
+        until, rank = time.monotonic() + NOTES_SECONDS, self.wires.rank
+        notes: dict[int, Note] = {rank: mine}
+        while True:
+            with suppress(Exception):
+                notes |= {other: self._read(other) for other in range(self.wires.size) if self._has(other, notes)}
+            last, end = last_waiting(rank, notes)
+            settled = end not in notes and end is not None and notes[last]["gone"]
+            if settled or any(not note["lost"] for note in notes.values()) or time.monotonic() > until:
+                return explained(rank, notes, self.wires.size)
+            time.sleep(0.02)
+
+    def _has(self, rank: int, notes: Mapping[int, Note]) -> bool:
+        return rank not in notes and bool(self.wires.notes.check([str(rank)]))
+
+    def _read(self, rank: int) -> Note:
+        note: Note = json.loads(self.wires.notes.get(str(rank)))
+        return note
+
+
+def last_waiting(rank: int, notes: Mapping[int, Note]) -> tuple[int, int | None]:
+    """Follow the ranks that waited for each other, from `rank` on. The last rank with a note, and the rank that it waited
+    for (None: it waited for all, or for one that was met already)."""
+    path = [rank]
+    while (peer := notes[path[-1]]["peer"]) in notes and peer not in path:
+        path.append(peer)
+    return path[-1], None if peer in path else peer
+
+
+def explained(rank: int, notes: Mapping[int, Note], ranks: int) -> LostRank:
+    """What `rank`, which lost another one, says in the end. Where a rank failed by itself, its note is the cause. Where none
+    did, a rank is lost that others waited for and that says nothing at all."""
+    text = notes[rank]["text"]
+    causes = [(note["time"], other) for other, note in notes.items() if not note["lost"]]
+    if causes:
+        other = min(causes)[1]
+        return LostRank(f"{notes[other]['text']}; then {text}", other)
+    last, end = last_waiting(rank, notes)
+    silent = [other for other in range(ranks) if other not in notes]
+    if end is None and len(silent) == 1:
+        last, end = rank, silent[0]
+    if end is None:
+        return LostRank(text)
+    return LostRank(f"rank {end} is lost: {notes[last]['text']}" + ("" if last == rank else f"; then {text}"), end)

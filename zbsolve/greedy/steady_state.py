@@ -1,0 +1,73 @@
+"""Steady states: a schedule of few microbatches, its middle repeated, is one of many.
+
+What a pipeline does between warm-up and cool-down repeats every few microbatches. A search with few of them costs a
+fraction, and the ramps are the same. Nothing here has to hold: times are only targets, which decoding mends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..problem import Ints
+from .building_block import earliest_offsets
+from .microbatch import MicrobatchGraph, rank_work
+
+MAX_REPEATED = 8  # microbatches of a repeated part at most
+FLIGHT_FACTORS = (4, 3, 2)  # samples have so many times the microbatches that are in flight at once
+MAX_SAMPLE_SHARE = 0.6  # of the microbatches: a larger sample saves too little
+
+
+def sample_sizes(g: MicrobatchGraph) -> tuple[int, ...]:
+    """Numbers of microbatches that show warm-up, steady state and cool-down, largest first; none where the problem has
+    hardly more."""
+    flight = microbatches_in_flight(g)
+    found = {max(3, times * flight + 1) for times in FLIGHT_FACTORS}
+    return tuple(sorted((few for few in found if few <= MAX_SAMPLE_SHARE * g.microbatches), reverse=True))
+
+
+def microbatches_in_flight(g: MicrobatchGraph) -> int:
+    """How many microbatches the ranks can have begun and not ended: by memory, and by depth over period."""
+    need = np.bincount(g.rank, g.taken, len(g.capacity))
+    memory = int(np.min(g.capacity / np.maximum(need, 1)))
+    depth = int((earliest_offsets(g) + g.duration).max())
+    work = max(1, int(rank_work(g).max()))
+    return max(1, min(memory, -(-depth // work)))
+
+
+def stretched_targets(start: Ints, microbatches: int, tries: int) -> Iterator[Ints]:
+    """Target starts, µs, shape (lanes, microbatches), from start times of fewer microbatches.
+
+    A part of q microbatches from the c-th on is repeated until there are enough. The `tries` most periodic and shortest
+    of such parts, best first.
+    """
+    few = start.shape[1]
+    parts = []
+    for q in range(1, min(MAX_REPEATED, few // 2) + 1):
+        step = (start[:, q:] - start[:, :-q]) / q
+        score = step.mean(axis=0) + 0.3 * step.std(axis=0)
+        parts += [(float(score[c]), q, c) for c in range(1, few - q)]
+    for _, q, c in sorted(parts)[:tries]:
+        yield _with_part_repeated(start, microbatches, c, q)
+
+
+def _with_part_repeated(start: Ints, m: int, c: int, q: int) -> Ints:
+    """Microbatches c to c + q − 1 again and again, those before and after them as they were."""
+    more = m - start.shape[1]
+    period = float((start[:, c + q] - start[:, c]).mean())
+    j = np.arange(m)
+    middle = (j >= c) & (j < c + q + more)
+    source = np.where(j < c, j, np.where(middle, c + (j - c) % q, j - more))
+    shift = np.where(j < c, 0.0, np.where(middle, (j - c) // q * period, more / q * period))
+    target: Ints = (start[:, source] + shift).astype(np.int64)
+    return target
+
+
+def shrunk_targets(start: Ints, few: int, c: int) -> Ints:
+    """Target starts, µs, shape (lanes, few): of the first `c` microbatches, and of as many of the last that there are
+    `few`."""
+    more = start.shape[1] - few
+    shift = int((start[:, c + more] - start[:, c]).mean())
+    target: Ints = np.concatenate([start[:, :c], start[:, c + more :] - shift], axis=1)
+    return target

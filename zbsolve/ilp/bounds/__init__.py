@@ -1,0 +1,20 @@
+"""Lower bounds in closed form that hold for every schedule, and the necessary arcs that all bounds rest on."""
+
+from typing import TYPE_CHECKING
+
+from ...util.lazy import handing_on
+
+if TYPE_CHECKING:
+    from .bound import Bound as Bound
+    from .closed_forms import closed_form as closed_form
+    from .necessary_arcs import NecessaryArcs as NecessaryArcs
+    from .necessary_arcs import necessary_arcs_of as necessary_arcs_of
+
+__getattr__, __dir__ = handing_on(
+    __name__,
+    {
+        "bound": "Bound",
+        "closed_forms": "closed_form",
+        "necessary_arcs": "NecessaryArcs necessary_arcs_of",
+    },
+)

@@ -1,0 +1,119 @@
+"""Lower bounds in closed form: longest paths, and one rank at a time with all others replaced by longest-path lags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ...greedy.problem_arrays import arrays_of
+from ...problem import Ints, Problem
+from .bound import AREA, IDLE, PATH, WORK, Bound
+from .closed_form_kernels import one_machine
+from .energy import energy_window, least_lifespans
+from .idle_time import RankWindow, unavoidable_idle
+from .necessary_arcs import NO_PATH, heads_and_tails, necessary_arcs_of, ordered_passes
+
+MAX_VISITS = 4_000_000  # passes walked over in one closed form
+
+_known: WeakKeyDictionary[Problem, tuple[Bound, ...]] = WeakKeyDictionary()
+
+
+def closed_form(problem: Problem) -> Bound:
+    """The best bound in closed form: the longest path; for every rank one machine with heads and tails, idle time around
+    memory, and the energy of memory."""
+    return max(all_closed_forms(problem), key=lambda bound: bound.value)
+
+
+def all_closed_forms(problem: Problem) -> tuple[Bound, ...]:
+    """All closed forms, ranks in order, remembered while the problem lives."""
+    if problem not in _known:
+        _known[problem] = tuple(_closed_forms(problem))
+    return _known[problem]
+
+
+def _closed_forms(problem: Problem) -> Iterator[Bound]:
+    """The closed forms one after the other, and a bound of 0 where there is none."""
+    if problem.objective == "makespan":
+        a = necessary_arcs_of(problem)
+        value = int((a.head + problem.passes.duration + a.tail).max())
+        yield Bound(value, "longest path through the graph, lanes in order, memory's waits", PATH)
+    spans = _lifespans(problem)
+    look = _worth_a_look(problem)
+    for whose in look if problem.objective == "span" else [-1]:
+        head, tail = heads_and_tails(problem, whose)
+        for rank in look:
+            mine = ordered_passes(problem, rank)
+            window = RankWindow(rank, mine, head[mine], tail[mine])
+            yield from _of_rank(problem, window, spans, whose if whose >= 0 else rank)
+            yield from _of_side_streams(problem, rank, head, tail, whose if whose >= 0 else rank)
+    yield Bound(0, "nothing", PATH)
+
+
+def _worth_a_look(problem: Problem) -> list[int]:
+    """All ranks. In very large problems whose objective is the span each rank costs a walk over all passes: there only the
+    busiest, the first, the last, and some between."""
+    count = max(3, MAX_VISITS // len(problem.passes))
+    if problem.objective == "makespan" or problem.ranks <= count:
+        return list(range(problem.ranks))
+    work = np.bincount(problem.passes.rank, problem.passes.duration, problem.ranks)
+    spread = np.linspace(0, problem.ranks - 1, count).round().astype(int).tolist()
+    return list(dict.fromkeys([0, problem.ranks - 1, int(work.argmax()), *spread]))
+
+
+def _of_rank(problem: Problem, window: RankWindow, spans: Ints | None, whose: int) -> Iterator[Bound]:
+    """The closed forms of one rank within the window of rank `whose` (for the makespan all ranks have the same window).
+
+    Passes may lie outside another rank's window where no path leads from it or to it. Those count nowhere, but for idle
+    time, which asks for paths only where it begins and ends. Ranks with several streams have no idle form; passes on side
+    streams are lags here.
+    """
+    rank, sure = window.rank, (window.head > NO_PATH) & (window.tail > NO_PATH)
+    duration, capacity = problem.passes.duration[window.passes], int(arrays_of(problem).capacity[rank])
+    used = {problem.passes.stream_sets[s] for s in set(problem.passes.streams[window.passes].tolist())}
+    ranks, name = _kept(rank, whose)
+    if len(used) == 1 and sure.any():
+        work = int(duration.sum())
+        value = int(one_machine(window.head[sure], duration[sure], window.tail[sure]))
+        yield Bound(value, f"{name}: its passes on one stream, with arrivals and departures", WORK, ranks)
+        first, last = unavoidable_idle(problem, window, capacity)
+        proof = f"{name}: work {work} + idle {first} until memory is freed + idle {last} once all is taken"
+        if work + first + last > 0:
+            yield Bound(work + first + last, proof, IDLE, ranks)
+    if spans is None or problem.capacity is None:
+        return
+    edges = problem.edges
+    rows = np.flatnonzero((edges.bytes > 0) & (problem.passes.rank[edges.before] == rank))
+    at = np.searchsorted(window.passes, np.stack([edges.before[rows], edges.after[rows]]))
+    inside = sure[at[0]] & sure[at[1]]
+    rows, at = rows[inside], at[:, inside]
+    if len(rows) == 0 or int(edges.bytes[rows].sum()) <= capacity:
+        return
+    value = energy_window(edges.bytes[rows], spans[rows], capacity, window.head[at[0]], window.tail[at[1]])
+    yield Bound(value, f"{name}: bytes times the time they are held, over {capacity} bytes", AREA, ranks)
+
+
+def _kept(rank: int, whose: int) -> tuple[tuple[int, ...], str]:
+    """The ranks that a closed form of `rank` in the window of `whose` keeps, and what it calls them."""
+    return ((rank,), f"rank {rank}") if whose == rank else ((whose, rank), f"rank {rank} in the window of rank {whose}")
+
+
+def _of_side_streams(problem: Problem, rank: int, head: Ints, tail: Ints, whose: int) -> Iterator[Bound]:
+    """The one closed form of side streams: their passes run one at a time."""
+    rows = problem.side_stream[problem.passes.rank[problem.side_stream] == rank]
+    rows = rows[(head[rows] > NO_PATH) & (tail[rows] > NO_PATH)]
+    for number in np.unique(problem.passes.streams[rows]).tolist():
+        mine, stream = rows[problem.passes.streams[rows] == number], problem.passes.stream_sets[number][0]
+        value = int(one_machine(head[mine], problem.passes.duration[mine], tail[mine]))
+        yield Bound(value, f"{stream}: its passes, with arrivals and departures", WORK, _kept(rank, whose)[0])
+
+
+def _lifespans(problem: Problem) -> Ints | None:
+    """The least lifespan of each edge with bytes, µs, by row of the table of edges (0 where it has none)."""
+    rows = np.flatnonzero(problem.edges.bytes > 0)
+    if problem.capacity is None or len(rows) == 0:
+        return None
+    spans = np.zeros(len(problem.edges), np.int64)
+    spans[rows] = least_lifespans(problem, rows)
+    return spans

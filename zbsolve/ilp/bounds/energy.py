@@ -1,0 +1,76 @@
+"""Energetic reasoning over memory: bytes times the least time they are held, over the capacity, is a window that no rank can
+undercut (Little's law; energetic reasoning: Baptiste, Le Pape, Nuijten, *Constraint-Based Scheduling*, 2001)."""
+
+from __future__ import annotations
+
+from functools import reduce
+from math import gcd
+
+import numpy as np
+
+from ...problem import Ints, Problem
+from .closed_form_kernels import ByMicrobatch, least_window, longest_paths_between
+from .necessary_arcs import necessary_arcs_of
+
+MAX_REACHED, MAX_WEIGHTS = 4_000, 8  # beyond so many units of capacity or different sizes, sums of sizes are not looked at
+
+
+def paths_within(problem: Problem, before: Ints, after: Ints) -> Ints:
+    """For each pair of passes the longest path from the start of one to the end of the other through passes of their
+    microbatch on any rank, µs; below 0 where there is none."""
+    passes, count, a = problem.passes, len(problem.passes), necessary_arcs_of(problem)
+    turn = np.empty(count, np.int64)
+    turn[a.order] = np.arange(count)
+    members = np.lexsort((turn, passes.microbatch)).astype(np.int64)
+    place = np.empty(count, np.int64)
+    place[members] = np.arange(count)
+    groups = int(passes.microbatch.max()) + 1
+    first = np.searchsorted(passes.microbatch[members], np.arange(groups + 1)).astype(np.int64)
+    by_microbatch = ByMicrobatch(passes.microbatch, first, members, place)
+    order = np.argsort(before, kind="stable")
+    spans = np.empty(len(before), np.int64)
+    spans[order] = longest_paths_between(before[order], after[order], by_microbatch, a, passes.duration)
+    return spans
+
+
+def least_lifespans(problem: Problem, rows: Ints) -> Ints:
+    """For each edge of `rows` the least time from the start of its first pass to the end of its second, µs."""
+    edges, duration = problem.edges, problem.passes.duration
+    before, after = edges.before[rows], edges.after[rows]
+    result: Ints = np.maximum(paths_within(problem, before, after), duration[before] + edges.lag[rows] + duration[after])
+    return result
+
+
+def energy_window(size: Ints, span: Ints, capacity: int, head: Ints, tail: Ints) -> int:
+    """The least window, µs, for edges that hold `size` bytes for `span` µs each within `capacity` bytes.
+
+    The energy, which is the bytes held, added up over the window, is Σ size · span at least. At each moment what is held
+    is no more than the capacity, than what can have been taken so far (`head`: least time from the window's begin to the
+    edge's take), and than what need not have been freed yet (`tail`: least time from the edge's free to the window's end).
+    """
+    unit = reduce(gcd, np.unique(size).tolist())
+    most = _reachable(size, capacity) // unit
+    # Sums in floats are exact up to 2**53: where they might not be, coarser bytes, rounded so that the bound can only fall.
+    while float(size.sum()) / unit * float(span.max()) > 1 << 52:
+        unit *= 2
+        most = -(-capacity // unit)
+    energy = int((size // unit * span).sum())
+    if energy == 0:
+        return 0
+    held = -(-size // unit)
+    rise, fall = np.argsort(head, kind="stable"), np.argsort(tail, kind="stable")
+    return int(least_window(energy, most, head[rise], held[rise], tail[fall], held[fall]))
+
+
+def _reachable(size: Ints, capacity: int) -> int:
+    """The most bytes ≤ capacity that a sum of edges' bytes can reach."""
+    weights = np.unique(size[size > 0])
+    unit: int = reduce(gcd, weights.tolist())
+    if capacity // unit > MAX_REACHED or len(weights) > MAX_WEIGHTS:
+        return capacity // unit * unit
+    reach = np.zeros(capacity // unit + 1, bool)
+    reach[0] = True
+    for weight in (weights // unit).tolist():
+        for at in range(weight, len(reach)):
+            reach[at] |= reach[at - weight]
+    return int(np.flatnonzero(reach).max()) * unit

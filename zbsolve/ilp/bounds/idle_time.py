@@ -1,0 +1,144 @@
+"""Idle time of one rank that no order can avoid: until memory is freed first, and once all memory was taken."""
+
+from __future__ import annotations
+
+from functools import reduce
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+
+from ...greedy.problem_arrays import ProblemArrays, arrays_of
+from ...problem import Ints, Problem
+from .closed_form_kernels import unbounded_knapsack
+
+MAX_KNAPSACK = 20_000  # units of capacity: beyond, work a byte bounds what a knapsack holds
+Choices = list[tuple[int, int]]  # (bytes, µs): what one microbatch may hold, and the work that goes with it
+
+
+class RankWindow(NamedTuple):
+    """One rank with one stream: its passes (rows), their least start and their least time from end to the window's end, µs.
+
+    For the makespan the window is the whole step. For the span it begins with the first start of some rank, this one or
+    another, and ends with that rank's last end.
+    """
+
+    rank: int
+    passes: Ints
+    head: Ints
+    tail: Ints
+
+    @property
+    def arrival(self) -> int:
+        """Least time before the rank's first start, µs."""
+        return int(self.head.min())
+
+    @property
+    def departure(self) -> int:
+        """Least time after the rank's last end, µs."""
+        return int(self.tail.min())
+
+
+class StageChain(NamedTuple):
+    """One stage's passes on a rank: rows[g, k] is position k of the chain of its g-th microbatch (F, B, W: 0, 1, 2). All
+    microbatches are alike: work (µs), taken and freed (bytes) are one value a position."""
+
+    rows: Ints
+    work: Ints
+    taken: Ints
+    freed: Ints
+
+
+def unavoidable_idle(problem: Problem, window: RankWindow, capacity: int) -> tuple[int, int]:
+    """Unavoidable idle time, µs, before and after the rank's work. Both occur in every schedule, so they may be added.
+
+    Take k such that positions before k free nothing. Before the first pass of a position ≥ k starts, only positions before
+    k run, and only as many as their memory fits at once (a knapsack over microbatches: bytes held, work done). The rest
+    of that time is idle. Likewise with positions from k on that take nothing: after the last pass of a position < k ends,
+    only what is held then has work left. The two periods cannot overlap where all memory does not fit at once: between
+    them every position < k₂ would have ended, thus taken everything, and no position ≥ k₁ started, thus freed nothing.
+    """
+    chains = _chains(problem, window)
+    first, last = window.arrival, window.departure
+    if chains is None:
+        return first, last
+    where = [np.searchsorted(window.passes, chain.rows) for chain in chains]
+    copies = [len(chain.rows) for chain in chains]
+    for k in range(1, max(len(chain.work) for chain in chains) + 1):
+        later = [at[:, k:].ravel() for at in where]
+        earlier = [at[:, :k].ravel() for at in where]
+        if not any(chain.freed[:k].any() for chain in chains) and any(rows.size for rows in later):
+            work = _most_work([_begun(chain, k) for chain in chains], copies, capacity)
+            first = max(first, int(window.head[np.concatenate(later)].min()) - work)
+        if not any(chain.taken[k:].any() for chain in chains):
+            work = _most_work([_left(chain, k) for chain in chains], copies, capacity)
+            last = max(last, int(window.tail[np.concatenate(earlier)].min()) - work)
+    if sum(len(chain.rows) * int(chain.taken.sum()) for chain in chains) <= capacity:
+        alone, other = first + window.departure, window.arrival + last
+        return (first, window.departure) if alone > other else (window.arrival, last)
+    return first, last
+
+
+def _chains(problem: Problem, window: RankWindow) -> list[StageChain] | None:
+    """The rank's passes by stage, microbatch and position; None where microbatches differ or their passes are no chain."""
+    passes, mine = problem.passes, window.passes
+    result = []
+    for s in np.unique(passes.stage[mine]).tolist():
+        here = passes.stage[mine] == s
+        rows = mine[here][np.lexsort((window.head[here], passes.microbatch[mine][here]))]
+        groups = len(np.unique(passes.microbatch[rows]))
+        if len(rows) % groups:
+            return None
+        table = rows.reshape(groups, -1)
+        work, taken, freed = (column[table] for column in (passes.duration, problem.taken, problem.freed))
+        if (passes.microbatch[table] != passes.microbatch[table[:, :1]]).any():
+            return None
+        if any((column != column[0]).any() for column in (work, taken, freed)):
+            return None
+        if not _chained(arrays_of(problem), table):
+            return None
+        result.append(StageChain(table, work[0], taken[0], freed[0]))
+    return result
+
+
+def _chained(a: ProblemArrays, table: Ints) -> bool:
+    """Whether an edge leads from every pass of the table to the next one in its row."""
+    before, after = table[:, :-1].ravel(), table[:, 1:].ravel()
+    found = np.zeros(len(before), bool)
+    fan = a.out_first[before + 1] - a.out_first[before]
+    for k in range(int(fan.max(initial=0))):
+        has = np.flatnonzero(fan > k)
+        found[has] |= a.out_pass[a.out_first[before[has]] + k] == after[has]
+    return bool(found.all())
+
+
+def _begun(chain: StageChain, k: int) -> Choices:
+    """What a microbatch holds and has worked with 1 … k positions begun, none of which freed anything."""
+    held, work = np.cumsum(chain.taken[:k]), np.cumsum(chain.work[:k])
+    return list(zip(held.tolist(), work.tolist(), strict=True))
+
+
+def _left(chain: StageChain, k: int) -> Choices:
+    """What a microbatch holds and has left to work before its positions k, k + 1, …, with all taken."""
+    held = int(chain.taken.sum()) - np.concatenate([[0], np.cumsum(chain.freed)])[k:-1]
+    left = np.cumsum(chain.work[::-1])[::-1][k:]
+    return list(zip(held.tolist(), left.tolist(), strict=True))
+
+
+def _most_work(stages: list[Choices], copies: list[int], capacity: int) -> int:
+    """An upper bound, µs, on the work of `copies` microbatches a stage, each in one of its choices, within the capacity."""
+    everything = sum(n * max((work for _, work in choices), default=0) for n, choices in zip(copies, stages, strict=True))
+    free = sum(
+        n * max((work for held, work in choices if held == 0), default=0) for n, choices in zip(copies, stages, strict=True)
+    )
+    heavy = [choice for choices in stages for choice in choices if choice[0] > 0]
+    if not heavy:
+        return everything
+    unit = reduce(gcd, (held for held, _ in heavy))
+    size = capacity // unit
+    if size > MAX_KNAPSACK:
+        packed = int(capacity * max(work / held for held, work in heavy)) + 1
+    else:
+        weight = np.array([held // unit for held, _ in heavy], np.int64)
+        packed = int(unbounded_knapsack(weight, np.array([work for _, work in heavy], np.int64), size))
+    return min(everything, free + packed)

@@ -1,0 +1,305 @@
+"""Necessary arcs: who must wait for whom in every schedule whose lanes run in table order; longest paths along them.
+
+There are three sources. The problem's edges. Each lane's chain, for its passes share a stream and run in order. And
+memory: where what the passes up to `b` have taken and what `a` and the passes after it free do not fit together, `b`
+waits for `a`.
+
+Longest paths see machines too: what must run on a pass's own stream before it, after some point in time, takes its work.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ...greedy.problem_arrays import arrays_of, compressed_rows
+from ...problem import Ints, Problem
+from ...util.kernels import kernel
+
+NO_PATH = -(1 << 60)  # µs: the length of a path that does not exist, and a start that nothing limits
+INFINITE = 1 << 40  # more µs, or more places in a lane, than any problem has
+
+
+class NecessaryArcs(NamedTuple):
+    """Arcs in compressed rows both ways. A lag, µs, is from the end of one pass to the start of the next.
+
+    order: the passes in a topological order. One value a pass: lane; place, its position in the lane; head, its least
+    start, µs; tail, the least time from its end to the end of all, µs.
+    One value a lane: length, its passes. shift[l, m]: the least n such that pass k of lane l comes before pass k + n of
+    lane m for every k (`INFINITE`: none is known). mates: the lanes that share lane l's only stream, in compressed rows.
+    """
+
+    out_first: Ints
+    out_pass: Ints
+    out_lag: Ints
+    in_first: Ints
+    in_pass: Ints
+    in_lag: Ints
+    order: Ints
+    lane: Ints
+    place: Ints
+    length: Ints
+    shift: Ints
+    mate_first: Ints
+    mates: Ints
+    head: Ints
+    tail: Ints
+
+
+class _Direction(NamedTuple):
+    """Necessary arcs as a walk in one direction of time needs them; see `NecessaryArcs`. Backwards in time all is reversed.
+
+    order: passes, each behind those it waits for, whose arcs are first, source and lag. lane_passes: the lanes' passes one
+    lane after the other, in the order of the walk, lane l's from lane_first[l] on; place: positions in that order.
+    """
+
+    order: Ints
+    first: Ints
+    source: Ints
+    lag: Ints
+    duration: Ints
+    lane: Ints
+    place: Ints
+    length: Ints
+    shift: Ints
+    mate_first: Ints
+    mates: Ints
+    lane_passes: Ints
+    lane_first: Ints
+
+
+_known: WeakKeyDictionary[Problem, NecessaryArcs] = WeakKeyDictionary()
+
+
+def necessary_arcs_of(problem: Problem) -> NecessaryArcs:
+    """The problem's necessary arcs, remembered while the problem lives."""
+    if problem not in _known:
+        found = _arcs(problem)
+        if found is None:  # lanes against the graph: no schedule runs them in order, so only the graph is sure
+            found = _arcs(problem, lanes=False)
+        assert found is not None  # a graph with a cycle has no `ProblemArrays`
+        zero = np.zeros(len(problem.passes), np.int64)
+        head, tail = least_starts(problem, found, zero), least_tails(problem, found, zero)
+        _known[problem] = found._replace(head=head, tail=tail)
+    return _known[problem]
+
+
+def _arcs(problem: Problem, lanes: bool = True) -> NecessaryArcs | None:
+    """The arcs, still without heads and tails; None where they have a cycle. lanes: whether lanes run in order."""
+    edges, count, a = problem.edges, len(problem.passes), arrays_of(problem)
+    length = np.diff(a.lane_first)
+    place = np.zeros(count, np.int64)
+    place[a.lane_passes] = np.arange(count) - np.repeat(a.lane_first[:-1], length)
+    shift = _lanes_in_step(problem, place, length) if lanes else np.full((len(length), len(length)), INFINITE)
+    before, after = [edges.before], [edges.after]
+    if lanes:
+        for rows in problem.lanes:
+            before.append(rows[:-1])
+            after.append(rows[1:])
+        for b, t in _memory_arcs(problem, place, length, shift):
+            before.append(b)
+            after.append(t)
+    sources, targets = np.concatenate(before), np.concatenate(after)
+    lags = np.concatenate([edges.lag, np.zeros(len(sources) - len(edges), np.int64)])
+    out_first, out_pass, out_lag = compressed_rows(sources, count, targets, lags)
+    in_first, in_pass, in_lag = compressed_rows(targets, count, sources, lags)
+    order = _topological_order(out_first, out_pass, np.diff(in_first))
+    if len(order) < count:
+        return None
+    _close_shifts(shift)
+    mate_first, mates = _mates(problem, length) if lanes else (np.zeros(len(length) + 1, np.int64), np.zeros(0, np.int64))
+    return NecessaryArcs(
+        *(out_first, out_pass, out_lag, in_first, in_pass, in_lag, order),
+        *(a.lane, place, length, shift, mate_first, mates, order, order),
+    )
+
+
+def least_starts(problem: Problem, a: NecessaryArcs, begin: Ints) -> Ints:
+    """The least start of each pass, µs, shape (passes,), where pass i starts at begin[i] or later (`NO_PATH`: nothing is
+    known of it, and then its least start may be `NO_PATH` too)."""
+    rows = np.concatenate(problem.lanes)
+    way = _Direction(
+        *(a.order, a.in_first, a.in_pass, a.in_lag, problem.passes.duration, a.lane, a.place, a.length, a.shift),
+        *(a.mate_first, a.mates, rows, np.cumsum(a.length) - a.length),
+    )
+    result: Ints = _longest_paths(way, begin)
+    return result
+
+
+def least_tails(problem: Problem, a: NecessaryArcs, begin: Ints) -> Ints:
+    """The least time from each pass's end to a moment that is begin[i] or more after the end of pass i, µs, shape
+    (passes,): `least_starts`, backwards in time."""
+    rows = np.concatenate([lane[::-1] for lane in problem.lanes])
+    order, shift = np.ascontiguousarray(a.order[::-1]), np.ascontiguousarray(a.shift.T)  # other layouts compile anew
+    way = _Direction(
+        *(order, a.out_first, a.out_pass, a.out_lag, problem.passes.duration, a.lane),
+        *(a.length[a.lane] - 1 - a.place, a.length, shift, a.mate_first, a.mates),
+        *(rows, np.cumsum(a.length) - a.length),
+    )
+    result: Ints = _longest_paths(way, begin)
+    return result
+
+
+def heads_and_tails(problem: Problem, rank: int) -> tuple[Ints, Ints]:
+    """Least time before each pass's start and after its end, µs, shape (passes,) each.
+
+    For the makespan they count from the step's begin and to its end. For the span they count from the first start of
+    `rank` and to its last end (`NO_PATH`: none leads there).
+    """
+    a = necessary_arcs_of(problem)
+    if problem.objective == "makespan":
+        return a.head, a.tail
+    begin = np.where(problem.passes.rank == rank, 0, NO_PATH)
+    return least_starts(problem, a, begin), least_tails(problem, a, begin)
+
+
+def ordered_passes(problem: Problem, rank: int) -> Ints:
+    """Rows of a rank's passes whose order decides what it holds: all but those on side streams."""
+    return np.setdiff1d(np.flatnonzero(problem.passes.rank == rank), problem.side_stream)
+
+
+def _mates(problem: Problem, length: Ints) -> tuple[Ints, Ints]:
+    """For each lane whose passes use one stream and only that: the lanes that use the same, itself among them; in
+    compressed rows."""
+    passes = problem.passes
+    stream = np.full(len(length), -1, np.int64)
+    for number, rows in enumerate(problem.lanes):
+        used = np.unique(passes.streams[rows])
+        if len(used) == 1 and len(passes.stream_sets[used[0]]) == 1:
+            stream[number] = used[0]
+    groups = [np.flatnonzero(stream == s) if s >= 0 else np.zeros(0, np.int64) for s in stream.tolist()]
+    first = np.concatenate([[0], np.cumsum([len(g) for g in groups])]).astype(np.int64)
+    return first, np.concatenate(groups).astype(np.int64)
+
+
+def _memory_arcs(problem: Problem, place: Ints, length: Ints, shift: Ints) -> list[tuple[Ints, Ints]]:
+    """Arcs that memory forces, as pairs of columns (before, after).
+
+    Take a lane `t` that takes and a lane `f` that frees on one rank, and the edges from any lane that comes before `t`
+    (or is `t`) to any lane that comes after `f` (or is `f`), all within a microbatch. When pass j of `t` starts, those
+    edges of microbatches up to j have taken their bytes; while pass k of `f` has not ended, those from k on are not
+    freed. Where the microbatches k … j together exceed the capacity, pass j of `t` must wait for pass k of `f`. Lanes so
+    bound are noted in `shift`.
+    """
+    if problem.capacity is None:
+        return []
+    a, edges = arrays_of(problem), problem.edges
+    in_step = np.flatnonzero((place[edges.before] == place[edges.after]) & (edges.bytes > 0))
+    reach = shift == 0
+    found = []
+    for rank in range(problem.ranks):
+        rows = in_step[a.rank[edges.before[in_step]] == rank]
+        source, target, size = a.lane[edges.before[rows]], a.lane[edges.after[rows]], edges.bytes[rows]
+        capacity = int(a.capacity[rank])
+        for t in np.unique(source).tolist():
+            for f in np.unique(target).tolist():
+                if length[t] != length[f] or t == f:
+                    continue
+                use = reach[source, t] & reach[f, target]
+                held = np.bincount(place[edges.before[rows[use]]], size[use], int(length[t])).astype(np.int64)
+                total = np.concatenate([[0], np.cumsum(held)])
+                last = np.searchsorted(total, total[:-1] + capacity, side="right") - 1
+                k = np.flatnonzero((last < length[t]) & (last > np.arange(length[t])))
+                if len(k):
+                    shift[f, t] = min(int(shift[f, t]), int((last[k] - k).max()))
+                    found.append((a.lane_passes[a.lane_first[f] + k], a.lane_passes[a.lane_first[t] + last[k]]))
+    return found
+
+
+def _lanes_in_step(problem: Problem, place: Ints, length: Ints) -> Ints:
+    """Shape (lanes, lanes): 0 where pass k of the first lane comes before pass k of the second for every k, or where they
+    are one lane; `INFINITE` elsewhere."""
+    edges, lane = problem.edges, arrays_of(problem).lane
+    lanes, most = len(length), int(length.max())
+    same = np.flatnonzero(place[edges.before] == place[edges.after])
+    source, target = lane[edges.before[same]], lane[edges.after[same]]
+    pairs = np.unique((source * lanes + target) * most + place[edges.before[same]]) // most
+    reach = np.eye(lanes, dtype=bool)
+    for pair, count in zip(*np.unique(pairs, return_counts=True), strict=True):
+        i, j = divmod(int(pair), lanes)
+        reach[i, j] |= bool(length[i] == length[j] == count)
+    for k in range(lanes):
+        from_here = np.flatnonzero(reach[:, k])
+        reach[from_here] |= reach[k]
+    return np.where(reach, 0, INFINITE).astype(np.int64)
+
+
+@kernel
+def _close_shifts(shift):  # type: ignore[no-untyped-def]
+    """Lower `shift`, shape (lanes, lanes), to the least sums along ways over other lanes (Floyd, Warshall), in place."""
+    for k in range(len(shift)):
+        for i in range(len(shift)):
+            if shift[i, k] < INFINITE:
+                for j in range(len(shift)):
+                    if shift[i, k] + shift[k, j] < shift[i, j]:
+                        shift[i, j] = shift[i, k] + shift[k, j]
+
+
+@kernel
+def _topological_order(first, after, waiting):  # type: ignore[no-untyped-def]
+    """The passes in an order that respects all arcs, which come in compressed rows; shorter than all of them where there is
+    a cycle. waiting: how many arcs lead to each pass."""
+    waiting = waiting.copy()
+    order = np.empty(len(waiting), np.int64)
+    n = 0
+    for i in range(len(waiting)):
+        if waiting[i] == 0:
+            order[n] = i
+            n += 1
+    at = 0
+    while at < n:
+        i = order[at]
+        at += 1
+        for e in range(first[i], first[i + 1]):
+            waiting[after[e]] -= 1
+            if waiting[after[e]] == 0:
+                order[n] = after[e]
+                n += 1
+    return order[:n]
+
+
+@kernel
+def _longest_paths(way, begin):  # type: ignore[no-untyped-def]
+    """Longest paths to each pass's start, µs, shape (passes,), with machines: of the passes of its own stream that come
+    before it, those that cannot start before h all run between h and its start.
+
+    Lanes are walked in order, so from one pass of a lane to the next, the passes before it grow by at most one a lane. Of
+    the possible h two are followed: the least, with all the work; and the one that gave most so far.
+    """
+    duration, shift, length, mates = way.duration, way.shift, way.length, way.mates
+    start = begin.copy()
+    lanes = len(length)
+    least, all_work = np.full(lanes, INFINITE), np.zeros(lanes, np.int64)
+    since, work = np.full(lanes, NO_PATH), np.zeros(lanes, np.int64)
+    for i in way.order:
+        at = start[i]
+        for e in range(way.first[i], way.first[i + 1]):
+            j = way.source[e]
+            if start[j] > NO_PATH:
+                at = max(at, start[j] + duration[j] + way.lag[e])
+        one = way.lane[i]
+        newest, newest_work = np.int64(INFINITE), np.int64(0)
+        for m in range(way.mate_first[one], way.mate_first[one + 1]):
+            mate = mates[m]
+            gap = shift[mate, one] if mate != one else 1
+            k = way.place[i] - gap
+            if k < 0 or k >= length[mate]:
+                continue
+            j = way.lane_passes[way.lane_first[mate] + k]
+            if start[j] == NO_PATH:
+                continue
+            least[one] = min(least[one], start[j])
+            all_work[one] += duration[j]
+            newest = min(newest, start[j])
+            newest_work += duration[j]
+            if start[j] >= since[one]:
+                work[one] += duration[j]
+        if newest < INFINITE:
+            for h, w in ((least[one], all_work[one]), (newest, newest_work)):
+                if since[one] == NO_PATH or h + w > since[one] + work[one]:
+                    since[one], work[one] = h, w
+            at = max(at, since[one] + work[one])
+        start[i] = at
+    return start

@@ -1,0 +1,46 @@
+"""Stated bounds, proven again from the problem alone."""
+
+from __future__ import annotations
+
+from ..problem import Problem
+from .bounds.bound import GROUP_KINDS, LEAN_RANKS, WHOLE, WORK, Bound
+from .bounds.closed_forms import all_closed_forms
+from .bounds.necessary_arcs import INFINITE
+from .ranks.group_search import group_bound
+from .ranks.induction import refute_by_induction
+from .ranks.lanes import Lanes, lanes_of
+from .ranks.refutation import Answer
+from .ranks.window_search import WindowSearch
+
+STATES_PER_SECOND = 300_000  # partial orders that a search may try
+NOT_PROVEN = "not proven again"
+
+
+def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
+    """Prove a stated bound again from the problem alone, as one of the same kind and ranks, whatever its `proof` says.
+
+    Returns a lower bound than stated where it cannot be proven, or not within `seconds`.
+    """
+    if bound.value <= problem.work:
+        return Bound(bound.value, "the work of the busiest rank", WORK)
+    if bound.kind == WHOLE:
+        from .cp import refutes  # CP-SAT takes a second to load, and few bounds need it
+
+        proven = refutes(problem, bound.value, seconds)
+        return Bound(bound.value, "cp-sat: the whole problem", WHOLE) if proven else Bound(0, NOT_PROVEN, WHOLE)
+    if bound.kind in GROUP_KINDS:
+        lean = bound.kind == LEAN_RANKS
+        lanes = lanes_of(problem, bound.ranks, lean)
+        if lanes is not None and _refuted(lanes, bound.value, int(STATES_PER_SECOND * seconds)):
+            return group_bound(problem, (bound.ranks, lean), bound.value)
+        return Bound(0, NOT_PROVEN, bound.kind, bound.ranks)
+    same = [one for one in all_closed_forms(problem) if (one.kind, one.ranks) == (bound.kind, bound.ranks)]
+    return max(same, key=lambda one: one.value, default=Bound(0, NOT_PROVEN, bound.kind, bound.ranks))
+
+
+def _refuted(lanes: Lanes, value: int, states: int) -> bool:
+    """Whether less than `value` µs is refuted with so many partial orders."""
+    answer, tried = refute_by_induction(lanes, value, states // 2)
+    if answer is not Answer.REFUTED:
+        answer, _ = WindowSearch(lanes, INFINITE, 1).attempt(value - 1, states - tried)
+    return answer is Answer.REFUTED

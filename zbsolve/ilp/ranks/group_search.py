@@ -1,0 +1,254 @@
+"""Higher bounds by searches over the orders of some ranks: one rank, groups of them, all of them, within a time."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from ...problem import Ints, Problem
+from ...util.clock import Clock
+from ..bounds.bound import GROUP_KINDS, Bound
+from ..bounds.closed_forms import all_closed_forms
+from ..bounds.necessary_arcs import INFINITE
+from .induction import has_many_waves, refute_by_induction
+from .lanes import lanes_of, left_out
+from .refutation import NO_INCUMBENT, Answer, refute
+from .window_search import FIRST_BREADTH, WindowSearch
+
+SECONDS_PER_STATE = 1.5e-6  # that one partial order counts for
+# Partial orders in one try: at first, how many times as many next, at most (a few GB at worst).
+FIRST_STATES, STATES_FACTOR, MAX_STATES = 3_000, 6, 8_000_000
+MIN_STATES = 1_000  # a try with fewer is not worth its set-up
+MAX_FAILURES = 3  # groups that may take all their states without a bound before others of their size are left
+# Share of the time, and seconds at least, after which the searches are given up where none has gained on the closed forms.
+# Of 192 problems 48 gained nothing in all of the time, and of the others one gained later than this (0.04 %).
+GIVE_UP_SHARE, GIVE_UP_SECONDS = 0.25, 0.5
+GAP_PARTS = 64  # a group of ranks that can gain less than this part of the gap is left
+MAX_LEAN_RANKS, MAX_WHOLE_RANKS = 8, 4  # ranks of a group at most
+LOOK_SHARE = 0.3  # of the time left may go into a first look at whether all ranks refute the incumbent's value
+LOOK_BREADTH, LOOK_STATES = 16, 2.5  # times the breadth of that look, and its states, that an answer takes at most
+PROBE_STATES = 100_000  # that show how fast an induction is
+SETTLED = 0.98  # times its value a round before: an incumbent above that is worth a look
+# Shares of the time left for one try of an induction: of the first rank, of all in a long problem, of all in another.
+FIRST_RANK_SHARE, LONG_SHARE, SHORT_SHARE = 0.1, 0.95, 0.5
+MAX_INDUCTION_LANES = 24
+INDUCTION_GOAL = 0.99  # of the incumbent's value is asked for where the value itself takes too many partial orders
+Group = tuple[tuple[int, ...], bool]  # ranks, and whether only the first is kept whole (lean)
+
+
+def group_bound(problem: Problem, group: Group, value: int) -> Bound:
+    """The bound that no order of the group's passes fits `value` − 1 µs, with a proof that says what is left out."""
+    ranks, lean = group
+    whose = "their" if len(ranks) > 1 else "its"
+    proof = f"{_rank_names(ranks)}: no order of {whose} passes fits {value - 1} µs"
+    missing = len(left_out(problem, ranks)) if lean else 0
+    if missing:
+        proof += (
+            f"; left out: {missing} passes of {_rank_names(ranks[1:])} in lanes that nothing waits for and that take no "
+            "memory, and the bytes that these passes free"
+        )
+    return Bound(value, proof, GROUP_KINDS[lean], ranks)
+
+
+def _rank_names(ranks: tuple[int, ...]) -> str:
+    """`rank 0` or `ranks 0, 2`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def higher_bounds(
+    problem: Problem, best: Bound, clock: Clock, seconds: float, incumbent: Ints = NO_INCUMBENT
+) -> Iterator[Bound]:
+    """Higher bounds than `best` as they are found, cheap ones first, until the incumbent's value or the time is reached.
+
+    After the closed forms come single ranks, exactly, then groups of them, all with few states each, then again with more.
+    Early on one look asks whether all ranks together refute a better value at once. Ends early where no search gains
+    anything in the first part of the time. incumbent: its value, µs, shape (1,), which another thread may lower meanwhile
+    (`INFINITE` or more: there is none).
+    """
+    forms = sorted(all_closed_forms(problem), key=lambda bound: -bound.value)
+    if forms[0].value > best.value:
+        best = forms[0]
+        yield best
+    search = _GroupSearch(problem, best, incumbent, clock, clock.used + seconds)
+    alone: list[Group] = [((rank,), False) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
+    if not alone:  # no rank has one stream alone: nothing to keep whole
+        return
+    states, settled, gained = FIRST_STATES, False, {True: 1, False: 1}
+    before = search.ceiling
+    while states <= MAX_STATES and not search.over:
+        if states > FIRST_STATES and not settled and search.ceiling > SETTLED * before:
+            firsts = [*search.best.ranks[:1], *(rank for (rank,), _ in alone)]
+            settled = yield from search.try_incumbent(_groups_of_all(problem, firsts))
+        before = search.ceiling
+        if len(search.best.ranks) < 2 or states == FIRST_STATES:
+            yield from search.raise_windows(alone, states)
+        for lean in (True, False):
+            if gained[lean] > 0 or gained[not lean] == 0:  # else the other kind goes on alone while it gains
+                began = search.best.value
+                yield from search.grow(next(bound.ranks for bound in (search.best, *forms) if bound.ranks), lean, states)
+                gained[lean] = search.best.value - began
+        states *= STATES_FACTOR
+
+
+class _GroupSearch:
+    """The best bound so far, and what is known of each group of ranks."""
+
+    def __init__(self, problem: Problem, best: Bound, incumbent: Ints, clock: Clock, until: float) -> None:
+        self.problem, self.best, self.incumbent, self.clock, self.until = problem, best, incumbent, clock, until
+        self.unknown = 4 * best.value  # the ceiling where there is no incumbent
+        self.searches: dict[Group, WindowSearch | None] = {}
+        self.roots: dict[bool, tuple[int, ...]] = {}  # the ranks that groups are grown from, lean and whole
+        self.breadth = FIRST_BREADTH  # what the last group's answer took: the next one's first try
+        self.rate = 500_000.0  # states a second, measured
+        self.form, self.give_up = best, clock.used + max(GIVE_UP_SECONDS, GIVE_UP_SHARE * (until - clock.used))
+
+    @property
+    def ceiling(self) -> int:
+        """What there is to reach, µs: the incumbent's value."""
+        value = int(self.incumbent[0])
+        return self.unknown if value >= INFINITE else value
+
+    @property
+    def affordable(self) -> int:
+        """As many partial orders as there is time for."""
+        return int(self.rate * min(self.clock.left, self.until - self.clock.used))
+
+    @property
+    def over(self) -> bool:
+        """Whether the ceiling or the end of the time is reached, or the searches are given up."""
+        given_up = self.best is self.form and self.clock.used >= self.give_up
+        return given_up or self.best.value >= self.ceiling or self.clock.used >= self.until or self.clock.left <= 0
+
+    def count_states(self, tried: int, began: float) -> None:
+        """Count partial orders tried since `began`, and learn how long they take."""
+        self.clock.spend(tried * SECONDS_PER_STATE)
+        if tried >= 20_000:
+            self.rate = tried / max(1e-9, self.clock.used - began)
+
+    def grow(self, start: tuple[int, ...], lean: bool, states: int) -> Iterator[Bound]:
+        """Higher bounds from groups that grow by a rank each time one helps, with `states` partial orders a try; at first
+        from the ranks `start`, later from where the last call ended."""
+        root = self.roots.setdefault(lean, start[:2])
+        most = min(MAX_LEAN_RANKS if lean else MAX_WHOLE_RANKS, self.problem.ranks)
+        for size in range(2 if len(root) < 3 else min(most, len(root) + 1), 1 + most):
+            before = self.best
+            yield from self.raise_windows(_groups(self.problem, root, size, lean), states, once=size > 2)
+            if self.best is not before:
+                root = self.best.ranks
+            elif len(root) < size:
+                break  # worth it with more states
+        yield from self.raise_windows([(root, lean)], states)
+        self.roots[lean] = root
+
+    def raise_windows(self, groups: list[Group], states: int, once: bool = False) -> Iterator[Bound]:
+        """Higher bounds from each group in turn, as long as it gives one with `states` partial orders a try.
+
+        Ends after a few groups took all their states without a bound (the others are as large); once: after the first bound.
+        """
+        failures = 0
+        for group in groups:
+            search = self.search_of(group)
+            while search is not None and failures < MAX_FAILURES and not self.over:
+                window = search.next_window(self.best.value - 1, (self.ceiling - self.best.value) // GAP_PARTS)
+                allowed = min(states, self.affordable)
+                if window is None or allowed < MIN_STATES:
+                    break
+                began = self.clock.used
+                answer, tried = search.attempt(window, allowed)
+                self.count_states(tried, began)
+                if answer is Answer.REFUTED:
+                    self.best = group_bound(self.problem, group, window + 1)
+                    self.breadth = search.breadth if len(group[0]) > 1 else FIRST_BREADTH
+                    yield self.best
+                    if once:
+                        return
+                elif answer is not Answer.FITS:
+                    failures += once and 2 * tried > states
+                    if 4 * tried > states or window - self.best.value < search.min_step:
+                        break
+
+    def search_of(self, group: Group) -> WindowSearch | None:
+        """The group's search, made when it is first asked for; None where its lanes allow none."""
+        if group not in self.searches:
+            lanes = lanes_of(self.problem, *group)
+            gap = self.ceiling - self.best.value
+            least, step = max(1, gap // 32), gap // 5
+            made = None if lanes is None else WindowSearch(lanes, self.ceiling, least, step, self.breadth, self.incumbent)
+            self.searches[group] = made
+        search = self.searches[group]
+        if search is not None:
+            search.fits = min(search.fits, self.ceiling)
+        return search
+
+    def try_incumbent(self, groups: list[Group]) -> Generator[Bound, None, bool]:
+        """The incumbent's value itself as a bound, from the first of the groups that gives it.
+
+        It is tried where a look with a small breadth gives hope that there is time for it: smaller steps would spend most
+        of the time on windows of no interest. Returns False where the value fell meanwhile, so another look is worth it.
+        """
+        for group in groups:
+            lanes = None if self.over or self.incumbent[0] >= INFINITE else lanes_of(self.problem, *group)
+            if lanes is None:
+                return True
+            before = self.ceiling
+            if has_many_waves(lanes):  # the value itself would take too many states
+                yield from self.try_induction(*group)
+                return self.ceiling > SETTLED * before
+            window, states, answer = before - 1, int(LOOK_SHARE * self.affordable), Answer.MERGED
+            for breadth in (FIRST_BREADTH, LOOK_BREADTH * FIRST_BREADTH):
+                began = self.clock.used
+                answer, tried = refute(lanes, window, breadth, states, True, self.incumbent)
+                self.count_states(tried, began)
+                if answer is not Answer.MERGED or LOOK_STATES * tried > self.affordable:
+                    break
+                states = self.affordable
+            if answer is Answer.REFUTED:
+                self.best = group_bound(self.problem, group, window + 1)
+                yield self.best
+            if self.ceiling < before:
+                return False
+            if answer is not Answer.FITS:
+                if answer is not Answer.REFUTED:
+                    yield from self.try_induction(*group)
+                return self.ceiling > SETTLED * before
+        return True
+
+    def try_induction(self, ranks: tuple[int, ...], lean: bool) -> Iterator[Bound]:
+        """Nearly the incumbent's value by induction over microbatches: first without the last rank, which takes the fewest
+        partial orders, then with it. Of too many lanes what the first rank gives."""
+        for kept in (ranks[:-1], ranks):
+            value, began = int(INDUCTION_GOAL * self.ceiling) + 1, self.clock.used
+            lanes = None if self.over or value <= self.best.value else lanes_of(self.problem, kept, lean)
+            if lanes is None:
+                continue
+            if len(lanes.rank) > MAX_INDUCTION_LANES:
+                yield from self.raise_windows([(ranks[:1], False)], int(FIRST_RANK_SHARE * self.affordable))
+                return
+            answer, tried = refute_by_induction(lanes, value, PROBE_STATES, self.incumbent)  # says how fast states are here
+            self.count_states(tried, began)
+            if answer is Answer.TOO_MANY and self.affordable > PROBE_STATES:
+                began = self.clock.used
+                most = int((LONG_SHARE if has_many_waves(lanes) else SHORT_SHARE) * self.affordable)
+                answer, tried = refute_by_induction(lanes, value, most, self.incumbent)
+                self.count_states(tried, began)
+            if answer is Answer.TOO_MANY:
+                return
+            if answer is Answer.REFUTED:
+                self.best = group_bound(self.problem, (kept, lean), value)
+                yield self.best
+
+
+def _groups(problem: Problem, ranks: tuple[int, ...], size: int, lean: bool) -> list[Group]:
+    """Groups of `size` ranks: the first of `ranks`, filled up with others where those are too few, and one more rank each.
+    Neighbours of the last one come first, since queues between ranks matter most there."""
+    others = [rank for rank in range(problem.ranks) if rank not in ranks]
+    kept = (*ranks, *others)[: size - 1]
+    near = sorted((rank for rank in range(problem.ranks) if rank not in kept), key=lambda rank: abs(rank - kept[-1]))
+    return [((*kept, other), lean) for other in near]
+
+
+def _groups_of_all(problem: Problem, firsts: list[int]) -> list[Group]:
+    """All ranks, where there are not too many: each of the given ones as the first, lean; then whole."""
+    if problem.ranks > MAX_LEAN_RANKS:
+        return []
+    groups = [(first, *(rank for rank in range(problem.ranks) if rank != first)) for first in dict.fromkeys(firsts)]
+    return [*((ranks, True) for ranks in groups), (groups[0], False)]

@@ -1,0 +1,225 @@
+"""Some ranks alone (`lanes`), by induction over microbatches: what n of them take at least, from what fewer take.
+
+Let P(n) be the last n passes of every lane: lags, tails, one machine and the memory a rank. c(m) is the value to prove,
+and c(n) = c(n − shift) + later for each n = m − shift, m − 2 shift, … . To show for each n in turn, from the least: every
+schedule of P(n) takes c(n) µs from the start of the first pass of lane 0 on. Then the whole problem takes as long, for
+its schedules obey P(m).
+
+* For fewer microbatches it is known. The passes from microbatch j on, taken alone, are a schedule of P(n − j), since what
+  is taken out holds no less than nothing and runs for no less: so pass j of lane 0 starts c(n − j) or more before the
+  end. What comes before it, by lags or memory, ends earlier still (`_tails`).
+* Dominance by an earlier wave. Let s be a partial order of P(n), and u one with `shift` passes of every lane less, such
+  that s is nowhere earlier than u plus `later`. What completes s within c(n) − 1 would, that much earlier, complete u in
+  P(n − shift) within c(n − shift) − 1, which no order does: so s is dropped. u must be a partial order of P(n − shift)
+  too. It began alike by the same rules; but its own passes must end early enough there, for their tails (`behind`: pass k
+  of P(n − shift) has the tail of pass k + shift of P(n)). It must be exact (not merged), and what ranks hold after it must
+  be the same, which it is where each microbatch frees all that it takes.
+* Several n at once. A search in which no lane comes to pass n knows of n only by its tails and its window. Where these are
+  the weakest of several n (tail less window: `_weakest`), and nothing else that depends on n is used, it refutes each of
+  them that is larger than the most passes of a lane it placed. Such n are asked together as are not too different
+  (`ALIKE_SHARE`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import Ints
+from ..bounds.necessary_arcs import INFINITE
+from .lanes import Lanes
+from .order_search import Induction, Limits, search_orders
+from .refutation import MAX_WINDOW, NO_INCUMBENT, Answer, refute
+
+UNMERGED = 1 << 40  # a breadth at which nothing is merged
+MAX_BREADTH = 1024  # states with the same positions from which on a search is given up: to compare them takes too long
+MAX_FIRST_STATES = 50_000  # partial orders for one look at what the fewest microbatches take
+MANY_WAVES = 12  # more waves of microbatches than this are many
+ALIKE_SHARE = 0.75  # of the most microbatches: down to so many are refuted at once
+FIRST_PARTS = 500  # to so many parts of it the value of the fewest microbatches is found
+FIRST_SHARE = 8  # that look takes this part of all states at most
+
+
+class Waves(NamedTuple):
+    """What the induction needs to know of lanes. A wave is as many microbatches as memory allows at once.
+
+    far: shape (lanes, lanes), the least time, µs, from the end of a pass of one lane to the start of that of the other, by
+    lags (−1: none leads there). waits: rows of (lane t, lane f, k): pass j + k of t waits for pass j of f, for memory.
+    shift: microbatches of a wave. begin: when lane 0 starts at the earliest, µs.
+    """
+
+    lanes: Lanes
+    far: Ints
+    waits: list[tuple[int, int, int]]
+    shift: int
+    begin: int
+
+
+class _Question(NamedTuple):
+    """Whether every order takes `value` µs or more; the states that this may take; and the incumbent (see `refute`)."""
+
+    value: int
+    states: int
+    incumbent: Ints
+
+
+def waves_of(lanes: Lanes) -> Waves | None:
+    """What an induction over these lanes' microbatches needs. None where they do not allow one: all must come after lane 0,
+    which memory stops, and each microbatch must free what it takes."""
+    count, m = lanes.head.shape
+    far, duration = lanes.lag.copy(), lanes.duration
+    for k in range(count):
+        for i in range(count):
+            for j in range(count):
+                if min(far[i, k], far[k, j]) >= 0:
+                    far[i, j] = max(far[i, j], far[i, k] + duration[k] + far[k, j])
+    taken, freed = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for t, f, size, _ in lanes.held.tolist():
+        taken[t] += size
+        freed[f] += size
+        if far[t, f] < 0:
+            return None
+    whole = (taken == lanes.taken).all() and (freed == lanes.freed).all()
+    if not whole or (far[0, 1:] < 0).any():
+        return None
+    waits = _memory_waits(lanes, far)
+    shift = min((k for t, _, k in waits if t == 0), default=0)
+    if shift == 0 or m < 3 * shift:
+        return None
+    return Waves(lanes, far, waits, shift, int(lanes.head[0, 0]))
+
+
+def has_many_waves(lanes: Lanes) -> bool:
+    """Whether there are many waves of microbatches."""
+    w = waves_of(lanes)
+    return w is not None and lanes.head.shape[1] > w.shift * (1 + MANY_WAVES) + lanes.head.shape[1] % w.shift
+
+
+def _memory_waits(lanes: Lanes, far: Ints) -> list[tuple[int, int, int]]:
+    """Rows (t, f, k): when pass j + k of t starts, and pass j of f has not ended, microbatches j … j + k hold all that lanes
+    up to t take and lanes from f on free, which is more than the capacity."""
+    found = []
+    for rank, capacity in enumerate(lanes.capacity.tolist()):
+        rows = [row for row in lanes.held.tolist() if lanes.rank[row[0]] == rank]
+        for t in sorted({row[0] for row in rows}):
+            for f in sorted({row[1] for row in rows}):
+                held = [size for a, b, size, _ in rows if (a == t or far[a, t] >= 0) and (b == f or far[f, b] >= 0)]
+                if sum(held) > 0:
+                    found.append((t, f, capacity // sum(held)))
+    return found
+
+
+def refute_by_induction(lanes: Lanes, value: int, states: int, incumbent: Ints = NO_INCUMBENT) -> tuple[Answer, int]:
+    """Whether every order of the passes takes `value` µs or more (REFUTED: none takes less), with `states` partial orders in
+    all; and how many were tried. Other answers say nothing. Ends when the incumbent (see `refute`) takes less."""
+    w = waves_of(lanes)
+    if w is None:
+        return Answer.MERGED, 0
+    m, target = lanes.head.shape[1], value - w.begin
+    least = w.shift + m % w.shift
+    first, tried = _value_of_fewest(w, least, states)
+    steps = (m - least) // w.shift
+    later = -((first - target) // steps)  # rounded up: c(least) is no more than `first`
+    if target <= first:
+        return Answer.MERGED, tried
+    claims = {m - i * w.shift: target - i * later for i in range(steps + 1)}
+    tail, rest = _tails(w, claims), sorted((n for n in claims if n > least), reverse=True)
+    while rest:
+        at_once = [rest[0], *(n for n in rest[1:] if n - w.shift >= ALIKE_SHARE * rest[0])]
+        question = _Question(value, states - tried, incumbent)
+        answer, count, front = _refute_claims(w, at_once, _weakest(tail, claims, at_once), claims, later, question)
+        tried += count
+        if answer is not Answer.REFUTED:
+            return answer, tried
+        rest = [n for n in rest[1:] if n not in at_once or n <= front]
+    return Answer.REFUTED, tried
+
+
+def _refute_claims(
+    w: Waves, numbers: list[int], tail: Ints, claims: dict[int, int], later: int, question: _Question
+) -> tuple[Answer, int, int]:
+    """Whether P(n) refutes one µs less than its claim for the greatest n of `numbers`, and for the others by nothing that
+    holds for one of them alone but `tail`. Also how many partial orders were tried, and the most passes of a lane that one
+    of them placed."""
+    n = max(numbers)
+    lanes = _last_microbatches(w, n, tail)
+    if len(numbers) > 1:
+        lanes = lanes._replace(held=lanes.held[:0], slack=np.full_like(lanes.slack, INFINITE))
+    if claims[n] >= MAX_WINDOW:
+        return Answer.TOO_MANY, 0, 0
+    induction = Induction(_behind(w, numbers, claims), w.shift, later)
+    limits = Limits(MAX_BREADTH, question.states, False)
+    found = search_orders(lanes, claims[n] - 1, limits, induction, question.incumbent, question.value)
+    answer, tried, front = found
+    return Answer(answer), int(tried), int(front)
+
+
+def _behind(w: Waves, numbers: list[int], claims: dict[int, int]) -> Ints:
+    """The strongest tails, µs, of P(n − shift) for each n of `numbers`, within the window of the greatest."""
+    n, m = max(numbers), w.lanes.tail.shape[1]
+    result = np.full((len(w.lanes.tail), n), -INFINITE)
+    for fewer in (number - w.shift for number in numbers):
+        tail = w.lanes.tail[:, m - fewer :] + claims[n] - claims[fewer]
+        result[:, :fewer] = np.maximum(result[:, :fewer], tail)
+    return result
+
+
+def _last_microbatches(w: Waves, n: int, tail: Ints) -> Lanes:
+    """P(n), with these tails; heads by lags from lane 0."""
+    begin = np.where(w.far[0] >= 0, w.lanes.duration[0] + w.far[0], 0)
+    head = begin[:, None] + np.arange(n) * w.lanes.duration[:, None]
+    return w.lanes._replace(head=head, tail=tail)
+
+
+def _value_of_fewest(w: Waves, n: int, states: int) -> tuple[int, int]:
+    """A lower bound for P(n), µs, by halves; and how many partial orders were tried."""
+    lanes = _last_microbatches(w, n, _own_tails(_tails(w, {}), n))
+    low, tried = int((lanes.head + lanes.duration[:, None] + lanes.tail).max()), 0
+    high, step = None, max(1, low // 50)
+    while (high is None or high - low > max(1, low // FIRST_PARTS)) and tried < states // FIRST_SHARE:
+        window = low + step if high is None else (low + high) // 2
+        answer, count = refute(lanes, window - 1, UNMERGED, min(MAX_FIRST_STATES, states - tried))
+        tried += count
+        if answer is Answer.REFUTED:
+            low, step = window, 2 * step
+        else:
+            high = window
+    return low, tried
+
+
+def _tails(w: Waves, claims: dict[int, int]) -> Ints:
+    """Least time behind each pass of all microbatches, µs, from what is claimed for fewer: by lags, lanes, waits for
+    memory."""
+    count, m = w.lanes.head.shape
+    duration = w.lanes.duration.tolist()
+    ways = [[(b, w.far[a, b] + duration[b]) for b in range(count) if w.far[a, b] >= 0] for a in range(count)]
+    waits = [[(t, k) for t, f, k in w.waits if f == a and k > 0] for a in range(count)]
+    tail = w.lanes.tail.tolist()
+    for j in range(m - 1, -1, -1):
+        for a in range(count - 1, -1, -1):
+            least = max([tail[a][j], *(far + tail[b][j] for b, far in ways[a])])
+            if j + 1 < m:
+                least = max(
+                    [least, duration[a] + tail[a][j + 1], *(duration[t] + tail[t][j + k] for t, k in waits[a] if j + k < m)]
+                )
+            if a == 0 and m - j in claims:
+                least = max(least, claims[m - j] - duration[0])
+            tail[a][j] = least
+    return np.array(tail, np.int64)
+
+
+def _own_tails(tail: Ints, n: int) -> Ints:
+    """The tails of P(n): of the last n microbatches, without what is claimed for n itself."""
+    mine = tail[:, tail.shape[1] - n :].copy()
+    mine[0, 0] = mine[0].min()
+    return mine
+
+
+def _weakest(tail: Ints, claims: dict[int, int], numbers: list[int]) -> Ints:
+    """The longest tails, µs, that hold for each of the claims for `numbers` microbatches, each within its own window."""
+    most = max(numbers)
+    result = _own_tails(tail, most)
+    for n in numbers:
+        result[:, :n] = np.minimum(result[:, :n], _own_tails(tail, n) + claims[most] - claims[n])
+    return result

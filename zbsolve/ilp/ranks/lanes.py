@@ -1,0 +1,159 @@
+"""The relaxation that a search over ranks works on: the lanes of one rank, or of a few, all other ranks as lags.
+
+The ranks' passes keep their streams, memory, heads and tails. Other ranks are lags from pass j of one lane to pass j of
+another. Leaving out all other lags, and taking the least lag where microbatches differ, only relaxes: a window that these
+lanes refute is refuted for the whole problem.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...greedy.problem_arrays import UNLIMITED, arrays_of
+from ...problem import Ints, Problem
+from ...timeline import Floats
+from ..bounds.energy import paths_within
+from ..bounds.necessary_arcs import INFINITE, heads_and_tails, ordered_passes
+
+
+class Lanes(NamedTuple):
+    """The lanes of some ranks, all of one length, in an order that respects the graph. Times in µs, memory in bytes.
+
+    One value a lane: rank, as its place among the ranks; duration; taken and freed.
+    One value a rank: capacity; slack, how much later than the window the rank may end.
+    Shape (lanes, microbatches): head and tail, the least time before a pass starts and after it ends.
+    Shape (lanes, lanes): lag, from the end of pass j of one lane to the start of pass j of the other (−1: nothing leads
+      there, or what leads there follows from other lags).
+    Shape (n, 4): held, rows of (lane that takes, lane that frees, bytes, least time held).
+    Shape (ranks, n, 3): end_energy, for each rank rows of (time before the window's end, byte·µs that fit between then and
+      the end, bytes from there on).
+    """
+
+    rank: Ints
+    duration: Ints
+    taken: Ints
+    freed: Ints
+    capacity: Ints
+    slack: Ints
+    head: Ints
+    tail: Ints
+    lag: Ints
+    held: Ints
+    end_energy: Floats
+
+
+def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False) -> Lanes | None:
+    """The lanes of `ranks`, but for those on side streams, which remain as lags.
+
+    None where the lanes are not alike (lengths, durations, bytes), or where a rank has several other streams or unlimited
+    memory. For the span the window is that of the first rank: others may begin and end outside it, and must depend on its
+    first start. lean: ranks but the first are kept without the passes that `left_out` names; what only those free is not
+    counted.
+    """
+    a = arrays_of(problem)
+    kept = np.concatenate([ordered_passes(problem, rank) for rank in ranks])
+    if lean:
+        kept = np.setdiff1d(kept, left_out(problem, ranks))
+    rows_of = [rows for rows in problem.lanes if np.isin(rows[0], kept)]
+    rows_of.sort(key=lambda rows: int(a.depth[rows[0]]))
+    capacity = a.capacity[list(ranks)]
+    if len({len(rows) for rows in rows_of}) > 1 or len(rows_of) <= 1 or capacity.max() >= UNLIMITED:
+        return None
+    mine = np.sort(np.concatenate(rows_of))
+    used = {problem.passes.stream_sets[s] for s in np.unique(problem.passes.streams[mine]).tolist()}
+    if len(used) != len(ranks) or max(map(len, used)) > 1:
+        return None
+    table = np.stack(rows_of)
+    columns = [column[table] for column in (a.duration, _taken(problem, mine), a.freed)]
+    if any((column != column[:, :1]).any() for column in columns):
+        return None
+    duration, taken, freed = (column[:, 0] for column in columns)
+    head, tail = (column[mine] for column in heads_and_tails(problem, ranks[0]))
+    if head.min() < 0:
+        return None
+    place = np.searchsorted(mine, table)
+    inside = np.array([problem.objective == "makespan" or r == ranks[0] for r in ranks])
+    lag = _lags(problem, table, duration)
+    held = _held(problem, table, duration, lag)
+    end_energy = np.stack([_end_energy(problem, mine, tail, rank) for rank in ranks])
+    _thin(lag, duration)
+    rank_of = np.array([ranks.index(int(a.rank[rows[0]])) for rows in rows_of], np.int64)
+    slack = np.where(inside, 0, INFINITE)
+    return Lanes(rank_of, duration, taken, freed, capacity, slack, head[place], tail[place], lag, held, end_energy)
+
+
+def left_out(problem: Problem, ranks: tuple[int, ...]) -> Ints:
+    """Rows of the passes that the lean relaxation of `ranks` leaves out: each lane of all ranks but the first that nothing
+    waits for and that takes no memory."""
+    a = arrays_of(problem)
+    found = [np.zeros(0, np.int64)]
+    for rows in problem.lanes:
+        awaited = (a.out_first[rows + 1] > a.out_first[rows]).any()
+        if int(a.rank[rows[0]]) in ranks[1:] and not awaited and not a.taken[rows].any():
+            found.append(np.setdiff1d(rows, problem.side_stream))
+    return np.concatenate(found)
+
+
+def _taken(problem: Problem, mine: Ints) -> Ints:
+    """Bytes that each pass takes and that passes of `mine` free."""
+    edges = problem.edges
+    kept = np.flatnonzero((edges.bytes > 0) & np.isin(edges.after, mine))
+    taken = np.zeros(len(problem.passes), np.int64)
+    np.add.at(taken, edges.before[kept], edges.bytes[kept])
+    return taken
+
+
+def _thin(lag: Ints, duration: Ints) -> None:
+    """Take out the lags that follow from two others, in place."""
+    for k in range(len(lag)):
+        for i in range(k):
+            for j in range(k + 1, len(lag)):
+                if min(lag[i, k], lag[k, j]) >= 0 and lag[i, k] + duration[k] + lag[k, j] >= lag[i, j]:
+                    lag[i, j] = -1
+
+
+def _lags(problem: Problem, table: Ints, duration: Ints) -> Ints:
+    """The least time, µs, from the end of pass j of a lane to the start of pass j of a later one, for every j; −1: none.
+
+    table: the lanes' rows, shape (lanes, microbatches).
+    """
+    pairs = [(a, b) for a in range(len(table)) for b in range(a + 1, len(table))]
+    before, after = (np.concatenate([table[pair[i]] for pair in pairs]) for i in range(2))
+    spans = paths_within(problem, before, after).reshape(len(pairs), -1).min(axis=1)
+    lag = np.full((len(table), len(table)), -1, np.int64)
+    for (a, b), span in zip(pairs, spans.tolist(), strict=True):
+        lag[a, b] = max(-1, span - int(duration[a] + duration[b]))
+    return lag
+
+
+def _held(problem: Problem, table: Ints, duration: Ints, lag: Ints) -> Ints:
+    """Rows of (lane that takes, lane that frees, bytes, least time held) of edges within a microbatch."""
+    edges = problem.edges
+    lane = np.full(len(problem.passes), -1, np.int64)
+    place = np.full(len(problem.passes), -1, np.int64)
+    for number, rows in enumerate(table):
+        lane[rows], place[rows] = number, np.arange(len(rows))
+    rows = np.flatnonzero((edges.bytes > 0) & (lane[edges.before] >= 0) & (place[edges.before] == place[edges.after]))
+    found: dict[tuple[int, int], Ints] = {}
+    for e in rows.tolist():
+        key = int(lane[edges.before[e]]), int(lane[edges.after[e]])
+        found.setdefault(key, np.zeros(table.shape[1], np.int64))[place[edges.before[e]]] += edges.bytes[e]
+    rows_of = [(a, b, int(size.min()), int(duration[a] + duration[b] + max(0, lag[a, b]))) for (a, b), size in found.items()]
+    return np.array(rows_of, np.int64).reshape(-1, 4)
+
+
+def _end_energy(problem: Problem, mine: Ints, tail: Ints, rank: int) -> Floats:
+    """Rows of (time before the window's end, byte·µs that fit between then and the end, bytes from there on) of a rank; as
+    many rows for every rank. `tail`: µs, of the passes `mine`."""
+    edges = problem.edges
+    rows = np.flatnonzero((edges.bytes > 0) & np.isin(edges.before, mine) & np.isin(edges.after, mine))
+    here = problem.passes.rank[edges.before[rows]] == rank
+    time = np.maximum(tail[np.searchsorted(mine, edges.after[rows])], 0)
+    order = np.argsort(time, kind="stable")
+    level = np.minimum(int(arrays_of(problem).capacity[rank]), np.cumsum(np.where(here, edges.bytes[rows], 0)[order]))
+    when = np.concatenate([[0], time[order]])
+    levels = np.concatenate([[0], level])
+    energy = np.concatenate([[0.0], np.cumsum(np.diff(when) * levels[:-1].astype(float))])
+    return np.stack([when.astype(float), energy, levels.astype(float)], axis=1)

@@ -1,0 +1,157 @@
+"""Partial orders of the passes of some ranks, as arrays, and how one grows by a pass: compiled parts of the search."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...util.kernels import kernel
+
+
+class States(NamedTuple):
+    """Partial orders, one a row. Times in µs.
+
+    position: int16, shape (n, lanes): how many passes of each lane are placed.
+    free: int32, shape (n, ranks): when each rank is free.
+    last: int8, shape (n, ranks): the lane that ran last on each rank; −1 where that is not known or none did.
+    arrivals: int32, shape (n, longest): when passes whose forerunner has run may start, a queue for every record of
+      `Tables.pairs`, one queue after the other; what stands behind the last queue means nothing.
+    early: bool, shape (n,): whether all passes placed end as early as an induction needs it (see `order_search.Induction`).
+    """
+
+    position: NDArray[np.int16]
+    free: NDArray[np.int32]
+    last: NDArray[np.int8]
+    arrivals: NDArray[np.int32]
+    early: NDArray[np.bool_]
+
+
+@kernel
+def empty_order(lanes, ranks):  # type: ignore[no-untyped-def]
+    """One state: no pass is placed."""
+    position, free = np.zeros((1, lanes), np.int16), np.zeros((1, ranks), np.int32)
+    return States(position, free, np.full((1, ranks), -1, np.int8), np.zeros((1, 0), np.int32), np.ones(1, np.bool_))
+
+
+@kernel
+def selected(states, rows):  # type: ignore[no-untyped-def]
+    """The states of these rows."""
+    return States(states.position[rows], states.free[rows], states.last[rows], states.arrivals[rows], states.early[rows])
+
+
+@kernel
+def room_for(states, longest, count):  # type: ignore[no-untyped-def]
+    """Uninitialised states: `count` of them, with arrivals of length `longest`."""
+    lanes, ranks = states.position.shape[1], states.free.shape[1]
+    return States(
+        np.empty((count, lanes), np.int16),
+        np.empty((count, ranks), np.int32),
+        np.empty((count, ranks), np.int8),
+        np.empty((count, longest), np.int32),
+        np.empty(count, np.bool_),
+    )
+
+
+@kernel
+def arrivals_of(position, pairs):  # type: ignore[no-untyped-def]
+    """How many arrivals a state with these positions, shape (lanes,), has."""
+    size = 0
+    for k in range(len(pairs)):
+        size += max(0, position[pairs[k].before] - position[pairs[k].after])
+    return size
+
+
+@kernel
+def most_arrivals_next(position, lanes, pairs):  # type: ignore[no-untyped-def]
+    """The most arrivals that a state may have once a pass more is placed; position: shape (n, lanes)."""
+    longest = 0
+    for s in range(len(position)):
+        longest = max(longest, arrivals_of(position[s], pairs))
+    outs = np.zeros(len(lanes), np.int64)
+    for k in range(len(pairs)):
+        outs[pairs[k].before] += 1
+    return longest + outs.max()
+
+
+@kernel
+def next_starts(tables, position, free, arrivals, start):  # type: ignore[no-untyped-def]
+    """Fill `start`, µs, shape (lanes,), for one state: when each lane's next pass could start, memory aside; −1 where a
+    forerunner has not been placed, or where all of the lane's passes are."""
+    lanes, passes, waits, pairs = tables.lanes, tables.passes, tables.waits, tables.pairs
+    m = passes.shape[1]
+    for a in range(len(lanes)):
+        j = position[a]
+        start[a] = -1 if j == m else max(np.int64(free[lanes[a].rank]), passes[a, j].head)
+        for x in range(lanes[a].wait_first, lanes[a].wait_last):
+            if position[waits[x].before] <= j:
+                start[a] = -1
+    at = 0
+    for k in range(len(pairs)):
+        b, a = pairs[k].before, pairs[k].after
+        waiting = max(0, position[b] - position[a])
+        if waiting > 0 and start[a] >= 0:
+            start[a] = max(start[a], np.int64(arrivals[at]))
+        at += waiting
+
+
+@kernel
+def ranks_to_extend(tables, position, free, turn):  # type: ignore[no-untyped-def]
+    """Fill `turn`, bool, shape (ranks,), for one state: whether the search places a next pass on the rank.
+
+    It does on the rank that is free first. It does on another rank only where every rank that is free before has no pass
+    left, or has a next pass that waits for nothing but passes of other ranks that are not placed.
+    """
+    lanes, waits, m = tables.lanes, tables.waits, tables.passes.shape[1]
+    turn[:] = True  # here: stands in nobody's way
+    for a in range(len(lanes)):
+        if position[a] < m:
+            turn[lanes[a].rank] = False
+    for a in range(len(lanes)):
+        own, other = position[a] == m, False
+        for x in range(lanes[a].wait_first, lanes[a].wait_last):
+            b = waits[x].before
+            if position[b] <= position[a]:
+                own = own or lanes[b].rank == lanes[a].rank
+                other = other or lanes[b].rank != lanes[a].rank
+        if other and not own:
+            turn[lanes[a].rank] = True
+    first = -1
+    for q in range(len(free)):
+        if not turn[q] and (first < 0 or free[q] < free[first]):
+            first = q
+    for r in range(len(free)):
+        turn[r] = first < 0 or free[r] < free[first] or (free[r] == free[first] and r <= first)
+
+
+@kernel
+def could_start(passes, pairs, a, then, position, arrivals):  # type: ignore[no-untyped-def]
+    """Whether the next pass of lane a could have started at `then`, µs, in one state."""
+    if passes[a, position[a]].head > then:
+        return False
+    at = 0
+    for k in range(len(pairs)):
+        waiting = max(0, position[pairs[k].before] - position[pairs[k].after])
+        if pairs[k].after == a and waiting > 0 and arrivals[at] > then:
+            return False
+        at += waiting
+    return True
+
+
+@kernel
+def next_arrivals(lanes, pairs, lane, position, arrivals, free, new_arrivals):  # type: ignore[no-untyped-def]
+    """Fill `new_arrivals` for a state of these positions and arrivals after `lane`'s next pass has run until its rank is
+    free (`free`). An arrival before the pass could start anyway, after all of its lane ahead of it, counts as then."""
+    end = free[lanes[lane].rank]
+    at, n = 0, 0
+    for k in range(len(pairs)):
+        a, b = pairs[k].before, pairs[k].after
+        waiting = max(0, position[a] - position[b])
+        first = 1 if b == lane else 0
+        idle, each = free[lanes[b].rank], lanes[b].duration
+        for q in range(waiting - first + (1 if a == lane else 0)):
+            arrival = arrivals[at + first + q] if first + q < waiting else end + pairs[k].lag
+            new_arrivals[n] = max(arrival, idle + q * each)
+            n += 1
+        at += waiting

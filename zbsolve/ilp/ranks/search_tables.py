@@ -1,0 +1,93 @@
+"""What the compiled search knows of the ranks that it orders: tables of records, made once a search.
+
+A compiled function counts a reference to every array that it is given; one table of records in place of a dozen arrays is
+what its inner functions pass on fastest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...greedy.records import record
+from ...problem import Ints
+from ...timeline import Floats
+from ...util.kernels import kernel
+
+LANE = record("rank duration taken freed unawaited wait_first wait_last into_first into_last")
+RANK = record("capacity slack takers")
+PASS = record("head tail behind end")
+WAIT = record("before lag")
+PAIR = record("before after lag queue")
+
+
+class Tables(NamedTuple):
+    """The lanes of some ranks, as `Lanes` has them. Times in µs, memory in bytes.
+
+    lanes: records of rank, duration, taken, freed; unawaited, 1 where the lane takes nothing and no lane waits for it;
+      wait_first:wait_last, its rows of `waits`; into_first:into_last, its places in `into`.
+    ranks: records of capacity and slack; takers, how many lanes of the rank take memory.
+    passes: shape (lanes, microbatches), records of head and tail; behind, see `order_search.Induction`; end, the least end
+      of the pass in the state that `pruning` looks at.
+    waits: records of (before, lag): a lane that a lane waits for, pass j for pass j.
+    pairs: records of (before, after, lag) for the waits with a lag above 0 or between two ranks; for all others the rank is
+      free only when the later one may start. queue: where the pair's arrivals begin in the state that `pruning` looks at.
+    into: the pairs whose later lane is a lane. held, end_energy: see `Lanes`.
+    """
+
+    lanes: NDArray[Any]
+    ranks: NDArray[Any]
+    passes: NDArray[Any]
+    waits: NDArray[Any]
+    pairs: NDArray[Any]
+    into: Ints
+    held: Ints
+    end_energy: Floats
+
+
+@kernel
+def tables_of(lanes, behind):  # type: ignore[no-untyped-def]
+    """The `Tables` of `Lanes`. behind: µs, shape (lanes, microbatches)."""
+    count, m = lanes.head.shape
+    table, ranks, passes = np.empty(count, LANE), np.empty(len(lanes.capacity), RANK), np.empty((count, m), PASS)
+    for r in range(len(ranks)):
+        ranks[r].capacity, ranks[r].slack, ranks[r].takers = lanes.capacity[r], lanes.slack[r], 0
+    for a in range(count):
+        one = table[a]
+        one.rank, one.duration, one.taken, one.freed = lanes.rank[a], lanes.duration[a], lanes.taken[a], lanes.freed[a]
+        one.unawaited = 1 if one.taken == 0 else 0
+        ranks[one.rank].takers += one.taken > 0
+        for j in range(m):
+            passes[a, j].head, passes[a, j].tail, passes[a, j].behind = lanes.head[a, j], lanes.tail[a, j], behind[a, j]
+    waits, pairs, into = _waits(table, lanes.lag)
+    return Tables(table, ranks, passes, waits, pairs, into, lanes.held, lanes.end_energy)
+
+
+@kernel
+def _waits(table, lag):  # type: ignore[no-untyped-def]
+    """The waits and pairs of lags, µs, shape (lanes, lanes), −1: none; and where each lane of `table` finds its own."""
+    count = len(lag)
+    waits, pairs = np.empty(lag.size, WAIT), np.empty(lag.size, PAIR)
+    n = 0
+    for a in range(count):
+        for b in range(count):
+            if lag[a, b] > 0 or (lag[a, b] == 0 and table[a].rank != table[b].rank):
+                pairs[n].before, pairs[n].after, pairs[n].lag = a, b, lag[a, b]
+                n += 1
+    into = np.empty(n, np.int64)
+    w = k = 0
+    for a in range(count):
+        table[a].wait_first, table[a].into_first = w, k
+        for b in range(count):
+            if lag[b, a] >= 0:
+                waits[w].before, waits[w].lag = b, lag[b, a]
+                table[b].unawaited = 0
+                w += 1
+        for p in range(n):
+            if pairs[p].after == a:
+                into[k] = p
+                k += 1
+        table[a].wait_last, table[a].into_last = w, k
+    return waits[:w], pairs[:n], into

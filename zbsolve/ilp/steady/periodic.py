@@ -1,0 +1,220 @@
+"""The steady state alone: the least memory for a period, and the least period in a memory.
+
+What CP-SAT proves here holds for strictly periodic schedules, every round alike (modulo scheduling, Rau 1994; building
+blocks of arXiv 2405.15362, section 3). Warm-up and cool-down are left out. A schedule of one period can be stretched to
+every longer one (durations are whole, so starts may be multiplied and rounded down). So a period shorter than an
+infeasible one is infeasible as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import chain
+from math import ceil
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from ...greedy.building_block import BuildingBlock, anneal_block, serial_block, shorter_blocks
+from ...greedy.decoding import repeated_targets
+from ...greedy.list_scheduler import list_schedule, schedule_by_start
+from ...greedy.microbatch import microbatch_graph
+from ...greedy.policy_annealing import starting_policies
+from ...greedy.problem_arrays import arrays_of
+from ...problem import Ints, Problem
+from ...schedule import Schedule
+from ...systems.asynchronous import in_flight
+from ...systems.table import PRESETS, preset
+from ...util.clock import Clock
+from ...util.errors import BadInput, Infeasible, NotFound, ZbsolveError
+from ...verifier import verify
+from ..bounds.energy import least_lifespans
+from ..cp_solver import FOUND
+from .periodic_model import PeriodicModel, arcs_of_rounds
+from .rounds import Rounds, largest_mean, period, rounds_of, steady_peaks
+
+ANNEALING_ROUNDS = 1000  # of annealing a block of one period
+MAX_POLICIES = 40  # of the list scheduler, whose schedules are looked at
+
+
+@dataclass(frozen=True)
+class PeriodicSchedule:
+    """One round's passes, repeated every `period` µs. offset[name]: the start of each pass of the problem's last round, µs.
+    memory: bytes on the fullest rank. proven: no strictly periodic schedule of this period needs less."""
+
+    period: int
+    offset: dict[str, int]
+    memory: int
+    proven: bool
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """The best steady state found.
+
+    schedule: holds on the problem; its order, repeated, takes `time` µs a round of `microbatches`. bound: no schedule's
+    rounds take less in the mean, µs, for the reason `proof`. strict: no strictly periodic schedule, a round a period, has a
+    shorter period, µs. work: of the busiest rank a round, µs.
+    """
+
+    schedule: Schedule
+    microbatches: int
+    time: Fraction
+    bound: Fraction
+    proof: str
+    strict: int
+    work: int
+
+
+def least_memory(problem: Problem, period: int | None = None, seconds: float = 10.0, seed: int = 0) -> PeriodicSchedule:
+    """The least memory at which the problem's placement repeats every `period` µs. The problem's capacity plays no part.
+
+    period: by default the work of the busiest rank for one round, so that only the ramps have a bubble. Raises Infeasible
+    where no schedule repeats in this period, BadInput where a pass occupies several streams.
+    """
+    rounds = rounds_of(replace(problem, capacity=None))
+    time = rounds.work if period is None else period
+    model = PeriodicModel(rounds, time)
+    memory = model.model.new_int_var(0, model.max_bytes, "memory")
+    for held in model.held():
+        model.model.add(held <= memory)
+    model.model.minimize(memory)
+    status, solver = model.solve(seconds, seed)
+    if status == cp_model.INFEASIBLE:
+        raise Infeasible(f"period {time} µs: no schedule repeats so often")
+    if status not in FOUND:
+        raise Infeasible(f"period {time} µs: none found in {seconds} s")
+    start = dict(zip((problem.names[i] for i in rounds.rows), model.starts(solver), strict=True))
+    return PeriodicSchedule(time, start, int(solver.value(memory)), status == cp_model.OPTIMAL)
+
+
+def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: Sequence[Schedule] = ()) -> SteadyState:
+    """The least mean time of a round in which training goes on for ever within the problem's memory.
+
+    known: schedules to start from, where they hold, beside the named ones. Raises Infeasible where no strictly periodic
+    schedule fits the memory, NotFound where none was found in time, BadInput (see `rounds_of`, and where a pass occupies
+    several streams).
+    """
+    rounds = rounds_of(problem)
+    bound, proof = lower_bound(rounds)
+    clock = Clock(seconds)
+    best: tuple[Fraction, Schedule] | None = None
+    named = (Schedule(problem, one.order, one.syncs) for one in known)
+    for schedule in chain(named, _quick_schedules(problem), _from_blocks(problem, seed)):
+        if not verify(problem, schedule):
+            best = _better(best, schedule)
+    strict = ceil(bound)  # nothing below is possible
+    top = int(problem.passes.duration[rounds.rows].sum() + rounds.edges.lag.sum())  # one pass after the other
+    share = 0.5
+    low = tried = max(1, strict)  # the bound itself first: mostly it is reached
+    while (best is None or best[0] > low) and clock.left > 0:
+        status, found = _periodic_within(rounds, tried, max(0.1, min(clock.left, seconds / 4)), seed)
+        if found is not None:
+            best = _better(best, found)
+        elif status == cp_model.INFEASIBLE:
+            low = strict = tried + 1
+        else:
+            low, share = tried + 1, 0.75  # perhaps there is one: not looked for again, and nothing proven
+        if strict > top:
+            raise Infeasible("period: the memory fits no schedule that repeats, however seldom")
+        tried = top if best is None else low + int(share * (ceil(best[0]) - 1 - low))
+    if best is None:
+        raise NotFound(f"period: no steady state was found in {seconds} s, and it is not proven that there is none")
+    return SteadyState(best[1], rounds.microbatches, best[0], bound, proof, strict, rounds.work)
+
+
+def _quick_schedules(problem: Problem) -> Iterator[Schedule]:
+    """Schedules of which many repeat: named ones, 1F1B with less in flight, a serial one, and those that the list scheduler
+    makes of its likeliest policies."""
+    for name in PRESETS:
+        with suppress(BadInput):
+            yield preset(name, problem)
+    for most in range(problem.ranks - 1, 0, -1):
+        with suppress(BadInput):
+            yield in_flight(problem, most)
+    yield _serial_schedule(problem)
+    for policy in starting_policies(problem)[:MAX_POLICIES]:
+        with suppress(NotFound):
+            yield list_schedule(problem, policy)
+
+
+def _from_blocks(problem: Problem, seed: int) -> Iterator[Schedule]:
+    """Ever shorter blocks, repeated; none where microbatches differ or updates end rounds of several."""
+    g = microbatch_graph(problem)
+    if g is None:
+        return
+
+    def near(start: Ints, period: int) -> tuple[BuildingBlock, bool]:
+        """A block near these offsets."""
+        return anneal_block(g, start, period, ANNEALING_ROUNDS, seed)
+
+    for block in shorter_blocks(g, serial_block(g), near, lambda: True):
+        start = np.zeros(len(problem.passes), np.int64)
+        start[g.passes] = repeated_targets(g, block.offset, block.period)
+        yield schedule_by_start(problem, start)
+
+
+def _serial_schedule(problem: Problem) -> Schedule:
+    """One microbatch after the other, updates where their rounds end. It needs the least memory."""
+    rounds, a = rounds_of(problem), arrays_of(problem)
+    p = problem.passes
+    last = np.where(problem.updating, rounds.microbatches, p.microbatch % rounds.microbatches)
+    turn = np.lexsort((a.level, a.depth, last, rounds.round))
+    place = np.argsort(turn)
+    return Schedule.of(problem, {stream: rows[np.argsort(place[rows])] for stream, rows in problem.members.items()})
+
+
+def _better(best: tuple[Fraction, Schedule] | None, schedule: Schedule) -> tuple[Fraction, Schedule] | None:
+    """The better of the best (mean time of a round, schedule) and another schedule that repeats within the memory."""
+    room = schedule.problem.capacity
+    try:
+        value = period(schedule).time
+        if room is not None and np.greater(steady_peaks(schedule), room).any():
+            return best  # in the end it holds more than in its first rounds
+    except ZbsolveError:  # no order that repeats
+        return best
+    return (value, schedule) if best is None or value < best[0] else best
+
+
+def lower_bound(rounds: Rounds) -> tuple[Fraction, str]:
+    """The least mean time of a round, µs, of any schedule whose lanes run in order; and why.
+
+    It comes from a stream's work, from passes that wait for each other over rounds (also for memory), or from the energy of
+    memory: bytes times the least time they are held.
+    """
+    problem, rows = rounds.problem, rounds.rows
+    p = problem.passes
+    forms = [(Fraction(0), "nothing")]
+    for stream, mine in problem.members.items():
+        work = int(p.duration[mine[np.isin(mine, rows)]].sum())
+        forms.append((Fraction(work), f"{stream}: its passes of a round"))
+    ring = largest_mean(rounds, arcs_of_rounds(rounds))
+    if ring.cycle:
+        shown = ring.cycle if len(ring.cycle) <= 6 else (*ring.cycle[:3], "…", *ring.cycle[-2:])
+        forms.append((ring.time, f"passes that wait for each other, also for memory: {' → '.join(shown)}"))
+    if problem.capacity is not None:
+        e = problem.edges
+        held = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
+        spans = least_lifespans(problem, held) if len(held) else held
+        for rank, room in enumerate(problem.capacity):
+            filled = int((e.bytes[held] * spans)[p.rank[e.after[held]] == rank].sum())
+            if filled and room:
+                forms.append((Fraction(filled, room), f"rank {rank}: bytes times the time they are held"))
+    return max(forms, key=lambda form: form[0])
+
+
+def _periodic_within(rounds: Rounds, time: int, seconds: float, seed: int) -> tuple[int, Schedule | None]:
+    """CP-SAT's status, and a schedule that repeats every `time` µs within the problem's memory."""
+    model = PeriodicModel(rounds, time)
+    if rounds.problem.capacity is not None:
+        for held, room in zip(model.held(), rounds.problem.capacity, strict=True):
+            model.model.add(held <= room)
+    status, solver = model.solve(seconds, seed)
+    if status not in FOUND:
+        return status, None
+    start = np.array(model.starts(solver), np.int64)[rounds.place] + time * rounds.round
+    schedule = schedule_by_start(rounds.problem, start)
+    return status, None if verify(rounds.problem, schedule) else schedule

@@ -1,0 +1,234 @@
+"""Training that goes on without an end: what repeats in it, and how long one repeat takes.
+
+A problem with updates is a piece of endless training. A *round* is what one update takes in: its microbatches and the
+update (one microbatch where there are no updates). Where an order is repeated for ever, its mean time a round is the
+largest mean weight of a cycle among who waits for whom (timed event graphs: Baccelli et al., *Synchronization and
+Linearity*, 1992, theorem 3.112). That is exact and rational, whatever warm-up and end do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import Ints, Problem
+from ...schedule import Schedule
+from ...util.errors import BadInput, Deadlock
+
+
+class RoundArcs(NamedTuple):
+    """Who waits for whom, one value an arc each: pass `after` of a round starts `lag` µs or more after the end of pass
+    `before` of the round `distance` rounds earlier. Passes are places in `Rounds.rows`."""
+
+    before: Ints
+    after: Ints
+    lag: Ints
+    distance: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """A problem as rounds. rows: the passes of its last one; microbatches: of each; round and place: of every pass of the
+    problem its round and its place in `rows`."""
+
+    problem: Problem
+    rows: Ints
+    microbatches: int
+    round: Ints
+    place: Ints
+
+    @property
+    def last(self) -> int:
+        """The number of the last round."""
+        return int(self.round.max())
+
+    def into(self, before: Ints, after: Ints, lag: Ints, number: int | None = None) -> RoundArcs:
+        """Of arcs between rows of the problem those into one round (the last), as arcs between rounds."""
+        number = self.last if number is None else number
+        mine = np.flatnonzero(self.round[after] == number)
+        distance = number - self.round[before[mine]]
+        return RoundArcs(self.place[before[mine]], self.place[after[mine]], lag[mine], distance)
+
+    @cached_property
+    def edges(self) -> RoundArcs:
+        """The graph's edges into the last round."""
+        e = self.problem.edges
+        return self.into(e.before, e.after, e.lag)
+
+    @cached_property
+    def work(self) -> int:
+        """The busiest compute stream's work of a round, µs."""
+        p = self.problem.passes
+        durations = np.where(self.problem.computing[self.rows], p.duration[self.rows], 0)
+        return int(np.bincount(p.rank[self.rows], durations).max())
+
+
+@dataclass(frozen=True, slots=True)
+class CycleMean:
+    """The mean time of a round, µs, of an order repeated for ever. cycle: the passes (of the problem's last round or of
+    rounds before) that wait for each other in turn and so set it."""
+
+    time: Fraction
+    cycle: tuple[str, ...]
+
+
+def rounds_of(problem: Problem) -> Rounds:
+    """The problem's rounds. Raises BadInput where they are not alike, or too few to see what one has of others."""
+    p = problem.passes
+    update = problem.updating
+    if (~problem.in_microbatch & ~update).any():
+        raise BadInput("period: passes C end a step, and this is about training without an end")
+    every = problem.round or 1
+    rounds = problem.microbatches // every
+    number = np.where(update, p.microbatch, p.microbatch // every)
+    within = np.where(update, 0, p.microbatch % every)
+    columns = np.stack([p.kind, p.stage, within, p.slice])
+    _, place = np.unique(columns, axis=1, return_inverse=True)
+    place = place.reshape(-1).astype(np.int64)
+    rows = np.flatnonzero(number == rounds - 1)
+    rows = rows[np.argsort(place[rows])]
+    for what in ("rank", "duration", "streams"):
+        column = getattr(p, what)
+        if len(rows) * rounds != len(p) or (column != column[rows][place]).any():
+            raise BadInput(f"period: rounds of {every} microbatches are not alike ({what})")
+    found = Rounds(problem, rows, every, number, place)
+    if rounds > 1 and _sorted_arcs(problem, found, rounds - 1) != _sorted_arcs(problem, found, rounds - 2):
+        raise BadInput(f"period: of {rounds} rounds the last two wait for others differently: give more microbatches")
+    if rounds == 1 and update.any():
+        raise BadInput("period: one round shows nothing of how the next waits for it: give more microbatches")
+    return found
+
+
+def _sorted_arcs(problem: Problem, rounds: Rounds, number: int) -> list[tuple[int, ...]]:
+    """The edges into a round, with their bytes, in one order: equal for rounds that wait for others alike."""
+    e = problem.edges
+    arcs = rounds.into(e.before, e.after, e.lag, number)
+    size = e.bytes[rounds.round[e.after] == number]
+    return sorted(zip(*(column.tolist() for column in (*arcs, size)), strict=True))
+
+
+def period(schedule: Schedule) -> CycleMean:
+    """How long a round takes where the schedule's order goes on as in its middle.
+
+    Raises BadInput where no stream's order repeats from one round to the next, Deadlock where what repeats waits for itself.
+    """
+    rounds = rounds_of(schedule.problem)
+    parts = [rounds.edges]
+    for stream, rows in schedule.sequences.items():
+        if len(rows):
+            parts.append(_order_as_arcs(stream, rounds, rows))
+    arcs = RoundArcs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    return largest_mean(rounds, arcs)
+
+
+def steady_peaks(schedule: Schedule) -> tuple[int, ...]:
+    """The most bytes that each rank holds where the schedule's order goes on as in `period`.
+
+    A finite piece may hold less, since its first rounds have nothing from rounds before. Raises BadInput as `period` does,
+    and where the order of one stream does not decide what its rank holds.
+    """
+    rounds = rounds_of(schedule.problem)
+    e, p = schedule.problem.edges, schedule.problem.passes
+    into = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
+    arcs, size = rounds.into(e.before[into], e.after[into], e.lag[into]), e.bytes[into]
+    home, seat, later = (np.full(len(rounds.rows), -1, np.int64) for _ in range(3))
+    peaks = [0] * schedule.problem.ranks
+    for number, (stream, rows) in enumerate(schedule.sequences.items()):
+        if not len(rows):
+            continue
+        order = np.array(_repeated_order(stream, rounds, rows), np.int64)
+        home[order[:, 0]], seat[order[:, 0]], later[order[:, 0]] = number, np.arange(len(order)), order[:, 1]
+    if (home[arcs.before] != home[arcs.after]).any():
+        raise BadInput("period: memory that passes of several streams take and free is not modelled")
+    for number in np.unique(home[arcs.before]).tolist():
+        mine = np.flatnonzero(home[arcs.before] == number)
+        a, b, at = arcs.before[mine], arcs.after[mine], np.arange((home == number).sum())[:, None]
+        taken = later[a] - (seat[a] > at)  # the last round that has begun, or ended, when each pass of the order starts
+        freed = later[b] - (seat[b] >= at)
+        held = np.maximum(taken + arcs.distance[mine] - freed, 0) @ size[mine]
+        peaks[int(p.rank[rounds.rows[a[0]]])] += int(held.max())
+    return tuple(peaks)
+
+
+def _order_as_arcs(stream: str, rounds: Rounds, rows: Ints) -> RoundArcs:
+    """A stream's order as arcs, each pass behind the one before, round after round."""
+    order = _repeated_order(stream, rounds, rows)
+    behind = [*order[1:], (order[0][0], order[0][1] + 1)]
+    pairs = [(a, b, 0, later - earlier) for (a, earlier), (b, later) in zip(order, behind, strict=True)]
+    return RoundArcs(*np.array(pairs, np.int64).T)
+
+
+def _repeated_order(stream: str, rounds: Rounds, rows: Ints) -> list[tuple[int, int]]:
+    """What a stream runs again and again, taken from the longest sequence of rounds with one order: each place in
+    `rounds.rows` once, and how many rounds later than the first one it belongs to."""
+    place, number = rounds.place[rows], rounds.round[rows]
+    if rounds.last == 0:
+        return [(at, 0) for at in place.tolist()]
+    width = len(np.unique(place))
+    anchors = np.flatnonzero(place == place[int(rows.argmax())])
+    parts = [
+        tuple(zip(place[a : a + width].tolist(), (number[a : a + width] - number[a]).tolist(), strict=True))
+        for a in anchors.tolist()
+    ]
+    best, length, run = parts[0], 0, 0
+    for one, before in zip(parts[1:], parts, strict=False):
+        run = run + 1 if one == before else 0
+        if run > length and len({key for key, _ in one}) == width:
+            best, length = one, run
+    if length == 0:
+        raise BadInput(f"period: {stream} runs no two rounds in one order: give more microbatches, or another order")
+    return list(best)
+
+
+def largest_mean(rounds: Rounds, arcs: RoundArcs) -> CycleMean:
+    """The largest mean weight of a cycle: durations and lags over rounds. Raises Deadlock for a cycle within a round.
+
+    Starting from one cycle's mean, a cycle of larger mean is looked for until there is none (Lawler, 1976; exact).
+    """
+    duration, names = rounds.problem.passes.duration[rounds.rows], rounds.problem.names
+    weight, best, cycle = duration[arcs.before] + arcs.lag, Fraction(0), list[int]()
+    while True:
+        found = _positive_cycle(len(rounds.rows), arcs, weight * best.denominator - arcs.distance * best.numerator)
+        if not found:
+            return CycleMean(best, tuple(names[rounds.rows[arcs.before[a]]] for a in cycle))
+        turns = int(arcs.distance[found].sum())
+        if turns <= 0:
+            raise Deadlock(tuple(names[rounds.rows[arcs.before[a]]] for a in found))
+        cycle, best = found, Fraction(int(weight[found].sum()), turns)
+
+
+def _positive_cycle(count: int, arcs: RoundArcs, gain: Ints) -> list[int]:
+    """The arcs of a cycle whose gains add up to more than 0; empty where there is none (Bellman, Ford)."""
+    reach, source = np.zeros(count, np.int64), np.full(count, -1, np.int64)
+    while True:  # a positive cycle shows among the best arcs sooner or later (Tarjan, 1981)
+        new = reach[arcs.before] + gain
+        better = np.flatnonzero(new > reach[arcs.after])
+        if not len(better):
+            return []
+        better = better[np.argsort(new[better], kind="stable")]  # of several the last, the longest, stays
+        reach[arcs.after[better]] = new[better]
+        source[arcs.after[better]] = better
+        found = _cycle(arcs, source)
+        if found:
+            return found
+
+
+def _cycle(arcs: RoundArcs, source: Ints) -> list[int]:
+    """The arcs of a cycle among each pass's best arc, in order; empty where there is none."""
+    state = np.zeros(len(source), np.int64)
+    before = arcs.before.tolist()
+    into = source.tolist()
+    for begin in range(len(into)):
+        at, path = begin, []
+        while into[at] >= 0 and state[at] == 0:
+            state[at] = begin + 1
+            path.append(at)
+            at = before[into[at]]
+        if into[at] >= 0 and state[at] == begin + 1 and at in path:
+            loop = path[path.index(at) :]
+            return [into[one] for one in reversed(loop)]
+    return []

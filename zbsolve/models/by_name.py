@@ -1,0 +1,136 @@
+"""Models by name: a preset such as `gpt-tiny`, a published one, a Hugging Face config, or your own as `module:function`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..util.errors import BadInput
+from .huggingface import causal_model
+from .model import Model, message_of, parse_setting, ties
+from .presets import PRESETS, STAND_IN, mlp
+from .published_models import PUBLISHED, published_model
+
+
+def load(spec: str, seed: int = 0) -> Model:
+    """The model called `spec`: a preset (`gpt-tiny`, or a published one such as `llama3-8b@layers=2,length=512`),
+    `module:function`, `file.py:function`, or a Hugging Face config such as `hf:LlamaConfig{"num_hidden_layers": 4}`.
+
+    `mlp-24` has 24 small layers.
+
+    `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`. layers: a list of modules in
+    their order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or just an input. Without a loss it must be
+    just the input, and the loss is the mean square of the output. Raises BadInput.
+    """
+    if spec.startswith("hf:"):
+        return causal_model(spec, seed)
+    name, _, rest = spec.partition("@")
+    if name in PUBLISHED:
+        return published_model(name, seed, parse_setting(rest, spec))
+    if spec in PRESETS:
+        return PRESETS[spec](seed)
+    if match := STAND_IN.fullmatch(spec):
+        return mlp(seed, int(match[1]), spec)
+    if ":" in spec:
+        return _own(spec, seed)
+    known = [*PRESETS, *PUBLISHED]
+    if name in PRESETS:
+        raise BadInput(f"model '{spec}': {name} takes no '@{rest}'; published models do: {', '.join(PUBLISHED)}")
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise BadInput(f"model '{spec}': unknown{hint} (presets: {', '.join(known)}, mlp-N; or your own as module:function)")
+
+
+def _own(spec: str, seed: int) -> Model:
+    """The user's model: the function is called once, in every process that needs it."""
+    place, _, name = spec.rpartition(":")
+    function = getattr(_module(place, spec), name, None)
+    if not callable(function):
+        raise BadInput(f"model '{spec}': {place} has no function '{name}'")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            answer = function()
+        except Exception as error:
+            raise BadInput(f"model '{spec}': {name}() raised {type(error).__name__}: {message_of(error)}") from None
+    if not isinstance(answer, tuple) or len(answer) not in (2, 3):
+        raise BadInput(f"model '{spec}': {name}() must return (layers, sample) or (layers, sample, loss)")
+    layers = _named(answer[0], f"model '{spec}': {name}()")
+    sample = answer[1] if isinstance(answer[1], tuple) else (answer[1], torch.zeros(()))
+    if len(sample) != 2 or not all(isinstance(part, Tensor) for part in sample):
+        raise BadInput(f"model '{spec}': the sample of {name}() must be a tensor or (input, target)")
+    if len(answer) == 2 and isinstance(answer[1], tuple):
+        raise BadInput(
+            f"model '{spec}': {name}() gives a target, so it must give a loss too: (layers, sample, loss)"
+            "; in (layers, sample) the sample is the input alone"
+        )
+    inputs, targets = sample
+    return Model(
+        spec,
+        tuple(partial(_same, layer) for _, layer in layers),
+        tuple(called for called, _ in layers),
+        lambda microbatch, step: (inputs, targets),
+        answer[2] if len(answer) == 3 else _mean_square,
+        ties(enumerate(layer for _, layer in layers)),
+    )
+
+
+def _named(given: Any, where: str) -> list[tuple[str, nn.Module]]:
+    """The layers of a list, nn.ModuleList or nn.Sequential, each with its name there, or its number and class. Raises
+    BadInput."""
+    if isinstance(given, nn.Sequential) and type(given).forward is not nn.Sequential.forward:
+        raise BadInput(
+            f"{where} returns a {type(given).__name__}, whose forward is its own: return the layers in their order"
+        )
+    if isinstance(given, nn.Sequential | nn.ModuleList):
+        # `named_children` would name a module once that is there twice.
+        children = given.named_modules(remove_duplicate=False)
+        rows = [(name, layer) for name, layer in children if name and "." not in name]
+    else:
+        rows = [(str(i), layer) for i, layer in enumerate(given)] if isinstance(given, list | tuple) else []
+    found = [(f"{name}.{type(one).__name__}" if name.isdecimal() else name, one) for name, one in rows if one is not None]
+    if not found or not all(isinstance(layer, nn.Module) for _, layer in found):
+        raise BadInput(f"{where} must return a list of nn.Modules, an nn.ModuleList or an nn.Sequential first")
+    return found
+
+
+def _same(layer: nn.Module) -> nn.Module:
+    return layer
+
+
+def _mean_square(output: Tensor, target: Tensor) -> Tensor:
+    return output.float().pow(2).mean()
+
+
+def _module(place: str, spec: str) -> Any:
+    """A module by its name (the current directory counts), or by the path of its file. Raises BadInput."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        if not Path(place).is_file():
+            raise BadInput(f"model '{spec}': no such file: {place}")
+        found = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules.setdefault(found.name, module)
+        found.loader.exec_module(module)
+        return module
+    except BadInput:
+        raise
+    except ModuleNotFoundError as error:
+        raise BadInput(f"model '{spec}': no module named '{error.name}'") from None
+    except Exception as error:
+        raise BadInput(f"model '{spec}': importing {place} raised {type(error).__name__}: {message_of(error)}") from None

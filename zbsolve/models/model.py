@@ -1,0 +1,110 @@
+"""A model as a row of layers, and what a name may say about one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..util.errors import BadInput
+
+Place = tuple[int, str]  # (layer, name of the parameter inside it)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as a row of layers.
+
+    layers: builders; each makes one layer, with the same numbers whichever rank calls it. layer_names: a name each.
+    batch(microbatch, step): inputs and targets. loss(output, target): a mean, one number. tied: groups of places that
+    hold one parameter; the first place of a group gives the starting values.
+    """
+
+    name: str
+    layers: tuple[Callable[[], nn.Module], ...]
+    layer_names: tuple[str, ...]
+    batch: Callable[[int, int], tuple[Tensor, Tensor]]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    tied: tuple[tuple[Place, ...], ...] = ()
+
+    def build(self, layers: Sequence[int] | None = None) -> list[nn.Module]:
+        """The layers numbered `layers` (None: all), tied among each other where several places of a group are there. A tied
+        parameter whose first place is not among them has that place's starting values all the same."""
+        numbers = list(range(len(self.layers))) if layers is None else list(layers)
+        made = {i: self.layers[i]() for i in numbers}
+        for group in self.tied:
+            if any(i in made for i, _ in group):
+                first, path = group[0]
+                owner = made[first] if first in made else self.layers[first]()
+                share(made, group, owner.get_parameter(path))
+        return [made[i] for i in numbers]
+
+
+def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ...]:
+    """Groups of places that hold one parameter, where it is in more than one layer. layers: (number, layer)."""
+    places: dict[int, list[Place]] = {}
+    for i, layer in layers:
+        for name, parameter in layer.named_parameters():
+            places.setdefault(id(parameter), []).append((i, name))
+    return tuple(tuple(group) for group in places.values() if len(group) > 1)
+
+
+def share(layers: Mapping[int, nn.Module], group: Iterable[Place], parameter: nn.Parameter) -> None:
+    """Let all places of `group` that are in `layers` hold `parameter`."""
+    for i, name in group:
+        if i in layers:
+            parent, _, last = name.rpartition(".")
+            setattr(layers[i].get_submodule(parent), last, parameter)
+
+
+def seeded(seed: int, layer: int, build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """A builder whose random numbers (seed, layer) fix; torch's generator is left as it was."""
+
+    def make() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed * 1_000_003 + layer)
+            return build()
+
+    return make
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What `@key=value,…` behind a name changes: samples a microbatch, their length, blocks, type. None: as published."""
+
+    batch: int | None = None
+    length: int | None = None
+    layers: int | None = None
+    dtype: str | None = None
+
+    def named(self, name: str) -> str:
+        """The name that gives this model again."""
+        parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) is not None]
+        return f"{name}@{','.join(parts)}" if parts else name
+
+
+def parse_setting(text: str, spec: str) -> Setting:
+    """A Setting from `batch=1,length=512`. Raises BadInput, naming the model `spec`."""
+    values: dict[str, Any] = {}
+    for part in text.split(",") if text else []:
+        key, _, value = part.strip().partition("=")
+        if key not in Setting.__dataclass_fields__ or not value:
+            raise BadInput(f"model '{spec}': '{part.strip()}' is none of batch=, length=, layers=, dtype=")
+        if key == "dtype":
+            if value not in DTYPES:
+                raise BadInput(f"model '{spec}': dtype '{value}' is none of {', '.join(DTYPES)}")
+            values[key] = value
+        elif not value.isdecimal() or not 0 < int(value) < 10**9:
+            raise BadInput(f"model '{spec}': {key} '{value}' is not a positive whole number")
+        else:
+            values[key] = int(value)
+    return Setting(**values)
+
+
+def message_of(error: BaseException) -> str:
+    """An error's message without line breaks."""
+    return " ".join(str(error).split()) or "no message"

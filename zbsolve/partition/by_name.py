@@ -1,0 +1,145 @@
+"""Partitions by name: which layers go to which stage, and what that is estimated to cost.
+
+The estimate of a step is Alpa's, Σ tᵢ + (m − 1) · max tⱼ with messages in the sum (arXiv 2201.12023, §5.2); where several
+stages share a rank, the busiest rank's work is the maximum. All-to-alls run beside compute: they are in the sum, and in the
+maximum where a rank's take longer than its work. It ranks partitions; how long a step is only a schedule says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+
+import numpy as np
+
+from ..layer import layer_cuts
+from ..util.errors import BadInput
+from .alpa_dp import alpa
+from .cut_table import Floats
+from .cuts import balanced_ranks, equal, even, spans
+from .stage_costs import StageCosts
+
+NAMES = ("equal", "balanced", "alpa", "memory")
+SEARCHED = (*NAMES, "F+B")  # of which `--partition auto` tries all
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioned:
+    """One partition: layers of each stage; µs of each stage for one microbatch, and of its all-to-alls; bytes that each
+    rank needs (see `StageCosts.in_flight`); Alpa's estimate of the step, µs; devices of each stage."""
+
+    name: str
+    layers: tuple[int, ...]
+    times: tuple[float, ...]
+    all_to_alls: tuple[float, ...]
+    need: tuple[int, ...]
+    estimate: float
+    devices: tuple[int, ...]
+
+
+def partition_by_name(costs: StageCosts, name: str) -> tuple[int, ...]:
+    """How many layers each stage gets, by name: equal (as people split today), balanced (the slowest stage as fast as
+    possible), F+B (the same without W, which can fill gaps), alpa (its estimate least, within the memory), memory (the
+    fullest stage as empty as possible).
+
+    Where several stages share a rank, alpa goes by the ranks' work and is a local search. Raises BadInput, Infeasible.
+    """
+    layers = len(costs.layers)
+    if layers < costs.stages:
+        raise BadInput(f"partition: {layers} layers do not make {costs.stages} stages")
+    if name == "equal":
+        return equal([(c.parameter_bytes, c.output_bytes) for c in costs.layers], costs.stages)
+    if name in ("balanced", "F+B"):
+        passes = [c.F + (c.BW if costs.fused else c.B) for c in costs.layers]
+        return balanced_ranks(costs.times if name == "balanced" else passes, costs.routes, costs.factors.tolist())
+    if name == "memory":
+        return even(lambda s: costs.bytes(costs.stages - s)[None], layers, costs.stages)
+    if name != "alpa":
+        raise BadInput(f"partition '{name}': none of {', '.join(NAMES)}, F+B, and no layers a stage such as 5,5,6,4")
+    if costs.single:
+        return _alpa(costs)
+    starts = (_descend(costs, partition_by_name(costs, start)) for start in ("balanced", "equal", "memory"))
+    return min(starts, key=_preference(costs))
+
+
+def _alpa(costs: StageCosts) -> tuple[int, ...]:
+    def steps(s: int) -> tuple[Floats, Floats]:
+        return costs.steps(costs.factors[costs.stages - s])
+
+    def cost(s: int) -> Floats:
+        fits = True if costs.limit is None else costs.bytes(costs.stages - s) <= costs.limit
+        return np.where(fits, steps(s)[0], np.inf)[None]
+
+    def beyond(s: int) -> Floats:
+        return (costs.messages[:, None] + steps(s)[1])[None]
+
+    found = alpa(cost, len(costs.layers), (costs.stages,), costs.microbatches, beyond=beyond)
+    return tuple(count for count, _ in found.stages)
+
+
+def partitioned(costs: StageCosts, name: str, counts: Sequence[int]) -> Partitioned:
+    """What a partition costs and needs. Raises BadInput where it does not fit the layers and the stages."""
+    counts = costs.check(counts)
+    cuts = layer_cuts(counts)
+    stages = list(pairwise(cuts))
+    times = np.array([spans(costs.times)[a, b] for a, b in stages]) * costs.factors
+    sent = np.array([spans(costs.all_to_alls)[a, b] for a, b in stages])
+    way = float(times.sum() + sent.sum()) + float(costs.messages[cuts[1:-1]] @ costs.between_ranks) / 1e3
+    busiest = float(np.maximum(costs.shares @ times, costs.shares @ sent).max())
+    return Partitioned(
+        name,
+        counts,
+        tuple(times.tolist()),
+        tuple(sent.tolist()),
+        tuple(ceil(need) for need in costs.need(counts)),
+        way + (costs.microbatches - 1) * busiest,
+        (1,) * costs.stages,
+    )
+
+
+def neighbours(counts: Sequence[int]) -> list[tuple[int, ...]]:
+    """Every partition where one stage gives a layer to another, and those between move along."""
+    found = []
+    for giver, count in enumerate(counts):
+        for taker in range(len(counts)):
+            if taker != giver and count > 1:
+                moved = list(counts)
+                moved[giver], moved[taker] = moved[giver] - 1, moved[taker] + 1
+                found.append(tuple(moved))
+    return found
+
+
+def ordered_neighbours(costs: StageCosts, counts: Sequence[int]) -> list[tuple[int, ...]]:
+    """`neighbours`, the most promising first: bytes above the limit, the estimate, how uneven the ranks are."""
+    return sorted(neighbours(counts), key=_preference(costs))
+
+
+def _preference(costs: StageCosts) -> Callable[[Sequence[int]], tuple[float, float, float]]:
+    """Partitions in order: bytes above the limit first, then the estimate, then how uneven the ranks are."""
+    times, sent = (np.concatenate([[0.0], np.cumsum(one)]) for one in (costs.times, costs.all_to_alls))
+    messages, between, factors, shares = costs.messages / 1e3, costs.between_ranks, costs.factors, costs.shares
+
+    def order(counts: Sequence[int]) -> tuple[float, float, float]:
+        cuts = np.concatenate([[0], np.cumsum(counts)])
+        spent = (times[cuts[1:]] - times[cuts[:-1]]) * factors
+        load, over = shares @ spent, 0.0
+        if costs.limit is not None:
+            over = float(np.maximum(costs.need(counts) - costs.limit, 0).sum())
+        beside = shares @ (sent[cuts[1:]] - sent[cuts[:-1]])
+        way = spent.sum() + sent[-1] + messages[cuts[1:-1]] @ between
+        step = way + (costs.microbatches - 1) * max(load.max(), beside.max())
+        return over, round(float(step), 6), round(float((load**2).sum()), 6)
+
+    return order
+
+
+def _descend(costs: StageCosts, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """The best partition that single layers moved reach, each time the best move."""
+    order = _preference(costs)
+    while True:
+        best = min(neighbours(counts), key=order, default=counts)
+        if not order(best) < order(counts):
+            return counts
+        counts = best

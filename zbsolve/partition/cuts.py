@@ -1,0 +1,93 @@
+"""Layers → stages by one cost a layer: balanced, balanced over ranks, and as people split today."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from ..util.errors import BadInput
+from .cut_table import Floats, Price, cut_dp
+
+
+def spans(costs: Sequence[float]) -> Floats:
+    """[a, b]: the sum of layers a … b − 1; infinite where there are none. Shape (layers + 1, layers + 1)."""
+    total = np.concatenate([[0.0], np.cumsum(np.asarray(costs, np.float64))])
+    return np.where(total[None, :] >= total[:, None], total[None, :] - total[:, None], 0.0) + none_where_empty(len(costs))
+
+
+def none_where_empty(layers: int) -> Floats:
+    """Infinite where a stage would hold no layer, else 0."""
+    at = np.arange(layers + 1)
+    return np.where(at[None, :] > at[:, None], 0.0, np.inf)
+
+
+def even(price: Price, layers: int, stages: int) -> tuple[int, ...]:
+    """How many layers each stage gets so that the largest price is as small as possible; among those, the sum of squares is
+    least, so that the rest is even too. Raises BadInput where there are fewer layers than stages."""
+    if layers < stages:
+        raise BadInput(f"partition: {layers} layers do not make {stages} stages")
+    largest = cut_dp(layers, stages, price, maximum=True).cost(stages)
+
+    def squares(s: int) -> Floats:
+        cost = price(s)
+        return np.where(cost <= largest, cost, np.inf) ** 2
+
+    return tuple(count for count, _ in cut_dp(layers, stages, squares).stages(stages))
+
+
+def balanced(costs: Sequence[float], stages: int, factors: Sequence[float] | None = None) -> tuple[int, ...]:
+    """How many layers each stage gets so that the costliest stage is as cheap as possible, then as even as possible.
+    factors: how much longer each stage's device takes. Exact. Raises BadInput for fewer layers than stages."""
+    one = spans(costs)[None]
+    return even(lambda s: one * (1.0 if factors is None else factors[stages - s]), len(costs), stages)
+
+
+def balanced_ranks(
+    costs: Sequence[float], routes: Sequence[Sequence[int]], factors: Sequence[float] | None = None
+) -> tuple[int, ...]:
+    """`balanced`, but where a rank holds several stages (or a stage lives on several ranks) it is the ranks' work that
+    counts: from the balanced stages a layer at a time goes from the busiest rank to where that helps most. routes: stage →
+    rank, one or several that microbatches take in turn. Raises BadInput for fewer layers than stages."""
+    stages, ranks = len(routes[0]), max(routes[0]) + 1
+    counts = list(balanced(costs, stages, factors))
+    if ranks == stages and len(routes) == 1:
+        return tuple(counts)
+    whole = np.concatenate([[0.0], np.cumsum(np.asarray(costs, np.float64))])
+    slow = np.ones(stages) if factors is None else np.asarray(factors, np.float64)
+    home = np.array(routes)
+
+    def work(counts: Sequence[int]) -> Floats:
+        ends = np.cumsum([0, *counts])
+        each = (whole[ends[1:]] - whole[ends[:-1]]) * slow
+        found: Floats = np.bincount(home.ravel(), np.tile(each, len(home)), ranks).astype(np.float64)
+        return found
+
+    load = work(counts)
+    while True:
+        busy = np.flatnonzero((home == int(load.argmax())).any(axis=0)).tolist()
+        moves = [(i, j) for i in busy for j in range(stages) if i != j and counts[i] > 1]
+        tried = [[n - (k == i) + (k == j) for k, n in enumerate(counts)] for i, j in moves]
+        best = min(tried, key=lambda one: sorted(work(one), reverse=True), default=counts)
+        if sorted(work(best), reverse=True) >= sorted(load, reverse=True):
+            return tuple(counts)
+        counts, load = best, work(best)
+
+
+def equal(kinds: Sequence[Hashable], stages: int) -> tuple[int, ...]:
+    """How people split today: every stage as many layers, earlier stages one more where that does not come out even.
+
+    kinds: what each layer is. Layers before the first and after the last of a kind that repeats (an embedding, an output
+    layer) are not counted: they ride on the first and on the last stage. Raises BadInput for fewer layers than stages."""
+    layers = len(kinds)
+    if layers < stages:
+        raise BadInput(f"partition: {layers} layers do not make {stages} stages")
+    repeated = [i for i, kind in enumerate(kinds) if kinds.count(kind) > 1] if len(set(kinds)) > 1 else []
+    before, after = (repeated[0], layers - 1 - repeated[-1]) if repeated else (0, 0)
+    if layers - before - after < stages:
+        before = after = 0
+    share, more = divmod(layers - before - after, stages)
+    counts = [share + (i < more) for i in range(stages)]
+    counts[0] += before
+    counts[-1] += after
+    return tuple(counts)

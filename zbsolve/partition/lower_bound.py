@@ -1,0 +1,55 @@
+"""A bound that holds for every partition: bounds of schedules hold for their own."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+
+from .cut_table import Floats, cut_dp
+from .cuts import spans
+from .stage_costs import StageCosts
+
+HALF = 0.5  # µs: durations are whole, so each may be so much less than its layers say
+
+
+def least_step(costs: StageCosts, objective: str) -> int:
+    """µs: no schedule of any partition takes less, on these ranks and this placement.
+
+    Where each stage has a rank of its own: stage j starts when F went through the layers before, then works m times, and
+    behind its last B the B of the layers before are still to come, all-to-alls on both ways; the least maximum over j is a
+    dynamic programme. On shared ranks: all work over all ranks.
+    """
+    kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
+    sums = [spans([getattr(c, kind) for c in costs.layers]) for kind in kinds]
+    if not costs.single:
+        factors = np.array(costs.rank_factors or (1.0,) * costs.ranks)
+        total = sum(one[0, -1] - HALF * costs.stages * (1 + 1 / factors.min()) for one in sums)
+        return max(0, ceil(costs.microbatches * float(total) / float((1 / factors).sum()) - 1e-6))
+
+    def price(s: int) -> Floats:
+        return _stage_at_least(costs, sums, costs.stages - s, objective)[None]
+
+    return ceil(cut_dp(len(costs.layers), costs.stages, price, maximum=True).cost(costs.stages) - 1e-6)
+
+
+def _stage_at_least(costs: StageCosts, sums: list[Floats], stage: int, objective: str) -> Floats:
+    """[a, b]: µs of a step where this stage holds layers a … b − 1, at least. sums: [a, b] of each kind of pass."""
+    m, factors = costs.microbatches, np.array(costs.rank_factors or (1.0,) * costs.ranks)
+    slower = HALF if costs.rank_factors else 0.0  # a factor's product is rounded once more
+
+    def lower(value: Floats, factor: float) -> Floats:
+        return np.asarray(np.maximum(0.0, (value - HALF) * factor - slower))
+
+    apart = spans([c.all_to_all for c in costs.layers])  # no factor: they are not the rank's work
+    own = [lower(one, float(costs.factors[stage])) for one in sums]
+    sent = np.maximum(0.0, apart - HALF)
+    work = m * np.maximum(np.sum(own, axis=0), 2 * sent)
+    if objective == "span" or stage == 0:
+        return np.asarray(work)
+    rounding = stage * (HALF * factors.max() + slower)
+    before = [np.maximum(0.0, factors.min() * np.nan_to_num(one[0], posinf=0.0) - rounding) for one in sums[:2]]
+    others = np.maximum(0.0, np.nan_to_num(apart[0], posinf=0.0) - HALF * stage)
+    message = round(costs.link.time(min(c.output_bytes for c in costs.layers)))
+    head, tail = (np.asarray(one) + others + stage * message for one in before)
+    return np.asarray(np.maximum(head[:, None] + work, head[:, None] + m * (own[0] + own[1]) + tail[:, None] + sent))

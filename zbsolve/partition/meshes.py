@@ -1,0 +1,127 @@
+"""Stages on several devices each: Alpa's submeshes (arXiv 2201.12023, §5.2) for the layers' costs on one device.
+
+How long a layer takes on d devices is data: an efficiency for each d. Without it the split is ideal but for its messages,
+as a transformer block's under tensor parallelism (arXiv 1909.08053, §3): F, B (and recompute) each wait for two ring
+all-reduces of the layer's output, or of its input where that is smaller. Memory is divided by d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import pairwise
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from ..layer import Layer, Link, layer_cuts
+from ..util.errors import BadInput
+from .alpa_dp import alpa, submeshes
+from .by_name import Partitioned
+from .cut_table import Floats
+from .cuts import equal, spans
+from .stage_costs import StageCosts
+
+Scaling = Mapping[int, float]  # devices → parallel efficiency, 1: ideal
+WAITING = ("F", "B", "BW", "X")  # passes with all-reduces inside under tensor parallelism
+
+
+def on_devices(layers: Sequence[Layer], link: Link, devices: int, scaling: Scaling | None = None) -> tuple[Layer, ...]:
+    """The layers' costs on a submesh of so many devices; bytes are those of one device. Raises BadInput where `scaling`
+    does not tell how efficient that is."""
+    if devices == 1:
+        return tuple(layers)
+    if scaling is not None and devices not in scaling:
+        raise BadInput(f"scaling: no efficiency is given for {devices} devices")
+    efficiency = 1.0 if scaling is None else scaling[devices]
+    found = []
+    for i, layer in enumerate(layers):
+        size = min(layer.output_bytes, layers[max(0, i - 1)].output_bytes)
+        ring = 2 * (devices - 1) * (link.latency + size / devices / link.bytes_per_us)
+        changed: dict[str, Any] = {}
+        for one in fields(layer):
+            value = getattr(layer, one.name)
+            if isinstance(value, float | int) and one.name != "output_bytes":
+                wait = 2 * ring if scaling is None and value and one.name in WAITING else 0.0
+                whole = one.name.startswith(("held", "parameter", "transient", "output", "input"))
+                changed[one.name] = ceil(value / devices) if whole else value / devices / efficiency + wait
+        found.append(replace(layer, **changed))
+    return tuple(found)
+
+
+def mesh_partitions(costs: StageCosts, per_node: int, scaling: Scaling | None = None) -> tuple[Partitioned, Partitioned]:
+    """The best equal partition (as many devices for every stage, as many layers; the number of stages with the least
+    estimate) and Alpa's, on all ranks of `costs` as devices of nodes of `per_node`. Raises BadInput, Infeasible."""
+    devices = costs.stages
+    if per_node < 1 or devices % per_node:
+        raise BadInput(f"submeshes: {devices} devices are not whole nodes of {per_node}")
+    if not costs.single or costs.rank_factors:
+        raise BadInput("submeshes: every stage has devices of its own, alike: placement single, no 'rank_factors'")
+    sizes = [n for n in submeshes(devices // per_node, per_node) if scaling is None or n == 1 or n in scaling]
+    each = {size: _on_submesh(costs, size, scaling) for size in sizes}
+    layers, most = len(costs.layers), min(len(costs.layers), devices)
+
+    def cost(s: int) -> Floats:
+        return np.stack([_within(one, costs, s) for one in each.values()])
+
+    def beyond(s: int) -> Floats:
+        return np.stack([costs.messages[:, None] + one.steps()[1] for one in each.values()])
+
+    numbers = range(1, most + 1)
+    found = alpa(cost, layers, numbers, costs.microbatches, beyond=beyond, sizes=sizes, devices=devices)
+    best = _partitioned(costs, each, "alpa", *zip(*found.stages, strict=True))
+    kinds = [(c.parameter_bytes, c.output_bytes) for c in costs.layers]
+    alike = [(equal(kinds, devices // n), (n,) * (devices // n)) for n in sizes if devices % n == 0 and devices // n <= most]
+    if not alike:
+        raise BadInput("submeshes: no equal split exists to compare with")
+    plain = [_partitioned(costs, each, "equal", *one) for one in alike]
+    fits = [one for one in plain if costs.limit is None or max(one.need) <= costs.limit]
+    return min(fits or plain, key=lambda one: one.estimate), best
+
+
+def _on_submesh(costs: StageCosts, size: int, scaling: Scaling | None) -> StageCosts:
+    """The same layers where each device is a submesh of so many."""
+    tied = tuple((shared // size, group) for shared, group in costs.tied)
+    return replace(costs, layers=on_devices(costs.layers, costs.link, size, scaling), tied=tied)
+
+
+def _within(there: StageCosts, costs: StageCosts, s: int) -> Floats:
+    """ns of each group of layers where parameters and min(m, s) microbatches fit, s stages being left."""
+    busier = there.steps()[0]
+    if costs.limit is None:
+        return busier
+    return np.where(there.fixed_bytes + min(costs.microbatches, s) * there.kept <= costs.limit, busier, np.inf)
+
+
+def _partitioned(
+    costs: StageCosts, each: Mapping[int, StageCosts], name: str, counts: Sequence[int], devices: Sequence[int]
+) -> Partitioned:
+    cuts = layer_cuts(counts)
+    stages = list(zip(devices, pairwise(cuts), strict=True))
+    times = [float(spans(each[d].times)[ends]) for d, ends in stages]
+    sent = [float(spans(each[d].all_to_alls)[ends]) for d, ends in stages]
+    need = [
+        ceil(each[d].fixed_bytes[ends] + min(costs.microbatches, len(counts) - s) * each[d].kept[ends])
+        for s, (d, ends) in enumerate(stages)
+    ]
+    way = float(sum(costs.messages[a] for a in cuts[1:-1])) / 1e3
+    estimate = sum(times) + sum(sent) + way + (costs.microbatches - 1) * max(*times, *sent)
+    return Partitioned(name, tuple(counts), tuple(times), tuple(sent), tuple(need), estimate, tuple(devices))
+
+
+def places(devices: Sequence[int], per_node: int) -> tuple[str, ...]:
+    """Where each stage's submesh lies, such as `node 0, devices 4-7`: whole nodes first, then the larger ones first, which
+    leaves no holes (arXiv 2201.12023, appendix A)."""
+    found, at = [""] * len(devices), 0
+    for stage in sorted(range(len(devices)), key=lambda i: -devices[i]):
+        node, first = divmod(at, per_node)
+        size = devices[stage]
+        if size > per_node:
+            found[stage] = f"nodes {node}-{node + size // per_node - 1}"
+        elif size == 1:
+            found[stage] = f"node {node}, device {first}"
+        else:
+            found[stage] = f"node {node}, devices {first}-{first + size - 1}"
+        at += size
+    return tuple(found)

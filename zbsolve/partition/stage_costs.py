@@ -1,0 +1,177 @@
+"""What stages of a model's layers cost and need on the ranks of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from ..layer import Layer, Link, Tied, layer_cuts
+from ..util.errors import BadInput
+from .cut_table import Floats
+from .cuts import none_where_empty, spans
+from .stage_memory import StageMemory
+
+
+class Layered(Protocol):
+    """A model's layers and the ranks that run them: what costs are made of (a `Profile` is one)."""
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """What each layer costs."""
+
+    @property
+    def link(self) -> Link:
+        """Between two ranks."""
+
+    @property
+    def states(self) -> float:
+        """Bytes of parameters, gradients and optimizer state for each byte of parameters."""
+
+    @property
+    def tied(self) -> Tied:
+        """What layers share."""
+
+    @property
+    def rank_factors(self) -> tuple[float, ...]:
+        """How much longer each rank takes than the layers say; () where all are alike."""
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Layers on the stages of a pipeline: what is partitioned, and for what.
+
+    layers, link, states, tied, rank_factors: as in a `Profile`. routes: stage → rank, as `placement.check_routes` gives
+    them; microbatches of a step; limit: bytes a rank, or None; fused: one backward BW in place of B and W.
+    """
+
+    layers: tuple[Layer, ...]
+    link: Link
+    states: float
+    tied: Tied
+    rank_factors: tuple[float, ...]
+    routes: tuple[tuple[int, ...], ...]
+    microbatches: int
+    limit: int | None
+    fused: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        model: Layered,
+        routes: tuple[tuple[int, ...], ...],
+        microbatches: int = 1,
+        limit: int | None = None,
+        fused: bool = False,
+    ) -> StageCosts:
+        """Of a profile's layers. Raises BadInput where it knows how fast another number of ranks is."""
+        ranks, known = max(routes[0]) + 1, len(model.rank_factors)
+        if known not in (0, ranks):
+            raise BadInput(f"ranks: the profile knows how fast {known} ranks are (field 'rank_factors'), not {ranks}")
+        parts = (model.layers, model.link, model.states, model.tied, model.rank_factors)
+        return cls(*parts, routes, microbatches, limit, fused)
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return len(self.routes[0])
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return max(self.routes[0]) + 1
+
+    @property
+    def single(self) -> bool:
+        """Whether every stage has a rank of its own."""
+        return len(self.routes) == 1 and len(set(self.routes[0])) == self.stages
+
+    def check(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """`counts`, layers of each stage, as a tuple. Raises BadInput where they do not split the layers into the stages."""
+        counts = tuple(counts)
+        if len(counts) != self.stages or sum(counts) != len(self.layers) or min(counts) < 1:
+            raise BadInput(f"layers: {counts} does not split {len(self.layers)} layers into {self.stages} stages")
+        return counts
+
+    @cached_property
+    def times(self) -> list[float]:
+        """µs of each layer for one microbatch, all its passes."""
+        return [c.F + (c.BW if self.fused else c.B + c.W) for c in self.layers]
+
+    @cached_property
+    def all_to_alls(self) -> list[float]:
+        """µs of each layer's all-to-alls for one microbatch, behind F and behind the backward."""
+        return [2 * c.all_to_all for c in self.layers]
+
+    @cached_property
+    def factors(self) -> Floats:
+        """How much longer each stage takes on its ranks than its layers say, in the mean over routes, shape (stages,)."""
+        known = np.array(self.rank_factors or (1.0,) * self.ranks)
+        return np.asarray(known[np.array(self.routes)].mean(axis=0), np.float64)
+
+    @cached_property
+    def shares(self) -> Floats:
+        """[rank, stage]: which part of a stage's microbatches the rank runs."""
+        found = np.zeros((self.ranks, self.stages))
+        for route in self.routes:
+            np.add.at(found, (np.array(route), np.arange(self.stages)), 1 / len(self.routes))
+        return found
+
+    @cached_property
+    def memory(self) -> StageMemory:
+        """What stages keep and need, bytes."""
+        return StageMemory(self.layers, self.states, self.tied)
+
+    def in_flight(self, stage: int) -> int:
+        """Microbatches whose activations a stage is taken to hold at once: as 1F1B does where each stage has its own rank
+        (arXiv 2104.04473); one elsewhere, the least with which any schedule exists."""
+        return min(self.microbatches, self.stages - stage) if self.single else 1
+
+    @cached_property
+    def _cuts(self) -> tuple[np.ndarray, np.ndarray]:
+        at = np.arange(len(self.layers) + 1)
+        return at[:, None], at[None, :]
+
+    @cached_property
+    def kept(self) -> Floats:
+        """[a, b]: the most bytes that a stage of layers a … b − 1 keeps of one microbatch; infinite where there are none."""
+        return np.asarray(self.memory.kept(*self._cuts) + none_where_empty(len(self.layers)))
+
+    @cached_property
+    def fixed_bytes(self) -> Floats:
+        """[a, b]: bytes that a stage of layers a … b − 1 on a rank of its own needs beside activations."""
+        a, b = self._cuts
+        memory = self.memory
+        needed = memory.fixed((a, b)) + memory.transient(a, b) + memory.messages(a, b)
+        return np.asarray(needed + none_where_empty(len(self.layers)))
+
+    def bytes(self, stage: int) -> Floats:
+        """[a, b]: bytes that a stage of layers a … b − 1 needs on a rank of its own: activations, and all beside them."""
+        return self.fixed_bytes + self.in_flight(stage) * self.kept
+
+    def need(self, counts: Sequence[int]) -> Floats:
+        """Bytes that each rank needs, shape (ranks,), with so many layers a stage: activations, and all beside them."""
+        cuts = layer_cuts(counts)
+        held = [self.in_flight(s) * self.kept[a, b] for s, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))]
+        fixed, moving = self.memory.of_ranks(counts, self.routes)
+        return np.asarray(np.array(fixed) + np.array(moving) + (self.shares > 0) @ np.array(held))
+
+    @cached_property
+    def between_ranks(self) -> Floats:
+        """[stage]: for which part of the microbatches the cut behind a stage lies between two ranks; (stages − 1,)."""
+        routes = np.array(self.routes)
+        return np.asarray((routes[:, :-1] != routes[:, 1:]).mean(axis=0), np.float64)
+
+    @cached_property
+    def messages(self) -> Floats:
+        """[a]: ns that a cut before layer a adds to the first microbatch's way there and back."""
+        return np.rint([0.0, *(2e3 * self.link.time(one.output_bytes) for one in self.layers)])
+
+    def steps(self, factor: float = 1.0) -> tuple[Floats, Floats]:
+        """[a, b]: µs of a stage's work (times `factor`) and of its all-to-alls, as whole ns: the longer of both, which is
+        what each microbatch adds behind the slowest stage, and the other, which the first one's way takes too."""
+        work, sent = np.rint(1e3 * (factor * spans(self.times))), np.rint(1e3 * spans(self.all_to_alls))
+        return np.maximum(work, sent), np.minimum(work, sent)

@@ -1,0 +1,134 @@
+"""What stages of layers keep and need, bytes: the one account of memory, for problems and for partitions alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..layer import Layer, Tied, layer_ranges
+from .cut_table import Floats
+
+MESSAGES = 2  # at each end of a stage: one that comes or came, one that goes
+Place = int | NDArray[np.int64]  # of a cut: before this layer
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """The memory of a stage of layers a … b − 1, for any cuts a < b: whole numbers, or arrays of them that broadcast.
+
+    layers: of the whole model. states: bytes of parameters, gradients and optimizer state for each byte of parameters.
+    tied: as in a `Profile`. A layer's bytes are in `Layer`.
+    """
+
+    layers: tuple[Layer, ...]
+    states: float = 0.0
+    tied: Tied = ()
+
+    def _total(self, *names: str) -> Floats:
+        """[a]: the sum of these bytes over the layers before a."""
+        each = [sum(getattr(one, name) for name in names) for one in self.layers]
+        return np.concatenate([[0.0], np.cumsum(np.array(each, np.float64))])
+
+    @cached_property
+    def _counted_twice(self) -> Floats:
+        """[a]: of tensors that layers before a count and the next one too."""
+        pairs = zip(self.layers, self.layers[1:], strict=False)
+        twice = [max(a.output_kept, b.input_unneeded) for a, b in pairs]
+        return np.concatenate([[0.0], np.cumsum(np.array(twice, np.float64)), [0.0]])
+
+    @cached_property
+    def _totals(self) -> tuple[Floats, Floats, Floats]:
+        """Kept after F, kept after B, parameters."""
+        return (
+            self._total("held_until_B", "held_until_W"),
+            self._total("held_until_W", "held_from_B"),
+            self._total("parameter_bytes"),
+        )
+
+    def after_f(self, a: Place, b: Place) -> Any:
+        """Bytes of one microbatch between F and B: the layers' sum, where a tensor between two that both count counts
+        once."""
+        total, twice = self._totals[0], self._counted_twice
+        return np.maximum(0.0, total[b] - total[a] - (twice[np.asarray(b) - 1] - twice[a]))
+
+    def after_b(self, a: Place, b: Place) -> Any:
+        """Bytes of one microbatch between B and W."""
+        return self._totals[1][b] - self._totals[1][a]
+
+    def kept(self, a: Place, b: Place) -> Any:
+        """The most bytes that one microbatch keeps."""
+        return np.maximum(self.after_f(a, b), self.after_b(a, b))
+
+    def held(self, counts: Sequence[int]) -> dict[str, list[int]]:
+        """`held_until_B`, `held_until_W`, `held_from_B` of stages with so many layers, for `pipeline`: what one layer's B
+        frees makes room for what another's makes."""
+        found: dict[str, list[int]] = {"held_until_B": [], "held_until_W": [], "held_from_B": []}
+        for here in layer_ranges(counts):
+            after_f, after_b = (int(kept(here.start, here.stop)) for kept in (self.after_f, self.after_b))
+            found["held_until_B"].append(max(0, after_f - after_b))
+            found["held_until_W"].append(min(after_f, after_b))
+            found["held_from_B"].append(max(0, after_b - after_f))
+        return found
+
+    def fixed(self, *stages: tuple[Place, Place]) -> Any:
+        """Bytes of parameters, gradients and optimizer state of stages (a, b) on one rank, which has what its layers share
+        once."""
+        total = self._totals[2]
+        found = np.sum([total[b] - total[a] for a, b in stages], axis=0)
+        for size, group in self.tied:
+            before = np.concatenate([[0], np.cumsum(np.isin(np.arange(len(self.layers)), group))])
+            here = np.sum([before[b] - before[a] for a, b in stages], axis=0)
+            found = found - size * np.maximum(0, here - 1)
+        return self.states * found
+
+    @cached_property
+    def _messages(self) -> Floats:
+        """[a]: bytes of messages over a cut before layer a, on each side of it: none before the first layer and behind the
+        last."""
+        return np.array([0, *(MESSAGES * one.output_bytes for one in self.layers[:-1]), 0], np.float64)
+
+    def messages(self, a: Place, b: Place) -> Any:
+        """Bytes of messages at both ends of a stage. More can be on their way where a rank runs far ahead of the next:
+        those are not known before the schedule is."""
+        return self._messages[a] + self._messages[b]
+
+    @cached_property
+    def _transient(self) -> Floats:
+        """[a, b]: the most of the layers a … b − 1, shape (layers + 1, layers + 1)."""
+        count = len(self.layers)
+        found = np.zeros((count + 1, count + 1))
+        for a in range(count):
+            found[a, a + 1 :] = np.maximum.accumulate([one.transient for one in self.layers[a:]])
+        return found
+
+    def transient(self, a: Place, b: Place) -> Any:
+        """The most bytes that a pass takes while it runs, beyond what is kept before or after it."""
+        return self._transient[a, b]
+
+    def of_ranks(
+        self, counts: Sequence[int], routes: Sequence[Sequence[int]], recomputing: Sequence[int] = ()
+    ) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Bytes that each rank needs beside activations, in two parts: parameters with gradients and optimizer state;
+        messages at the ends of its stages and the most that one pass takes while it runs.
+
+        counts: layers of each stage; routes: stage → rank, each. recomputing: stages whose F keeps its input alone, so
+        while a layer runs, what it would keep is there on top.
+        """
+        fixed, moving, ranges = [], [], layer_ranges(counts)
+        for rank in range(max(routes[0]) + 1):
+            mine = sorted({stage for route in routes for stage, home in enumerate(route) if home == rank})
+            ends = [(ranges[stage].start, ranges[stage].stop) for stage in mine]
+            fixed.append(float(self.fixed(*ends)))
+            most = max(self._inside(ranges[stage], stage in recomputing) for stage in mine)
+            moving.append(most + sum(int(self.messages(*end)) for end in ends))
+        return tuple(fixed), tuple(moving)
+
+    def _inside(self, here: range, recomputing: bool) -> int:
+        if not recomputing:
+            return int(self.transient(here.start, here.stop))
+        return max(c.transient + c.held_until_B + c.held_until_W for c in (self.layers[i] for i in here))

@@ -1,0 +1,23 @@
+"""What was measured of a model: profiles, what changed between two, a run as a profile."""
+
+from typing import TYPE_CHECKING
+
+from ..util.lazy import handing_on
+
+if TYPE_CHECKING:
+    from .changes import Change as Change
+    from .changes import Drift as Drift
+    from .changes import drift as drift
+    from .measured_run import from_trace as from_trace
+    from .profile import Profile as Profile
+    from .spread import spread_over as spread_over
+
+__getattr__, __dir__ = handing_on(
+    __name__,
+    {
+        "changes": "Change Drift drift",
+        "measured_run": "from_trace",
+        "profile": "Profile",
+        "spread": "spread_over",
+    },
+)

@@ -1,0 +1,141 @@
+"""How a model's costs changed: two profiles side by side, and beyond their spread or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import erfc, sqrt
+from typing import Any
+
+import numpy as np
+
+from ..layer import Layer
+from ..util.errors import BadInput
+from ..util.statistics import quartiles
+from .profile import Profile
+
+KINDS = ("F", "B", "W", "BW", "X", "U", "all_to_all")
+BYTES = ("held_until_B", "held_until_W", "held_from_B", "transient", "parameter_bytes", "output_bytes")
+MIN_SAMPLES = 5  # samples on each side, below which nothing is said to be beyond the spread
+CHANCE = 0.01  # how often a difference without a cause may be called one, for one layer and kind
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One cost of one layer (or of all, layer "") in both profiles: µs or bytes. `change`: new / old − 1, None from 0.
+    `beyond`: whether that is more than the spread of the samples; None where too few samples were kept to say so."""
+
+    layer: str
+    what: str
+    old: float
+    new: float
+    change: float | None
+    beyond: bool | None
+
+
+@dataclass(frozen=True)
+class Drift:
+    """All changes: `layers` in the newer profile's order, `total` over all layers and of the link (for a message of the
+    largest output), `bytes` where they differ. `only_old`, `only_new`: layers that one profile alone has."""
+
+    layers: tuple[Change, ...]
+    total: tuple[Change, ...]
+    bytes: tuple[Change, ...]
+    only_old: tuple[str, ...]
+    only_new: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields."""
+        return asdict(self)
+
+
+def drift(old: Profile, new: Profile) -> Drift:
+    """What changed from `old` to `new`, for layers of the same name and turn.
+
+    A change is beyond the spread where the middle halves of both samples lie apart, and a rank-sum test (Mann and Whitney
+    1947) would see such a difference by chance in less than one of a hundred. Raises BadInput where no layer is in both.
+    """
+    mine, theirs = _numbered(old), _numbered(new)
+    both = [name for name in theirs if name in mine]
+    if not both:
+        raise BadInput("diff: the two profiles have no layer of the same name: they are of different models")
+    rows = [
+        _change(name, kind, getattr(mine[name], kind), getattr(theirs[name], kind), pooled(old, mine[name], kind), rest)
+        for name in both
+        for kind in KINDS
+        if getattr(mine[name], kind) or getattr(theirs[name], kind)
+        for rest in [pooled(new, theirs[name], kind)]
+    ]
+    sizes = [
+        _change(name, what, getattr(mine[name], what), getattr(theirs[name], what), (), ())
+        for name in both
+        for what in BYTES
+        if getattr(mine[name], what) != getattr(theirs[name], what)
+    ]
+    total = []
+    for kind in KINDS:
+        before, after = (sum(getattr(side[name], kind) for name in both) for side in (mine, theirs))
+        if before or after:
+            total.append(_change("", kind, before, after, (), ()))
+    largest = max(theirs[name].output_bytes for name in both)
+    total.append(_change("", "link", old.link.time(largest), new.link.time(largest), *_link_samples(old, new)))
+    return Drift(
+        tuple(rows),
+        tuple(total),
+        tuple(sizes),
+        tuple(name for name in mine if name not in theirs),
+        tuple(name for name in theirs if name not in mine),
+    )
+
+
+def _numbered(profile: Profile) -> dict[str, Layer]:
+    """Layers by name; the second of a name gets its turn behind it."""
+    found: dict[str, Layer] = {}
+    for layer in profile.layers:
+        name, turn = layer.name, 2
+        while name in found:
+            name, turn = f"{layer.name} ({turn})", turn + 1
+        found[name] = layer
+    return found
+
+
+def pooled(profile: Profile, layer: Layer, kind: str) -> list[float]:
+    """Samples of a layer, µs: its own and those of its equals, since only some of equal layers are measured."""
+    alike = [one for one in profile.layers if _costs(one) == _costs(layer)]
+    return [us for name in dict.fromkeys(one.name for one in alike) for us in profile.samples.get(f"{name}/{kind}", ())]
+
+
+def _costs(layer: Layer) -> tuple[Any, ...]:
+    return tuple(value for name, value in asdict(layer).items() if name != "name")
+
+
+def _link_samples(old: Profile, new: Profile) -> tuple[list[float], list[float]]:
+    """Samples of the largest message that both sent."""
+    sizes = [key for key in old.samples if key.startswith("link/") and key[5:].isdecimal() and key in new.samples]
+    key = max(sizes, key=lambda one: int(one[5:]), default="")
+    return old.samples.get(key, []), new.samples.get(key, [])
+
+
+def _change(layer: str, what: str, old: float, new: float, before: Sequence[float], after: Sequence[float]) -> Change:
+    return Change(layer, what, old, new, new / old - 1 if old else None, _beyond(before, after))
+
+
+def _beyond(before: Sequence[float], after: Sequence[float]) -> bool | None:
+    if min(len(before), len(after)) < MIN_SAMPLES:
+        return None
+    (low, high), (low2, high2) = quartiles(before), quartiles(after)
+    return (high < low2 or high2 < low) and rank_sum(before, after) < CHANCE
+
+
+def rank_sum(one: Sequence[float], other: Sequence[float]) -> float:
+    """How probable so different samples are if both are of one kind: the two-sided rank-sum test with ties at their mean
+    rank, by the normal approximation."""
+    values = np.concatenate([one, other])
+    n, m = len(one), len(other)
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
+    size = n + m
+    variance = n * m / 12 * (size + 1 - float((count**3 - count).sum()) / (size * (size - 1)))
+    if variance <= 0:
+        return 1.0
+    return erfc(abs(float(ranks[:n].sum()) - n * (size + 1) / 2) / sqrt(2 * variance))

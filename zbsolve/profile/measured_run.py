@@ -1,0 +1,183 @@
+"""A running job's trace → a profile, so that its schedule can be solved again for what the cluster really does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from statistics import median, median_low
+from typing import Any
+
+import numpy as np
+
+from ..layer import Layer, Link, layer_cuts
+from ..problem import Problem
+from ..timeline import Floats
+from ..trace import Trace
+from ..util.errors import BadInput
+from .profile import Profile
+
+ALIKE = 0.05  # ranks that are less than this slower or faster than the middle one count as alike
+Samples = dict[tuple[int, str], list[float]]  # µs, by layer and kind
+WITH = {"BW": ("B", "W"), "B": ("BW",), "W": ("BW",), "X": ("F",)}  # times that nobody ran change with these
+
+
+def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
+    """What a run says about its layers, ranks and messages: its own problem built from the result has the medians that
+    the run measured, to the rounding.
+
+    A pass of a stage is shared out over the stage's layers as in `base` (without: evenly, all-to-alls as its problem has
+    them, and bytes are unknown, 0). A rank whose passes together take 5 % more or less of what `base` says than the middle
+    rank's do is taken for a slower or faster device (`rank_factors`); all else is put on the layers. Kinds that did not run
+    change as their nearest did (BW with B and W, X with F). Message times are scaled as those took that an idle rank was
+    waiting for. Raises BadInput.
+    """
+    problem = trace.problem
+    groups = _groups(problem)
+    layers = _layers(problem, base, groups)
+    times = np.stack([step.end - step.start for step in trace.steps]).astype(np.float64)
+    kinds = tuple(dict.fromkeys(one.kind for one in groups))
+    cuts = layer_cuts(problem.layers)
+    ratio = _rank_ratios(problem, groups, layers, times, cuts)
+    middle = median_low(ratio)
+    factors = [one / middle if abs(one / middle - 1) >= ALIKE else 1.0 for one in ratio]
+    samples: Samples = {}
+    for stage, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for kind in kinds:
+            rows = [one for one in groups if (one.stage, one.kind) == (stage, kind)]
+            if not rows:
+                continue
+            own = np.concatenate([times[:, one.rows].ravel() / factors[one.rank] for one in rows])
+            shares = _shares([getattr(layer, kind) for layer in layers[a:b]])
+            for i, share in zip(range(a, b), shares, strict=True):
+                samples[i, kind] = (own * share).tolist()
+    new = tuple(_retimed(i, layer, samples) for i, layer in enumerate(layers))
+    scale, heard = _link_scale(trace)
+    link = Link(0.0, 1.0) if base is None else base.link
+    facts: dict[str, Any] = {
+        "steps": len(trace.steps),
+        "rank_ratios": [round(one / middle, 6) for one in ratio],
+        "link_scale": scale,
+        "messages_heard": heard,
+        "bytes_from": "nowhere: a base profile was not given" if base is None else f"{base.source} profile of {base.model}",
+        "run": {key: value for key, value in trace.facts.items() if isinstance(value, str | int | float)},
+    }
+    return Profile(
+        _source(trace, base),
+        (problem.source.rpartition(": ")[2] or "trace") if base is None else base.model,
+        new,
+        Link(link.latency * scale, link.bytes_per_us / scale),
+        0.0 if base is None else base.states,
+        None if base is None else base.capacity,
+        facts,
+        {f"{layers[i].name}/{kind}": row for (i, kind), row in samples.items()},
+        tuple(factors) if any(one != 1.0 for one in factors) else (),
+        () if base is None else base.tied,
+    )
+
+
+def _source(trace: Trace, base: Profile | None) -> str:
+    """Measured only where the run's times are, and what the base adds."""
+    if "emulated" in trace.facts:
+        return "estimated: an emulated run"
+    before = trace.problem.source if base is None else base.source
+    if before.startswith("measured"):
+        return "measured"
+    return f"{base.source}, retimed by a run" if base is not None else "estimated: by a run of an estimated schedule"
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Passes of one kind and stage on one rank: rows of the problem's table."""
+
+    rank: int
+    stage: int
+    kind: str
+    rows: Any
+
+
+def _groups(problem: Problem) -> list[_Group]:
+    """All that compute on layers."""
+    known = {one.name for one in fields(Layer)}
+    found = []
+    for rows in problem.lanes:
+        p, first = problem.passes, int(rows[0])
+        streams = p.stream_sets[p.streams[first]]
+        if p.kind_names[first] in known - {"U"} and any(stream.startswith("compute:") for stream in streams):
+            found.append(_Group(int(p.rank[first]), int(p.stage[first]), p.kind_names[first], rows))
+    return found
+
+
+def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tuple[Layer, ...]:
+    """The base's; without one, layers that share their stage's predicted times evenly."""
+    stages = problem.stages
+    if len(problem.layers) != stages or min(problem.layers) < 1:
+        raise BadInput("trace: its problem does not say how many layers each stage holds (field 'layers')")
+    if base is not None:
+        if len(base.layers) != sum(problem.layers):
+            raise BadInput(f"trace: of {sum(problem.layers)} layers, but the base profile has {len(base.layers)}")
+        return base.layers
+    times = {(one.stage, one.kind): float(problem.passes.duration[one.rows].mean()) for one in groups}
+    sent = _all_to_alls(problem, stages)
+    nothing: dict[str, Any] = dict.fromkeys(("held_until_B", "held_until_W", "parameter_bytes", "output_bytes"), 0)
+
+    def layer(s: int, i: int, n: int) -> Layer:
+        F, B, W, BW = (times.get((s, kind), 0.0) / n for kind in ("F", "B", "W", "BW"))
+        return Layer(f"stage{s}.layer{i}", F, B, W, BW, **nothing, all_to_all=sent[s] / n)
+
+    return tuple(layer(s, i, n) for s, n in enumerate(problem.layers) for i in range(n))
+
+
+def _all_to_alls(problem: Problem, stages: int) -> list[float]:
+    """µs of an all-to-all a stage: the mean of those behind F and behind the backward, since a layer has one for both."""
+    p = problem.passes
+    total = np.zeros(stages)
+    for kind in ("AF", "AB"):
+        rows = problem.rows(kind)
+        total += np.bincount(p.stage[rows], p.duration[rows], stages) / problem.microbatches
+    found: list[float] = (total / 2).tolist()
+    return found
+
+
+def _rank_ratios(
+    problem: Problem, groups: list[_Group], layers: tuple[Layer, ...], times: Floats, cuts: list[int]
+) -> list[float]:
+    """Measured over what the layers say, of all passes of each rank; medians of each kind and stage."""
+    measured, said = np.zeros(problem.ranks), np.zeros(problem.ranks)
+    for one in groups:
+        measured[one.rank] += len(one.rows) * float(np.median(times[:, one.rows]))
+        said[one.rank] += len(one.rows) * sum(getattr(c, one.kind) for c in layers[cuts[one.stage] : cuts[one.stage + 1]])
+    for rank in np.flatnonzero((measured <= 0) | (said <= 0)):
+        raise BadInput(f"trace: rank {rank} ran {measured[rank]:.0f} µs where its layers say {said[rank]:.0f}: no ratio")
+    ratios: list[float] = (measured / said).tolist()
+    return ratios
+
+
+def _shares(times: list[float]) -> list[float]:
+    whole = sum(times)
+    return [one / whole for one in times] if whole else [1 / len(times)] * len(times)
+
+
+def _retimed(i: int, layer: Layer, samples: Samples) -> Layer:
+    """The layer with its measured times, and with those of kinds that did not run in proportion."""
+    new: dict[str, Any] = {kind: median(row) for (of, kind), row in samples.items() if of == i}
+    for kind, partners in WITH.items():
+        if (i, kind) not in samples and all((i, one) in samples for one in partners):
+            before = sum(getattr(layer, one) for one in partners)
+            new[kind] = getattr(layer, kind) * (sum(new[one] for one in partners) / before if before else 1.0)
+    return replace(layer, **new)
+
+
+def _link_scale(trace: Trace) -> tuple[float, int]:
+    """How much longer messages took than predicted, over those whose rank stood idle from before they were sent (others may
+    have lain there unseen); 1 where there were none. With their number."""
+    problem, measured, predicted, heard = trace.problem, 0.0, 0.0, 0
+    edges, rank = problem.edges, problem.passes.rank
+    rows = np.flatnonzero((rank[edges.before] != rank[edges.after]) & (edges.lag > 0))
+    sender, receiver = edges.before[rows], edges.after[rows]
+    for number, step in enumerate(trace.steps):
+        ready = trace.ready[number]
+        idle_since = np.minimum(ready, step.start) - trace.waits(number)
+        good = (idle_since[receiver] <= step.end[sender]) & (ready[receiver] > step.end[sender])
+        measured += float((ready[receiver] - step.end[sender])[good].sum())
+        predicted += float(edges.lag[rows][good].sum())
+        heard += int(good.sum())
+    return (measured / predicted, heard) if predicted else (1.0, 0)

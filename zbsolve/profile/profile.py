@@ -1,0 +1,208 @@
+"""What was measured (or estimated) of a model on a machine, and the problem it makes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from .. import placement as placements
+from ..build.plain import pipeline
+from ..build.recompute import Recompute, recomputed_stages
+from ..layer import Layer, Link, Tied, layer_ranges
+from ..partition.cuts import balanced_ranks
+from ..partition.stage_costs import StageCosts
+from ..problem import Problem
+from ..util.errors import BadInput, Infeasible
+from ..util.files import AMOUNT, COUNT, checked, read_one_of, strict_form, write_document
+from ..util.text import exact_bytes, parse_bytes
+
+MIN_BANDWIDTH = 1e-9  # bytes a µs
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model's layers and the links between ranks.
+
+    source: "measured", or "estimated: " and by what, never to be confused. states: bytes of parameters, gradients and
+    optimizer state for each byte of parameters (4 for Adam in one precision). capacity: bytes a device has, or None.
+    facts: JSON values about the machine and the run. samples: every raw measurement, µs, keyed "<layer>/<kind>" or
+    "link/<bytes>".
+    rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike. tied: bytes of
+    each parameter that several layers hold, and their numbers: a rank with several of them has it once.
+    """
+
+    source: str
+    model: str
+    layers: tuple[Layer, ...]
+    link: Link
+    states: float
+    capacity: int | None
+    facts: dict[str, Any]
+    samples: dict[str, list[float]]
+    rank_factors: tuple[float, ...] = ()
+    tied: Tied = ()
+
+    @property
+    def title(self) -> str:
+        """The model, and that the profile is an estimate where it is one."""
+        return self.model if self.source == "measured" else f"{self.model} ({self.source}, not measured)"
+
+    def problem(
+        self,
+        ranks: int,
+        microbatches: int,
+        placement: str | placements.Spot = "single",
+        memory: str | int | None = None,
+        objective: str = "makespan",
+        layers: Sequence[int] | None = None,
+        fused: bool = False,
+        recompute: Recompute = (),
+    ) -> Problem:
+        """The training step of this model on `ranks` ranks.
+
+        placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn
+        ("mirror"); a stage's parameters count on every rank that it lives on. memory: bytes a rank ("40GiB"), of which
+        parameters, gradients and optimizer state, messages and what passes take while they run are taken off first (see
+        `StageMemory.of_ranks`); None: the device's capacity, unlimited where unknown. layers: how many layers each stage
+        gets; None: `balanced_ranks` over F + B + W, for the ranks as fast as they are. fused: one backward BW, as people
+        run it without a split. recompute: stages ("all", "0,2", or numbers) that drop their activations after F and make
+        them again before B, in X's time (F's where unknown); stage 0's input is the batch, which is there anyway. Raises
+        BadInput, Infeasible.
+        """
+        routes = placements.routes_of(placement, ranks)
+        limit = self.capacity if memory is None else parse_bytes(memory)
+        costs = StageCosts.of(self, routes, microbatches, limit, fused)
+        turns = 2 if recompute == "all" else 1
+        work = [turns * c.F + c.B + c.W for c in self.layers]
+        counts = balanced_ranks(work, routes, costs.factors.tolist()) if layers is None else costs.check(layers)
+        left = self._left(costs, counts, recompute, memory)
+        try:
+            problem = self._pipeline(costs, counts, left, objective, recompute)
+        except Infeasible as error:
+            rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
+            raise Infeasible(f"{error}; {rest}{_of(limit, memory)}") from None
+        problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
+        if not problem.work:
+            raise BadInput(
+                f"layers: the passes of all {costs.stages} stages round to 0 µs: times below half a µs cannot be scheduled"
+            )
+        return problem
+
+    def _pipeline(
+        self,
+        costs: StageCosts,
+        counts: tuple[int, ...],
+        left: list[int] | None,
+        objective: str,
+        recompute: Recompute,
+    ) -> Problem:
+        """The step where stages have so many layers each, and ranks `left` bytes for activations."""
+        stages = [[self.layers[i] for i in here] for here in layer_ranges(counts)]
+
+        def total(what: str) -> list[int]:
+            return [round(sum(getattr(one, what) for one in stage)) for stage in stages]
+
+        return pipeline(
+            total("F"),
+            placement=costs.routes,
+            microbatches=costs.microbatches,
+            comm=[round(self.link.time(stage[-1].output_bytes)) for stage in stages[:-1]],
+            **costs.memory.held(counts),
+            AF=total("all_to_all"),
+            recompute=recompute,
+            X=[round(sum(c.X or c.F for c in stage)) for stage in stages],
+            held_input=[0, *(stage[-1].output_bytes for stage in stages[:-1])],
+            capacity=left,
+            objective=objective,
+            layers=counts,
+            source=f"{self.source}: {self.model}",
+            **({"BW": total("BW")} if costs.fused else {"B": total("B"), "W": total("W")}),
+        )
+
+    def _left(
+        self, costs: StageCosts, counts: tuple[int, ...], recompute: Recompute, said: str | int | None
+    ) -> list[int] | None:
+        """Bytes a rank left for activations beside all else; None: unlimited."""
+        if costs.limit is None:
+            return None
+        left = []
+        recomputing = recomputed_stages(recompute, costs.stages).tolist()
+        for rank, (fixed, moving) in enumerate(zip(*costs.memory.of_ranks(counts, costs.routes, recomputing), strict=True)):
+            if fixed + moving > costs.limit:
+                raise Infeasible(
+                    f"memory: rank {rank} needs {exact_bytes(fixed)} for parameters and optimizer states and "
+                    f"{exact_bytes(moving)} for messages and inside passes, more than its memory{_of(costs.limit, said)}"
+                )
+            left.append(int(costs.limit - fixed - moving))
+        return left
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a profile file, whole or not at all; `-` is standard output."""
+        write_document(path, "profile", asdict(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read a profile file; `-` is standard input. Raises BadInput naming the field."""
+        return cls.from_json(read_one_of(path, ("profile",))[1], str(path))
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "profile") -> Profile:
+        """The profile that `save` wrote. Raises BadInput naming `where` and the field."""
+        form = checked(body, ProfileForm, where)
+        if form.source != "measured" and not form.source.startswith("estimated: "):
+            raise BadInput(f"{where}: field 'source' is '{form.source}', neither 'measured' nor 'estimated: …'")
+        link = Link(**msgspec.structs.asdict(form.link))
+        if link.bytes_per_us < MIN_BANDWIDTH:
+            raise BadInput(f"{where}: link: field 'bytes_per_us' is {link.bytes_per_us:g}")
+        layers = tuple(Layer(**msgspec.structs.asdict(row)) for row in form.layers)
+        for kinds in (("F", "B", "W"), ("F", "BW")):
+            if not any(getattr(layer, kind) for layer in layers for kind in kinds):
+                raise BadInput(f"{where}: fields {', '.join(map(repr, kinds))} of all layers are 0: nothing takes time")
+        for size, group in form.tied:
+            if len({*group}) < 2 or max(group) >= len(layers):
+                raise BadInput(f"{where}: field 'tied' must list [bytes, [layers that hold them]], not {[size, group]}")
+        return cls(
+            form.source,
+            form.model,
+            layers,
+            link,
+            form.states,
+            form.capacity,
+            form.facts,
+            form.samples,
+            tuple(form.rank_factors),
+            tuple((size, tuple(group)) for size, group in form.tied),
+        )
+
+
+Sample = Annotated[float, msgspec.Meta(gt=-(2.0**62), lt=2.0**62)]
+Factor = Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
+LayerForm, LinkForm = strict_form(Layer), strict_form(Link)
+
+
+class ProfileForm(msgspec.Struct, forbid_unknown_fields=True):
+    """A profile in a file: a misspelt field must not pass for one that was left out."""
+
+    source: str
+    model: str
+    layers: Annotated[list[LayerForm], msgspec.Meta(min_length=1)]  # type: ignore[valid-type]
+    link: LinkForm  # type: ignore[valid-type]
+    states: AMOUNT
+    facts: dict[str, Any]
+    samples: dict[str, list[Sample]]
+    capacity: COUNT | None = None
+    rank_factors: list[Factor] = []
+    tied: list[tuple[COUNT, list[COUNT]]] = []
+
+
+def _of(limit: int | None, said: str | int | None) -> str:
+    """How much memory a rank was given, for messages; where a bare number was `said`, too small to be meant, its unit."""
+    if limit is None:
+        return ""
+    small = limit < 2**20 and re.fullmatch(r"[\d.\s]+", str(said))
+    return f" of {exact_bytes(limit)}{' (a number without a unit is bytes: write 40GiB, 512MB)' if small else ''}"

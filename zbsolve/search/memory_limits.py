@@ -1,0 +1,233 @@
+"""A step within one memory limit after another: what is found and proven at one limit holds at others.
+
+A schedule that fits less memory also fits more, and a bound proven for more memory also holds for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..problem import Ints, Problem
+from ..schedule import Certificate, Schedule, relative_gap
+from ..systems.table import PRESETS, preset
+from ..util.clock import Clock
+from ..util.errors import BadInput, Deadlock, Infeasible, NotFound
+from ..verifier import verify
+from .solver import check_bound, solve
+from .state import State
+
+NAMED = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One memory limit. `memory`: bytes of every rank, parameters and optimizer state included; `peak`: bytes that the
+    schedule needs of them on its fullest rank; `value`, `bound` in µs; `proof`: where the bound comes from; `solver`:
+    who found the schedule; `seconds` spent here."""
+
+    memory: int
+    peak: int
+    value: int
+    bound: int
+    proof: str
+    solver: str
+    seconds: float
+    schedule: Schedule
+
+    @property
+    def gap(self) -> float:
+        """(value − bound) / value."""
+        return relative_gap(self.value, self.bound)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the schedule, and the gap and status."""
+        body = {name: getattr(self, name) for name in ("memory", "peak", "value", "bound", "proof", "solver", "seconds")}
+        return {**body, "gap": self.gap, "status": "optimal" if self.bound >= self.value else "feasible"}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A schedule of the literature here: `memory` bytes it needs of its fullest rank, `value` µs."""
+
+    name: str
+    memory: int
+    value: int
+
+
+class MemoryLimits:
+    """All schedules and bounds found so far, at which limits (None: unlimited), and the time that is left."""
+
+    def __init__(
+        self,
+        free: Problem,
+        fixed: Ints,
+        clock: Clock,
+        options: dict[str, Any],
+        progress: Callable[[str, State], None] | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.free, self.fixed, self.clock, self.options = free, fixed, clock, options
+        self.progress, self.stop = progress, stop
+        self.found: list[tuple[int, int, str, Schedule]] = []  # value, memory it needs, solver, schedule
+        self.proven: list[tuple[int | None, Certificate]] = []  # limit, and the bound that was proven there
+        self.spent: dict[int | None, float] = {}
+        self.limits: list[int] = []
+        self.sound: set[int] = set()  # schedules that were verified in the very memory that they need, by identity
+        self.named = list(_named(free, fixed))
+        for one, schedule in self.named:
+            self.found.append((one.value, one.memory, one.name, schedule))
+
+    def problem(self, limit: int | None) -> Problem:
+        """The step within `limit` bytes a rank."""
+        if limit is None:
+            return self.free
+        return replace(self.free, capacity=tuple((limit - self.fixed).tolist()))
+
+    def best(self, limit: int | None) -> tuple[int, int, str, Schedule] | None:
+        """The shortest schedule known that fits, and of those the one that needs least."""
+        fitting = [row for row in self.found if limit is None or row[1] <= limit]
+        return min(fitting, key=lambda row: row[:2], default=None)
+
+    def bound(self, limit: int | None) -> tuple[int | None, Certificate] | None:
+        """The highest bound known: of this limit or more memory."""
+        holds = [row for row in self.proven if row[0] is None or (limit is not None and row[0] >= limit)]
+        return max(holds, key=lambda row: row[1].bound, default=None)
+
+    def open(self, limit: int | None) -> bool:
+        """Whether anything is left to gain at this limit."""
+        best, bound = self.best(limit), self.bound(limit)
+        return best is None or bound is None or best[0] > bound[1].bound
+
+    def solve(self, limit: int | None, share: float, label: str) -> None:
+        """Spend a share of the time left on one limit, from the best schedule that fits it."""
+        problem, before = self.problem(limit), self.clock.used
+        granted = max(0.01, self.clock.left * share)
+        options = {**self.options, "effort" if self.clock.counted else "seconds": granted}
+        best = self.best(limit)
+        if best is not None and self.spent:
+            options["hint"] = Schedule(problem, best[3].order, best[3].syncs)
+        if self.progress is not None:
+            show = self.progress
+            options["progress"] = lambda state: show(label, state)
+        try:
+            self.keep(limit, solve(problem, **options))
+        except (Infeasible, NotFound):
+            pass  # a schedule of less memory may still fit
+        except KeyboardInterrupt:
+            if not self.found:
+                raise
+        if self.clock.counted and self.open(limit):  # what is proven early gives its share back
+            self.clock.spend(granted)
+        self.spent[limit] = self.spent.get(limit, 0.0) + self.clock.used - before
+
+    def keep(self, limit: int | None, schedule: Schedule) -> None:
+        """Note a schedule, with the memory it really needs, and its bound."""
+        certificate = schedule.certificate
+        assert certificate is not None
+        row = certificate.value, needs(schedule, self.fixed), certificate.solver, schedule
+        self.verified(row)
+        self.found.append(row)
+        self.proven.append((limit, certificate))
+
+    def verified(self, row: tuple[int, int, str, Schedule]) -> None:
+        """Verify a schedule in the memory that it needs, once: it then holds in more too."""
+        _, memory, _, schedule = row
+        if id(schedule) not in self.sound:
+            problem = self.problem(memory)
+            assert not verify(problem, Schedule(problem, schedule.order, schedule.syncs))
+            self.sound.add(id(schedule))
+
+    def plan(self, points: int) -> None:
+        """The limits: from the least to the unlimited optimum's peak, evenly by ratio of activation memory; and the peaks
+        of the named schedules between."""
+        least, best = int((self.fixed + _one_microbatch(self.free)).max()), self.best(None)
+        if best is None:
+            raise Infeasible("no schedule was found without a memory limit in this time")
+        top = max(least, best[1])
+        base = int(self.fixed.max())
+        low, high = max(least - base, 1), max(top - base, 1)
+        ladder = {base + round(low * (high / low) ** (i / (points - 1))) for i in range(points)}
+        named = {one.memory for one, _ in self.named if least < one.memory < top}
+        self.limits = sorted({min(max(at, least), top) for at in ladder} | {least, top} | named)
+
+    def down(self) -> None:
+        """Every limit once, the roomiest first: its bound holds for all below. Where time is over before, tight ones that
+        have no schedule yet, until one has."""
+        for i, limit in enumerate(reversed(self.limits)):
+            if self.stop():
+                return
+            if self.clock.left <= 0:
+                break
+            if self.open(limit):  # two thirds of the time for the way down
+                self.solve(limit, 0.67 / (len(self.limits) - i), f"point {len(self.limits) - i} of {len(self.limits)}")
+
+        for limit in self.limits:
+            if self.stop() or self.best(limit) is not None:
+                return
+            self.solve(limit, 1.0, "the least memory")
+
+    def up(self) -> None:
+        """Open limits again, the tightest first: its schedule starts the next."""
+        for i, limit in enumerate(self.limits):
+            if self.stop() or self.clock.left <= 0:
+                return
+            if self.open(limit):
+                still = sum(self.open(other) for other in self.limits[i:])
+                self.solve(limit, 1 / still, f"point {i + 1} of {len(self.limits)}, again")
+
+    def points(self) -> tuple[Point, ...]:
+        """The frontier as found: each limit with the best schedule that fits it and the best bound that holds."""
+        return tuple(point for limit in self.limits if (point := self._point(limit)) is not None)
+
+    def _point(self, limit: int) -> Point | None:
+        best, bound = self.best(limit), self.bound(limit)
+        if best is None or bound is None:
+            return None
+        self.verified(best)
+        value, peak, solver, found = best
+        at, proven = bound
+        proof = proven.proof
+        if at != limit:
+            where = "without a memory limit" if at is None else f"with {at} bytes a rank"
+            proof = f"{proof} ({where}, so with less too)"
+        problem, seconds = self.problem(limit), round(self.spent.get(limit, 0.0), 3)
+        check_bound(found, proven.bound, proof)
+        certificate = replace(
+            proven,
+            value=value,
+            proof=proof,
+            solver=solver,
+            seconds=seconds,
+            digest=problem.digest,
+        )
+        schedule = Schedule(problem, found.order, found.syncs, certificate)
+        return Point(limit, peak, value, certificate.bound, proof, solver, seconds, schedule)
+
+
+def needs(schedule: Schedule, fixed: Ints) -> int:
+    """Bytes a rank that `schedule` needs on its fullest rank, with the `fixed` ones."""
+    return int((fixed + np.array(schedule.timeline().peak_bytes)).max())
+
+
+def _one_microbatch(problem: Problem) -> Ints:
+    """Bytes a rank that one microbatch alone needs: its first B waits for all its F."""
+    one = problem.passes.microbatch == 0
+    return np.bincount(problem.passes.rank[one], problem.taken[one], problem.ranks).astype(np.int64)
+
+
+def _named(problem: Problem, fixed: Ints) -> list[tuple[Named, Schedule]]:
+    """The schedules of the literature that this placement knows, without two names for one order."""
+    found: list[tuple[Named, Schedule]] = []
+    for name in PRESETS:
+        try:
+            schedule = preset(name, problem)
+            one = Named(NAMED.get(name, name), needs(schedule, fixed), int(schedule.timeline().value))
+        except (BadInput, Deadlock):
+            continue
+        if all(schedule.order != other.order for _, other in found):
+            found.append((one, schedule))
+    return found

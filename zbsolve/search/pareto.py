@@ -1,0 +1,110 @@
+"""The frontier: the shortest step over the memory a rank has, and how short it could be at most.
+
+A schedule that fits less memory also fits more, and a bound proven for more memory also holds for less; so values and
+bounds fall with memory, and every point is as good as the best of its neighbours' findings.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..profile.profile import Profile
+from ..step import Step
+from ..util.clock import Clock
+from ..util.errors import BadInput
+from ..util.files import write_document
+from .memory_limits import MemoryLimits, Named, Point
+from .solver import ready
+from .state import State
+
+MAX_POINTS = 1000
+AMPLE = 1 << 50  # bytes; a limit nobody meets, from which a rank's fixed part is read off
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Points by rising memory, from the least in which any schedule exists to what the best schedule without a limit
+    takes; named schedules; `fixed`: bytes a rank beside activations; `work`: µs of the busiest rank;
+    `device`: bytes that the profiled device has, or None; `effort`: in place of the seconds, where it was given."""
+
+    model: str
+    ranks: int
+    microbatches: int
+    placement: str
+    objective: str
+    fixed: tuple[int, ...]
+    work: int
+    device: int | None
+    seconds: float
+    effort: float | None
+    seed: int
+    points: tuple[Point, ...]
+    named: tuple[Named, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the schedules."""
+        body = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        body |= {"fixed": list(self.fixed), "points": [point.to_json() for point in self.points]}
+        return {**body, "named": [asdict(one) for one in self.named]}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a frontier file, whole or not at all; `-` is standard output."""
+        write_document(path, "frontier", self.to_json())
+
+
+def frontier(
+    profile: Profile,
+    step: Step,
+    *,
+    points: int = 12,
+    seconds: float = 60.0,
+    effort: float | None = None,
+    progress: Callable[[str, State], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> Frontier:
+    """Value and bound of the step (its own memory does not count) at `points` memory limits or more (the peaks of named
+    schedules are added), in `seconds` in all, or `effort` in their place: the same points on every machine (see `solve`).
+
+    First down from unlimited memory, then, with what time is left, up again over the points that are still open, each
+    from the best schedule that fits. Where time is over on the way down, only the tightest limit without a schedule is
+    still solved: what fits there fits everywhere. Limits lie closer together where memory is short. Fewer points come out
+    where the range has fewer bytes. Further `options` go to `solve`. `progress` is called with the point's place; after
+    `stop` says True no further point is solved, and points without a schedule are left out. Raises BadInput, and
+    Infeasible where a rank's parameters do not fit any memory.
+    """
+    if points < 2:
+        raise BadInput(f"points: at least 2 are needed, got {points}")
+    if points > MAX_POINTS:
+        raise BadInput(f"points: {points} are more than a frontier has ({MAX_POINTS})")
+    ready()
+    clock, options = Clock(seconds, effort), {"seed": 0, **options}
+    free = replace(step, memory=None).problem(replace(profile, capacity=None))
+    limited = replace(step, memory=AMPLE).problem(profile)
+    assert limited.capacity is not None
+    fixed = np.array([AMPLE - room for room in limited.capacity], np.int64)
+    found = MemoryLimits(free, fixed, clock, options, progress, stop)
+    found.solve(None, 1 / (points + 1), "unlimited")
+    found.plan(points)
+    found.down()
+    found.up()
+    return Frontier(
+        profile.title,
+        step.ranks,
+        step.microbatches,
+        step.title,
+        step.objective,
+        tuple(fixed.tolist()),
+        free.work,
+        profile.capacity,
+        seconds,
+        effort,
+        options["seed"],
+        found.points(),
+        tuple(one for one, _ in found.named),
+    )

@@ -1,0 +1,56 @@
+"""The prover: higher bounds, and the exact solvers."""
+
+from __future__ import annotations
+
+from ..ilp.bounds.bound import WHOLE, Bound
+from ..ilp.bounds.closed_forms import closed_form
+from ..ilp.ranks.group_search import higher_bounds
+from .state import State
+
+WHOLE_PASSES = 400  # passes: CP-SAT on the whole problem proves or improves within seconds up to about here
+
+
+def prove(state: State, seed: int) -> None:
+    """Higher bounds: relaxations first, then CP-SAT on the whole where that is small."""
+    problem, clock = state.problem, state.clock
+    small = len(problem.passes) <= WHOLE_PASSES
+    state.raise_bound(closed_form(problem))
+    for bound in higher_bounds(problem, state.bound, clock, clock.left * (0.4 if small else 1.0), state.incumbent):
+        state.raise_bound(bound)
+        if state.done:
+            return
+    if small or state.schedule is None:
+        cp(state, seed, clock.left)
+
+
+def cp(state: State, seed: int, seconds: float) -> None:
+    """CP-SAT on the whole problem, from the incumbent: a schedule, a bound, or the proof that none fits the memory."""
+    from ..ilp.cp import solve_cp
+
+    counted = state.clock.counted
+    result = solve_cp(
+        state.problem,
+        state.schedule,
+        state.bound.value,
+        seconds,
+        seed=seed,
+        effort=seconds if counted else None,
+        started=state.stoppers.append,
+    )
+    state.clock.spend(seconds)
+    if result.schedule is not None:
+        state.offer(result.schedule, "cp-sat")
+    state.infeasible = result.infeasible and state.schedule is None
+    if state.infeasible:
+        return
+    state.raise_bound(Bound(result.bound, "cp-sat: the whole problem", WHOLE))
+
+
+def milp(state: State, solver: str, seed: int) -> None:
+    """The MILP of the whole problem with the solver of this name, from the incumbent. Raises BadInput."""
+    from ..ilp.milp import solve_milp
+
+    result = solve_milp(state.problem, state.schedule, state.bound.value, state.clock.left, solver=solver, seed=seed)
+    if result.schedule is not None:
+        state.offer(result.schedule, f"milp {solver}")
+    state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", WHOLE))

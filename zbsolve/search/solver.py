@@ -1,0 +1,273 @@
+"""`solve`: an incumbent and a bound from the first moment, then better ones until they meet or time is up.
+
+A finder (list scheduling, annealed policies, building blocks, large-neighbourhood search) and a prover (bounds of one
+rank after the other, CP-SAT on the whole) work beside each other, each on a core; with `effort` one after the other,
+so that the outcome depends on nothing but the problem and the seed. What leaves here was verified.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import chain, count, islice
+
+import numpy as np
+
+from ..build.plain import pipeline
+from ..greedy.block_search import try_each_annealing
+from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
+from ..greedy.policy_annealing import starting_policies
+from ..ilp.bounds.bound import Bound
+from ..ilp.bounds.closed_forms import closed_form
+from ..ilp.ranks.group_search import higher_bounds
+from ..problem import OBJECTIVES, Problem
+from ..schedule import Certificate, Schedule
+from ..systems.table import PRESETS, preset
+from ..util.clock import Clock
+from ..util.errors import BadInput, Infeasible, NotFound, WrongBound, ZbsolveError, interruption
+from ..util.machine import cores
+from ..util.text import exact_bytes
+from ..util.threads import run_threads
+from ..verifier import verify
+from .finder import LARGE_PASSES, find, quick
+from .prover import cp, milp, prove
+from .state import State
+
+METHODS = ("auto", "greedy", "cp", "milp")
+PROVER_SHARE = 0.35  # of the effort is left for the prover
+SEED_STRIDE = 7919  # between the seeds of two finders
+MAX_FINDERS, MAX_PASSES = 30, 1_000_000  # further finders at most; and passes of all of them, for memory
+COMPILING_SECONDS = 1.5  # seconds for one schedule of a few passes: its kernels were not cached on disk yet
+
+
+def solve(
+    problem: Problem,
+    *,
+    seconds: float = 10.0,
+    effort: float | None = None,
+    seed: int = 0,
+    method: str = "auto",
+    solver: str = "cbc",
+    hint: Schedule | None = None,
+    progress: Callable[[State], None] | None = None,
+) -> Schedule:
+    """A schedule for `problem` with a certificate: value, proven lower bound, gap.
+
+    method: "auto", "greedy" (list scheduling alone), "cp", "milp" (with `solver`, see ilp.milp), or the name of a preset.
+    effort: in place of seconds, for the same answer on every machine. hint: a schedule to start from; one made for other
+    times counts by its order. progress: called with the State whenever value or bound got better. Returns early when the
+    value equals the bound, and the incumbent on KeyboardInterrupt. Raises Infeasible with the reason, NotFound, BadInput.
+    """
+    if method not in METHODS and method not in PRESETS:
+        raise BadInput(f"method '{method}': one of {', '.join((*METHODS, *PRESETS))}")
+    if method == "milp":
+        from ..ilp.milp import check_solver
+
+        check_solver(solver)
+    if method == "auto":
+        ready()
+    clock = Clock(seconds, effort)
+    state = State(problem, clock, _work(problem), progress=progress)
+    try:
+        if hint is not None:
+            state.offer(_retimed(problem, hint), "hint")
+        _search(state, method, seed, solver)
+    except (KeyboardInterrupt, SystemError) as error:
+        pressed = interruption(error)
+        if pressed is None:
+            raise
+        clock.stop()
+        if state.schedule is None:
+            raise pressed from None
+    if state.schedule is None:
+        raise _nothing(state, method)
+    return state.schedule.certified(_certificate(state, seed))
+
+
+def _certificate(state: State, seed: int) -> Certificate:
+    bound = state.bound
+    if state.schedule is not None and bound.value > state.value:
+        check_bound(state.schedule, bound.value, bound.proof)
+        bound = _work(state.problem)
+    return Certificate(
+        state.problem.objective,
+        state.value,
+        bound.value,
+        bound.kind,
+        bound.ranks,
+        bound.proof,
+        state.solver,
+        0.0 if state.clock.counted else round(state.clock.used, 3),
+        seed,
+        state.problem.digest,
+    )
+
+
+def check_bound(schedule: Schedule, bound: int, proof: str) -> None:
+    """Raise WrongBound where `bound`, for schedules whose lanes run in table order, is above the value of one that does.
+
+    A hint's lanes may run otherwise; where microbatches differ such a schedule can fairly be shorter than the bound.
+    """
+    value = int(schedule.timeline().value)
+    if bound <= value:
+        return
+    problem = schedule.problem
+    place = {name: i for names in schedule.order.values() for i, name in enumerate(names)}
+    at = np.array([place[name] for name in problem.names])
+    if all((np.diff(at[rows]) > 0).all() for rows in problem.lanes):
+        raise WrongBound(
+            f"problem {problem.digest}: the bound of {bound} µs ({proof}) is above a verified schedule's {value} µs; "
+            "this is a defect in zbsolve: please report it with the problem"
+        )
+
+
+def _work(problem: Problem) -> Bound:
+    return Bound(problem.work, "the work of the busiest rank", "work", ())
+
+
+def _retimed(problem: Problem, hint: Schedule) -> Schedule:
+    """The hint's order on this problem. Raises BadInput where it has other passes."""
+    if sorted(hint.problem.names) != sorted(problem.names):
+        raise BadInput(f"hint: its schedule has other passes than the problem{_difference(hint.problem, problem)}")
+    return Schedule(problem, hint.order, hint.syncs)
+
+
+def _difference(hint: Problem, problem: Problem) -> str:
+    """The first number in which they differ, in words; or the kinds of their passes."""
+    for column, what in (("microbatch", "microbatches"), ("stage", "stages"), ("slice", "slices a microbatch")):
+        mine, theirs = (len(np.unique(getattr(one.passes, column))) for one in (hint, problem))
+        if mine != theirs:
+            return f": the hint has {mine} {what}, the problem {theirs}"
+    kinds = [" ".join(one.passes.kinds) for one in (hint, problem)]
+    return f": the hint has passes {kinds[0]}, the problem {kinds[1]}" if kinds[0] != kinds[1] else ""
+
+
+def _search(state: State, method: str, seed: int, solver: str) -> None:
+    problem, clock = state.problem, state.clock
+    large = len(problem.passes) > LARGE_PASSES
+    if not large:
+        state.raise_bound(closed_form(problem))
+    if method not in METHODS:
+        state.offer(preset(method, problem), method)
+        state.raise_bound(closed_form(problem))
+        return
+    starts: list[Policy] = []
+    first = quick(state, starts, policies=not large or method != "auto")
+    timed = method == "auto" and not clock.counted
+    for _ in first:
+        if state.optimal:
+            return
+        if large and timed:  # the first schedule is there: the prover need not wait for the rest
+            break
+    if timed:
+        _side_by_side(state, seed, chain(first, find(state, seed, starts)))
+        return
+    if large:
+        state.raise_bound(closed_form(problem))
+    if method == "milp":
+        milp(state, solver, seed)
+    elif method == "cp":
+        cp(state, seed, clock.left)
+    elif method == "auto":
+        # One after the other: the prover has the last part of the effort to itself.
+        keep, steps = PROVER_SHARE * clock.left, find(state, seed, starts)
+        for _ in steps:
+            if state.done or clock.left < keep:
+                break
+        if not state.done:
+            prove(state, seed)
+        for _ in steps:  # what the prover leaves
+            if state.done:
+                break
+
+
+def _tiny() -> Problem:
+    return pipeline([3, 4, 3], [4, 4, 5], [2, 2, 1], placement=(0, 1, 0), microbatches=4, held_until_W=1, capacity=[6, 2])
+
+
+def ready(notice: Callable[[], None] = lambda: None) -> None:
+    """Compile the kernels where they are not cached on this machine yet: most of a minute, which is not a search's time;
+    `notice` is called before."""
+    if _uncompiled():
+        notice()
+        compiled()
+
+
+@cache
+def _uncompiled() -> bool:
+    """Whether the first kernels took as long as compiling does; all others are as they are."""
+    began, problem = time.monotonic(), _tiny()
+    list_schedule(problem, deepest_first(problem))
+    return time.monotonic() - began > COMPILING_SECONDS
+
+
+@cache
+def compiled() -> None:
+    """Search a tiny problem, so that every kernel is compiled (once a machine, then cached on disk) or loaded."""
+    tiny = _tiny()
+    for objective in OBJECTIVES:
+        problem = Problem(tiny.passes, tiny.edges, tiny.capacity, objective)
+        state = State(problem, Clock(1.0, 0.02), Bound(0, ""))
+        starts = starting_policies(problem)
+        state.offer_policy(starts[0], "greedy")
+        for _ in find(state, 0, starts):
+            pass
+        for _ in higher_bounds(problem, Bound(0, ""), Clock(1.0, 1.0), 0.1):
+            pass
+    try_each_annealing(tiny)
+
+
+def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
+    """Finder and prover, and on more cores further finders with other seeds, until the gap is closed or time is up. What the
+    prover leaves of the time goes to a finder too."""
+
+    def find_on(steps: Iterator[None]) -> None:
+        for _ in steps:
+            if state.done:
+                return
+
+    def prove_first() -> None:
+        prove(state, seed)
+        find_on(next(further))
+
+    def stop() -> None:
+        state.clock.stop()
+        for end in state.stoppers:
+            end()
+
+    further = (find(state, seed + SEED_STRIDE * k, []) for k in count(1))
+    more = min(cores() - 2, MAX_FINDERS, MAX_PASSES // len(state.problem.passes))
+    jobs: list[Callable[[], None]] = [partial(find_on, steps), prove_first]
+    jobs += [partial(find_on, one) for one in islice(further, max(0, more))]
+    try:
+        run_threads(jobs, lambda: state.done, stop)
+    finally:
+        state.progress = None  # a worker in the middle of a kernel may end later
+
+
+def _nothing(state: State, method: str) -> ZbsolveError:
+    """Why there is no schedule: proven, or only not found."""
+    if method in PRESETS:
+        return Infeasible(f"{method}: {_lacks(preset(method, state.problem))}")
+    problem = state.problem
+    if problem.capacity is not None:
+        most = np.zeros(problem.ranks, np.int64)
+        np.maximum.at(most, problem.passes.rank, problem.taken)
+        for rank in np.flatnonzero(most > problem.capacity):
+            need, room = exact_bytes(most[rank]), exact_bytes(problem.capacity[rank])
+            return Infeasible(f"capacity: rank {rank} needs {need} for one pass, but has {room}: no schedule exists")
+    if state.infeasible:
+        return Infeasible("capacity: cp-sat proved that no order fits the memory of all ranks: no schedule exists")
+    return NotFound("no schedule was found in this time, and it is not proven that there is none")
+
+
+def _lacks(named: Schedule) -> str:
+    """The rank where a schedule that does not hold lacks most memory, in words."""
+    peaks, problem = np.array(named.timeline().peak_bytes), named.problem
+    over = peaks - (peaks if problem.capacity is None else np.array(problem.capacity))
+    rank = int(over.argmax())
+    if over[rank] <= 0:
+        return str(verify(problem, named)[0])
+    need, room = (exact_bytes(value) for value in (peaks[rank], peaks[rank] - over[rank]))
+    return f"rank {rank} needs {need} of activations at its peak, but has {room} for them"

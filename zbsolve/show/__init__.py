@@ -1,0 +1,51 @@
+"""Pictures, pages and tables of schedules, runs, frontiers, profiles, partitions and systems; nothing here is needed to
+solve, verify or run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..util.lazy import handing_on
+
+if TYPE_CHECKING:
+    from .comparison import Comparison as Comparison
+    from .comparison import compare as compare
+    from .comparison_text import comparison_as_text as comparison_as_text
+    from .drift_text import drift_as_text as drift_as_text
+    from .frontier_report import frontier_as_page as frontier_as_page
+    from .frontier_report import frontier_as_svg as frontier_as_svg
+    from .frontier_report import frontier_as_text as frontier_as_text
+    from .frontier_report import save_frontier as save_frontier
+    from .gallery import exhibits as exhibits
+    from .gallery import gallery_as_page as gallery_as_page
+    from .gallery import gallery_as_text as gallery_as_text
+    from .partition_text import partitions_as_text as partitions_as_text
+    from .partition_text import stages_as_text as stages_as_text
+    from .profile_report import profile_as_page as profile_as_page
+    from .profile_report import profile_as_text as profile_as_text
+    from .schedule_file import save_schedule_picture as save_schedule_picture
+    from .schedule_page import schedule_as_page as schedule_as_page
+    from .schedule_svg import schedule_as_svg as schedule_as_svg
+    from .schedule_text import schedule_as_text as schedule_as_text
+    from .schedule_trace import schedule_as_trace as schedule_as_trace
+    from .search_text import state_as_text as state_as_text
+    from .search_text import tried_as_text as tried_as_text
+
+__getattr__, __dir__ = handing_on(
+    __name__,
+    {
+        "comparison": "Comparison compare",
+        "comparison_text": "comparison_as_text",
+        "drift_text": "drift_as_text",
+        "frontier_report": "frontier_as_page frontier_as_svg frontier_as_text save_frontier",
+        "gallery": "exhibits gallery_as_page gallery_as_text",
+        "partition_text": "partitions_as_text stages_as_text",
+        "profile_report": "profile_as_page profile_as_text",
+        "schedule_file": "save_schedule_picture",
+        "schedule_page": "schedule_as_page",
+        "schedule_svg": "schedule_as_svg",
+        "schedule_text": "schedule_as_text",
+        "schedule_trace": "schedule_as_trace",
+        "search_text": "state_as_text tried_as_text",
+    },
+)

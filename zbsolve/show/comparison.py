@@ -1,0 +1,253 @@
+"""Measured against predicted: how long the steps took, and where every microsecond of the difference went."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..problem import KINDS, Ints, Problem
+from ..schedule import Schedule
+from ..timeline import Timeline
+from ..trace import Trace
+from ..util.errors import BadInput
+from ..util.statistics import quartiles
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One rank's share of a step, whole µs: the parts add up to the step time (`total`) exactly.
+
+    passes: kind → time in compute passes. waiting: idle until the next pass had its inputs. launch: from then to its
+    start. before, after: from the step's start to the rank's first compute pass, from its last to the step's end.
+    """
+
+    passes: dict[str, int]
+    waiting: int
+    launch: int
+    before: int
+    after: int
+
+    @property
+    def total(self) -> int:
+        """The step time, µs."""
+        return sum(self.passes.values()) + self.waiting + self.launch + self.before + self.after
+
+    def minus(self, other: Parts) -> Parts:
+        """Part by part; its total is the difference of the totals."""
+        kinds = {**self.passes, **other.passes}
+        return Parts(
+            {kind: self.passes.get(kind, 0) - other.passes.get(kind, 0) for kind in kinds},
+            self.waiting - other.waiting,
+            self.launch - other.launch,
+            self.before - other.before,
+            self.after - other.after,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RankParts:
+    """One rank, predicted and measured (in the median step)."""
+
+    rank: int
+    predicted: Parts
+    measured: Parts
+
+    @property
+    def difference(self) -> Parts:
+        """Measured − predicted."""
+        return self.measured.minus(self.predicted)
+
+
+@dataclass(frozen=True, slots=True)
+class KindTimes:
+    """One pass of a kind, µs: predicted mean, and measured mean over all passes and steps with its quartiles."""
+
+    kind: str
+    passes: int
+    predicted: float
+    measured: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """Baseline's step time over this schedule's: predicted, measured (medians), and the measured range (quartiles)."""
+
+    baseline_predicted: int
+    baseline_measured: int
+    predicted: float
+    measured: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Step times in whole µs. `steps`: every measured one, in order; `measured`: the median step (a real one; the lower
+    of two), `median_step` which it is. `limiting`: the rank with the longest measured window, first start to last end.
+    `emulated`: one line where devices were emulated, with how many passes this machine was late with.
+    """
+
+    digest: str
+    source: str
+    objective: str
+    predicted: int
+    measured: int
+    steps: tuple[int, ...]
+    median_step: int
+    limiting: int
+    ranks: tuple[RankParts, ...]
+    kinds: tuple[KindTimes, ...]
+    speedup: Speedup | None = None
+    emulated: str | None = None
+
+    @property
+    def difference(self) -> int:
+        """Measured − predicted, µs."""
+        return self.measured - self.predicted
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, and each rank's differences."""
+        body = asdict(self)
+        body["difference"] = self.difference
+        for row, rank in zip(body["ranks"], self.ranks, strict=True):
+            row["difference"] = asdict(rank.difference)
+        return body
+
+
+def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] | None = None) -> Comparison:
+    """`trace`, a run of `schedule`, against its prediction; with a `baseline` (its schedule and run) also the speed-up.
+
+    The step time is the problem's objective (makespan or span). Raises BadInput where a trace is of another problem or
+    order, and where the baseline did other work (microbatches, layers).
+    """
+    check_trace(schedule, trace)
+    predicted = schedule.timeline()
+    step = trace.median_step
+    steps = tuple(step_time(one) for one in trace.steps)
+    measured = trace.steps[step]
+    first, last = measured.windows
+    shares = [
+        RankParts(rank, _parts(predicted, predicted.start, rank), _parts(measured, trace.ready[step], rank))
+        for rank in range(schedule.problem.ranks)
+    ]
+    return Comparison(
+        schedule.problem.digest,
+        schedule.problem.source,
+        schedule.problem.objective,
+        step_time(predicted),
+        steps[step],
+        steps,
+        step,
+        int((last - first).argmax()),
+        tuple(shares),
+        tuple(_kind_times(schedule.problem, trace)),
+        None if baseline is None else _speedup(schedule, trace, *baseline),
+        _emulated(trace.facts.get("emulated")),
+    )
+
+
+def _emulated(facts: Any) -> str | None:
+    if not isinstance(facts, dict):
+        return None
+    late = f"{facts.get('late')} of {facts.get('passes')} passes came late, devices waited for {facts.get('waited')}"
+    return f"measured on emulated devices, times of {facts.get('times')}: {late}"
+
+
+def check_trace(schedule: Schedule, trace: Trace, what: str = "trace") -> None:
+    """Raise BadInput, in one line that starts with `what`, unless `trace` is a run of `schedule`."""
+    mine, other = schedule.problem.digest, trace.problem.digest
+    if mine != other:
+        raise BadInput(f"{what}: a run of problem {other}, but the schedule is for problem {mine}")
+    for stream in sorted({*schedule.order, *trace.schedule}):
+        planned, ran = schedule.order.get(stream, ()), trace.schedule.get(stream, ())
+        if planned != ran:
+            pairs = enumerate(zip(planned, ran, strict=False))
+            i = next((i for i, (a, b) in pairs if a != b), min(len(planned), len(ran)))
+            a, b = (names[i] if i < len(names) else "nothing" for names in (planned, ran))
+            raise BadInput(f"{what}: a run of another order of problem {mine}: {stream} ran {b} at place {i}, not {a}")
+    if not trace.steps or len(trace.ready) != len(trace.steps):
+        raise BadInput(f"{what}: {len(trace.steps)} steps with {len(trace.ready)} columns of ready times")
+
+
+def _whole(times: NDArray[Any]) -> Ints:
+    """Whole µs, so that sums are exact whatever their order; each time moves by at most half of one."""
+    whole: Ints = np.rint(times).astype(np.int64)
+    return whole
+
+
+def step_time(timeline: Timeline) -> int:
+    """The objective (makespan or span) in whole µs, from starts and ends rounded one by one."""
+    whole = Timeline(timeline.problem, _whole(timeline.start), _whole(timeline.end))
+    return int(whole.value)
+
+
+def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
+    """Walk a rank's compute passes by their start: what lies between two of them is waiting, then launch."""
+    problem = timeline.problem
+    start, end = _whole(timeline.start), _whole(timeline.end)
+    rows = _computing(problem, rank)
+    rows = rows[np.lexsort((end[rows], start[rows]))]
+    inputs = _whole(np.nan_to_num(ready[rows], nan=-1.0))
+    origin = int(start.min()) if problem.objective == "makespan" else int(start[problem.passes.rank == rank].min())
+    passes = {KINDS[k]: 0 for k in np.unique(problem.passes.kind[rows])}
+    at, waiting, launch = int(start[rows[0]]) if len(rows) else origin, 0, 0
+    before = at - origin
+    kinds = problem.passes.kind[rows].tolist()
+    for kind, s, e, r in zip(kinds, start[rows].tolist(), end[rows].tolist(), inputs.tolist(), strict=True):
+        # Clocks and two compute streams may let passes overlap: what `at` has passed is counted already.
+        begin, stop = max(s, at), max(e, at)
+        had = min(max(r, at), begin)
+        waiting, launch = waiting + had - at, launch + begin - had
+        passes[KINDS[kind]] += stop - begin
+        at = stop
+    return Parts(passes, waiting, launch, before, origin + step_time(timeline) - at)
+
+
+def _computing(problem: Problem, rank: int) -> Ints:
+    """Rows of a rank's passes on compute streams."""
+    return np.flatnonzero((problem.passes.rank == rank) & problem.computing)
+
+
+def _kind_times(problem: Problem, trace: Trace) -> list[KindTimes]:
+    kind = problem.passes.kind
+    durations = np.stack([step.end - step.start for step in trace.steps])
+    result = []
+    for k in np.unique(kind):
+        mine = durations[:, kind == k]
+        predicted = float(problem.passes.duration[kind == k].mean())
+        result.append(KindTimes(KINDS[k], int((kind == k).sum()), predicted, float(mine.mean()), *quartiles(mine)))
+    return result
+
+
+def _speedup(schedule: Schedule, trace: Trace, other: Schedule, run: Trace) -> Speedup:
+    """Problems may differ (another placement, a fused backward), but not the work."""
+    check_trace(other, run, "baseline")
+    mine, theirs = (one.problem.microbatches for one in (schedule, other))
+    if mine != theirs:
+        raise BadInput(f"baseline: a step of {theirs} microbatches, not {mine}: not the same work")
+    layers, others = sum(schedule.problem.layers), sum(other.problem.layers)
+    if layers and others and layers != others:
+        raise BadInput(f"baseline: a model of {others} layers, not {layers}: not the same work")
+    ours, base = ([step_time(step) for step in one.steps] for one in (trace, run))
+    step, base_step = ours[trace.median_step], base[run.median_step]
+    (quick, slow), (base_quick, base_slow) = quartiles(ours), quartiles(base)
+    predicted, base_predicted = step_time(schedule.timeline()), step_time(other.timeline())
+    return Speedup(
+        base_predicted,
+        base_step,
+        _ratio(base_predicted, predicted),
+        _ratio(base_step, step),
+        _ratio(base_quick, slow),
+        _ratio(base_slow, quick),
+    )
+
+
+def _ratio(base: float, ours: float) -> float:
+    if ours <= 0:
+        raise BadInput("compare: a step of 0 µs has no speed-up")
+    return float(base / ours)

@@ -1,0 +1,85 @@
+"""The frontier over memory in words and numbers: as text, as a page with its picture, and as files."""
+
+from __future__ import annotations
+
+import os
+
+from ..search.pareto import Frontier
+from ..util.errors import BadInput
+from ..util.files import write_text
+from ..util.text import aligned, format_bytes, format_gap, format_time, printable
+from .frontier_svg import bubble_rate, excess, frontier_drawing
+from .pages import picture, render
+from .svg import to_svg
+
+ENDINGS = (".json", ".svg", ".html")
+NEAR_BEST = 1.01  # times the best value: memory beyond that buys little
+
+
+def save_frontier(frontier: Frontier, path: str | os.PathLike[str]) -> None:
+    """Write the frontier as `.json`, `.svg` or `.html`; `-` is JSON on standard output. Raises BadInput otherwise."""
+    check_frontier_path(path)
+    if str(path).endswith(".svg"):
+        write_text(path, frontier_as_svg(frontier))
+    elif str(path).endswith(".html"):
+        write_text(path, frontier_as_page(frontier))
+    else:
+        frontier.save(path)
+
+
+def check_frontier_path(path: str | os.PathLike[str]) -> None:
+    """Raise BadInput for a path that `save_frontier` cannot write, before any time is spent."""
+    if str(path) != "-" and not str(path).endswith(ENDINGS):
+        raise BadInput(f"{path}: unknown ending; one of {' '.join(ENDINGS)}")
+
+
+def frontier_as_svg(frontier: Frontier, width: int = 1200) -> str:
+    """A well-formed SVG document `width` pixels wide: memory to the right, time lost to bubbles upwards."""
+    return to_svg(frontier_drawing(frontier, _headline(frontier), _sentence(frontier), width))
+
+
+def frontier_as_page(frontier: Frontier) -> str:
+    """The picture and its table as one HTML page that loads nothing."""
+    chart = picture(frontier_as_svg(frontier))
+    return render("frontier.html", title=_headline(frontier), picture=chart, rows=_rows(frontier))
+
+
+def frontier_as_text(frontier: Frontier) -> str:
+    """The table as text, and what it says."""
+    rows = _rows(frontier)
+    return "\n".join([*aligned(rows, left=(-1,)), _sentence(frontier)]) + "\n"
+
+
+def _headline(frontier: Frontier) -> str:
+    """One line: model, ranks, microbatches, placement, objective."""
+    return (
+        f"{printable(frontier.model)}: {frontier.objective} over memory a rank, {frontier.ranks} ranks, "
+        f"{frontier.microbatches} microbatches, placement {printable(frontier.placement)}"
+    )
+
+
+def _sentence(frontier: Frontier) -> str:
+    """What the picture says, in words."""
+    first, last = frontier.points[0], frontier.points[-1]
+    near = next(point for point in frontier.points if point.value <= NEAR_BEST * last.value)
+    proven = sum(point.bound >= point.value for point in frontier.points)
+    return (
+        f"From {format_bytes(first.memory)} a rank ({format_time(first.value)}) to {format_bytes(last.memory)} "
+        f"({format_time(last.value)}); {format_bytes(near.memory)} are within 1 % of that. "
+        f"{proven} of {len(frontier.points)} points are optimal; the largest gap is "
+        f"{max(point.gap for point in frontier.points):.2%}."
+    )
+
+
+def _rows(frontier: Frontier) -> list[tuple[str, ...]]:
+    """The table: a header, then points and named schedules by rising memory."""
+    found: list[tuple[int, tuple[str, ...]]] = []
+    for point in frontier.points:
+        numbers = (format_bytes(point.peak), format_time(point.value), format_time(point.bound), format_gap(point.gap))
+        bubble = f"{bubble_rate(frontier, point.value):.2%}"
+        found.append((point.memory, (format_bytes(point.memory), *numbers, bubble, point.solver)))
+    for one in frontier.named:
+        value = (format_time(one.value), "", excess(frontier, one), f"{bubble_rate(frontier, one.value):.2%}")
+        found.append((one.memory, ("", format_bytes(one.memory), *value, one.name)))
+    found.sort(key=lambda row: row[0])
+    return [("memory", "needed", frontier.objective, "bound", "gap", "bubble", "by"), *(row for _, row in found)]

@@ -1,0 +1,153 @@
+"""Every system's schedule on one page and one time scale, with its formulas and what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..ilp.steady.rounds import period, rounds_of
+from ..placement import parse_routes
+from ..problem import Problem
+from ..schedule import Schedule
+from ..systems.table import GROUPS, SYSTEMS, System, preset, problem_for
+from ..util.errors import BadInput
+from ..util.text import aligned
+from .pages import picture, render
+from .schedule_svg import schedule_as_svg
+
+PASS_TIME = 600  # µs of each of F, B and W of one rank's share of a microbatch, however many chunks it is in
+STEADY_ROUNDS = 6  # microbatches a rank: enough of the steady state to see what repeats
+MAX_SIZE = 20_000  # ranks times microbatches: half a minute, 0.7 GB
+HELD_BYTES = 600  # that a rank's share of a microbatch holds, half of them until B
+# What a system says of itself in JSON; its order and its rounds are functions.
+WORDS = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """One system at work: `peak`, microbatches held at most on the fullest and emptiest rank; bubbles as a share of the
+    makespan, of the span and, where training goes on without an end, of the steady state's period."""
+
+    system: System
+    schedule: Schedule
+    peak: tuple[float, float]
+    makespan_bubble: float
+    span_bubble: float
+    period_bubble: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The system's words, and the numbers."""
+        return {
+            **self.system.words,
+            "makespan": int(self.schedule.timeline().makespan),
+            "makespan_bubble": self.makespan_bubble,
+            "span_bubble": self.span_bubble,
+            "period_bubble": self.period_bubble,
+            "peak_microbatches": list(self.peak),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A system that does not allow the numbers of the step, and why."""
+
+    system: System
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Its name, and why."""
+        return {"name": self.system.name, "absent": self.why}
+
+
+def exhibits(ranks: int = 4, microbatches: int = 8, all_to_all: int = 0) -> tuple[tuple[Exhibit, ...], tuple[Absent, ...]]:
+    """Every system on the same step: F = B = W = 600 µs a rank and microbatch, `all_to_all` µs of a rank behind each F and
+    each backward, no other communication; and those that do not allow so many ranks or microbatches. Raises BadInput for
+    none of either."""
+    if all_to_all < 0:
+        raise BadInput(f"systems: all-to-all of {all_to_all} µs: it cannot be negative")
+    if ranks < 1 or microbatches < 1:
+        raise BadInput(f"systems: at least 1 rank and 1 microbatch are needed, got {ranks} and {microbatches}")
+    if (size := ranks * max(microbatches, STEADY_ROUNDS * ranks)) > MAX_SIZE:
+        at_most = f"{ranks} ranks and {microbatches} microbatches make {size} of both multiplied"
+        raise BadInput(
+            f"systems: {at_most} ({STEADY_ROUNDS} a rank for the steady state), more than a gallery shows ({MAX_SIZE})"
+        )
+    shown, absent = list[Exhibit](), list[Absent]()
+    for one in SYSTEMS:
+        try:
+            shown.append(_exhibit(one, ranks, microbatches, all_to_all))
+        except BadInput as error:
+            absent.append(Absent(one, str(error)))
+    return tuple(shown), tuple(absent)
+
+
+def _exhibit(one: System, ranks: int, microbatches: int, all_to_all: int) -> Exhibit:
+    chunks = len(parse_routes(one.placement, ranks)[0]) // ranks
+    held, time = HELD_BYTES // chunks, PASS_TIME // chunks
+    bytes_held = {"held_until_B": held // 2, "held_until_W": held - held // 2}
+
+    def step(microbatches: int) -> Problem:
+        return problem_for(one.name, ranks, microbatches, time, time, time, AF=all_to_all // chunks, **bytes_held)
+
+    problem = step(microbatches)
+    schedule = preset(one.name, problem)
+    timeline = schedule.timeline()
+    peaks = [peak / HELD_BYTES for peak in timeline.peak_bytes]
+    makespan, span = (1 - problem.work / value for value in (timeline.makespan, timeline.span))
+    shown = Exhibit(one, schedule, (max(peaks), min(peaks)), float(makespan), float(span))
+    if one.group != "asynchronous":
+        return shown
+    longer = step(STEADY_ROUNDS * ranks)
+    return replace(shown, period_bubble=float(1 - rounds_of(longer).work / period(preset(one.name, longer)).time))
+
+
+def gallery_as_text(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
+    """The systems as lines for a terminal; below, which are absent and why."""
+    head = ("system", "placement", "bubble", "activations", "weights", "of makespan", "of span", "peak")
+    lines = aligned([head, *(_cells(one) for one in shown)], left=range(len(head)))
+    lines += [
+        f"{one.system.name}: in the steady state, without an end, a bubble of {one.period_bubble:.2%}"
+        for one in shown
+        if one.period_bubble is not None
+    ]
+    lines += [f"{one.system.name}: not here: {one.why}" for one in absent]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(one: Exhibit) -> tuple[str, ...]:
+    s = one.system
+    measured = (f"{one.makespan_bubble:.2%}", f"{one.span_bubble:.2%}", f"{one.peak[0]:g}")
+    return (s.name, s.placement, s.bubble, s.memory, s.weights, *measured)
+
+
+def gallery_as_page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
+    """One HTML page that loads nothing."""
+    values = [float(one.schedule.timeline().makespan) for one in shown]
+    longest = max(value for value in values if value <= 2 * min(values))  # longer ones have a scale of their own
+    problem = shown[0].schedule.problem
+    ranks, microbatches = problem.ranks, problem.microbatches
+    title = f"Pipeline schedules: {ranks} ranks, {microbatches} microbatches, F = B = W"
+    if any("AF" in one.schedule.problem.passes.kinds for one in shown):
+        title += ", an all-to-all behind each F and each backward"
+    groups = [(group, [_card(one, longest) for one in shown if one.system.group == group]) for group in GROUPS]
+    return render("gallery.html", title=title, groups=groups, absent=absent)
+
+
+def _card(one: Exhibit, longest: float) -> dict[str, Any]:
+    """What the page shows of one system: its words, its numbers, its picture on a scale of `longest` µs where it fits."""
+    s = one.system
+    facts = (
+        ("placement", s.placement),
+        ("bubble, published", s.bubble),
+        ("bubble here", f"{one.makespan_bubble:.2%} of the makespan, {one.span_bubble:.2%} of the span"),
+        ("activations, published", s.memory),
+        ("activations here", f"{one.peak[0]:g} microbatches at most, {one.peak[1]:g} on the emptiest rank"),
+        *((("bubble in the steady state", f"{one.period_bubble:.2%}"),) if one.period_bubble is not None else ()),
+        ("weights", s.weights),
+        *((("needs", s.needs),) if s.needs else ()),
+    )
+    own = one.schedule.timeline().makespan > longest
+    chart = schedule_as_svg(one.schedule, longest=None if own else longest, notes=False)
+    scale = " · on a time scale of its own" if own else ""
+    return {"title": s.title, "paper": s.paper, "scale": scale, "facts": facts, "picture": picture(chart)}

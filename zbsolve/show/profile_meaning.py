@@ -1,0 +1,173 @@
+"""What a profile means for a schedule: its stages, and sentences on what zero bubble could win and what is in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..layer import layer_ranges
+from ..partition.cuts import balanced
+from ..partition.stage_memory import StageMemory
+from ..profile.profile import Profile
+from ..util.errors import BadInput
+from ..util.text import format_bytes, format_time
+
+OUTPUT_LAYER_DOMINATES = 1.1  # times the mean stage, from which the last layer alone holds all others up
+NOTICEABLE = 0.1  # a share below this is called small
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStage:
+    """One stage of a profile. first, end: its layers, `end` is one behind the last. F, B, W, BW: µs for one microbatch.
+    held: bytes that F and B keep of one microbatch. fixed: bytes of parameters with gradients and optimizer state. moving:
+    bytes of messages and inside passes. message: µs of its message to the next stage (0: the last). all_to_all: µs of its
+    all-to-all behind F, and of the one behind the backward."""
+
+    first: int
+    end: int
+    F: float
+    B: float
+    W: float
+    BW: float
+    held: int
+    fixed: int
+    moving: int
+    message: float
+    all_to_all: float
+
+    @property
+    def split(self) -> float:
+        """µs a microbatch with the backward split."""
+        return self.F + self.B + self.W
+
+    @property
+    def fused(self) -> float:
+        """µs a microbatch with a fused backward."""
+        return self.F + self.BW
+
+
+def stages(profile: Profile, ranks: int) -> tuple[PlainStage, ...]:
+    """The split that `solve` makes with one stage a rank. Raises BadInput where there are fewer layers than ranks."""
+    if ranks < 1:
+        raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
+    counts = balanced([c.F + c.B + c.W for c in profile.layers], ranks)
+    memory = StageMemory(profile.layers, profile.states, profile.tied)
+    rows = zip(layer_ranges(counts), *memory.of_ranks(counts, (range(ranks),)), strict=True)
+    return tuple(_stage(profile, memory, here, round(fixed), moving) for here, fixed, moving in rows)
+
+
+def _stage(profile: Profile, memory: StageMemory, here: range, fixed: int, moving: int) -> PlainStage:
+    first, end = here.start, here.stop
+    layers = profile.layers[first:end]
+    f, b, w, bw = (sum(getattr(layer, kind) for layer in layers) for kind in ("F", "B", "W", "BW"))
+    message = 0.0 if end == len(profile.layers) else profile.link.time(layers[-1].output_bytes)
+    kept = int(memory.kept(first, end))
+    return PlainStage(first, end, f, b, w, bw, kept, fixed, moving, message, sum(one.all_to_all for one in layers))
+
+
+def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
+    """Sentences: the bubble of 1F1B, the most that zero bubble could win, and what is in the way."""
+    if microbatches < 1:
+        raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
+    rows = stages(profile, ranks)
+    said = [_bubble(rows, microbatches), *_balance(profile, rows), *_memory(profile, rows, microbatches), *_links(rows)]
+    return [*said, *_all_to_alls(rows, microbatches)]
+
+
+def _exposed(rows: Sequence[PlainStage], m: int) -> float:
+    """µs that 1F1B waits for all-to-alls: of p microbatches in flight all but one on their way through p stages and back,
+    and once more what fills and drains (derived, exact for equal stages and all-to-alls no longer than F: see
+    tests/build/test_all_to_all.py)."""
+    p, mean = len(rows), sum(row.all_to_all for row in rows) / len(rows)
+    return (m / p * (2 * p - 1) + 2 * (p - 1)) * mean
+
+
+def _bubble(rows: Sequence[PlainStage], m: int) -> str:
+    """1F1B by Σ t + (m − 1) · max t (2201.12023, section 5) with messages; nothing is below the busiest rank's work, nor
+    below its all-to-alls."""
+    fused = [row.fused for row in rows]
+    step = sum(fused) + (m - 1) * max(fused) + 2 * sum(row.message for row in rows) + _exposed(rows, m)
+    least = m * max(max(row.split, 2 * row.all_to_all) for row in rows)
+    bubble = 1 - m * max(fused) / step if step else 0.0
+    best = step / least - 1 if least else 0.0
+    or_sent = " or all-to-alls" if any(row.all_to_all for row in rows) else ""
+    win = f"can be {best:.1%} faster than that at most" if best > 0 else "cannot be faster than that: the split costs more"
+    return (
+        f"1F1B on {len(rows)} ranks with {m} microbatches takes about {format_time(step)}, {bubble:.1%} of it bubble; a "
+        f"step without any, backward split, {win} ({format_time(least)}, the busiest rank's work{or_sent})."
+    )
+
+
+def _balance(profile: Profile, rows: Sequence[PlainStage]) -> list[str]:
+    """What is said of stages, or an output layer, that take longer than others."""
+    split = [row.split for row in rows]
+    mean = sum(split) / len(rows)
+    worst = max(range(len(rows)), key=lambda i: split[i])
+    found = []
+    if mean and split[worst] > (1 + NOTICEABLE) * mean:
+        found.append(
+            f"Stages are uneven: stage {worst} takes {split[worst] / mean:.2f} times the mean, and all other ranks wait "
+            "for it."
+        )
+    last = profile.layers[-1]
+    alone = last.F + last.B + last.W
+    blocks = sorted(c.F + c.B + c.W for c in profile.layers[:-1])
+    if blocks and mean and alone > OUTPUT_LAYER_DOMINATES * mean:
+        found.append(
+            f"The output layer is the bottleneck: '{last.name}' alone takes {alone / mean:.2f} times the mean stage "
+            f"({alone / max(blocks[len(blocks) // 2], 1e-9):.1f} times a middle layer). No split of layers helps; "
+            "fewer ranks or an output layer split over ranks do."
+        )
+    return found
+
+
+def _memory(profile: Profile, rows: Sequence[PlainStage], m: int) -> list[str]:
+    """What 1F1B and twice its microbatches in flight need, and whether the device has it."""
+    p = len(rows)
+    rest = [row.fixed + row.moving for row in rows]
+    need = [rest[i] + min(p - i, m) * row.held for i, row in enumerate(rows)]
+    most = max(range(p), key=lambda i: need[i])
+    double = [rest[i] + min(2 * p - 1 - 2 * i, m) * row.held for i, row in enumerate(rows)]
+    text = (
+        f"1F1B needs {format_bytes(need[most])} on its fullest rank ({most}; {format_bytes(rows[most].fixed)} of it "
+        f"parameters, gradients and optimizer state, {format_bytes(rows[most].moving)} messages and what passes take while "
+        f"they run), a schedule with twice the microbatches in flight "
+        f"{format_bytes(max(double))}"
+    )
+    if profile.capacity is None:
+        return [f"{text}; how much the device has is not known."]
+    room = format_bytes(profile.capacity)
+    if max(rest) > profile.capacity:
+        return [f"{text}. Memory is the bottleneck: all beside activations does not fit into {room} alone."]
+    if need[most] > profile.capacity:
+        return [f"{text}. Memory is the bottleneck: 1F1B does not fit into {room}; V-shaped placements or recompute may."]
+    if max(double) > profile.capacity:
+        return [
+            f"{text}. Memory decides: of {room}, there is room for 1F1B and not for a bubble of zero at twice its memory."
+        ]
+    return [f"{text}; the device has {room}: memory is not the bottleneck."]
+
+
+def _links(rows: Sequence[PlainStage]) -> list[str]:
+    """How long the slowest message takes beside a forward."""
+    if len(rows) < 2:
+        return []
+    shares = [row.message / row.F if row.F else 0.0 for row in rows[:-1]]
+    share, at = max(shares), shares.index(max(shares))
+    what = "it must be hidden behind other microbatches" if share > NOTICEABLE else "small"
+    return [f"The slowest message, from stage {at}, takes {share:.1%} of that stage's F: {what}."]
+
+
+def _all_to_alls(rows: Sequence[PlainStage], m: int) -> list[str]:
+    """What all-to-alls cost, where there are any."""
+    worst = max(range(len(rows)), key=lambda i: rows[i].all_to_all)
+    row = rows[worst]
+    if not row.all_to_all:
+        return []
+    text = (
+        f"All-to-alls take up to {format_time(2 * row.all_to_all)} a microbatch (stage {worst}); 1F1B waits about "
+        f"{format_time(_exposed(rows, m))} for them"
+    )
+    if 2 * row.all_to_all > row.split:
+        return [f"{text}. They take longer than the stage's work, so no schedule hides them all."]
+    return [f"{text}, schedules that compute on other microbatches meanwhile do not."]

@@ -1,0 +1,61 @@
+"""What a profile says, as text and as a page: layers, links and stages, and what they mean for a schedule."""
+
+from __future__ import annotations
+
+from ..profile.profile import Profile
+from ..util.text import aligned, printable
+from .pages import render
+from .profile_meaning import meaning
+from .profile_rows import copy_rows, layer_rows, link_rows, pair_rows, ratio_line, stage_rows
+
+
+def _warnings(profile: Profile) -> list[str]:
+    """What the profiler warned of, a line each."""
+    notes = profile.facts.get("warnings", [])
+    return [f"WARNING: {printable(str(note))}" for note in notes] if isinstance(notes, list) else []
+
+
+def banner(profile: Profile) -> list[str]:
+    """That nothing was measured, where that is so, and what was assumed."""
+    if profile.source == "measured":
+        return []
+    assumed = profile.facts.get("assumed")
+    return [f"{printable(profile.source)}: no number here was measured", *([str(assumed)] if assumed else [])]
+
+
+def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: int | None = None) -> str:
+    """The profile as text; with `ranks` also its stages (microbatches: four a rank without) and what they mean."""
+    lines = [*banner(profile), *aligned(layer_rows(profile)), ratio_line(profile), *_warnings(profile)]
+    for rows in (pair_rows(profile), copy_rows(profile)):
+        lines += ["", *aligned(rows)] if len(rows) > 1 else []
+    if ranks is not None:
+        lines += ["", *aligned(stage_rows(profile, ranks)), *meaning(profile, ranks, microbatches or 4 * ranks)]
+    return "\n".join(lines) + "\n"
+
+
+def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
+    """The report as one HTML page that loads nothing, with `ranks` stages (microbatches: four a rank without)."""
+    return render(
+        "profile.html",
+        title=printable(f"Profile: {profile.title}"),
+        banner=banner(profile),
+        facts=printable(_facts(profile)),
+        warnings=_warnings(profile),
+        ranks=ranks,
+        meaning=meaning(profile, ranks, microbatches or 4 * ranks),
+        stages=stage_rows(profile, ranks),
+        layers=layer_rows(profile),
+        ratio=ratio_line(profile),
+        links=link_rows(profile),
+        others=[rows for rows in (pair_rows(profile), copy_rows(profile)) if len(rows) > 1],
+    )
+
+
+def _facts(profile: Profile) -> str:
+    """Where and when it was measured, in a line."""
+    known = ("host", "processor", "device", "torch", "date", "states")
+    facts = ", ".join(f"{key} {profile.facts[key]}" for key in known if key in profile.facts)
+    clocks = profile.facts.get("clock_mhz")
+    if isinstance(clocks, list) and clocks:
+        facts += f", clock {min(clocks):,} to {max(clocks):,} MHz"
+    return facts

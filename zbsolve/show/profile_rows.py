@@ -1,0 +1,143 @@
+"""A profile as rows of tables: layers with times and their spread, stages, links, copies. The first row is the header."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..layer import Layer
+from ..profile.profile import Profile
+from ..util.statistics import median_error
+from ..util.text import format_bytes, printable
+from .profile_meaning import stages
+
+TIMED = ("F", "B", "W", "BW", "X", "U")  # what a profile has times of, a column each
+
+
+def layer_rows(profile: Profile) -> list[tuple[str, ...]]:
+    """A header and a row a layer, equal neighbours in one: times with spread, host time, memory."""
+    head = (
+        "layer",
+        *(f"{kind} µs" for kind in TIMED),
+        "F host",
+        "until B",
+        "until W",
+        "from B",
+        "transient",
+        "parameters",
+        "output",
+    )
+    apart = any(layer.all_to_all for layer in profile.layers)
+    rows: list[tuple[str, ...]] = [(*head, "all-to-all µs") if apart else head]
+    for first, last in _runs(profile):
+        layer = profile.layers[first]
+        name = printable(layer.name if first == last else f"{layer.name} … {profile.layers[last].name}")
+        sizes = ("held_until_B", "held_until_W", "held_from_B", "transient", "parameter_bytes", "output_bytes")
+        rows.append(
+            (
+                name,
+                *(_time(profile, layer, kind) for kind in TIMED),
+                _host(profile, layer),
+                *(format_bytes(getattr(layer, size)) for size in sizes),
+                *([f"{layer.all_to_all:,.1f}"] if apart else []),
+            )
+        )
+    return rows
+
+
+def _host(profile: Profile, layer: Layer) -> str:
+    """µs of the host in F: on a GPU measured, on a CPU the least it can be."""
+    hosts = profile.facts.get("host_us")
+    time = hosts.get(f"{layer.name}/F") if isinstance(hosts, dict) else None
+    return f"{time:,.0f}" if isinstance(time, float) else "–"
+
+
+def _time(profile: Profile, layer: Layer, kind: str) -> str:
+    time = getattr(layer, kind)
+    samples = profile.samples.get(f"{layer.name}/{kind}", [])
+    return f"{time:,.1f}" + (f" ±{median_error(samples):.0%}" if len(samples) > 1 else "")
+
+
+def stage_rows(profile: Profile, ranks: int) -> list[tuple[str, ...]]:
+    """A header and a row a stage."""
+    rows: list[tuple[str, ...]] = [
+        (
+            "stage",
+            "layers",
+            "F µs",
+            "B µs",
+            "W µs",
+            "BW µs",
+            "message µs",
+            "one microbatch",
+            "parameters, states",
+            "messages, inside passes",
+        )
+    ]
+    found = stages(profile, ranks)
+    apart = any(row.all_to_all for row in found)
+    rows[0] += ("all-to-all µs",) * apart
+    for i, row in enumerate(found):
+        names = f"{profile.layers[row.first].name} … {profile.layers[row.end - 1].name}"
+        times = (f"{time:,.0f}" for time in (row.F, row.B, row.W, row.BW, row.message))
+        sizes = (format_bytes(n) for n in (row.held, row.fixed, row.moving))
+        rows.append((str(i), printable(names), *times, *sizes, *([f"{row.all_to_all:,.0f}"] if apart else [])))
+    return rows
+
+
+def link_rows(profile: Profile) -> list[tuple[str, ...]]:
+    """A header and a row a message size that was measured."""
+    sizes = sorted(int(key[5:]) for key in profile.samples if key.startswith("link/") and key[5:].isdecimal())
+    rows: list[tuple[str, ...]] = [("message", "µs", "fit µs", "GB/s")]
+    for size in sizes:
+        time = float(np.median(profile.samples[f"link/{size}"]))
+        measured = f"{time:,.1f} ±{median_error(profile.samples[f'link/{size}']):.0%}"
+        rows.append((format_bytes(size), measured, f"{profile.link.time(size):,.1f}", f"{size / time / 1e3:.2f}"))
+    return rows
+
+
+def ratio_line(profile: Profile) -> str:
+    """(B + W) / BW, and the link as a line."""
+    fused, split = (sum(sum(getattr(c, kind) for kind in kinds) for c in profile.layers) for kinds in (("BW",), ("B", "W")))
+    ratio = f"(B + W) / BW {split / fused:.3f}; " if fused else ""
+    return (
+        f"{ratio}a message takes {profile.link.latency:.0f} µs and its bytes at {profile.link.bytes_per_us / 1e3:.2f} GB/s"
+    )
+
+
+def pair_rows(profile: Profile) -> list[tuple[str, ...]]:
+    """A header and a row a pair of neighbours: how much longer the largest message takes while one goes the other way, and
+    a fixed piece of work beside both."""
+    rows: list[tuple[str, ...]] = [("ranks", "latency µs", "GB/s", "both ways at once", "work beside messages")]
+    pairs = profile.facts.get("links")
+    known = {"ranks", "latency", "bytes_per_us", "both_ways", "work_beside"}
+    for one in [one for one in pairs if isinstance(one, dict) and known <= one.keys()] if isinstance(pairs, list) else []:
+        ranks = "–".join(map(str, one["ranks"]))
+        speed = (f"{one['latency']:,.0f}", f"{one['bytes_per_us'] / 1e3:.2f}")
+        rows.append((ranks, *speed, *(f"{one[what]:.2f} times" for what in ("both_ways", "work_beside"))))
+    return rows
+
+
+def copy_rows(profile: Profile) -> list[tuple[str, ...]]:
+    """A header and a row a size of host↔device copies that was measured: µs to the device and back, alone and beside
+    compute."""
+    rows: list[tuple[str, ...]] = [("copy", "to device µs", "beside compute", "to host µs", "beside compute")]
+    sizes = sorted(int(key[4:]) for key in profile.samples if key.startswith("h2d/") and key[4:].isdecimal())
+    for size in sizes:
+        keys = (f"{way}/{size}{how}" for way in ("h2d", "d2h") for how in ("", " beside"))
+        rows.append((format_bytes(size), *(f"{np.median(profile.samples[key]):,.1f}" for key in keys)))
+    return rows
+
+
+def _runs(profile: Profile) -> list[tuple[int, int]]:
+    """First and last of neighbours that differ in nothing but their names."""
+    runs: list[tuple[int, int]] = []
+    for i, layer in enumerate(profile.layers):
+        before = profile.layers[i - 1] if i else None
+        same = before is not None and all(
+            getattr(layer, name) == getattr(before, name) for name in layer.__dataclass_fields__ if name != "name"
+        )
+        if same:
+            runs[-1] = runs[-1][0], i
+        else:
+            runs.append((i, i))
+    return runs

@@ -1,0 +1,130 @@
+"""A schedule for Perfetto and chrome://tracing (Trace Event Format): a track a stream, arrows for messages, counters for
+memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..problem import KINDS, Ints
+from ..schedule import Schedule
+from ..timeline import Timeline
+from ..trace import Trace
+from ..util.text import printable
+from .comparison import check_trace
+from .tracks import Track, tracks_of
+
+Event = dict[str, Any]
+
+
+def schedule_as_trace(schedule: Schedule, trace: Trace | None = None) -> str:
+    """The JSON text (Trace Event Format). Ranks are processes, streams their threads, times µs; with a `trace` the median
+    step's ranks follow: each pass with what it waited for inputs, the host time before it, and the bytes held after it.
+
+    Raises BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
+    """
+    timeline, ranks = schedule.timeline(), schedule.problem.ranks
+    found = _run(schedule, timeline, "predicted", 0) + _memory(timeline, 0)
+    if trace is not None:
+        check_trace(schedule, trace)
+        step = trace.median_step
+        extra: dict[str, list[Any]] = {"wait": trace.waits(step).round(3).tolist()}
+        if trace.host:
+            extra["host"] = trace.host[step].round(3).tolist()
+        if trace.held is not None:
+            extra["held"] = trace.held.tolist()
+        measured = trace.steps[step]
+        found += _run(schedule, measured, "measured", ranks, extra)
+        found += _memory(measured, ranks) if trace.held is None else _held(measured, trace.held.tolist(), ranks)
+    body = {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"digest": schedule.problem.digest}}
+    return json.dumps(body, separators=(",", ":")) + "\n"
+
+
+def _run(
+    schedule: Schedule, timeline: Timeline, run: str, offset: int, extra: Mapping[str, list[Any]] | None = None
+) -> list[Event]:
+    """One timeline's events; process numbers from `offset` on. `extra`: argument → a value for each pass."""
+    found: list[Event] = []
+    home: dict[int, tuple[int, int]] = {}
+    for rank in range(schedule.problem.ranks):
+        found.append(_name("process_name", offset + rank, 0, f"rank {rank} {run}"))
+        found.append({"ph": "M", "name": "process_sort_index", "pid": offset + rank, "args": {"sort_index": offset + rank}})
+    for thread, track in enumerate(tracks_of(schedule.problem)):
+        found.append(_name("thread_name", offset + track.rank, thread, printable(track.stream)))
+        found += _slices(timeline, track, offset, thread, extra or {})
+        for row in track.rows.tolist():
+            home.setdefault(row, (offset + int(schedule.problem.passes.rank[row]), thread))
+    return found + _messages(timeline, home, offset)
+
+
+def _name(what: str, process: int, thread: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _slices(timeline: Timeline, track: Track, offset: int, thread: int, extra: Mapping[str, list[Any]]) -> list[Event]:
+    p, names = timeline.problem.passes, timeline.problem.names
+    return [
+        {
+            "ph": "X",
+            "name": names[i],
+            "cat": KINDS[p.kind[i]],
+            "pid": offset + int(p.rank[i]),
+            "tid": thread,
+            "ts": timeline.start[i].item(),
+            "dur": (timeline.end[i] - timeline.start[i]).item(),
+            "args": {
+                "stage": int(p.stage[i]),
+                "microbatch": int(p.microbatch[i]),
+                "slice": int(p.slice[i]),
+                **{what: column[i] for what, column in extra.items()},
+            },
+        }
+        for i in track.rows.tolist()
+    ]
+
+
+def _messages(timeline: Timeline, home: dict[int, tuple[int, int]], offset: int) -> list[Event]:
+    """An arrow for every edge between two ranks. Both ends must lie inside their slices, so a little before the end of
+    one and after the start of the other. Ids are numbers: Perfetto reads a text as a hexadecimal one, or drops the arrow.
+    """
+    problem, found = timeline.problem, list[Event]()
+    rank = problem.passes.rank
+    pairs = zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True)
+    first = offset * len(problem.edges)
+    for i, (a, b) in enumerate(pairs):
+        if rank[a] == rank[b]:
+            continue
+        common = {"cat": "message", "name": "message", "id": first + i}
+        leaves = timeline.end[a].item() - _within(timeline, a)
+        found.append({"ph": "s", **common, "pid": home[a][0], "tid": home[a][1], "ts": leaves})
+        comes = timeline.start[b].item() + _within(timeline, b)
+        found.append({"ph": "f", "bp": "e", **common, "pid": home[b][0], "tid": home[b][1], "ts": comes})
+    return found
+
+
+def _within(timeline: Timeline, row: int) -> float:
+    """A tenth of a µs, or half of a pass that is shorter: readers cut times to whole nanoseconds, each on its own."""
+    length: float = (timeline.end[row] - timeline.start[row]).item()
+    return min(0.1, length / 2)
+
+
+def _memory(timeline: Timeline, offset: int) -> list[Event]:
+    if not timeline.problem.edges.bytes.any():
+        return []
+    found = []
+    for rank in range(timeline.problem.ranks):
+        times, held = timeline.memory(rank)
+        for time, size in zip(times.tolist(), held.tolist(), strict=True):
+            found.append({"ph": "C", "name": "memory", "pid": offset + rank, "ts": time, "args": {"bytes": size}})
+    return found
+
+
+def _held(timeline: Timeline, held: list[float], offset: int) -> list[Event]:
+    """What was counted: bytes after each pass."""
+    rows: Ints = timeline.end.argsort(kind="stable")
+    rank = timeline.problem.passes.rank
+    return [
+        {"ph": "C", "name": "memory", "pid": offset + int(rank[i]), "ts": timeline.end[i].item(), "args": {"bytes": held[i]}}
+        for i in rows.tolist()
+    ]

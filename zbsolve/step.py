@@ -1,0 +1,92 @@
+"""`Step`: what turns a profile into a problem. Commands, races, the frontier and plans take one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from .build.recompute import Recompute, recomputed_stages
+from .partition.by_name import SEARCHED, partition_by_name
+from .partition.file import Partition
+from .partition.stage_costs import StageCosts
+from .placement import Spot, describe, routes_of
+from .problem import OBJECTIVES, Problem
+from .profile.profile import Profile
+from .profile.spread import spread_over
+from .util.errors import BadInput
+from .util.text import parse_bytes
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step, but for the model: how a profile's layers lie on ranks, and what counts.
+
+    placement: as `Profile.problem` takes it, or "auto". partition: a name (see `partition_by_name`), layers of each stage,
+    a `Partition` from a file, "auto", or None: as `Profile.problem` balances layers by itself. memory: bytes a rank
+    ("40GiB"); None: the device's, as profiled. objective, fused, recompute: as `Profile.problem` takes them. "auto" is for
+    `solve_auto`, which tries several.
+
+    Raises BadInput for what makes no sense whatever the profile.
+    """
+
+    ranks: int
+    microbatches: int
+    placement: str | Spot = "single"
+    partition: str | Sequence[int] | Partition | None = None
+    memory: str | int | None = None
+    objective: str = "makespan"
+    fused: bool = False
+    recompute: Recompute = ()
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "microbatches"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name}: at least 1 is needed, got {getattr(self, name)}")
+        if self.objective not in OBJECTIVES:
+            raise BadInput(f"objective '{self.objective}': one of {' '.join(OBJECTIVES)}")
+        if isinstance(self.partition, str) and self.partition not in (AUTO, *SEARCHED):
+            raise BadInput(f"partition '{self.partition}': one of {', '.join((AUTO, *SEARCHED))}, or layers a stage")
+        if self.memory is not None:
+            parse_bytes(self.memory)
+        if self.placement != AUTO:
+            recomputed_stages(self.recompute, len(self.routes[0]))
+
+    @property
+    def auto(self) -> bool:
+        """Whether placement or partition is left to `solve_auto`."""
+        return AUTO in (self.placement, self.partition)
+
+    @cached_property
+    def routes(self) -> tuple[tuple[int, ...], ...]:
+        """Stage → rank, of each route that microbatches take in turn. Raises BadInput for placement "auto"."""
+        return routes_of(self.placement, self.ranks)
+
+    @property
+    def title(self) -> str:
+        """The placement as one writes it."""
+        return self.placement if isinstance(self.placement, str) else "/".join(map(describe, self.routes))
+
+    def costs(self, profile: Profile) -> StageCosts:
+        """What stages of the profile's layers cost and need on these ranks. Raises BadInput."""
+        limit = profile.capacity if self.memory is None else parse_bytes(self.memory)
+        return StageCosts.of(profile, self.routes, self.microbatches, limit, self.fused)
+
+    def counts(self, profile: Profile) -> tuple[int, ...] | None:
+        """How many layers each stage gets, where the step says it. Raises BadInput, Infeasible."""
+        if isinstance(self.partition, str):
+            return partition_by_name(self.costs(profile), self.partition)
+        if isinstance(self.partition, Partition):
+            self.partition.check(len(profile.layers), self.routes, self.ranks)
+            return self.partition.layers
+        return None if self.partition is None else tuple(self.partition)
+
+    def problem(self, profile: Profile) -> Problem:
+        """The step of this model. Raises BadInput, Infeasible."""
+        counts = self.counts(profile)
+        if isinstance(self.partition, Partition):
+            profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
+        placed = (self.ranks, self.microbatches, self.routes, self.memory, self.objective)
+        return profile.problem(*placed, counts, self.fused, self.recompute)

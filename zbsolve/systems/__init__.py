@@ -1,0 +1,20 @@
+"""The schedules of the literature: one table of them; their orders lie by family."""
+
+from typing import TYPE_CHECKING
+
+from ..util.lazy import handing_on
+
+if TYPE_CHECKING:
+    from .table import PRESETS as PRESETS
+    from .table import SYSTEMS as SYSTEMS
+    from .table import System as System
+    from .table import preset as preset
+    from .table import problem_for as problem_for
+    from .table import system as system
+
+__getattr__, __dir__ = handing_on(
+    __name__,
+    {
+        "table": "PRESETS SYSTEMS System preset problem_for system",
+    },
+)

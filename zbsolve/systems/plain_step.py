@@ -1,0 +1,20 @@
+"""What most named schedules need: a plain step, F and B and W (or F and BW) of every stage, each stage on one rank."""
+
+from __future__ import annotations
+
+from ..problem import Problem
+from ..util.errors import BadInput
+
+SPLIT, FUSED = {"F", "B", "W"}, {"F", "BW"}
+
+
+def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
+    """Stage → rank, and whether the backward is split. Raises BadInput, naming the schedule `name`, where the problem has
+    other passes or a stage on several ranks."""
+    passes, kinds = problem.passes, set(problem.passes.kinds)
+    homes = problem.stage_ranks
+    whole = len(passes) == len(kinds) * problem.stages * problem.microbatches
+    if kinds not in (SPLIT, FUSED) or not whole or any(len(ranks) != 1 for ranks in homes):
+        counted = {kind: len(problem.rows(kind)) for kind in passes.kinds}
+        raise BadInput(f"{name}: needs a plain pipeline of F, B, W (or F, BW) passes, not {counted}")
+    return tuple(rank for (rank,) in homes), kinds == SPLIT

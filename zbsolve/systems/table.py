@@ -1,0 +1,244 @@
+"""The systems of the literature: what each is called, where it is defined, its formulas, and a problem to see it on.
+
+p ranks, v chunks a rank, m microbatches; F, B, W pass times of a rank, B the input gradient alone; M what 1F1B's first rank
+holds: p microbatches of one rank's activations. Bubble: time beyond a rank's work; of the makespan where nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import placement as placements
+from ..build.numbers import Numbers
+from ..build.plain import pipeline
+from ..build.updates import with_updates
+from ..greedy.side_stream import with_side_streams, without_side_streams
+from ..problem import Problem
+from ..schedule import Schedule
+from ..util.errors import BadInput
+from .asynchronous import pipedream
+from .one_direction import gis, gis_h, gpipe, interleaved, interleaved_zb, one_f_one_b, zb_1p, zb_2p, zb_h1, zb_h2
+from .two_directions import chimera, dualpipe, dualpipe_v, gems
+from .vee import one_f_one_b_v, v_half, v_min, v_zb, zb_v
+
+ONE_DIRECTION, TWO_DIRECTIONS, ASYNCHRONOUS = GROUPS = ("one direction", "two directions", "asynchronous")
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One schedule of the literature.
+
+    name: as `--method` takes it. order: makes its schedule of a problem without side streams, and raises BadInput where it
+    is not defined for it; memory is not looked at (`verify` does). placement: as `placement.parse_routes` reads it. bubble,
+    memory, weights: formulas, in words. fused: its backward is one pass BW. needs: what a problem must fulfil, in words.
+    rounds: of ranks and microbatches, how many of these an update takes in and how many updates late its weights are used.
+    searched: its order is a policy of the list scheduler, which searches try anyway.
+    """
+
+    name: str
+    title: str
+    order: Callable[[Problem], Schedule]
+    paper: str
+    placement: str
+    bubble: str
+    memory: str
+    fused: bool = False
+    needs: str = ""
+    group: str = ONE_DIRECTION
+    weights: str = "1×"
+    rounds: Callable[[int, int], tuple[int, Any]] | None = None
+    searched: bool = False
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What can be said of it in a file: everything but functions."""
+        said = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
+        return {name: getattr(self, name) for name in said}
+
+
+SYSTEMS: tuple[System, ...] = (
+    System("gpipe", "GPipe", gpipe, "arXiv 1811.06965", "single", "(p−1)(F+B+W)", "m microbatches", fused=True),
+    System(
+        "1f1b",
+        "1F1B (DAPPLE, PipeDream-Flush)",
+        one_f_one_b,
+        "arXiv 2007.01045",
+        "single",
+        "(p−1)(F+B+W)",
+        "M: min(p−r, m)",
+        fused=True,
+    ),
+    System(
+        "interleaved",
+        "Interleaved 1F1B",
+        interleaved,
+        "arXiv 2104.04473",
+        "loop",
+        "(p−1)(F+B+W)/v",
+        "M(1+(p−1)/(pv))",
+        fused=True,
+    ),
+    System("gis", "Grouped interleaving (GIS)", gis, "arXiv 2503.01328", "loop", "(p−1)(F+B) of a chunk", "M"),
+    System("gis-h", "GIS, half memory", gis_h, "arXiv 2503.01328", "loop", "GIS + (v−1)(p/2)(F+B−W)", "(v+1)/(2v)·M"),
+    System(
+        "interleaved-zb",
+        "Interleaved zero bubble (torch.distributed.pipelining)",
+        interleaved_zb,
+        "arXiv 2401.10241",
+        "loop",
+        "(p−1)(F+B−W) of a chunk",
+        "M",
+    ),
+    System("zb-h1", "ZB-H1", zb_h1, "arXiv 2401.10241", "single", "(p−1)(F+B−W)", "M"),
+    System("zb-h2", "ZB-H2", zb_h2, "arXiv 2401.10241", "single", "(p−1)(F+B−2W) of the span", "(2p−1)/p·M"),
+    System("zb-1p", "Automatic zero bubble, 1p", zb_1p, "arXiv 2401.10241", "single", "ZB-H1's or less", "M", searched=True),
+    System(
+        "zb-2p", "Automatic zero bubble, 2p", zb_2p, "arXiv 2401.10241", "single", "near 0 of the span", "2M", searched=True
+    ),
+    System(
+        "1f1b-v",
+        "1F1B-V",
+        one_f_one_b_v,
+        "arXiv 2405.15362",
+        "vee",
+        "0 in the steady state at B+W=2F",
+        "about 2/3 M",
+        fused=True,
+    ),
+    System("zb-v", "ZB-V", zb_v, "arXiv 2401.10241", "vee", "0 of the span at F=B=W", "M"),
+    System("v-zb", "V-ZB", v_zb, "arXiv 2405.15362", "vee", "0 of the span at F=B=W", "M"),
+    System("v-half", "V-Half", v_half, "arXiv 2405.15362", "vee", "about half of 1F1B's at F=B=W", "⌊(p+2)/2⌋ microbatches"),
+    System("v-min", "V-Min", v_min, "arXiv 2405.15362", "vee", "about 2/3 of 1F1B's at F=B=W", "⌊(p+4)/3⌋ microbatches"),
+    System(
+        "dualpipe-v",
+        "DualPipeV",
+        dualpipe_v,
+        "deepseek-ai/DualPipe",
+        "vee",
+        "(p−1)(F+B−W) of a chunk",
+        "2p+1 chunks",
+        needs="m ≥ 2p",
+    ),
+    System(
+        "gems",
+        "GEMS",
+        gems,
+        "SC 2020",
+        "mirror",
+        "(p−1)/(p+1/2) of the time at B+W=2F",
+        "1 microbatch",
+        fused=True,
+        needs="p even",
+        group=TWO_DIRECTIONS,
+        weights="2×",
+    ),
+    System(
+        "chimera",
+        "Chimera",
+        chimera,
+        "arXiv 2107.06925",
+        "mirror",
+        "(p−2f)/(2fm+p−2f) of the time at B+W=F",
+        "p−p/2f+1 to p microbatches",
+        fused=True,
+        needs="p a multiple of 2f, m of 2f, for f pairs of pipelines",
+        group=TWO_DIRECTIONS,
+        weights="2f×",
+    ),
+    System(
+        "dualpipe",
+        "DualPipe",
+        dualpipe,
+        "arXiv 2412.19437",
+        "mirror",
+        "(p/2−1)(F+B−W); F&B as one block: (p/2−1)(F&B+B+W−3W)",
+        "p+1 microbatches",
+        needs="p even, m even and ≥ 2p",
+        group=TWO_DIRECTIONS,
+        weights="2×",
+    ),
+    System(
+        "pipedream",
+        "PipeDream",
+        pipedream,
+        "arXiv 1806.03377",
+        "single",
+        "0 in the steady state",
+        "M",
+        fused=True,
+        needs="updates after every microbatch, p−s groups late",
+        group=ASYNCHRONOUS,
+        weights="p−r versions",
+        rounds=lambda ranks, m: (1, [ranks - stage for stage in range(ranks)]),
+    ),
+    System(
+        "pipedream-2bw",
+        "PipeDream-2BW",
+        pipedream,
+        "arXiv 2006.09503",
+        "single",
+        "0 in the steady state",
+        "M",
+        fused=True,
+        needs="at least p microbatches an update, two groups late",
+        group=ASYNCHRONOUS,
+        weights="2 versions",
+        rounds=lambda ranks, m: (_group(m, ranks), 2),
+    ),
+)
+
+PRESETS = {one.name: one.order for one in SYSTEMS}
+
+
+def system(name: str) -> System:
+    """The system called `name`. Raises BadInput."""
+    for one in SYSTEMS:
+        if one.name == name:
+            return one
+    raise BadInput(f"unknown system '{name}' (known: {', '.join(one.name for one in SYSTEMS)})")
+
+
+def preset(name: str, problem: Problem) -> Schedule:
+    """The schedule called `name` on a problem. Raises BadInput for an unknown name or a problem that it is not defined
+    for."""
+    if name not in PRESETS:
+        raise BadInput(f"unknown schedule '{name}' (known: {', '.join(PRESETS)})")
+    return with_side_streams(problem, PRESETS[name](without_side_streams(problem)))
+
+
+def problem_for(
+    name: str, ranks: int, microbatches: int, F: Numbers = 1, B: Numbers = 1, W: Numbers = 1, **options: Any
+) -> Problem:
+    """A problem on which the system is defined: its placement, its kinds of passes, its updates; F, B, W in µs a stage.
+
+    options: `update`, `parameter_bytes`: µs and bytes of a stage's update and weights, for the asynchronous systems; others
+    go to `pipeline` (AF: the all-to-alls that DualPipe is about). Raises BadInput for an unknown system or numbers that it
+    does not allow.
+    """
+    one = system(name)
+    update = {"time": options.pop("update", 0), "parameter_bytes": options.pop("parameter_bytes", 0)}
+    routes = placements.parse_routes(one.placement, ranks)
+    times: dict[str, Any] = {"BW": _sum(B, W)} if one.fused else {"B": B, "W": W}
+    step = pipeline(F, placement=routes, microbatches=microbatches, **times, **options)
+    if one.rounds is None:
+        return step
+    every, delay = one.rounds(ranks, microbatches)
+    return with_updates(step, every=every, delay=delay, **update)
+
+
+def _group(microbatches: int, ranks: int) -> int:
+    """Microbatches an update: as few as 2BW allows that make whole groups."""
+    for every in range(ranks, microbatches + 1):
+        if microbatches % every == 0:
+            return every
+    raise BadInput(f"pipedream-2bw: {microbatches} microbatches do not make groups of at least {ranks}, one a rank")
+
+
+def _sum(B: Numbers, W: Numbers) -> Numbers:
+    if isinstance(B, Sequence) and isinstance(W, Sequence):
+        return [b + w for b, w in zip(B, W, strict=True)]
+    if isinstance(B, Sequence) or isinstance(W, Sequence):
+        raise BadInput("B and W: give both as one number, or both as one a stage")
+    return B + W

@@ -1,0 +1,198 @@
+"""Named schedules in two directions, and DualPipe cut in half: GEMS, Chimera, DualPipe, DualPipeV.
+
+In placement `mirror` microbatches take turns to go down the ranks and up, so every stage lives on two ranks. F and B that
+DualPipe overlaps stand one after the other here: what overlaps is their all-to-all, which is not on the compute stream.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
+
+from ..placement import mirror
+from ..problem import Problem
+from ..schedule import Schedule
+from ..util.errors import BadInput
+from .plain_step import FUSED, SPLIT, plain_stages
+
+Row = Iterator[tuple[int, str, int]]  # chunk (or stage), kind, microbatch
+
+
+def gems(problem: Problem) -> Schedule:
+    """GEMS (SC 2020): at most two microbatches alive, each one's forward behind the backward of the one before, which goes
+    the other way: one microbatch's activations a replica."""
+    routes, split = _mirrored(problem, "gems", pairs=1)
+    order = {}
+    for rank in range(problem.ranks):
+        stages = [routes[i % 2].index(rank) for i in range(problem.microbatches)]
+        order[f"compute:{rank}"] = tuple(
+            f"{stage}{kind}{i}" for i, stage in enumerate(stages) for kind in (("F", "B", "W") if split else ("F", "BW"))
+        )
+    return Schedule(problem, order)
+
+
+def chimera(problem: Problem) -> Schedule:
+    """Chimera (arXiv 2107.06925, sections 3.1 to 3.5) with one or more pairs of pipelines (`mirror`, `mirror2`): units of p
+    microbatches one after the other, the next one's forwards in the bubbles at a unit's end. The order is the one that
+    equal forward and backward times give."""
+    routes, split = _mirrored(problem, "chimera")
+    ranks, m = problem.ranks, problem.microbatches
+    if m % len(routes):
+        raise BadInput(f"chimera: {m} microbatches are not as many for each of its {len(routes)} pipelines")
+    rows: list[list[str]] = [[] for _ in range(ranks)]
+    for rank, kind, stage, i in _unit_steps(routes, m):
+        rows[rank] += [f"{stage}{one}{i}" for one in (("F",) if kind == "F" else ("B", "W") if split else ("BW",))]
+    return Schedule(problem, {f"compute:{rank}": tuple(row) for rank, row in enumerate(rows)})
+
+
+def _unit_steps(routes: tuple[tuple[int, ...], ...], m: int) -> Iterator[tuple[int, str, int, int]]:
+    """(rank, kind, stage, microbatch) by time where every pass takes one slot. Earlier units first, backward before forward;
+    a unit's forwards start on a rank when it has run those of the unit before, and while it holds fewer than p."""
+    ranks = len(routes[0])
+    ready: list[list[tuple[int, int, int, str, int]]] = [[] for _ in range(ranks)]
+    forwards, held = [Counter[int]() for _ in range(ranks)], [0] * ranks
+
+    def add(kind: str, stage: int, i: int) -> None:
+        key = (i // ranks, 0 if kind == "B" else 1, i, kind, stage)
+        heapq.heappush(ready[routes[i % len(routes)][stage]], key)
+
+    def allowed(rank: int, unit: int) -> bool:
+        return held[rank] < ranks and (unit == 0 or forwards[rank][unit - 1] == ranks)
+
+    for i in range(m):
+        add("F", 0, i)
+    for _ in range(4 * m * ranks):
+        done = []
+        for rank, waiting in enumerate(ready):
+            usable = (key for key in sorted(waiting) if key[3] == "B" or allowed(rank, key[0]))
+            key = next(usable, None)
+            if key is None:
+                continue
+            waiting.remove(key)
+            heapq.heapify(waiting)
+            unit, _, i, kind, stage = key
+            held[rank] += 1 if kind == "F" else -1
+            forwards[rank][unit] += kind == "F"
+            done.append((kind, stage, i))
+            yield rank, kind, stage, i
+        if not done:
+            return
+        for kind, stage, i in done:
+            if kind == "F":
+                add(*(("F", stage + 1, i) if stage + 1 < ranks else ("B", stage, i)))
+            elif stage:
+                add("B", stage - 1, i)
+
+
+def dualpipe(problem: Problem) -> Schedule:
+    """DualPipe (arXiv 2412.19437, section 3.2.1): microbatches from both ends, p even, m even and at least 2p."""
+    routes, split = _mirrored(problem, "dualpipe", pairs=1)
+    ranks, m = problem.ranks, problem.microbatches
+    _split(split, "dualpipe")
+    if ranks % 2 or m % 2 or m < 2 * ranks:
+        raise BadInput(
+            f"dualpipe: needs an even number of ranks and of microbatches, at least 2 a rank; got {ranks} and {m}"
+        )
+    order = {}
+    for rank in range(ranks):
+        near = 0 if rank < ranks // 2 else 1  # the direction that reaches this rank in its first half
+        row = _dual(min(rank, ranks - 1 - rank), ranks // 2, m // 2)
+        ways = ((abs(chunk - near), kind, k) for chunk, kind, k in row)
+        order[f"compute:{rank}"] = tuple(f"{routes[way].index(rank)}{kind}{2 * k + way}" for way, kind, k in ways)
+    return Schedule(problem, order)
+
+
+def dualpipe_v(problem: Problem) -> Schedule:
+    """DualPipeV: DualPipe cut in half (deepseek-ai/DualPipe), placement vee, one replica; m at least 2p."""
+    stages, split = plain_stages(problem, "dualpipe-v")
+    ranks, m = problem.ranks, problem.microbatches
+    _split(split, "dualpipe-v")
+    if stages != (*range(ranks), *reversed(range(ranks))):
+        raise BadInput("dualpipe-v: is defined for placement vee only")
+    if m < 2 * ranks:
+        raise BadInput(f"dualpipe-v: needs at least 2 microbatches a rank; got {m} for {ranks} ranks")
+    order = {}
+    for rank in range(ranks):
+        held = (rank, 2 * ranks - 1 - rank)
+        order[f"compute:{rank}"] = tuple(f"{held[chunk]}{kind}{k}" for chunk, kind, k in _dual(rank, ranks, m))
+    return Schedule(problem, order)
+
+
+def _dual(place: int, half: int, m: int) -> Row:
+    """The eight steps of DualPipe for the rank `place` from its end of `half`, m microbatches a chunk: (chunk, kind,
+    microbatch). A full backward is B and at once its W; W put off are worked off first in, first out."""
+    next_of: dict[tuple[int, str], int] = defaultdict(int)
+    late: deque[tuple[int, int]] = deque()
+
+    def run(chunk: int, kind: str) -> Row:
+        k = next_of[chunk, kind]
+        next_of[chunk, kind] += 1
+        yield chunk, kind, k
+
+    def backward(chunk: int, *, put_off: bool = False) -> Row:
+        k = next_of[chunk, "B"]
+        yield from run(chunk, "B")
+        if put_off:
+            late.append((chunk, k))
+        else:
+            yield chunk, "W", k
+
+    def weights() -> Row:
+        chunk, k = late.popleft()
+        yield chunk, "W", k
+
+    outer = half - place - 1
+    for _ in range(2 * outer):
+        yield from run(0, "F")
+    for _ in range(place + 1):
+        yield from run(0, "F")
+        yield from run(1, "F")
+    for _ in range(outer):
+        yield from backward(1, put_off=True)
+        yield from weights()
+        yield from run(1, "F")
+    for _ in range(m - 2 * half + place + 1):
+        yield from run(0, "F")
+        yield from backward(1)
+        yield from run(1, "F")
+        yield from backward(0)
+    for _ in range(outer):
+        yield from backward(1)
+        yield from run(1, "F")
+        yield from backward(0)
+    # The second half of the 2·(place + 1) backwards leaves its weight gradients for the end.
+    for i in range(2 * (place + 1)):
+        yield from backward(1 - i % 2, put_off=i > place)
+    for _ in range(outer):
+        yield from weights()
+        yield from backward(0, put_off=True)
+    while late:
+        yield from weights()
+
+
+def _split(split: bool, name: str) -> None:
+    if not split:
+        raise BadInput(f"{name}: needs B and W apart")
+
+
+def _mirrored(problem: Problem, name: str, pairs: int | None = None) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    """The routes of a mirrored problem, and whether its backward is split. Raises BadInput where it is none."""
+    kinds = {kind: len(problem.rows(kind)) for kind in problem.passes.kinds}
+    ranks, m = problem.ranks, problem.microbatches
+    split = set(kinds) == SPLIT
+    if set(kinds.values()) != {ranks * m} or not (split or set(kinds) == FUSED):
+        raise BadInput(f"{name}: needs F, B, W (or F, BW) passes of one stage a rank and direction, not {kinds}")
+    routes = tuple(problem.routes[i % len(problem.routes)] for i in range(m))
+    count = next((f for f in range(1, ranks // 2 + 1) if routes == _turns(ranks, f, m)), None)
+    if count is None or pairs not in (None, count):
+        raise BadInput(f"{name}: is defined for placement mirror only" + (", an even number of ranks" if ranks % 2 else ""))
+    return routes[: 2 * count], split
+
+
+def _turns(ranks: int, pairs: int, m: int) -> tuple[tuple[int, ...], ...]:
+    """Microbatch → its route in `placement.mirror`."""
+    if ranks % (2 * pairs):
+        return ()
+    routes = mirror(ranks, pairs)
+    return tuple(routes[i % len(routes)] for i in range(m))

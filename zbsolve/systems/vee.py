@@ -1,0 +1,170 @@
+"""Named schedules of the V placement: rank r holds stages r and 2p − 1 − r (arXiv 2401.10241, 2405.15362).
+
+The building blocks of arXiv 2405.15362 say when one microbatch's passes run, in slots of one pass each; repeated every
+six slots they leave no bubble at unit times. Squeezing and re-ordering the ramps (section 3.3 there) happen at unit times
+too, within the memory that the block itself needs, so an order depends on p and m alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+
+from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
+from ..greedy.microbatch import MicrobatchGraph, microbatch_graph
+from ..placement import describe
+from ..problem import Problem
+from ..schedule import Schedule
+from ..util.errors import BadInput
+from .plain_step import plain_stages
+
+RAMPS = (DecodeRule(early=1), DecodeRule(early=2))
+PERIOD = 6  # slots: F, B and W of two chunks
+Slots = tuple[int, int, int, int]  # of a rank: F of its first stage, F and B of its second, B of its first
+
+
+def v_min(problem: Problem) -> Schedule:
+    """V-Min (arXiv 2405.15362, appendix): a third of 1F1B's activations, at most ⌊(p + 4)/3⌋ microbatches."""
+    d = problem.ranks
+    shift = 2 if d % 3 == 0 else 0
+    return _repeated(problem, "v-min", lambda i: (i, 2 * d - i - 1, 2 * d + shift + i, 4 * d + shift - i - 1), (d + 4) // 3)
+
+
+def v_half(problem: Problem) -> Schedule:
+    """V-Half (arXiv 2405.15362, appendix): half of 1F1B's activations, at most ⌊(p + 2)/2⌋ microbatches."""
+    d = problem.ranks
+    shift = 3 if d % 2 == 0 else 0
+    slots = lambda i: (2 * i, 3 * d - i - 2, 3 * d + shift + 2 * i - 1, 6 * d + shift - i - 2)  # noqa: E731
+    return _repeated(problem, "v-half", slots, (d + 2) // 2)
+
+
+def v_zb(problem: Problem) -> Schedule:
+    """V-ZB (arXiv 2405.15362): V-Half's block stretched to lifespans of 12p − 2 in all; p microbatches, no bubble at unit
+    times."""
+    d = problem.ranks
+    return _repeated(problem, "v-zb", lambda i: (4 * i, 6 * d - 2 * i - 5, 6 * d + 4 * i - 4, 12 * d - 2 * i - 9), d)
+
+
+def zb_v(problem: Problem) -> Schedule:
+    """ZB-V (arXiv 2401.10241, section 6): 2p − 1 chunk forwards before the first backward on every rank, then one forward
+    one backward of either chunk. The pattern needs 2p − 1 microbatches; with fewer the missing ones are left out."""
+    _check(problem, "zb-v")
+    ranks, m = problem.ranks, problem.microbatches
+    order = {}
+    for rank in range(ranks):
+        near, far = str(rank), str(2 * ranks - 1 - rank)
+        row = _v_row(near, far, rank, ranks, max(m, 2 * ranks - 1))
+        order[f"compute:{rank}"] = tuple(f"{stage}{kind}{j}" for stage, kind, j in row if j < m)
+    return Schedule(problem, order)
+
+
+def _v_row(near: str, far: str, rank: int, ranks: int, m: int) -> list[tuple[str, str, int]]:
+    """One rank's (stage, kind, microbatch), m ≥ 2p − 1; `near` is its first stage, `far` its second."""
+    row: list[tuple[str, str, int]] = []
+    done = {(stage, kind): 0 for stage in (near, far) for kind in "FBW"}
+
+    def run(stage: str, kinds: str) -> None:
+        for kind in kinds:
+            row.append((stage, kind, done[stage, kind]))
+            done[stage, kind] += 1
+
+    for _ in range(2 * (ranks - rank) - 1):
+        run(near, "F")
+    for _ in range(rank):
+        run(far, "F")
+        run(near, "F")
+    for _ in range(ranks - rank):
+        run(far, "FBW")
+    while done[far, "F"] < m:
+        if done[near, "F"] < m:
+            run(near, "F")
+        run(near, "BW")
+        run(far, "FBW")
+    for _ in range(rank):
+        run(near, "B")
+        run(far, "B")
+    while done[near, "B"] < m:
+        run(near, "BW")
+    for stage in (far, near):
+        while done[stage, "W"] < m:
+            run(stage, "W")
+    return row
+
+
+def one_f_one_b_v(problem: Problem) -> Schedule:
+    """1F1B-V (arXiv 2405.15362): the V placement with a fused backward, about two thirds of 1F1B's activations.
+
+    The paper prints no block. This one (derived) has F and BW of one and two slots at places modulo six that no two passes
+    of a rank share: rank i has F at i and 1 − i, BW at i + 2 + (i mod 3) and at i + 4, i + 1, i + 1 in turn; each pass runs
+    as soon after the one it waits for as its place allows.
+    """
+    d = problem.ranks
+    near = list(range(d))
+    far = _chain([(1 - i) % PERIOD for i in reversed(range(d))], d, 1)[::-1]
+    back = _chain([(i + 2 + i % 3) % PERIOD for i in range(d)], far[0] + 1, 2)
+    last = _chain([(i + (4, 1, 1)[i % 3]) % PERIOD for i in reversed(range(d))], back[-1] + 2, 2)[::-1]
+    held = ((last[i] + 2 - near[i], back[i] + 2 - far[i]) for i in range(d))
+    peak = max(-(-one // PERIOD) - (-other // PERIOD) for one, other in held)
+    return _repeated(problem, "1f1b-v", lambda i: (near[i], far[i], back[i], last[i]), peak / 2, fused=True)
+
+
+def _chain(places: list[int], begin: int, apart: int) -> list[int]:
+    """For each of `places` (modulo six) the next slot of that place, `apart` or more after the one before."""
+    slots: list[int] = []
+    for place in places:
+        least = slots[-1] + apart if slots else begin
+        slots.append(least + (place - least) % PERIOD)
+    return slots
+
+
+def _check(problem: Problem, name: str, fused: bool = False) -> None:
+    """Raise BadInput where the problem is no V of F, B and W (F and BW where fused)."""
+    stages, split = plain_stages(problem, name)
+    if describe(stages) != "vee" and stages != (0, 0):
+        raise BadInput(f"{name}: is defined for placement vee only")
+    if split == fused:
+        raise BadInput(f"{name}: needs " + ("one backward BW" if fused else "B and W apart"))
+
+
+def _repeated(problem: Problem, name: str, slots: Callable[[int], Slots], peak: float, *, fused: bool = False) -> Schedule:
+    """The block repeated every six slots, squeezed and its ramps re-ordered within `peak` microbatches' activations."""
+    _check(problem, name, fused)
+    t = _unit(problem, cast(MicrobatchGraph, microbatch_graph(problem)), round(2 * peak))
+    backward = "BW" if fused else "B"
+    passes, rows = problem.passes, t.passes[:, 0]
+    lane = {(passes.kind_names[row], int(passes.stage[row])): k for k, row in enumerate(rows)}
+    offset = np.zeros(len(rows), np.int64)
+    for rank in range(problem.ranks):
+        near, far = rank, 2 * problem.ranks - 1 - rank
+        keys = (("F", near), ("F", far), (backward, far), (backward, near))
+        at = dict(zip(keys, slots(rank), strict=True))
+        taken = {slot % PERIOD for slot in at.values()}
+        for stage in () if fused else (far, near):
+            slot = next(s for s in range(at["B", stage] + 1, at["B", stage] + PERIOD + 1) if s % PERIOD not in taken)
+            taken.add(slot % PERIOD)
+            at["W", stage] = slot
+        for key, slot in at.items():
+            offset[lane[key]] = slot
+    # Of the two ways to fill ramps (see `DecodeRule`) the shorter one; both hold the memory.
+    decoded = [decode(t, repeated_targets(t, offset, PERIOD), rule) for rule in RAMPS]
+    best = min((one for one in decoded if one is not None), key=lambda one: one.value)
+    return to_schedule(problem, t, best.order)
+
+
+def _unit(problem: Problem, t: MicrobatchGraph, room: int) -> MicrobatchGraph:
+    """The graph with passes of length 1 (BW 2), no lags, and one unit of memory a chunk from its F to its last pass."""
+    first, passes = t.passes[:, 0], problem.passes
+    both = passes.are("BW")[first]
+    none = np.zeros_like(t.lag)
+    return t._replace(
+        duration=1 + both.astype(np.int64),
+        lag=none,
+        out_lag=none,
+        in_lag=none,
+        taken=passes.are("F")[first].astype(np.int64),
+        freed=passes.are("W", "BW")[first].astype(np.int64),
+        capacity=np.full_like(t.capacity, room),
+        span=False,
+    )

@@ -1,0 +1,237 @@
+"""Passes and edges as tables: one array a field. `Pass` and `Edge` are views of one row.
+
+Nothing here knows what an `F` is: kinds are labels, and every rule between passes is an edge that a builder wrote. The one
+exception is `usual_cargo`: files written before edges said what they carry are read by the rule that held then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .util.errors import BadInput
+
+KINDS = (
+    *("F", "B", "W", "BW", "X", "O", "R", "S", "T", "C", "U"),
+    *("AF", "AB"),  # a new kind goes below this line: digests count from the top
+)
+PER_STEP = ("C", "U")  # kinds whose number is no microbatch's: a place among the stage's ranks, an update
+CARGO = ("", "activation", "gradient")  # what an edge hands from pass to pass; "": nothing, one only waits for the other
+COUNTS = ("stage", "microbatch", "slice", "rank", "duration")  # columns of whole numbers beside kind and streams
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One unit of work on one rank; `duration` in µs. `streams` are what it occupies while it runs."""
+
+    kind: str
+    stage: int
+    microbatch: int
+    rank: int
+    duration: int
+    slice: int = 0
+    streams: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.streams:
+            object.__setattr__(self, "streams", (f"compute:{self.rank}",))
+
+    @property
+    def name(self) -> str:
+        """`<stage><kind><microbatch>[.<slice>]`, for example `3B12` or `0F4.1` (slice 0 is not written)."""
+        return pass_name(self.kind, self.stage, self.microbatch, self.slice)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """`after` may start `lag` µs after `before` ends; `bytes` live from before's start to after's end, on their rank.
+
+    carries: "activation" or "gradient", what `before` makes and `after` takes, or "" where it only waits. None: as the
+    edges of a plain pipeline do.
+    """
+
+    before: str
+    after: str
+    lag: int = 0
+    bytes: int = 0
+    carries: str | None = None
+
+
+def pass_name(kind: str, stage: int, microbatch: int, slice: int = 0) -> str:
+    """The identity of a pass in files, logs, errors and traces."""
+    return f"{stage}{kind}{microbatch}.{slice}" if slice else f"{stage}{kind}{microbatch}"
+
+
+def whole_column(values: Any, what: str) -> Ints:
+    """Whole numbers as an array of shape (rows,). Raises BadInput naming `what`."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists among the numbers
+        raise BadInput(f"{what}: whole numbers are needed, got a list of lists") from None
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise BadInput(f"{what}: whole numbers are needed, got {array.dtype if array.ndim == 1 else 'a list of lists'}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def coded(words: ArrayLike, known: Sequence[str], what: str, count: int = 1) -> Ints:
+    """Indices into `known`, shape (rows,), from words, one a row; a single word stands for `count` rows. Raises BadInput
+    naming `what` and an unknown word."""
+    found, place = np.unique(np.atleast_1d(np.asarray(words, str)), return_inverse=True)
+    unknown = [word for word in found.tolist() if word not in known]
+    if unknown:
+        raise BadInput(f"unknown {what} '{unknown[0]}' (one of {' '.join(known)})")
+    number = np.array([known.index(word) for word in found.tolist()], np.int64)
+    return np.full(count, number[0]) if np.ndim(words) == 0 else number[place.reshape(-1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Passes(Sequence[Pass]):
+    """A table of passes, one array a field, all of the same length. `kind` indexes KINDS, `streams` the sets of streams
+    `stream_sets`."""
+
+    kind: Ints
+    stage: Ints
+    microbatch: Ints
+    slice: Ints
+    rank: Ints
+    duration: Ints
+    streams: Ints
+    stream_sets: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, passes: Iterable[Pass]) -> Passes:
+        """A table from single passes. Raises BadInput for an unknown kind."""
+        rows = list(passes)
+        for row in rows:
+            if row.kind not in KINDS:
+                raise BadInput(f"pass {row.name}: unknown kind '{row.kind}' (one of {' '.join(KINDS)})")
+        sets = tuple(dict.fromkeys(row.streams for row in rows))
+        number = {streams: i for i, streams in enumerate(sets)}
+        columns = {name: whole_column([getattr(row, name) for row in rows], name) for name in COUNTS}
+        return cls(
+            kind=coded([row.kind for row in rows], KINDS, "kind"),
+            streams=whole_column([number[row.streams] for row in rows], "streams"),
+            stream_sets=sets,
+            **columns,
+        )
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        return Pass(
+            KINDS[self.kind[i]],
+            int(self.stage[i]),
+            int(self.microbatch[i]),
+            int(self.rank[i]),
+            int(self.duration[i]),
+            int(self.slice[i]),
+            self.stream_sets[self.streams[i]],
+        )
+
+    def __iter__(self) -> Iterator[Pass]:
+        return (self[i] for i in range(len(self)))
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that there are, in the order of KINDS."""
+        return tuple(KINDS[k] for k in np.unique(self.kind).tolist())
+
+    @cached_property
+    def kind_names(self) -> list[str]:
+        """The kind of each pass, shape (passes,)."""
+        return [KINDS[k] for k in self.kind.tolist()]
+
+    def are(self, *kinds: str) -> Bools:
+        """Which passes are of these kinds, shape (passes,)."""
+        found: Bools = np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
+        return found
+
+    def only(self, rows: Ints) -> Passes:
+        """The table of these rows."""
+        columns = {name: getattr(self, name)[rows] for name in ("kind", *COUNTS, "streams")}
+        return Passes(**columns, stream_sets=self.stream_sets)
+
+    def more(self, kind: ArrayLike, stream: str, *, stage: Ints, microbatch: Ints, rank: Ints, duration: Ints) -> Passes:
+        """The table with further rows: of one kind or a kind each, on `<stream>:<rank>`; whole numbers of shape (rows,)."""
+        sets, first = self._with_streams(stream)
+        count = len(stage)
+        added = {"stage": stage, "microbatch": microbatch, "slice": np.zeros(count, np.int64), "rank": rank}
+        added |= {"kind": coded(kind, KINDS, "kind", count), "duration": duration, "streams": first + rank}
+        return Passes(**{name: np.concatenate([getattr(self, name), one]) for name, one in added.items()}, stream_sets=sets)
+
+    def _with_streams(self, stream: str) -> tuple[tuple[tuple[str, ...], ...], int]:
+        """The sets of streams with `<stream>:<rank>` alone of every rank in a row, and where that row begins."""
+        ours = tuple((f"{stream}:{rank}",) for rank in range(int(self.rank.max()) + 1))
+        for first in range(len(self.stream_sets) - len(ours) + 1):
+            if self.stream_sets[first : first + len(ours)] == ours:
+                return self.stream_sets, first
+        return (*self.stream_sets, *ours), len(self.stream_sets)
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """A table of edges, one array a field: `before` and `after` index the passes, `lag` in µs, `bytes` in bytes, `carries`
+    indexes CARGO."""
+
+    before: Ints
+    after: Ints
+    lag: Ints
+    bytes: Ints
+    carries: Ints
+
+    @classmethod
+    def of(cls, before: Ints, after: Ints, *, lag: Ints | int = 0, bytes: Ints | int = 0, carries: ArrayLike = "") -> Edges:
+        """Edges from rows `before` to rows `after`; `lag`, `bytes` and `carries` (words of CARGO) of shape (edges,), or one
+        for all."""
+        none = np.zeros(len(before), np.int64)
+        return cls(before, after, none + lag, none + bytes, coded(carries, CARGO, "cargo", len(before)))
+
+    def __len__(self) -> int:
+        return len(self.before)
+
+    def __add__(self, other: Edges) -> Edges:
+        """Both tables, one behind the other."""
+        columns = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+        return Edges(*(np.concatenate([a, b]).astype(np.int64) for a, b in columns))
+
+    def only(self, rows: Ints) -> Edges:
+        """The table of these rows."""
+        return Edges(*(getattr(self, one.name)[rows] for one in fields(self)))
+
+    def carrying(self, *cargo: str) -> Bools:
+        """Which edges carry one of these, shape (edges,)."""
+        found: Bools = np.isin(self.carries, [CARGO.index(one) for one in cargo])
+        return found
+
+
+def usual_cargo(passes: Passes, a: Ints, b: Ints) -> Ints:
+    """What edges from passes `a` to passes `b` carry in a plain pipeline, as indices into CARGO, shape (edges,).
+
+    An activation goes from F to the F of the next stage, a gradient from a backward to that of the stage before; where
+    there is an all-to-all, they go through it. Behind the last stage is the loss and before the first the batch: there
+    nothing is handed on.
+    """
+    step = passes.stage[b] - passes.stage[a]
+    first, last = passes.stage[a] == 0, passes.stage[a] == passes.stage.max(initial=0)
+    forward, backward = passes.are("F"), passes.are("B", "BW")
+    around_f, around_b = passes.are("AF"), passes.are("AB")
+    down = (forward | around_f)[a] & forward[b] & (step == 1)
+    up = (backward | around_b)[a] & backward[b] & (step == -1)
+    down |= forward[a] & around_f[b] & (step == 0) & ~last
+    up |= backward[a] & around_b[b] & (step == 0) & ~first
+    same = passes.microbatch[a] == passes.microbatch[b]
+    cargo = np.where(down & same, CARGO.index("activation"), np.where(up & same, CARGO.index("gradient"), 0))
+    return cargo.astype(np.int64)

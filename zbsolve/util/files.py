@@ -1,0 +1,185 @@
+"""Reading and writing JSON files: whole or not at all, with a kind and a format version."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import msgspec
+
+from .errors import BadInput
+
+VERSION = 1
+T = TypeVar("T")
+AMOUNT = Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]  # µs, bytes, factors: beyond, sums do not fit
+COUNT = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises BadInput where `write_text` could not write: worth knowing before the work is done."""
+    target = Path(path)
+    if str(path) == "-":
+        return
+    if not str(path) or target.is_dir():
+        raise BadInput(f"{path or 'output'}: cannot write: a file name is needed")
+    if not target.exists() and not os.access(target.resolve().parent, os.W_OK | os.X_OK):
+        raise BadInput(f"{target}: cannot write: no such folder, or not allowed")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to `path` whole or not at all; `-` is standard output. A symbolic link is followed, and what is no
+    regular file (a pipe, a device) is written into. Raises BadInput."""
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    check_writable(path)
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")
+            return
+        target = target.resolve()
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot write: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of `path`; `-` is standard input. Raises BadInput."""
+    if str(path) == "-":
+        return sys.stdin.read()
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: not a text file") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot read: {error.strerror}") from None
+
+
+def write_document(path: str | os.PathLike[str], kind: str, body: dict[str, Any]) -> None:
+    """Write a `kind` document (for example "schedule") with its format version."""
+    write_text(path, json.dumps({"zbsolve": kind, "version": VERSION, **body}, separators=(",", ":")) + "\n")
+
+
+def read_document(path: str | os.PathLike[str], kind: str, form: type[T]) -> T:
+    """The body of a `kind` document, as its form. Raises BadInput for damaged, foreign and future files, and naming the
+    field that does not fit the form."""
+    return checked(read_one_of(path, (kind,))[1], form, str(path))
+
+
+def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Kind and body of a document of one of these kinds. Raises BadInput as `read_document`, but looks at no field of the
+    body."""
+    body = _parsed(read_text(path), path)
+    if not isinstance(body, dict) or "zbsolve" not in body:
+        raise BadInput(f"{path}: not a zbsolve file (field 'zbsolve' is missing)")
+    kind, version = body.pop("zbsolve"), body.pop("version", None)
+    if kind not in kinds:
+        raise BadInput(f"{path}: holds a {kind}, not a {' or a '.join(kinds)} (field 'zbsolve')")
+    if version != VERSION or isinstance(version, bool):
+        raise BadInput(f"{path}: format version {version!r} is not {VERSION}, the one this zbsolve reads (field 'version')")
+    return kind, body
+
+
+def _parsed(text: str, path: str | os.PathLike[str]) -> Any:
+    """The JSON value; msgspec takes half the time, json knows NaN (a diverged loss in a trace) and the line of damage."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path}: damaged JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise BadInput(f"{path}: damaged JSON: nested too deep") from None
+    except ValueError:  # Python reads no whole number of thousands of digits
+        raise BadInput(f"{path}: damaged JSON: a number of too many digits") from None
+
+
+def checked(body: Any, form: type[T], where: str) -> T:
+    """`body`, parsed JSON, as its form (a msgspec Struct, or anything else that msgspec converts to). Raises BadInput naming
+    `where` and the field."""
+    try:
+        return msgspec.convert(body, form)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{where}: {_said(str(error), body, form)}") from None
+
+
+def strict_form(cls: type[Any]) -> Any:
+    """A form with exactly the fields of a dataclass, where numbers are finite and not negative."""
+    numbers: dict[Any, Any] = {int: COUNT, float: AMOUNT}
+    hints = get_type_hints(cls)
+    columns = [
+        (f.name, numbers.get(hints[f.name], hints[f.name]), *(() if f.default is MISSING else (f.default,)))
+        for f in fields(cls)
+    ]
+    return msgspec.defstruct(cls.__name__, columns, forbid_unknown_fields=True)
+
+
+def _said(error: str, body: Any, form: type[Any]) -> str:
+    """msgspec's message in our words: where in the file, which field, what is wrong with it."""
+    what, _, path = error.partition(" - at `$")
+    place = path.rstrip("`").lstrip(".")
+    lone = re.fullmatch(r"Object (missing required|contains unknown) field `(.*)`", what)
+    if lone:
+        at = f"{place}: " if place else ""
+        if lone[1] == "missing required":
+            return f"{at}field '{lone[2]}' is missing"
+        return f"{at}field '{lone[2][:40]}' is unknown (one of {', '.join(_known(form, place))})"
+    owner, name, index = re.fullmatch(r"(?:(.*)\.)?([^.\[\]]*)((?:\[[^\]]*\])*)", place).groups()  # type: ignore[union-attr]
+    at = f"{owner}: " if owner else ""
+    field = f"field '{name}'{index}" if name else f"the document{index}"
+    wrong = re.fullmatch(r"Expected `(.*)`, got `(.*)`", what)
+    if wrong:
+        return f"{at}{field} has a wrong type ({wrong[2]}, not {wrong[1]})"
+    needed = re.sub(r", got \d+$", "", what.removeprefix("Expected ").replace("`", ""))
+    return f"{at}{field} is {_value(body, place)}; {needed} is needed" if "Expected" in what else f"{at}{field}: {what}"
+
+
+def _steps(place: str) -> list[tuple[str, str]]:
+    """(name, "") and ("", index) of a place such as `layers[0].F`."""
+    return re.findall(r"([^.\[\]]+)(?![^\[]*\])|\[([^\]]*)\]", place)
+
+
+def _value(body: Any, place: str) -> str:
+    """What stands there, shortened; keys of objects that msgspec does not name are not followed."""
+    for name, index in _steps(place):
+        if index == "...":
+            return "…"
+        body = body[name] if name else body[int(index)]
+    return str(body)[:20]
+
+
+def _known(form: type[Any], place: str) -> list[str]:
+    """The names of the fields that the form has there."""
+    found: Any = msgspec.inspect.type_info(form)
+    for name, index in _steps(place):
+        if isinstance(found, msgspec.inspect.UnionType):
+            found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
+        if name:
+            found = next(one.type for one in found.fields if one.encode_name == name)
+        else:
+            found = found.value_type if index == "..." else found.item_type
+    return [one.encode_name for one in found.fields]

@@ -1,0 +1,64 @@
+"""What times depend on: the processor, the cores, the versions of libraries, and how fast the machine is now."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("zbsolve", "numpy", "numba", "ortools", "pulp")
+
+
+def processor() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def cores() -> int:
+    """Cores that this process may use: fewer than the machine has where a container or a scheduler gave it some."""
+    given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return given or 1
+
+
+def machine_facts() -> dict[str, Any]:
+    """Processor, cores that may be used, architecture, system, Python. No name of the host."""
+    return {
+        "cpu": processor(),
+        "cores": cores(),
+        "architecture": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
+    """Installed versions by name ("" where one is missing); without names, of zbsolve and what it solves with."""
+
+    def of(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return ""
+
+    return {name: of(name) for name in names}
+
+
+def yardstick() -> float:
+    """Seconds that a fixed piece of work takes now: the least of three runs of an interpreted loop."""
+    best = math.inf
+    for _ in range(3):
+        began = time.perf_counter()
+        total = 0
+        for i in range(60_000):
+            total += i & 7
+        best = min(best, time.perf_counter() - began)
+    return best
