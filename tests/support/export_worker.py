@@ -1,4 +1,4 @@
-"""One rank of tests/test_export.py: `python -m tests.export_worker FOLDER RANK RANKS`.
+"""One rank of tests/interchange/test_torch_csv.py: `python -m tests.support.export_worker FOLDER RANK RANKS`.
 
 Runs every case of FOLDER/cases.json in torch's own runtime and leaves FOLDER/result.RANK: case → the largest relative
 difference of loss and gradients from the unsplit model (or the line of a BadInput).
