@@ -115,7 +115,7 @@ def test_what_a_problem_knows_of_itself() -> None:
     with pytest.raises(BadInput, match="microbatch 1 has no pass of stage 1"):
         _ = half.routes
     torn = Problem.of([Pass("F", 0, 0, 0, 1), Pass("B", 0, 0, 1, 1), Pass("F", 0, 1, 1, 1)], [])
-    with pytest.raises(BadInput, match="pass 0F0: its microbatch is on rank 0 and on rank 1 for one stage"):
+    with pytest.raises(BadInput, match="pass 0B0: its microbatch is on rank 0 and on rank 1 for one stage"):
         _ = torn.routes
 
 

@@ -19,7 +19,7 @@ from ..support.docs import PAGES, blocks, text_of
 from ..support.house import ROOT
 
 HELP = "docs/commands.md"
-PUBLIC = ("zbsolve", "zbsolve.exec", "zbsolve.build", "torch")
+PUBLIC = ("zbsolve", "zbsolve.exec", "zbsolve.build", "zbsolve.interchange", "torch")
 FOREIGN = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--measure", "--fix"}  # of other programs
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#]*)(?:#([^)]+))?\)")
 

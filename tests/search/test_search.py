@@ -12,8 +12,8 @@ from zbsolve.greedy.list_scheduler import list_schedule
 from zbsolve.greedy.policy_annealing import starting_policies
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.neighbourhood_search import better_neighbours
+from zbsolve.search.certify import certificate_of
 from zbsolve.search.finder import find
-from zbsolve.search.solver import _certificate
 from zbsolve.search.state import State
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import WrongBound
@@ -139,7 +139,7 @@ def test_a_bound_above_a_schedules_value_is_an_error_and_never_clipped():
     state = State(uneven(), Clock(1.0), Bound(10**9, "forged", "path", ()))
     state.offer(list_schedule(uneven(), starting_policies(uneven())[0]), "greedy")
     with pytest.raises(WrongBound, match=r"the bound of 1000000000 µs \(forged\) is above a verified schedule's"):
-        _certificate(state, 0)
+        certificate_of(state.schedule, state.bound, state.solver)
 
 
 def test_a_hint_whose_lanes_run_out_of_order_may_beat_the_bound_on_lanes_in_order():

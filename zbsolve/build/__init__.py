@@ -8,6 +8,7 @@ from ..util.lazy import handing_on
 if TYPE_CHECKING:
     from .all_to_all import with_all_to_all as with_all_to_all
     from .exchange import with_exchange as with_exchange
+    from .fused_backward import with_fused_backward as with_fused_backward
     from .plain import pipeline as pipeline
     from .recompute import with_recompute as with_recompute
     from .updates import with_updates as with_updates
@@ -19,6 +20,7 @@ __getattr__, __dir__ = handing_on(
         "recompute": "with_recompute",
         "all_to_all": "with_all_to_all",
         "exchange": "with_exchange",
+        "fused_backward": "with_fused_backward",
         "updates": "with_updates",
     },
 )

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from keyword import iskeyword
 
 from .. import __version__
 from ..util.errors import BadInput, ZbsolveError, interruption
@@ -77,7 +78,7 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
     for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text, formatter_class=Help)
         if wanted in (name, None):
-            module = import_module(f".{name}", __package__)
+            module = import_module(f".{name}{'_' if iskeyword(name) else ''}", __package__)
             module.options(sub)
             sub.set_defaults(command=module.command)
     return root
@@ -96,6 +97,7 @@ COMMANDS = {
     "period": "the steady state of training without an end, and its bound",
     "bench": "solve a suite of problems; hold results against earlier ones",
     "show": "draw a schedule in the terminal or as a page",
+    "import": "another engine's or a hand-made schedule, verified on a profile's times",
     "export": "write a schedule for torch's own pipeline runtime",
     "run": "run a schedule on torch.distributed ranks and measure it",
     "compare": "measured against predicted, and against a baseline",

@@ -6,8 +6,13 @@ import argparse
 import os
 import shutil
 import sys
+from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
+
+if TYPE_CHECKING:
+    from ..schedule import Schedule
+    from ..trace import Trace
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +43,13 @@ def command(options: argparse.Namespace) -> int:
 
         save_schedule_picture(schedule, options.output, trace)
         return 0
+    draw(schedule, trace, options.width)
+    return 0
+
+
+def draw(schedule: Schedule, trace: Trace | None = None, width: int | None = None) -> None:
+    """The schedule in the terminal, as wide as that is or `width` columns."""
     from ..show.schedule_text import schedule_as_text
 
-    width = options.width or shutil.get_terminal_size((100, 24)).columns
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    print(schedule_as_text(schedule, trace, width, colour), end="")
-    return 0
+    print(schedule_as_text(schedule, trace, width or shutil.get_terminal_size((100, 24)).columns, colour), end="")

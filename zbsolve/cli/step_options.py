@@ -37,16 +37,27 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def add_step_options(parser: argparse.ArgumentParser, *names: str, **changed: dict[str, Any]) -> None:
     """The profile, and of a step's options those named (all without). changed: what is different about one here."""
     parser.add_argument("profile", help="profile.json, or - for standard input")
-    for name in names or OPTIONS:
+    add_some_step_options(parser, *(names or OPTIONS), **changed)
+
+
+def add_some_step_options(parser: argparse.ArgumentParser, *names: str, **changed: dict[str, Any]) -> None:
+    """Of a step's options those named. changed: what is different about one here."""
+    for name in names:
         parser.add_argument(f"--{name}", **{**OPTIONS[name], **changed.get(name, {})})
 
 
 def step_from(options: argparse.Namespace) -> Step:
     """The step that the options say; what a command has no option for is as `Step` has it. Raises BadInput."""
-    from ..partition.file import parse_partition
     from ..step import Step
 
-    said = {name: getattr(options, name) for name in OPTIONS if hasattr(options, name)}
+    return Step(**step_words(options, *OPTIONS))
+
+
+def step_words(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """What the options say of a step's fields with these names, as `Step` takes them. Raises BadInput."""
+    from ..partition.file import parse_partition
+
+    said = {name: getattr(options, name) for name in names if hasattr(options, name)}
     if said.get("partition") is not None:
         said["partition"] = parse_partition(said["partition"])
-    return Step(**said)
+    return said

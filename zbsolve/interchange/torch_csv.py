@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from ..util.errors import BadInput, Deadlock
 from ..verifier import verify
 
 LETTERS = {"F": "F", "B": "I", "W": "W", "BW": "B"}
+# What torch's runtime adds to an order (`_dump_csv`, format compute_comms): it follows from the passes, so readers skip it.
+COMMUNICATION = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
+OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")  # a forward and a backward in one cell, one after the other here
 # What makes torchtitan lay stages out in our placement; it reads nothing else from the name when there is a CSV.
 TORCHTITAN = {"single": "1F1B", "loop": "PipelineScheduleMulti", "vee": "ZBVZeroBubble"}
 

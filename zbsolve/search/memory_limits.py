@@ -17,7 +17,8 @@ from ..systems.table import PRESETS, preset
 from ..util.clock import Clock
 from ..util.errors import BadInput, Deadlock, Infeasible, NotFound
 from ..verifier import verify
-from .solver import check_bound, solve
+from .certify import check_bound
+from .solver import solve
 from .state import State
 
 NAMED = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2"}

@@ -11,7 +11,8 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..step import Step
 from ..util.errors import Infeasible
-from .solver import check_bound, solve
+from .certify import check_bound
+from .solver import solve
 from .state import State
 
 

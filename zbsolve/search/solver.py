@@ -22,14 +22,15 @@ from ..ilp.bounds.bound import Bound
 from ..ilp.bounds.closed_forms import closed_form
 from ..ilp.ranks.group_search import higher_bounds
 from ..problem import OBJECTIVES, Problem
-from ..schedule import Certificate, Schedule
+from ..schedule import Schedule
 from ..systems.table import PRESETS, preset
 from ..util.clock import Clock
-from ..util.errors import BadInput, Infeasible, NotFound, WrongBound, ZbsolveError, interruption
+from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError, interruption
 from ..util.machine import cores
 from ..util.text import exact_bytes
 from ..util.threads import run_threads
 from ..verifier import verify
+from .certify import certificate_of, work_bound
 from .finder import LARGE_PASSES, find, quick
 from .prover import cp, milp, prove
 from .state import State
@@ -68,7 +69,7 @@ def solve(
     if method == "auto":
         ready()
     clock = Clock(seconds, effort)
-    state = State(problem, clock, _work(problem), progress=progress)
+    state = State(problem, clock, work_bound(problem), progress=progress)
     try:
         if hint is not None:
             state.offer(_retimed(problem, hint), "hint")
@@ -82,48 +83,8 @@ def solve(
             raise pressed from None
     if state.schedule is None:
         raise _nothing(state, method)
-    return state.schedule.certified(_certificate(state, seed))
-
-
-def _certificate(state: State, seed: int) -> Certificate:
-    bound = state.bound
-    if state.schedule is not None and bound.value > state.value:
-        check_bound(state.schedule, bound.value, bound.proof)
-        bound = _work(state.problem)
-    return Certificate(
-        state.problem.objective,
-        state.value,
-        bound.value,
-        bound.kind,
-        bound.ranks,
-        bound.proof,
-        state.solver,
-        0.0 if state.clock.counted else round(state.clock.used, 3),
-        seed,
-        state.problem.digest,
-    )
-
-
-def check_bound(schedule: Schedule, bound: int, proof: str) -> None:
-    """Raise WrongBound where `bound`, for schedules whose lanes run in table order, is above the value of one that does.
-
-    A hint's lanes may run otherwise; where microbatches differ such a schedule can fairly be shorter than the bound.
-    """
-    value = int(schedule.timeline().value)
-    if bound <= value:
-        return
-    problem = schedule.problem
-    place = {name: i for names in schedule.order.values() for i, name in enumerate(names)}
-    at = np.array([place[name] for name in problem.names])
-    if all((np.diff(at[rows]) > 0).all() for rows in problem.lanes):
-        raise WrongBound(
-            f"problem {problem.digest}: the bound of {bound} µs ({proof}) is above a verified schedule's {value} µs; "
-            "this is a defect in zbsolve: please report it with the problem"
-        )
-
-
-def _work(problem: Problem) -> Bound:
-    return Bound(problem.work, "the work of the busiest rank", "work", ())
+    used = 0.0 if state.clock.counted else state.clock.used
+    return state.schedule.certified(certificate_of(state.schedule, state.bound, state.solver, used, seed))
 
 
 def _retimed(problem: Problem, hint: Schedule) -> Schedule:

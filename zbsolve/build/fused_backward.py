@@ -1,0 +1,50 @@
+"""Fused backwards in a split step: some microbatches of some stages run B and W as one pass BW.
+
+Some engines mix both in one step (DualPipeV of torch.distributed.pipelining splits the backward only where that fills a
+bubble). To everybody else such a step is passes and edges like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..problem import Problem
+from ..tables import KINDS, Bools
+from ..util.errors import BadInput
+from .numbers import Numbers, whole_numbers
+
+
+def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers) -> Problem:
+    """`problem`, a step whose backward is split (B and W), with one pass BW in place of both where `fused` says so.
+
+    fused: whether stage s of microbatch i runs BW, shape (stages, microbatches). BW: µs a stage, or one number. BW waits for
+    what B and W waited for, and frees what both freed. Raises BadInput for a wrong shape, and for a stage without B and W.
+    """
+    passes, edges = problem.passes, problem.edges
+    chosen = np.asarray(fused, bool)
+    if chosen.shape != (problem.stages, problem.microbatches):
+        raise BadInput(
+            f"fused: shape {chosen.shape}, not (stages, microbatches): ({problem.stages}, {problem.microbatches})"
+        )
+    times = whole_numbers(BW, "BW", problem.stages)
+    home = np.full((2, *chosen.shape), -1, np.int64)
+    for half, letter in enumerate("BW"):
+        rows = problem.rows(letter)
+        home[half, passes.stage[rows], passes.microbatch[rows]] = rows
+    b, w = home[:, chosen]
+    if min(b.min(initial=0), w.min(initial=0)) < 0:
+        stage, microbatch = np.argwhere(chosen & (home < 0).any(axis=0))[0].tolist()
+        raise BadInput(f"fused: stage {stage} of microbatch {microbatch} has no B and W that one pass could replace")
+    kind, duration = passes.kind.copy(), passes.duration.copy()
+    kind[b], duration[b] = KINDS.index("BW"), times[passes.stage[b]]
+    stand_in = np.arange(len(passes))
+    stand_in[w] = b
+    links = replace(edges, before=stand_in[edges.before], after=stand_in[edges.after])
+    joined = replace(
+        problem,
+        passes=replace(passes, kind=kind, duration=duration),
+        edges=links.only(np.flatnonzero(links.before != links.after)),
+    )
+    return joined.only(np.flatnonzero(stand_in == np.arange(len(passes))))

@@ -1,0 +1,69 @@
+"""`zbsolve import`: other people's schedules, on the times of a profile."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from .step_options import add_some_step_options
+from .tools import print_json
+
+if TYPE_CHECKING:
+    from ..interchange.importing import Imported
+
+STEP = ("partition", "memory", "objective", "recompute")  # of a step; the rest follows from the file
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "file",
+        help="a grid of pass names, a row a rank; or torch's CSV; - for standard input",
+    )
+    parser.add_argument("--profile", required=True, help="profile.json: the times and the memory of the schedule's passes")
+    add_some_step_options(parser, *STEP)
+    parser.add_argument("--json", action="store_true", help="the certificate, or what does not hold, as JSON")
+    parser.add_argument("-o", "--output", help="schedule.json, or - for standard output; without: drawn in the terminal")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Read an order, verify it on the profile's times, write it as a schedule with a certificate."""
+    from ..interchange.importing import import_schedule
+    from ..interchange.reading import read_order
+    from ..profile.profile import Profile
+    from ..search.certify import certified
+    from .step_options import step_words
+
+    found = import_schedule(read_order(options.file), Profile.load(options.profile), **step_words(options, *STEP))
+    if found.violations:
+        return _refused(options, found)
+    schedule = certified(found.schedule, found.solver)
+    if options.output:
+        schedule.save(options.output)
+    if options.json:
+        assert schedule.certificate is not None
+        print_json(schedule.certificate.to_json() | {"source": schedule.problem.source})
+    elif options.output is None:
+        from .show import draw
+
+        draw(schedule)
+    elif options.output != "-":
+        from ..show.sentences import certificate_lines, headline, value_line
+
+        print("\n".join((headline(schedule), value_line(schedule), *certificate_lines(schedule))))
+    return 0
+
+
+def _refused(options: argparse.Namespace, found: Imported) -> int:
+    """Say what does not hold, and how much memory would do. Nothing is written."""
+    if options.json:
+        print_json([{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in found.violations])
+        return 1
+    for line in found.told():
+        print(line)
+    if found.needs is not None:
+        print(f"{options.file}: with --memory {found.needs} it holds")
+    if options.output:
+        print(f"zbsolve import: {options.output} was not written: the schedule does not hold", file=sys.stderr)
+    return 1

@@ -1,0 +1,128 @@
+"""`import_schedule`: another engine's order on a profile's times, as a verified schedule of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..build.fused_backward import with_fused_backward
+from ..greedy.side_stream import with_side_streams, without_side_streams
+from ..problem import Problem
+from ..profile.profile import Profile
+from ..schedule import Schedule
+from ..step import Step
+from ..tables import Bools
+from ..util.text import exact_bytes, parse_bytes, printable
+from ..verifier import Violation, verify
+from .foreign_order import ForeignOrder
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An order from a file on a profile's times. `violations`: what does not hold, () where the schedule may be used.
+    `memory`: bytes that a rank has in all, None: no limit."""
+
+    order: ForeignOrder
+    schedule: Schedule
+    violations: tuple[Violation, ...]
+    memory: int | None
+
+    @property
+    def solver(self) -> str:
+        """What a certificate says that the schedule comes from."""
+        return f"imported: {printable(Path(self.order.where).name)} ({self.order.format})"
+
+    def told(self) -> tuple[str, ...]:
+        """The violations, a line each: where the passes stand in the file, and for memory what each rank lacks."""
+        lines = [self._told(one) for one in self.violations if one.rule != "memory"]
+        return (*lines, *(self._lacking() if len(lines) < len(self.violations) else ()))
+
+    def _told(self, violation: Violation) -> str:
+        order = self.order
+        stand = [f"{name}: {' and '.join(order.places[name])}" for name in violation.passes if name in order.places]
+        return f"{order.where}: {violation}" + (f" ({'; '.join(stand)})" if stand else "")
+
+    def _lacking(self) -> list[str]:
+        """A line for each rank whose memory does not do, and what would."""
+        capacity = self.schedule.problem.capacity
+        assert capacity is not None
+        peaks = self.schedule.timeline().peak_bytes
+        over = [max(0, peak - room) for peak, room in zip(peaks, capacity, strict=True)]
+        return [
+            f"{self.order.where}: memory: rank {rank} holds {exact_bytes(peaks[rank])} of activations at its peak, "
+            f"{exact_bytes(more)} more than the {exact_bytes(capacity[rank])} that it has for them"
+            for rank, more in enumerate(over)
+            if more
+        ]
+
+    @property
+    def needs(self) -> str | None:
+        """The memory a rank with which the schedule would hold, as `--memory` takes it; None where memory does."""
+        if not any(one.rule == "memory" for one in self.violations):
+            return None
+        capacity, peaks = self.schedule.problem.capacity, self.schedule.timeline().peak_bytes
+        assert capacity is not None
+        assert self.memory is not None
+        need = self.memory + max(peak - room for peak, room in zip(peaks, capacity, strict=True))
+        return f"{-(-need // 2**20)}MiB" if need >= 2**30 else str(need)
+
+
+def import_schedule(order: ForeignOrder, profile: Profile, **step: Any) -> Imported:
+    """The order of a file on the times of `profile`.
+
+    Ranks, microbatches, placement, and which stages recompute or split their backward follow from the order. step: the rest
+    of a `Step` (memory, partition, objective; recompute where the file does not show it). Raises BadInput, and Infeasible
+    where one microbatch does not fit the memory.
+    """
+    problem = problem_of(order, profile, **step)
+    names = {f"compute:{rank}": tuple(cell.name for cell in row) for rank, row in enumerate(order.rows)}
+    if "X" in problem.passes.kinds and not any(cell.kind == "X" for cell in order.cells()):
+        names = {stream: _recomputing(problem, row) for stream, row in names.items()}
+    plain = without_side_streams(problem)  # of all-to-alls files say nothing: their order follows from the passes'
+    listed = Schedule(plain, names)
+    violations = verify(plain, listed)
+    memory = profile.capacity if step.get("memory") is None else parse_bytes(step["memory"])
+    return Imported(order, listed if violations else with_side_streams(problem, listed), violations, memory)
+
+
+def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
+    """The step that an order is for. Where it runs BW, and B and W elsewhere, the problem is a mixture of both. Raises
+    BadInput, Infeasible."""
+    said = {cell.stage for cell in order.cells() if cell.kind == "X"}
+    recompute = tuple(sorted(said)) or step.pop("recompute", ())
+    step.pop("recompute", None)
+    asked = Step(order.ranks, order.microbatches, order.routes, recompute=recompute, **step)
+    whole, split = _backwards(order)
+    if not (whole & ~split).any():
+        return asked.problem(profile)
+    if not split.any():
+        return replace(asked, fused=True).problem(profile)
+    asked = replace(asked, partition=asked.counts(profile))
+    fused = replace(asked, fused=True).problem(profile)
+    times = np.zeros(order.stages, np.int64)
+    rows = fused.rows("BW")
+    times[fused.passes.stage[rows]] = fused.passes.duration[rows]
+    return with_fused_backward(asked.problem(profile), whole & ~split, times.tolist())
+
+
+def _backwards(order: ForeignOrder) -> tuple[Bools, Bools]:
+    """Which microbatches of which stages have a BW, and which a B or W; shape (stages, microbatches) each."""
+    whole, split = np.zeros((2, order.stages, order.microbatches), bool)
+    for cell in order.cells():
+        if cell.kind == "BW":
+            whole[cell.stage, cell.microbatch] = True
+        elif cell.kind in ("B", "W"):
+            split[cell.stage, cell.microbatch] = True
+    return whole, split
+
+
+def _recomputing(problem: Problem, row: Sequence[str]) -> tuple[str, ...]:
+    """A rank's passes with each X right before the backward that waits for it, as engines run a recompute."""
+    table, edges, names = problem.passes, problem.edges, problem.names
+    again = np.flatnonzero(table.are("X")[edges.before] & table.are("B", "BW")[edges.after])
+    x = {names[b]: names[a] for a, b in zip(edges.before[again].tolist(), edges.after[again].tolist(), strict=True)}
+    return tuple(name for one in row for name in ((x[one], one) if one in x else (one,)))

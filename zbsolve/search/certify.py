@@ -1,0 +1,77 @@
+"""Certificates: what is known of a schedule, and of one that somebody else made, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..ilp.bounds.bound import WORK, Bound
+from ..ilp.bounds.closed_forms import closed_form
+from ..problem import Problem
+from ..schedule import Certificate, Schedule
+from ..util.clock import Clock
+from ..util.errors import BadInput, WrongBound
+from ..verifier import verify
+from .finder import LARGE_PASSES
+from .prover import prove
+from .state import State
+
+
+def work_bound(problem: Problem) -> Bound:
+    """What no order can be below, whatever it does."""
+    return Bound(problem.work, "the work of the busiest rank", WORK)
+
+
+def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float = 0.0, seed: int = 0) -> Certificate:
+    """The certificate of a schedule whose problem has this `bound`.
+
+    Bounds are for schedules whose lanes run in table order. A schedule whose lanes run otherwise can fairly be shorter where
+    microbatches differ: then the work of the busiest rank is its bound. Raises WrongBound where a bound is false.
+    """
+    value, problem = int(schedule.timeline().value), schedule.problem
+    if bound.value > value:
+        check_bound(schedule, bound.value, bound.proof)
+        bound = work_bound(problem)
+    found = (problem.objective, value, bound.value, bound.kind, bound.ranks, bound.proof)
+    return Certificate(*found, solver, round(seconds, 3), seed, problem.digest)
+
+
+def check_bound(schedule: Schedule, bound: int, proof: str) -> None:
+    """Raise WrongBound where `bound`, for schedules whose lanes run in table order, is above the value of one that does.
+
+    A hint's lanes may run otherwise; where microbatches differ such a schedule can fairly be shorter than the bound.
+    """
+    value = int(schedule.timeline().value)
+    if bound <= value:
+        return
+    problem = schedule.problem
+    place = {name: i for names in schedule.order.values() for i, name in enumerate(names)}
+    at = np.array([place[name] for name in problem.names])
+    if all((np.diff(at[rows]) > 0).all() for rows in problem.lanes):
+        raise WrongBound(
+            f"problem {problem.digest}: the bound of {bound} µs ({proof}) is above a verified schedule's {value} µs; "
+            "this is a defect in zbsolve: please report it with the problem"
+        )
+
+
+def certified(
+    schedule: Schedule, solver: str, seconds: float | None = None, progress: Callable[[State], None] | None = None
+) -> Schedule:
+    """`schedule` with a certificate that names `solver`: its value, and the highest bound proven in so many seconds; None:
+    the closed forms alone, or the work of the busiest rank where the problem is large. Raises BadInput where the schedule
+    does not hold."""
+    problem = schedule.problem
+    violations = verify(problem, Schedule(problem, schedule.order, schedule.syncs))
+    if violations:
+        raise BadInput(f"schedule: {violations[0]}")
+    bound, used = work_bound(problem), 0.0
+    if seconds is None:
+        if len(problem.passes) <= LARGE_PASSES:
+            bound = max(bound, closed_form(problem), key=lambda one: one.value)
+    else:
+        state = State(problem, Clock(seconds, None), bound, progress=progress)
+        state.offer(schedule, solver)
+        prove(state, 0)
+        bound, used = state.bound, state.clock.used
+    return schedule.certified(certificate_of(schedule, bound, solver, used))
