@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .step_options import AUTO, add_step_options, step_from
-from .tools import add_search_limits, print_json, search_limits, searching
+from .tools import add_search_limits, print_json, saving, search_limits, searching
 
 if TYPE_CHECKING:
     from ..profile.profile import Profile
@@ -44,9 +45,8 @@ def command(options: argparse.Namespace) -> int:
 
             problem = step.problem(profile)
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **arguments)
-    if options.output:
-        schedule.save(options.output)
-    _print_solved(options, schedule, tried, _bounds_of_all(profile, step, tried))
+    with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
+        _print_solved(options, schedule, tried, _bounds_of_all(profile, step, tried))
     return 0
 
 
