@@ -13,7 +13,7 @@ from .tools import add_search_limits, print_json, saving, search_limits, searchi
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    balanced = {"default": None, "help": "as in solve, but one; default: balanced over F, B and W"}
+    balanced = {"help": "as in solve, but one (default: balanced over F, B and W)"}
     add_step_options(parser, *(name for name in OPTIONS if name != "memory"), partition=balanced)
     parser.add_argument("--points", type=int, default=12, help="memory limits; the peaks of named schedules are added")
     add_search_limits(parser, 60.0, "seconds to search at most, for all points together", "points")
