@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .fused_backward import with_fused_backward as with_fused_backward
     from .plain import pipeline as pipeline
     from .recompute import with_recompute as with_recompute
+    from .restage import restaged as restaged
     from .updates import with_updates as with_updates
 
 __getattr__, __dir__ = handing_on(
@@ -18,6 +19,7 @@ __getattr__, __dir__ = handing_on(
     {
         "plain": "pipeline",
         "recompute": "with_recompute",
+        "restage": "restaged",
         "all_to_all": "with_all_to_all",
         "exchange": "with_exchange",
         "fused_backward": "with_fused_backward",

@@ -4,48 +4,76 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from .tools import print_json
+
+if TYPE_CHECKING:
+    from ..interchange.exports import Export
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("schedule", help="schedule.json, or - for standard input")
-    parser.add_argument("--to", required=True, choices=("torch-csv",), help="torch-csv: torch.distributed.pipelining")
+    from ..interchange.targets import TARGETS
+
+    parser.add_argument("schedule", nargs="?", help="schedule.json, or - for standard input")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--to", choices=[one.name for one in TARGETS], help="which engine's file; see --list")
+    what.add_argument("--list", action="store_true", help="say what each engine can express, and write nothing")
     parser.add_argument(
-        "--defer-recv", action="store_true", help="for a runtime made with defer_pp_recv=True: refuse what it would mix up"
+        "--or-best",
+        action="store_true",
+        help="where the engine cannot express the schedule: write its best order",
+    )
+    parser.add_argument(
+        "--defer-recv",
+        action="store_true",
+        help="torch-csv, for a runtime made with defer_pp_recv=True: refuse what it would mix up",
+    )
+    parser.add_argument(
+        "--layers", help="megatron: what each layer is, E embedding, t transformer, m prediction, L loss, - none: E,t*30,L"
     )
     parser.add_argument("--json", action="store_true", help="what to know about the file as JSON on standard output")
-    parser.add_argument("-o", "--output", help="file.csv; standard output without")
+    parser.add_argument("-o", "--output", help="the file, as --list says which; standard output without")
 
 
 def command(options: argparse.Namespace) -> int:
     """Write the file; what to know about it goes to standard error, or with --json to standard output."""
-    from ..interchange.torch_csv import torch_order
-    from ..placement import describe
+    if options.list:
+        return _list(options)
+    from ..interchange.exports import Options, export
     from ..schedule import Schedule
+    from ..util.errors import BadInput
     from ..util.files import write_text
 
-    order = torch_order(Schedule.load(options.schedule), defer_recv=options.defer_recv)
+    if options.schedule is None:
+        raise BadInput("export: name the schedule's file, or - for standard input")
     path = options.output or "-"
+    asked = Options("FILE" if path == "-" else path, options.or_best, options.defer_recv, options.layers)
+    made = export(Schedule.load(options.schedule), options.to, asked)
     if options.output or not options.json:
-        write_text(path, order.csv)
-    name = "FILE" if path == "-" else path
+        write_text(path, made.text)
     if options.json:
-        body = {
-            "to": options.to,
-            "output": options.output,
-            "ranks": len(order.rows),
-            "placement": list(order.placement),
-            "placement_name": describe(order.placement),
-            "microbatches": list(order.microbatches),
-            "relabelled": order.relabelled,
-            "overtaken": list(order.overtaken),
-            "torchtitan": order.torchtitan(name),
-            "notes": list(order.notes(name)),
-        }
-        print_json(body if options.output else {**body, "rows": [list(row) for row in order.rows]})
+        print_json(_body(options, made))
         return 0
-    for note in order.notes(name):
+    for note in made.notes:
         print(f"zbsolve export: {note}", file=sys.stderr)
+    return 0
+
+
+def _body(options: argparse.Namespace, made: Export) -> dict[str, object]:
+    body = {"to": options.to, "output": options.output, **made.facts, "notes": list(made.notes)}
+    return body if options.output else {**body, "rows": made.rows}
+
+
+def _list(options: argparse.Namespace) -> int:
+    """The table of engines."""
+    from ..interchange.targets import TARGETS
+    from ..util.text import aligned
+
+    rows = [one.words for one in TARGETS]
+    if options.json:
+        print_json(rows)
+        return 0
+    print("\n".join(aligned([list(rows[0]), *(list(row.values()) for row in rows)], left=range(-1, 5))))
     return 0

@@ -13,7 +13,7 @@ from ..show.profile_report import profile_as_page, profile_as_text
 from ..util.errors import BadInput
 from ..util.files import check_writable, read_text, write_document, write_text
 from . import profile_files
-from .tools import need_torch, print_json, progress_line, saving
+from .tools import need_torch, print_json, progress_line
 
 if TYPE_CHECKING:
     from ..profile.profile import Profile
@@ -91,20 +91,13 @@ def _measure(options: argparse.Namespace) -> int:
                 return 0
             found = measured
     progress_line()("")
-    saves = [lambda: found.save(options.output)]
+    found.save(options.output)
     if options.report:
-        page = profile_as_page(found, options.ranks or min(4, len(found.layers)), options.microbatches)
-        saves.append(lambda: write_text(options.report, page))
-    with saving(*saves):
-        _print_profile(options, found)
-    return 0
-
-
-def _print_profile(options: argparse.Namespace, found: Profile) -> None:
+        write_text(options.report, profile_as_page(found, options.ranks or min(4, len(found.layers)), options.microbatches))
+    kinds = ("F", "B", "W", "BW")
     if options.output == "-":
-        return
+        return 0
     if options.json:
-        kinds = ("F", "B", "W", "BW")
         total = {kind: sum(getattr(layer, kind) for layer in found.layers) for kind in kinds}
         link = {"latency": found.link.latency, "bytes_per_us": found.link.bytes_per_us}
         print_json(
@@ -117,8 +110,9 @@ def _print_profile(options: argparse.Namespace, found: Profile) -> None:
                 **found.facts,
             }
         )
-        return
+        return 0
     print(profile_as_text(found, options.ranks, options.microbatches), end="")
+    return 0
 
 
 def _measured(options: argparse.Namespace, spec: str) -> Profile | None:

@@ -27,14 +27,6 @@ def one_f_one_b(problem: Problem) -> Schedule:
     return single(problem, "1f1b", lambda rank, ranks, m: ranks - rank, lambda rank: 0)
 
 
-def one_f_one_b_split(problem: Problem) -> Schedule:
-    """1F1B with a split backward: each W directly behind its B, so that the rank before waits for B alone. It is ZB-H1
-    (arXiv 2401.10241, section 2.3) without weight gradients left for later."""
-    if not plain_stages(problem, "1f1b-split")[1]:
-        raise BadInput("1f1b-split: needs B and W apart; with one backward BW the same order is 1f1b")
-    return single(problem, "1f1b-split", lambda rank, ranks, m: ranks - rank, lambda rank: 0)
-
-
 def zb_h1(problem: Problem) -> Schedule:
     """ZB-H1 (arXiv 2401.10241, section 2.3): the warm-up of 1F1B; rank r leaves r weight gradients for later."""
     return single(problem, "zb-h1", lambda rank, ranks, m: ranks - rank, lambda rank: rank)
@@ -55,6 +47,15 @@ def interleaved(problem: Problem) -> Schedule:
     first = m if m < ranks else ranks + m % ranks
     groups = [first, *[ranks] * ((m - first) // ranks)]
     return _grouped(problem, "interleaved", groups, lambda rank, chunks: 2 * (ranks - rank - 1) + (chunks - 1) * first + 1)
+
+
+def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
+    """Interleaved 1F1B as Megatron runs it (`get_schedule_table`): groups of `size` microbatches, the last one smaller where
+    they do not divide, and 2(p − r − 1) + (v − 1)·size + 1 chunk forwards of rank r first."""
+    count, rest = divmod(problem.microbatches, size)
+    groups = [size] * count + [rest] * (rest > 0)
+    warm = (problem.ranks - 1) * 2 + 1
+    return _grouped(problem, "interleaved", groups, lambda rank, chunks: warm - 2 * rank + (chunks - 1) * size)
 
 
 def gis(problem: Problem) -> Schedule:

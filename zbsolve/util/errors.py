@@ -4,11 +4,9 @@ from __future__ import annotations
 
 
 class ZbsolveError(Exception):
-    """Anything a user can cause. The CLI prints it as one line; exit code `exit_code`. details: the traceback of the process
-    that the error comes from, where that is another one."""
+    """Anything a user can cause. The CLI prints it as one line; exit code `exit_code`."""
 
     exit_code = 2
-    details = ""
 
 
 class BadInput(ZbsolveError):

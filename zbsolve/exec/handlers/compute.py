@@ -19,15 +19,12 @@ def _forward(state: RankState, action: Action, given: Tensor | None) -> Tensor |
     y = stage.forward(m, x, data.targets.get(m), split=split, seed=data.seed + m, recompute=recompute)
     if stage.loss is None:
         return y
-    share = data.share(m)
-    # Alone: some losses leave their mean in a storage as large as the output.
-    state.losses.append(y.clone() if share == 1 else y * share)
+    state.losses.append(y.clone())  # alone: some losses leave their mean in a storage as large as the output
     return None
 
 
 def _backward(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
-    m, data = action.microbatch, state.data
-    return state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
+    return state.stages[action.stage].backward(action.microbatch, given)
 
 
 def _weights(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:

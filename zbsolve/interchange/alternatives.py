@@ -1,0 +1,152 @@
+"""Which order of a problem an engine can run, where it cannot run a schedule: the best of the named ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .. import placement as placements
+from ..build.fused_backward import with_fused_backward
+from ..build.restage import restaged
+from ..placement import describe
+from ..problem import Problem
+from ..schedule import Schedule
+from ..systems import SYSTEMS, preset
+from ..util.errors import BadInput, ZbsolveError
+from ..util.text import format_time
+from ..verifier import verify
+from .order import order_for
+from .targets import Target
+
+Orders = Callable[[Problem], Iterable[tuple[str, Schedule]]]  # of a problem: what orders are called, and the orders
+
+
+@dataclass(frozen=True)
+class Found:
+    """An order that an engine can run, and what it is called."""
+
+    schedule: Schedule
+    title: str
+    value: float  # its objective there, µs
+
+    def cost(self, other: Schedule) -> str:
+        """`takes 1.08 s, 15.4 % more`: its objective against that of another schedule."""
+        return f"takes {format_time(self.value)}, {compared(self.value, other.timeline().value)}"
+
+
+def compared(mine: float, theirs: float) -> str:
+    """`15.4 % more`: one time against another."""
+    share = (mine - theirs) / theirs if theirs else 0.0
+    return f"{abs(share):.1%} {'less' if share < 0 else 'more'}".replace("%", " %")
+
+
+def best_order(
+    schedule: Schedule, target: Target, orders: Orders | None = None, step_time: Callable[[Schedule], float] | None = None
+) -> Found | None:
+    """The order of least objective that `target` can run of this schedule's step, on a placement and with kinds of passes
+    that it has, within the memory; None where there is none. orders: what to try; else the named schedules, and the schedule
+    itself where moving passes on their rank is enough. step_time: an order's objective there, where it is not the
+    timeline's. A fused backward takes as long as B and W together."""
+    found: Found | None = None
+    for title, one in _candidates(schedule, target, orders or named_orders(target)):
+        value = step_time(one) if step_time else one.timeline().value
+        if found is None or value < found.value:
+            found = Found(one, title, value)
+    return found
+
+
+def _candidates(schedule: Schedule, target: Target, orders: Orders) -> Iterator[tuple[str, Schedule]]:
+    if target.first_fused:
+        moved = first_fused(schedule)
+        if _runs(moved, target):
+            yield "the schedule with each W of stage 0 right behind its B", moved
+    for step in variants(schedule.problem, target):
+        for name, one in orders(step):
+            if not verify(step, one):
+                yield f"{name} ({_words(step)})", one
+
+
+def _runs(schedule: Schedule, target: Target) -> bool:
+    try:
+        order_for(schedule, target)
+    except ZbsolveError:
+        return False
+    return True
+
+
+def first_fused(schedule: Schedule) -> Schedule:
+    """The same schedule where each W of stage 0 comes right behind its B."""
+    first, problem = {}, schedule.problem
+    for row in problem.rows("B", stage=0).tolist():
+        one = problem.passes[row]
+        first[one.name] = replace(one, kind="W").name
+    moving = set(first.values())
+    order: dict[str, tuple[str, ...]] = {}
+    for stream, names in schedule.order.items():
+        kept = [name for name in names if name not in moving]
+        order[stream] = tuple(one for name in kept for one in ((name, first[name]) if name in first else (name,)))
+    return Schedule(problem, order, schedule.syncs)
+
+
+def variants(problem: Problem, target: Target) -> Iterator[Problem]:
+    """The same step as the target may have it: on the placements that it has, the backward split or fused."""
+    for place, kinds in target.places.items():
+        for fused in (False, True):
+            for placement in _placements(problem, place):
+                try:
+                    step = restaged(problem, placement)
+                    step = _fused(step) if fused else step
+                except ZbsolveError:  # no plain step, or it does not fit the memory so
+                    continue
+                if set(step.passes.kinds) <= set(kinds):
+                    yield step
+
+
+def _fused(problem: Problem) -> Problem:
+    """The step with one backward that takes as long as B and W together. Raises BadInput where it is not split."""
+    passes, times = problem.passes, [0] * problem.stages
+    for row in problem.rows("B", "W").tolist():
+        if not passes.microbatch[row]:
+            times[passes.stage[row]] += int(passes.duration[row])
+    return with_fused_backward(problem, np.ones((problem.stages, problem.microbatches), bool), times)
+
+
+def _placements(problem: Problem, place: str) -> Iterator[tuple[int, ...]]:
+    """Placements of that name for as many ranks, of the same stages or of neighbours joined."""
+    try:
+        here = problem.placement
+    except BadInput:
+        return
+    ranks, chunks = problem.ranks, len(here) // problem.ranks
+    if len(here) % ranks:
+        return
+    if place == "any":
+        yield here
+    elif place == "single":
+        yield placements.single(ranks)
+    elif place == "loop" and chunks > 1:
+        yield placements.loop(ranks, chunks)
+    elif place == "vee" and chunks % 2 == 0:
+        yield placements.vee(ranks)
+
+
+def named_orders(target: Target) -> Orders:
+    """The named schedules of a problem that the target can express."""
+
+    def orders(problem: Problem) -> Iterator[tuple[str, Schedule]]:
+        for system in SYSTEMS:
+            try:
+                schedule = preset(system.name, problem)
+            except ZbsolveError:
+                continue
+            if _runs(schedule, target):
+                yield system.name, schedule
+
+    return orders
+
+
+def _words(problem: Problem) -> str:
+    backward = "split backward" if "B" in problem.passes.kinds else "fused backward"
+    return f"placement {describe(problem.placement)}, {backward}"

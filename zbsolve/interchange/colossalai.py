@@ -1,0 +1,73 @@
+"""ColossalAI's zero-bubble V: one list of `ScheduledNode`s a rank (`colossalai/pipeline/schedule/v_schedule.py`, 0.5.0).
+
+Its chunk 0 goes down the ranks and chunk 1 up again, on the way back too. A fused backward is a B and its W behind it. The
+executor (`ZeroBubbleVPipeScheduler`) takes buffers first in, first out, and never looks at `minibatch`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..schedule import Schedule
+from .exports import Export, Options
+from .literals import python_file
+from .messages import Event, posted
+from .order import Order, order_for
+from .targets import target
+
+TARGET = target("colossalai")
+FIELDS = ("type", "chunk", "stage", "minibatch", "start_time", "completion_time")  # of a ScheduledNode
+WORDS = {"F": ("F",), "B": ("B",), "W": ("W",), "BW": ("B", "W")}
+CODE = """
+from colossalai.pipeline.schedule.v_schedule import ScheduledNode
+
+scheduler_nodes = [[ScheduledNode(*node) for node in rank] for rank in NODES]
+"""
+
+
+def write(schedule: Schedule, options: Options) -> Export:
+    """The nodes as JSON (a list of objects a rank) or as a Python module with `scheduler_nodes`. Raises Refused, BadInput,
+    Deadlock."""
+    order = order_for(schedule, TARGET)
+    rows = nodes(order)
+    ranks, count = len(rows), len(order.microbatches)
+    if options.json:
+        body = [[dict(zip(FIELDS, node, strict=True), rollback=False) for node in row] for row in rows]
+        text = json.dumps(body, separators=(",", ":")) + "\n"
+    else:
+        title = f"ColossalAI's nodes of a schedule: {ranks} ranks, 2 chunks a rank, {count} microbatches."
+        text = python_file(title, {"NODES": rows}, CODE)
+    notes = (
+        f"{ranks} ranks, 2 chunks a rank, {count} microbatches; for ColossalAI 0.5.0",
+        f'set: HybridParallelPlugin(pp_size={ranks}, pp_style="zbv", num_model_chunks=2, num_microbatches={count}, '
+        f"scheduler_nodes=scheduler_nodes{_layers(order)}",
+        *order.notes("ColossalAI takes microbatches in the order of the batch", "its"),
+    )
+    return Export(text, notes, order.facts(), [[list(node) for node in row] for row in rows])
+
+
+def nodes(order: Order) -> tuple[tuple[tuple[Any, ...], ...], ...]:
+    """Each rank's nodes, in FIELDS."""
+    chunks = order.chunks
+    return tuple(
+        tuple(node for event in row for node in _nodes(event, rank, chunks)) for rank, row in enumerate(posted(order))
+    )
+
+
+def _nodes(event: Event, rank: int, chunks: tuple[int, ...]) -> list[tuple[Any, ...]]:
+    stage, kind, m = event.cell
+    if event.word == "run":
+        words = WORDS[kind]
+    else:
+        words = (f"{'SEND' if event.word == 'send' else 'RECV'}_{'FORWARD' if kind == 'F' else 'BACKWARD'}",)
+    return [(word, chunks[stage], rank, m, int(event.start), int(event.end)) for word in words]
+
+
+def _layers(order: Order) -> str:
+    """The argument that shares layers out: ColossalAI counts transformer layers only."""
+    layers = list(order.schedule.problem.layers)
+    if not layers or not layers[0] or not layers[-1]:
+        return ")"
+    layers[0], layers[-1] = layers[0] - 1, layers[-1] - 1
+    return f", num_layers_per_stage={layers}), where the first layer is the embedding and the last the head"

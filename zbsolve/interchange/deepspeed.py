@@ -1,0 +1,140 @@
+"""DeepSpeed: a `PipeSchedule` with explicit steps a stage, and a `PipelineModule` with the schedule's layers
+(`deepspeed/runtime/pipe/{schedule,engine,module}.py`, 0.19.8).
+
+Its messages block both ranks, and it keeps one received gradient. So messages are given a place between the passes where
+neither breaks; what that costs is said. A buffer is a microbatch's from its first step to its last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+from ..schedule import Schedule
+from ..util.text import format_time
+from .alternatives import compared
+from .exports import Export, Options
+from .literals import python_file
+from .messages import Event, Rows, blocking
+from .order import Order, order_for
+from .targets import target
+
+TARGET = target("deepspeed")
+WORDS = {
+    ("run", "F"): "ForwardPass",
+    ("run", "BW"): "BackwardPass",
+    ("send", "F"): "SendActivation",
+    ("receive", "F"): "RecvActivation",
+    ("send", "BW"): "SendGrad",
+    ("receive", "BW"): "RecvGrad",
+}
+Instruction = tuple[str, int]  # its name in deepspeed.runtime.pipe.schedule, the buffer
+
+CODE = '''
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.module import PipelineModule
+
+
+class ZbsolveSchedule(schedule.PipeSchedule):
+    """The steps above."""
+
+    def __init__(self, micro_batches, stages, stage_id):
+        super().__init__(micro_batches, stages, stage_id)
+        if (micro_batches, stages) != (MICRO_BATCHES, len(STEPS)):
+            raise ValueError(f"this schedule has {MICRO_BATCHES} microbatches and {len(STEPS)} stages")
+
+    def steps(self):
+        for word, buffer_id in STEPS[self.stage_id]:
+            yield [getattr(schedule, word)(buffer_id)]
+        yield [schedule.ReduceTiedGrads(), schedule.ReduceGrads(), schedule.OptimizerStep()]
+
+    def num_pipe_buffers(self):
+        return BUFFERS[self.stage_id]
+
+
+class ZbsolvePipelineModule(PipelineModule):
+    """A PipelineModule whose stages have the schedule's layers."""
+
+    def _partition_layers(self, method="uniform"):
+        if PARTS is None:
+            return super()._partition_layers(method)
+        if (self.num_stages, len(self._layer_specs)) != (len(PARTS) - 1, PARTS[-1]):
+            raise ValueError(f"this schedule has {PARTS[-1]} layers on {len(PARTS) - 1} stages")
+        self.parts = list(PARTS)
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
+
+
+schedule.TrainSchedule = ZbsolveSchedule  # what PipelineEngine.train_batch makes its schedule of
+'''
+
+
+def write(schedule: Schedule, options: Options) -> Export:
+    """A Python module that puts the schedule in DeepSpeed's place. Raises Refused, BadInput, Deadlock."""
+    order = order_for(schedule, TARGET)
+    events = blocking(order)
+    rows, buffers = lowered(order, events)
+    layers = schedule.problem.layers
+    parts = (0, *accumulate(layers)) if layers else None
+    ranks, count = len(rows), len(order.microbatches)
+    title = f"A DeepSpeed schedule: {ranks} stages, {count} microbatches."
+    data: dict[str, Any] = {"MICRO_BATCHES": count, "BUFFERS": buffers, "PARTS": parts, "STEPS": rows}
+    notes = (
+        f"{ranks} ranks, {count} microbatches; for DeepSpeed 0.19.8",
+        "use: import the file before deepspeed.initialize, make the model as its ZbsolvePipelineModule, and set "
+        f"gradient_accumulation_steps to {count}",
+        _cost(schedule, events),
+        *(() if parts else ("the schedule does not say how many layers its stages have: DeepSpeed shares them out",)),
+        *order.notes("DeepSpeed takes microbatches in the order of the batch", "its"),
+    )
+    facts = {**order.facts(), "parts": None if parts is None else list(parts), "buffers": list(buffers)}
+    return Export(python_file(title, data, CODE), notes, facts, [[list(one) for one in row] for row in rows])
+
+
+def lowered(order: Order, events: Rows) -> tuple[tuple[tuple[Instruction, ...], ...], tuple[int, ...]]:
+    """Each stage's instructions, and how many buffers it needs."""
+    rows, counts = [], []
+    for rank, row in enumerate(events):
+        loads = rank in (0, len(events) - 1)
+        steps = tuple(_with_buffers(row, loads))
+        rows.append(steps)
+        counts.append(1 + max(buffer for _, buffer in steps))
+    return tuple(rows), tuple(counts)
+
+
+def _with_buffers(row: list[Event], loads: bool) -> Iterator[Instruction]:
+    """The row's instructions. A microbatch has the first free buffer until nothing of it is left to do; loads: whether each
+    forward's batch is loaded before it."""
+    last = {event.cell.microbatch: i for i, event in enumerate(row)}
+    held: dict[int, int] = {}
+    for i, event in enumerate(row):
+        m = event.cell.microbatch
+        if m not in held:
+            held[m] = next(n for n in range(len(held) + 1) if n not in held.values())
+        if loads and (event.word, event.cell.kind) == ("run", "F"):
+            yield "LoadMicroBatch", held[m]
+        yield WORDS[event.word, event.cell.kind], held[m]
+        if last[m] == i:
+            del held[m]
+
+
+def step_time(schedule: Schedule) -> float:
+    """The objective in DeepSpeed, where messages block both ranks, µs."""
+    return _value(schedule, blocking(order_for(schedule, TARGET)))
+
+
+def _value(schedule: Schedule, events: Rows) -> float:
+    windows = [(row[0].start, row[-1].end) for row in events]
+    if schedule.problem.objective == "span":
+        return max(end - start for start, end in windows)
+    return max(end for _, end in windows) - min(start for start, _ in windows)
+
+
+def _cost(schedule: Schedule, events: Rows) -> str:
+    """What blocking messages do to the step."""
+    mine, free = _value(schedule, events), schedule.timeline().value
+    return (
+        f"DeepSpeed's messages block both ranks: by the schedule's times a step then takes {format_time(mine)}, "
+        f"{compared(mine, free)} than with messages beside passes"
+    )

@@ -1,0 +1,69 @@
+"""`export`: a schedule as a file for another engine, or one line that says why not and what its best order costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+from ..schedule import Schedule
+from ..util.errors import BadInput
+from .targets import Target, target
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one may ask for. path: the file's name, as notes say it. or_best: where the engine cannot express the schedule,
+    its best order is written instead. defer_recv: for torch's `defer_pp_recv=True`. layers: for Megatron, what each layer of
+    the profile is."""
+
+    path: str = "FILE"
+    or_best: bool = False
+    defer_recv: bool = False
+    layers: str | None = None
+
+    @property
+    def json(self) -> bool:
+        """Whether the file is to be JSON where an engine has both."""
+        return self.path.endswith(".json")
+
+
+@dataclass(frozen=True)
+class Export:
+    """A file for another engine. text: what is in it. notes: what whoever loads it must know, a line each. facts: the same
+    for programs; rows: each rank's line in the engine's words, for `--json` without a file."""
+
+    text: str
+    notes: tuple[str, ...]
+    facts: dict[str, Any]
+    rows: list[Any] = field(default_factory=list)
+
+
+def export(schedule: Schedule, to: str, options: Options | None = None) -> Export:
+    """`schedule` for the target called `to`. Raises BadInput, naming the pass, for what the target cannot express, with what
+    its best order costs; Deadlock where its ranks would wait for ever."""
+    from .order import Refused
+
+    one, options = target(to), options or Options()
+    module = import_module(f".{one.name.replace('-', '_')}", __package__)
+    try:
+        made: Export = module.write(schedule, options)
+    except Refused as error:
+        return _instead(schedule, one, options, module, error)
+    return made
+
+
+def _instead(schedule: Schedule, one: Target, options: Options, module: Any, error: BadInput) -> Export:
+    """The engine's best order in place of a schedule that it cannot express, where that was asked for. Raises BadInput that
+    says what it costs, where it was not."""
+    from .alternatives import best_order
+
+    found = best_order(schedule, one, getattr(module, "orders", None), getattr(module, "step_time", None))
+    if found is None:
+        raise BadInput(f"{error}; no order was found that {one.engine} can run on this problem within its memory") from None
+    cost = f"the best order found that it can run, {found.title}, {found.cost(schedule)}"
+    if not options.or_best:
+        raise BadInput(f"{error}; {cost}: --or-best writes it") from None
+    made: Export = module.write(found.schedule, options)
+    notes = (f"another order is written than the schedule's. {error}", cost, *made.notes)
+    return replace(made, notes=notes, facts={**made.facts, "instead": found.title})

@@ -1,0 +1,174 @@
+"""Sends and receives between the passes of an order, for engines that want them written out.
+
+Both ways here put all messages into one line over all ranks, and every rank does its own in that order. So two ranks never
+wait for each other's messages in a circle, and a sender and its receiver agree on what comes next.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from .order import Cell, Order, backwards
+
+
+class Message(NamedTuple):
+    """What `before` makes, an activation or a gradient, and `after` takes."""
+
+    before: Cell
+    after: Cell
+    sender: int
+    receiver: int
+
+    @property
+    def forward(self) -> bool:
+        """An activation; else a gradient."""
+        return self.before.kind == "F"
+
+
+class Event(NamedTuple):
+    """One thing that a rank does: "run" a pass, or "send" or "receive" a message. start, end: µs; turn: a message's
+    place in the line of all messages."""
+
+    word: str
+    cell: Cell
+    start: float
+    end: float
+    message: Message | None = None
+    turn: int = 0
+
+
+Rows = list[list[Event]]
+
+
+def messages_of(order: Order, local: bool = False) -> Iterator[Message]:
+    """All messages, by the rank that sends them and in its order; local: also those between two stages of one rank."""
+    backward, last = backwards(order.rows), len(order.placement) - 1
+    for rank, row in enumerate(order.rows):
+        for cell in row:
+            after = _taken_by(cell, backward, last)
+            if after is not None and (local or order.placement[after.stage] != rank):
+                yield Message(cell, after, rank, order.placement[after.stage])
+
+
+def _taken_by(cell: Cell, backward: dict[tuple[int, int], str], last: int) -> Cell | None:
+    """The pass of another stage that takes what `cell` makes."""
+    stage, kind, m = cell
+    if kind == "F":
+        return None if stage == last else Cell(stage + 1, "F", m)
+    return None if kind == "W" or not stage else Cell(stage - 1, backward[stage - 1, m], m)
+
+
+def posted(order: Order, local: bool = False) -> Rows:
+    """Each rank's passes, sends and receives, where neither waits when it is issued: a send right behind the pass that makes
+    it, a receive at the same time on the other rank, before the pass that runs there then."""
+    ends = [[end for _, end in row] for row in order.longer_spans]
+    at = [{cell: i for i, cell in enumerate(row)} for row in order.rows]
+    line = sorted((ends[m.sender][at[m.sender][m.before]], m.sender, m) for m in messages_of(order, local))
+    behind: list[list[list[Event]]] = [[[] for _ in range(len(row) + 1)] for row in order.rows]
+    for turn, (time, _, message) in enumerate(line):
+        end = order.spans[message.sender][at[message.sender][message.before]][1]
+        for word, rank, cell in (
+            ("send", message.sender, message.before),
+            ("receive", message.receiver, message.after),
+        ):
+            behind[rank][bisect_right(ends[rank], time)].append(Event(word, cell, end, end, message, turn))
+    rows: Rows = []
+    for row, spans, (first, *others) in zip(order.rows, order.spans, behind, strict=True):
+        rows.append(first)
+        for cell, span, events in zip(row, spans, others, strict=True):
+            rows[-1] += [Event("run", cell, *span), *events]
+    return rows
+
+
+def blocking(order: Order) -> Rows:
+    """Each rank's passes, sends and receives, where sender and receiver wait for each other. A message goes when both ranks
+    have the time, and a gradient not before the receiver's backward before it, since DeepSpeed keeps one of them only."""
+    return _Rendezvous(order).rows()
+
+
+class _Rendezvous:
+    """List scheduling of passes in their order and of messages that occupy both ranks: what can start first does."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.free = [0.0] * len(order.rows)
+        self.at = [0] * len(order.rows)
+        self.made: dict[Cell, float] = {}  # a message's `after` → when what it takes was made
+        self.waiting: dict[Cell, Message] = {one.after: one for one in messages_of(order)}
+        self.of = {one.before: one for one in self.waiting.values()}
+        self.backward = [[cell for cell in row if cell.kind != "F"] for row in order.rows]
+        self.done = [0] * len(order.rows)  # backwards
+        self.lag = _lags(order)
+        self.found: Rows = [[] for _ in order.rows]
+        self.heap: list[tuple[float, int, int, Cell]] = []
+
+    def rows(self) -> Rows:
+        for rank in range(len(self.order.rows)):
+            self._offer_pass(rank)
+        while self.heap:
+            start, is_pass, _, cell = heappop(self.heap)
+            ranks = [self.order.placement[cell.stage]] if is_pass else [*self._ends(cell)]
+            later = max([start, *(self.free[rank] for rank in ranks)])
+            if later > start:  # a rank was taken since
+                heappush(self.heap, (later, is_pass, ranks[-1], cell))
+            elif is_pass:
+                self._run(ranks[0], cell, start)
+            else:
+                self._send(self.waiting.pop(cell), start)
+        return self.found
+
+    def _ends(self, cell: Cell) -> tuple[int, int]:
+        message = self.waiting[cell]
+        return message.sender, message.receiver
+
+    def _offer_pass(self, rank: int) -> None:
+        row = self.order.rows[rank]
+        if self.at[rank] < len(row) and row[self.at[rank]] not in self.waiting:
+            heappush(self.heap, (self.free[rank], 1, rank, row[self.at[rank]]))
+
+    def _offer_message(self, message: Message) -> None:
+        rank = message.receiver
+        turn = message.forward or self.backward[rank][self.done[rank]] == message.after
+        if turn and message.after in self.made:
+            heappush(self.heap, (self.made[message.after], 0, rank, message.after))
+
+    def _run(self, rank: int, cell: Cell, start: float) -> None:
+        begin, end = self.order.spans[rank][self.at[rank]]
+        self.found[rank].append(Event("run", cell, start, start + end - begin))
+        self.free[rank] = start + end - begin
+        self.at[rank] += 1
+        if cell in self.of:
+            self.made[self.of[cell].after] = self.free[rank]
+            self._offer_message(self.of[cell])
+        if cell.kind != "F":
+            self.done[rank] += 1
+            following = self.backward[rank][self.done[rank] : self.done[rank] + 1]
+            if following and following[0] in self.waiting:
+                self._offer_message(self.waiting[following[0]])
+        self._offer_pass(rank)
+
+    def _send(self, message: Message, start: float) -> None:
+        end = start + self.lag.get((message.before, message.after), 0)
+        for word, rank, cell in (("send", message.sender, message.before), ("receive", message.receiver, message.after)):
+            self.found[rank].append(Event(word, cell, start, end, message))
+            self.free[rank] = end
+        row, at = self.order.rows[message.receiver], self.at[message.receiver]
+        if row[at] == message.after:
+            self._offer_pass(message.receiver)
+
+
+def _lags(order: Order) -> dict[tuple[Cell, Cell], int]:
+    """(before, after) of a message → its µs."""
+    problem = order.schedule.problem
+    e, number = problem.edges, {ours: i for i, ours in enumerate(order.microbatches)}
+    p = problem.passes
+    away = (p.rank[e.before] != p.rank[e.after]).nonzero()[0]
+
+    def cells(rows: Sequence[int]) -> list[Cell]:
+        return [Cell(int(p.stage[i]), p.kind_names[i], number[int(p.microbatch[i])]) for i in rows]
+
+    ends = zip(cells(e.before[away].tolist()), cells(e.after[away].tolist()), strict=True)
+    return dict(zip(ends, e.lag[away].tolist(), strict=True))

@@ -1,0 +1,292 @@
+"""A schedule as other engines take it: a row of passes a rank, microbatches numbered as the engine numbers them. What the
+engine cannot express is refused by name. Pure: nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ..placement import describe
+from ..problem import Problem, pass_name
+from ..schedule import Schedule
+from ..util.errors import BadInput, Deadlock
+from ..verifier import verify
+from .targets import ANY, Target
+
+Spans = tuple[tuple[tuple[int, int], ...], ...]
+
+
+class Refused(BadInput):
+    """The schedule holds, but the engine cannot express it."""
+
+
+class Cell(NamedTuple):
+    """One pass in a row."""
+
+    stage: int
+    kind: str
+    microbatch: int
+
+    @property
+    def name(self) -> str:
+        """As everywhere: `3B12`."""
+        return pass_name(self.kind, self.stage, self.microbatch)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A schedule for one engine. `rows`: each rank's passes in order; `placement`: stage → rank; `microbatches`: the
+    engine's microbatch i is ours `microbatches[i]`."""
+
+    schedule: Schedule
+    rows: tuple[tuple[Cell, ...], ...]
+    placement: tuple[int, ...]
+    microbatches: tuple[int, ...]
+
+    @property
+    def relabelled(self) -> bool:
+        """Does any microbatch have another number in the engine?"""
+        return self.microbatches != tuple(range(len(self.microbatches)))
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Stage → its place among the stages of its rank, 0 first."""
+        return tuple(self.placement[:stage].count(rank) for stage, rank in enumerate(self.placement))
+
+    @property
+    def split(self) -> bool:
+        """Whether any stage runs B and W apart."""
+        return "B" in self.schedule.problem.passes.kinds
+
+    @cached_property
+    def spans(self) -> Spans:
+        """(start, end) of every pass, µs, as `rows`."""
+        return _spans(self.schedule)
+
+    @cached_property
+    def longer_spans(self) -> Spans:
+        """The same where every pass takes 1 µs at least: then times alone tell what comes before what."""
+        problem = self.schedule.problem
+        passes = replace(problem.passes, duration=np.maximum(problem.passes.duration, 1))
+        return _spans(replace(self.schedule, problem=replace(problem, passes=passes)))
+
+    def facts(self) -> dict[str, object]:
+        """What `export --json` says of it."""
+        return {
+            "ranks": len(self.rows),
+            "placement": list(self.placement),
+            "placement_name": describe(self.placement),
+            "microbatches": list(self.microbatches),
+            "relabelled": self.relabelled,
+        }
+
+    def ours(self, cell: Cell) -> Cell:
+        """The pass with the schedule's own number of its microbatch."""
+        return cell._replace(microbatch=self.microbatches[cell.microbatch])
+
+    def notes(self, reason: str, whose: str) -> list[str]:
+        """The line about microbatches with other numbers, where there are such; `reason` says why."""
+        if not self.relabelled:
+            return []
+        numbers = ", ".join(map(str, self.microbatches))
+        return [f"microbatches are relabelled, since {reason}: {whose} 0, 1, … are the schedule's {numbers}"]
+
+
+def _spans(schedule: Schedule) -> Spans:
+    timeline = schedule.timeline()
+    rows = [schedule.sequences[f"compute:{rank}"] for rank in range(schedule.problem.ranks)]
+    return tuple(tuple(zip(timeline.start[row].tolist(), timeline.end[row].tolist(), strict=True)) for row in rows)
+
+
+def order_for(schedule: Schedule, target: Target) -> Order:
+    """`schedule` as `target` takes it. Raises BadInput for a schedule that does not hold; Refused, naming the pass or edge,
+    for what the target cannot express; Deadlock where its ranks would wait for ever."""
+    problem = schedule.problem
+    violations = verify(problem, schedule)
+    if violations:
+        raise BadInput(f"schedule: {violations[0]}")
+    placement = _placement(problem, target)
+    _check_edges(schedule, target)
+    rows = _rows(schedule)
+    order = _complete(rows, placement, target)
+    check_progress(rows, placement)
+    number = {ours: i for i, ours in enumerate(order)}
+    _check_rows(rows, number, target)
+    cells = tuple(tuple(cell._replace(microbatch=number[cell.microbatch]) for cell in row) for row in rows)
+    return Order(schedule, cells, placement, order)
+
+
+def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
+    """Stage → rank. Raises Refused for passes that the engine has no word for, and stages where it cannot put them."""
+    engine, known = target.engine, {kind: None for kinds in target.places.values() for kind in kinds}
+    for one, name in zip(problem.passes, problem.names, strict=True):
+        if one.kind not in known:
+            raise Refused(f"pass {name}: {engine} has no passes of kind {one.kind} (only {' '.join(known)})")
+        if one.slice:
+            raise Refused(f"pass {name}: {engine} has no slices of a microbatch")
+        first = problem.stage_ranks[one.stage][0]
+        if one.rank != first:
+            raise Refused(
+                f"pass {name}: stage {one.stage} is on rank {first} and on rank {one.rank}; {engine} has one a stage"
+            )
+        if one.streams != (f"compute:{one.rank}",):
+            raise Refused(
+                f"pass {name}: it occupies {', '.join(one.streams)}; {engine} has one line of passes a rank, "
+                f"compute:{one.rank}"
+            )
+    there = [stage for stage, ranks in enumerate(problem.stage_ranks) if ranks]
+    if len(there) < problem.stages:
+        raise Refused(f"problem: stages {there} are not 0 to {len(there) - 1}, which {engine} needs")
+    idle = sorted(set(range(problem.ranks)) - set(problem.passes.rank.tolist()))
+    if idle:
+        raise Refused(f"problem: rank {idle[0]} has no stage; {engine} needs a line of passes for every rank")
+    placement = tuple(ranks[0] for ranks in problem.stage_ranks)
+    _check_place(problem, placement, target)
+    return placement
+
+
+def _check_place(problem: Problem, placement: tuple[int, ...], target: Target) -> None:
+    """Raise Refused for a placement that the engine does not have, or kinds of passes that it does not have there."""
+    place = target.place(placement)
+    if place is None:
+        raise Refused(
+            f"placement {describe(placement)}: {target.engine} lays stages out as {' or '.join(target.places)} only"
+        )
+    kinds = target.places[place]
+    for kind in problem.passes.kinds:
+        if kind not in kinds:
+            where = "" if place == ANY else f" on placement {place}"
+            name = problem.names[int(problem.rows(kind)[0])]
+            raise Refused(f"pass {name}: {target.engine} has no passes of kind {kind}{where} (only {' '.join(kinds)})")
+    if not target.mixed and {"B", "BW"} <= set(problem.passes.kinds):
+        one, other = (problem.names[int(problem.rows(kind)[0])] for kind in ("B", "BW"))
+        raise Refused(f"passes {one} and {other}: {target.engine} splits the backward of all stages or of none")
+    if target.groups and problem.microbatches % problem.ranks:
+        raise Refused(
+            f"problem: {problem.microbatches} microbatches on {problem.ranks} ranks; {target.engine} needs a multiple of "
+            f"{problem.ranks}"
+        )
+
+
+def _check_edges(schedule: Schedule, target: Target) -> None:
+    """What waits on another rank must wait for a message that the engine sends. (On one rank the line says it all.)"""
+    problem, says = schedule.problem, f"{target.engine} links ranks by activations and gradients only"
+    edges, names, rank = problem.edges, problem.names, problem.passes.rank
+    silent = (rank[edges.before] != rank[edges.after]) & ~edges.carrying("activation", "gradient")
+    for i in np.flatnonzero(silent).tolist():
+        raise Refused(f"edge {names[edges.before[i]]} → {names[edges.after[i]]}: {says}")
+    for before, after in schedule.syncs:
+        if rank[problem.index[before]] != rank[problem.index[after]]:
+            raise Refused(f"sync {before} → {after}: {says}")
+
+
+def _rows(schedule: Schedule) -> list[list[Cell]]:
+    p = schedule.problem.passes
+    cells = [Cell(s, k, m) for s, k, m in zip(p.stage.tolist(), p.kind_names, p.microbatch.tolist(), strict=True)]
+    return [[cells[i] for i in schedule.sequences[f"compute:{rank}"].tolist()] for rank in range(schedule.problem.ranks)]
+
+
+def _complete(rows: Sequence[Sequence[Cell]], placement: tuple[int, ...], target: Target) -> tuple[int, ...]:
+    """The microbatches in the order of the forwards that number them. Raises Refused where a microbatch lacks a pass on some
+    stage."""
+    last = len(placement) - 1
+    numbering = last if target.numbered_by else 0
+    order = tuple(m for stage, kind, m in rows[placement[numbering]] if (stage, kind) == (numbering, "F"))
+    there: dict[tuple[int, int], set[str]] = {(s, m): set() for s in range(last + 1) for m in order}
+    for row in rows:
+        for stage, kind, m in row:
+            there.setdefault((stage, m), set()).add(kind)
+    for (stage, m), kinds in there.items():
+        if kinds not in ({"F", "B", "W"}, {"F", "BW"}):
+            has = " ".join(sorted(kinds)) or "nothing"
+            raise Refused(f"stage {stage}, microbatch {m}: {target.engine} needs F B W or F BW, but there is {has}")
+    return order
+
+
+def _check_rows(rows: Sequence[Sequence[Cell]], number: dict[int, int], target: Target) -> None:
+    """Raise Refused where a stage runs passes in another order than the engine does."""
+    before: dict[tuple[int, str], Cell] = {}
+    for row in rows:
+        for i, cell in enumerate(row):
+            lane = (cell.stage, cell.kind[0])  # a B and a BW of one stage make one line of backwards
+            last = before.get(lane)
+            if last is not None and cell.kind in target.in_order and number[last.microbatch] > number[cell.microbatch]:
+                raise Refused(
+                    f"pass {cell.name}: it comes behind {last.name}; {target.engine} runs the microbatches of all stages in "
+                    "one order"
+                )
+            before[lane] = cell
+            if target.first_fused and cell.kind == "B" and not cell.stage and row[i + 1] != cell._replace(kind="W"):
+                raise Refused(
+                    f"pass {cell.name}: {row[i + 1].name} comes behind it; {target.engine} runs each W of stage 0 right "
+                    "behind its B"
+                )
+
+
+def needs(cell: Cell, backward: dict[tuple[int, int], str], last: int) -> list[Cell]:
+    """The passes that an engine waits for before `cell`. backward: (stage, microbatch) → "B" or "BW"; last: the last
+    stage."""
+    stage, kind, m = cell
+    if kind == "F":
+        return [Cell(stage - 1, "F", m)] if stage else []
+    if kind == "W":
+        return [Cell(stage, "B", m)]
+    after = [Cell(stage + 1, backward[stage + 1, m], m)] if stage < last else []
+    return [Cell(stage, "F", m), *after]
+
+
+def backwards(rows: Sequence[Sequence[Cell]]) -> dict[tuple[int, int], str]:
+    """(stage, microbatch) → the kind of its backward, "B" or "BW"."""
+    return {(s, m): kind for row in rows for s, kind, m in row if kind[0] == "B"}
+
+
+def check_progress(rows: Sequence[Sequence[Cell]], placement: tuple[int, ...]) -> None:
+    """Walk the rows as the engine's ranks would. Raises Deadlock naming passes that wait for each other."""
+    last = len(placement) - 1
+    backward = backwards(rows)
+    done: set[Cell] = set()
+    at = [0] * len(rows)
+    waiting: dict[Cell, int] = {}
+    awake = deque(range(len(rows)))
+    while awake:
+        rank = awake.popleft()
+        while at[rank] < len(rows[rank]):
+            cell = rows[rank][at[rank]]
+            missing = next((need for need in needs(cell, backward, last) if need not in done), None)
+            if missing is not None:
+                waiting[missing] = rank  # one rank at most: every pass has one consumer on another rank
+                break
+            done.add(cell)
+            at[rank] += 1
+            if cell in waiting:
+                awake.append(waiting.pop(cell))
+    stuck = [rank for rank in range(len(rows)) if at[rank] < len(rows[rank])]
+    if stuck:
+        raise Deadlock(tuple(_cycle(rows, at, placement, backward, stuck[0])))
+
+
+def _cycle(
+    rows: Sequence[Sequence[Cell]],
+    at: list[int],
+    placement: tuple[int, ...],
+    backward: dict[tuple[int, int], str],
+    rank: int,
+) -> list[str]:
+    """From the pass that `rank` waits at: what it waits for stands behind the pass that its own rank waits at, and so on
+    until a rank comes again. Names, each before the one that waits for it."""
+    done = {cell for row, end in zip(rows, at, strict=True) for cell in row[:end]}
+    seen: dict[int, list[Cell]] = {}
+    while rank not in seen:
+        cell = rows[rank][at[rank]]
+        need = next(n for n in needs(cell, backward, len(placement) - 1) if n not in done)
+        rank_of_need = placement[need.stage]
+        behind = need != rows[rank_of_need][at[rank_of_need]]
+        seen[rank] = [cell, need] if behind else [cell]
+        rank = rank_of_need
+    loop = list(seen.values())[list(seen).index(rank) :]
+    return [cell.name for pair in loop for cell in pair][::-1]

@@ -1,0 +1,98 @@
+"""Primus's pipeline: one list of `SchedulerNode`s a rank (`primus/core/pipeline_parallel/scheduler`, August 2026).
+
+The launcher knows its algorithms by name only, so the Python file puts a class in the place of one of them. Every message
+has a `time_step` of its own: messages with the same one, or none, would be issued together in another order than the
+table's, in which two ranks can wait for each other.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..schedule import Schedule
+from .exports import Export, Options
+from .literals import python_file
+from .messages import Event, posted
+from .order import Order, order_for
+from .targets import target
+
+TARGET = target("primus")
+WORDS = {("send", True): "SF", ("receive", True): "RF", ("send", False): "SB", ("receive", False): "RB"}
+# Which of Primus's algorithms the table stands in for: it must have the same chunks and, for a split backward, be one that
+# Primus keeps weight gradients back for.
+STANDS_FOR = {"single": "1f1b", "loop": "1f1b-interleaved", "vee": "zbv-formatted"}
+SPLIT_STANDS_FOR = STANDS_FOR | {"single": "zero-bubble"}
+CODE = '''
+from primus.core.pipeline_parallel.scheduler.schedule_table_factory import pp_algorithm_map
+from primus.core.pipeline_parallel.scheduler.scheduler_node import FuncType, SchedulerNode
+
+
+class ZbsolveSchedule(pp_algorithm_map[ALGORITHM]):
+    """The table above, whatever the algorithm would make."""
+
+    def generate_schedule_table(self):
+        asked = (self.pp_size, self.vpp_size, self.micro_batches)
+        if asked != SHAPE:
+            raise ValueError(f"this schedule is for (pp_size, vpp_size, micro_batches) {SHAPE}, not {asked}")
+        if getattr(self, "offload", False) or getattr(self, "combined_forward_backward", False):
+            raise ValueError("this schedule has no offload and no combined forward and backward")
+        return [[_node(*row) for row in rank] for rank in NODES]
+
+
+def _node(word, mini_batch, chunk, args=None):
+    named = None if args is None else dict(zip(("from_pp_rank", "to_pp_rank", OTHER[word], "time_step"), args))
+    return SchedulerNode(func_type=FuncType[word], mini_batch=mini_batch, chunk=chunk, args=named)
+
+
+OTHER = {"SF": "send_to_chunk", "SB": "send_to_chunk", "RF": "recv_from_chunk", "RB": "recv_from_chunk"}
+pp_algorithm_map[ALGORITHM] = ZbsolveSchedule
+'''
+
+
+def write(schedule: Schedule, options: Options) -> Export:
+    """The nodes as JSON (a list of objects a rank) or as a Python module that stands in for one of Primus's algorithms.
+    Raises Refused, BadInput, Deadlock."""
+    order = order_for(schedule, TARGET)
+    rows, place = nodes(order), TARGET.place(order.placement) or ""
+    algorithm = (SPLIT_STANDS_FOR if order.split else STANDS_FOR)[place]
+    ranks, chunks, count = len(rows), len(order.placement) // len(rows), len(order.microbatches)
+    if options.json:
+        text = json.dumps([[_named(*node) for node in row] for row in rows], separators=(",", ":")) + "\n"
+    else:
+        title = f"A schedule for Primus's pipeline: {ranks} ranks, {ranks * chunks} stages, {count} microbatches."
+        data = {"ALGORITHM": algorithm, "SHAPE": (ranks, chunks, count), "NODES": rows}
+        text = python_file(title, data, CODE)
+    vpp = f", {chunks} virtual stages a rank" if chunks > 1 else ""
+    notes = (
+        f"{ranks} ranks, {ranks * chunks} stages, {count} microbatches; for Primus of August 2026; not run in Primus itself",
+        f"set: patch_primus_pipeline: true, pp_algorithm: {algorithm}, pipeline_model_parallel_size: {ranks}{vpp}; "
+        "import the file before training starts",
+        *order.notes("Primus takes microbatches in the order of the batch", "its"),
+    )
+    facts = {**order.facts(), "pp_algorithm": algorithm}
+    return Export(text, notes, facts, [[list(node) for node in row] for row in rows])
+
+
+def nodes(order: Order) -> tuple[tuple[tuple[Any, ...], ...], ...]:
+    """Each rank's nodes: word, microbatch, chunk, and for a message (from rank, to rank, the other chunk, time step)."""
+    chunks = order.chunks
+    return tuple(tuple(_node(event, chunks) for event in row) for row in posted(order, local=True))
+
+
+def _node(event: Event, chunks: tuple[int, ...]) -> tuple[Any, ...]:
+    stage, kind, m = event.cell
+    if event.message is None:
+        return kind, m, chunks[stage]
+    message = event.message
+    other = message.after if event.word == "send" else message.before
+    word = WORDS[event.word, message.forward]
+    return word, m, chunks[stage], (message.sender, message.receiver, chunks[other.stage], event.turn)
+
+
+def _named(word: str, mini_batch: int, chunk: int, args: tuple[int, ...] | None = None) -> dict[str, Any]:
+    """A node as an object with the names of SchedulerNode."""
+    other = "send_to_chunk" if word[0] == "S" else "recv_from_chunk"
+    names = ("from_pp_rank", "to_pp_rank", other, "time_step")
+    named = None if args is None else dict(zip(names, args, strict=True))
+    return {"func_type": word, "mini_batch": mini_batch, "chunk": chunk, "args": named}

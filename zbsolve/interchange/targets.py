@@ -1,0 +1,105 @@
+"""The engines that schedules are exported to, as data: what each can express. What it cannot is refused by this table alone,
+and from it follows which order of a problem it can run instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..placement import describe
+from ..util.errors import BadInput
+
+SPLIT_OR_FUSED, FUSED = ("F", "B", "W", "BW"), ("F", "BW")
+ANY = "any"  # every placement
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One engine, or one of its files.
+
+    name: as `export --to` takes it; the module of that name writes the file. engine: as messages call it. read: the version
+    whose sources this record was read from. writes: the file, in words. places: placement → kinds of passes that run there;
+    "vee" means two stages a rank, "loop" any number. numbered_by: the stage (0 or -1) whose forwards number the
+    microbatches. in_order: kinds of which every stage runs its passes in the order of these numbers. mixed: whether some
+    stages may split the backward and others not. first_fused: whether stage 0 runs each W right behind its B. groups:
+    whether microbatches must be a multiple of ranks. orders: the only orders that it has; (): any order of these passes.
+    """
+
+    name: str
+    engine: str
+    read: str
+    writes: str
+    places: Mapping[str, tuple[str, ...]]
+    numbered_by: int = 0
+    in_order: tuple[str, ...] = ()
+    mixed: bool = True
+    first_fused: bool = False
+    groups: bool = False
+    orders: tuple[str, ...] = ()
+
+    def place(self, placement: tuple[int, ...]) -> str | None:
+        """The name in `places` that stages on these ranks have; None where the engine cannot lay them out so."""
+        shape = describe(placement)
+        looped = shape.rstrip("0123456789")
+        return next((one for one in (ANY, shape, looped if looped == "loop" else "") if one in self.places), None)
+
+    @property
+    def words(self) -> dict[str, str]:
+        """A row of the table that `export --list` prints."""
+        backward = {SPLIT_OR_FUSED: "", FUSED: " (fused backward)"}
+        return {
+            "target": self.name,
+            "read": f"{self.engine} {self.read}",
+            "placements": ", ".join(f"{place}{backward[kinds]}" for place, kinds in self.places.items()),
+            "order": " or ".join(self.orders) or "any",
+            "writes": self.writes,
+        }
+
+
+TARGETS = (
+    Target("torch-csv", "torch-csv", "2.13", "CSV", {ANY: SPLIT_OR_FUSED}, numbered_by=-1),
+    Target(
+        "jaxpp",
+        "JaxPP",
+        "0.9.2",
+        "Python",
+        {ANY: SPLIT_OR_FUSED},
+        in_order=SPLIT_OR_FUSED,
+        mixed=False,
+        first_fused=True,
+    ),
+    Target("deepspeed", "DeepSpeed", "0.19.8", "Python", {"single": FUSED}, in_order=("F",)),
+    Target(
+        "colossalai",
+        "ColossalAI",
+        "0.5.0",
+        "Python or JSON",
+        {"vee": SPLIT_OR_FUSED},
+        in_order=SPLIT_OR_FUSED,
+        groups=True,
+    ),
+    Target(
+        "primus",
+        "Primus",
+        "August 2026",
+        "Python or JSON",
+        {"single": SPLIT_OR_FUSED, "loop": FUSED, "vee": SPLIT_OR_FUSED},
+        in_order=("F",),
+    ),
+    Target(
+        "megatron",
+        "Megatron",
+        "core 0.16.1",
+        "JSON",
+        {"single": FUSED, "loop": FUSED},
+        orders=("1F1B", "interleaved 1F1B in groups of g"),
+    ),
+)
+
+
+def target(name: str) -> Target:
+    """The target called `name`. Raises BadInput."""
+    for one in TARGETS:
+        if one.name == name:
+            return one
+    raise BadInput(f"unknown target '{name}' (known: {', '.join(one.name for one in TARGETS)})")
