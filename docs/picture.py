@@ -1,8 +1,8 @@
 """Draws docs/picture.svg, the README's picture: `python docs/picture.py` writes it anew.
 
-One training step of Llama 3 8B on eight ranks, estimated for an H100, twice on one time axis: in the order of 1F1B, and in
-the order that `solve` finds. Both are orders of the same passes. The search counts its work in place of time, so the file is
-the same on every machine; a test holds that.
+One training step of Llama 3 8B on eight ranks, estimated for an H100, twice on one time axis: in the order of 1F1B, with its
+backward split too, and in the order that `solve` finds. Both are orders of the same passes. The search counts its work in
+place of time, so the file is the same on every machine; a test holds that.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FOOT = 24  # pixels at the foot of a chart that nothing is in
 
 
 def schedules() -> tuple[Schedule, Schedule]:
-    """1F1B's order and the solved one, of one problem."""
+    """1F1B's order with a split backward and the solved one, of one problem."""
     problem = Step(ranks=8, microbatches=16).problem(Profile.load(PROFILE))
-    return preset("1f1b", problem), solve(problem, effort=0.3)
+    return preset("1f1b-split", problem), solve(problem, effort=0.3)
 
 
 def picture() -> str:
@@ -38,7 +38,7 @@ def picture() -> str:
     certificate = second.certificate
     assert certificate is not None
     said = "proven optimal: no order is shorter" if certificate.status == "optimal" else f"gap {certificate.gap:.2%}"
-    above, below = f"1F1B: {_told(first)}", f"zbsolve: {_told(second)}; {said}"
+    above, below = f"1F1B with a split backward: {_told(first)}", f"zbsolve: {_told(second)}; {said}"
     turn = upper.height + TITLE - FOOT
     marks = [
         *_between(upper, 0, LEGEND, 0),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensorMode, fake_log
+from zbsolve.exec.transport.failure import one_line
 from zbsolve.layer import Tied
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
@@ -154,7 +155,7 @@ def naming(what: str) -> Iterator[None]:
     except (BadInput, *FAKE_REFUSALS):
         raise
     except Exception as error:
-        raise BadInput(f"{what}: {_line(error)}") from None
+        raise BadInput(f"{what}: {one_line(error)}") from error
 
 
 def _check_loss(model: Model, x: Tensor, target: Tensor) -> None:
@@ -176,7 +177,3 @@ def _words(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"a {type(value).__name__} of {len(value)}"
     return f"a {type(value).__name__}"
-
-
-def _line(error: BaseException) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:300]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from .support.browser import chromium
 from .support.exec_ranks import Forked
 
 
@@ -26,3 +28,10 @@ def links() -> list[Any]:
 def one_link(monkeypatch: pytest.MonkeyPatch, links: list[Any]) -> None:
     """Profiles take this machine's link as measured once: for tests of what else is in them."""
     monkeypatch.setattr("profiler.measurement.measure_links", lambda timeout: links)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless chromium; skips, and says why, where there is none."""
+    with chromium() as found:
+        yield found

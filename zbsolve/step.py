@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .build.recompute import Recompute, recomputed_stages
@@ -82,6 +82,13 @@ class Step:
             self.partition.check(len(profile.layers), self.routes, self.ranks)
             return self.partition.layers
         return None if self.partition is None else tuple(self.partition)
+
+    def with_backward(self, profile: Profile, fused: bool) -> Step:
+        """The step with one backward pass BW, or with B and W. Layers lie on stages as with B and W in both cases, so that
+        they compare. Raises BadInput, Infeasible."""
+        if self.auto or isinstance(self.partition, Partition):
+            return replace(self, fused=fused)
+        return replace(self, fused=fused, partition=replace(self, fused=False).counts(profile))
 
     def problem(self, profile: Profile) -> Problem:
         """The step of this model. Raises BadInput, Infeasible."""

@@ -176,10 +176,10 @@ def test_the_report_of_a_profile_counts_them(p):
     profile = Profile("estimated: by hand", "experts", layers, Link(0.0, 1000.0), 4.0, None, {}, {})
     timeline = preset("1f1b", profile.problem(p, 8, fused=True)).timeline()
     said = meaning(profile, p, 8)
-    assert f"1F1B on {p} ranks with 8 microbatches takes about {format_time(timeline.makespan)}" in said[0]
+    assert f"1F1B on {p} ranks with 8 microbatches takes {format_time(timeline.makespan)}" in said[0]
     hidden = timeline.makespan - (8 + p - 1) * (F + B + W)
-    about = f"take up to 20 µs a microbatch (stage 0); 1F1B waits about {format_time(hidden)} for them"
-    assert about in said[-1]
+    waits = f"take up to 20 µs a microbatch (stage 0); 1F1B waits {format_time(hidden)} for them"
+    assert waits in said[-1]
     assert "meanwhile do not" in said[-1]
     head, first, *_ = layer_rows(profile)
     assert (head[-1], first[-1]) == ("all-to-all µs", "10.0")

@@ -147,6 +147,15 @@ def test_a_step_is_taken_back_exactly(name: str) -> None:
         assert same(stepped, look())
 
 
+def test_post_validated_is_an_optimizer_of_torch() -> None:
+    """Groups and state are those of the optimizer inside, also after it was loaded."""
+    (found,) = on_ranks(1, "tests.support.exec_jobs_optimizer:an_optimizer")
+    assert found["kind"]
+    assert found["shared"] == [True, True]
+    assert found["groups"] == 2
+    assert "a step with a closure would run the model by itself" in found["closure"]
+
+
 def test_nothing_to_validate_is_refused() -> None:
     from zbsolve.exec import PostValidated
 

@@ -15,7 +15,7 @@ from ..support.exec_tools import a_problem, random_schedule
 
 pytestmark = pytest.mark.slow
 
-JOBS = ["gradients", "optimizers_wait", "validated", "corners"]
+JOBS = ["gradients", "clipped", "optimizers_wait", "validated", "corners"]
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,13 @@ def test_gradients_are_those_of_the_whole_batch(four: dict[str, list[Any]]) -> N
             assert one["alike"]
             assert one["tensors"] >= 4
     assert [sorted(one["ended"]) for one in four["gradients"][3]] == [[1, 1], [1, 1, 2, 2], [1, 1, 3, 3]]
+
+
+def test_clipping_is_by_the_mean_gradients(four: dict[str, list[Any]]) -> None:
+    assert len({rank["norm"] for rank in four["clipped"]}) == 1
+    for rank in four["clipped"]:
+        assert rank["norm"] == pytest.approx(rank["right"], rel=1e-12)
+        assert rank["worst"] <= 1e-12
 
 
 def test_only_the_optimizer_waits(four: dict[str, list[Any]]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,7 +17,8 @@ import pytest
 from zbsolve import BadInput, Certificate, Edge, Pass, Problem, Schedule
 from zbsolve.cli import main
 from zbsolve.problem import KINDS
-from zbsolve.show.kinds import LOOKS, letters
+from zbsolve.show.kinds import DARKEST, LIGHTEST, LOOKS, letters, lightness
+from zbsolve.show.packing import packed
 from zbsolve.show.schedule_file import save_schedule_picture
 from zbsolve.show.schedule_page import schedule_as_page
 from zbsolve.show.schedule_svg import schedule_as_svg
@@ -54,11 +58,21 @@ def trace(schedule: Schedule) -> Trace:
     return trace_of(schedule, *(random_run(schedule, i) for i in range(3)))
 
 
-def data_of(text: str) -> dict[str, object]:
+def data_of(text: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     assert found is not None
-    body: dict[str, object] = json.loads(found[1])
+    body: dict[str, Any] = json.loads(found[1])
     return body
+
+
+def columns_of(body: dict[str, Any]) -> dict[str, np.ndarray]:
+    """What `unpacking.js` makes of a page's data."""
+    data, at, found = gzip.decompress(base64.b64decode(body["packed"]["text"])), 0, {}
+    for name, kind, length in body["packed"]["columns"]:
+        found[name] = np.frombuffer(data, f"<{kind}", length, at).cumsum().astype(np.int64)
+        at += length * int(kind[1])
+    assert at == len(data)
+    return found
 
 
 def test_every_kind_has_a_colour_and_a_meaning() -> None:
@@ -73,13 +87,9 @@ def test_a_letter_stands_for_one_kind() -> None:
 
 
 def test_kinds_differ_in_lightness() -> None:
-    def lightness(colour: str) -> float:
-        levels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in levels]
-        return float(116 * (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]) ** (1 / 3) - 16)
-
     ranked = sorted(lightness(colour) for colour in (look.colour for look in LOOKS.values()))
     assert min(b - a for a, b in zip(ranked, ranked[1:], strict=False)) > 2
+    assert DARKEST - 1 < ranked[0] < ranked[-1] < LIGHTEST + 1
     forward, both, weights = (lightness(LOOKS[kind].colour) for kind in ("F", "B", "W"))
     assert min(abs(forward - both), abs(forward - weights), abs(both - weights)) > 15
 
@@ -148,15 +158,29 @@ def test_page_is_self_contained(schedule: Schedule, trace: Trace) -> None:
     assert "{{" not in text
 
 
-def test_page_data_parses(schedule: Schedule, trace: Trace) -> None:
+def test_page_data_is_the_schedule(schedule: Schedule, trace: Trace) -> None:
     body = data_of(schedule_as_page(schedule, trace))
-    count = len(schedule.problem.passes)
-    assert [run["name"] for run in body["runs"]] == ["predicted", "measured"]  # type: ignore[attr-defined, index]
-    for run in body["runs"]:  # type: ignore[attr-defined]
-        assert len(run["start"]) == len(run["end"]) == count
-        assert min(run["start"]) == 0
-        assert [max(curve["held"]) for curve in run["memory"]] == [12, 9, 6, 3]
-        assert all(curve["held"][-1] == 0 for curve in run["memory"])
+    columns, problem, step = columns_of(body), schedule.problem, trace.steps[trace.median_step]
+    assert [run["name"] for run in body["runs"]] == ["predicted", "measured"]
+    assert [run["peaks"] for run in body["runs"]] == [[12, 9, 6, 3]] * 2
+    for name in ("kind", "stage", "microbatch", "slice", "rank"):
+        assert columns[name].tolist() == getattr(problem.passes, name).tolist()
+    assert columns["taken"].tolist() == problem.taken.tolist()
+    assert columns["after"].tolist() == problem.edges.after.tolist()
+    assert columns["start0"].tolist() == schedule.timeline().start.tolist()
+    assert (columns["start1"] / 10).tolist() == (step.start - step.start.min()).tolist()
+    assert (columns["length1"] / 10).tolist() == (step.end - step.start).tolist()
+
+
+def test_columns_of_any_size_are_packed_whole() -> None:
+    columns = {"none": [], "small": [0, 5, -3], "large": [2**52, -(2**52) + 1, 7]}
+    found = columns_of({"packed": packed(columns)})
+    assert {name: values.tolist() for name, values in found.items()} == columns
+
+
+def test_a_page_of_many_passes_is_small() -> None:
+    schedule = one_f_one_b(8, 1000)
+    assert len(schedule_as_page(schedule)) < 5 * len(schedule.problem.passes)
 
 
 def test_hostile_names_stay_text(schedule: Schedule) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zbsolve import Schedule, pipeline
+from zbsolve import BadInput, Schedule, pipeline
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import reference
 from zbsolve.exec.handlers import Data
@@ -29,6 +30,12 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+}
+
+EXPONENTIAL = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.97)
+RATES: dict[str, Callable[[Any], torch.optim.lr_scheduler.LRScheduler]] = {
+    "momentum": partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=STEPS),  # it changes momentum too
+    "adam": partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 + step % 3)),
 }
 
 
@@ -101,8 +108,8 @@ def trained(schedule: Schedule, name: str, max_norm: float, validated: bool, non
     """Parameters, buffers and state after each of STEPS steps, what became of each step, and the losses."""
     runner = Pipeline(build, schedule, loss=nn.functional.mse_loss, timeout=20)
     optimizer = OPTIMIZERS[name](runner.parameters())
-    falling = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
     ahead = PostValidated(runner, optimizer, max_norm=max_norm) if validated else None
+    falling = RATES.get(name, EXPONENTIAL)(ahead or optimizer)
     ends = schedule.timeline().end
     order = sorted(range(runner.wires.size), key=lambda r: (max(ends[schedule.problem.passes.rank == r]), r))
     became, results, copied, amended = [], [], 0, 0
@@ -127,13 +134,13 @@ def trained(schedule: Schedule, name: str, max_norm: float, validated: bool, non
         assert ahead.last is not None
         became.append("clipped" if ahead.last.clipped else "skipped" if ahead.last.skipped else "stepped")
     bits = [t.detach().clone() for t in (*runner.module.parameters(), *runner.module.buffers())]
-    for values in optimizer.state_dict()["state"].values():
+    for values in (ahead or optimizer).state_dict()["state"].values():
         bits += [torch.as_tensor(value) for value in values.values() if value is not None]
     return {
         "bits": bits,
         "became": became,
         "losses": [r.loss for r in results],
-        "rates": [group["lr"] for group in optimizer.param_groups],
+        "rates": [group["lr"] for group in (ahead or optimizer).param_groups],
         "copied": copied,
         "amended": amended,
         "parameters": sum(p.nbytes for p in runner.parameters()),
@@ -241,6 +248,28 @@ def misused(rank: int, _: None) -> str:
     except RunFailed as error:
         return str(error)
     return ""
+
+
+def an_optimizer(rank: int, _: None) -> dict[str, Any]:
+    """What torch's tools ask of an optimizer."""
+    runner = Pipeline(build, random_schedule(a_problem((0,), 2, layers=2)), loss=nn.functional.mse_loss, timeout=20)
+    first, *others = runner.parameters()
+    inner = torch.optim.AdamW([first], lr=0.1)
+    ahead = PostValidated(runner, inner)
+    shared = [ahead.param_groups is inner.param_groups and ahead.state is inner.state]
+    runner.step(torch.ones(4, 6), torch.ones(4, 6))
+    ahead.step()
+    for one in (inner, ahead):
+        one.load_state_dict(ahead.state_dict())
+    shared.append(ahead.param_groups is inner.param_groups and ahead.state is inner.state and first in ahead.state)
+    ahead.add_param_group({"params": others})
+    try:
+        ahead.step(lambda: 0.0)  # type: ignore[arg-type,return-value]
+        said = ""
+    except BadInput as error:
+        said = str(error)
+    optimizer = isinstance(ahead, torch.optim.Optimizer) and "lr: 0.1" in repr(ahead)
+    return {"kind": optimizer, "shared": shared, "closure": said, "groups": len(inner.param_groups)}
 
 
 def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:

@@ -114,6 +114,16 @@ def gradients(rank: int, _: None) -> list[dict[str, Any]]:
     return result
 
 
+def clipped(rank: int, _: None) -> dict[str, Any]:
+    """The norm of the mean gradients of both pipelines, though nobody waited for them."""
+    runner = runner_of(random_schedule(a_problem((0, 1, 1, 0), 2, layers=4), 1), grid())
+    runner.step(*part(runner, 0))
+    norm = runner.clip_grad_norm_(0.1)
+    whole = nn.ModuleList(right(1, 2, 0))
+    expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
+    return {"norm": float(norm), "right": float(expected), "worst": worst(runner, list(whole))}
+
+
 def optimizers_wait(rank: int, _: None) -> dict[str, Any]:
     """A plain optimizer, without a word about gradients; pipeline 1 begins its step when that of pipeline 0 has returned."""
     groups, signs = grid(), dist.new_group()

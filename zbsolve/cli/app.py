@@ -8,6 +8,7 @@ import argparse
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from keyword import iskeyword
@@ -36,10 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
             return 0
-        print(f"zbsolve {options.name}: cannot write: {error.strerror}", file=sys.stderr)
+        if options.debug:
+            traceback.print_exception(error)
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"zbsolve {options.name}: {where}cannot write: {error.strerror}", file=sys.stderr)
         return 2
     except ZbsolveError as error:
-        print(f"zbsolve {options.name}: {error}", file=sys.stderr)
+        if options.debug:
+            traceback.print_exception(error)
+            print(end=f"\nthe traceback of that rank:\n{error.details}\n" if error.details else "", file=sys.stderr)
+        for one in (error, *getattr(error, "others", ())):
+            print(f"zbsolve {options.name}: {one}{_kept_elsewhere(one)}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, SystemError) as error:
         pressed = interruption(error)
@@ -48,6 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress_line()("")
         print(f"zbsolve {options.name}: interrupted", file=sys.stderr)
         return 128 + (pressed.args[0] if pressed.args else signal.SIGINT)
+
+
+def _kept_elsewhere(error: ZbsolveError) -> str:
+    """Where what could not be written lies now: a result may have taken hours."""
+    from ..util.files import CannotWrite, write_elsewhere
+
+    if not isinstance(error, CannotWrite):
+        return ""
+    kept = write_elsewhere(error)
+    return "; nor can the folder for temporary files or the home folder" if kept is None else f"; it is kept in {kept}"
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
@@ -74,12 +92,14 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
     """The command line: every command, each with its options; or only one's options, which is quicker."""
     root = argparse.ArgumentParser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
     root.add_argument("--version", action="version", version=f"zbsolve {__version__}")
+    root.add_argument("--debug", action="store_true", help=DEBUG)
     commands = root.add_subparsers(dest="name", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text, formatter_class=Help)
         if wanted in (name, None):
             module = import_module(f".{name}{'_' if iskeyword(name) else ''}", __package__)
             module.options(sub)
+            sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG)
             sub.set_defaults(command=module.command)
     return root
 
@@ -87,6 +107,7 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
 # Commands that run a model. In the others numpy multiplies no matrices, and starting the threads for that would take half of
 # the CPU time of a short command.
 MODELS = ("profile", "run")
+DEBUG = "show the traceback of an error"
 COMMANDS = {
     "profile": "measure a model: F, B, W, memory, links",
     "partition": "which layers go to which stage",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from ..util.errors import BadInput
 from .step_options import OPTIONS, add_step_options, step_from
-from .tools import add_search_limits, print_json, search_limits, searching
+from .tools import add_search_limits, print_json, saving, search_limits, searching
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    balanced = {"default": None, "help": "as in solve, but one; default: balanced over F, B and W"}
+    balanced = {"help": "as in solve, but one (default: balanced over F, B and W)"}
     add_step_options(parser, *(name for name in OPTIONS if name != "memory"), partition=balanced)
     parser.add_argument("--points", type=int, default=12, help="memory limits; the peaks of named schedules are added")
     add_search_limits(parser, 60.0, "seconds to search at most, for all points together", "points")
@@ -35,16 +36,25 @@ def command(options: argparse.Namespace) -> int:
     if step.auto:
         raise BadInput("frontier: placement 'auto' and partition 'auto' are for solve: name one of each")
     limits = search_limits(options)
+    if options.schedules:
+        _make_folder(options.schedules)
     with searching("frontier") as (search, pressed):
         found = frontier(profile, step, points=options.points, progress=search.show, stop=pressed, **limits)
-    for path in options.output:
-        save_frontier(found, path)
+    saves = [partial(save_frontier, found, path) for path in options.output]
     if options.schedules:
-        Path(options.schedules).mkdir(parents=True, exist_ok=True)
-        for point in found.points:
-            point.schedule.save(Path(options.schedules) / f"schedule-{point.memory}.json")
-    if options.json:
-        print_json(found.to_json())
-    elif "-" not in options.output:
-        print(frontier_as_text(found), end="")
+        names = [(point, Path(options.schedules) / f"schedule-{point.memory}.json") for point in found.points]
+        saves += [partial(point.schedule.save, name) for point, name in names]
+    with saving(*saves):
+        if options.json:
+            print_json(found.to_json())
+        elif "-" not in options.output:
+            print(frontier_as_text(found), end="")
     return 0
+
+
+def _make_folder(name: str) -> None:
+    """The folder for schedules, before any time is spent. Raises BadInput."""
+    try:
+        Path(name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{name}: cannot make this folder: {error.strerror}") from None

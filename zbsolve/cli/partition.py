@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    default = {"required": False, "help": "default: four times the ranks"}
+    default = {"help": "of a step (default: four times the ranks)"}
     devices = {"help": "with --devices-per-node: all devices"}
     add_step_options(parser, "ranks", "microbatches", "placement", "memory", "fused", ranks=devices, microbatches=default)
     parser.add_argument("--devices-per-node", type=int, metavar="N", help="stages on submeshes: 1, 2, 4 … N, or whole nodes")
@@ -33,9 +33,7 @@ def command(options: argparse.Namespace) -> int:
     from ..show.partition_text import partitions_as_text, stages_as_text
 
     profile = Profile.load(options.profile)
-    if options.microbatches is None:
-        options.microbatches = 4 * max(1, options.ranks)
-    step = step_from(options)
+    step = step_from(options, microbatches=4 * max(1, options.ranks or 1))
     costs, scaling = step.costs(profile), None
     if options.scaling is not None:
         if options.devices_per_node is None:

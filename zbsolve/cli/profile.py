@@ -13,7 +13,7 @@ from ..show.profile_report import profile_as_page, profile_as_text
 from ..util.errors import BadInput
 from ..util.files import check_writable, read_text, write_document, write_text
 from . import profile_files
-from .tools import need_torch, print_json, progress_line
+from .tools import need_torch, print_json, progress_line, saving
 
 if TYPE_CHECKING:
     from ..profile.profile import Profile
@@ -91,13 +91,20 @@ def _measure(options: argparse.Namespace) -> int:
                 return 0
             found = measured
     progress_line()("")
-    found.save(options.output)
+    saves = [lambda: found.save(options.output)]
     if options.report:
-        write_text(options.report, profile_as_page(found, options.ranks or min(4, len(found.layers)), options.microbatches))
-    kinds = ("F", "B", "W", "BW")
+        page = profile_as_page(found, options.ranks or min(4, len(found.layers)), options.microbatches)
+        saves.append(lambda: write_text(options.report, page))
+    with saving(*saves):
+        _print_profile(options, found)
+    return 0
+
+
+def _print_profile(options: argparse.Namespace, found: Profile) -> None:
     if options.output == "-":
-        return 0
+        return
     if options.json:
+        kinds = ("F", "B", "W", "BW")
         total = {kind: sum(getattr(layer, kind) for layer in found.layers) for kind in kinds}
         link = {"latency": found.link.latency, "bytes_per_us": found.link.bytes_per_us}
         print_json(
@@ -110,9 +117,8 @@ def _measure(options: argparse.Namespace) -> int:
                 **found.facts,
             }
         )
-        return 0
+        return
     print(profile_as_text(found, options.ranks, options.microbatches), end="")
-    return 0
 
 
 def _measured(options: argparse.Namespace, spec: str) -> Profile | None:

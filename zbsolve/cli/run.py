@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from ..util.errors import BadInput
-from .tools import need_torch, print_json
+from .tools import need_torch, print_json, saving
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -73,16 +74,16 @@ def command(options: argparse.Namespace) -> int:
         if place is not None and place[0] > 0 and not options.local:
             return 2  # every rank hears of it; rank 0 says it
         raise
-    if options.output:
-        trace.save(options.output)
     check = trace.facts.get("check")
-    if options.json:
-        step, facts = trace.median(), trace.facts
-        print_json({"makespan": step.makespan, "span": step.span, "losses": trace.losses, "peaks": trace.peaks[0], **facts})
-    elif options.output != "-":
-        _print_run(schedule, trace)
-        if options.local and not options.one_device and not options.emulate:
-            print(_crowded(schedule.problem.ranks * options.replicas), end="")
+    with saving(*[partial(trace.save, options.output)] * bool(options.output)):
+        if options.json:
+            step, facts = trace.median(), trace.facts
+            numbers = {"makespan": step.makespan, "span": step.span, "losses": trace.losses, "peaks": trace.peaks[0]}
+            print_json({**numbers, **facts})
+        elif options.output != "-":
+            _print_run(schedule, trace)
+            if options.local and not options.one_device and not options.emulate:
+                print(_crowded(schedule.problem.ranks * options.replicas), end="")
     return 1 if check is not None and not check["passed"] else 0
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .step_options import AUTO, add_step_options, step_from
-from .tools import add_search_limits, print_json, search_limits, searching
+from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_or_problem
+from .tools import add_search_limits, print_json, saving, search_limits, searching
 
 if TYPE_CHECKING:
+    from ..problem import Problem
     from ..profile.profile import Profile
     from ..schedule import Schedule
     from ..search.auto import Tried
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    add_step_options(parser, placement=AUTO)
+    add_step_options(parser, file=PROFILE_OR_SCHEDULE, placement=AUTO)
     parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule: see zbsolve systems")
     parser.add_argument("--solver", default="cbc", help="for --method milp: cbc, highs, gurobi, or another that PuLP knows")
     add_search_limits(parser, 30.0, "seconds to search at most", "schedule")
@@ -29,25 +31,40 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Find a schedule, write it, say how good it is."""
-    from ..profile.profile import Profile
+    from ..problem import Problem
 
-    profile, step = Profile.load(options.profile), step_from(options)
+    given = _given(options)
     tried: tuple[Tried, ...] = ()
     with searching("solve", options.method) as (search, pressed):
         arguments = _search_arguments(options)
-        if step.auto:
+        if not isinstance(given, Problem) and given[1].auto:
             from ..search.auto import solve_auto
 
-            schedule, tried = solve_auto(profile, step, progress=search.show, stop=pressed, **arguments)
+            schedule, tried = solve_auto(*given, progress=search.show, stop=pressed, **arguments)
         else:
             from ..search.solver import solve as solve_problem
 
-            problem = step.problem(profile)
+            problem = given if isinstance(given, Problem) else given[1].problem(given[0])
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **arguments)
-    if options.output:
-        schedule.save(options.output)
-    _print_solved(options, schedule, tried, _bounds_of_all(profile, step, tried))
+    every = {} if isinstance(given, Problem) else _bounds_of_all(*given, tried)
+    with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
+        _print_solved(options, schedule, tried, every)
     return 0
+
+
+def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
+    """What is to be solved. For a named schedule the step has its placement and its backward, unless options say others."""
+    from ..problem import Problem
+    from ..systems.steps import step_for
+    from ..systems.table import PRESETS, system
+
+    if options.method not in PRESETS:
+        return step_or_problem(options, partition="balanced")
+    named = system(options.method)
+    given = step_or_problem(options, partition="balanced", placement=named.placement)
+    if isinstance(given, Problem) or options.fused not in (None, named.fused):
+        return given
+    return given[0], step_for(named.name, *given)
 
 
 def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> dict[str, int]:

@@ -1,42 +1,56 @@
-"""The options that say what a step is: one function adds them to a command, one reads them."""
+"""The options that say what a step is, and the file that they are about: added to a command, and read."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from ..util.errors import BadInput
+
 if TYPE_CHECKING:
+    from ..problem import Problem
+    from ..profile.profile import Profile
     from ..step import Step
 
 NAMED = "single, loop (loop4: 4 stages a rank), vee, mirror"
 PARTITIONS = (
     "equal, balanced, F+B, alpa, memory, layers a stage such as 5,5,6,4, a partition.json, or auto: the best of all named "
-    "ones and of single layers moved from there"
+    "ones and of single layers moved from there (default: balanced)"
 )
-AUTO = {"help": f"{NAMED}, ranks such as 0,2,1,3, or auto: the best of single, loop, loop4, vee"}
+AUTO = {
+    "help": f"{NAMED}, ranks such as 0,2,1,3, or auto: the best of single, loop, loop4, vee (default: single, but for a "
+    "named schedule its own)"
+}
+# No default here: whoever reads them tells what was said from what was not.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "ranks": {"type": int, "required": True, "help": "of the pipeline"},
-    "microbatches": {"type": int, "required": True, "help": "of a step"},
-    "placement": {"default": "single", "help": f"{NAMED}, or ranks such as 0,2,1,3"},
-    "partition": {"default": "balanced", "help": PARTITIONS},
-    "memory": {"help": "all that a rank has, such as 40GiB; default: the device's, as profiled (a CPU: no limit)"},
+    "ranks": {"type": int, "help": "of the pipeline"},
+    "microbatches": {"type": int, "help": "of a step"},
+    "placement": {"help": f"{NAMED}, or ranks such as 0,2,1,3 (default: single)"},
+    "partition": {"help": PARTITIONS},
+    "memory": {"help": "all that a rank has, such as 40GiB (default: the device's, as profiled; a CPU: no limit)"},
     "objective": {
         "choices": ("makespan", "span"),
-        "default": "makespan",
-        "help": "a step when ranks wait for each other at its end, or when they do not",
+        "help": "a step when ranks wait for each other at its end, or when they do not (default: makespan)",
     },
-    "fused": {"action": "store_true", "help": "one backward pass in place of B and W, as 1F1B is run today"},
-    "recompute": {
-        "default": "",
-        "metavar": "STAGES",
-        "help": "all, or 0,2: stages that drop activations after F, for a pass X",
+    "fused": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "one backward pass in place of B and W, or both (default: both, but for a named schedule as it is known: "
+        "one pass for 1f1b)",
     },
+    "recompute": {"metavar": "STAGES", "help": "all, or 0,2: stages that drop activations after F, for a pass X"},
+}
+PROFILE = {"help": "profile.json, or - for standard input"}
+PROFILE_OR_SCHEDULE = {
+    "help": "profile.json; or a schedule.json, whose problem is solved anew, so that only the search has options; - for "
+    "standard input"
 }
 
 
-def add_step_options(parser: argparse.ArgumentParser, *names: str, **changed: dict[str, Any]) -> None:
-    """The profile, and of a step's options those named (all without). changed: what is different about one here."""
-    parser.add_argument("profile", help="profile.json, or - for standard input")
+def add_step_options(
+    parser: argparse.ArgumentParser, *names: str, file: dict[str, Any] = PROFILE, **changed: dict[str, Any]
+) -> None:
+    """The file, and of a step's options those named (all without). changed: what is different about one here."""
+    parser.add_argument("profile", **file)
     add_some_step_options(parser, *(names or OPTIONS), **changed)
 
 
@@ -46,18 +60,71 @@ def add_some_step_options(parser: argparse.ArgumentParser, *names: str, **change
         parser.add_argument(f"--{name}", **{**OPTIONS[name], **changed.get(name, {})})
 
 
-def step_from(options: argparse.Namespace) -> Step:
-    """The step that the options say; what a command has no option for is as `Step` has it. Raises BadInput."""
+def step_from(options: argparse.Namespace, **defaults: Any) -> Step:
+    """The step that the options say; what they do not say is as in `defaults`, else as `Step` has it. Raises BadInput."""
     from ..step import Step
 
-    return Step(**step_words(options, *OPTIONS))
+    words = {**defaults, **step_words(options, *OPTIONS)}
+    for name in ("ranks", "microbatches"):
+        if name not in words:
+            raise BadInput(f"--{name}: is needed with a profile")
+    return Step(**words)
 
 
 def step_words(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """What the options say of a step's fields with these names, as `Step` takes them. Raises BadInput."""
+    """What was said of a step's fields with these names, as `Step` takes them. Raises BadInput."""
     from ..partition.file import parse_partition
 
-    said = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    if said.get("partition") is not None:
-        said["partition"] = parse_partition(said["partition"])
-    return said
+    words = _said(options, *names)
+    return {**words, "partition": parse_partition(words["partition"])} if "partition" in words else words
+
+
+def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profile, Step] | Problem:
+    """What the file and the options give to solve: a profile and its step (see `step_from`), or the problem of a schedule.
+    Raises BadInput, also where options contradict the schedule."""
+    from ..profile.profile import Profile
+    from ..schedule import Schedule
+    from ..util.files import read_one_of
+
+    kind, body = read_one_of(options.profile, ("profile", "schedule"))
+    if kind == "profile":
+        return Profile.from_json(body, options.profile), step_from(options, **defaults)
+    problem = Schedule.from_json(body, options.profile).problem
+    _check_agree(options, problem)
+    return problem
+
+
+def _said(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(options, name, None)) is not None}
+
+
+def _check_agree(options: argparse.Namespace, problem: Problem) -> None:
+    """Raise BadInput where an option says something else than a schedule's problem."""
+    where = f"{options.profile} holds a schedule"
+    for name, said in _said(options, *OPTIONS).items():
+        if name == "memory":
+            raise BadInput(f"--memory {said}: {where}, and its problem says what ranks have for activations: leave it out")
+        has, wanted = _both(name, said, problem)
+        if has != wanted:
+            option = f"--{'' if said else 'no-'}{name}" if isinstance(said, bool) else f"--{name} {said}"
+            raise BadInput(f"{option}: {where} with {name} {has}: leave the option out, or name a profile")
+
+
+def _both(name: str, said: Any, problem: Problem) -> tuple[Any, Any]:
+    """What the problem has of an option, and what was said, alike where they agree."""
+    from ..build.recompute import recomputed_stages
+    from ..partition.file import parse_partition
+    from ..placement import describe, routes_of
+
+    if name == "placement":
+        wanted = said if said == "auto" else "/".join(map(describe, routes_of(said, problem.ranks)))
+        return "/".join(map(describe, problem.routes)), wanted
+    if name == "partition":
+        layers = parse_partition(said)
+        return problem.layers, getattr(layers, "layers", layers)
+    if name == "fused":
+        return "BW" in problem.passes.kinds, said
+    if name == "recompute":
+        again = {problem.passes[i].stage for i in problem.rows("X")}
+        return sorted(again), recomputed_stages(said, problem.stages).tolist()
+    return getattr(problem, name), said

@@ -48,6 +48,26 @@ def search_limits(options: argparse.Namespace) -> dict[str, Any]:
     return {"effort": options.effort, "seed": options.seed}
 
 
+@contextmanager
+def saving(*saves: Callable[[], None]) -> Iterator[None]:
+    """Write results by these calls, then do what is inside, which prints them: where a file cannot be written too. The other
+    files are written then as well. Raises CannotWrite at the end."""
+    from ..util.files import CannotWrite
+
+    failed: list[CannotWrite] = []
+    for save in saves:
+        try:
+            save()
+        except CannotWrite as error:
+            failed.append(error)
+    try:
+        yield
+    finally:
+        if failed:
+            failed[0].others = tuple(failed[1:])
+            raise failed[0]
+
+
 def need_torch() -> None:
     """Raise BadInput where torch is not there."""
     from importlib.util import find_spec

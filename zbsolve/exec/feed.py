@@ -16,19 +16,22 @@ Batch = Tensor | Sequence[Tensor] | Mapping[int, Tensor]
 
 
 def split_batch(
-    batch: Batch | None, what: str, needed: Sequence[int], microbatches: Sequence[int], device: torch.device
+    batch: Batch | None,
+    what: str,
+    needed: Sequence[int],
+    microbatches: Sequence[int],
+    device: torch.device,
+    uneven: bool = False,
 ) -> dict[int, Tensor]:
-    """Microbatch → its tensor on `device`, for those that are `needed`. A batch in one tensor is cut into equal parts along
-    dimension 0. Raises BadInput naming `what`."""
+    """Microbatch → its tensor on `device`, for those that are `needed`. A batch in one tensor is cut along dimension 0, into
+    equal parts or, if `uneven`, into parts that differ by a row. Raises BadInput naming `what`."""
     count = len(microbatches)
     if not needed:
         return {}
     if batch is None:
         raise BadInput(f"{what}: needed here for microbatch {needed[0]}")
     if isinstance(batch, Tensor):
-        if not batch.dim() or len(batch) % count:
-            raise BadInput(f"{what}: {tuple(batch.shape)} does not split into {count} microbatches of equal size")
-        batch = batch.chunk(count)
+        batch = cut(batch, what, count, uneven)
     if not isinstance(batch, Mapping):
         if len(batch) != count:
             raise BadInput(f"{what}: {len(batch)} microbatches, {count} are needed")
@@ -37,6 +40,33 @@ def split_batch(
     if missing:
         raise BadInput(f"{what}: microbatch {missing[0]} is needed here")
     return {m: x if (x := batch[m]).device == device else x.to(device) for m in needed}
+
+
+def cut(batch: Tensor, what: str, count: int, uneven: bool) -> list[Tensor]:
+    """The batch in `count` parts along dimension 0. A part without rows is the first row once more (see `shares_of`). Raises
+    BadInput naming `what`."""
+    if not batch.dim() or not len(batch):
+        raise BadInput(f"{what}: {tuple(batch.shape)} has no rows")
+    if len(batch) % count and not uneven:
+        raise BadInput(
+            f"{what}: {tuple(batch.shape)} does not split into {count} microbatches of equal size: pass uneven=True, or "
+            "a list of microbatches, or leave such a batch out (drop_last=True of a DataLoader)"
+        )
+    return [part if len(part) else batch[:1] for part in batch.tensor_split(count)]
+
+
+def shares_of(targets: Batch | None, needed: Sequence[int], count: int) -> dict[int, float]:
+    """Microbatch → its rows by the mean microbatch's, so that every row of the batch counts alike; {} where all have equally
+    many, or none is `needed`. Raises BadInput where rows are not known."""
+    if not needed or targets is None:
+        return {}
+    if isinstance(targets, Tensor):
+        rows = [len(part) for part in targets.tensor_split(count)]
+    elif len(targets) == count:
+        rows = [len(targets[m]) for m in range(count)]
+    else:
+        raise BadInput(f"targets: {len(targets)} microbatches: uneven=True needs the rows of all {count}")
+    return {} if len(set(rows)) == 1 else {m: n * count / sum(rows) for m, n in enumerate(rows)}
 
 
 class ShapeNumbers:

@@ -17,10 +17,11 @@ from ..util.errors import BadInput
 from .assembly import Given, check_updates, connected, own_part, paired_wires
 from .backward.stage import Loss
 from .emulate import Times
-from .feed import Batch, split_batch, step_seed
+from .feed import Batch, shares_of, split_batch, step_seed
 from .handlers.handler import Data
 from .interpreter import Hooks
 from .layers import Layers
+from .loop import gradients
 from .memory import Memory
 from .optimizer.ahead import Ahead
 from .rank import StepResult
@@ -73,7 +74,8 @@ class Pipeline:
         replicas: Any = None,
         update: Update | None = None,
     ) -> None:
-        self.schedule, self.seed, self.steps, self.device = schedule, seed, 0, torch.device(device)
+        self.schedule, self.seed, self.steps = schedule, seed, 0
+        self.group, self.device = group, torch.device(device)
         self.wires = Wires.of(group, self.device)
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
@@ -96,6 +98,7 @@ class Pipeline:
             if replicas is not None:
                 self._replicate(replicas)
         self.replicas = self._runner.replicas
+        self.alone, self._clip_watch = self.wires.size == 1 and self.replicas is None, gradients.ClipWatch()
         self.place = 0 if self.replicas is None else self.replicas.place
 
     def _replicate(self, group: Any) -> None:
@@ -113,7 +116,8 @@ class Pipeline:
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's parameters, each once: for the optimizer."""
-        return self.module.parameters()
+        everything = self.module.parameters()
+        return everything if self.alone else self._clip_watch.over(everything)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """With the names that they have in the whole model."""
@@ -128,7 +132,7 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the whole model's state dict: the parts of all ranks together are the whole."""
-        self._finish()
+        self.finish()
         state: dict[str, Any] = self.module.state_dict()
         return state
 
@@ -138,29 +142,49 @@ class Pipeline:
         missing = sorted(mine.keys() - state.keys())
         if missing:
             raise BadInput(f"state dict: {missing[0]} is missing")
-        self._finish()
+        self.finish()
         self.module.load_state_dict({name: state[name] for name in mine})
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Wait until the optimizer's last step is final, where that is validated late. Raises RunFailed."""
         if self._runner.ahead is not None:
             self._runner.ahead.optimizer.finish()
 
-    def step(self, inputs: Batch | None = None, targets: Batch | None = None, *, memory: bool = False) -> StepResult:
+    clip_grad_norm_ = gradients.clip_grad_norm_
+
+    def step(
+        self,
+        inputs: Batch | None = None,
+        targets: Batch | None = None,
+        *,
+        uneven: bool = False,
+        scaler: Any = None,
+        memory: bool = False,
+    ) -> StepResult:
         """Forward and backward of one batch: the gradient of its mean loss is added to `.grad`.
 
         inputs, targets: the batch (split into equal microbatches along dimension 0), or a microbatch each; shapes may
         differ from one to the next. Inputs are read on ranks of the first stage, targets on those of the last; as a
-        mapping they need to hold only the microbatches that run there (`self.inputs`, `self.targets`). memory:
-        count bytes (slow). Raises BadInput, and RunFailed naming rank, pass and cause.
+        mapping they need to hold only the microbatches that run there (`self.inputs`, `self.targets`). uneven: any number
+        of rows will do; every row of `targets` counts alike in the mean. scaler: a gradient scaler (`ShardedGradScaler`):
+        gradients are of the loss times its scale; the loss in the result is not. memory: count bytes (slow). Raises
+        BadInput, and RunFailed naming rank, pass and cause.
         """
+        if self.versions and (uneven or scaler is not None):
+            raise BadInput("step: passes U update inside a step, and know neither uneven nor scaler")
         data = Data(
-            split_batch(inputs, "inputs", self.inputs, self.microbatches, self.device),
-            split_batch(targets, "targets", self.targets, self.microbatches, self.device),
+            split_batch(inputs, "inputs", self.inputs, self.microbatches, self.device, uneven),
+            split_batch(targets, "targets", self.targets, self.microbatches, self.device, uneven),
             step_seed(self.seed, self.steps) + self.place * len(self.microbatches),
+            shares_of(targets, self.targets, len(self.microbatches)) if uneven else {},
+            1.0 if scaler is None else gradients.loss_scale(self, scaler),
         )
         self.wait_gradients()
         self.steps += 1
-        return self._runner.run(data, self.device, memory)
+        result = self._runner.run(data, self.device, memory)
+        if scaler is not None:
+            self.wait_gradients()  # a scaler reads gradients before any optimizer does
+        return result
 
     def trace(self, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any]) -> Trace | None:
         """A trace of these steps on rank 0, None on the others; every rank calls it, with its own `memory`."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..schedule import Schedule
 from ..timeline import Timeline
+from .backward.replay import torch_random_kept
 from .emulate import sleep_until
 from .feed import ShapeNumbers
 from .handlers.handler import Data
@@ -64,7 +65,7 @@ class RankRunner:
         """One step. memory: count bytes. Raises RunFailed naming rank, pass and cause."""
         with self.peers.telling(f"pass {self.interpreter.program.actions[0].name}"):
             self.mailbox.begin(self.shapes.agree(self.mailbox, data.inputs, device))
-        with self.peers.telling("end of the step"):
+        with self.peers.telling("end of the step"), torch_random_kept():
             record, counted = self._metered(data) if memory else (self._passes(data), None)
             self._end(record)
             loss = torch.stack(record.losses).double().sum() if record.losses else None

@@ -108,9 +108,9 @@ def storage_key(tensor: Tensor) -> int:
     return key
 
 
-def norms_of(tensors: list[Tensor], kind: torch.dtype) -> tuple[Tensor, ...]:
-    """The 2-norm of each, added up in `kind`."""
-    return torch._foreach_norm(tensors, 2, dtype=kind)
+def norms_of(tensors: list[Tensor], order: float, kind: torch.dtype) -> tuple[Tensor, ...]:
+    """The norm of this order of each, added up in `kind`."""
+    return torch._foreach_norm(tensors, order, dtype=kind)
 
 
 def scale_all(tensors: list[Tensor], factor: float) -> None:

@@ -100,7 +100,7 @@ def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
     if not (whole & ~split).any():
         return asked.problem(profile)
     if not split.any():
-        return replace(asked, fused=True).problem(profile)
+        return asked.with_backward(profile, fused=True).problem(profile)
     asked = replace(asked, partition=asked.counts(profile))
     fused = replace(asked, fused=True).problem(profile)
     times = np.zeros(order.stages, np.int64)

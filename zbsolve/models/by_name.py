@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
+from ..util.own_code import own_line, raised
 from .huggingface import causal_model
-from .model import Model, message_of, parse_setting, ties
+from .model import Model, parse_setting, ties
 from .presets import PRESETS, STAND_IN, mlp
 from .published_models import PUBLISHED, published_model
 
@@ -61,7 +62,7 @@ def _own(spec: str, seed: int) -> Model:
         try:
             answer = function()
         except Exception as error:
-            raise BadInput(f"model '{spec}': {name}() raised {type(error).__name__}: {message_of(error)}") from None
+            raise BadInput(f"model '{spec}': {name}() raised {raised(error)}") from error
     if not isinstance(answer, tuple) or len(answer) not in (2, 3):
         raise BadInput(f"model '{spec}': {name}() must return (layers, sample) or (layers, sample, loss)")
     layers = _named(answer[0], f"model '{spec}': {name}()")
@@ -130,7 +131,7 @@ def _module(place: str, spec: str) -> Any:
         return module
     except BadInput:
         raise
-    except ModuleNotFoundError as error:
-        raise BadInput(f"model '{spec}': no module named '{error.name}'") from None
     except Exception as error:
-        raise BadInput(f"model '{spec}': importing {place} raised {type(error).__name__}: {message_of(error)}") from None
+        if isinstance(error, ModuleNotFoundError) and not own_line(error):
+            raise BadInput(f"model '{spec}': no module named '{error.name}'") from None
+        raise BadInput(f"model '{spec}': importing {place} raised {raised(error)}") from error

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from ..util.errors import BadInput
+from ..util.own_code import raised
 from .huggingface_layers import Embedding, Head, Layer, Sample, causal_of, given_to, is_tied, owner_of, weight_name
-from .model import DTYPES, Model, Setting, message_of, parse_setting, seeded
+from .model import DTYPES, Model, Setting, parse_setting, seeded
 from .published_models import random_tokens, token_loss, typed
 
 BATCH, LENGTH = 1, 512
@@ -49,9 +50,7 @@ def causal_model(spec: str, seed: int) -> Model:
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput(
-            f"model '{spec}': its layers cannot be taken apart: {type(error).__name__}: {message_of(error)}"
-        ) from None
+        raise BadInput(f"model '{spec}': its layers cannot be taken apart: {raised(error)}") from error
     builders: list[Callable[[], nn.Module]] = [
         partial(Embedding, config),
         *(partial(Layer, config, kind, i, given[i]) for i, kind in enumerate(layers)),
@@ -101,6 +100,6 @@ def _config(spec: str) -> tuple[Any, Setting]:
     try:
         config = cls(**overrides)
     except Exception as error:
-        raise BadInput(f"model '{spec}': {name}: {message_of(error)}") from None
+        raise BadInput(f"model '{spec}': {name}: {raised(error)}") from error
     config.use_cache = False
     return config, parsed

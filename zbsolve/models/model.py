@@ -103,8 +103,3 @@ def parse_setting(text: str, spec: str) -> Setting:
         else:
             values[key] = int(value)
     return Setting(**values)
-
-
-def message_of(error: BaseException) -> str:
-    """An error's message without line breaks."""
-    return " ".join(str(error).split()) or "no message"

@@ -10,8 +10,7 @@ import numpy as np
 from ..greedy.block_search import block_schedules
 from ..greedy.list_scheduler import Policy, deepest_first
 from ..greedy.policy_annealing import improve_policies, starting_policies
-from ..systems.table import SYSTEMS, preset
-from ..util.errors import BadInput
+from ..systems.table import presets_of
 from .state import BLOCK_SOLVER, State
 
 LARGE_PASSES = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
@@ -36,13 +35,9 @@ def _policies(state: State, starts: list[Policy]) -> Iterator[None]:
 
 
 def _named(state: State) -> Iterator[None]:
-    for name in (one.name for one in SYSTEMS if not one.searched):
+    for name, named in presets_of(state.problem, searched=False):
         if state.done:
             return
-        try:
-            named = preset(name, state.problem)
-        except BadInput:
-            continue
         room = state.problem.capacity
         if room is None or all(np.less_equal(named.timeline().peak_bytes, room)):
             state.offer(named, name)

@@ -5,7 +5,8 @@ A schedule that fits less memory also fits more, and a bound proven for more mem
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +14,13 @@ import numpy as np
 
 from ..problem import Ints, Problem
 from ..schedule import Certificate, Schedule, relative_gap
-from ..systems.table import PRESETS, preset
+from ..systems.table import presets_of
 from ..util.clock import Clock
-from ..util.errors import BadInput, Deadlock, Infeasible, NotFound
+from ..util.errors import Deadlock, Infeasible, NotFound
 from ..verifier import verify
 from .certify import check_bound
 from .solver import solve
 from .state import State
-
-NAMED = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A schedule of the literature here: `memory` bytes it needs of its fullest rank, `value` µs."""
+    """A schedule of the literature here: `memory` bytes it needs of its fullest rank, `value` µs, `work` µs of its busiest
+    rank."""
 
     name: str
     memory: int
     value: int
+    work: int
 
 
 class MemoryLimits:
@@ -66,21 +67,21 @@ class MemoryLimits:
         self,
         free: Problem,
         fixed: Ints,
+        named: Sequence[Named],
         clock: Clock,
         options: dict[str, Any],
         progress: Callable[[str, State], None] | None,
         stop: Callable[[], bool],
     ) -> None:
-        self.free, self.fixed, self.clock, self.options = free, fixed, clock, options
+        self.free, self.fixed, self.named, self.clock, self.options = free, fixed, named, clock, options
         self.progress, self.stop = progress, stop
         self.found: list[tuple[int, int, str, Schedule]] = []  # value, memory it needs, solver, schedule
         self.proven: list[tuple[int | None, Certificate]] = []  # limit, and the bound that was proven there
         self.spent: dict[int | None, float] = {}
         self.limits: list[int] = []
         self.sound: set[int] = set()  # schedules that were verified in the very memory that they need, by identity
-        self.named = list(_named(free, fixed))
-        for one, schedule in self.named:
-            self.found.append((one.value, one.memory, one.name, schedule))
+        for name, schedule in known_orders(free):
+            self.found.append((int(schedule.timeline().value), needs(schedule, fixed), name, schedule))
 
     def problem(self, limit: int | None) -> Problem:
         """The step within `limit` bytes a rank."""
@@ -152,7 +153,7 @@ class MemoryLimits:
         base = int(self.fixed.max())
         low, high = max(least - base, 1), max(top - base, 1)
         ladder = {base + round(low * (high / low) ** (i / (points - 1))) for i in range(points)}
-        named = {one.memory for one, _ in self.named if least < one.memory < top}
+        named = {one.memory for one in self.named if least < one.memory < top}
         self.limits = sorted({min(max(at, least), top) for at in ladder} | {least, top} | named)
 
     def down(self) -> None:
@@ -220,15 +221,12 @@ def _one_microbatch(problem: Problem) -> Ints:
     return np.bincount(problem.passes.rank[one], problem.taken[one], problem.ranks).astype(np.int64)
 
 
-def _named(problem: Problem, fixed: Ints) -> list[tuple[Named, Schedule]]:
-    """The schedules of the literature that this placement knows, without two names for one order."""
-    found: list[tuple[Named, Schedule]] = []
-    for name in PRESETS:
-        try:
-            schedule = preset(name, problem)
-            one = Named(NAMED.get(name, name), needs(schedule, fixed), int(schedule.timeline().value))
-        except (BadInput, Deadlock):
-            continue
-        if all(schedule.order != other.order for _, other in found):
-            found.append((one, schedule))
+def known_orders(problem: Problem) -> list[tuple[str, Schedule]]:
+    """The schedules of the literature that a problem knows, without two names for one order."""
+    found: list[tuple[str, Schedule]] = []
+    for name, schedule in presets_of(problem):
+        with suppress(Deadlock):
+            schedule.timeline()
+            if all(schedule.order != other.order for _, other in found):
+                found.append((name, schedule))
     return found

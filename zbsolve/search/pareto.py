@@ -13,16 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from ..problem import Ints
 from ..profile.profile import Profile
 from ..step import Step
+from ..systems.table import system
 from ..util.clock import Clock
 from ..util.errors import BadInput
 from ..util.files import write_document
-from .memory_limits import MemoryLimits, Named, Point
+from .memory_limits import MemoryLimits, Named, Point, known_orders, needs
 from .solver import ready
 from .state import State
 
 MAX_POINTS = 1000
+NAMED = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2"}
 AMPLE = 1 << 50  # bytes; a limit nobody meets, from which a rank's fixed part is read off
 
 
@@ -88,7 +91,8 @@ def frontier(
     limited = replace(step, memory=AMPLE).problem(profile)
     assert limited.capacity is not None
     fixed = np.array([AMPLE - room for room in limited.capacity], np.int64)
-    found = MemoryLimits(free, fixed, clock, options, progress, stop)
+    named = _named(profile, step, fixed)
+    found = MemoryLimits(free, fixed, named, clock, options, progress, stop)
     found.solve(None, 1 / (points + 1), "unlimited")
     found.plan(points)
     found.down()
@@ -106,5 +110,19 @@ def frontier(
         effort,
         options["seed"],
         found.points(),
-        tuple(one for one, _ in found.named),
+        named,
     )
+
+
+def _named(profile: Profile, step: Step, fixed: Ints) -> tuple[Named, ...]:
+    """The schedules of the literature that the placement knows, each with its own backward (1F1B: fused) on the step's
+    stages; of a step that is fused as a whole those with a fused backward."""
+    found = []
+    for fused in (True,) if step.fused else (True, False):
+        backward = replace(step.with_backward(profile, fused), memory=None)
+        problem = backward.problem(replace(profile, capacity=None))
+        for name, schedule in known_orders(problem):
+            if system(name).fused == fused:
+                value = int(schedule.timeline().value)
+                found.append(Named(NAMED.get(name, name), needs(schedule, fixed), value, problem.work))
+    return tuple(found)

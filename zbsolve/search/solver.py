@@ -23,7 +23,7 @@ from ..ilp.bounds.closed_forms import closed_form
 from ..ilp.ranks.group_search import higher_bounds
 from ..problem import OBJECTIVES, Problem
 from ..schedule import Schedule
-from ..systems.table import PRESETS, preset
+from ..systems.table import PRESETS, name_on, preset
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError, interruption
 from ..util.machine import cores
@@ -110,7 +110,7 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
     if not large:
         state.raise_bound(closed_form(problem))
     if method not in METHODS:
-        state.offer(preset(method, problem), method)
+        state.offer(preset(method, problem), name_on(method, problem))
         state.raise_bound(closed_form(problem))
         return
     starts: list[Policy] = []

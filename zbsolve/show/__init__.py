@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .partition_text import stages_as_text as stages_as_text
     from .profile_report import profile_as_page as profile_as_page
     from .profile_report import profile_as_text as profile_as_text
+    from .schedule_comparison import ScheduleComparison as ScheduleComparison
+    from .schedule_comparison import compare_schedules as compare_schedules
+    from .schedule_comparison_text import schedules_as_text as schedules_as_text
     from .schedule_file import save_schedule_picture as save_schedule_picture
     from .schedule_page import schedule_as_page as schedule_as_page
     from .schedule_svg import schedule_as_svg as schedule_as_svg
@@ -41,6 +44,8 @@ __getattr__, __dir__ = handing_on(
         "gallery": "exhibits gallery_as_page gallery_as_text",
         "partition_text": "partitions_as_text stages_as_text",
         "profile_report": "profile_as_page profile_as_text",
+        "schedule_comparison": "ScheduleComparison compare_schedules",
+        "schedule_comparison_text": "schedules_as_text",
         "schedule_file": "save_schedule_picture",
         "schedule_page": "schedule_as_page",
         "schedule_svg": "schedule_as_svg",

@@ -79,7 +79,7 @@ def _rows(frontier: Frontier) -> list[tuple[str, ...]]:
         bubble = f"{bubble_rate(frontier, point.value):.2%}"
         found.append((point.memory, (format_bytes(point.memory), *numbers, bubble, point.solver)))
     for one in frontier.named:
-        value = (format_time(one.value), "", excess(frontier, one), f"{bubble_rate(frontier, one.value):.2%}")
+        value = (format_time(one.value), "", excess(frontier, one), f"{1 - one.work / one.value:.2%}")
         found.append((one.memory, ("", format_bytes(one.memory), *value, one.name)))
     found.sort(key=lambda row: row[0])
     return [("memory", "needed", frontier.objective, "bound", "gap", "bubble", "by"), *(row for _, row in found)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..layer import layer_ranges
-from ..partition.cuts import balanced
 from ..partition.stage_memory import StageMemory
 from ..profile.profile import Profile
+from ..step import Step
+from ..systems.steps import step_for
+from ..systems.table import preset
+from ..timeline import Timeline
 from ..util.errors import BadInput
 from ..util.text import format_bytes, format_time
 
@@ -48,18 +51,20 @@ class PlainStage:
 
 def stages(profile: Profile, ranks: int) -> tuple[PlainStage, ...]:
     """The split that `solve` makes with one stage a rank. Raises BadInput where there are fewer layers than ranks."""
-    if ranks < 1:
-        raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
-    counts = balanced([c.F + c.B + c.W for c in profile.layers], ranks)
+    if ranks > len(profile.layers):
+        raise BadInput(f"ranks: {len(profile.layers)} layers do not make {ranks} stages")
+    step = Step(ranks, 1, partition="balanced")
+    counts, factors = step.counts(profile), step.costs(profile).factors.tolist()
+    assert counts is not None
     memory = StageMemory(profile.layers, profile.states, profile.tied)
-    rows = zip(layer_ranges(counts), *memory.of_ranks(counts, (range(ranks),)), strict=True)
-    return tuple(_stage(profile, memory, here, round(fixed), moving) for here, fixed, moving in rows)
+    rows = zip(layer_ranges(counts), factors, *memory.of_ranks(counts, step.routes), strict=True)
+    return tuple(_stage(profile, memory, here, factor, round(fixed), moving) for here, factor, fixed, moving in rows)
 
 
-def _stage(profile: Profile, memory: StageMemory, here: range, fixed: int, moving: int) -> PlainStage:
+def _stage(profile: Profile, memory: StageMemory, here: range, factor: float, fixed: int, moving: int) -> PlainStage:
     first, end = here.start, here.stop
     layers = profile.layers[first:end]
-    f, b, w, bw = (sum(getattr(layer, kind) for layer in layers) for kind in ("F", "B", "W", "BW"))
+    f, b, w, bw = (factor * sum(getattr(layer, kind) for layer in layers) for kind in ("F", "B", "W", "BW"))
     message = 0.0 if end == len(profile.layers) else profile.link.time(layers[-1].output_bytes)
     kept = int(memory.kept(first, end))
     return PlainStage(first, end, f, b, w, bw, kept, fixed, moving, message, sum(one.all_to_all for one in layers))
@@ -67,34 +72,32 @@ def _stage(profile: Profile, memory: StageMemory, here: range, fixed: int, movin
 
 def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
     """Sentences: the bubble of 1F1B, the most that zero bubble could win, and what is in the way."""
-    if microbatches < 1:
-        raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
     rows = stages(profile, ranks)
-    said = [_bubble(rows, microbatches), *_balance(profile, rows), *_memory(profile, rows, microbatches), *_links(rows)]
-    return [*said, *_all_to_alls(rows, microbatches)]
+    today = _one_f_one_b(profile, ranks, microbatches)
+    said = [_bubble(rows, microbatches, today), *_balance(profile, rows), *_memory(profile, rows, microbatches, today)]
+    if any(layer.all_to_all for layer in profile.layers):
+        apart = replace(profile, layers=tuple(replace(layer, all_to_all=0.0) for layer in profile.layers))
+        waits = today.makespan - _one_f_one_b(apart, ranks, microbatches).makespan
+        return [*said, *_links(rows), _all_to_alls(rows, float(waits))]
+    return [*said, *_links(rows)]
 
 
-def _exposed(rows: Sequence[PlainStage], m: int) -> float:
-    """µs that 1F1B waits for all-to-alls: of p microbatches in flight all but one on their way through p stages and back,
-    and once more what fills and drains (derived, exact for equal stages and all-to-alls no longer than F: see
-    tests/build/test_all_to_all.py)."""
-    p, mean = len(rows), sum(row.all_to_all for row in rows) / len(rows)
-    return (m / p * (2 * p - 1) + 2 * (p - 1)) * mean
+def _one_f_one_b(profile: Profile, ranks: int, microbatches: int) -> Timeline:
+    """1F1B on these ranks, as large as its memory may be."""
+    step = step_for("1f1b", profile, Step(ranks, microbatches))
+    return preset("1f1b", step.problem(replace(profile, capacity=None))).timeline()
 
 
-def _bubble(rows: Sequence[PlainStage], m: int) -> str:
-    """1F1B by Σ t + (m − 1) · max t (2201.12023, section 5) with messages; nothing is below the busiest rank's work, nor
-    below its all-to-alls."""
-    fused = [row.fused for row in rows]
-    step = sum(fused) + (m - 1) * max(fused) + 2 * sum(row.message for row in rows) + _exposed(rows, m)
+def _bubble(rows: Sequence[PlainStage], m: int, today: Timeline) -> str:
+    """What 1F1B takes; nothing is below the busiest rank's work, nor below its all-to-alls."""
+    step = float(today.makespan)
     least = m * max(max(row.split, 2 * row.all_to_all) for row in rows)
-    bubble = 1 - m * max(fused) / step if step else 0.0
     best = step / least - 1 if least else 0.0
     or_sent = " or all-to-alls" if any(row.all_to_all for row in rows) else ""
     win = f"can be {best:.1%} faster than that at most" if best > 0 else "cannot be faster than that: the split costs more"
     return (
-        f"1F1B on {len(rows)} ranks with {m} microbatches takes about {format_time(step)}, {bubble:.1%} of it bubble; a "
-        f"step without any, backward split, {win} ({format_time(least)}, the busiest rank's work{or_sent})."
+        f"1F1B on {len(rows)} ranks with {m} microbatches takes {format_time(step)}, {today.bubble_rate:.1%} of it bubble; "
+        f"a step without any, backward split, {win} ({format_time(least)}, the busiest rank's work{or_sent})."
     )
 
 
@@ -121,11 +124,11 @@ def _balance(profile: Profile, rows: Sequence[PlainStage]) -> list[str]:
     return found
 
 
-def _memory(profile: Profile, rows: Sequence[PlainStage], m: int) -> list[str]:
+def _memory(profile: Profile, rows: Sequence[PlainStage], m: int, today: Timeline) -> list[str]:
     """What 1F1B and twice its microbatches in flight need, and whether the device has it."""
     p = len(rows)
     rest = [row.fixed + row.moving for row in rows]
-    need = [rest[i] + min(p - i, m) * row.held for i, row in enumerate(rows)]
+    need = [beside + peak for beside, peak in zip(rest, today.peak_bytes, strict=True)]
     most = max(range(p), key=lambda i: need[i])
     double = [rest[i] + min(2 * p - 1 - 2 * i, m) * row.held for i, row in enumerate(rows)]
     text = (
@@ -158,16 +161,14 @@ def _links(rows: Sequence[PlainStage]) -> list[str]:
     return [f"The slowest message, from stage {at}, takes {share:.1%} of that stage's F: {what}."]
 
 
-def _all_to_alls(rows: Sequence[PlainStage], m: int) -> list[str]:
-    """What all-to-alls cost, where there are any."""
+def _all_to_alls(rows: Sequence[PlainStage], waits: float) -> str:
+    """What all-to-alls cost; waits: µs that 1F1B takes longer with them."""
     worst = max(range(len(rows)), key=lambda i: rows[i].all_to_all)
     row = rows[worst]
-    if not row.all_to_all:
-        return []
     text = (
-        f"All-to-alls take up to {format_time(2 * row.all_to_all)} a microbatch (stage {worst}); 1F1B waits about "
-        f"{format_time(_exposed(rows, m))} for them"
+        f"All-to-alls take up to {format_time(2 * row.all_to_all)} a microbatch (stage {worst}); 1F1B waits "
+        f"{format_time(waits)} for them"
     )
     if 2 * row.all_to_all > row.split:
-        return [f"{text}. They take longer than the stage's work, so no schedule hides them all."]
-    return [f"{text}, schedules that compute on other microbatches meanwhile do not."]
+        return f"{text}. They take longer than the stage's work, so no schedule hides them all."
+    return f"{text}, schedules that compute on other microbatches meanwhile do not."

@@ -7,17 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..problem import KINDS, Problem
+from ..problem import KINDS, Ints
 from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace
 from ..util.text import format_bytes, format_time, printable
 from .comparison import Comparison, compare
 from .comparison_text import comparison_as_text
-from .kinds import LOOKS
+from .kinds import LOOKS, shades
+from .packing import packed
 from .pages import render
 from .sentences import certificate_lines, headline, value_line
 from .tracks import chunk_numbers, tracks_of
+
+TENTHS = 10  # measured times are kept to a tenth of a µs; predicted ones are whole
 
 
 def schedule_as_page(schedule: Schedule, trace: Trace | None = None, title: str | None = None) -> str:
@@ -91,60 +94,59 @@ def _rank_columns(timeline: Timeline) -> list[list[str]]:
 
 
 def _data(schedule: Schedule, trace: Trace | None, comparison: Comparison | None) -> dict[str, Any]:
-    """Everything the script draws, as columns in the problem's table order; times in µs since the step's start."""
+    """Everything the script draws: words, and packed columns in the problem's table order."""
     problem, p, e = schedule.problem, schedule.problem.passes, schedule.problem.edges
+    syncs = np.array([[problem.index[name] for name in pair] for pair in schedule.syncs], np.int64).reshape(-1, 2)
+    tracks, chunk = tracks_of(problem), chunk_numbers(problem)
+    chunks = int(chunk.max()) + 1
     timeline = schedule.timeline()
-    runs = [_run("predicted", timeline, timeline.value, None)]
+    runs = [_run("predicted", timeline, timeline.value, 1)]
+    columns = {
+        **{what: getattr(p, what) for what in ("kind", "stage", "microbatch", "slice", "rank")},
+        "chunk": chunk,
+        "taken": problem.taken,
+        "freed": problem.freed,
+        "rows": np.concatenate([track.rows for track in tracks]),
+        "before": np.concatenate([e.before, syncs[:, 0]]),
+        "after": np.concatenate([e.after, syncs[:, 1]]),
+        **_times(timeline, 0, 1),
+    }
     if trace is not None and comparison is not None:
         step = comparison.median_step
-        runs.append(_run("measured", trace.steps[step], comparison.measured, trace.ready[step]))
-    syncs = [[problem.index[a], problem.index[b]] for a, b in schedule.syncs]
+        runs.append(_run("measured", trace.steps[step], comparison.measured, TENTHS))
+        columns.update(_times(trace.steps[step], 1, TENTHS, trace.ready[step]))
     return {
         "ranks": problem.ranks,
         "kinds": list(KINDS),
         "present": problem.passes.kinds,
-        "colours": {kind: look.colour for kind, look in LOOKS.items()},
+        "shades": {kind: shades(kind, chunks) for kind in problem.passes.kinds},
         "meaning": {kind: look.meaning for kind, look in LOOKS.items()},
         "objective": problem.objective,
         "capacity": None if problem.capacity is None else list(problem.capacity),
-        "tracks": [{"stream": one.stream, "rank": one.rank, "rows": one.rows.tolist()} for one in tracks_of(problem)],
-        **{what: getattr(p, what).tolist() for what in ("kind", "stage", "microbatch", "slice", "rank")},
-        "chunk": chunk_numbers(problem).tolist(),
-        "taken": problem.taken.tolist(),
-        "freed": problem.freed.tolist(),
-        "edges": {"before": e.before.tolist(), "after": e.after.tolist(), "lag": e.lag.tolist()},
-        "syncs": syncs,
+        "memory": bool(e.bytes.any()),
+        "tracks": [{"stream": one.stream, "rank": one.rank, "passes": len(one.rows)} for one in tracks],
         "runs": runs,
+        "packed": packed(columns),
     }
 
 
-def _run(name: str, timeline: Timeline, value: float, ready: NDArray[Any] | None) -> dict[str, Any]:
-    """One timeline of the data: µs since its first start; ready: when each pass had its inputs, where that was measured."""
+def _run(name: str, timeline: Timeline, value: float, scale: int) -> dict[str, Any]:
+    """One timeline's words. scale: units of its columns in a µs."""
+    return {"name": name, "value": value, "scale": scale, "peaks": list(timeline.peak_bytes)}
+
+
+def _times(timeline: Timeline, run: int, scale: int, ready: NDArray[Any] | None = None) -> dict[str, Ints]:
+    """One timeline's columns, named by its number: start and length of each pass since the first start, in `scale` units a
+    µs; when it had its inputs, where that was measured; and its turn, where passes without length need one."""
     origin = float(timeline.start.min())
 
-    def since(times: NDArray[Any]) -> list[float]:
-        return [round(t, 1) for t in np.nan_to_num(np.asarray(times, float) - origin).tolist()]
+    def since(times: NDArray[Any]) -> Ints:
+        return np.rint(np.nan_to_num(np.asarray(times, float) - origin) * scale).astype(np.int64)
 
-    return {
-        "name": name,
-        "value": value,
-        "start": since(timeline.start),
-        "end": since(timeline.end),
-        "ready": None if ready is None else since(ready),
-        "memory": _curves(timeline.problem, timeline, origin),
-    }
-
-
-def _curves(problem: Problem, timeline: Timeline, origin: float) -> list[dict[str, list[float]]]:
-    """Per rank: times and the bytes held from each on, only where they change; nothing where no edge holds memory."""
-    if not problem.edges.bytes.any():
-        return []
-    curves = []
-    for rank in range(problem.ranks):
-        times, held = timeline.memory(rank)
-        # Of several changes at one time the last holds, but the most matters too: a peak of no length is still a peak.
-        keep = np.append(np.diff(held) != 0, True)
-        keep = np.concatenate([[True], keep[:-1]])
-        moments = np.maximum(np.asarray(times[keep], float) - origin, 0)
-        curves.append({"time": [round(t, 1) for t in moments.tolist()], "held": held[keep].tolist()})
-    return curves
+    start, end = since(timeline.start), since(timeline.end)
+    columns = {f"start{run}": start, f"length{run}": end - start}
+    if ready is not None:
+        columns[f"ready{run}"] = since(ready)
+    if timeline.turn is not None and (start == end).any():
+        columns[f"turn{run}"] = timeline.turn
+    return columns

@@ -13,7 +13,7 @@ from ..trace import Trace
 from ..util.text import format_bytes, format_time
 from .comparison import check_trace, step_time
 from .drawing import Box, Drawing, Line, Mark, Row, Words
-from .kinds import LOOKS, ink, paler
+from .kinds import LOOKS, ink, shades
 from .sentences import certificate_lines, headline, value_line
 from .svg import to_svg
 from .tracks import Track, cell_kinds, chunk_numbers, tracks_of
@@ -73,6 +73,7 @@ class _Panel:
         self.timeline, self.scale = timeline, scale
         self.tracks = tracks_of(schedule.problem)
         self.chunks: Sequence[int] = chunk_numbers(schedule.problem).tolist()
+        self.shades = {kind: shades(kind, max(self.chunks) + 1) for kind in schedule.problem.passes.kinds}
         self.begin = float(timeline.start.min())
         self.holds = bool(schedule.problem.edges.bytes.any())
         self.width = (float(timeline.end.max()) - self.begin) * scale
@@ -115,7 +116,7 @@ class _Panel:
         digits = len(str(int(p.microbatch.max())))
         size = min(11.0, tall * 0.6)
         for row, wide in zip(track.rows.tolist(), lengths, strict=True):
-            colour = paler(LOOKS[KINDS[p.kind[row]]].colour, self.chunks[row])
+            colour = self.shades[KINDS[p.kind[row]]][self.chunks[row]]
             x = LEFT + (float(self.timeline.start[row]) - self.begin) * self.scale
             yield Box(x, y, max(wide - (0.6 if wide > 3 else 0), 0.3), tall - 1, colour)
             if size >= 7 and wide > 0.62 * size * digits + 2:

@@ -5,16 +5,20 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
+    from .steps import step_for as step_for
     from .table import PRESETS as PRESETS
     from .table import SYSTEMS as SYSTEMS
     from .table import System as System
+    from .table import name_on as name_on
     from .table import preset as preset
+    from .table import presets_of as presets_of
     from .table import problem_for as problem_for
     from .table import system as system
 
 __getattr__, __dir__ = handing_on(
     __name__,
     {
-        "table": "PRESETS SYSTEMS System preset problem_for system",
+        "steps": "step_for",
+        "table": "PRESETS SYSTEMS System name_on preset presets_of problem_for system",
     },
 )

@@ -27,6 +27,14 @@ def one_f_one_b(problem: Problem) -> Schedule:
     return single(problem, "1f1b", lambda rank, ranks, m: ranks - rank, lambda rank: 0)
 
 
+def one_f_one_b_split(problem: Problem) -> Schedule:
+    """1F1B with a split backward: each W directly behind its B, so that the rank before waits for B alone. It is ZB-H1
+    (arXiv 2401.10241, section 2.3) without weight gradients left for later."""
+    if not plain_stages(problem, "1f1b-split")[1]:
+        raise BadInput("1f1b-split: needs B and W apart; with one backward BW the same order is 1f1b")
+    return single(problem, "1f1b-split", lambda rank, ranks, m: ranks - rank, lambda rank: 0)
+
+
 def zb_h1(problem: Problem) -> Schedule:
     """ZB-H1 (arXiv 2401.10241, section 2.3): the warm-up of 1F1B; rank r leaves r weight gradients for later."""
     return single(problem, "zb-h1", lambda rank, ranks, m: ranks - rank, lambda rank: rank)

@@ -6,7 +6,8 @@ holds: p microbatches of one rank's activations. Bubble: time beyond a rank's wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,19 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .asynchronous import pipedream
-from .one_direction import gis, gis_h, gpipe, interleaved, interleaved_zb, one_f_one_b, zb_1p, zb_2p, zb_h1, zb_h2
+from .one_direction import (
+    gis,
+    gis_h,
+    gpipe,
+    interleaved,
+    interleaved_zb,
+    one_f_one_b,
+    one_f_one_b_split,
+    zb_1p,
+    zb_2p,
+    zb_h1,
+    zb_h2,
+)
 from .two_directions import chimera, dualpipe, dualpipe_v, gems
 from .vee import one_f_one_b_v, v_half, v_min, v_zb, zb_v
 
@@ -32,7 +45,8 @@ class System:
 
     name: as `--method` takes it. order: makes its schedule of a problem without side streams, and raises BadInput where it
     is not defined for it; memory is not looked at (`verify` does). placement: as `placement.parse_routes` reads it. bubble,
-    memory, weights: formulas, in words. fused: its backward is one pass BW. needs: what a problem must fulfil, in words.
+    memory, weights: formulas, in words. fused: its backward is one pass BW. split: what its order is called where the
+    backward of a problem is split ("": the same). needs: what a problem must fulfil, in words.
     rounds: of ranks and microbatches, how many of these an update takes in and how many updates late its weights are used.
     searched: its order is a policy of the list scheduler, which searches try anyway.
     """
@@ -50,6 +64,7 @@ class System:
     weights: str = "1×"
     rounds: Callable[[int, int], tuple[int, Any]] | None = None
     searched: bool = False
+    split: str = ""
 
     @property
     def words(self) -> dict[str, Any]:
@@ -69,6 +84,16 @@ SYSTEMS: tuple[System, ...] = (
         "(p−1)(F+B+W)",
         "M: min(p−r, m)",
         fused=True,
+        split="1f1b-split",
+    ),
+    System(
+        "1f1b-split",
+        "1F1B with a split backward",
+        one_f_one_b_split,
+        "arXiv 2401.10241",
+        "single",
+        "(p−1)(F+B)",
+        "M",
     ),
     System(
         "interleaved",
@@ -200,12 +225,29 @@ def system(name: str) -> System:
     raise BadInput(f"unknown system '{name}' (known: {', '.join(one.name for one in SYSTEMS)})")
 
 
-def preset(name: str, problem: Problem) -> Schedule:
-    """The schedule called `name` on a problem. Raises BadInput for an unknown name or a problem that it is not defined
-    for."""
+def name_on(name: str, problem: Problem) -> str:
+    """What the schedule called `name` is called on a problem: 1F1B has a fused backward, so on one whose backward is split
+    the same order is 1f1b-split. Raises BadInput for an unknown name."""
     if name not in PRESETS:
         raise BadInput(f"unknown schedule '{name}' (known: {', '.join(PRESETS)})")
-    return with_side_streams(problem, PRESETS[name](without_side_streams(problem)))
+    other = system(name).split
+    return other if other and "W" in problem.passes.kinds else name
+
+
+def preset(name: str, problem: Problem) -> Schedule:
+    """The schedule called `name` on a problem (it is `name_on` there). Raises BadInput for an unknown name or a problem
+    that it is not defined for."""
+    order = PRESETS[name_on(name, problem)]
+    return with_side_streams(problem, order(without_side_streams(problem)))
+
+
+def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, Schedule]]:
+    """Every system that is defined for a problem, each order under one name, in the table's order. searched: also those
+    whose orders searches try anyway."""
+    for one in SYSTEMS:
+        if (searched or not one.searched) and name_on(one.name, problem) == one.name:
+            with suppress(BadInput):
+                yield one.name, preset(one.name, problem)
 
 
 def problem_for(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 
 class ZbsolveError(Exception):
-    """Anything a user can cause. The CLI prints it as one line; exit code `exit_code`."""
+    """Anything a user can cause. The CLI prints it as one line; exit code `exit_code`. details: the traceback of the process
+    that the error comes from, where that is another one."""
 
     exit_code = 2
+    details = ""
 
 
 class BadInput(ZbsolveError):

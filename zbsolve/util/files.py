@@ -8,6 +8,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -17,38 +18,91 @@ import msgspec
 from .errors import BadInput
 
 VERSION = 1
+TRIAL_BYTES = 4096  # that a disk must have room for before the work begins
 T = TypeVar("T")
 AMOUNT = Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]  # µs, bytes, factors: beyond, sums do not fit
 COUNT = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
+class CannotWrite(BadInput):
+    """A file that cannot be written now. path: of the file; text: what was to be in it; others: files of the same command
+    that cannot be written either."""
+
+    others: tuple[CannotWrite, ...] = ()
+
+    def __init__(self, path: str | os.PathLike[str], why: str, text: str) -> None:
+        super().__init__(f"{path}: cannot write: {why}")
+        self.path, self.text = Path(path), text
+
+
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises BadInput where `write_text` could not write: worth knowing before the work is done."""
-    target = Path(path)
+    """Raises BadInput where `write_text` could not write, on a full disk too: worth knowing before the work is done."""
     if str(path) == "-":
         return
-    if not str(path) or target.is_dir():
-        raise BadInput(f"{path or 'output'}: cannot write: a file name is needed")
+    target = Path(path)
+    why = _obstacle(target)
+    if not why and (target.is_file() or not target.exists()):
+        try:
+            _new_file(target.resolve().parent, f".{target.name}.", "", " " * TRIAL_BYTES).unlink()
+        except OSError as error:
+            why = _reason(error)
+    if why:
+        raise BadInput(f"{str(path) or 'output'}: cannot write: {why}")
+
+
+def _obstacle(target: Path) -> str:
+    """Why a file cannot be written, as far as one sees it without a trial; "" where nothing is in the way."""
+    if target == Path() or target.is_dir():
+        return "a file name is needed"
     if not target.exists() and not os.access(target.resolve().parent, os.W_OK | os.X_OK):
-        raise BadInput(f"{target}: cannot write: no such folder, or not allowed")
+        return "no such folder, or not allowed"
+    return ""
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to `path` whole or not at all; `-` is standard output. A symbolic link is followed, and what is no
-    regular file (a pipe, a device) is written into. Raises BadInput."""
+    regular file (a pipe, a device) is written into. Raises CannotWrite, which keeps the text."""
     if str(path) == "-":
         sys.stdout.write(text)
         return
-    check_writable(path)
     target = Path(path)
+    if why := _obstacle(target):
+        raise CannotWrite(path, why, text)
     try:
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")
             return
         target = target.resolve()
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        temporary = _new_file(target.parent, f".{target.name}.", "", text)
+        try:
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        raise BadInput(f"{path}: cannot write: {error.strerror}") from None
+        raise CannotWrite(path, _reason(error), text) from error
+
+
+def write_elsewhere(error: CannotWrite) -> Path | None:
+    """Write what could not be written into the folder for temporary files, or else into the home folder, under its name and
+    something that makes it new. The path; None where that fails too."""
+    for folder in (tempfile.gettempdir(), Path.home()):
+        with suppress(OSError):
+            return _new_file(Path(folder), f"{error.path.stem}-", error.path.suffix, error.text)
+    return None
+
+
+def _new_file(folder: Path, prefix: str, suffix: str, text: str) -> Path:
+    """A file of a new name with this text, as one that anybody creates: on the disk when this returns, or not there. Raises
+    OSError."""
+    handle, name = tempfile.mkstemp(suffix, prefix, folder)
+    made = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
@@ -56,11 +110,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
             os.fsync(stream.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
+        made.chmod(0o666 & ~umask)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
         raise
+    return made
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

@@ -67,20 +67,19 @@ class Replay:
     @contextmanager
     def again(self, moment: Moment) -> Iterator[None]:
         """Run the second forward inside. Afterwards generators and buffers are what they were before it."""
-        own, states = self._random(), _torch_states()
+        own = self._random()
         now = {(module, name): buffers_of(module)[name] for module, name in moment.buffers}
         self._set_random(moment.random)
         for (module, name), old in moment.buffers.items():
             # Another tensor in its place: writing into it would spoil what autograd saved for other microbatches.
             buffers_of(module)[name] = old
         try:
-            yield
+            with torch_random_kept():
+                yield
         finally:
             for (module, name), buffer in now.items():
                 buffers_of(module)[name] = buffer
             self._set_random(own)
-            for generator, state in states:
-                generator.set_state(state)
 
     def _buffers(self) -> list[tuple[BufferPlace, Tensor]]:
         return [((m, name), b) for m in self.modules for name, b in buffers_of(m).items() if b is not None]
@@ -109,5 +108,13 @@ def torch_generators() -> list[torch.Generator]:
     return [torch.default_generator, *cuda]
 
 
-def _torch_states() -> list[tuple[torch.Generator, Tensor]]:
-    return [(generator, generator.get_state()) for generator in torch_generators()]
+@contextmanager
+def torch_random_kept() -> Iterator[None]:
+    """Afterwards torch's own generators are as before. `run_layers` seeds them for every layer: without this a data loader
+    that shuffles by them would give every rank another batch."""
+    states = [(generator, generator.get_state()) for generator in torch_generators()]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)

@@ -128,11 +128,11 @@ class Stage:
         with self.replay.again(dropped.moment):
             _, self.live[microbatch] = self._run(dropped.input, dropped.target, dropped.split, dropped.seed)
 
-    def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+    def backward(self, microbatch: int, gradient: Tensor | None, weight: float = 1.0) -> Tensor | None:
         """The B pass, and all of a BW pass where F was not split. Returns the gradient of the input (None on stage 0).
 
-        gradient: of the output; None on the last stage. The graph is freed, and queued weight gradients stay. Raises
-        BadInput where the activations were not recomputed.
+        gradient: of the output; None on the last stage, whose loss is multiplied by `weight`. The graph is freed, and
+        queued weight gradients stay. Raises BadInput where the activations were not recomputed.
         """
         live = self.live[microbatch]
         if not isinstance(live, Live):
@@ -140,7 +140,7 @@ class Stage:
         if live.root is not None:
             self.deferral.splitting, self.deferral.queue = live.queue is not None, live.queue  # forwards may run inside
             try:
-                run_backward(live.root, self.unit if gradient is None else gradient)
+                run_backward(live.root, self._unit(weight) if gradient is None else gradient)
             finally:
                 self.deferral.splitting, self.deferral.queue = False, None
         x, live.input, live.root = live.input, None, None
@@ -150,6 +150,9 @@ class Stage:
             return None
         result, x.grad = x.grad, None
         return torch.zeros_like(x) if result is None else result
+
+    def _unit(self, weight: float) -> Tensor:
+        return self.unit if weight == 1 else self.unit * weight
 
     def weights(self, microbatch: int) -> None:
         """The W pass: the weight gradients that B queued."""

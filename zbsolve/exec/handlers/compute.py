@@ -19,12 +19,15 @@ def _forward(state: RankState, action: Action, given: Tensor | None) -> Tensor |
     y = stage.forward(m, x, data.targets.get(m), split=split, seed=data.seed + m, recompute=recompute)
     if stage.loss is None:
         return y
-    state.losses.append(y.clone())  # alone: some losses leave their mean in a storage as large as the output
+    share = data.share(m)
+    # Alone: some losses leave their mean in a storage as large as the output.
+    state.losses.append(y.clone() if share == 1 else y * share)
     return None
 
 
 def _backward(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
-    return state.stages[action.stage].backward(action.microbatch, given)
+    m, data = action.microbatch, state.data
+    return state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
 
 
 def _weights(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:

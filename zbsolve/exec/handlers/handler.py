@@ -21,11 +21,18 @@ from .graph import Graph
 @dataclass(frozen=True)
 class Data:
     """What a step feeds in. inputs, targets: microbatch → tensor, for the first and for the last stage. seed: microbatch m
-    draws its random numbers from seed + m."""
+    draws its random numbers from seed + m. shares: what each microbatch counts in the mean, 1 on average (empty: all count
+    alike). scale: losses are multiplied by it before their backward."""
 
     inputs: Mapping[int, Tensor]
     targets: Mapping[int, Tensor]
     seed: int = 0
+    shares: Mapping[int, float] = field(default_factory=dict)
+    scale: float = 1.0
+
+    def share(self, microbatch: int) -> float:
+        """What a microbatch counts in the mean."""
+        return self.shares.get(microbatch, 1.0)
 
 
 @dataclass(slots=True)

@@ -10,13 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ...util.errors import BadInput
+from ..loop.gradients import clip_factor, norm_power
 from ..pipeline import Pipeline
-from ..torch_private import norms_of, scale_all, version_of
+from ..torch_private import scale_all, version_of
 from ..transport.failure import RunFailed
 from .ahead import Ahead, Cut
 from .norm_chain import NormChain
@@ -34,10 +34,12 @@ class Validated:
     amended: bool
 
 
-class PostValidated:
+class PostValidated(Optimizer):
     """An optimizer of a pipeline's parameters whose step does not wait for the other ranks.
 
-    optimizer: any of torch's whose `step` needs no closure. max_norm: gradients of a larger global norm are scaled to it,
+    optimizer: any of torch's whose `step` needs no closure. Parameter groups, state and defaults are its own, so learning
+    rate schedules and gradient scalers take this one in its place; what they change after a step counts from the next step
+    on, also where the step is made anew. max_norm: gradients of a larger global norm are scaled to it,
     as `torch.nn.utils.clip_grad_norm_` does. skip_nonfinite: no step where any gradient is NaN or inf. Every rank of the
     pipeline makes one, right after the pipeline. Raises BadInput.
 
@@ -64,6 +66,10 @@ class PostValidated:
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
         self.last: Validated | None = None
         self.copied_bytes = 0
+        self.defaults = optimizer.defaults
+        self._share()
+        optimizer.register_load_state_dict_post_hook(self._share)
+        self.__setstate__({})  # the hooks that every optimizer has; its own __init__ would make groups and state anew
         self._pipeline = pipeline
         self._order = _by_end(pipeline)
         self._chain: NormChain | None = None
@@ -73,14 +79,22 @@ class PostValidated:
         self._clear: bool | None = None
         pipeline.run_ahead(Ahead(Cut.of(pipeline.programs, pipeline.rank), self, pipeline.module))
 
-    def step(self) -> None:
-        """The optimizer's step, which is provisional. It waits for no rank (but see above). Raises RunFailed."""
+    def _share(self, _: Optimizer | None = None) -> None:
+        """Groups and state are the inner optimizer's; loading makes them anew."""
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """The optimizer's step, which is provisional. It waits for no rank (but see above). Raises RunFailed, and BadInput
+        for a closure."""
+        if closure is not None:
+            raise BadInput("PostValidated: a step with a closure would run the model by itself")
         if self._snapshot is not None:
             self.finish()
         self._pipeline.wait_gradients()
         self.begin()
         assert self._chain is not None
-        known = self._chain.give(self._norm2())
+        pipeline = self._pipeline  # a gradient that several ranks hold counts at the first of them
+        known = self._chain.give(norm_power(pipeline.parameters(), pipeline.shared.elsewhere(), 2))
         self._gradients = [(g, version_of(g)) for g in self._present()]
         self._snapshot, self.copied_bytes = OptimizerSnapshot(self.optimizer), 0
         self._stepped = self._stands(known)
@@ -112,6 +126,11 @@ class PostValidated:
         """Load the optimizer's state. Raises RunFailed."""
         self.finish()
         self.optimizer.load_state_dict(state)
+
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """Add a group to the optimizer. Raises RunFailed."""
+        self.finish()
+        self.optimizer.add_param_group(group)
 
     def begin(self) -> bool:
         """A step of the pipeline begins. Is a step of the optimizer to be validated in it, or was the last one wrong?"""
@@ -156,15 +175,7 @@ class PostValidated:
     def _scale(self, norm2: float) -> float:
         """What gradients of this squared norm are multiplied by."""
         assert self.max_norm is not None
-        scale = self.max_norm / (math.sqrt(norm2) + 1e-6)
-        return 1.0 if scale > 1 else scale  # not min(): NaN stays
-
-    def _norm2(self) -> float:
-        """The squared norm of this rank's gradients. A gradient that several ranks hold counts at the first of them."""
-        skipped = {id(p) for p in self._pipeline.shared.elsewhere()}
-        mine = [p.grad for p in self._pipeline.parameters() if p.grad is not None and id(p) not in skipped]
-        norms = norms_of(mine, torch.float64) if mine else ()
-        return float(torch.stack(norms).square().sum()) if norms else 0.0
+        return clip_factor(math.sqrt(norm2), self.max_norm)
 
     def _present(self) -> list[Tensor]:
         return [p.grad for p in self._pipeline.parameters() if p.grad is not None]

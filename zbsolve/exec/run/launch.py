@@ -124,8 +124,9 @@ def _cause(children: list[subprocess.Popen[bytes]], folder: Path, options: Optio
             if body["kind"] == "LostRank" and peer is not None and children[peer].poll() is None:
                 name, text = doing[peer], text.removeprefix(f"rank {peer} is lost: ")
                 text = f"rank {peer}, pass {name}: hangs, not done after {allowed(name, options):g} s ({text})"
-            kind = BadInput if body["kind"] == "BadInput" else RunFailed
-            said.append((body["kind"] == "LostRank", body["time"], text, kind(text)))
+            failed = (BadInput if body["kind"] == "BadInput" else RunFailed)(text)
+            failed.details = body["details"]
+            said.append((body["kind"] == "LostRank", body["time"], text, failed))
         elif code not in (None, 0):
             return RunFailed(f"rank {rank}, pass {doing[rank] or 'start'}: {_end_of(code or 0, folder, rank)}")
     return min(said, key=lambda one: one[:3])[3] if said else RunFailed("a rank ended without a word")

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ from ...util.files import write_text
 from ..transport.failure import LostRank, RunFailed, one_line
 from .launch import NOTE_BYTES
 from .torchrun import run_group
+
+MAX_DETAILS = 100_000  # characters of a traceback; those of the innermost lines are kept
 
 
 def main(folder: Path, rank: int) -> int:
@@ -31,7 +34,8 @@ def main(folder: Path, rank: int) -> int:
         text = str(error) if isinstance(error, ZbsolveError) else f"rank {rank}: {one_line(error)}"
         kind = type(error).__name__ if isinstance(error, ZbsolveError) else RunFailed.__name__
         peer = error.peer if isinstance(error, LostRank) else None
-        body = {"kind": kind, "text": " ".join(text.split()), "peer": peer, "time": time.monotonic_ns()}
+        details = "".join(traceback.format_exception(error))[-MAX_DETAILS:]
+        body = {"kind": kind, "text": " ".join(text.split()), "peer": peer, "time": time.monotonic_ns(), "details": details}
         write_text(folder / f"failure.{rank}", json.dumps(body))
         return 1
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ...util.errors import ZbsolveError
+from ...util.own_code import raised
 
 MEMORY = re.compile(r"(tried to allocate [\d.]+ \w+)", re.IGNORECASE)
 
@@ -26,14 +27,15 @@ class LostRank(RunFailed):
 
 
 def one_line(error: BaseException) -> str:
-    """Type and message without line breaks, at most 300 characters."""
+    """Type, the line of the person's own code, and message, without line breaks. Of our own errors the message alone, and of
+    a lack of memory how much was asked for."""
     text = " ".join(str(error).split())
     if isinstance(error, ZbsolveError):
         return text
     if is_out_of_memory(error):
         size = MEMORY.search(text)
         return f"out of memory: {size[1]}" if size else "out of memory"
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+    return raised(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

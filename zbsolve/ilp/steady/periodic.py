@@ -27,7 +27,7 @@ from ...greedy.problem_arrays import arrays_of
 from ...problem import Ints, Problem
 from ...schedule import Schedule
 from ...systems.asynchronous import in_flight
-from ...systems.table import PRESETS, preset
+from ...systems.table import presets_of
 from ...util.clock import Clock
 from ...util.errors import BadInput, Infeasible, NotFound, ZbsolveError
 from ...verifier import verify
@@ -129,9 +129,7 @@ def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: 
 def _quick_schedules(problem: Problem) -> Iterator[Schedule]:
     """Schedules of which many repeat: named ones, 1F1B with less in flight, a serial one, and those that the list scheduler
     makes of its likeliest policies."""
-    for name in PRESETS:
-        with suppress(BadInput):
-            yield preset(name, problem)
+    yield from (schedule for _, schedule in presets_of(problem))
     for most in range(problem.ranks - 1, 0, -1):
         with suppress(BadInput):
             yield in_flight(problem, most)

@@ -1,0 +1,73 @@
+"""Schedules side by side: published numbers, times that add up, differences by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from zbsolve import BadInput, Schedule, pipeline, preset, solve
+from zbsolve.show import compare_schedules, schedules_as_text
+from zbsolve.show.schedule_comparison import TimeShares, time_shares
+
+
+def step(m: int = 8, **options):
+    return pipeline([1] * 4, BW=[1] * 4, microbatches=m, held_until_W=1, **options)
+
+
+def test_1f1b_has_its_published_numbers() -> None:
+    """1F1B with p=4, m=8 and passes of 1 takes 22, of which 6 are bubble; ranks hold 4, 3, 2 and 1 microbatches."""
+    row = compare_schedules([("1f1b", preset("1f1b", step()))]).rows[0]
+    assert (row.value, row.bubble, row.peaks) == (22, pytest.approx(6 / 22), (4, 3, 2, 1))
+    assert row.shares[0] == TimeShares(work=16, warm_up=3, steady=0, cool_down=3)
+    assert row.shares[3] == TimeShares(work=16, warm_up=3, steady=0, cool_down=3)
+
+
+@pytest.mark.parametrize("objective", ["makespan", "span"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-h2"])
+def test_shares_add_up_to_the_value(name: str, objective: str) -> None:
+    problem = pipeline([3, 4, 5], [4, 4, 5], [2, 2, 1], microbatches=5, comm=2, objective=objective)
+    if name in ("gpipe", "1f1b"):
+        problem = pipeline([3, 4, 5], BW=[6, 6, 6], microbatches=5, comm=2, objective=objective)
+    schedule = preset(name, problem)
+    for rank in range(3):
+        one = time_shares(schedule, rank)
+        assert one.work + one.warm_up + one.steady + one.cool_down == schedule.timeline().value
+        assert min(one.warm_up, one.steady, one.cool_down) >= 0
+
+
+def test_differences_name_the_first_pass_a_rank() -> None:
+    problem = pipeline([1, 1], BW=[1, 1], microbatches=2)
+    one = Schedule(problem, {"compute:0": ("0F0", "0F1", "0BW0", "0BW1"), "compute:1": ("1F0", "1BW0", "1F1", "1BW1")})
+    other = Schedule(problem, {"compute:0": ("0F0", "0F1", "0BW0", "0BW1"), "compute:1": ("1F0", "1F1", "1BW0", "1BW1")})
+    rows = compare_schedules([("one", one), ("other", other)]).rows
+    assert rows[0].difference is None
+    assert rows[1].difference.first == ((1, 1, "1BW0", "1F1"),)
+    assert rows[1].difference.moved == 3  # 1F1 follows 1F0, 1BW0 follows 1F1, 1BW1 follows 1BW0
+    assert "rank 1, place 2: 1F1 in place of 1BW0" in schedules_as_text(compare_schedules([("one", one), ("other", other)]))
+
+
+def test_other_work_is_absent_with_the_reason() -> None:
+    first = preset("1f1b", step())
+    others = {
+        "fewer": (preset("1f1b", step(6)), "a step of 6 microbatches, not 8: not the same work"),
+        "span": (preset("1f1b", step(objective="span")), "its objective is span, not makespan"),
+        "deeper": (preset("1f1b", pipeline([1] * 2, BW=[1] * 2, microbatches=8)), "on 2 ranks, not 4"),
+    }
+    named = [("first", first), *((name, schedule) for name, (schedule, _) in others.items())]
+    comparison = compare_schedules(named, [("mine", "no such file")])
+    assert [row.name for row in comparison.rows] == ["first"]
+    assert comparison.absent == (("mine", "no such file"), *((name, why) for name, (_, why) in others.items()))
+    text = schedules_as_text(comparison)
+    assert all(f"{name}: cannot be: {why}" in text for name, why in comparison.absent)
+    with pytest.raises(BadInput, match="mine: no such file"):
+        compare_schedules([], [("mine", "no such file")])
+
+
+def test_the_text_says_which_is_best_and_what_is_proven() -> None:
+    split = pipeline([1] * 4, [1] * 4, [1] * 4, microbatches=8)
+    fused = preset("1f1b", pipeline([1] * 4, BW=[2] * 4, microbatches=8))
+    comparison = compare_schedules([("1f1b", fused), ("best", solve(split, effort=0.2))])
+    assert comparison.best.name == "best"
+    text = schedules_as_text(comparison)
+    assert "best and 1f1b run other passes: F B W and F BW" in text
+    assert f"best takes {1 - comparison.best.value / 33:.2%} less time than 1f1b" in text
+    assert comparison.to_json()["schedules"][1]["certificate"]["value"] == comparison.best.value

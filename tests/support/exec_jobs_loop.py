@@ -1,0 +1,216 @@
+"""What the tests of a training loop run on gloo ranks (see `exec_ranks`)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from zbsolve import BadInput, Schedule, pipeline
+from zbsolve.exec import Pipeline, PostValidated
+from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.handlers import Data
+from zbsolve.models.presets import GptSizes, gpt
+
+from .exec_tools import a_problem, random_schedule, split_layers
+
+MODEL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=1, length=8), tied=True)
+LAYERS = len(MODEL.layers)
+
+
+def both_ways(microbatches: int) -> Schedule:
+    """Each stage on both ranks."""
+    how = {"placement": ((0, 1), (1, 0)), "microbatches": microbatches, "layers": split_layers(LAYERS, 2)}
+    return random_schedule(pipeline([10] * 2, B=[10] * 2, W=[10] * 2, comm=3, **how), 2)
+
+
+def schedules(microbatches: int = 4) -> list[Schedule]:
+    """The tied parameter on both ranks, on one, and stages on both."""
+    straight, vee, loop = ((0, 1), (0, 1, 1, 0), (0, 1, 0, 1))
+    some = [random_schedule(a_problem(spot, microbatches, layers=LAYERS), 3) for spot in (straight, vee, loop)]
+    return [*some, both_ways(microbatches)]
+
+
+def layers(numbers: list[int] | None = None) -> list[nn.Module]:
+    """The small GPT in double precision."""
+    return [layer.double() for layer in MODEL.build(numbers)]
+
+
+def runner_of(schedule: Schedule, **more: Any) -> Pipeline:
+    return Pipeline(layers, schedule, loss=MODEL.loss, tied=MODEL.tied, timeout=20, **more)
+
+
+def rows(count: int, step: int = 0) -> tuple[Tensor, Tensor]:
+    """A batch of so many rows."""
+    pairs = [MODEL.batch(m, step) for m in range(count)]
+    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+
+
+def whole_after(inputs: Tensor, targets: Tensor) -> tuple[nn.ModuleList, float]:
+    """The unsplit model with the gradients of one batch, and its loss."""
+    whole = nn.ModuleList(layers())
+    return whole, reference(list(whole), Data({0: inputs}, {0: targets}), MODEL.loss)
+
+
+def worst(runner: Pipeline, whole: nn.ModuleList) -> float:
+    """The largest relative difference of this rank's gradients."""
+    expected, found = named(dict(enumerate(whole))), named(runner.layers)
+    return max(difference(p.grad, expected[place].grad) for place, p in found.items())
+
+
+def clipped(rank: int, _: None) -> list[dict[str, Any]]:
+    """Norms and gradients after clipping, and those of one process."""
+    result = []
+    for schedule in schedules():
+        runner = runner_of(schedule)
+        for max_norm, kind in ((0.01, 2.0), (1e9, 2.0), (0.01, math.inf), (0.5, 1.0)):
+            batch = rows(4)
+            for parameter in runner.parameters():
+                parameter.grad = None
+            runner.step(*batch)
+            norm = runner.clip_grad_norm_(max_norm, kind)
+            whole, _ = whole_after(*batch)
+            right = clip_grad_norm_(whole.parameters(), max_norm, kind)
+            result.append({"norm": float(norm), "right": float(right), "worst": worst(runner, whole)})
+    return result
+
+
+def nonfinite(rank: int, _: None) -> dict[str, Any]:
+    """A NaN on rank 1 alone: what each rank gets and hears."""
+    runner = runner_of(schedules()[0])
+    runner.step(*rows(4))
+    if rank == 1:
+        next(p for p in runner.parameters() if p.grad is not None).grad.view(-1)[0] = math.nan  # type: ignore[union-attr]
+    norms = [float(runner.clip_grad_norm_(1.0, kind)) for kind in (2.0, math.inf)]
+    said = []
+    for how in ({"error_if_nonfinite": True}, {"norm_type": -1.0}):
+        try:
+            runner.clip_grad_norm_(1.0, **how)
+        except Exception as error:
+            said.append(str(error))
+    return {"nan": [math.isnan(norm) for norm in norms], "said": said}
+
+
+def warned(rank: int, _: None) -> dict[str, list[str]]:
+    """What each way to use the parameters says."""
+    runner, found = runner_of(schedules()[0]), {}
+    optimizer = torch.optim.SGD(runner.parameters(), 0.1)
+    runner.step(*rows(4))
+    ways = {
+        "optimizer": lambda: torch.optim.AdamW(runner.parameters()).zero_grad(set_to_none=False),
+        "value": lambda: clip_grad_value_(runner.parameters(), 1.0),
+        "scaled": lambda: [p.grad.mul_(0.5) for p in runner.parameters() if p.grad is not None],
+        "unscaled": lambda: _unscaled(optimizer, runner),
+        "ours": lambda: runner.clip_grad_norm_(1.0),
+        "torch's": lambda: clip_grad_norm_(runner.parameters(), 1.0),
+        "again": lambda: clip_grad_norm_(runner.parameters(), 1.0),
+    }
+    for name, way in ways.items():
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            way()
+        found[name] = [f"{one.filename.rpartition('/')[2]}: {one.message}" for one in said]
+    return found
+
+
+def _unscaled(optimizer: torch.optim.Optimizer, runner: Pipeline) -> None:
+    scaler = ShardedGradScaler("cpu", 8.0)
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(optimizer)
+
+
+def uneven(rank: int, _: None) -> list[dict[str, Any]]:
+    """Batches that do not split, one of them with fewer rows than microbatches, and a list."""
+    result = []
+    for schedule in schedules(3):
+        if len(schedule.problem.routes) > 1:
+            schedule = both_ways(3)
+        runner = runner_of(schedule)
+        for count in (7, 2, 6):
+            inputs, targets = rows(count)
+            given: list[Any] = [(inputs, targets)]
+            if count == 7:
+                given.append([one.split([4, 2, 1]) for one in (inputs, targets)])
+            for one in given:
+                for parameter in runner.parameters():
+                    parameter.grad = None
+                loss = runner.step(*one, uneven=True).loss
+                whole, right = whole_after(inputs, targets)
+                result.append({"loss": loss, "right": right, "worst": worst(runner, whole)})
+    return result
+
+
+def scaled(rank: int, validated: bool) -> dict[str, Any]:
+    """Training with loss scaling, inf in some gradients of rank 1 alone, and the same in one process."""
+    runner = runner_of(schedules()[0])
+    inner = torch.optim.SGD(runner.parameters(), 0.1, momentum=0.9)
+    optimizer: torch.optim.Optimizer = PostValidated(runner, inner, max_norm=1e9) if validated else inner
+    scaler = ShardedGradScaler("cpu", init_scale=2.0**20, growth_interval=3)
+    whole = nn.ModuleList(layers())
+    plain, other = (
+        torch.optim.SGD(whole.parameters(), 0.1, momentum=0.9),
+        torch.amp.GradScaler("cpu", 2.0**20, growth_interval=3),
+    )
+    losses, right, scales = [], [], []
+    for step in range(8):
+        inputs, targets = rows(4, step)
+        losses.append(runner.step(inputs, targets, scaler=scaler).loss)
+        loss = MODEL.loss(nn.Sequential(*whole)(inputs), targets)
+        right.append(float(loss.detach()))
+        other.scale(loss).backward()
+        if step in (2, 5):
+            whole[-1].get_parameter("norm.weight").grad[0] = math.inf  # type: ignore[index]
+            if rank == 1:
+                runner.layers[LAYERS - 1].get_parameter("norm.weight").grad[0] = math.inf  # type: ignore[index]
+        scaler.unscale_(optimizer)
+        other.unscale_(plain)
+        norms = float(runner.clip_grad_norm_(0.5)), float(clip_grad_norm_(whole.parameters(), 0.5))
+        for one, optimizer_of in ((scaler, optimizer), (other, plain)):
+            one.step(optimizer_of)
+            one.update()
+            optimizer_of.zero_grad()
+        scales.append([scaler.get_scale(), other.get_scale(), *norms])
+    runner.finish()
+    expected, found = named(dict(enumerate(whole))), named(runner.layers)
+    far = max(difference(p.detach(), expected[place].detach()) for place, p in found.items())
+    return {"losses": losses, "right": right, "scales": scales, "worst": far}
+
+
+def refusals(rank: int, _: None) -> list[str]:
+    """What a rank hears of what makes no sense."""
+    runner, said = runner_of(schedules()[0]), []
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    tries: list[Any] = [
+        lambda: runner.step(*rows(4), scaler=torch.amp.GradScaler("cpu")),
+        lambda: runner.step(*rows(4), scaler=ShardedGradScaler("cpu", process_group=alone)),
+        lambda: runner.step(*rows(5)),
+        lambda: runner.step(torch.ones(0, 8), torch.ones(0, 8), uneven=True),
+    ]
+    for one in tries:
+        try:
+            one()
+            said.append("")
+        except BadInput as error:
+            said.append(str(error))
+    return said
+
+
+def own_random(rank: int, _: None) -> bool:
+    """A step leaves torch's random numbers as they were."""
+    runner = runner_of(schedules()[0])
+    torch.default_generator.manual_seed(5)
+    expected = torch.rand(3)
+    torch.default_generator.manual_seed(5)
+    runner.step(*rows(4))
+    return torch.equal(torch.rand(3), expected)
+
+
+def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
+    """Some of the functions here, one after the other: starting ranks takes longer than most of them."""
+    return [globals()[name](rank, argument) for name, argument in jobs]

@@ -1,0 +1,44 @@
+"""What the functions of a training loop need of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ...schedule import Schedule
+from ..backward.stage import Stage
+from ..interpreter import Hooks
+from ..replicas import Replicas
+from ..shared import Shared
+from ..transport.peers import Peers
+from ..transport.wires import Wires
+from ..weight_versions import WeightVersions
+
+
+class OnRank(Protocol):
+    """One rank's pipeline: see `Pipeline`. group: its process group, None for the default one."""
+
+    schedule: Schedule
+    group: Any
+    device: torch.device
+    rank: int
+    wires: Wires
+    peers: Peers
+    hooks: Hooks
+    module: nn.ModuleDict
+    stages: Mapping[int, Stage]
+    shared: Shared
+    versions: Mapping[int, WeightVersions]
+    replicas: Replicas | None
+    place: int
+    seed: int
+    steps: int
+
+    def finish(self) -> None:
+        """Wait until the optimizer's last step is final."""
+
+    def wait_gradients(self) -> None:
+        """Wait until `.grad` is the mean over all replicas."""

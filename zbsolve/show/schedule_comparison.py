@@ -1,0 +1,177 @@
+"""Schedules side by side: what each takes and holds, where its time goes, and how its order differs from the first one's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..schedule import Certificate, Schedule
+from ..util.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShares:
+    """One rank's share of a step, µs; the parts add up to the step's value.
+
+    work: its compute passes. warm_up: idle until its first backward starts, from the step's start. cool_down: idle after its
+    last forward has ended, until the step's end. steady: idle between the two.
+    """
+
+    work: int
+    warm_up: int
+    steady: int
+    cool_down: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderDifference:
+    """How an order differs from the first schedule's. `moved`: passes that follow another pass on their rank than there.
+    `first`: (rank, place, pass there, pass here), for each rank the first place where the two differ."""
+
+    moved: int
+    first: tuple[tuple[int, int, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSchedule:
+    """One schedule of a comparison.
+
+    value: of its problem's objective, µs. bubble: the share of that in which the busiest rank does nothing. peaks: bytes of
+    activations a rank. ratio: value over the first schedule's. shares: where each rank's time goes. difference: None for the
+    first one, and for a schedule of other passes.
+    """
+
+    name: str
+    schedule: Schedule
+    value: int
+    bubble: float
+    peaks: tuple[int, ...]
+    ratio: float
+    shares: tuple[TimeShares, ...]
+    difference: OrderDifference | None
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What is proven about it; None: nothing is."""
+        return self.schedule.certificate
+
+    @property
+    def busiest(self) -> int:
+        """The rank with the most work, the first of equals."""
+        return max(range(len(self.shares)), key=lambda rank: self.shares[rank].work)
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers, without the schedule."""
+        body = {name: getattr(self, name) for name in ("name", "value", "bubble", "ratio", "busiest")}
+        certificate = None if self.certificate is None else self.certificate.to_json()
+        rest = {"peaks": list(self.peaks), "shares": [asdict(one) for one in self.shares], "certificate": certificate}
+        difference = None if self.difference is None else asdict(self.difference)
+        return body | rest | {"difference": difference, "source": self.schedule.problem.source}
+
+
+@dataclass(frozen=True)
+class ScheduleComparison:
+    """Schedules of the same work in the order in which they were named, the first is the one that others are held against;
+    `absent`: (name, why) of those that cannot be. `objective`: "makespan" or "span"."""
+
+    rows: tuple[ComparedSchedule, ...]
+    absent: tuple[tuple[str, str], ...]
+    objective: str
+
+    @property
+    def best(self) -> ComparedSchedule:
+        """The one with the least value, the first of equals."""
+        return min(self.rows, key=lambda row: row.value)
+
+    def to_json(self) -> dict[str, Any]:
+        """All rows, and those that cannot be with their reason."""
+        absent = [{"name": name, "why": why} for name, why in self.absent]
+        rows = [row.to_json() for row in self.rows]
+        return {"objective": self.objective, "best": self.best.name, "schedules": rows, "absent": absent}
+
+
+def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tuple[str, str]] = ()) -> ScheduleComparison:
+    """Schedules with their names, side by side. Problems may differ (placement, split or fused backward), but not the work:
+    one with other ranks, microbatches, layers or objective than the first goes to the absent. Raises BadInput where none is
+    left."""
+    if not named:
+        raise BadInput("compare: " + "; ".join(f"{name}: {why}" for name, why in absent))
+    first = named[0][1]
+    rows, left = [], list(absent)
+    for name, schedule in named:
+        other = _other_work(first, schedule)
+        if other:
+            left.append((name, other))
+        else:
+            rows.append(_compared(name, schedule, first))
+    return ScheduleComparison(tuple(rows), tuple(left), first.problem.objective)
+
+
+def _other_work(first: Schedule, schedule: Schedule) -> str:
+    """Why two schedules are not of the same work, or ""."""
+    a, b = first.problem, schedule.problem
+    if a.objective != b.objective:
+        return f"its objective is {b.objective}, not {a.objective}"
+    if a.microbatches != b.microbatches:
+        return f"a step of {b.microbatches} microbatches, not {a.microbatches}: not the same work"
+    if a.layers and b.layers and sum(a.layers) != sum(b.layers):
+        return f"a model of {sum(b.layers)} layers, not {sum(a.layers)}: not the same work"
+    if a.ranks != b.ranks:
+        return f"on {b.ranks} ranks, not {a.ranks}"
+    return ""
+
+
+def _compared(name: str, schedule: Schedule, first: Schedule) -> ComparedSchedule:
+    timeline = schedule.timeline()
+    value, base = int(timeline.value), int(first.timeline().value)
+    shares = tuple(time_shares(schedule, rank) for rank in range(schedule.problem.ranks))
+    ratio = value / base if base else 1.0
+    return ComparedSchedule(
+        name, schedule, value, timeline.bubble_rate, timeline.peak_bytes, ratio, shares, _difference(first, schedule)
+    )
+
+
+def time_shares(schedule: Schedule, rank: int) -> TimeShares:
+    """Where a rank's time goes in a step, see `TimeShares`."""
+    problem, timeline = schedule.problem, schedule.timeline()
+    rows = np.flatnonzero((problem.passes.rank == rank) & problem.computing)
+    start, end = timeline.start[rows], timeline.end[rows]
+    makespan = problem.objective == "makespan"
+    begin = int(timeline.start.min() if makespan else timeline.windows[0][rank])
+    stop = begin + int(timeline.value)
+    backward = start[problem.passes.are("B", "BW")[rows]]
+    forward = end[problem.passes.are("F")[rows]]
+    first = int(backward.min(initial=stop))
+    last = max(first, int(forward.max(initial=begin)))
+
+    def idle(a: int, b: int) -> int:
+        return b - a - int(np.clip(np.minimum(end, b) - np.maximum(start, a), 0, None).sum())
+
+    return TimeShares(int((end - start).sum()), idle(begin, first), idle(first, last), idle(last, stop))
+
+
+def _difference(first: Schedule, schedule: Schedule) -> OrderDifference | None:
+    """None where it is the first one itself, or has other passes."""
+    if schedule is first or sorted(first.problem.names) != sorted(schedule.problem.names):
+        return None
+    before = _followed(first)
+    moved = sum(before[name] != ahead for name, ahead in _followed(schedule).items())
+    found = []
+    for rank in range(first.problem.ranks):
+        there, here = (one.order.get(f"compute:{rank}", ()) for one in (first, schedule))
+        pairs = enumerate(zip(there, here, strict=False))
+        place = next((i for i, (a, b) in pairs if a != b), min(len(there), len(here)))
+        if place < max(len(there), len(here)):
+            a, b = (names[place] if place < len(names) else "nothing" for names in (there, here))
+            found.append((rank, place, a, b))
+    return OrderDifference(moved, tuple(found))
+
+
+def _followed(schedule: Schedule) -> dict[str, str | None]:
+    """Pass → the pass before it on its compute stream, None for the first one."""
+    streams = [names for stream, names in schedule.order.items() if stream.startswith("compute:")]
+    return {b: a for names in streams for a, b in pairwise((None, *names)) if b is not None}
