@@ -1,37 +1,40 @@
-"""A problem in a file: its form, and the tables that it says."""
+"""A problem in a file: its form, and the tables that it says. Columns are lists or their runs in a text (`util.columns`)."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from .tables import CARGO, COUNTS, KINDS, Edges, Ints, Passes, coded, usual_cargo, whole_column
+from .util.columns import packed, packed_words, unpacked, unpacked_words
 from .util.errors import BadInput
+
+Column = list[int] | str
 
 
 class PassesForm(msgspec.Struct):
     """Columns of passes in a file."""
 
-    kind: list[str]
-    stage: list[int]
-    microbatch: list[int]
-    slice: list[int]
-    rank: list[int]
-    duration: list[int]
-    streams: list[int]
+    kind: list[str] | str
+    stage: Column
+    microbatch: Column
+    slice: Column
+    rank: Column
+    duration: Column
+    streams: Column
     stream_sets: list[Annotated[list[str], msgspec.Meta(min_length=1)]]
 
 
 class EdgesForm(msgspec.Struct):
     """Columns of edges in a file; `carries` indexes `cargo` (files of 0.1 have neither)."""
 
-    before: list[int]
-    after: list[int]
-    lag: list[int]
-    bytes: list[int]
-    carries: list[int] | None = None
+    before: Column
+    after: Column
+    lag: Column
+    bytes: Column
+    carries: Column | None = None
     cargo: list[str] = []
 
 
@@ -46,18 +49,48 @@ class ProblemForm(msgspec.Struct):
     capacity: list[int] | None = None
 
 
+def passes_as_json(passes: Passes) -> dict[str, Any]:
+    """The body of a `PassesForm`."""
+    columns = {what: packed(getattr(passes, what)) for what in (*COUNTS, "streams")}
+    return {"kind": packed_words(passes.kind, KINDS), **columns, "stream_sets": [list(one) for one in passes.stream_sets]}
+
+
+def edges_as_json(edges: Edges) -> dict[str, Any]:
+    """The body of an `EdgesForm`."""
+    columns = {what: packed(getattr(edges, what)) for what in ("before", "after", "lag", "bytes", "carries")}
+    return {**columns, "cargo": list(CARGO)}
+
+
 def passes_from(form: PassesForm, where: str) -> Passes:
     """The table that a file says. Raises BadInput naming `where` and the field."""
-    unknown = sorted({*form.kind} - {*KINDS})
-    if unknown:
-        raise BadInput(f"{where}: field 'kind' has an unknown kind '{unknown[0]}'")
-    columns = {what: whole_column(getattr(form, what), f"{where}: field '{what}'") for what in (*COUNTS, "streams")}
-    return Passes(kind=coded(form.kind, KINDS, "kind"), stream_sets=tuple(map(tuple, form.stream_sets)), **columns)
+    columns = {what: _numbers(getattr(form, what), what, where) for what in (*COUNTS, "streams")}
+    return Passes(kind=_kinds(form.kind, where), stream_sets=tuple(map(tuple, form.stream_sets)), **columns)
+
+
+def _numbers(column: Column, what: str, where: str) -> Ints:
+    """A column of whole numbers."""
+    said = f"{where}: field '{what}'"
+    return unpacked(column, said) if isinstance(column, str) else whole_column(column, said)
+
+
+def _kinds(column: list[str] | str, where: str) -> Ints:
+    """Indices into KINDS."""
+
+    def code(kind: str) -> int:
+        if kind not in KINDS:
+            raise BadInput(f"{where}: field 'kind' has an unknown kind '{kind}'")
+        return KINDS.index(kind)
+
+    if isinstance(column, str):
+        return unpacked_words(column, code, f"{where}: field 'kind'")
+    for kind in sorted(set(column)):
+        code(kind)
+    return coded(column, KINDS, "kind")
 
 
 def edges_from(form: EdgesForm, passes: Passes, where: str) -> Edges:
     """The table that a file says, between these passes. Raises BadInput naming `where` and the field."""
-    columns = [whole_column(getattr(form, what), f"{where}: field '{what}'") for what in ("before", "after", "lag", "bytes")]
+    columns = [_numbers(getattr(form, what), what, where) for what in ("before", "after", "lag", "bytes")]
     if form.carries is not None:
         columns.append(_cargo(form.carries, form.cargo, where))
     if len({len(column) for column in columns}) > 1:
@@ -69,9 +102,9 @@ def edges_from(form: EdgesForm, passes: Passes, where: str) -> Edges:
     return Edges(*columns)
 
 
-def _cargo(carries: list[int], words: list[str], where: str) -> Ints:
+def _cargo(carries: Column, words: list[str], where: str) -> Ints:
     """Indices into CARGO; a file has its own table of the words."""
-    said = whole_column(carries, f"{where}: field 'carries'")
+    said = _numbers(carries, "carries", where)
     strange = [word for word in words if word not in CARGO]
     if strange:
         raise BadInput(f"{where}: field 'cargo' names '{strange[0]}': {', '.join(map(repr, CARGO))} are known")

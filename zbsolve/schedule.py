@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from .order import Order, order_as_json, order_from, rows_of
 from .problem import Ints, Problem
 from .problem_form import ProblemForm
 from .timeline import Precedence, Timeline, critical_path, simulate
@@ -78,8 +79,9 @@ class Schedule:
     certificate: Certificate | None = None
 
     def __post_init__(self) -> None:
-        frozen = MappingProxyType({stream: tuple(names) for stream, names in self.order.items()})
-        object.__setattr__(self, "order", frozen)
+        if not isinstance(self.order, Order):
+            frozen = MappingProxyType({stream: tuple(names) for stream, names in self.order.items()})
+            object.__setattr__(self, "order", frozen)
         object.__setattr__(self, "syncs", tuple((before, after) for before, after in self.syncs))
 
     @classmethod
@@ -91,25 +93,17 @@ class Schedule:
         certificate: Certificate | None = None,
     ) -> Schedule:
         """A schedule from rows of the problem's table, per stream."""
-        names = problem.names
-        order = {
-            stream: tuple(names[i] for i in (rows.tolist() if isinstance(rows, np.ndarray) else rows))
-            for stream, rows in sequences.items()
-        }
-        return cls(problem, order, tuple(syncs), certificate)
+        rows = {stream: np.fromiter(one, np.int64) for stream, one in sequences.items()}
+        return cls(problem, Order(problem, rows), tuple(syncs), certificate)
 
     @cached_property
     def sequences(self) -> dict[str, Ints]:
         """Stream → rows of the problem's table. Raises BadInput for a pass that the problem does not have."""
-        index = self.problem.index
-        try:
-            return {s: np.array([index[name] for name in names], np.int64) for s, names in self.order.items()}
-        except KeyError as error:
-            raise BadInput(f"schedule: pass {error.args[0]} is not in the problem") from None
+        return rows_of(self.problem, self.order)
 
     @cached_property
     def _sync_rows(self) -> Ints:
-        index = self.problem.index
+        index = self.problem.index if self.syncs else {}
         return np.array([[index[a], index[b]] for a, b in self.syncs], np.int64).reshape(-1, 2)
 
     @cached_property
@@ -137,7 +131,7 @@ class Schedule:
         return {
             "digest": self.problem.digest,
             "certificate": None if self.certificate is None else self.certificate.to_json(),
-            "order": {stream: list(names) for stream, names in self.order.items()},
+            "order": order_as_json(self.order),
             "syncs": [list(pair) for pair in self.syncs],
             "problem": self.problem.to_json(),
         }
@@ -152,9 +146,7 @@ class Schedule:
         if form.certificate is not None:
             said = body["certificate"]
             form.certificate.check(said.get("gap"), said.get("status"), where)
-        return cls(
-            problem, {stream: tuple(names) for stream, names in form.order.items()}, tuple(form.syncs), form.certificate
-        )
+        return cls(problem, order_from(problem, form.order), tuple(form.syncs), form.certificate)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a schedule file, whole or not at all; `-` is standard output."""
@@ -170,7 +162,7 @@ class ScheduleForm(msgspec.Struct):
     """A schedule in a file."""
 
     digest: str
-    order: dict[str, list[str]]
+    order: dict[str, str | list[str]]
     syncs: list[tuple[str, str]]
     problem: ProblemForm
     certificate: Certificate | None = None

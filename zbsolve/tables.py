@@ -22,6 +22,8 @@ KINDS = (
 )
 PER_STEP = ("C", "U")  # kinds whose number is no microbatch's: a place among the stage's ranks, an update
 CARGO = ("", "activation", "gradient")  # what an edge hands from pass to pass; "": nothing, one only waits for the other
+IDENTITY = ("kind", "stage", "microbatch", "slice")  # columns that make a pass's name
+MAX_PLACES = 64  # times as many places for kinds, stages and microbatches as there are passes
 COUNTS = ("stage", "microbatch", "slice", "rank", "duration")  # columns of whole numbers beside kind and streams
 
 Ints = NDArray[np.int64]
@@ -158,6 +160,32 @@ class Passes(Sequence[Pass]):
         """Which passes are of these kinds, shape (passes,)."""
         found: Bools = np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
         return found
+
+    def named_as(self, other: Passes) -> bool:
+        """Whether the passes of both tables have the same names, row by row."""
+        return self is other or all(np.array_equal(getattr(self, one), getattr(other, one)) for one in IDENTITY)
+
+    def find(self, kind: Ints, stage: Ints, microbatch: Ints) -> Ints | None:
+        """The rows of the passes of these kinds (indices into KINDS), stages and microbatches, slice 0; shape (n,) each.
+        None where there is no such pass."""
+        place, widths = self._places
+        wanted = np.stack([kind, stage, microbatch])
+        if len(place) == 0 or (wanted >= np.array(widths)[:, None]).any():
+            return None
+        rows = place[(wanted[0] * widths[1] + wanted[1]) * widths[2] + wanted[2]]
+        return None if (rows < 0).any() else rows
+
+    @cached_property
+    def _places(self) -> tuple[Ints, tuple[int, int, int]]:
+        """Row of the pass without slice of each kind, stage and microbatch (−1: none), and how many of these there are; no
+        rows where that is far more than there are passes."""
+        kinds, stages, microbatches = (int(getattr(self, one).max()) + 1 for one in IDENTITY[:3])
+        if kinds * stages * microbatches > MAX_PLACES * len(self):
+            return np.zeros(0, np.int64), (kinds, stages, microbatches)
+        place = np.full(kinds * stages * microbatches, -1, np.int64)
+        rows = np.flatnonzero(self.slice == 0)
+        place[((self.kind * stages + self.stage) * microbatches + self.microbatch)[rows]] = rows
+        return place, (kinds, stages, microbatches)
 
     def only(self, rows: Ints) -> Passes:
         """The table of these rows."""

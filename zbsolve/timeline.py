@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from .problem import Ints, Problem
 from .util.errors import BadInput, Deadlock
+from .util.loops import looped
 
 LATEST = 1e15  # µs, some thirty years
 Floats = NDArray[np.float64]
@@ -136,13 +137,30 @@ def longest_path(problem: Problem, precedence: Precedence) -> tuple[Ints, Ints]:
     """
     count = len(problem.passes)
     order = np.argsort(precedence.before, kind="stable")
-    first = np.searchsorted(precedence.before[order], np.arange(count + 1)).tolist()
-    after, lag = precedence.after[order].tolist(), precedence.lag[order].tolist()
-    waiting = np.bincount(precedence.after, minlength=count).tolist()
-    duration = problem.passes.duration.tolist()
-    start = [0] * count
-    ready = [i for i, n in enumerate(waiting) if n == 0]
-    for i in ready:  # grows while it is walked
+    first = np.searchsorted(precedence.before[order], np.arange(count + 1))
+    waiting = np.bincount(precedence.after, minlength=count)
+    columns = first, precedence.after[order], precedence.lag[order], waiting, problem.passes.duration
+    found = looped(_longest, *columns, np.zeros(count, np.int64), np.zeros(count, np.int64))
+    reached, start, ready, waiting = found[0], *(np.asarray(column, np.int64) for column in found[1:])
+    if reached < count:
+        raise Deadlock(_cycle(problem, precedence, set(np.flatnonzero(waiting).tolist())))
+    turn = np.empty(count, np.int64)
+    turn[ready] = np.arange(count)
+    return start, turn
+
+
+def _longest(first, after, lag, waiting, duration, start, ready):  # type: ignore[no-untyped-def]
+    """Longest paths from source to source, arcs in compressed rows. `start` (µs), `ready` (passes in the order in which they
+    were reached) and `waiting` (inputs that were not) are filled in; returns how many were reached, and these."""
+    reached = 0
+    for i in range(len(waiting)):
+        if waiting[i] == 0:
+            ready[reached] = i
+            reached += 1
+    at = 0
+    while at < reached:
+        i = ready[at]
+        at += 1
         end = start[i] + duration[i]
         for e in range(first[i], first[i + 1]):
             j = after[e]
@@ -150,12 +168,9 @@ def longest_path(problem: Problem, precedence: Precedence) -> tuple[Ints, Ints]:
                 start[j] = end + lag[e]
             waiting[j] -= 1
             if waiting[j] == 0:
-                ready.append(j)
-    if len(ready) < count:
-        raise Deadlock(_cycle(problem, precedence, {i for i, n in enumerate(waiting) if n > 0}))
-    turn = np.empty(count, np.int64)
-    turn[ready] = np.arange(count)
-    return np.array(start, np.int64), turn
+                ready[reached] = j
+                reached += 1
+    return reached, start, ready, waiting
 
 
 def _cycle(problem: Problem, precedence: Precedence, stuck: set[int]) -> tuple[str, ...]:

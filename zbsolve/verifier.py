@@ -1,13 +1,20 @@
-"""`verify`: does a schedule hold? Written apart from every solver and from `timeline`, on plain lists, to be believed."""
+"""`verify`: does a schedule hold? Written apart from every solver and from `timeline`, to be believed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .problem import Problem
 from .schedule import Schedule
+from .tables import Ints
+from .util.errors import BadInput
+from .util.loops import looped
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,16 @@ class Violation:
 
 
 Times = Mapping[str, tuple[float, float]]
+ANY_AMOUNT = 2**62  # bytes: more than all passes of a problem take
+Numbers = NDArray[Any]  # µs: whole where they were found here, else as a timeline has them
+
+
+class _Arcs(NamedTuple):
+    """What must end, and how many µs before, so that what may start: columns of one row an arc."""
+
+    before: Ints
+    after: Ints
+    lag: Ints
 
 
 def verify(problem: Problem, schedule: Schedule, timeline: Times | None = None) -> tuple[Violation, ...]:
@@ -33,29 +50,41 @@ def verify(problem: Problem, schedule: Schedule, timeline: Times | None = None) 
     holds more than its capacity, and that the certificate states the value found here. With a `timeline` (a
     solver's, or a measured one) also dependencies, order and overlaps in it.
     """
-    if schedule.problem.digest != problem.digest:
+    if schedule.problem is not problem and schedule.problem.digest != problem.digest:
         text = f"the schedule was made for problem {schedule.problem.digest}, not for {problem.digest}"
         return (Violation("digest", (), text),)
-    found = list(_placement(problem, schedule))
-    if found:
+    rows = _complete_rows(problem, schedule)
+    found = [*(_placement(problem, schedule) if rows is None else ()), *_unknown_syncs(problem, schedule)]
+    if rows is None or found:
         return tuple(found)
-    arcs = _arcs(problem, schedule)
+    arcs = _arcs(problem, schedule, rows)
+    start, turn, cycle = _earliest(problem, arcs)
     if timeline is None:
-        start, turn, cycle = _earliest(problem, arcs)
         if cycle:
             chain = " → ".join((*cycle, cycle[0]))
             return (Violation("deadlock", cycle, f"these passes wait for each other: {chain}"),)
-        end: list[float] = [a + d for a, d in zip(start, problem.passes.duration.tolist(), strict=True)]
-        found = list(_memory(problem, start, end, turn)) + list(_certificate(problem, schedule, start, end))
-        return tuple(found)
-    start = [timeline[name][0] for name in problem.names]
-    end = [timeline[name][1] for name in problem.names]
-    turn = _earliest(problem, arcs)[1]
+        end = start + problem.passes.duration
+        return (*_memory(problem, start, end, turn), *_certificate(problem, schedule, start, end))
+    start = np.array([timeline[name][0] for name in problem.names])
+    end = np.array([timeline[name][1] for name in problem.names])
     return (*_dependencies(problem, arcs, start, end), *_overlaps(problem, start, end), *_memory(problem, start, end, turn))
 
 
+def _complete_rows(problem: Problem, schedule: Schedule) -> dict[str, Ints] | None:
+    """Stream → rows of its passes in order, where every stream lists each of its passes once and no other; else None."""
+    try:
+        rows = schedule.sequences
+    except BadInput:
+        return None
+    streams = {stream for stream, listed in rows.items() if len(listed)}
+    if streams != set(problem.members):
+        return None
+    good = all(np.array_equal(np.sort(rows[stream]), mine) for stream, mine in problem.members.items())
+    return {stream: rows[stream] for stream in streams} if good else None
+
+
 def _placement(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
-    """Every stream lists each of its passes once and no other."""
+    """Where a stream does not list each of its passes once and no other, by name."""
     names, passes = problem.names, problem.passes
     expected: dict[str, list[str]] = {}
     for i, streams in enumerate(passes.streams.tolist()):
@@ -82,83 +111,101 @@ def _placement(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
         for name in wanted:
             if name not in listed_once:
                 yield Violation("missing", (name,), f"{stream} does not list {name}")
+
+
+def _unknown_syncs(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """Syncs between passes that are not there."""
     for before, after in schedule.syncs:
         for name in (before, after):
-            if name not in index:
+            if name not in problem.index:
                 yield Violation("unknown", (name,), f"sync {before} → {after}: {name} is not in the problem")
 
 
-def _arcs(problem: Problem, schedule: Schedule) -> list[tuple[int, int, int]]:
-    """(before, after, lag): what must end before what starts."""
-    edges, index = problem.edges, problem.index
-    arcs = list(zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True))
-    for listed in schedule.order.values():
-        rows = [index[name] for name in listed]
-        arcs += [(a, b, 0) for a, b in zip(rows, rows[1:], strict=False)]
-    return arcs + [(index[a], index[b], 0) for a, b in schedule.syncs]
+def _arcs(problem: Problem, schedule: Schedule, rows: dict[str, Ints]) -> _Arcs:
+    """Edges, each stream's passes one after the other, and syncs."""
+    edges, index = problem.edges, problem.index if schedule.syncs else {}
+    syncs = np.array([[index[a], index[b]] for a, b in schedule.syncs], np.int64).reshape(-1, 2)
+    listed = [rows[stream] for stream in schedule.order if stream in rows]
+    before = np.concatenate([edges.before, *(one[:-1] for one in listed), syncs[:, 0]])
+    after = np.concatenate([edges.after, *(one[1:] for one in listed), syncs[:, 1]])
+    return _Arcs(before, after, np.concatenate([edges.lag, np.zeros(len(before) - len(edges), np.int64)]))
 
 
-def _earliest(problem: Problem, arcs: list[tuple[int, int, int]]) -> tuple[list[float], list[int], tuple[str, ...]]:
+def _earliest(problem: Problem, arcs: _Arcs) -> tuple[Numbers, Ints, tuple[str, ...]]:
     """Earliest starts and the passes' turns in an order that respects all arcs; or a cycle of names."""
     count = len(problem.passes)
-    following: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    open_inputs = [0] * count
-    for a, b, lag in arcs:
-        following[a].append((b, lag))
-        open_inputs[b] += 1
-    duration = problem.passes.duration.tolist()
-    start: list[float] = [0] * count
-    ready = [i for i in range(count) if not open_inputs[i]]
-    for i in ready:  # grows while it is walked
-        end = start[i] + duration[i]
-        for b, lag in following[i]:
-            start[b] = max(start[b], end + lag)
-            open_inputs[b] -= 1
-            if not open_inputs[b]:
-                ready.append(b)
-    if len(ready) == count:
-        turn = [0] * count
-        for place, i in enumerate(ready):
-            turn[i] = place
+    by_source = np.argsort(arcs.before, kind="stable")
+    before, after, lag = (column[by_source] for column in arcs)
+    first, nothing = np.searchsorted(before, np.arange(count + 1)), np.zeros(count, np.int64)
+    waiting = np.bincount(after, minlength=count)
+    found = looped(_settle, first, after, lag, problem.passes.duration, waiting, nothing, nothing.copy())
+    reached, start, ready, waiting = found[0], *(np.asarray(column, np.int64) for column in found[1:])
+    if reached == count:
+        turn = np.empty(count, np.int64)
+        turn[ready] = np.arange(count)
         return start, turn, ()
-    waits_for = {b: a for a in range(count) if open_inputs[a] for b, _ in following[a] if open_inputs[b]}
-    at = next(iter(waits_for))
-    trail: list[int] = []
+    stuck = (waiting[before] > 0) & (waiting[after] > 0)
+    waits_for = dict(zip(after[stuck].tolist(), before[stuck].tolist(), strict=True))
+    at, trail = next(iter(waits_for)), dict[int, None]()
     while at not in trail:
-        trail.append(at)
+        trail[at] = None
         at = waits_for[at]
-    return start, [], tuple(problem.names[i] for i in reversed(trail[trail.index(at) :]))
+    cycle = list(trail)[list(trail).index(at) :]
+    return start, nothing, tuple(problem.names[i] for i in reversed(cycle))
 
 
-def _memory(problem: Problem, start: list[float], end: list[float], turn: list[int]) -> Iterator[Violation]:
+def _settle(first, after, lag, duration, waiting, start, ready):  # type: ignore[no-untyped-def]
+    """Settle one pass after the other whose inputs are all settled; pass i's arcs are first[i] … first[i + 1] − 1.
+
+    waiting: how many inputs of each pass are not settled. start: its earliest start, µs. ready: passes in the order in which
+    they were settled. Returns how many were, and these three.
+    """
+    known, at = 0, 0
+    for i in range(len(waiting)):
+        if waiting[i] == 0:
+            ready[known] = i
+            known += 1
+    while at < known:
+        i = ready[at]
+        at += 1
+        end = start[i] + duration[i]
+        for arc in range(first[i], first[i + 1]):
+            b = after[arc]
+            start[b] = max(start[b], end + lag[arc])
+            waiting[b] -= 1
+            if waiting[b] == 0:
+                ready[known] = b
+                known += 1
+    return known, start, ready, waiting
+
+
+def _memory(problem: Problem, start: Numbers, end: Numbers, turn: Ints) -> Iterator[Violation]:
     """A sweep over starts and ends of every rank: at one time, frees of passes that began earlier come first, then each
     pass in its turn (one without length starts and ends there)."""
     if problem.capacity is None:
         return
-    taken, freed = [0] * len(start), [0] * len(start)
-    edges = problem.edges
-    for a, b, size in zip(edges.before.tolist(), edges.after.tolist(), edges.bytes.tolist(), strict=True):
-        taken[a] += size
-        freed[b] += size
-    events: list[list[tuple[float, int, int, int]]] = [[] for _ in range(problem.ranks)]
-    for i, rank in enumerate(problem.passes.rank.tolist()):
-        if taken[i]:
-            events[rank].append((start[i], 2 * turn[i] + 1, i, taken[i]))
-        if freed[i]:
-            events[rank].append((end[i], 0 if end[i] > start[i] else 2 * turn[i] + 2, i, -freed[i]))
-    for rank, mine in enumerate(events):
-        held = 0
-        for time, _, i, change in sorted(mine):
-            held += change
-            if held > problem.capacity[rank]:
-                name = problem.names[i]
-                limit = problem.capacity[rank]
-                text = f"rank {rank} holds {held} bytes when {name} starts at {time:g} µs; its capacity is {limit}"
-                yield Violation("memory", (name,), text)
-                break
+    taken, freed = np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
+    np.add.at(taken, problem.edges.before, problem.edges.bytes)
+    np.add.at(freed, problem.edges.after, problem.edges.bytes)
+    takes, frees = np.flatnonzero(taken), np.flatnonzero(freed)
+    which = np.concatenate([takes, frees])
+    time = np.concatenate([start[takes], end[frees]])
+    place = np.concatenate([2 * turn[takes] + 1, np.where(end[frees] > start[frees], 0, 2 * turn[frees] + 2)])
+    change = np.concatenate([taken[takes], -freed[frees]])
+    events = np.lexsort((place, time, problem.passes.rank[which]))
+    which, time, rank, change = which[events], time[events], problem.passes.rank[which[events]], change[events]
+    total = np.concatenate([[0], np.cumsum(change)])
+    held = total[1:] - total[np.searchsorted(rank, rank)]  # less what all ranks before took
+    room = np.array([min(limit, ANY_AMOUNT) for limit in problem.capacity], np.int64)
+    over = np.flatnonzero(held > room[rank])
+    for where in over[np.unique(rank[over], return_index=True)[1]].tolist():
+        name, limit = problem.names[which[where]], problem.capacity[rank[where]]
+        moment = f"when {name} starts at {time[where]:g} µs"
+        text = f"rank {rank[where]} holds {held[where]} bytes {moment}; its capacity is {limit}"
+        yield Violation("memory", (name,), text)
 
 
-def _certificate(problem: Problem, schedule: Schedule, start: list[float], end: list[float]) -> Iterator[Violation]:
+def _certificate(problem: Problem, schedule: Schedule, start: Numbers, end: Numbers) -> Iterator[Violation]:
     """The certificate is this problem's, states the value that the order has, and no bound above it."""
     certificate = schedule.certificate
     if certificate is None:
@@ -167,38 +214,32 @@ def _certificate(problem: Problem, schedule: Schedule, start: list[float], end: 
         yield Violation("certificate", (), f"it was made for problem {certificate.digest}, not for {problem.digest}")
     if certificate.objective != problem.objective:
         yield Violation("certificate", (), f"it is about {certificate.objective}, the problem about {problem.objective}")
-    value = max(end) - min(start)
+    value = int(end.max() - start.min())
     if problem.objective == "span":
-        first, last = [max(end)] * problem.ranks, [0.0] * problem.ranks
-        for rank, s, e in zip(problem.passes.rank.tolist(), start, end, strict=True):
-            first[rank], last[rank] = min(first[rank], s), max(last[rank], e)
-        value = max(e - s for s, e in zip(first, last, strict=True))
+        first, last = np.full(problem.ranks, end.max()), np.zeros(problem.ranks, np.int64)
+        np.minimum.at(first, problem.passes.rank, start)
+        np.maximum.at(last, problem.passes.rank, end)
+        value = int((last - first).max())
     if certificate.value != value:
         yield Violation("certificate", (), f"it states {certificate.value} µs, but the order takes {value:g} µs")
     if certificate.bound > value:
         yield Violation("certificate", (), f"its bound {certificate.bound} µs is above the value {value:g} µs")
 
 
-def _dependencies(
-    problem: Problem, arcs: list[tuple[int, int, int]], start: list[float], end: list[float]
-) -> Iterator[Violation]:
+def _dependencies(problem: Problem, arcs: _Arcs, start: Numbers, end: Numbers) -> Iterator[Violation]:
     names = problem.names
-    for a, b, lag in arcs:
-        if start[b] < end[a] + lag:
-            text = f"{names[b]} starts at {start[b]:g} µs, before {names[a]} ends at {end[a]:g} µs" + (
-                f" and its {lag} µs lag" if lag else ""
-            )
-            yield Violation("dependency", (names[a], names[b]), text)
+    for arc in np.flatnonzero(start[arcs.after] < end[arcs.before] + arcs.lag).tolist():
+        a, b, lag = (int(column[arc]) for column in arcs)
+        text = f"{names[b]} starts at {start[b]:g} µs, before {names[a]} ends at {end[a]:g} µs" + (
+            f" and its {lag} µs lag" if lag else ""
+        )
+        yield Violation("dependency", (names[a], names[b]), text)
 
 
-def _overlaps(problem: Problem, start: list[float], end: list[float]) -> Iterator[Violation]:
-    names, passes = problem.names, problem.passes
-    on: dict[str, list[tuple[float, float, int]]] = {}
-    for i, streams in enumerate(passes.streams.tolist()):
-        for stream in passes.stream_sets[streams]:
-            on.setdefault(stream, []).append((start[i], end[i], i))
-    for stream, mine in on.items():
-        mine.sort()
+def _overlaps(problem: Problem, start: Numbers, end: Numbers) -> Iterator[Violation]:
+    names = problem.names
+    for stream, rows in problem.members.items():
+        mine = sorted(zip(start[rows].tolist(), end[rows].tolist(), rows.tolist(), strict=True))
         for (_, stop, i), (begin, _, j) in zip(mine, mine[1:], strict=False):
             if begin < stop:
                 text = f"{stream} still runs {names[i]} until {stop:g} µs when {names[j]} starts at {begin:g} µs"

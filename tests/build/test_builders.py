@@ -86,7 +86,7 @@ def test_an_edge_of_ones_own_may_carry_what_the_rule_would_not() -> None:
         ({"cargo": ["", "water"]}, "field 'cargo' names 'water'"),
         ({"carries": [9]}, "field 'carries' points outside 'cargo'"),
         ({"carries": [0, 0]}, "the columns of 'edges' differ in length"),
-        ({"carries": "all"}, "field 'carries' has a wrong type"),
+        ({"carries": "all"}, "field 'carries': 'all' is no run"),
         ({"cargo": None}, "field 'cargo' has a wrong type"),
     ],
 )

@@ -131,19 +131,30 @@ def test_profiles(tmp_path: Any) -> None:
     [
         (lambda body: body.update(certificate=[[]]), "field 'certificate' has a wrong type (array, not object | null)"),
         (
-            lambda body: body["problem"]["passes"]["kind"].__setitem__(0, ["F"]),
+            lambda body: body["problem"]["passes"].update(kind=[["F"]]),
             "problem.passes: field 'kind'[0] has a wrong type (array, not str)",
         ),
         (
-            lambda body: body["problem"]["passes"]["slice"].__setitem__(0, [0]),
+            lambda body: body["problem"]["passes"].update(slice=[[0]]),
             "problem.passes: field 'slice'[0] has a wrong type (array, not int)",
         ),
         (
             lambda body: body["problem"]["passes"]["stream_sets"].__setitem__(0, 7),
             "problem.passes: field 'stream_sets'[0] has a wrong type (int, not array)",
         ),
-        (lambda body: body["problem"]["passes"]["streams"].pop(), "column 'streams' has 11 rows, not 12"),
-        (lambda body: body.update(version="1"), "format version '1' is not 1"),
+        (lambda body: body["problem"]["passes"].update(streams="0*11"), "column 'streams' has 11 rows, not 12"),
+        (
+            lambda body: body["problem"]["passes"].update(rank="0*6 x"),
+            "field 'rank': 'x' is no run such as",
+        ),
+        (lambda body: body["problem"]["passes"].update(rank="5..0"), "field 'rank': '5..0' is no run"),
+        (
+            lambda body: body["problem"]["passes"].update(rank="0*999999999999"),
+            "999999999999 rows are more than",
+        ),
+        (lambda body: body["problem"]["passes"].update(kind="F*2 Z*10"), "field 'kind' has an unknown kind 'Z'"),
+        (lambda body: body.update(version="1"), "format version '1' is not a whole number from 1 on (field 'version')"),
+        (lambda body: body.update(version=3), "version 3 of a schedule needs a newer zbsolve: this one reads up to 2"),
     ],
 )
 def test_a_schedule_names_the_field(schedule: Schedule, change, line, tmp_path: Any, capsys: Any) -> None:

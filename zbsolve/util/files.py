@@ -1,12 +1,14 @@
-"""Reading and writing JSON files: whole or not at all, with a kind and a format version."""
+"""Reading and writing JSON files: whole or not at all, with a kind and a format version; gzip where the name says so."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import sys
 import tempfile
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields
@@ -17,7 +19,10 @@ import msgspec
 
 from .errors import BadInput
 
-VERSION = 1
+VERSIONS = {"schedule": 2, "trace": 2}  # format of a kind, as written and as read at most; 1 where none is named here
+ZIPPED, ZIP_LEVEL = b"\x1f\x8b", 6  # how a gzip file begins, and how hard ours are compressed
+MAX_BYTES = 1 << 32  # of a file's text: a small compressed file must not fill the memory
+LINE_DEPTH = 3  # objects so deep in a file have a line a field
 TRIAL_BYTES = 4096  # that a disk must have room for before the work begins
 T = TypeVar("T")
 AMOUNT = Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]  # µs, bytes, factors: beyond, sums do not fit
@@ -43,7 +48,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     why = _obstacle(target)
     if not why and (target.is_file() or not target.exists()):
         try:
-            _new_file(target.resolve().parent, f".{target.name}.", "", " " * TRIAL_BYTES).unlink()
+            _new_file(target.resolve().parent, f".{target.name}.", "", b" " * TRIAL_BYTES).unlink()
         except OSError as error:
             why = _reason(error)
     if why:
@@ -64,8 +69,9 @@ def _reason(error: OSError) -> str:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path` whole or not at all; `-` is standard output. A symbolic link is followed, and what is no
-    regular file (a pipe, a device) is written into. Raises CannotWrite, which keeps the text."""
+    """Write `text` to `path` whole or not at all, compressed where the name ends in `.gz`; `-` is standard output. A
+    symbolic link is followed, and what is no regular file (a pipe, a device) is written into. Raises CannotWrite, which
+    keeps the text."""
     if str(path) == "-":
         sys.stdout.write(text)
         return
@@ -74,10 +80,10 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         raise CannotWrite(path, why, text)
     try:
         if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8")
+            target.write_bytes(_encoded(text, target))
             return
-        target = target.resolve()
-        temporary = _new_file(target.parent, f".{target.name}.", "", text)
+        data, target = _encoded(text, target), target.resolve()
+        temporary = _new_file(target.parent, f".{target.name}.", "", data)
         try:
             os.replace(temporary, target)
         except BaseException:
@@ -94,18 +100,24 @@ def write_elsewhere(error: CannotWrite) -> Path | None:
     something that makes it new. The path; None where that fails too."""
     for folder in (tempfile.gettempdir(), Path.home()):
         with suppress(OSError):
-            return _new_file(Path(folder), f"{error.path.stem}-", error.path.suffix, error.text)
+            return _new_file(Path(folder), f"{error.path.stem}-", error.path.suffix, _encoded(error.text, error.path))
     return None
 
 
-def _new_file(folder: Path, prefix: str, suffix: str, text: str) -> Path:
-    """A file of a new name with this text, as one that anybody creates: on the disk when this returns, or not there. Raises
+def _encoded(text: str, path: Path) -> bytes:
+    """What a file of this name holds. The same text gives the same bytes: gzip notes no time."""
+    data = text.encode("utf-8")
+    return gzip.compress(data, ZIP_LEVEL, mtime=0) if path.suffix == ".gz" else data
+
+
+def _new_file(folder: Path, prefix: str, suffix: str, data: bytes) -> Path:
+    """A file of a new name with these bytes, as one that anybody creates: on the disk when this returns, or not there. Raises
     OSError."""
     handle, name = tempfile.mkstemp(suffix, prefix, folder)
     made = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         umask = os.umask(0)
@@ -118,11 +130,10 @@ def _new_file(folder: Path, prefix: str, suffix: str, text: str) -> Path:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of `path`; `-` is standard input. Raises BadInput."""
-    if str(path) == "-":
-        return sys.stdin.read()
+    """The text of `path`, compressed by gzip or not, whatever its name; `-` is standard input. Raises BadInput."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        data = _standard_input() if str(path) == "-" else Path(path).read_bytes()
+        return (_unzipped(data, path) if data.startswith(ZIPPED) else data).decode("utf-8")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except UnicodeDecodeError:
@@ -131,9 +142,41 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise BadInput(f"{path}: cannot read: {error.strerror}") from None
 
 
+def _standard_input() -> bytes:
+    """All of standard input, which may be a text stream only."""
+    stream = getattr(sys.stdin, "buffer", None)
+    return sys.stdin.read().encode("utf-8") if stream is None else stream.read()
+
+
+def _unzipped(data: bytes, path: str | os.PathLike[str]) -> bytes:
+    """What gzip compressed. Raises BadInput where it is damaged or too long."""
+    unzip = zlib.decompressobj(wbits=31)
+    try:
+        text = unzip.decompress(data, MAX_BYTES)
+    except zlib.error:
+        raise BadInput(f"{path}: damaged gzip file") from None
+    if unzip.unconsumed_tail:
+        raise BadInput(f"{path}: more than {MAX_BYTES} bytes when it is not compressed")
+    if not unzip.eof:
+        raise BadInput(f"{path}: damaged gzip file: its end is missing")
+    return text
+
+
 def write_document(path: str | os.PathLike[str], kind: str, body: dict[str, Any]) -> None:
     """Write a `kind` document (for example "schedule") with its format version."""
-    write_text(path, json.dumps({"zbsolve": kind, "version": VERSION, **body}, separators=(",", ":")) + "\n")
+    version = VERSIONS.get(kind, 1)
+    document = {"zbsolve": kind, "version": version, **body}
+    text = json.dumps(document, separators=(",", ":")) if version == 1 else _as_lines(document)
+    write_text(path, text + "\n")
+
+
+def _as_lines(body: Any, depth: int = 0) -> str:
+    """JSON that a person can read: a field a line in the outer objects."""
+    if depth == LINE_DEPTH or not isinstance(body, dict) or not body:
+        return json.dumps(body, separators=(", ", ": "))
+    indent = "\n" + " " * (depth + 1)
+    fields = (f"{json.dumps(name)}: {_as_lines(value, depth + 1)}" for name, value in body.items())
+    return "{" + indent + f",{indent}".join(fields) + indent[:-1] + "}"
 
 
 def read_document(path: str | os.PathLike[str], kind: str, form: type[T]) -> T:
@@ -151,8 +194,14 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
     kind, version = body.pop("zbsolve"), body.pop("version", None)
     if kind not in kinds:
         raise BadInput(f"{path}: holds a {kind}, not a {' or a '.join(kinds)} (field 'zbsolve')")
-    if version != VERSION or isinstance(version, bool):
-        raise BadInput(f"{path}: format version {version!r} is not {VERSION}, the one this zbsolve reads (field 'version')")
+    newest = VERSIONS.get(kind, 1)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise BadInput(f"{path}: format version {version!r} is not a whole number from 1 on (field 'version')")
+    if version > newest:
+        raise BadInput(
+            f"{path}: format version {version} of a {kind} needs a newer zbsolve: this one reads up to {newest} "
+            "(field 'version')"
+        )
     return kind, body
 
 

@@ -1,0 +1,83 @@
+"""Columns in files: a list of values, or, where that is shorter, its runs in one text: `7`, `5*32` (32 times 5), `0..31`
+(0, 1, … 31), blanks between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import BadInput
+
+MAX_ROWS = 1 << 26  # of one column: a short text must not fill the memory
+MIN_SAVING = 2  # values that a run stands for on average, or the column is written as a list
+RUN = re.compile(r"(\d{1,18})(?:\*(\d{1,18})|\.\.(\d{1,18}))?")
+WORD_RUN = re.compile(r"([A-Za-z_]{1,40})(?:\*(\d{1,18}))?")
+Ints = NDArray[np.int64]
+
+
+def packed(column: Ints) -> list[int] | str:
+    """Whole numbers of shape (rows,) for a file: see `unpacked`."""
+    values, counts = _runs(column)
+    goes_on = (counts[:-1] == 1) & (counts[1:] == 1) & (np.diff(values) == 1)
+    first = np.flatnonzero(np.append(True, ~goes_on)[: len(values)])
+    if len(column) == 0 or int(column.min()) < 0 or MIN_SAVING * len(first) > len(column):
+        return list(column.tolist())
+    ends = values[np.append(first[1:], len(values)) - 1].tolist()
+    rows = zip(values[first].tolist(), counts[first].tolist(), ends, strict=True)
+    return " ".join(f"{a}*{count}" if count > 1 else f"{a}..{end}" if end > a else str(a) for a, count, end in rows)
+
+
+def packed_words(codes: Ints, words: Sequence[str]) -> list[str] | str:
+    """Words for a file, as indices into `words` of shape (rows,): see `unpacked_words`."""
+    values, counts = _runs(codes)
+    if len(codes) == 0 or MIN_SAVING * len(values) > len(codes):
+        return [words[code] for code in codes.tolist()]
+    rows = zip(values.tolist(), counts.tolist(), strict=True)
+    return " ".join(f"{words[code]}*{count}" if count > 1 else words[code] for code, count in rows)
+
+
+def _runs(column: Ints) -> tuple[Ints, Ints]:
+    """Values, and how often each stands in a row."""
+    first = np.flatnonzero(np.diff(column, prepend=column[:1] - 1))
+    return column[first], np.diff(np.append(first, len(column)))
+
+
+def unpacked(text: str, what: str) -> Ints:
+    """The whole numbers, shape (rows,), that the runs in `text` stand for. Raises BadInput naming `what`."""
+    first, counts, steps = [], [], []
+    for token in text.split():
+        run = RUN.fullmatch(token)
+        end = int(run[3]) if run and run[3] else None
+        if run is None or (end is not None and end < int(run[1])):
+            raise BadInput(f"{what}: '{token[:40]}' is no run such as 7, 5*32 or 0..31")
+        first.append(int(run[1]))
+        counts.append(int(run[2] or 1) if end is None else end - first[-1] + 1)
+        steps.append(end is not None)
+    repeats = _checked(counts, what)
+    rising = np.array(steps, np.int64)
+    column = np.repeat(np.array(first, np.int64) - rising * (np.cumsum(repeats) - repeats), repeats)
+    if rising.any():
+        column += np.repeat(rising, repeats) * np.arange(len(column))
+    return column
+
+
+def unpacked_words(text: str, code: Callable[[str], int], what: str) -> Ints:
+    """`code` of each word, shape (rows,), that the runs in `text` stand for. Raises BadInput naming `what`."""
+    codes, counts = [], []
+    for token in text.split():
+        run = WORD_RUN.fullmatch(token)
+        if run is None:
+            raise BadInput(f"{what}: '{token[:40]}' is no run such as F or F*32")
+        codes.append(code(run[1]))
+        counts.append(int(run[2] or 1))
+    return np.repeat(np.array(codes, np.int64), _checked(counts, what))
+
+
+def _checked(counts: list[int], what: str) -> Ints:
+    """How often each value stands in a row. Raises BadInput where that makes too long a column."""
+    if sum(counts) > MAX_ROWS:
+        raise BadInput(f"{what}: {sum(counts)} rows are more than a column has ({MAX_ROWS})")
+    return np.array(counts, np.int64)
