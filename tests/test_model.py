@@ -386,7 +386,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "s.json"
     path.write_text("before")
     monkeypatch.setattr("zbsolve.util.files.os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(BadInput, match="disk full"):
         first_in_first_out(small()).save(path)
     assert path.read_text() == "before"
     assert [p.name for p in tmp_path.iterdir()] == ["s.json"]

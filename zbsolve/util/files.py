@@ -111,8 +111,8 @@ def _encoded(text: str, path: Path) -> bytes:
 
 
 def _new_file(folder: Path, prefix: str, suffix: str, data: bytes) -> Path:
-    """A file of a new name with these bytes, as one that anybody creates: on the disk when this returns, or not there. Raises
-    OSError."""
+    """A file of a new name with these bytes, as one that anybody creates: on the disk when this returns, or not there.
+    Raises OSError."""
     handle, name = tempfile.mkstemp(suffix, prefix, folder)
     made = Path(name)
     try:
