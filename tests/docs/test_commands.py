@@ -51,6 +51,7 @@ CHEAPER = (
     (r"h200\.json --ranks 8 --microbatches 24", "h200.json --ranks 2 --microbatches 4", "ranks share two cores"),
     (r"(zbsolve (?:solve|frontier).*?) --(?:seconds|effort) [\d.]+", r"\1", "less search, see the next two"),
     (r"(zbsolve solve(?!.*--method))", r"\1 --effort 0.02", "up to 30 seconds"),
+    (r"(zbsolve compare.* best .*) --seconds \d+", r"\1 --effort 0.02", "ten seconds"),
     (r"(zbsolve frontier.*)", r"\1 --points 2 --effort 0.02", "a minute"),
     (r"(zbsolve run.*)", r"\1 --steps 1 --warmup 0", "seven steps"),
     (r"bench small --effort 1", "bench small --effort 0.001 --repeats 1", "a minute"),

@@ -121,5 +121,5 @@ COMMANDS = {
     "import": "another engine's or a hand-made schedule, verified on a profile's times",
     "export": "write a schedule for another engine",
     "run": "run a schedule on torch.distributed ranks and measure it",
-    "compare": "measured against predicted, and against a baseline",
+    "compare": "schedules side by side; or measured against predicted",
 }

@@ -1,29 +1,79 @@
-"""`zbsolve compare`: measured against predicted, and against a baseline."""
+"""`zbsolve compare`: schedules side by side; or a run, measured against predicted and against a baseline."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from .tools import print_json
+from ..util.errors import BadInput
+from .step_options import NAMED, add_some_step_options
+from .tools import add_search_limits, print_json
+
+if TYPE_CHECKING:
+    from ..show.schedule_comparison import ScheduleComparison
+
+STEP = ("ranks", "microbatches", "placement", "partition", "memory", "objective", "recompute")
+COUNTED = {"ranks": "of the pipeline", "microbatches": "of a step"}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("schedule", help="schedule.json")
-    parser.add_argument("trace", help="trace.json of a run of it")
+    parser.add_argument(
+        "what",
+        nargs="+",
+        metavar="WHAT",
+        help="schedules: a schedule.json, a file as import takes it, a name (see zbsolve systems), or best, which solve "
+        "finds; or a schedule.json and the trace.json of a run of it",
+    )
+    parser.add_argument("--profile", help="profile.json: times for names, imports and best (default: the first schedule's)")
+    counted = {name: {"help": f"{what} (default: as in the first file)"} for name, what in COUNTED.items()}
+    placed = {"help": f"of best: {NAMED}, ranks such as 0,2,1,3, or auto: the best of some", "default": "auto"}
+    add_some_step_options(parser, *STEP, **counted, placement=placed)
+    add_search_limits(parser, 30.0, "seconds to search for best at most", "schedule")
     parser.add_argument("--baseline", nargs=2, metavar=("SCHEDULE", "TRACE"), help="a baseline's schedule and run (1F1B)")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
     parser.add_argument("-o", "--output", help="x.html: predicted and measured as a page (or another ending of show)")
 
 
 def command(options: argparse.Namespace) -> int:
-    """Where the measured step differs from the predicted one."""
+    """Where a measured step differs from the predicted one; or what schedules take and hold."""
+    if _is_run(options):
+        return _against_run(options)
+    if options.output or options.baseline:
+        raise BadInput("-o and --baseline are for a run: compare schedule.json trace.json")
+    from ..show.schedule_comparison_text import schedules_as_text
+
+    result = _side_by_side(options)
+    if options.json:
+        print_json(result.to_json())
+    else:
+        print(schedules_as_text(result), end="")
+    return 0
+
+
+def _is_run(options: argparse.Namespace) -> bool:
+    """Whether a schedule and a trace are named."""
+    from ..util.files import document_kind
+
+    return len(options.what) == 2 and (options.what[1] == "-" or document_kind(options.what[1]) == "trace")
+
+
+def _side_by_side(options: argparse.Namespace) -> ScheduleComparison:
+    from ..show.schedule_comparison import compare_schedules
+    from .contenders import Contenders
+
+    contenders = Contenders.of(options, STEP)
+    return compare_schedules(*contenders.schedules(options.what))
+
+
+def _against_run(options: argparse.Namespace) -> int:
+    """A run of a schedule beside its prediction."""
     from ..schedule import Schedule
     from ..show.comparison import compare
     from ..show.comparison_text import comparison_as_text
     from ..trace import Trace
 
-    schedule, trace = Schedule.load(options.schedule), Trace.load(options.trace)
+    schedule, trace = Schedule.load(options.what[0]), Trace.load(options.what[1])
     baseline = None
     if options.baseline:
         baseline = (Schedule.load(options.baseline[0]), Trace.load(options.baseline[1]))

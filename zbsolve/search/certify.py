@@ -17,6 +17,8 @@ from .finder import LARGE_PASSES
 from .prover import prove
 from .state import State
 
+GIVEN = "given, not solved here"  # the solver of a schedule that came without a certificate
+
 
 def work_bound(problem: Problem) -> Bound:
     """What no order can be below, whatever it does."""

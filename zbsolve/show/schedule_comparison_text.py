@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from ..placement import describe
 from ..schedule import relative_gap
-from ..util.text import aligned, counted, format_bytes, format_gap, format_time, printable
-from .schedule_comparison import ComparedSchedule, ScheduleComparison
+from ..util.errors import BadInput
+from ..util.text import aligned, counted, format_bytes, format_gap, printable
+from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComparison
 
 MAX_DIFFERENCES = 4  # ranks whose first difference is shown
+MAX_PLACEMENT = 12  # letters of a placement that a table has room for
+
+Show = Callable[[float], str]
 
 
 def schedules_as_text(comparison: ScheduleComparison) -> str:
@@ -14,16 +21,15 @@ def schedules_as_text(comparison: ScheduleComparison) -> str:
     with their reasons."""
     c = comparison
     first, best = c.rows[0], c.best
-    lines = [
-        *_sources(c),
-        *_values(c),
-        "",
-        "where the busiest rank's time goes",
-        *_shares(c),
-    ]
+    unit, scale = ("ms", 1e3) if max(row.value for row in c.rows) >= 10_000 else ("µs", 1.0)
+
+    def show(us: float) -> str:
+        return f"{us / scale:,.2f}" if scale > 1 else f"{us:,.0f}"
+
+    lines = [*_sources(c), *_values(c, unit, show), "", f"where the busiest rank's time goes, {unit}", *_shares(c, show)]
     if any(max(row.peaks) for row in c.rows):
         lines += ["", "most activations held, rank by rank", *_peaks(c)]
-    different = [line for row in c.rows[1:] for line in _difference(row, first)]
+    different = _differences(c.rows[1:], first)
     lines += ["", *different] if different else []
     lines += ["", *(f"{printable(name)}: cannot be: {printable(why)}" for name, why in c.absent)] if c.absent else []
     return "\n".join([*lines, "", _verdict(first, best)]) + "\n"
@@ -37,25 +43,35 @@ def _sources(c: ScheduleComparison) -> list[str]:
     return [f"times are {printable(found[0])}, not measured"] if found[0] and not found[0].startswith("measured") else []
 
 
-def _values(c: ScheduleComparison) -> list[str]:
-    head = ("schedule", "ranks", "stages", c.objective, "to the first", "bubble", "bound", "gap", "peak")
+def _values(c: ScheduleComparison, unit: str, show: Show) -> list[str]:
+    head = ("schedule", "placement", f"{c.objective}, {unit}", "to the first", "bubble", "own bound", "own gap", "peak")
     rows: list[tuple[str, ...]] = [head]
     for row in c.rows:
-        p, proven = row.schedule.problem, row.certificate
+        proven = row.certificate
         bound = ("–", "–")
         if proven is not None:
-            bound = (format_time(proven.bound), format_gap(relative_gap(row.value, proven.bound)))
+            bound = (show(proven.bound), format_gap(relative_gap(row.value, proven.bound)))
         change = "" if row is c.rows[0] else f"{row.ratio - 1:+.2%}"
-        numbers = (format_time(row.value), change, f"{row.bubble:.2%}", *bound, format_bytes(max(row.peaks)))
-        rows.append((printable(row.name), str(p.ranks), str(p.stages), *numbers))
-    return aligned(rows)
+        numbers = (show(row.value), change, f"{row.bubble:.2%}", *bound, format_bytes(max(row.peaks)))
+        rows.append((printable(row.name), _placement(row), *numbers))
+    return aligned(rows, left=(0, 1))
 
 
-def _shares(c: ScheduleComparison) -> list[str]:
+def _placement(row: ComparedSchedule) -> str:
+    """The placement as one writes it; a long one by its number of stages."""
+    problem = row.schedule.problem
+    try:
+        said = "/".join(describe(route) for route in problem.routes)
+    except BadInput:  # passes of no route
+        said = ""
+    return said if 0 < len(said) <= MAX_PLACEMENT else f"{problem.stages} stages"
+
+
+def _shares(c: ScheduleComparison, show: Show) -> list[str]:
     rows: list[tuple[str, ...]] = [("schedule", "rank", "work", "idle in warm-up", "in between", "in cool-down")]
     for row in c.rows:
         one = row.shares[row.busiest]
-        times = (format_time(time) for time in (one.work, one.warm_up, one.steady, one.cool_down))
+        times = (show(time) for time in (one.work, one.warm_up, one.steady, one.cool_down))
         rows.append((printable(row.name), str(row.busiest), *times))
     return aligned(rows)
 
@@ -64,20 +80,24 @@ def _peaks(c: ScheduleComparison) -> list[str]:
     return aligned([(printable(row.name), counted([format_bytes(peak) for peak in row.peaks])) for row in c.rows], (0, 1))
 
 
-def _difference(row: ComparedSchedule, first: ComparedSchedule) -> list[str]:
-    """What is different in the order of `row`, in lines."""
-    found, names = row.difference, f"{printable(row.name)} and {printable(first.name)}"
-    if found is None:
-        a, b = (one.schedule.problem for one in (row, first))
-        if a.passes.kinds != b.passes.kinds:
-            return [f"{names} run other passes: {' '.join(a.passes.kinds)} and {' '.join(b.passes.kinds)}"]
-        return [f"{names} run other passes: {a.stages} and {b.stages} stages"] if a.stages != b.stages else []
+def _differences(rows: Sequence[ComparedSchedule], first: ComparedSchedule) -> list[str]:
+    """What is different in the order of each row, a line each; those of other passes in one line."""
+    other = [printable(row.name) for row in rows if row.difference is None]
+    found = [
+        _difference(row.difference, f"{printable(row.name)} and {printable(first.name)}") for row in rows if row.difference
+    ]
+    if other:
+        found.append(f"other passes than {printable(first.name)}'s (split or fused backward, stages): {', '.join(other)}")
+    return found
+
+
+def _difference(found: OrderDifference, names: str) -> str:
     if not found.first:
-        return [f"{names} have the same order"]
+        return f"{names} have the same order"
     shown = [f"rank {r}, place {i + 1}: {here} in place of {there}" for r, i, there, here in found.first[:MAX_DIFFERENCES]]
     more = len(found.first) - len(shown)
     tail = f"; and on {more} more ranks" if more else ""
-    return [f"{names}: {found.moved} passes follow another pass; first differences: {'; '.join(shown)}{tail}"]
+    return f"{names}: {found.moved} passes follow another pass; first differences: {'; '.join(shown)}{tail}"
 
 
 def _verdict(first: ComparedSchedule, best: ComparedSchedule) -> str:

@@ -162,6 +162,18 @@ def _unzipped(data: bytes, path: str | os.PathLike[str]) -> bytes:
     return text
 
 
+def document_kind(path: str | os.PathLike[str]) -> str | None:
+    """The kind of the zbsolve document in a file; None where it is no such document, or no file. Raises BadInput."""
+    if not Path(path).is_file():
+        return None
+    text = read_text(path)
+    if not text.lstrip().startswith("{"):
+        return None
+    named = re.match(r'\s*\{\s*"zbsolve"\s*:\s*"(\w+)"', text)  # as we write it: the rest need not be read
+    body = {"zbsolve": named[1]} if named else _parsed(text, path)
+    return str(body["zbsolve"]) if isinstance(body, dict) and "zbsolve" in body else None
+
+
 def write_document(path: str | os.PathLike[str], kind: str, body: dict[str, Any]) -> None:
     """Write a `kind` document (for example "schedule") with its format version."""
     version = VERSIONS.get(kind, 1)

@@ -1,0 +1,87 @@
+"""`zbsolve compare` of several schedules: names, files, other engines' files and the best one, in one table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zbsolve import Schedule, Step, preset, solve
+from zbsolve.cli import main
+from zbsolve.systems.steps import step_for
+
+from ..support.profiles import equal_layers
+
+GRID = "F0 F1 B0 F2 B1 F3 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A profile, 1F1B by hand as a grid, and a schedule."""
+    monkeypatch.chdir(tmp_path)
+    equal_layers().save("profile.json")
+    Path("mine.txt").write_text(GRID, encoding="utf-8")
+    solve(Step(2, 4).problem(equal_layers()), effort=0.1).save("solved.json")
+    return tmp_path
+
+
+def compared(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    capsys.readouterr()
+    assert main(["compare", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_names_files_imports_and_the_best_in_one_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every value is what the schedule's own command says; what cannot be is listed with its reason."""
+    what = ["1f1b", "interleaved", "zb-v", "mine.txt", "solved.json", "best", "gems"]
+    body = compared(capsys, "--profile", "profile.json", *what, "--effort", "0.2")
+    value = {row["name"]: row["value"] for row in body["schedules"]}
+    profile = equal_layers()
+    for name, placement in (("1f1b", "single"), ("interleaved", "loop"), ("zb-v", "vee")):
+        step = step_for(name, profile, Step(2, 4, placement))
+        assert value[name] == preset(name, step.problem(profile)).timeline().value
+    assert value["mine.txt"] == value["1f1b"]
+    assert value["solved.json"] == Schedule.load("solved.json").certificate.value
+    assert value["best"] <= min(value.values())
+    assert body["best"] in value
+    assert list(value) == what
+    assert body["absent"] == []
+    assert all(row["certificate"]["bound"] <= row["value"] for row in body["schedules"])
+    assert body["schedules"][3]["difference"] == {"moved": 0, "first": []}
+
+
+def test_what_cannot_be_is_listed_with_its_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken.txt").write_text("F0 B0\nB0 F0\n", encoding="utf-8")
+    what = ["1f1b", "dualpipe-v", "gpipe", "broken.txt", "solved.json"]
+    words = ["--profile", "profile.json", "--ranks", "4", "--microbatches", "5", "--memory", "1300"]
+    body = compared(capsys, *what, *words)
+    why = {row["name"]: row["why"] for row in body["absent"]}
+    assert [row["name"] for row in body["schedules"]] == ["1f1b"]
+    assert "wait for each other" in why["broken.txt"]
+    assert "microbatches" in why["solved.json"]
+    assert "microbatches" in why["dualpipe-v"]
+    assert "rank 0 needs 1500 bytes" in why["gpipe"]
+    assert main(["compare", *what, *words]) == 0
+    said = capsys.readouterr().out
+    assert all(f"{name}: cannot be: " in said for name in why)
+
+
+def test_without_a_profile_the_first_schedule_says_the_times(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = compared(capsys, "solved.json", "zb-h1", "best", "mine.txt", "--effort", "0.1")
+    assert [row["name"] for row in body["schedules"]] == ["solved.json", "zb-h1", "best"]
+    assert "--profile" in body["absent"][0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["1f1b"], "add --profile"),
+        (["nothing.json", "1f1b"], "'nothing.json': neither a file nor a name"),
+        (["1f1b", "best", "--profile", "profile.json"], "--ranks: is needed where no file says it"),
+        (["solved.json", "mine.txt", "-o", "x.html"], "-o and --baseline are for a run"),
+    ],
+)
+def test_bad_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert main(["compare", *words]) == 2
+    assert said in capsys.readouterr().err

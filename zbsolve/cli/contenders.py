@@ -1,0 +1,159 @@
+"""The schedules that `zbsolve compare` names: files, other engines' files, the literature's, and the best one found."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..util.errors import BadInput, ZbsolveError
+from .step_options import step_words
+from .tools import search_limits, searching
+
+if TYPE_CHECKING:
+    from ..interchange.foreign_order import ForeignOrder
+    from ..profile.profile import Profile
+    from ..schedule import Schedule
+    from ..step import Step
+
+BEST = "best"
+Named = list[tuple[str, "Schedule"]]
+Absent = list[tuple[str, str]]
+
+
+@dataclass
+class Contenders:
+    """What makes schedules of names: `profile` with what was said of a step (`words`), or else the problem of the first
+    schedule's file. `limits`: how long to search for the best."""
+
+    profile: Profile | None
+    words: dict[str, Any]
+    limits: dict[str, Any]
+    files: dict[str, Schedule | ForeignOrder]
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, step: Sequence[str]) -> Contenders:
+        """As a command's options say. Raises BadInput."""
+        from ..profile.profile import Profile
+
+        profile = Profile.load(options.profile) if options.profile else None
+        files = {what: _read(what) for what in options.what if not _is_name(what)}
+        return cls(profile, step_words(options, *step), search_limits(options), files)
+
+    def schedules(self, what: Sequence[str]) -> tuple[Named, Absent]:
+        """Each with its name and a certificate, and those that cannot be with the reason. Raises BadInput for what cannot be
+        read at all."""
+        found, absent = Named(), Absent()
+        for name in what:
+            try:
+                found.append((name, self._schedule(name)))
+            except ZbsolveError as error:
+                absent.append((name, str(error).removeprefix(f"{name}: ")))
+        return found, absent
+
+    def _schedule(self, name: str) -> Schedule:
+        from ..schedule import Schedule
+
+        if name == BEST:
+            return self._best()
+        if name not in self.files:
+            return self._of_the_literature(name)
+        given = self.files[name]
+        return _proven(given) if isinstance(given, Schedule) else self._imported(given)
+
+    def _imported(self, order: ForeignOrder) -> Schedule:
+        """Another engine's order on the profile's times. Raises BadInput for the first thing that does not hold."""
+        from ..interchange.importing import import_schedule
+        from ..search.certify import certified
+
+        if self.profile is None:
+            raise BadInput("it says no times: add --profile profile.json")
+        kept = {name: value for name, value in self.words.items() if name in ("memory", "objective", "recompute")}
+        partition = {"partition": self.words["partition"]} if self.words.get("partition") not in (None, "auto") else {}
+        found = import_schedule(order, self.profile, **kept, **partition)
+        if found.violations:
+            raise BadInput(found.told()[0])
+        return certified(found.schedule, found.solver)
+
+    def _of_the_literature(self, name: str) -> Schedule:
+        """A named schedule, on its own placement and with its own backward where there is a profile."""
+        from ..search.solver import solve
+        from ..systems.steps import step_for
+        from ..systems.table import system
+
+        if self.profile is None:
+            return solve(self._first().problem, method=name)
+        placed = replace(self._step(), placement=system(name).placement)
+        plain = replace(placed, partition="balanced") if placed.partition == "auto" else placed
+        return solve(step_for(name, self.profile, plain).problem(self.profile), method=name)
+
+    def _best(self) -> Schedule:
+        """The best that is found in the time."""
+        from ..search.auto import solve_auto
+        from ..search.solver import solve
+
+        with searching("compare") as (search, pressed):
+            if self.profile is None:
+                return solve(self._first().problem, progress=lambda state: search.show(BEST, state), **self.limits)
+            step = self._step()
+            if not step.auto:
+                problem = step.problem(self.profile)
+                return solve(problem, progress=lambda state: search.show(BEST, state), **self.limits)
+            return solve_auto(self.profile, step, progress=search.show, stop=pressed, **self.limits)[0]
+
+    def _step(self) -> Step:
+        """What was said of the step; ranks and microbatches as in the first file where they were not said."""
+        from ..step import Step
+
+        words = dict(self.words)
+        for name in ("ranks", "microbatches"):
+            if name not in words:
+                first = next(iter(self.files.values()), None)
+                if first is None:
+                    raise BadInput(f"--{name}: is needed where no file says it")
+                words[name] = getattr(getattr(first, "problem", first), name)
+        return Step(**words)
+
+    def _first(self) -> Schedule:
+        """The first schedule among the files, whose problem counts where there is no profile."""
+        from ..schedule import Schedule
+
+        first = next((one for one in self.files.values() if isinstance(one, Schedule)), None)
+        if first is None:
+            raise BadInput("it has no times: add --profile profile.json")
+        return first
+
+
+def _is_name(what: str) -> bool:
+    """Whether a word names a schedule, and not a file."""
+    from ..systems.table import PRESETS
+
+    return what in (BEST, *PRESETS) and not Path(what).exists()
+
+
+def _read(path: str) -> Schedule | ForeignOrder:
+    """A schedule, or another engine's order. Raises BadInput, also for what is neither a file nor a name."""
+    from ..interchange.reading import read_order
+    from ..schedule import Schedule
+    from ..systems.table import PRESETS
+    from ..util.files import document_kind
+
+    if path != "-" and not Path(path).exists():
+        raise BadInput(f"'{path}': neither a file nor a name (names: {', '.join((BEST, *PRESETS))})")
+    kind = document_kind(path)
+    return Schedule.load(path) if kind is not None or path == "-" else read_order(path)
+
+
+def _proven(schedule: Schedule) -> Schedule:
+    """The schedule with a certificate: its own, or a quick one. Raises BadInput where it does not hold."""
+    from ..search.certify import GIVEN, certified
+    from ..verifier import verify
+
+    if schedule.certificate is None:
+        return certified(schedule, GIVEN)
+    violations = verify(schedule.problem, schedule)
+    if violations:
+        raise BadInput(str(violations[0]))
+    return schedule
