@@ -120,6 +120,7 @@ COMMANDS = {
     "show": "draw a schedule in the terminal or as a page",
     "import": "another engine's or a hand-made schedule, verified on a profile's times",
     "export": "write a schedule for another engine",
+    "explore": "a local page to play with: a step by sliders, its schedule and bound at once",
     "run": "run a schedule on torch.distributed ranks and measure it",
     "compare": "schedules side by side; or measured against predicted",
 }

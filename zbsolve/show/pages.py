@@ -16,6 +16,13 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values) + "\n"
 
 
+def script(name: str) -> str:
+    """The text of a script that a page of a server asks for."""
+    loader = _environment().loader
+    assert loader is not None
+    return loader.get_source(_environment(), name)[0]
+
+
 def picture(document: str) -> Markup:
     """An SVG document that `svg.to_svg` made, to stand in a page as it is."""
     from markupsafe import Markup

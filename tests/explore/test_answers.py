@@ -1,0 +1,123 @@
+"""From a state to its answer, held against formulas of the literature, named schedules made elsewhere, and `verify`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from zbsolve import Infeasible, Schedule, preset, problem_for, verify
+from zbsolve.cli.app import main
+from zbsolve.explore.answers import MAX_PASSES, Answer, answer, compared
+from zbsolve.explore.setting import commands
+from zbsolve.explore.state import BEST, State
+from zbsolve.util.errors import BadInput
+
+from ..support.profiles import equal_layers
+
+GIB = 2**30
+
+
+def row_of(state: State, name: str) -> Answer:
+    """The named system's answer in the comparison."""
+    (row,) = (one for one in compared(state, answer) if one.state.system == name)
+    assert row.answer is not None, row.why
+    return row.answer
+
+
+def test_textbook_times() -> None:
+    """At F = B = W: 1F1B takes (m + p − 1)(F + B + W), ZB-H1 (p − 1)(F + B − W) more than the work; rank r of 1F1B holds
+    p − r microbatches (arXiv 2401.10241, tables 1 and 2)."""
+    state, p, m, t = State(), 4, 12, 10_000
+    usual = answer(State(system="1f1b"))
+    assert usual.certificate.value == (m + p - 1) * 3 * t
+    assert usual.peaks == (4 * GIB, 3 * GIB, 2 * GIB, GIB)
+    assert answer(State(system="zb-h1")).certificate.value == m * 3 * t + (p - 1) * t
+    best = answer(state)
+    assert best.certificate.value == best.certificate.bound == m * 3 * t + (p - 1) * t
+    assert verify(best.schedule.problem, best.schedule) == ()
+
+
+def test_one_state_has_one_answer() -> None:
+    state = State(ranks=6, microbatches=10, placement="vee", memory=5, slow_part=2)
+    first, second = answer(state), answer(state)
+    assert first.schedule.order == second.schedule.order
+    assert first.certificate == second.certificate
+
+
+@pytest.mark.parametrize("placement", ["single", "vee", "loop4"])
+def test_the_model_is_the_same_in_every_placement(placement: str) -> None:
+    """A slower second part and an output layer of one part: the same work on every chunking, and the slower part where it
+    lies in the model."""
+    state = State(ranks=4, microbatches=8, placement=placement, slow_part=2, slow_factor=1.5, output=1, until_B=0.3)
+    problem = answer(state).schedule.problem
+    assert problem.passes.duration.sum() == 8 * 30_000 * (4 + 0.5 + 1)
+    first = problem.rows("F", stage=problem.stages // 4)
+    assert problem.passes.duration[first[0]] * problem.stages == 4 * 15_000
+    assert problem.taken.sum() == pytest.approx(4 * 8 * 0.8 * GIB, rel=1e-8)
+
+
+def test_memory_is_kept_or_the_rank_is_named() -> None:
+    within = answer(State(ranks=8, microbatches=16, placement="vee", memory=4))
+    assert max(within.peaks) <= 4 * GIB == within.capacity[0]  # type: ignore[index]
+    assert verify(within.schedule.problem, within.schedule) == ()
+    over = answer(State(ranks=8, microbatches=16, memory=4, system="1f1b"))
+    assert "rank 0 needs" in over.over
+    assert over.peaks[0] == 8 * GIB
+    with pytest.raises(Infeasible, match=r"rank 0 needs .* for one microbatch"):
+        answer(State(memory=0.5))
+
+
+def test_the_comparison_has_every_system_once() -> None:
+    """Values against the same schedules made by `problem_for` and `preset`."""
+    state = State(ranks=4, microbatches=8, comm=0.5)
+    rows = compared(state, answer)
+    assert rows[0].state == state
+    names = [(row.state.system, row.state.placement) for row in rows]
+    assert len(names) == len(set(names))
+    assert {BEST, "1f1b", "dualpipe", "v-half", "interleaved"} <= {name for name, _ in names}
+    for row in rows:
+        if row.state.system in ("1f1b", "zb-v", "dualpipe", "interleaved", "v-half"):
+            share = 2 if row.state.placement in ("vee", "loop") else 1
+            times = (10_000 // share,) * 3
+            held = {"held_until_B": GIB // 2 // share, "held_until_W": GIB // 2 // share, "comm": 500}
+            problem = problem_for(row.state.system, 4, 8, *times, **held)
+            assert row.answer is not None
+            assert row.answer.certificate.value == preset(row.state.system, problem).timeline().makespan
+    fitting = [row.answer.certificate.value for row in rows[1:] if row.answer]
+    assert fitting == sorted(fitting)
+
+
+def test_what_does_not_fit_comes_last_with_its_reason() -> None:
+    rows = compared(State(ranks=5, microbatches=10, memory=3, placement="vee"), answer)
+    fits = [row.answer is not None and not row.answer.over for row in rows]
+    assert fits == sorted(fits, reverse=True)
+    assert [row.answer is not None and bool(row.answer.over) for row in rows].count(True) > 3
+    (odd,) = (row for row in rows if row.state.system == "dualpipe")
+    assert "5 ranks are no multiple of 2" in odd.why
+
+
+def test_a_profile_gives_layers_and_links() -> None:
+    found = answer(State(ranks=2, microbatches=4, F=99), equal_layers(8))
+    assert found.schedule.problem.layers == (4, 4)
+    assert found.certificate.value == 4 * 4 * 30 + 40  # the work of a rank, and rank 1 waits for the first F of rank 0
+
+
+def test_too_large_a_step_is_refused() -> None:
+    with pytest.raises(BadInput, match=f"microbatches: .* more than this page shows \\({MAX_PASSES:,}\\)"):
+        answer(State(ranks=64, microbatches=512, placement="loop4"))
+
+
+@pytest.mark.parametrize("query", ["system=zb-v&memory=1", "placement=vee&recompute=all", "system=1f1b", "partition=1,7"])
+def test_the_command_gives_the_same_schedule(query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    profile = equal_layers(8)
+    profile.save("profile.json")
+    found = answer(State.parse(f"ranks=2&microbatches=6&{query}"), profile)
+    for line in commands(found.state, "profile.json", found.options):
+        assert main(shlex.split(line)[1:]) == 0
+    made = Schedule.load("schedule.json")
+    assert made.problem.digest == found.schedule.problem.digest
+    assert made.order == found.schedule.order
+    assert made.certificate == found.certificate

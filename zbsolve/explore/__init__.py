@@ -1,0 +1,24 @@
+"""The playground: a page on this machine whose controls say a step, with its schedule, bubble, peaks and bound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..util.lazy import handing_on
+
+if TYPE_CHECKING:
+    from .answers import Answer as Answer
+    from .answers import Row as Row
+    from .answers import answer as answer
+    from .answers import compared as compared
+    from .server import serve as serve
+    from .state import State as State
+
+__getattr__, __dir__ = handing_on(
+    __name__,
+    {
+        "answers": "Answer Row answer compared",
+        "server": "serve",
+        "state": "State",
+    },
+)

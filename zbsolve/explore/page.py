@@ -1,0 +1,155 @@
+"""What the browser gets: the page with its controls, and the two parts of it that follow from a state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..profile.profile import Profile
+from ..show.pages import picture, render
+from ..show.schedule_svg import schedule_as_svg
+from ..systems.table import system
+from ..util.text import format_bytes, format_gap, format_time, printable
+from .answers import Answer, Row
+from .playground import MORE_SECONDS
+from .state import BEST, CONTROLS, EXAMPLES, GIVEN, GROUPS, SYSTEM_NAMES, Choice, Slider, State
+
+MIN_WIDTH, MAX_WIDTH = 560, 2400  # pixels of the chart; a narrower window scrolls it
+
+
+def controls_page(state: State, profile: Profile | None, wrong: str = "") -> str:
+    """The page with its controls at `state`; its script asks for the rest. wrong: a line about the address."""
+    hidden = GIVEN if profile else ()
+    shown = [one for one in CONTROLS if one.group not in hidden and (profile or one.name != "partition")]
+    return render(
+        "explore.html",
+        title="zbsolve explore",
+        wrong=printable(wrong),
+        examples=() if profile else EXAMPLES,
+        model=f"{len(profile.layers)} layers of {printable(profile.title)}"
+        if profile
+        else "a model of equal parts, one a rank",
+        groups=[
+            (name, [_control(one, state) for one in shown if one.group == name]) for name in GROUPS if name not in hidden
+        ],
+        usual={one.name: one.print(one.usual) for one in CONTROLS},
+    )
+
+
+def _control(one: Slider | Choice, state: State) -> dict[str, Any]:
+    """One control for the template."""
+    value = getattr(state, one.name)
+    said = {"name": one.name, "label": one.label, "value": one.print(value)}
+    if isinstance(one, Slider):
+        limits = {"least": one.least, "most": one.most, "upto": one.upto, "step": one.step}
+        return {
+            **said,
+            "unit": one.unit,
+            "typed": "1" if one.whole else "any",
+            **{name: one.print(number) for name, number in limits.items()},
+        }
+    return {**said, "options": one.options if value in dict(one.options) else (*one.options, (value, value))}
+
+
+def answer_part(found: Answer, seconds: float, lines: Sequence[str], width: int) -> str:
+    """Figures, chart, peaks and command lines of an answer that took so many seconds; width: pixels of the chart."""
+    certificate, over = found.certificate, found.over
+    chart = schedule_as_svg(found.schedule, width=min(MAX_WIDTH, max(MIN_WIDTH, width)), notes=False)
+    return render(
+        "explore_answer.html",
+        figures=_figures(found),
+        over=printable(over),
+        chart=picture(chart),
+        bars=_bars(found),
+        limit="" if found.capacity is None else format_bytes(max(found.capacity)),
+        proof=printable(certificate.proof),
+        found=f"found by {printable(certificate.solver)}; answered in {seconds:.2f} s",
+        searched=found.state.system == BEST and certificate.status != "optimal",
+        more=f"{MORE_SECONDS:g}",
+        commands="\n".join(lines),
+    )
+
+
+def _figures(found: Answer) -> list[tuple[str, str, str]]:
+    """What stands large at the top: (label, value, note)."""
+    timeline, certificate = found.schedule.timeline(), found.certificate
+    rank = max(range(len(found.peaks)), key=found.peaks.__getitem__)
+    proven = "proven: no order of these passes is shorter" if not certificate.gap else "proven: none is shorter than this"
+    left = "optimal" if not certificate.gap else f"at most {certificate.gap:.2%} could be saved"
+    return [
+        (certificate.objective, format_time(certificate.value), left),
+        ("bound", format_time(certificate.bound), proven),
+        ("bubble", f"{timeline.bubble_rate:.2%}", f"work {format_time(found.schedule.problem.work)}"),
+        ("peak of activations", format_bytes(found.peaks[rank]), f"on rank {rank}{_of_room(found, rank)}"),
+    ]
+
+
+def _of_room(found: Answer, rank: int) -> str:
+    return "" if found.capacity is None else f", which has {format_bytes(found.capacity[rank])}"
+
+
+def _bars(found: Answer) -> list[dict[str, str]]:
+    """A bar a rank: its peak, and what it has, as shares of the largest."""
+    room = found.capacity or (0,) * len(found.peaks)
+    most = max(*found.peaks, *room, 1)
+    return [
+        {
+            "text": f"rank {rank}: {format_bytes(peak)}" + (f" of {format_bytes(room[rank])}" if found.capacity else ""),
+            "rank": str(rank),
+            "share": f"{100 * peak / most:.1f}",
+            "room": f"{100 * room[rank] / most:.1f}" if found.capacity else "",
+            "over": "over" if found.capacity and peak > room[rank] else "",
+        }
+        for rank, peak in enumerate(found.peaks)
+    ]
+
+
+def table_part(rows: Sequence[Row]) -> str:
+    """The comparison as a table; the first row is what the page shows."""
+    own = rows[0].answer
+    return render("explore_table.html", rows=[_cells(row, own) for row in rows])
+
+
+def _cells(row: Row, own: Answer | None) -> dict[str, Any]:
+    state = row.state
+    named = None if state.system == BEST else system(state.system)
+    said = {
+        "system": state.system,
+        "placement": state.placement,
+        "name": state.system if named else "best found",
+        "title": f"{named.title}, {named.paper}" if named else "the best that a short search finds",
+        "why": printable(row.why or (_lacking(row.answer) if row.answer else "")),
+        "fits": row.answer is not None and not row.answer.over,
+        "answered": row.answer is not None,
+    }
+    if row.answer is None:
+        return said
+    certificate, timeline = row.answer.certificate, row.answer.schedule.timeline()
+    against = certificate.value / own.certificate.value - 1 if own and own.certificate.value else 0.0
+    return {
+        **said,
+        "value": format_time(certificate.value),
+        "against": f"{against:+.1%}" if own and row.answer is not own else "",
+        "bubble": f"{timeline.bubble_rate:.1%}",
+        "peak": format_bytes(max(row.answer.peaks)),
+        "bound": format_time(certificate.bound),
+        "gap": format_gap(certificate.gap),
+        "weights": f"{len(row.answer.schedule.problem.routes)}×",
+    }
+
+
+def _lacking(found: Answer) -> str:
+    """What the rank that lacks most has; "" where every rank has what it needs."""
+    if not found.over or found.capacity is None:
+        return found.over
+    rank = max(range(len(found.peaks)), key=lambda r: found.peaks[r] - (found.capacity or ())[r])
+    return f"rank {rank} has {format_bytes(found.capacity[rank])}"
+
+
+def wrong_part(message: str) -> str:
+    """One line for what a state asks and cannot have, and the control that it is about."""
+    word = re.split(r"[: \[]", message)[0]
+    about = "memory" if word == "capacity" else "system" if word in SYSTEM_NAMES else word
+    known = about if about in {one.name for one in CONTROLS} else ""
+    return render("explore_wrong.html", message=printable(message), control=known)

@@ -1,0 +1,199 @@
+"""What the controls of the page say, as a record that an address holds: `State` ↔ the query behind `?`.
+
+A control is a row of CONTROLS: parsing, printing, limits and the page's form all read that table.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from ..partition.by_name import SEARCHED
+from ..placement import parse_routes
+from ..problem import OBJECTIVES
+from ..systems.table import ASYNCHRONOUS, SYSTEMS
+from ..util.errors import BadInput
+
+BEST = "best"  # the system that is a search
+MAX_QUERY = 2_000  # characters of an address behind ?
+DECIMALS = 6  # of a number in an address
+MAX_DIGITS = 12  # of a whole number that are read: all such are too large
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that the page shows follows from this, and from the profile if there is one.
+
+    placement, objective, recompute: as `Step` takes them; partition: as well, by name, and of account with a profile alone.
+    system: a name of the table, or "best": a search. backward: "split" into B and W, or "fused" (a named system has its
+    own). memory: GiB a rank, 0 for no other limit than the profile's.
+
+    Without a profile the model is `ranks` equal parts. F, B, W: ms of a part for one microbatch; until_B, until_W: GiB that
+    it keeps from F until the end of B and of W; comm: ms of a message between two ranks. slow_part: a part (1 is the first,
+    0 none) that takes slow_factor times as long. output: parts that the output layer's F, B and W take on top, at the end.
+    """
+
+    ranks: int = 4
+    microbatches: int = 12
+    system: str = BEST
+    placement: str = "single"
+    memory: float = 0.0
+    F: float = 10.0
+    B: float = 10.0
+    W: float = 10.0
+    comm: float = 0.0
+    until_B: float = 0.5
+    until_W: float = 0.5
+    slow_part: int = 0
+    slow_factor: float = 1.5
+    output: float = 0.0
+    partition: str = "balanced"
+    backward: str = "split"
+    recompute: str = "none"
+    objective: str = "makespan"
+
+    def __post_init__(self) -> None:
+        for control in CONTROLS:
+            control.check(getattr(self, control.name))
+        if self.slow_part > self.ranks:
+            raise BadInput(f"slow_part: the model has {self.ranks} parts, one a rank; there is no part {self.slow_part}")
+        if self.partition not in SEARCHED and not re.fullmatch(r"\d{1,6}(,\d{1,6})*", self.partition):
+            raise BadInput(
+                f"partition: '{self.partition[:40]}' is none of {', '.join(SEARCHED)}, and no layers such as 5,5,6,4"
+            )
+        parse_routes(self.placement, self.ranks)
+
+    @property
+    def query(self) -> str:
+        """The state as an address holds it; what is as usual is left out."""
+        changed = {c.name: c.print(getattr(self, c.name)) for c in CONTROLS if getattr(self, c.name) != c.usual}
+        return urlencode(changed)
+
+    @classmethod
+    def parse(cls, query: str) -> State:
+        """The state that a query says; what it leaves out is as usual. A whole address is read as the query behind its
+        `?`. Raises BadInput naming the control."""
+        if len(query) > MAX_QUERY:
+            raise BadInput(f"address: longer than {MAX_QUERY} characters")
+        known = {control.name: control for control in CONTROLS}
+        said: dict[str, Any] = {}
+        for name, text in parse_qsl(query.rpartition("?")[2], keep_blank_values=True):
+            if name not in known:
+                raise BadInput(f"address: '{name[:40]}' is no control (one of {', '.join(known)})")
+            if name in said:
+                raise BadInput(f"{name}: the address says it twice")
+            said[name] = known[name].parse(text)
+        return cls(**said)
+
+
+@dataclass(frozen=True)
+class Slider:
+    """A number. least, most: allowed; upto: where the slider ends, which a typed number may pass; unit: behind it."""
+
+    name: str
+    label: str
+    unit: str
+    least: float
+    most: float
+    upto: float
+    step: float
+    group: str
+
+    @property
+    def usual(self) -> Any:
+        """The default of the state's field."""
+        return _USUAL[self.name]
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers make sense."""
+        return isinstance(self.usual, int)
+
+    def parse(self, text: str) -> float:
+        """The number. Raises BadInput."""
+        try:
+            return int(text[:MAX_DIGITS]) if self.whole else round(float(text), DECIMALS)
+        except ValueError:
+            what = "a whole number" if self.whole else "a number"
+            raise BadInput(f"{self.name}: '{text[:40]}' is not {what}") from None
+
+    def print(self, value: float) -> str:
+        """The number without an exponent."""
+        return str(value) if self.whole else f"{value:.{DECIMALS}f}".rstrip("0").rstrip(".")
+
+    def check(self, value: float) -> None:
+        """Raise BadInput where it is out of range."""
+        if not (math.isfinite(value) and self.least <= value <= self.most):
+            unit = f" {self.unit}" if self.unit else ""
+            raise BadInput(f"{self.name}: {value:g} is not from {self.least:g} to {self.most:g}{unit}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several texts. options: (text, what the page calls it); free: whether others may be typed, for others to
+    check."""
+
+    name: str
+    label: str
+    options: tuple[tuple[str, str], ...]
+    group: str
+    free: bool = False
+
+    @property
+    def usual(self) -> Any:
+        """The default of the state's field."""
+        return _USUAL[self.name]
+
+    def parse(self, text: str) -> str:
+        """The text as it is."""
+        return text
+
+    def print(self, value: str) -> str:
+        """The text as it is."""
+        return value
+
+    def check(self, value: str) -> None:
+        """Raise BadInput where it is none of them."""
+        known = [text for text, _ in self.options]
+        if value not in known and not self.free:
+            raise BadInput(f"{self.name}: '{value[:40]}' is none of {', '.join(known)}")
+
+
+def _same(*texts: str) -> tuple[tuple[str, str], ...]:
+    return tuple((text, text) for text in texts)
+
+
+STEP, MODEL, UNEVEN, MORE = GROUPS = ("Step", "Model", "Uneven stages", "More")
+SYSTEM_NAMES = tuple(one.name for one in SYSTEMS if one.group != ASYNCHRONOUS)  # those have no step with an end
+_USUAL = {field.name: field.default for field in fields(State)}
+CONTROLS: tuple[Slider | Choice, ...] = (
+    Slider("ranks", "ranks p", "", 1, 64, 32, 1, STEP),
+    Slider("microbatches", "microbatches m", "", 1, 512, 128, 1, STEP),
+    Choice("system", "schedule", ((BEST, "best found (search)"), *_same(*SYSTEM_NAMES)), STEP),
+    Choice("placement", "placement", _same("single", "loop", "loop4", "vee", "vee4", "mirror"), STEP, free=True),
+    Slider("memory", "memory a rank", "GiB", 0, 1e6, 96, 0.25, STEP),
+    Slider("F", "forward F", "ms", 0, 1e5, 40, 0.1, MODEL),
+    Slider("B", "input gradient B", "ms", 0, 1e5, 40, 0.1, MODEL),
+    Slider("W", "weight gradient W", "ms", 0, 1e5, 40, 0.1, MODEL),
+    Slider("comm", "message", "ms", 0, 1e5, 10, 0.1, MODEL),
+    Slider("until_B", "kept until B", "GiB", 0, 1e5, 4, 0.05, MODEL),
+    Slider("until_W", "kept until W", "GiB", 0, 1e5, 4, 0.05, MODEL),
+    Slider("slow_part", "slower part (0: none)", "", 0, 64, 32, 1, UNEVEN),
+    Slider("slow_factor", "its time, times", "×", 0, 100, 3, 0.05, UNEVEN),
+    Slider("output", "output layer, in parts", "×", 0, 100, 3, 0.05, UNEVEN),
+    Choice("partition", "layers on stages", _same(*dict.fromkeys(("balanced", *SEARCHED))), MORE, free=True),
+    Choice("backward", "backward", (("split", "split into B and W"), ("fused", "one pass BW")), MORE),
+    Choice("recompute", "recompute", (("none", "none"), ("all", "all stages")), MORE),
+    Choice("objective", "what counts", tuple(zip(OBJECTIVES, OBJECTIVES, strict=True)), MORE),
+)
+GIVEN = (MODEL, UNEVEN)  # groups that make the model where there is no profile
+EXAMPLES = (  # words, query: what one sees at once
+    ("textbook times", ""),
+    ("an output layer as long as a stage", "ranks=8&microbatches=24&output=1"),
+    ("half of 1F1B's memory", "ranks=8&microbatches=24&placement=vee&memory=4"),
+    ("slow messages", "ranks=8&microbatches=24&comm=5"),
+    ("one slow stage", "ranks=8&microbatches=24&slow_part=4&slow_factor=1.4"),
+)

@@ -1,0 +1,144 @@
+"use strict";
+// The controls say a state; the address holds it; the server answers it. Nothing is worked out here.
+const form = document.getElementById("controls"), answer = document.getElementById("answer");
+const table = document.getElementById("table"), progress = document.getElementById("progress");
+const usual = JSON.parse(document.getElementById("usual").textContent);
+const GONE = '<p class="wrong" role="alert">The server does not answer: it has ended, or was started anew. Start zbsolve explore again.</p>';
+
+function query() {
+  const said = new URLSearchParams();
+  for (const [name, value] of new FormData(form)) if (value !== usual[name]) said.append(name, value);
+  return said.toString();
+}
+
+function address(part, asked) {
+  return `${part}?width=${Math.floor(answer.clientWidth - 2)}&state=${encodeURIComponent(asked)}`;
+}
+
+// One request of a kind at a time: while it runs only the newest wish is kept, and an answer to an older one is dropped.
+function asking(part, place, shown) {
+  let busy = false, wanted = null;
+  return async (asked) => {
+    wanted = asked;
+    place.classList.add("late");
+    if (busy) return;
+    busy = true;
+    while (wanted !== null) {
+      const now = wanted;
+      wanted = null;
+      let text = GONE, fine = false;
+      try {
+        const reply = await fetch(address(part, now));
+        text = reply.status === 404 ? GONE : await reply.text();
+        fine = reply.ok;
+      } catch { /* GONE says it */ }
+      if (wanted === null) {
+        place.innerHTML = text;
+        place.classList.remove("late");
+        shown(now, fine);
+      }
+    }
+    busy = false;
+  };
+}
+
+function mark() {
+  const wrong = answer.querySelector("[data-control]");
+  for (const one of form.querySelectorAll(".control")) {
+    const bad = wrong !== null && one.id === `control-${wrong.dataset.control}`;
+    one.classList.toggle("bad", bad);
+    for (const input of one.querySelectorAll("[name]")) input.toggleAttribute("aria-invalid", bad);
+  }
+  const save = document.getElementById("save");
+  if (save !== null) save.href = address("schedule.json", query());
+}
+
+const askAnswer = asking("answer", answer, (asked, fine) => {
+  mark();
+  if (fine) askTable(asked);
+  else { table.innerHTML = ""; table.classList.remove("late"); }
+});
+const askTable = asking("compare", table, () => {});
+
+let timer = 0;
+function changed(wait) {
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    const asked = query();
+    history.replaceState(null, "", asked ? `?${asked}` : location.pathname);
+    document.getElementById("address-wrong")?.remove();
+    progress.textContent = "";
+    askAnswer(asked);
+  }, wait);
+}
+
+form.addEventListener("input", (event) => {
+  const from = event.target;
+  if (from.dataset.for) form.elements[from.dataset.for].value = from.value;
+  else form.querySelector(`[data-for="${from.name}"]`)?.setAttribute("value", from.value);
+  const slider = from.name && form.querySelector(`[data-for="${from.name}"]`);
+  if (slider) slider.value = from.value;
+  changed(120);
+});
+form.addEventListener("submit", (event) => event.preventDefault());
+
+table.addEventListener("click", (event) => {
+  const row = event.target.closest("[data-system]");
+  if (row === null) return;
+  form.elements.system.value = row.dataset.system;
+  form.elements.placement.value = row.dataset.placement;
+  changed(0);
+  answer.scrollIntoView({ block: "nearest" });
+});
+
+answer.addEventListener("click", async (event) => {
+  if (event.target.id === "search") search(event.target);
+  if (event.target.id === "copy") {
+    const text = document.getElementById("commands");
+    getSelection().selectAllChildren(text);
+    try {
+      await navigator.clipboard.writeText(text.textContent);
+      progress.textContent = "The commands are in the clipboard.";
+    } catch {
+      progress.textContent = "The commands are selected: copy them with Ctrl-C.";
+    }
+  }
+});
+
+async function search(button) {
+  const asked = query();
+  button.disabled = true;
+  try {
+    const reply = await fetch(address("search", asked));
+    const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = "", piece; !(piece = await reader.read()).done;) {
+      const lines = (rest + piece.value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (asked !== query()) return reader.cancel();
+        const { said, part } = JSON.parse(line);
+        if (said !== undefined) progress.textContent = said;
+        if (part !== undefined) {
+          answer.innerHTML = part;
+          progress.textContent = "";
+          mark();
+          askTable(asked);
+        }
+      }
+    }
+  } catch {
+    answer.innerHTML = GONE;
+  }
+}
+
+let width = answer.clientWidth, resizing = 0;
+addEventListener("resize", () => {
+  clearTimeout(resizing);
+  resizing = setTimeout(() => {
+    if (Math.abs(answer.clientWidth - width) < 40) return;
+    width = answer.clientWidth;
+    askAnswer(query());
+  }, 250);
+});
+
+askAnswer(query());
