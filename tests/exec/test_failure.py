@@ -98,6 +98,22 @@ def test_a_rank_that_cannot_build_is_named_by_all(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("what", "text"),
     [
+        ("throw", r"rank 1, pass 1F\d: ValueError: on purpose"),
+        ("die", "rank 1 is lost"),
+        ("hang", "rank 1 is lost"),
+        ("nan", r"rank 1, pass 1F\d: its activation has 8 NaN among 8 numbers"),
+    ],
+)
+def test_an_evaluation_fails_as_a_step_does(ranks: Ranks, what: str, text: str) -> None:
+    said = ranks.run(what, rank=1, evaluate=True, timeout=3, watch=what == "nan")
+    for rank, one in enumerate(said):
+        if rank != 1 or what in ("throw", "nan"):
+            assert re.match(text, one["text"])
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
         ("nan", r"rank 1, pass 1F\d: its activation has 8 NaN among 8 numbers"),
         ("nan back", r"rank 1, pass 1B\d: the gradient of its input has 8 (NaN|inf) among 8 numbers"),
         ("nan weight", r"rank 1, pass 1W\d: the gradient of layer 2 inner.weight has .* among 16 numbers"),

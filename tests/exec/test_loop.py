@@ -1,4 +1,4 @@
-"""The rest of a training loop, on gloo ranks: clipping, loss scaling, batches that do not split."""
+"""The rest of a training loop, on gloo ranks: clipping, loss scaling, batches that do not split, evaluation."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def two() -> Jobs:
         "scaled": False,
         "refusals": None,
         "own_random": None,
+        "evaluated": None,
+        "wrong_evaluations": None,
     }
     found = on_ranks(2, "tests.support.exec_jobs_loop:several", list(jobs.items()))
     return {name: [one[i] for one in found] for i, name in enumerate(jobs)}
@@ -92,3 +94,42 @@ def test_what_makes_no_sense_is_refused(two: Jobs) -> None:
 
 def test_a_step_leaves_the_loop_its_random_numbers(two: Jobs) -> None:
     assert two["own_random"] == [True, True]
+
+
+def test_evaluation_is_that_of_one_process(two: Jobs) -> None:
+    """On a tied parameter, a V shape, chunks and both directions, for any number of rows."""
+    assert len(two["evaluated"][0]) == 20
+    for one in (*two["evaluated"][0], *two["evaluated"][1]):
+        assert one["loss"][0] == pytest.approx(one["loss"][1], rel=1e-12)
+        assert one["there"]
+        assert max(one["outputs"]) < 1e-12
+        assert one["left"] < 200  # bytes: an activation of one row has 1,024
+        assert one["live"] == 0
+        assert not one["grad"]
+        assert not one.get("touched")
+        assert one.get("listed", [[2, 8], [1, 5]]) == [[2, 8], [1, 5]]
+    assert len(two["evaluated"][0][0]["outputs"]) + len(two["evaluated"][1][0]["outputs"]) == 3
+
+
+def test_evaluation_changes_no_bit_of_training() -> None:
+    """Dropout, running statistics, gradients that wait for their optimizer, and steps that are validated late."""
+    found, right = (on_ranks(2, "tests.support.exec_jobs_loop:between_steps", evaluating) for evaluating in (True, False))
+    for one, other in zip(found, right, strict=True):
+        assert one["losses"] == other["losses"]
+        assert one["bits"] == other["bits"]
+        assert one["training"]
+        assert one["seen"][::2] == one["seen"][1::2]  # nothing random
+    assert found[0]["seen"] == found[1]["seen"]
+
+
+def test_all_ranks_refuse_an_evaluation_together(two: Jobs) -> None:
+    first, second = two["wrong_evaluations"]
+    said = [
+        "inputs: needed here",
+        "inputs and targets: 2 and 4 microbatches: they must be as many",
+        "inputs: give the whole batch, as a tensor or as a list of microbatches",
+        "microbatches: at least 1 is needed, got 0",
+        "True",  # and then one that works
+    ]
+    assert first == said
+    assert second == [f"rank 0: {said[0]}", said[1], f"rank 0: {said[2]}", f"rank 0: {said[3]}", said[4]]

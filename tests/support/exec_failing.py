@@ -137,7 +137,7 @@ def _rank(folder: Path, rank: int, job: dict[str, Any]) -> None:
 
 
 def _train(folder: Path, rank: int, job: dict[str, Any]) -> float:
-    """Two steps with this package's Pipeline, as anybody's loop would; the last loss."""
+    """Two steps or evaluations with this package's Pipeline, as anybody's loop would; the last loss."""
     from datetime import timedelta
 
     import torch
@@ -169,7 +169,7 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> float:
     runner = Pipeline(layers, schedule, loss=loss, **more)
     result, x = 0.0, torch.randn(6, 4)
     for _ in range(2):
-        result = runner.step(x, x).loss
+        result = runner.evaluate(x, x) if job.get("evaluate") else runner.step(x, x).loss
     return result
 
 

@@ -16,6 +16,7 @@ from zbsolve import BadInput, Schedule, pipeline
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.handlers import Data
+from zbsolve.exec.memory import LiveBytes
 from zbsolve.models.presets import GptSizes, gpt
 
 from .exec_tools import a_problem, random_schedule, split_layers
@@ -209,6 +210,99 @@ def own_random(rank: int, _: None) -> bool:
     torch.default_generator.manual_seed(5)
     runner.step(*rows(4))
     return torch.equal(torch.rand(3), expected)
+
+
+class Changing(nn.Module):
+    """Random in training, with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Tanh()).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y
+
+
+def evaluated(rank: int, _: None) -> list[dict[str, Any]]:
+    """Losses and outputs of batches of any size, beside those of one process; what evaluation leaves."""
+    result = []
+    for schedule in schedules():
+        runner = runner_of(schedule)
+        runner.step(*rows(4)).seen.wait()
+        before = [None if p.grad is None else p.grad.clone() for p in runner.parameters()]
+        whole, count = nn.Sequential(*layers()), len(runner.microbatches)
+        for size, how in ((1, {}), (4, {}), (11, {}), (11, {"microbatches": 11}), (5, {"microbatches": 2})):
+            inputs, targets = rows(size, 1)
+            first, last = (inputs if runner.inputs else None), (targets if runner.targets else None)
+            meter = LiveBytes([*runner.module.parameters(), inputs, targets])
+            with meter:
+                loss = runner.evaluate(first, last, **how)
+                left = meter.now
+            outputs, all_outputs = runner.forward(first, **how), runner.forward(first, everywhere=True, **how)
+            with torch.no_grad():
+                right = whole(inputs)
+            result.append(
+                {
+                    "loss": [loss, float(MODEL.loss(right, targets))],
+                    "there": (outputs is not None) == bool(runner.targets),
+                    "outputs": [difference(one, right) for one in (outputs, all_outputs) if one is not None],
+                    "left": left,
+                    "live": sum(len(stage.live) for stage in runner.stages.values()),
+                    "grad": any(one is not None and one.requires_grad for one in (outputs, all_outputs)),
+                }
+            )
+        parts = list(rows(3)[0].split([2, 1]))
+        listed = runner.forward([parts[0], parts[1][:, :5]], everywhere=True)
+        result[-1]["listed"] = [list(y.shape[:2]) for y in listed]
+        after = [p.grad for p in runner.parameters()]
+        result[-1]["touched"] = not all(a is b or torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert count == 4
+    return result
+
+
+def between_steps(rank: int, evaluating: bool) -> dict[str, Any]:
+    """Training with dropout, batch norm and late validation, with evaluations in between or not."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        whole = [Changing() for _ in range(4)]
+    schedule = random_schedule(a_problem((0, 1, 1, 0), 4, layers=4), 3)
+    runner = Pipeline(whole, schedule, loss=nn.functional.mse_loss, timeout=20)
+    optimizer = PostValidated(runner, torch.optim.AdamW(runner.parameters(), 0.05), max_norm=0.05)
+    losses, seen = [], []
+    for step in range(6):
+        numbers = torch.Generator().manual_seed(step)
+        x = torch.randn(16, 6, generator=numbers).double()
+        losses.append(runner.step(x, x.flip(1)))
+        if evaluating and step == 2:
+            runner.evaluate(x, x)  # gradients are there, and stay
+        optimizer.step()
+        optimizer.zero_grad()
+        if evaluating:
+            seen += [runner.evaluate(x[:5], x[:5]), runner.evaluate(x[:5], x[:5])]
+    optimizer.finish()
+    bits = [float(t.double().sum()) for t in (*runner.module.parameters(), *runner.module.buffers())]
+    training = all(one.training for one in runner.module.modules())
+    return {"losses": [one.loss for one in losses], "bits": bits, "seen": seen, "training": training}
+
+
+def wrong_evaluations(rank: int, _: None) -> list[str]:
+    """What all ranks hear where one of them was given what does not fit."""
+    runner, said = runner_of(schedules()[0]), []
+    inputs, targets = rows(4)
+    tries: list[Any] = [
+        lambda: runner.evaluate(None, targets),
+        lambda: runner.evaluate(inputs, list(targets.split(2))),
+        lambda: runner.forward({0: inputs}),
+        lambda: runner.forward(inputs, microbatches=0),
+    ]
+    for one in tries:
+        try:
+            one()
+            said.append("")
+        except BadInput as error:
+            said.append(str(error))
+    return [*said, str(runner.evaluate(inputs, targets) > 0)]
 
 
 def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:

@@ -21,7 +21,7 @@ from .feed import Batch, shares_of, split_batch, step_seed
 from .handlers.handler import Data
 from .interpreter import Hooks
 from .layers import Layers
-from .loop import gradients
+from .loop import evaluation, gradients
 from .memory import Memory
 from .optimizer.ahead import Ahead
 from .rank import StepResult
@@ -74,7 +74,7 @@ class Pipeline:
         replicas: Any = None,
         update: Update | None = None,
     ) -> None:
-        self.schedule, self.seed, self.steps = schedule, seed, 0
+        self.schedule, self.seed, self.steps, self.rounds = schedule, seed, 0, dict[Any, Any]()
         self.group, self.device = group, torch.device(device)
         self.wires = Wires.of(group, self.device)
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
@@ -150,7 +150,7 @@ class Pipeline:
         if self._runner.ahead is not None:
             self._runner.ahead.optimizer.finish()
 
-    clip_grad_norm_ = gradients.clip_grad_norm_
+    clip_grad_norm_, evaluate, forward = gradients.clip_grad_norm_, evaluation.evaluate, evaluation.forward
 
     def step(
         self,

@@ -98,13 +98,7 @@ class Stage:
             x.requires_grad_()
         self.deferral.splitting = split
         try:
-            y = run_layers(self.layers, x, self.first, seed)
-            if not isinstance(y, Tensor) or not y.is_floating_point():
-                raise BadInput(f"the output of layer {self.first + len(self.layers) - 1} is not one floating-point tensor")
-            if self.loss is not None:
-                y = self.loss(y, target)  # type: ignore[arg-type]
-                if not isinstance(y, Tensor) or y.dim():
-                    raise BadInput("the loss is not a tensor of one number")
+            y = self.output(x, target, seed)
         finally:
             self.deferral.splitting = False
         # A first stage without trained parameters has no graph: its B and W have nothing to do.
@@ -114,6 +108,17 @@ class Stage:
         if self.loss is not None and (self.unit.dtype, self.unit.device) != (y.dtype, y.device):
             self.unit = torch.full_like(y, self.share)
         return y, live
+
+    def output(self, x: Tensor, target: Tensor | None, seed: int) -> Tensor:
+        """What the layers make of `x`; on the last stage the loss. Raises BadInput."""
+        y = run_layers(self.layers, x, self.first, seed)
+        if not isinstance(y, Tensor) or not y.is_floating_point():
+            raise BadInput(f"the output of layer {self.first + len(self.layers) - 1} is not one floating-point tensor")
+        if self.loss is not None:
+            y = self.loss(y, target)  # type: ignore[arg-type]
+            if not isinstance(y, Tensor) or y.dim():
+                raise BadInput("the loss is not a tensor of one number")
+        return y
 
     def recompute(self, microbatch: int) -> None:
         """The X pass: makes the activations of F again, with the same random numbers. Buffers stay as they are.

@@ -19,12 +19,15 @@ from ..weight_versions import WeightVersions
 
 
 class OnRank(Protocol):
-    """One rank's pipeline: see `Pipeline`. group: its process group, None for the default one."""
+    """One rank's pipeline: see `Pipeline`. group: its process group, None for the default one. rounds: programs of forwards
+    that were made so far."""
 
     schedule: Schedule
     group: Any
     device: torch.device
     rank: int
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...]
     wires: Wires
     peers: Peers
     hooks: Hooks
@@ -36,6 +39,7 @@ class OnRank(Protocol):
     place: int
     seed: int
     steps: int
+    rounds: dict[Any, Any]
 
     def finish(self) -> None:
         """Wait until the optimizer's last step is final."""

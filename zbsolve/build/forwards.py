@@ -1,0 +1,14 @@
+"""Forwards alone: what a step's graph leaves where nothing is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..problem import Problem
+
+
+def forwards_only(problem: Problem, microbatches: int) -> Problem:
+    """The forwards of `problem`'s first `microbatches` microbatches, with what runs behind them (AF), and the activations
+    that they hand on. Nothing holds memory for a backward, so no capacity limits them."""
+    first = problem.head(microbatches)
+    return replace(first.only(first.rows("F", "AF")), capacity=None)

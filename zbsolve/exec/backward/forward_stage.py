@@ -1,0 +1,29 @@
+"""A stage that runs forwards alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .stage import Stage
+
+
+class ForwardStage(Stage):
+    """The layers of `stage`, run without a graph: an F leaves no activations, and no backward can follow. with_loss: the
+    last stage makes the loss; else it keeps its `outputs`, by microbatch."""
+
+    def __init__(self, stage: Stage, with_loss: bool, last: bool) -> None:
+        self.layers, self.first, self.live = stage.layers, stage.first, {}
+        self.loss = stage.loss if with_loss else None
+        self.outputs: dict[int, Tensor] = {}
+        self._keeps = last and not with_loss
+
+    def forward(
+        self, microbatch: int, x: Tensor, target: Tensor | None, *, split: bool, seed: int = 0, recompute: bool = False
+    ) -> Tensor:
+        """The F pass: see `Stage.forward`."""
+        with torch.no_grad():
+            y = self.output(x.detach(), target, seed)
+        if self._keeps:
+            self.outputs[microbatch] = y
+        return y

@@ -1,0 +1,176 @@
+"""Evaluation: forwards alone, over the same ranks and wires as training. No gradient is made or touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ...util.errors import BadInput
+from ..backward.replay import torch_random_kept
+from ..feed import Batch, cut, step_seed
+from ..handlers.handler import Data
+from ..transport.failure import LostRank
+from ..transport.peers import Peers, agreed
+from .forward_round import ForwardRound, handed_out
+from .on_rank import OnRank
+
+WHAT = "evaluation"
+
+
+def evaluate(
+    pipeline: OnRank, inputs: Batch | None = None, targets: Batch | None = None, *, microbatches: int | None = None
+) -> float:
+    """The mean loss of a batch, on every rank; with replicas, of this pipeline's batch. Every rank calls this.
+
+    inputs, targets: a tensor of any number of rows, or a list of microbatches; every row of `targets` counts alike. Inputs
+    are read on ranks of the first stage, targets on those of the last. microbatches: into how many a tensor is cut (as many
+    as a step has, where nothing is said). Layers run in eval mode, and are put back into theirs. Raises BadInput on all
+    ranks together, and RunFailed as `step` does.
+    """
+    batch = _Batch.of(pipeline, inputs, targets, microbatches, with_loss=True)
+    total = _Total(pipeline.peers)
+    for _, one, data in _ran(pipeline, batch, with_loss=True):
+        total.add(one.loss, sum(data.shares[m] for m in data.targets))
+    loss, rows = total.whole()
+    return loss / rows
+
+
+def forward(
+    pipeline: OnRank, inputs: Batch | None = None, *, microbatches: int | None = None, everywhere: bool = False
+) -> Tensor | list[Tensor] | None:
+    """The model's outputs for a batch: on ranks of the last stage, or `everywhere`; None on other ranks. Every rank calls
+    this.
+
+    inputs: a tensor of any number of rows, which gives a tensor, or a list of microbatches, which gives a list; read on
+    ranks of the first stage. All else is as in `evaluate`.
+    """
+    batch = _Batch.of(pipeline, inputs, None, microbatches, with_loss=False)
+    total, mine = _Total(pipeline.peers), dict[int, Tensor]()
+    for start, one, _ in _ran(pipeline, batch, with_loss=False):
+        mine |= {start + m: y for m, y in one.outputs.items()}
+        total.add(0.0, 0.0)  # no rank runs ahead of the others by more than a round
+    total.whole()
+    owners = pipeline.schedule.problem.stage_ranks[-1]
+    takers = range(pipeline.wires.size) if everywhere else owners
+    with pipeline.peers.telling(WHAT):
+        found = handed_out(pipeline, mine, owners, takers)
+    if pipeline.rank not in takers:
+        return None
+    outputs = [found[m] for m in range(batch.count)]
+    return outputs if batch.listed else torch.cat(outputs)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch in microbatches. inputs, targets: all of them, on ranks that need some; else empty. count: of microbatches.
+    listed: inputs were given as a list."""
+
+    inputs: Sequence[Tensor]
+    targets: Sequence[Tensor]
+    count: int
+    listed: bool
+
+    @classmethod
+    def of(
+        cls, pipeline: OnRank, inputs: Batch | None, targets: Batch | None, microbatches: int | None, *, with_loss: bool
+    ) -> _Batch:
+        """What all ranks have of it; they agree on the number of microbatches. Raises BadInput on all ranks."""
+        usual = pipeline.schedule.problem.microbatches if microbatches is None else microbatches
+        with _together(pipeline.peers):
+            first = _parts(inputs, "inputs", usual) if pipeline.inputs else []
+            last = _parts(targets, "targets", usual) if with_loss and pipeline.targets else []
+        wires = pipeline.peers.wires
+        mine = torch.tensor([len(first), len(last), bool(first) and not isinstance(inputs, Tensor)], dtype=torch.int64)
+        everything = torch.empty((wires.size, 3), dtype=torch.int64)
+        pipeline.peers.wait(wires.control.allgather([list(everything.unbind())], [mine]), WHAT)
+        counts = sorted({*everything[:, :2].ravel().tolist()} - {0})
+        if len(counts) > 1:
+            raise BadInput(f"inputs and targets: {' and '.join(map(str, counts))} microbatches: they must be as many")
+        return cls(first, last, counts[0], bool(everything[:, 2].any()))
+
+
+def _parts(batch: Batch | None, what: str, usual: int) -> Sequence[Tensor]:
+    if usual < 1:
+        raise BadInput(f"microbatches: at least 1 is needed, got {usual}")
+    if batch is None:
+        raise BadInput(f"{what}: needed here")
+    if isinstance(batch, Tensor):
+        return cut(batch, what, min(usual, len(batch)) if batch.dim() else usual, uneven=True)
+    if not isinstance(batch, Sequence) or not batch:
+        raise BadInput(f"{what}: give the whole batch, as a tensor or as a list of microbatches")
+    return batch
+
+
+@contextmanager
+def _together(peers: Peers) -> Iterator[None]:
+    """What each rank does by itself; where one cannot, all raise the same."""
+    try:
+        with agreed(peers.wires, WHAT, ""):
+            yield
+    except LostRank as error:
+        with peers.telling(WHAT):
+            raise error
+
+
+def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[int, ForwardRound, Data]]:
+    """Run the batch in rounds of at most as many microbatches as a step has. The number of its first microbatch, each round,
+    and what it was fed."""
+    pipeline.finish()
+    most, device = pipeline.schedule.problem.microbatches, pipeline.device
+    with _eval_mode(pipeline.module), torch_random_kept():
+        for start in range(0, batch.count, most):
+            count = min(most, batch.count - start)
+            if (count, with_loss) not in pipeline.rounds:
+                pipeline.rounds[count, with_loss] = ForwardRound.of(pipeline, count, with_loss)
+            one = pipeline.rounds[count, with_loss]
+            inputs, targets = batch.inputs[start:], batch.targets[start:]
+            data = Data(
+                {m: inputs[m].to(device) for m in one.program.inputs},
+                {m: targets[m].to(device) for m in one.program.targets} if with_loss else {},
+                step_seed(pipeline.seed, pipeline.steps) + start,
+                {m: float(len(target)) for m, target in enumerate(targets[:count])},
+            )
+            one.run(pipeline, data)
+            yield start, one, data
+            one.clear()
+
+
+@contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    training = [one for one in module.modules() if one.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one in training:
+            one.training = True
+
+
+class _Total:
+    """Two numbers, added up over rounds and ranks. Each round's go on their way while the next one runs."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._sum = torch.zeros(2, dtype=torch.float64)
+        self._everything = torch.zeros((peers.wires.size, 2), dtype=torch.float64)
+        self._work: object = None
+
+    def add(self, *values: float) -> None:
+        """A round's numbers of this rank. Waits until all ranks have ended the round before."""
+        self.whole()
+        mine = torch.tensor(values, dtype=torch.float64)
+        self._work = self._peers.wires.control.allgather([list(self._everything.unbind())], [mine])
+
+    def whole(self) -> tuple[float, float]:
+        """The sums up to here, the same bits on every rank."""
+        if self._work is not None:
+            self._peers.wait(self._work, WHAT)
+            self._work = None
+            for row in self._everything:
+                self._sum += row
+        loss, rows = self._sum.tolist()
+        return loss, rows

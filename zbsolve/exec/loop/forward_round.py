@@ -1,0 +1,97 @@
+"""One program of forwards, on one rank that is connected to the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...build.forwards import forwards_only
+from ...schedule import Schedule
+from ..backward.forward_stage import ForwardStage
+from ..feed import ShapeNumbers
+from ..handlers.handler import Data, RankState
+from ..interpreter import Hooks, Interpreter
+from ..lowering import lower
+from ..program import Program
+from ..transport.mailbox import Mailbox
+from ..transport.wires import receive_bytes, send_bytes
+from .on_rank import OnRank
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardRound:
+    """The forwards of some microbatches in the order that the schedule gives them, with messages of their own. stages: this
+    rank's, by number."""
+
+    stages: Mapping[int, ForwardStage]
+    interpreter: Interpreter
+    mailbox: Mailbox
+    shapes: ShapeNumbers
+
+    @classmethod
+    def of(cls, pipeline: OnRank, count: int, with_loss: bool) -> ForwardRound:
+        """The round of `count` microbatches, at most as many as a step has, to their losses or to their outputs."""
+        problem, peers = forwards_only(pipeline.schedule.problem, count), pipeline.peers
+        order = {s: tuple(n for n in names if n in problem.index) for s, names in pipeline.schedule.order.items()}
+        program = lower(Schedule(problem, {stream: names for stream, names in order.items() if names}))[pipeline.rank]
+        mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds())
+        stages = {s: ForwardStage(one, with_loss, s == problem.stages - 1) for s, one in pipeline.stages.items()}
+        hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
+        shapes = ShapeNumbers(problem.routes, range(count), pipeline.rank, peers.wires.size)
+        return cls(stages, Interpreter(program, RankState(stages), mailbox, hooks), mailbox, shapes)
+
+    @property
+    def program(self) -> Program:
+        """This rank's."""
+        return self.interpreter.program
+
+    def run(self, pipeline: OnRank, data: Data) -> None:
+        """Run it on `data`. Raises RunFailed naming rank, pass and cause."""
+        peers, interpreter = pipeline.peers, self.interpreter
+        with peers.telling(f"pass {self.program.actions[0].name}"):
+            self.mailbox.begin(self.shapes.agree(self.mailbox, data.inputs, pipeline.device))
+        with peers.telling("end of the evaluation"):
+            interpreter.begin(data)
+            interpreter.run_all(self.program.actions)
+            self.mailbox.flush()
+
+    @property
+    def loss(self) -> float:
+        """The sum of this rank's losses."""
+        losses = self.interpreter.state.losses
+        return float(torch.stack(losses).double().sum()) if losses else 0.0
+
+    @property
+    def outputs(self) -> dict[int, Tensor]:
+        """Microbatch → what the last stage made of it here."""
+        return {m: y for one in self.stages.values() for m, y in one.outputs.items()}
+
+    def clear(self) -> None:
+        """Keep nothing of the batch."""
+        self.interpreter.begin(Data({}, {}))
+        for one in self.stages.values():
+            one.outputs.clear()
+
+
+def handed_out(
+    pipeline: OnRank, mine: Mapping[int, Tensor], owners: Sequence[int], takers: Sequence[int]
+) -> dict[int, Tensor]:
+    """The outputs of all `owners`, on each of the `takers`. mine: this rank's, by microbatch. All of them call this, and
+    others may. Raises LostRank."""
+    wires, found = pipeline.peers.wires, dict(mine)
+    for owner in owners:
+        for other in (rank for rank in takers if rank != owner):
+            if pipeline.rank == owner:
+                said = [[m, list(y.shape), str(y.dtype).removeprefix("torch.")] for m, y in mine.items()]
+                send_bytes(wires, json.dumps(said).encode(), other)
+                for y in mine.values():
+                    wires.wait(wires.send(y.contiguous(), other), other)
+            elif pipeline.rank == other:
+                for m, shape, kind in json.loads(receive_bytes(wires, owner)):
+                    found[m] = torch.empty(shape, dtype=getattr(torch, kind), device=pipeline.device)
+                    wires.wait(wires.receive(found[m], owner), owner)
+    return found
