@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from ..interchange.importing import Imported
 
 STEP = ("partition", "memory", "objective", "recompute")  # of a step; the rest follows from the file
+PLACED = {"help": "of node lists that say chunks and no stages: single, loop, loop4, vee (default: as messages say)"}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
         "file",
-        help="a grid of pass names, a row a rank; or torch's CSV; - for standard input",
+        help="a grid of pass names, a row a rank; torch's CSV; node lists of Primus or ColossalAI in JSON; - for a pipe",
     )
     parser.add_argument("--profile", required=True, help="profile.json: the times and the memory of the schedule's passes")
-    add_some_step_options(parser, *STEP)
+    add_some_step_options(parser, *STEP, "placement", placement=PLACED)
     parser.add_argument("--json", action="store_true", help="the certificate, or what does not hold, as JSON")
     parser.add_argument("-o", "--output", help="schedule.json, or - for standard output; without: drawn in the terminal")
 
@@ -35,7 +36,9 @@ def command(options: argparse.Namespace) -> int:
     from ..search.certify import certified
     from .step_options import step_words
 
-    found = import_schedule(read_order(options.file), Profile.load(options.profile), **step_words(options, *STEP))
+    found = import_schedule(
+        read_order(options.file, options.placement), Profile.load(options.profile), **step_words(options, *STEP)
+    )
     if found.violations:
         return _refused(options, found)
     schedule = certified(found.schedule, found.solver)
@@ -58,7 +61,8 @@ def command(options: argparse.Namespace) -> int:
 def _refused(options: argparse.Namespace, found: Imported) -> int:
     """Say what does not hold, and how much memory would do. Nothing is written."""
     if options.json:
-        print_json([{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in found.violations])
+        rows = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in found.violations]
+        print_json([{**row, "places": {n: found.order.places.get(n, []) for n in row["passes"]}} for row in rows])
         return 1
     for line in found.told():
         print(line)

@@ -9,16 +9,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from ..schedule import Schedule
+from ..util.errors import BadInput
+from ..util.files import COUNT, checked
 from .exports import Export, Options
+from .foreign_order import ForeignOrder
 from .literals import python_file
 from .messages import Event, posted
+from .node_lists import Node, Words, order_of_nodes, stages_of
 from .order import Order, order_for
 from .targets import target
 
 TARGET = target("colossalai")
 FIELDS = ("type", "chunk", "stage", "minibatch", "start_time", "completion_time")  # of a ScheduledNode
 WORDS = {"F": ("F",), "B": ("B",), "W": ("W",), "BW": ("B", "W")}
+READ = Words(("F", "B", "W"), ("SEND_FORWARD", "RECV_FORWARD", "SEND_BACKWARD", "RECV_BACKWARD"))
 CODE = """
 from colossalai.pipeline.schedule.v_schedule import ScheduledNode
 
@@ -45,6 +52,28 @@ def write(schedule: Schedule, options: Options) -> Export:
         *order.notes("ColossalAI takes microbatches in the order of the batch", "its"),
     )
     return Export(text, notes, order.facts(), [[list(node) for node in row] for row in rows])
+
+
+class NodeForm(msgspec.Struct):
+    """A ScheduledNode in a file, as far as an order needs it; `stage` is the rank."""
+
+    type: str
+    chunk: COUNT
+    stage: COUNT
+    minibatch: COUNT
+
+
+def read(body: Any, where: str, placement: str | None = None) -> ForeignOrder:
+    """The order that node lists say, a list a rank, on a V unless another `placement` is named. Raises BadInput."""
+    rows = checked(body, list[list[NodeForm]], where)
+    for rank, row in enumerate(rows):
+        wrong = next((i for i, node in enumerate(row) if node.stage != rank), None)
+        if wrong is not None:
+            raise BadInput(f"{where}: rank {rank}, node {wrong}: field 'stage' is {row[wrong].stage}, which is another rank")
+    chunks = 1 + max((node.chunk for row in rows for node in row), default=0)
+    found = [[Node(node.type, node.chunk, node.minibatch) for node in row] for row in rows]
+    stage_of = stages_of(placement or f"vee{chunks}", len(rows), where)
+    return order_of_nodes(found, READ, stage_of, "ColossalAI node lists", where)
 
 
 def nodes(order: Order) -> tuple[tuple[tuple[Any, ...], ...], ...]:

@@ -18,8 +18,8 @@ from ..util.errors import BadInput
 Routes = tuple[tuple[int, ...], ...]
 
 
-class Cell(NamedTuple):
-    """One pass in a file: stage, kind (our word) and microbatch; `row` and `column`: where it stands, from 1."""
+class ReadCell(NamedTuple):
+    """One pass in a file: stage, kind (our word) and microbatch; `row` and `column`: its place there."""
 
     stage: int
     kind: str
@@ -38,7 +38,7 @@ class ForeignOrder:
     """`rows`: the passes of each rank in their order. `format`: what the file is, in words. `where`: its path. `place`: how
     one says where a cell stands, with its row and column: "line {}, cell {}"."""
 
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[ReadCell, ...], ...]
     format: str
     where: str
     place: str
@@ -58,7 +58,7 @@ class ForeignOrder:
         """The number of microbatches: up to the highest that is named."""
         return 1 + max(cell.microbatch for cell in self.cells())
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterator[ReadCell]:
         """All cells, rank by rank."""
         return (cell for row in self.rows for cell in row)
 

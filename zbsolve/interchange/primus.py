@@ -8,17 +8,25 @@ table's, in which two ranks can wait for each other.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from ..schedule import Schedule
+from ..util.errors import BadInput
+from ..util.files import COUNT, checked
 from .exports import Export, Options
+from .foreign_order import ForeignOrder
 from .literals import python_file
 from .messages import Event, posted
+from .node_lists import Node, StageOf, Words, order_of_nodes, stages_of
 from .order import Order, order_for
 from .targets import target
 
 TARGET = target("primus")
 WORDS = {("send", True): "SF", ("receive", True): "RF", ("send", False): "SB", ("receive", False): "RB"}
+READ = Words(("F", "B", "W", "BW"), tuple(WORDS.values()))
 # Which of Primus's algorithms the table stands in for: it must have the same chunks and, for a split backward, be one that
 # Primus keeps weight gradients back for.
 STANDS_FOR = {"single": "1f1b", "loop": "1f1b-interleaved", "vee": "zbv-formatted"}
@@ -72,6 +80,58 @@ def write(schedule: Schedule, options: Options) -> Export:
     )
     facts = {**order.facts(), "pp_algorithm": algorithm}
     return Export(text, notes, facts, [[list(node) for node in row] for row in rows])
+
+
+class MessageForm(msgspec.Struct):
+    """The `args` of a send, as far as an order needs them."""
+
+    to_pp_rank: COUNT | None = None
+    send_to_chunk: COUNT | None = None
+
+
+class NodeForm(msgspec.Struct):
+    """A SchedulerNode in a file, as far as an order needs it."""
+
+    func_type: str
+    mini_batch: COUNT
+    chunk: COUNT
+    args: MessageForm | None = None
+
+
+def read(body: Any, where: str, placement: str | None = None) -> ForeignOrder:
+    """The order that node lists say, a list a rank. Chunks are stages as the nodes that send activations say, or as
+    `placement` does. Raises BadInput, also where neither says it."""
+    rows = checked(body, list[list[NodeForm]], where)
+    found = [[Node(node.func_type.removeprefix("FuncType."), node.chunk, node.mini_batch) for node in row] for row in rows]
+    stage_of = _sent_to(rows, where) if placement is None else stages_of(placement, len(rows), where)
+    return order_of_nodes(found, READ, stage_of, "Primus node lists", where)
+
+
+def _sent_to(rows: Sequence[Sequence[NodeForm]], where: str) -> StageOf:
+    """(rank, chunk) → stage, along the activations that are sent; without any, a rank is a stage. Raises BadInput."""
+    following: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank, row in enumerate(rows):
+        for i, node in enumerate(row):
+            if node.func_type.removeprefix("FuncType.") != "SF":
+                continue
+            if node.args is None or node.args.to_pp_rank is None or node.args.send_to_chunk is None:
+                raise BadInput(f"{where}: rank {rank}, node {i}: an SF without 'to_pp_rank' and 'send_to_chunk' in its args")
+            target = (node.args.to_pp_rank, node.args.send_to_chunk)
+            if following.setdefault((rank, node.chunk), target) != target:
+                raise BadInput(f"{where}: rank {rank}, node {i}: chunk {node.chunk} sends to two chunks")
+    if not following:
+        if any(node.chunk for row in rows for node in row):
+            raise BadInput(f"{where}: it sends no activations (SF), so chunks may be a loop or a vee: say --placement")
+        return stages_of("single", len(rows), where)
+    at = next(iter(sorted(set(following) - set(following.values()))), None)
+    line = []
+    while at is not None and at not in line:
+        line.append(at)
+        at = following.get(at)
+    left = set(following) - set(line)
+    if left or at is not None:
+        raise BadInput(f"{where}: the activations that are sent (SF) do not make one line through all chunks")
+    return {place: stage for stage, place in enumerate(line)}
 
 
 def nodes(order: Order) -> tuple[tuple[tuple[Any, ...], ...], ...]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from ..util.errors import BadInput
 from ..util.text import printable
-from .foreign_order import Cell, ForeignOrder
+from .foreign_order import ForeignOrder, ReadCell
 from .torch_csv import COMMUNICATION, LETTERS, OVERLAPPED
 
 WORD = re.compile(r"(\d{0,9})([A-Z_]+)(\d{0,9})")
@@ -44,7 +44,7 @@ def read_text_grid(text: str, where: str) -> ForeignOrder:
     words = {kind for row in rows for _, kind, *_ in row}
     meaning = _meaning(words)
     cells = tuple(
-        tuple(Cell(int(stage or rank), meaning[kind], m, line, cell) for stage, kind, m, line, cell in row)
+        tuple(ReadCell(int(stage or rank), meaning[kind], m, line, cell) for stage, kind, m, line, cell in row)
         for rank, row in enumerate(rows)
     )
     torchs = "I" in words or communication

@@ -170,7 +170,7 @@ def document_kind(path: str | os.PathLike[str]) -> str | None:
     if not text.lstrip().startswith("{"):
         return None
     named = re.match(r'\s*\{\s*"zbsolve"\s*:\s*"(\w+)"', text)  # as we write it: the rest need not be read
-    body = {"zbsolve": named[1]} if named else _parsed(text, path)
+    body = {"zbsolve": named[1]} if named else parse_json(text, path)
     return str(body["zbsolve"]) if isinstance(body, dict) and "zbsolve" in body else None
 
 
@@ -200,7 +200,7 @@ def read_document(path: str | os.PathLike[str], kind: str, form: type[T]) -> T:
 def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Kind and body of a document of one of these kinds. Raises BadInput as `read_document`, but looks at no field of the
     body."""
-    body = _parsed(read_text(path), path)
+    body = parse_json(read_text(path), path)
     if not isinstance(body, dict) or "zbsolve" not in body:
         raise BadInput(f"{path}: not a zbsolve file (field 'zbsolve' is missing)")
     kind, version = body.pop("zbsolve"), body.pop("version", None)
@@ -217,8 +217,9 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
     return kind, body
 
 
-def _parsed(text: str, path: str | os.PathLike[str]) -> Any:
-    """The JSON value; msgspec takes half the time, json knows NaN (a diverged loss in a trace) and the line of damage."""
+def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
+    """The JSON value in the text of a file; msgspec takes half the time, json knows NaN (a diverged loss in a trace) and
+    the line of damage. Raises BadInput."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
