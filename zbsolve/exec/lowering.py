@@ -32,13 +32,14 @@ CARRIED = {"activation": "input", "gradient": "gradient"}  # what edges carry â†
 Incoming = Mapping[int, tuple[Message, ...]]
 
 
-def lower(schedule: Schedule) -> tuple[Program, ...]:
-    """One program a rank. Raises BadInput for a schedule that does not hold, or that the executor cannot run."""
+def lower(schedule: Schedule, training: bool = True) -> tuple[Program, ...]:
+    """One program a rank. training: every forward needs its backward. Raises BadInput for a schedule that does not hold, or
+    that the executor cannot run."""
     problem = schedule.problem
     violations = verify(problem, schedule)
     if violations:
         raise BadInput(f"schedule: {violations[0]}")
-    check_runs(problem)
+    check_runs(problem, training)
     lowering = _Lowering(schedule)
     return tuple(lowering.program(rank) for rank in range(problem.ranks))
 
@@ -51,7 +52,7 @@ def rank_order(schedule: Schedule, rank: int) -> tuple[str, ...]:
     return tuple(problem.names[i] for i in rows[np.lexsort((turn[rows], timeline.start[rows]))])
 
 
-def check_runs(problem: Problem) -> None:
+def check_runs(problem: Problem, training: bool = True) -> None:
     """Raise BadInput, naming a pass, where the executor cannot run the problem. That is so where a kind has no handler, a
     pass is a slice, a microbatch is on several ranks for one stage, an edge between ranks carries nothing, a pass lacks its
     input, or a handler refuses its passes."""
@@ -65,7 +66,7 @@ def check_runs(problem: Problem) -> None:
     _ = problem.routes  # raises where a microbatch is on several ranks for one stage
     _check_edges(problem)
     _check_inputs(problem)
-    graph = Graph(problem)
+    graph = Graph(problem, training)
     for kind in p.kinds:
         HANDLERS[kind].check(graph, problem.rows(kind))
 

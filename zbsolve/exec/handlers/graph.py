@@ -10,10 +10,10 @@ from ...util.errors import BadInput
 
 
 class Graph:
-    """The passes of a problem, found by what they are, and which of them an edge orders."""
+    """A problem's passes, found by what they are, and which of them an edge orders. training: forwards need backwards."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, training: bool = True) -> None:
+        self.problem, self.training = problem, training
 
     def one(self, row: int) -> Pass:
         """The pass of a row."""

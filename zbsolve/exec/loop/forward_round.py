@@ -37,7 +37,7 @@ class ForwardRound:
         """The round of `count` microbatches, at most as many as a step has, to their losses or to their outputs."""
         problem, peers = forwards_only(pipeline.schedule.problem, count), pipeline.peers
         order = {s: tuple(n for n in names if n in problem.index) for s, names in pipeline.schedule.order.items()}
-        program = lower(Schedule(problem, {stream: names for stream, names in order.items() if names}))[pipeline.rank]
+        program = lower(Schedule(problem, {s: names for s, names in order.items() if names}), training=False)[pipeline.rank]
         mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds())
         stages = {s: ForwardStage(one, with_loss, s == problem.stages - 1) for s, one in pipeline.stages.items()}
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
