@@ -130,9 +130,13 @@ def refutes(problem: Problem, bound: int, seconds: float) -> bool:
     return make_solver(seconds, half_of_cores()).solve(built.model) == cp_model.INFEASIBLE
 
 
+def _value(known: Schedule | int) -> int:
+    return known if isinstance(known, int) else int(known.timeline().value)
+
+
 def solve_cp(
     problem: Problem,
-    incumbent: Schedule | None,
+    incumbent: Schedule | int | None,
     bound: int,
     seconds: float,
     *,
@@ -140,14 +144,15 @@ def solve_cp(
     effort: float | None = None,
     started: Callable[[Callable[[], None]], None] | None = None,
 ) -> CpResult:
-    """Search with CP-SAT for a better schedule than `incumbent`, or a proof that there is none.
+    """Search with CP-SAT for a better schedule than `incumbent`, or a proof that there is none. Where `incumbent` is a value
+    in µs, the search asks for a schedule of that value or less.
 
     `effort`: deterministic time instead of seconds (the same answer on every machine, one worker). `started` is given a
     function that stops the search from another thread.
     """
-    limit = serial_length(problem) if incumbent is None else int(incumbent.timeline().value)
+    limit = serial_length(problem) if incumbent is None else _value(incumbent)
     built = build_cp(problem, min(bound, limit), limit)
-    if incumbent is not None:
+    if isinstance(incumbent, Schedule):
         for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
             built.model.add_hint(variable, start)
     solver = make_solver(seconds, half_of_cores() if effort is None else 1, seed=seed, effort=effort)

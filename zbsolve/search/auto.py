@@ -18,8 +18,9 @@ from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..step import AUTO, Step
 from ..util.errors import BadInput, Infeasible
+from .least_peak import PREFER_TIME, memory_clock, value_clock
 from .race import Race, Run
-from .solver import ready
+from .solver import check_options, less_memory, ready
 from .state import State
 
 CANDIDATES = ("single", "loop", "loop4", "vee")
@@ -67,7 +68,8 @@ def solve_auto(
     for an equal part of a fifth of `seconds` (or `effort`); up to three tenths go to moved layers; the rest to those whose
     bound does not rule them out: half of it to the best so far, half of what is left to the next, and so on; what nobody
     needs then goes to moved layers. Further `options` go to `solve`; `progress` is called with a name too; `stop` is asked
-    between two solves. Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
+    between two solves. Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for
+    the winner alone. Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
     """
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds} is not a positive time")
@@ -76,7 +78,9 @@ def solve_auto(
     placed = [replace(step, placement=one) for one in _placements(step)]
     runs = [run for one in placed for run in _runs(profile, one, one is placed[0])]
     ready()
-    amount = seconds if effort is None else effort
+    prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
+    check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer)
+    amount = value_clock(seconds, effort, prefer).left
     race = Race(runs, amount, effort is None, options, hint, progress, stop, every)
     _look(race, amount)
     if every:
@@ -85,7 +89,7 @@ def solve_auto(
         _spend(race)
         _move(race, profile, race.left, moved)
     _spend(race)
-    best = race.best()
+    best = race.leanest()
     if best is None:
         names: dict[str, list[str]] = {}
         for run in runs:
@@ -93,7 +97,10 @@ def solve_auto(
         what = "placement" if step.placement == AUTO else "partition"
         raise Infeasible(f"no {what} fits: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in names.items()))
     assert best.schedule is not None
-    return best.schedule, tuple(_tried(race, run, best) for run in race.runs)
+    plain = options.get("method", "auto") == "auto" and prefer is not None and not stop()
+    left = None if not plain else memory_clock(seconds, effort, prefer, amount - race.left)
+    tried = tuple(_tried(race, run, best) for run in race.runs)
+    return less_memory(best.schedule, prefer or "", left, peaks), tried
 
 
 def _placements(step: Step) -> list[Any]:

@@ -64,7 +64,7 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
         from ..ilp.neighbourhood_search import better_neighbours
 
         first = state.schedule
-        for schedule in better_neighbours(lambda: state.schedule or first, clock, seed, lambda: state.bound.value):
+        for schedule in better_neighbours(lambda: state.schedule or first, clock, seed, lambda: state.target):
             if schedule is not None:
                 state.offer(schedule, "lns")
             yield
@@ -78,6 +78,6 @@ def _annealed(state: State, seed: int, total: float, starts: list[Policy]) -> It
 
 
 def _blocks(state: State, seed: int, total: float) -> Iterator[None]:
-    for schedule in block_schedules(state.problem, state.clock, 0.7 * total, seed, state.bound.value, lambda: state.leads):
+    for schedule in block_schedules(state.problem, state.clock, 0.7 * total, seed, state.target, lambda: state.leads):
         state.offer(schedule, BLOCK_SOLVER)
         yield

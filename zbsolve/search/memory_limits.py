@@ -108,7 +108,7 @@ class MemoryLimits:
         """Spend a share of the time left on one limit, from the best schedule that fits it."""
         problem, before = self.problem(limit), self.clock.used
         granted = max(0.01, self.clock.left * share)
-        options = {**self.options, "effort" if self.clock.counted else "seconds": granted}
+        options = {"prefer": None, **self.options, "effort" if self.clock.counted else "seconds": granted}
         best = self.best(limit)
         if best is not None and self.spent:
             options["hint"] = Schedule(problem, best[3].order, best[3].syncs)

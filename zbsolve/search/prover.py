@@ -30,8 +30,8 @@ def cp(state: State, seed: int, seconds: float) -> None:
     counted = state.clock.counted
     result = solve_cp(
         state.problem,
-        state.schedule,
-        state.bound.value,
+        state.schedule if state.enough is None else state.enough,
+        state.target,
         seconds,
         seed=seed,
         effort=seconds if counted else None,
@@ -40,7 +40,7 @@ def cp(state: State, seed: int, seconds: float) -> None:
     state.clock.spend(seconds)
     if result.schedule is not None:
         state.offer(result.schedule, "cp-sat")
-    state.infeasible = result.infeasible and state.schedule is None
+    state.infeasible = result.infeasible and (state.schedule is None or state.enough is not None)
     if state.infeasible:
         return
     state.raise_bound(Bound(result.bound, "cp-sat: the whole problem", WHOLE))

@@ -70,7 +70,7 @@ class Race:
         `search.solve`; what it had is kept where nothing better comes."""
         assert run.problem is not None
         began = time.monotonic()
-        options = {**self.options, "seconds" if self.timed else "effort": amount, **options}
+        options = {**self.options, "seconds" if self.timed else "effort": amount, "prefer": None, **options}
         hint = run.schedule or hint or self._hint(run.problem)
         if hint is not None:
             options["hint"] = hint
@@ -98,6 +98,14 @@ class Race:
     def best(self) -> Run | None:
         """The run with the least value; of equals the first, which is the simplest."""
         return min((run for run in self.runs if run.schedule is not None), key=lambda run: run.value, default=None)
+
+    def leanest(self) -> Run | None:
+        """Of the runs with the least value the one whose schedule has the least peak, bytes; of equals the first."""
+        best = self.best()
+        if best is None:
+            return None
+        alike = [run for run in self.runs if run.schedule is not None and run.value == best.value]
+        return min(alike, key=lambda run: max(run.schedule.timeline().peak_bytes))  # type: ignore[union-attr]
 
 
 def better(one: Schedule, other: Schedule) -> Schedule:

@@ -32,6 +32,7 @@ from ..util.threads import run_threads
 from ..verifier import verify
 from .certify import certificate_of, work_bound
 from .finder import LARGE_PASSES, find, quick
+from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, least_peaks, memory_clock, value_clock
 from .prover import cp, milp, prove
 from .state import State
 
@@ -52,23 +53,24 @@ def solve(
     solver: str = "cbc",
     hint: Schedule | None = None,
     progress: Callable[[State], None] | None = None,
+    prefer: str | None = PREFER_TIME,
+    peaks: Callable[[LeastPeak], None] = lambda found: None,
 ) -> Schedule:
     """A schedule for `problem` with a certificate: value, proven lower bound, gap.
 
     method: "auto", "greedy" (list scheduling alone), "cp", "milp" (with `solver`, see ilp.milp), or the name of a preset.
     effort: in place of seconds, for the same answer on every machine. hint: a schedule to start from; one made for other
-    times counts by its order. progress: called with the State whenever value or bound got better. Returns early when the
-    value equals the bound, and the incumbent on KeyboardInterrupt. Raises Infeasible with the reason, NotFound, BadInput.
+    times counts by its order. progress: called with the State whenever value or bound got better.
+    prefer: with "time" a schedule of the least value found, and among those the one with the least peak that a part of the
+    time left gives; with "memory" the least peak within 1 % of that value; None looks at no peaks. It counts for method
+    "auto" alone. peaks: called with what became of that search as it goes on.
+    Returns early when the value equals the bound, and the incumbent on KeyboardInterrupt. Raises Infeasible with the reason,
+    NotFound, BadInput.
     """
-    if method not in METHODS and method not in PRESETS:
-        raise BadInput(f"method '{method}': one of {', '.join((*METHODS, *PRESETS))}")
-    if method == "milp":
-        from ..ilp.milp import check_solver
-
-        check_solver(solver)
+    check_options(method, solver, prefer)
     if method == "auto":
         ready()
-    clock = Clock(seconds, effort)
+    clock = value_clock(seconds, effort, prefer)
     state = State(problem, clock, work_bound(problem), progress=progress)
     try:
         if hint is not None:
@@ -79,12 +81,49 @@ def solve(
         if pressed is None:
             raise
         clock.stop()
+        prefer = None
         if state.schedule is None:
             raise pressed from None
     if state.schedule is None:
         raise _nothing(state, method)
-    used = 0.0 if state.clock.counted else state.clock.used
-    return state.schedule.certified(certificate_of(state.schedule, state.bound, state.solver, used, seed))
+    used, best = clock.used, state.lean or state.schedule
+    certificate = certificate_of(best, state.bound, state.solver, 0.0 if clock.counted else used, seed)
+    left = None if prefer is None or method != "auto" else memory_clock(seconds, effort, prefer, used)
+    return less_memory(best.certified(certificate), prefer or "", left, peaks)
+
+
+def check_options(method: str, solver: str, prefer: str | None) -> None:
+    """Raise BadInput for a method, a solver or a preference that there is not."""
+    if method not in METHODS and method not in PRESETS:
+        raise BadInput(f"method '{method}': one of {', '.join((*METHODS, *PRESETS))}")
+    if prefer not in (None, *PREFERENCES):
+        raise BadInput(f"prefer '{prefer}': one of {', '.join(PREFERENCES)}")
+    if prefer == PREFER_MEMORY and method != "auto":
+        raise BadInput(f"prefer 'memory': it is for method auto, not for {method}")
+    if method == "milp":
+        from ..ilp.milp import check_solver
+
+        check_solver(solver)
+
+
+def less_memory(
+    best: Schedule, prefer: str, clock: Clock | None, peaks: Callable[[LeastPeak], None] = lambda found: None
+) -> Schedule:
+    """`best`, which has a certificate, or a schedule that needs less memory (see `solve`), in the time of the clock.
+    KeyboardInterrupt ends the search early."""
+    last, certificate = None, best.certificate
+    assert certificate is not None
+    try:
+        for last in () if clock is None else least_peaks(best, prefer, clock, certificate.seed, _search):
+            peaks(last)
+    except (KeyboardInterrupt, SystemError) as error:
+        if interruption(error) is None:
+            raise
+    if last is None or last.schedule is last.before or verify(best.problem, last.schedule):
+        return best
+    bound = Bound(certificate.bound, certificate.proof, certificate.relaxation, certificate.ranks)
+    found = last.schedule
+    return found.certified(certificate_of(found, bound, last.solver, certificate.seconds, certificate.seed))
 
 
 def _retimed(problem: Problem, hint: Schedule) -> Schedule:
@@ -117,7 +156,7 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
     first = quick(state, starts, policies=not large or method != "auto")
     timed = method == "auto" and not clock.counted
     for _ in first:
-        if state.optimal:
+        if state.settled:
             return
         if large and timed:  # the first schedule is there: the prover need not wait for the rest
             break

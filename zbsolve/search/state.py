@@ -15,6 +15,7 @@ from ..schedule import Schedule
 from ..util.clock import Clock
 from ..util.errors import NotFound
 from ..verifier import verify
+from .peak_levels import fullness
 
 BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not start from again
 
@@ -22,7 +23,9 @@ BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not star
 @dataclass
 class State:
     """The best schedule and bound so far, and who found them. `value` in µs, −1 before the first schedule; `incumbent` is
-    the same for compiled searches, which read it while they run: one number, INFINITE before."""
+    the same for compiled searches, which read it while they run: one number, INFINITE before. enough: a value, µs; where it
+    is given, the search only asks whether any schedule has it or less. lean: of the schedules of the best value that came,
+    the one with the least peak, and then `solver` found it."""
 
     problem: Problem
     clock: Clock
@@ -32,23 +35,40 @@ class State:
     incumbent: Ints = field(default_factory=NO_INCUMBENT.copy)
     solver: str = ""
     infeasible: bool = False
+    enough: int | None = None
+    lean: Schedule | None = None
     progress: Callable[[State], None] | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     stoppers: list[Callable[[], None]] = field(default_factory=list)
     leads: list[Schedule] = field(default_factory=list)  # for blocks to improve: named ones even where memory is exceeded
 
+    def __post_init__(self) -> None:
+        if self.enough is not None:
+            self.incumbent[0] = self.enough + 1  # so that the prover asks for a bound above `enough`
+
     def offer(self, schedule: Schedule, solver: str) -> None:
         """Keep `schedule` where it is better and holds."""
         value = int(schedule.timeline().value)
+        if self.schedule is not None and value == self.value:
+            self._offer_lean(schedule, solver)
         if (self.schedule is not None and value >= self.value) or verify(self.problem, schedule):
             return
         with self.lock:
             if self.schedule is None or value < self.value:
-                self.schedule, self.value, self.solver = schedule, value, solver
-                self.incumbent[0] = value
+                self.schedule, self.value, self.solver, self.lean = schedule, value, solver, schedule
+                self.incumbent[0] = min(value, self.incumbent[0])
                 if solver != BLOCK_SOLVER:
                     self.leads.append(schedule)
                 self._changed()
+
+    def _offer_lean(self, schedule: Schedule, solver: str) -> None:
+        """Keep a schedule of the best value where its peak is smaller. The search goes on from the one that came first."""
+        lean = self.lean
+        if lean is None or fullness(schedule) >= fullness(lean) or verify(self.problem, schedule):
+            return
+        with self.lock:
+            if self.lean is lean and int(schedule.timeline().value) == self.value:
+                self.lean, self.solver = schedule, solver
 
     def offer_policy(self, policy: Policy, solver: str) -> None:
         """The schedule that `policy` makes, if any."""
@@ -67,11 +87,21 @@ class State:
             self.progress(self)
 
     @property
-    def optimal(self) -> bool:
-        """The value equals the bound."""
-        return self.schedule is not None and self.value <= self.bound.value
+    def target(self) -> int:
+        """The value at which nothing is left to gain, µs: the bound, or what is enough."""
+        return self.bound.value if self.enough is None else max(self.bound.value, self.enough)
+
+    @property
+    def refuted(self) -> bool:
+        """What would be enough is proven impossible."""
+        return self.enough is not None and (self.infeasible or self.bound.value > self.enough)
+
+    @property
+    def settled(self) -> bool:
+        """The value is at its target, or that is proven impossible."""
+        return self.refuted or (self.schedule is not None and self.value <= self.target)
 
     @property
     def done(self) -> bool:
-        """Nothing more to gain: optimal, none exists, or no time is left."""
-        return self.optimal or self.infeasible or self.clock.left <= 0
+        """Nothing more to gain: settled, none exists, or no time is left."""
+        return self.settled or self.infeasible or self.clock.left <= 0

@@ -1,0 +1,165 @@
+"""Among schedules of one value, one that needs little memory: the value is kept, and the memory of all ranks is lowered.
+
+Each question is whether the value can be had within less memory. It is searched like the value itself, in a problem of less
+capacity, and ends at the first schedule of that value or at a bound above it. Bisection asks few questions. A schedule says
+how much it really needs, and a bound says how much every schedule needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+
+import numpy as np
+
+from ..ilp.bounds.bound import Bound
+from ..ilp.bounds.closed_forms import closed_form
+from ..problem import Problem
+from ..schedule import Schedule
+from ..util.clock import Clock
+from .finder import LARGE_PASSES
+from .peak_levels import fullness, rooms
+from .state import State
+
+PREFER_TIME, PREFER_MEMORY = PREFERENCES = ("time", "memory")
+TOLERANCE = Fraction(1, 100)  # of the value that "memory" may give up
+VALUE_SHARE = 0.6  # of the time goes to the value and its bound where memory is preferred
+# Where time is preferred: the share of what is left, and as long as the search for the value took, or so many seconds.
+LEFT_SHARE, MIN_SECONDS = 0.25, 1.0
+CLOSE = Fraction(1, 100)  # of a peak: less is not worth a question but the last
+QUESTION_SHARE = 0.34  # of the time left for one question
+MAX_UNANSWERED = 3  # questions in all, after which the search gives up
+CLOSED_FORM_EFFORT = 2e-6  # a pass, for bounds in closed form
+
+Ask = Callable[[State, str, int, str], None]  # searches until the state is done, by method, seed and solver
+
+
+@dataclass(frozen=True)
+class LeastPeak:
+    """What the search for less memory came to. schedule: the one with the least peak, found by `solver`; before: the one it
+    began with; floor: what every schedule of at most `enough` µs needs on its fullest rank, as far as proven, in bytes or
+    as a share of the capacity (see `fullness`)."""
+
+    schedule: Schedule
+    before: Schedule
+    enough: int
+    floor: Fraction = Fraction(0)
+    solver: str = ""
+
+    @property
+    def proven(self) -> bool:
+        """No schedule of at most `enough` µs has a smaller peak."""
+        return self.floor >= fullness(self.schedule)
+
+
+def value_clock(seconds: float, effort: float | None, prefer: str | None) -> Clock:
+    """The clock of the search for the value."""
+    share = VALUE_SHARE if prefer == PREFER_MEMORY else 1.0
+    return Clock(seconds * share, None if effort is None else effort * share)
+
+
+def memory_clock(seconds: float, effort: float | None, prefer: str, used: float) -> Clock | None:
+    """The clock of the search for less memory, after the other one used so much; None where nothing is left."""
+    left = (seconds if effort is None else effort) - used
+    if prefer == PREFER_TIME:
+        left = min(LEFT_SHARE * left, max(MIN_SECONDS, used))
+    return Clock(left, None if effort is None else left) if left > 0 else None
+
+
+def least_peaks(begin: Schedule, prefer: str, clock: Clock, seed: int, ask: Ask) -> Iterator[LeastPeak]:
+    """Schedules with smaller and smaller peaks from `begin`, as long as the clock has time: of its value where time is
+    preferred, else of at most 1 % more. The first comes at once.
+
+    ask: how a question is searched for an answer. Schedules are verified. A proof is about schedules whose lanes run in
+    table order, as bounds are. Large problems are left as they are: one question would take too long.
+    """
+    value = int(begin.timeline().value)
+    found = LeastPeak(begin, begin, value if prefer == PREFER_TIME else int(value * (1 + TOLERANCE)))
+    yield found
+    if len(begin.problem.passes) > LARGE_PASSES or not fullness(begin):
+        return
+    found = replace(found, floor=_floor(begin.problem, found.enough, fullness(begin), clock))
+    tried, unanswered = found.floor, 0
+    while clock.left > 0 and unanswered < MAX_UNANSWERED:
+        level = _next_level(begin.problem, max(tried, found.floor), fullness(found.schedule))
+        yield found
+        if level is None:
+            return
+        state = _question(found, level, clock)
+        ask(state, "auto", seed, "")
+        if clock.counted:
+            clock.spend(state.clock.used)
+        if state.schedule is not None and state.value <= found.enough:
+            order = Schedule(begin.problem, state.schedule.order, state.schedule.syncs)
+            found = replace(found, schedule=order, solver=state.solver)
+            continue
+        tried = level
+        if state.refuted:
+            found = replace(found, floor=level)
+        else:
+            unanswered += 1
+    yield found
+
+
+def _question(found: LeastPeak, level: Fraction, clock: Clock) -> State:
+    """Whether the value can be had below this level: the state of a search that has not begun."""
+    share = QUESTION_SHARE * clock.left
+    state = State(
+        _below(found.schedule.problem, level),
+        Clock(share, share if clock.counted else None),
+        Bound(0, ""),
+        enough=found.enough,
+    )
+    state.leads += [found.schedule]
+    return state
+
+
+def _below(problem: Problem, level: Fraction) -> Problem:
+    """The problem with so much memory that the fullness of its schedules is below `level`."""
+    return replace(problem, capacity=_room_below(problem, level))
+
+
+def _room_below(problem: Problem, level: Fraction) -> tuple[int, ...]:
+    """Bytes of each rank below that level, and no more than the problem has."""
+    # What is held is a multiple of `part`: less than one of it serves nobody.
+    parts = zip(rooms(problem), _parts(problem), strict=True)
+    room = [max(0, ceil(level * one) - 1) // part * part for one, part in parts]
+    return tuple(room if problem.capacity is None else map(min, room, problem.capacity))
+
+
+def _parts(problem: Problem) -> list[int]:
+    """What all bytes that a rank holds are multiples of."""
+    edges, found = problem.edges, np.zeros(problem.ranks, np.int64)
+    np.gcd.at(found, problem.passes.rank[edges.before], edges.bytes)
+    return [max(1, one) for one in found.tolist()]
+
+
+def _next_level(problem: Problem, low: Fraction, high: Fraction) -> Fraction | None:
+    """The level to ask for, where nothing was found below `low` and a schedule has `high`; None where nothing is left."""
+    if low >= high:
+        return None
+    middle = (low + high) / 2
+    ends = _room_below(problem, low), _room_below(problem, high)
+    return high if high - low <= CLOSE * high or _room_below(problem, middle) in ends else middle
+
+
+def _floor(problem: Problem, enough: int, high: Fraction, clock: Clock) -> Fraction:
+    """The highest level below which closed forms show no schedule of at most `enough` µs."""
+    low = Fraction(0)
+    while clock.left > 0 and (level := _next_level(problem, low, high)) is not None:
+        clock.spend(CLOSED_FORM_EFFORT * len(problem.passes))
+        if _impossible(_below(problem, level), enough):
+            low = level
+        elif level == high:
+            break
+        else:
+            high = level
+    return low
+
+
+def _impossible(problem: Problem, enough: int) -> bool:
+    """Whether closed forms show that no schedule has at most `enough` µs."""
+    capacity = np.array(problem.capacity)
+    return bool((problem.taken > capacity[problem.passes.rank]).any()) or closed_form(problem).value > enough
