@@ -117,8 +117,8 @@ def application(playground: Playground, token: str) -> Starlette:
             return PlainTextResponse(STALE, 404)
         try:
             return parts[part](request)
-        except ZbsolveError as error:
-            return HTMLResponse(wrong_part(str(error)), 422)
+        except ZbsolveError as error:  # a line of the page, which asked for a part of itself
+            return HTMLResponse(wrong_part(str(error)), 422 if part == "schedule.json" else 200)
 
     routes = [Route("/{token}/", reply), Route("/{token}/{part}", reply)]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)

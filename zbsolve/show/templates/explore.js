@@ -3,7 +3,8 @@
 const form = document.getElementById("controls"), answer = document.getElementById("answer");
 const table = document.getElementById("table"), progress = document.getElementById("progress");
 const usual = JSON.parse(document.getElementById("usual").textContent);
-const GONE = '<p class="wrong" role="alert">The server does not answer: it has ended, or was started anew. Start zbsolve explore again.</p>';
+const GONE =
+  '<p class="wrong" role="alert">The server does not answer: it has ended, or was started anew. Start zbsolve explore again.</p>';
 
 function query() {
   const said = new URLSearchParams();
@@ -26,16 +27,15 @@ function asking(part, place, shown) {
     while (wanted !== null) {
       const now = wanted;
       wanted = null;
-      let text = GONE, fine = false;
+      let text = GONE;
       try {
         const reply = await fetch(address(part, now));
-        text = reply.status === 404 ? GONE : await reply.text();
-        fine = reply.ok;
+        if (reply.ok) text = await reply.text();
       } catch { /* GONE says it */ }
       if (wanted === null) {
         place.innerHTML = text;
         place.classList.remove("late");
-        shown(now, fine);
+        shown(now);
       }
     }
     busy = false;
@@ -53,10 +53,10 @@ function mark() {
   if (save !== null) save.href = address("schedule.json", query());
 }
 
-const askAnswer = asking("answer", answer, (asked, fine) => {
+const askAnswer = asking("answer", answer, (asked) => {
   mark();
-  if (fine) askTable(asked);
-  else { table.innerHTML = ""; table.classList.remove("late"); }
+  if (answer.querySelector(".figures") !== null) askTable(asked);
+  else table.innerHTML = "";
 });
 const askTable = asking("compare", table, () => {});
 
@@ -74,10 +74,9 @@ function changed(wait) {
 
 form.addEventListener("input", (event) => {
   const from = event.target;
+  const slider = form.querySelector(`[data-for="${from.name}"]`);
   if (from.dataset.for) form.elements[from.dataset.for].value = from.value;
-  else form.querySelector(`[data-for="${from.name}"]`)?.setAttribute("value", from.value);
-  const slider = from.name && form.querySelector(`[data-for="${from.name}"]`);
-  if (slider) slider.value = from.value;
+  else if (slider !== null) slider.value = from.value;
   changed(120);
 });
 form.addEventListener("submit", (event) => event.preventDefault());
