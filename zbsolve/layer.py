@@ -19,6 +19,7 @@ class Layer:
     after it. output_kept: bytes of the output that the layer itself keeps; input_unneeded: bytes of its input that are
     kept only where it is the first layer of a stage. all_to_all: µs that expert parallelism sends behind F, and as many
     behind the backward, beside computation (no profiler measures it: it is a matter of the cluster, for you to fill in).
+    message: µs of the output's message where somebody gave it; 0: what the link takes for its bytes.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Layer:
     output_kept: int = 0
     input_unneeded: int = 0
     all_to_all: float = 0.0
+    message: float = 0.0
 
     @property
     def work(self) -> float:
@@ -54,6 +56,18 @@ class Link:
     def time(self, size: float) -> float:
         """µs for one message of `size` bytes."""
         return self.latency + size / self.bytes_per_us
+
+    def message(self, layer: Layer) -> float:
+        """µs for the message of a layer's output."""
+        return layer.message or self.time(layer.output_bytes)
+
+
+NO_LINK = Link(0.0, 1e12)  # messages take no time but what layers say
+
+
+def split_known(layers: Sequence[Layer]) -> bool:
+    """Whether B and W are known apart; else there is one backward BW alone."""
+    return any(layer.B or layer.W for layer in layers)
 
 
 def layer_cuts(counts: Sequence[int]) -> list[int]:

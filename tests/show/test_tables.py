@@ -53,7 +53,7 @@ def test_partitions_and_their_stages() -> None:
     head, *rows = partitions_as_text(costs, found, "estimated: by hand").splitlines()
     assert "slowest stage µs" in head
     assert [row.split()[0] for row in rows[: len(NAMES)]] == list(NAMES)
-    assert rows[-1] == "the profile is estimated: by hand, not measured"
+    assert rows[-1] == "times are estimated: by hand, not measured"
     tight = partitions_as_text(replace(costs, limit=1), found)
     assert "!: more than the 1 bytes that a rank has" in tight
     assert "not measured" not in tight

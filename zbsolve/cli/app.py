@@ -110,6 +110,7 @@ MODELS = ("profile", "run")
 DEBUG = "show the traceback of an error"
 COMMANDS = {
     "profile": "measure a model: F, B, W, memory, links",
+    "numbers": "a profile from numbers that you give, in place of a measurement",
     "partition": "which layers go to which stage",
     "solve": "find a schedule and prove how good it is",
     "check": "verify a schedule from its file alone",

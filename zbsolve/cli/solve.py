@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..util.text import times_note
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_or_problem
 from .tools import add_search_limits, print_json, saving, search_limits, searching
 
@@ -106,8 +107,8 @@ def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[
         from ..show.search_text import tried_as_text
 
         print(tried_as_text(tried, certificate.objective), end="")
-    if schedule.problem.source.startswith("estimated"):
-        print(f"times are {schedule.problem.source}, not measured")
+    if note := times_note(schedule.problem.source):
+        print(note)
     took = f" in {certificate.seconds:.1f} s" if options.effort is None else ""  # work is counted then, not time
     print(
         f"{certificate.objective} {certificate.value} µs, bound {certificate.bound} µs, gap {certificate.gap:.2%} "

@@ -50,6 +50,6 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], stage: int, objective
     rounding = stage * (HALF * factors.max() + slower)
     before = [np.maximum(0.0, factors.min() * np.nan_to_num(one[0], posinf=0.0) - rounding) for one in sums[:2]]
     others = np.maximum(0.0, np.nan_to_num(apart[0], posinf=0.0) - HALF * stage)
-    message = round(costs.link.time(min(c.output_bytes for c in costs.layers)))
+    message = round(min(costs.link.message(c) for c in costs.layers))
     head, tail = (np.asarray(one) + others + stage * message for one in before)
     return np.asarray(np.maximum(head[:, None] + work, head[:, None] + m * (own[0] + own[1]) + tail[:, None] + sent))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..layer import Layer, Link, Tied, layer_cuts
+from ..layer import Layer, Link, Tied, layer_cuts, split_known
 from ..util.errors import BadInput
 from .cut_table import Floats
 from .cuts import none_where_empty, spans
@@ -67,12 +67,13 @@ class StageCosts:
         limit: int | None = None,
         fused: bool = False,
     ) -> StageCosts:
-        """Of a profile's layers. Raises BadInput where it knows how fast another number of ranks is."""
+        """Of a profile's layers; fused too where it knows nothing else. Raises BadInput where it knows how fast another
+        number of ranks is."""
         ranks, known = max(routes[0]) + 1, len(model.rank_factors)
         if known not in (0, ranks):
             raise BadInput(f"ranks: the profile knows how fast {known} ranks are (field 'rank_factors'), not {ranks}")
         parts = (model.layers, model.link, model.states, model.tied, model.rank_factors)
-        return cls(*parts, routes, microbatches, limit, fused)
+        return cls(*parts, routes, microbatches, limit, fused or not split_known(model.layers))
 
     @property
     def stages(self) -> int:
@@ -168,7 +169,7 @@ class StageCosts:
     @cached_property
     def messages(self) -> Floats:
         """[a]: ns that a cut before layer a adds to the first microbatch's way there and back."""
-        return np.rint([0.0, *(2e3 * self.link.time(one.output_bytes) for one in self.layers)])
+        return np.rint([0.0, *(2e3 * self.link.message(one) for one in self.layers)])
 
     def steps(self, factor: float = 1.0) -> tuple[Floats, Floats]:
         """[a, b]: µs of a stage's work (times `factor`) and of its all-to-alls, as whole ns: the longer of both, which is

@@ -49,8 +49,8 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
             shares = _shares([getattr(layer, kind) for layer in layers[a:b]])
             for i, share in zip(range(a, b), shares, strict=True):
                 samples[i, kind] = (own * share).tolist()
-    new = tuple(_retimed(i, layer, samples) for i, layer in enumerate(layers))
     scale, heard = _link_scale(trace)
+    new = tuple(replace(_retimed(i, c, samples), message=c.message * scale) for i, c in enumerate(layers))
     link = Link(0.0, 1.0) if base is None else base.link
     facts: dict[str, Any] = {
         "steps": len(trace.steps),
@@ -81,7 +81,9 @@ def _source(trace: Trace, base: Profile | None) -> str:
     before = trace.problem.source if base is None else base.source
     if before.startswith("measured"):
         return "measured"
-    return f"{base.source}, retimed by a run" if base is not None else "estimated: by a run of an estimated schedule"
+    if base is None:
+        return f"estimated: by a run of a schedule whose times were {before.partition(':')[0] or 'given'}"
+    return f"{base.source}, retimed by a run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tup
 
     def layer(s: int, i: int, n: int) -> Layer:
         F, B, W, BW = (times.get((s, kind), 0.0) / n for kind in ("F", "B", "W", "BW"))
-        return Layer(f"stage{s}.layer{i}", F, B, W, BW, **nothing, all_to_all=sent[s] / n)
+        # What did not run is taken to cost as much as what did: a fused backward as B and W.
+        return Layer(f"stage{s}.layer{i}", F, B, W, BW or B + W, **nothing, all_to_all=sent[s] / n)
 
     return tuple(layer(s, i, n) for s, n in enumerate(problem.layers) for i in range(n))
 

@@ -1,4 +1,4 @@
-"""What was measured (or estimated) of a model on a machine, and the problem it makes."""
+"""What was measured (or estimated, or given) of a model on a machine, and the problem it makes."""
 
 from __future__ import annotations
 
@@ -6,32 +6,29 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any
 
 from .. import placement as placements
 from ..build.plain import pipeline
 from ..build.recompute import Recompute, recomputed_stages
-from ..layer import Layer, Link, Tied, layer_ranges
+from ..layer import Layer, Link, Tied, layer_ranges, split_known
 from ..partition.cuts import balanced_ranks
 from ..partition.stage_costs import StageCosts
 from ..problem import Problem
 from ..util.errors import BadInput, Infeasible
-from ..util.files import AMOUNT, COUNT, checked, read_one_of, strict_form, write_document
+from ..util.files import checked, read_one_of, write_document
 from ..util.text import exact_bytes, parse_bytes
-
-MIN_BANDWIDTH = 1e-9  # bytes a µs
+from .form import ProfileForm, check_some_time, layer_from, link_from, size_from, states_from, tied_from
 
 
 @dataclass(frozen=True)
 class Profile:
     """A model's layers and the links between ranks.
 
-    source: "measured", or "estimated: " and by what, never to be confused. states: bytes of parameters, gradients and
-    optimizer state for each byte of parameters (4 for Adam in one precision). capacity: bytes a device has, or None.
-    facts: JSON values about the machine and the run. samples: every raw measurement, µs, keyed "<layer>/<kind>" or
-    "link/<bytes>".
+    source: "measured", "given" (typed in), or "estimated: " and by what, never to be confused. states: bytes of
+    parameters, gradients and optimizer state for each byte of parameters (4 for Adam in one precision). capacity: bytes a
+    device has, or None. facts: JSON values about the machine and the run. samples: every raw measurement, µs, keyed
+    "<layer>/<kind>" or "link/<bytes>".
     rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike. tied: bytes of
     each parameter that several layers hold, and their numbers: a rank with several of them has it once.
     """
@@ -48,8 +45,13 @@ class Profile:
     tied: Tied = ()
 
     @property
+    def fused_only(self) -> bool:
+        """Whether nothing but one backward BW is known: every step is fused then."""
+        return not split_known(self.layers)
+
+    @property
     def title(self) -> str:
-        """The model, and that the profile is an estimate where it is one."""
+        """The model, and that nothing was measured where that is so."""
         return self.model if self.source == "measured" else f"{self.model} ({self.source}, not measured)"
 
     def problem(
@@ -78,7 +80,7 @@ class Profile:
         limit = self.capacity if memory is None else parse_bytes(memory)
         costs = StageCosts.of(self, routes, microbatches, limit, fused)
         turns = 2 if recompute == "all" else 1
-        work = [turns * c.F + c.B + c.W for c in self.layers]
+        work = [c.work + (turns - 1) * c.F for c in self.layers]
         counts = balanced_ranks(work, routes, costs.factors.tolist()) if layers is None else costs.check(layers)
         left = self._left(costs, counts, recompute, memory)
         try:
@@ -111,7 +113,7 @@ class Profile:
             total("F"),
             placement=costs.routes,
             microbatches=costs.microbatches,
-            comm=[round(self.link.time(stage[-1].output_bytes)) for stage in stages[:-1]],
+            comm=[round(self.link.message(stage[-1])) for stage in stages[:-1]],
             **costs.memory.held(counts),
             AF=total("all_to_all"),
             recompute=recompute,
@@ -143,7 +145,11 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a profile file, whole or not at all; `-` is standard output."""
-        write_document(path, "profile", asdict(self))
+        body = asdict(self)
+        for layer in body["layers"]:
+            if not layer["message"]:  # then files are as before there was such a field
+                del layer["message"]
+        write_document(path, "profile", body)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -152,52 +158,29 @@ class Profile:
 
     @classmethod
     def from_json(cls, body: Any, where: str = "profile") -> Profile:
-        """The profile that `save` wrote. Raises BadInput naming `where` and the field."""
+        """The profile that `save` wrote, or that a person typed. Raises BadInput naming `where` and the field."""
         form = checked(body, ProfileForm, where)
-        if form.source != "measured" and not form.source.startswith("estimated: "):
-            raise BadInput(f"{where}: field 'source' is '{form.source}', neither 'measured' nor 'estimated: …'")
-        link = Link(**msgspec.structs.asdict(form.link))
-        if link.bytes_per_us < MIN_BANDWIDTH:
-            raise BadInput(f"{where}: link: field 'bytes_per_us' is {link.bytes_per_us:g}")
-        layers = tuple(Layer(**msgspec.structs.asdict(row)) for row in form.layers)
-        for kinds in (("F", "B", "W"), ("F", "BW")):
-            if not any(getattr(layer, kind) for layer in layers for kind in kinds):
-                raise BadInput(f"{where}: fields {', '.join(map(repr, kinds))} of all layers are 0: nothing takes time")
-        for size, group in form.tied:
-            if len({*group}) < 2 or max(group) >= len(layers):
-                raise BadInput(f"{where}: field 'tied' must list [bytes, [layers that hold them]], not {[size, group]}")
+        layers = tuple(layer_from(row, i, where) for i, row in enumerate(form.layers))
+        check_some_time(layers, where)
         return cls(
-            form.source,
+            _checked_source(form.source, where),
             form.model,
             layers,
-            link,
-            form.states,
-            form.capacity,
+            link_from(form.link, where),
+            states_from(form.states, layers, where),
+            size_from(form.capacity, f"{where}: field 'capacity'"),
             form.facts,
             form.samples,
             tuple(form.rank_factors),
-            tuple((size, tuple(group)) for size, group in form.tied),
+            tied_from(form.tied, len(layers), where),
         )
 
 
-Sample = Annotated[float, msgspec.Meta(gt=-(2.0**62), lt=2.0**62)]
-Factor = Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
-LayerForm, LinkForm = strict_form(Layer), strict_form(Link)
-
-
-class ProfileForm(msgspec.Struct, forbid_unknown_fields=True):
-    """A profile in a file: a misspelt field must not pass for one that was left out."""
-
-    source: str
-    model: str
-    layers: Annotated[list[LayerForm], msgspec.Meta(min_length=1)]  # type: ignore[valid-type]
-    link: LinkForm  # type: ignore[valid-type]
-    states: AMOUNT
-    facts: dict[str, Any]
-    samples: dict[str, list[Sample]]
-    capacity: COUNT | None = None
-    rank_factors: list[Factor] = []
-    tied: list[tuple[COUNT, list[COUNT]]] = []
+def _checked_source(source: str, where: str) -> str:
+    """Raise BadInput for a source that says nothing of where times come from."""
+    if source in ("measured", "given") or source.startswith(("estimated: ", "given, ")):
+        return source
+    raise BadInput(f"{where}: field 'source' is '{source}', neither 'measured', 'given' nor 'estimated: …'")
 
 
 def _of(limit: int | None, said: str | int | None) -> str:

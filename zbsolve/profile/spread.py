@@ -28,5 +28,5 @@ def spread_over(profile: Profile, counts: Sequence[int], devices: Sequence[int],
         for size, here in zip(devices, layer_ranges(counts), strict=True)
         if len(group_here := tuple(i for i in group if i in here)) > 1
     )
-    base = "estimated: measured" if profile.source == "measured" else profile.source
+    base = profile.source if profile.source.startswith("estimated") else f"estimated: {profile.source}"
     return replace(profile, source=f"{base}, spread over submeshes", layers=tuple(layers), tied=tied)

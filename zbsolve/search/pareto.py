@@ -33,7 +33,8 @@ AMPLE = 1 << 50  # bytes; a limit nobody meets, from which a rank's fixed part i
 class Frontier:
     """Points by rising memory, from the least in which any schedule exists to what the best schedule without a limit
     takes; named schedules; `fixed`: bytes a rank beside activations; `work`: µs of the busiest rank;
-    `device`: bytes that the profiled device has, or None; `effort`: in place of the seconds, where it was given."""
+    `device`: bytes that the profiled device has, or None; `effort`: in place of the seconds, where it was given;
+    `source`: the profile's."""
 
     model: str
     ranks: int
@@ -48,6 +49,7 @@ class Frontier:
     seed: int
     points: tuple[Point, ...]
     named: tuple[Named, ...]
+    source: str = "measured"
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the schedules."""
@@ -111,6 +113,7 @@ def frontier(
         options["seed"],
         found.points(),
         named,
+        profile.source,
     )
 
 
@@ -118,7 +121,7 @@ def _named(profile: Profile, step: Step, fixed: Ints) -> tuple[Named, ...]:
     """The schedules of the literature that the placement knows, each with its own backward (1F1B: fused) on the step's
     stages; of a step that is fused as a whole those with a fused backward."""
     found = []
-    for fused in (True,) if step.fused else (True, False):
+    for fused in (True,) if step.fused or profile.fused_only else (True, False):
         backward = replace(step.with_backward(profile, fused), memory=None)
         problem = backward.problem(replace(profile, capacity=None))
         for name, schedule in known_orders(problem):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..util.text import aligned
+from ..util.text import aligned, times_note
 from .comparison import Comparison, KindTimes
 
 
@@ -18,7 +18,7 @@ def comparison_as_text(comparison: Comparison) -> str:
 
     share = f" ({c.difference / c.predicted:+.2%})" if c.predicted else ""
     lines = [
-        *([f"predicted from times that were {c.source}"] if c.source.startswith("estimated") else []),
+        *([f"predicted: {note}"] if (note := times_note(c.source)) else []),
         *([c.emulated] if c.emulated else []),
         f"step time ({c.objective})  predicted {show(c.predicted)} {unit}, measured {show(c.measured)} {unit}{share}",
         f"  median of {len(steps)} steps, from {show(steps[0])} to {show(steps[-1])} {unit}",

@@ -7,7 +7,7 @@ import os
 from ..search.pareto import Frontier
 from ..util.errors import BadInput
 from ..util.files import write_text
-from ..util.text import aligned, format_bytes, format_gap, format_time, printable
+from ..util.text import aligned, format_bytes, format_gap, format_time, printable, times_note
 from .frontier_svg import bubble_rate, excess, frontier_drawing
 from .pages import picture, render
 from .svg import to_svg
@@ -47,7 +47,8 @@ def frontier_as_page(frontier: Frontier) -> str:
 def frontier_as_text(frontier: Frontier) -> str:
     """The table as text, and what it says."""
     rows = _rows(frontier)
-    return "\n".join([*aligned(rows, left=(-1,)), _sentence(frontier)]) + "\n"
+    note = [one for one in (printable(times_note(frontier.source)),) if one]
+    return "\n".join([*note, *aligned(rows, left=(-1,)), _sentence(frontier)]) + "\n"
 
 
 def _headline(frontier: Frontier) -> str:

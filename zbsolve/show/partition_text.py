@@ -8,7 +8,7 @@ from ..layer import layer_ranges
 from ..partition.by_name import Partitioned
 from ..partition.meshes import places
 from ..partition.stage_costs import StageCosts
-from ..util.text import aligned, counted
+from ..util.text import aligned, counted, times_note
 
 
 def partitions_as_text(costs: StageCosts, found: Sequence[Partitioned], source: str = "measured") -> str:
@@ -36,8 +36,8 @@ def partitions_as_text(costs: StageCosts, found: Sequence[Partitioned], source: 
         lines.append("all-to-alls are in that sum, and in the maximum where a rank's take longer than its work")
     if not all(_fits(costs, one) for one in found):
         lines.append(f"!: more than the {costs.limit:,} bytes that a rank has")
-    if source != "measured":
-        lines.append(f"the profile is {source}, not measured")
+    if note := times_note(source):
+        lines.append(note)
     return "\n".join(lines) + "\n"
 
 

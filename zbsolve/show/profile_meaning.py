@@ -40,8 +40,8 @@ class PlainStage:
 
     @property
     def split(self) -> float:
-        """µs a microbatch with the backward split."""
-        return self.F + self.B + self.W
+        """µs a microbatch with the backward split; with a fused one where nothing else is known."""
+        return self.F + (self.B + self.W or self.BW)
 
     @property
     def fused(self) -> float:
@@ -65,7 +65,7 @@ def _stage(profile: Profile, memory: StageMemory, here: range, factor: float, fi
     first, end = here.start, here.stop
     layers = profile.layers[first:end]
     f, b, w, bw = (factor * sum(getattr(layer, kind) for layer in layers) for kind in ("F", "B", "W", "BW"))
-    message = 0.0 if end == len(profile.layers) else profile.link.time(layers[-1].output_bytes)
+    message = 0.0 if end == len(profile.layers) else profile.link.message(layers[-1])
     kept = int(memory.kept(first, end))
     return PlainStage(first, end, f, b, w, bw, kept, fixed, moving, message, sum(one.all_to_all for one in layers))
 
@@ -94,10 +94,11 @@ def _bubble(rows: Sequence[PlainStage], m: int, today: Timeline) -> str:
     least = m * max(max(row.split, 2 * row.all_to_all) for row in rows)
     best = step / least - 1 if least else 0.0
     or_sent = " or all-to-alls" if any(row.all_to_all for row in rows) else ""
+    split = ", backward split," if any(row.B or row.W for row in rows) else ""
     win = f"can be {best:.1%} faster than that at most" if best > 0 else "cannot be faster than that: the split costs more"
     return (
         f"1F1B on {len(rows)} ranks with {m} microbatches takes {format_time(step)}, {today.bubble_rate:.1%} of it bubble; "
-        f"a step without any, backward split, {win} ({format_time(least)}, the busiest rank's work{or_sent})."
+        f"a step without any{split} {win} ({format_time(least)}, the busiest rank's work{or_sent})."
     )
 
 
@@ -113,8 +114,8 @@ def _balance(profile: Profile, rows: Sequence[PlainStage]) -> list[str]:
             "for it."
         )
     last = profile.layers[-1]
-    alone = last.F + last.B + last.W
-    blocks = sorted(c.F + c.B + c.W for c in profile.layers[:-1])
+    alone = last.work
+    blocks = sorted(layer.work for layer in profile.layers[:-1])
     if blocks and mean and alone > OUTPUT_LAYER_DOMINATES * mean:
         found.append(
             f"The output layer is the bottleneck: '{last.name}' alone takes {alone / mean:.2f} times the mean stage "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..layer import Layer
+from ..layer import NO_LINK, Layer
 from ..profile.profile import Profile
 from ..util.statistics import median_error
 from ..util.text import format_bytes, printable
 from .profile_meaning import stages
 
+MORE = {"message µs": "message", "all-to-all µs": "all_to_all"}  # columns where there is any
 TIMED = ("F", "B", "W", "BW", "X", "U")  # what a profile has times of, a column each
 
 
@@ -26,8 +27,8 @@ def layer_rows(profile: Profile) -> list[tuple[str, ...]]:
         "parameters",
         "output",
     )
-    apart = any(layer.all_to_all for layer in profile.layers)
-    rows: list[tuple[str, ...]] = [(*head, "all-to-all µs") if apart else head]
+    more = {title: field for title, field in MORE.items() if any(getattr(layer, field) for layer in profile.layers)}
+    rows: list[tuple[str, ...]] = [(*head, *more)]
     for first, last in _runs(profile):
         layer = profile.layers[first]
         name = printable(layer.name if first == last else f"{layer.name} … {profile.layers[last].name}")
@@ -38,7 +39,7 @@ def layer_rows(profile: Profile) -> list[tuple[str, ...]]:
                 *(_time(profile, layer, kind) for kind in TIMED),
                 _host(profile, layer),
                 *(format_bytes(getattr(layer, size)) for size in sizes),
-                *([f"{layer.all_to_all:,.1f}"] if apart else []),
+                *(f"{getattr(layer, field):,.1f}" for field in more.values()),
             )
         )
     return rows
@@ -98,10 +99,11 @@ def link_rows(profile: Profile) -> list[tuple[str, ...]]:
 def ratio_line(profile: Profile) -> str:
     """(B + W) / BW, and the link as a line."""
     fused, split = (sum(sum(getattr(c, kind) for kind in kinds) for c in profile.layers) for kinds in (("BW",), ("B", "W")))
-    ratio = f"(B + W) / BW {split / fused:.3f}; " if fused else ""
-    return (
-        f"{ratio}a message takes {profile.link.latency:.0f} µs and its bytes at {profile.link.bytes_per_us / 1e3:.2f} GB/s"
-    )
+    ratio = f"(B + W) / BW {split / fused:.3f}; " if fused and split else ""
+    link = profile.link
+    if link == NO_LINK:
+        return f"{ratio}messages take the times of the layers and nothing for their bytes"
+    return f"{ratio}a message takes {link.latency:.0f} µs and its bytes at {link.bytes_per_us / 1e3:.2f} GB/s"
 
 
 def pair_rows(profile: Profile) -> list[tuple[str, ...]]:

@@ -11,9 +11,8 @@ import tempfile
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -241,17 +240,6 @@ def checked(body: Any, form: type[T], where: str) -> T:
         return msgspec.convert(body, form)
     except msgspec.ValidationError as error:
         raise BadInput(f"{where}: {_said(str(error), body, form)}") from None
-
-
-def strict_form(cls: type[Any]) -> Any:
-    """A form with exactly the fields of a dataclass, where numbers are finite and not negative."""
-    numbers: dict[Any, Any] = {int: COUNT, float: AMOUNT}
-    hints = get_type_hints(cls)
-    columns = [
-        (f.name, numbers.get(hints[f.name], hints[f.name]), *(() if f.default is MISSING else (f.default,)))
-        for f in fields(cls)
-    ]
-    return msgspec.defstruct(cls.__name__, columns, forbid_unknown_fields=True)
 
 
 def _said(error: str, body: Any, form: type[Any]) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 
 from .errors import BadInput
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+BYTES = {"": 1, "B": 1}
+BYTES |= {f"{prefix}B": 1000**n for n, prefix in enumerate("KMGT", 1)}
+BYTES |= {f"{prefix}IB": 1024**n for n, prefix in enumerate("KMGT", 1)}
+TIMES = {"": 1.0, "ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # µ: the micro sign and the Greek letter
+BITS = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
+LARGEST = 2.0**62  # µs or bytes: beyond, sums do not fit
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
@@ -61,12 +66,62 @@ def exact_bytes(size: float) -> str:
     return f"{size:.0f} bytes" + (f" ({format_bytes(size)})" if size >= 1024 else "")
 
 
-def parse_bytes(text: str | int) -> int:
-    """Bytes from `40GiB`, `512MB` or a plain number. Raises BadInput."""
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(text))
-    if match is None or match[2].upper() not in UNITS or match[1].count(".") > 1 or match[1] == "." or len(match[1]) > 30:
-        raise BadInput(f"memory '{str(text)[:40]}': not a number of bytes such as 40GiB, 512MB or 1000000")
-    return int(float(match[1]) * UNITS[match[2].upper()])
+def parse_bytes(text: str | int, what: str = "memory") -> int:
+    """Bytes from `40GiB`, `512MB` or a plain number. Raises BadInput naming `what`."""
+    found = _amount(text, _bytes_in(text))
+    if found is None:
+        raise BadInput(f"{what} '{str(text)[:40]}': not a number of bytes such as 40GiB, 512MB or 1000000")
+    return int(found)
+
+
+def parse_time(text: str | float, what: str) -> float:
+    """µs from `12.1ms`, `850us`, `3s`, `900ns` or a plain number of µs. Raises BadInput naming `what`."""
+    found = _amount(text, TIMES)
+    if found is None:
+        raise BadInput(f"{what} '{str(text)[:40]}': not a time such as 12.1ms, 850us or 3s")
+    return found
+
+
+def parse_rate(text: str | float, what: str) -> float:
+    """Bytes a µs from `50GB/s`, `400Gbit/s` or a plain number of bytes a µs. Raises BadInput naming `what`."""
+    amount, per, _ = str(text).strip().rpartition("/s")
+    bits = {unit: size / 8 for unit, size in BITS.items()}
+    byte = _bytes_in(amount) if amount.endswith("B") else {}  # Gb is a unit of bits
+    found = _amount(amount, {**bits, **byte}) if per else _amount(text, {"": 1e6})
+    if found is None:
+        raise BadInput(f"{what} '{str(text)[:40]}': not a bandwidth such as 50GB/s, 400Gbit/s or 50000 (bytes a µs)")
+    return found / 1e6
+
+
+def has_unit(text: str) -> bool:
+    """Whether an amount says its unit."""
+    return bool(_unit(text))
+
+
+def _unit(text: str | float) -> str:
+    return str(text).strip().lstrip("0123456789. ")
+
+
+def _bytes_in(text: str | float) -> dict[str, float]:
+    """The unit of bytes that `text` has, in any case, and its size."""
+    unit = _unit(text)
+    return {unit: BYTES[unit.upper()]} if unit.upper() in BYTES else {}
+
+
+def _amount(text: str | float, units: Mapping[str, float]) -> float | None:
+    """The number in `text` times its unit; None where it is no number from 0 up with such a unit."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([^\d\s]*)\s*", str(text), re.ASCII)
+    if match is None or match[2] not in units or len(match[1]) > 30:
+        return None
+    found = float(match[1]) * units[match[2]]
+    return found if found < LARGEST else None
+
+
+def times_note(source: str) -> str:
+    """What to say of times from this source (a profile's, or a problem's): "" of measured ones, and where nobody said."""
+    return (
+        "" if source == "measured" or source.startswith("measured:") or not source else f"times are {source}, not measured"
+    )
 
 
 def format_gap(gap: float) -> str:

@@ -1,0 +1,56 @@
+"""`solve` takes a schedule: its problem is solved anew, and options that say something else are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zbsolve import Schedule
+from zbsolve.cli import main
+
+from ..support.profiles import toy_profile
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("solved")
+    toy_profile().save(folder / "profile.json")
+    out = str(folder / "schedule.json")
+    step = ["--ranks", "2", "--microbatches", "4", "--placement", "vee", "--recompute", "1", "--method", "greedy"]
+    assert main(["solve", str(folder / "profile.json"), *step, "-o", out]) == 0
+    return out
+
+
+def test_its_problem_is_solved_anew(solved: str, tmp_path: Path) -> None:
+    out = tmp_path / "again.json"
+    same = ["--ranks", "2", "--placement", "0,1,1,0", "--partition", "1,1,1,1", "--recompute", "1", "--no-fused"]
+    for options in ([], same):
+        assert main(["solve", solved, *options, "--effort", "0.05", "-o", str(out)]) == 0
+        assert Schedule.load(out).problem == Schedule.load(solved).problem
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--ranks", "3"], "--ranks 3: {} holds a schedule with ranks 2: leave the option out, or name a profile"),
+        (["--placement", "loop"], "--placement loop: {} holds a schedule with placement vee"),
+        (["--placement", "auto"], "--placement auto: {} holds a schedule with placement vee"),
+        (["--partition", "balanced"], "--partition balanced: {} holds a schedule with partition (1, 1, 1, 1)"),
+        (["--objective", "span"], "--objective span: {} holds a schedule with objective makespan"),
+        (["--fused"], "--fused: {} holds a schedule with fused False"),
+        (["--recompute", "all"], "--recompute all: {} holds a schedule with recompute [1]"),
+        (["--memory", "3GiB"], "--memory 3GiB: {} holds a schedule, and its problem says what ranks have for activations"),
+    ],
+)
+def test_what_contradicts_it_is_refused(
+    solved: str, options: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["solve", solved, *options]) == 2
+    assert line.format(solved) in capsys.readouterr().err
+
+
+def test_a_profile_needs_its_step(solved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = solved.replace("schedule.json", "profile.json")
+    assert main(["solve", profile, "--ranks", "2"]) == 2
+    assert capsys.readouterr().err == "zbsolve solve: --microbatches: is needed with a profile\n"

@@ -1,0 +1,160 @@
+"""Numbers in place of a measurement: typed on the command line or into a file, read with units, and never «measured»."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zbsolve import BadInput, Profile, Schedule, Step
+from zbsolve.cli import main
+from zbsolve.profile.given import given_profile, stage_columns, values
+from zbsolve.systems import step_for
+
+BY_HAND: dict[str, Any] = {
+    "zbsolve": "profile",
+    "version": 1,
+    "model": "my model",
+    "capacity": "60GiB",
+    "link": {"latency": "5us", "bytes_per_us": "50GB/s"},
+    "layers": [
+        {"F": "1.2ms", "B": "1.4ms", "W": "900us", "held_until_B": "1.5GiB", "output_bytes": "64MiB"},
+        {"F": "2ms", "B": 1500, "W": 1100.5, "BW": "2.5ms", "message": "0.3ms"},
+    ],
+}
+
+
+def by_hand(**changed: Any) -> Profile:
+    return Profile.from_json(
+        {name: value for name, value in {**BY_HAND, **changed}.items() if name[0] not in "zv"}, "p.json"
+    )
+
+
+def test_what_a_person_types_means_what_it_says() -> None:
+    profile = by_hand()
+    first, second = profile.layers
+    assert (profile.source, profile.title) == ("given", "my model (given, not measured)")
+    assert (first.name, first.F, first.B, first.W, first.BW) == ("layer0", 1200, 1400, 900, 2300)
+    assert (first.held_until_B, first.held_until_W, first.parameter_bytes) == (3 * 2**29, 0, 0)
+    assert (second.B, second.W, second.BW) == (1500, 1100.5, 2500)
+    assert profile.capacity == 60 * 2**30
+    assert profile.link.message(first) == 5 + 2**26 / 50e3
+    assert profile.link.message(second) == 300
+    assert profile.problem(2, 4).source == "given: my model"
+
+
+def test_a_saved_one_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    by_hand().save(path)
+    assert Profile.load(path) == by_hand()
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"layers": [{"F": 1, "B": 2}]}, "layers[0]: field 'W' is missing: give B and W, or BW alone"),
+        ({"layers": [{"B": 1, "W": 2}]}, "layers[0]: field 'F' is missing"),
+        ({"layers": [{"F": "12 parsecs", "BW": 2}]}, "layers[0]: field 'F' '12 parsecs': not a time such as 12.1ms"),
+        ({"layers": [{"F": -1, "BW": 2}]}, "layers[0]: field 'F' is -1"),
+        ({"layers": [{"F": 1, "BW": 2, "output_bytes": "3ms"}]}, "field 'output_bytes' '3ms': not a number of bytes"),
+        ({"layers": [{"F": 0, "BW": 0}]}, "of all layers are 0: nothing takes time"),
+        ({"layers": [{"F": 1, "BW": 1, "parameter_bytes": 8}]}, "field 'states' is missing: bytes of parameters"),
+        ({"layers": [{"F": 1, "BW": 1, "forward": 8}]}, "layers[0]: field 'forward' is unknown"),
+        ({"link": {"bytes_per_us": "400Gb/s"}}, "link: field 'bytes_per_us' '400Gb/s': not a bandwidth"),
+        ({"source": "guessed"}, "field 'source' is 'guessed', neither 'measured', 'given' nor 'estimated: …'"),
+        ({"capacity": "much"}, "field 'capacity' 'much': not a number of bytes"),
+    ],
+)
+def test_a_wrong_field_is_named(changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadInput) as error:
+        by_hand(**changed)
+    assert str(error.value).startswith("p.json: ")
+    assert line in str(error.value)
+
+
+def test_one_backward_alone_is_one_pass_everywhere() -> None:
+    profile = by_hand(layers=[{"F": 10, "BW": 25}, {"F": 12, "BW": 20}])
+    assert profile.fused_only
+    assert set(profile.problem(2, 3).passes.kinds) == {"F", "BW"}
+    assert Step(2, 3, partition="balanced").problem(profile) == Step(2, 3, fused=True).problem(profile)
+    with pytest.raises(BadInput, match="zb-h1: needs B and W apart, and profile 'my model' has one backward BW alone"):
+        step_for("zb-h1", profile, Step(2, 3))
+
+
+def test_values_of_stages(tmp_path: Path) -> None:
+    assert values("F", "12.1ms", 2) == [{"F": 12100.0}] * 2
+    assert values("F", "1us, 900ns,1s", 3) == [{"F": 1.0}, {"F": 0.9}, {"F": 1e6}]
+    assert values("activation", "1KiB/2KB,3B/4B,0", 3)[:2] == [
+        {"held_until_B": 1024, "held_until_W": 2000},
+        {"held_until_B": 3, "held_until_W": 4},
+    ]
+    assert values("activation", "7MiB", 1) == [{"held_until_W": 7 * 2**20}]
+    assert values("comm", "1ms,2ms", 3) == [{"message": 1000.0}, {"message": 2000.0}, {"message": 2000.0}]
+    path = tmp_path / "stages.csv"
+    path.write_text("name,F (ms),held_from_B\nfirst, 1.5,2KiB\nlast,2,0\n")
+    assert stage_columns(str(path)) == {"name": ["first", "last"], "F": ["1.5ms", "2ms"], "held-from-B": ["2KiB", "0"]}
+    assert values("F", f"@{path}", 2) == [{"F": 1500.0}, {"F": 2000.0}]
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ({"F": "1,2,3"}, "--F: 3 values for 2 stages: give one, or one a stage"),
+        ({"F": "1,2ms"}, "--F: some values have a unit and others have none: write it at each"),
+        ({"F": "fast"}, "--F 'fast': not a time"),
+        ({"activation": "1/2/3"}, "--activation '1/2/3': 2 of them at most"),
+        ({"F": "@no.csv"}, "no.csv: no such file"),
+        ({"W": "3"}, "--B and --W are needed, or --BW alone"),
+        ({"parameters": "2GiB"}, "--states is needed with --parameters: bytes of parameters, gradients"),
+        ({"F": "0", "BW": "0"}, "nothing takes time"),
+    ],
+)
+def test_what_is_given_wrongly_is_named(said: dict[str, str], line: str) -> None:
+    with pytest.raises(BadInput) as error:
+        given_profile(2, {"F": "1", "BW": "2", **said}, facts={})
+    assert line in str(error.value)
+
+
+def test_numbers_then_solve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each layer is a stage, the memory comes from the file, and every command says that the times are given."""
+    path, out = str(tmp_path / "p.json"), str(tmp_path / "s.json")
+    numbers = ["numbers", "--ranks", "4", "--F", "12.1ms", "--B", "14ms", "--W", "9ms", "--comm", "0.4ms", "-o", path]
+    assert main([*numbers, "--memory", "6GiB", "--activation", "1GiB/0.5GiB"]) == 0
+    assert "given: no number here was measured" in capsys.readouterr().out
+    step = ["--ranks", "4", "--microbatches", "8"]
+    assert main(["solve", path, *step, "--effort", "0.05", "-o", out]) == 0
+    assert "times are given: numbers, not measured" in capsys.readouterr().out
+    problem = Schedule.load(out).problem
+    assert problem.layers == (1, 1, 1, 1)
+    assert problem.capacity == (6 * 2**30,) * 4
+    assert {problem.passes[i].duration for i in problem.rows("F")} == {12_100}
+    assert set(problem.edges.lag.tolist()) == {0, 400}
+    for command in (["partition", path, "--ranks", "2"], ["frontier", path, *step, "--points", "2", "--effort", "0.01"]):
+        assert main(command) == 0
+        assert "times are given, not measured" in capsys.readouterr().out
+    assert main(["show", out]) == 0
+    assert "(given: numbers)" in capsys.readouterr().out
+
+
+def test_chunks_columns_and_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, path = tmp_path / "stages.csv", str(tmp_path / "p.json")
+    table.write_text("F (us),BW (us)\n" + "".join(f"{10 + i},{20 + i}\n" for i in range(4)))
+    numbers = ["numbers", "--ranks", "2", "--chunks", "2", "--stages", str(table), "-o", path]
+    assert main([*numbers, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"] == {"F": 46.0, "B": 0.0, "W": 0.0, "BW": 86.0}
+    assert main(["solve", path, "--ranks", "2", "--microbatches", "4", "--method", "interleaved"]) == 0
+    assert Profile.load(path).layers[3].F == 13
+    capsys.readouterr()
+    for more, line in (
+        (["--F", "3"], f"--F 3: {table} has a column 'F' too"),
+        (["--rank-factors", "1,2,3"], "--rank-factors 1,2,3: 2 numbers above 0 are needed"),
+        (["--chunks", "3"], f"{table}: 4 rows for 6 stages"),
+        (["--comm", "3", "--latency", "2"], "--comm says how long messages take"),
+    ):
+        assert main([*numbers, *more]) == 2
+        assert line in capsys.readouterr().err
+    table.write_text("F,speed\n1,2\n")
+    assert main(numbers) == 2
+    assert "column 'speed' is unknown (one of name, F, B," in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""A profile in a file: what a program saved, and what a person types, where only times are needed and units may be said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+
+from ..layer import NO_LINK, Layer, Link, Tied
+from ..util.errors import BadInput
+from ..util.files import AMOUNT, COUNT
+from ..util.text import parse_bytes, parse_rate, parse_time
+
+MIN_BANDWIDTH = 1e-9  # bytes a µs
+BACKWARD = ("B", "W", "BW")  # of which a layer needs B and W, or BW
+NEEDED = "F"
+STATES = (
+    "bytes of parameters, gradients and optimizer state for each byte of parameters (4: Adam, all of one type; 8: Adam "
+    "beside parameters of 16 bits)"
+)
+TIME = AMOUNT | str  # a number of µs, or text with its unit
+SIZE = COUNT | str  # the same of bytes
+Sample = Annotated[float, msgspec.Meta(gt=-(2.0**62), lt=2.0**62)]
+Factor = Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
+
+
+def _layer_form() -> Any:
+    """The fields of a `Layer`; all but F may be left out."""
+    kinds: dict[Any, Any] = {float: TIME, int: SIZE}
+    columns: list[Any] = []
+    for field in fields(Layer):
+        hint = get_type_hints(Layer)[field.name]
+        default = 0 if field.default is MISSING else field.default
+        if field.name in (*BACKWARD, "name"):
+            columns.append((field.name, kinds.get(hint, hint) | None, None))
+        else:
+            columns.append((field.name, kinds.get(hint, hint), *(() if field.name == NEEDED else (default,))))
+    return msgspec.defstruct("Layer", columns, forbid_unknown_fields=True, kw_only=True)
+
+
+LayerForm = _layer_form()
+
+
+class LinkForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A link in a file."""
+
+    latency: TIME = NO_LINK.latency
+    bytes_per_us: TIME = NO_LINK.bytes_per_us
+
+
+class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A profile in a file: a misspelt field must not pass for one that was left out."""
+
+    source: str = "given"
+    model: str = "unnamed"
+    layers: Annotated[list[LayerForm], msgspec.Meta(min_length=1)]  # type: ignore[valid-type]
+    link: LinkForm = LinkForm()
+    states: AMOUNT | None = None
+    capacity: SIZE | None = None
+    facts: dict[str, Any] = {}
+    samples: dict[str, list[Sample]] = {}
+    rank_factors: list[Factor] = []
+    tied: list[tuple[SIZE, list[COUNT]]] = []
+
+
+def layer_from(form: Any, index: int, where: str) -> Layer:
+    """A layer from its form. Raises BadInput naming `where` and the field."""
+    body, where = msgspec.structs.asdict(form), f"{where}: layers[{index}]"
+    hints = get_type_hints(Layer)
+    found = {name: _read(value, hints[name], f"{where}: field '{name}'") for name, value in body.items()}
+    return complete(found, index, where)
+
+
+def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
+    """A layer from those of its fields that are known; others are absent or None. B and W without BW: a fused backward takes
+    as long as both. BW alone: B and W are 0, and nothing else is known. Raises BadInput naming `where`."""
+    known = {name: value for name, value in costs.items() if value is not None}
+    missing = [name for name in ("B", "W") if name not in known]
+    if len(missing) == 1 or (missing and "BW" not in known):
+        raise BadInput(f"{where}: field '{missing[0]}' is missing: give B and W, or BW alone")
+    split = {} if not missing else {"B": 0.0, "W": 0.0}
+    fused = {} if "BW" in known else {"BW": known["B"] + known["W"]}
+    sizes = dict.fromkeys(("held_until_B", "held_until_W", "parameter_bytes", "output_bytes"), 0)
+    return Layer(**{"name": f"layer{index}", **sizes, **split, **fused, **known})
+
+
+def check_some_time(layers: Sequence[Layer], where: str) -> None:
+    """Raise BadInput where no pass takes time, with a split or with a fused backward."""
+    for kinds in (("F", "B", "W"), ("F", "BW")):
+        if not any(getattr(layer, kind) for layer in layers for kind in kinds):
+            raise BadInput(f"{where}: fields {', '.join(map(repr, kinds))} of all layers are 0: nothing takes time")
+
+
+def link_from(form: LinkForm, where: str) -> Link:
+    """The link. Raises BadInput naming `where` and the field."""
+    latency = parse_time(form.latency, f"{where}: link: field 'latency'") if isinstance(form.latency, str) else form.latency
+    rate = form.bytes_per_us
+    rate = parse_rate(rate, f"{where}: link: field 'bytes_per_us'") if isinstance(rate, str) else rate
+    if rate < MIN_BANDWIDTH:
+        raise BadInput(f"{where}: link: field 'bytes_per_us' is {rate:g}")
+    return Link(latency, rate)
+
+
+def tied_from(form: Sequence[tuple[Any, list[int]]], layers: int, where: str) -> Tied:
+    """What layers share. Raises BadInput naming `where`."""
+    for size, group in form:
+        if len({*group}) < 2 or max(group) >= layers:
+            raise BadInput(f"{where}: field 'tied' must list [bytes, [layers that hold them]], not {[size, group]}")
+    return tuple((_read(size, int, f"{where}: field 'tied'"), tuple(group)) for size, group in form)
+
+
+def size_from(form: Any, what: str) -> int | None:
+    """Bytes, or None where nothing is known. Raises BadInput naming `what`."""
+    return None if form is None else _read(form, int, what)
+
+
+def states_from(form: float | None, layers: Sequence[Layer], where: str) -> float:
+    """Bytes of parameters, gradients and optimizer state for each byte of parameters: no matter without parameters. Raises
+    BadInput where they are needed."""
+    if form is None and any(layer.parameter_bytes for layer in layers):
+        raise BadInput(f"{where}: field 'states' is missing: {STATES}")
+    return form or 0.0
+
+
+def _read(value: Any, hint: Any, what: str) -> Any:
+    """A number as it is; text as the time or the bytes that it says."""
+    if not isinstance(value, str) or hint is str:
+        return value
+    return parse_bytes(value, what) if hint is int else parse_time(value, what)

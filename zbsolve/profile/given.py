@@ -1,0 +1,151 @@
+"""Numbers that somebody gives in place of a measurement → a profile with one layer a stage."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+from ..layer import NO_LINK, Link
+from ..util.errors import BadInput
+from ..util.files import read_text
+from ..util.text import LARGEST, has_unit, parse_bytes, parse_rate, parse_time
+from .form import STATES, check_some_time, complete
+from .profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """What can be given of a stage. fields: of a `Layer`, each with a part of "A/B"; one part alone is for the last of them.
+    parse: text → µs or bytes."""
+
+    fields: tuple[str, ...]
+    parse: Callable[[str, str], float]
+    help: str
+
+
+# Of one stage and one microbatch each; as options and as columns of a CSV file.
+NUMBERS = {
+    "F": Number(("F",), parse_time, "time of the forward"),
+    "B": Number(("B",), parse_time, "time of the backward's input gradient"),
+    "W": Number(("W",), parse_time, "time of the backward's weight gradient"),
+    "BW": Number(("BW",), parse_time, "time of both in one pass, in place of B and W or beside them (default: B + W)"),
+    "X": Number(("X",), parse_time, "time of making dropped activations again (default: F)"),
+    "update": Number(("U",), parse_time, "time of the optimizer's update, once a step"),
+    "all-to-all": Number(("all_to_all",), parse_time, "time of an all-to-all behind F, and of one behind the backward"),
+    "comm": Number(("message",), parse_time, "time of the message to the next stage, and of the one back"),
+    "activation": Number(
+        ("held_until_B", "held_until_W"),
+        parse_bytes,
+        "bytes that F keeps: held until B ends / held until W ends, such as 1.2GiB/0.4GiB; one amount alone: until W ends",
+    ),
+    "held-from-B": Number(("held_from_B",), parse_bytes, "bytes that B keeps until W ends, beside what F keeps"),
+    "transient": Number(("transient",), parse_bytes, "bytes that a pass takes only while it runs"),
+    "parameters": Number(("parameter_bytes",), parse_bytes, "bytes of the parameters; --states says what else they need"),
+    "message-bytes": Number(("output_bytes",), parse_bytes, "bytes of the message to the next stage"),
+}
+MAX_STAGES = 100_000
+
+
+def stage_columns(path: str) -> dict[str, list[str]]:
+    """Column → cells of a CSV file with a header: names of `NUMBERS`, or `name`. A unit in the header, as in `F (ms)`, is
+    that of all its cells. Raises BadInput."""
+    rows = [row for row in csv.reader(StringIO(read_text(path))) if any(cell.strip() for cell in row)]
+    if len(rows) < 2:
+        raise BadInput(f"{path}: a header and a row a stage are needed")
+    found: dict[str, list[str]] = {}
+    for at, title in enumerate(rows[0]):
+        match = re.fullmatch(r"\s*([\w-]+)\s*(?:[(\[]\s*(.+?)\s*[)\]])?\s*", title)
+        name = match[1].replace("_", "-") if match else title.strip()
+        if match is None or (name not in NUMBERS and name != "name"):
+            raise BadInput(f"{path}: column '{title.strip()[:40]}' is unknown (one of {', '.join(('name', *NUMBERS))})")
+        if name in found:
+            raise BadInput(f"{path}: column '{name}' is there twice")
+        for line, row in enumerate(rows[1:], 2):
+            if len(row) != len(rows[0]):
+                raise BadInput(f"{path}: line {line} has {len(row)} cells, not {len(rows[0])} as the header")
+        cells = [row[at].strip() for row in rows[1:]]
+        found[name] = [f"{cell}{match[2]}" for cell in cells] if match[2] else cells
+    return found
+
+
+def values(name: str, said: str | Sequence[str], stages: int) -> list[dict[str, Any]]:
+    """What is given of each stage: field of a `Layer` → µs or bytes. said: one value, or values with commas between them, or
+    `@stages.csv`, or a list of them; messages may leave out the last stage, which sends none. Raises BadInput."""
+    number = NUMBERS[name]
+    if isinstance(said, str) and said.startswith("@"):
+        columns = stage_columns(said[1:])
+        if name not in columns:
+            raise BadInput(f"--{name} {said}: the file has no column '{name}'")
+        said = columns[name]
+    texts = [part.strip() for part in said.split(",")] if isinstance(said, str) else list(said)
+    if len(texts) == stages - 1 and name in ("comm", "message-bytes"):
+        texts.append(texts[-1])
+    if len(texts) not in (1, stages):
+        raise BadInput(f"--{name}: {len(texts)} values for {stages} stages: give one, or one a stage")
+    parts = [text.split("/") for text in texts]
+    if len({has_unit(part) for row in parts for part in row if not _nothing(part)}) > 1:
+        raise BadInput(f"--{name}: some values have a unit and others have none: write it at each")
+    found = [_fields(name, number, row) for row in parts]
+    return found * stages if len(found) == 1 else found
+
+
+def _nothing(text: str) -> bool:
+    return bool(re.fullmatch(r"\s*0*\.?0*\s*", text))
+
+
+def _fields(name: str, number: Number, parts: Sequence[str]) -> dict[str, float]:
+    if len(parts) > len(number.fields):
+        raise BadInput(f"--{name} '{'/'.join(parts)[:40]}': {len(number.fields)} of them at most")
+    fields = number.fields[-len(parts) :]
+    return {field: number.parse(part.strip(), f"--{name}") for field, part in zip(fields, parts, strict=True)}
+
+
+def given_profile(
+    stages: int, said: Mapping[str, str | Sequence[str]], *, model: str = "numbers", facts: Mapping[str, Any], **rank: Any
+) -> Profile:
+    """A profile of so many stages, one layer each, from what `NUMBERS` names; its source is "given".
+
+    said: name → as `values` takes it; `name`: of the layers. rank: memory ("60GiB"), states, latency, bandwidth
+    ("50GB/s"), rank_factors. Raises BadInput.
+    """
+    if not 1 <= stages <= MAX_STAGES:
+        raise BadInput(f"stages: {stages}, not 1 to {MAX_STAGES}")
+    _check_enough(said, rank.get("states"))
+    costs: list[dict[str, Any]] = [{"name": f"stage{i}"} for i in range(stages)]
+    for name, text in said.items():
+        found: list[dict[str, Any]] = [{name: one} for one in text] if name == "name" else values(name, text, stages)
+        for cost, more in zip(costs, found, strict=True):
+            cost.update(more)
+    layers = tuple(complete(cost, i, f"stage {i}") for i, cost in enumerate(costs))
+    check_some_time(layers, "numbers")
+    link = _link(rank.get("latency"), rank.get("bandwidth"), "comm" in said)
+    states, memory = rank.get("states") or 0.0, rank.get("memory")
+    capacity = None if memory is None else parse_bytes(memory, "--memory")
+    factors = tuple(rank.get("rank_factors") or ())
+    return Profile("given", model, layers, link, states, capacity, dict(facts), {}, factors)
+
+
+def _check_enough(said: Mapping[str, Any], states: float | None) -> None:
+    """Raise BadInput where something is missing that nothing stands in for."""
+    if "F" not in said:
+        raise BadInput("--F is needed: the time of the forward")
+    if ("B" in said) != ("W" in said) or not {"B", "BW"} & said.keys():
+        raise BadInput("--B and --W are needed, or --BW alone: the times of the backward")
+    if states is None and "parameters" in said:
+        raise BadInput(f"--states is needed with --parameters: {STATES}")
+    if states is not None and not 0 <= states < LARGEST:
+        raise BadInput(f"--states {states:g}: it is not a number from 0 up")
+
+
+def _link(latency: str | None, bandwidth: str | None, timed: bool) -> Link:
+    """The link that latency and bandwidth make; none where messages are given as times."""
+    if timed and (latency or bandwidth):
+        raise BadInput("--comm says how long messages take: leave out --latency and --bandwidth")
+    return Link(
+        parse_time(latency, "--latency") if latency else NO_LINK.latency,
+        parse_rate(bandwidth, "--bandwidth") if bandwidth else NO_LINK.bytes_per_us,
+    )
