@@ -54,6 +54,10 @@ def test_all_commands_agree_to_the_us(profile: Profile, tmp_path: Path, capsys: 
     assert named["1F1B"] == value
     split = solved(path, capsys, "--method", "1f1b-split")
     assert split["solver"] == "1f1b-split"
+    arguments = ["--profile", str(path), "--ranks", str(RANKS), "--microbatches", str(MICROBATCHES), "--json"]
+    assert main(["compare", "1f1b", "1f1b-split", *arguments]) == 0
+    compared = {row["name"]: row["value"] for row in json.loads(capsys.readouterr().out)["schedules"]}
+    assert compared == {"1f1b": value, "1f1b-split": split["value"]}
     assert named["1f1b-split"] == split["value"] == solved(path, capsys, "--method", "1f1b", "--no-fused")["value"] < value
 
 

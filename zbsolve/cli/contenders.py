@@ -48,7 +48,8 @@ class Contenders:
         found, absent = Named(), Absent()
         for name in what:
             try:
-                found.append((name, self._schedule(name)))
+                schedule = self._schedule(name)
+                found.append((_name_of(name, schedule), schedule))
             except ZbsolveError as error:
                 absent.append((name, str(error).removeprefix(f"{name}: ")))
         return found, absent
@@ -124,6 +125,13 @@ class Contenders:
         if first is None:
             raise BadInput("it has no times: add --profile profile.json")
         return first
+
+
+def _name_of(what: str, schedule: Schedule) -> str:
+    """A named schedule's name on its problem (1F1B with a split backward has another one); else what was said."""
+    from ..systems.table import PRESETS, name_on
+
+    return name_on(what, schedule.problem) if what in PRESETS and _is_name(what) else what
 
 
 def _is_name(what: str) -> bool:

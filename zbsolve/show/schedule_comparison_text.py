@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ..placement import describe
 from ..schedule import relative_gap
 from ..util.errors import BadInput
-from ..util.text import aligned, counted, format_bytes, format_gap, printable
+from ..util.text import aligned, counted, format_bytes, format_gap, printable, times_note
 from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComparison
 
 MAX_DIFFERENCES = 4  # ranks whose first difference is shown
@@ -40,7 +40,8 @@ def _sources(c: ScheduleComparison) -> list[str]:
     found = list(dict.fromkeys(row.schedule.problem.source for row in c.rows))
     if len(found) > 1:
         return [f"times of {printable(row.name)}: {printable(row.schedule.problem.source or 'given')}" for row in c.rows]
-    return [f"times are {printable(found[0])}, not measured"] if found[0] and not found[0].startswith("measured") else []
+    note = times_note(found[0])
+    return [printable(note)] if note else []
 
 
 def _values(c: ScheduleComparison, unit: str, show: Show) -> list[str]:
