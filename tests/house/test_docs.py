@@ -20,7 +20,14 @@ from ..support.house import ROOT
 
 HELP = "docs/commands.md"
 PUBLIC = ("zbsolve", "zbsolve.exec", "zbsolve.build", "zbsolve.interchange", "torch")
-FOREIGN = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--measure", "--fix"}  # of other programs
+MEGATRON = {
+    *("--pipeline-model-parallel-layout", "--pipeline-model-parallel-size", "--num-layers"),
+    *("--microbatch-group-size-per-virtual-pipeline-stage", "--num-layers-per-virtual-pipeline-stage"),
+    *("--num-virtual-stages-per-pipeline-rank", "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"),
+    *("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
+}
+TORCHRUN = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"}
+FOREIGN = {*TORCHRUN, *MEGATRON, "--measure", "--fix"}  # options of other programs
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#]*)(?:#([^)]+))?\)")
 
 
@@ -111,14 +118,16 @@ def test_files_and_modules_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "CONTRIBUTING.md"])
 def test_python_imports_public_names_alone(page: str) -> None:
+    about = re.fullmatch(r"docs/export-(\w+)\.md", page)  # such a page imports its engine, and the exported file
+    engine = about[1] if about else "torch"
     for block in blocks(page):
         if block.language == "python":
             for node in ast.walk(ast.parse(block.text)):
                 if isinstance(node, ast.ImportFrom):
-                    public = node.module in PUBLIC or str(node.module).startswith("torch.")
+                    public = node.module in PUBLIC or re.match(rf"torch\.|{engine}(\.|_schedule$|$)", str(node.module))
                     assert public, f"{block}: {node.module}"
                 elif isinstance(node, ast.Import):
-                    assert {one.name for one in node.names} <= {*PUBLIC}, str(block)
+                    assert {one.name for one in node.names} <= {*PUBLIC, engine}, str(block)
 
 
 def test_the_citation_is_of_this_version() -> None:
