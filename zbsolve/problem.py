@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from .tables import (
     whole_column,
 )
 from .util.errors import BadInput
-from .util.files import checked
+from .util.files import checked, read_one_of, write_document
 
 __all__ = ["KINDS", "NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Problem", "pass_name"]
 
@@ -335,6 +336,16 @@ class Problem:
     def from_json(cls, body: Any, where: str = "problem") -> Problem:
         """The problem that `to_json` wrote. Raises BadInput naming `where` and the field."""
         return cls.from_form(checked(body, ProblemForm, where), where)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a problem file, whole or not at all; `-` is standard output."""
+        write_document(path, "problem", self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Problem:
+        """The problem of a problem file or of a schedule's file; `-` is standard input. Raises BadInput."""
+        kind, body = read_one_of(path, ("problem", "schedule"))
+        return cls.from_json(body if kind == "problem" else body.get("problem"), str(path))
 
     @classmethod
     def from_form(cls, form: ProblemForm, where: str) -> Problem:

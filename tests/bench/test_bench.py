@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from zbsolve import BadInput, pipeline
-from zbsolve.bench import runs
+from zbsolve import BadInput, Step, pipeline, solve
+from zbsolve.bench import own, runs
 from zbsolve.bench.regressions import compare_reports, regressions_as_markdown
 from zbsolve.bench.report import Report, Result
 from zbsolve.bench.runs import Settings, run_suite
 from zbsolve.bench.suites import SUITES, suite
 from zbsolve.cli import main
 from zbsolve.util.machine import machine_facts
+
+from ..support.profiles import equal_layers
 
 SMALL = {
     "even": pipeline([1] * 2, [1] * 2, [1] * 2, microbatches=2),
@@ -28,6 +30,7 @@ SMALL = {
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(runs, "suite", lambda name: SMALL)
+    monkeypatch.setattr(own, "suite", lambda name: SMALL)
 
 
 def result(name: str = "a", value: int = 100, bound: int = 90, seconds=(1.0, 1.1, 1.05), pace: float = 0.01) -> Result:
@@ -163,7 +166,7 @@ def test_a_signal_ends_it(number, code, tiny, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["big"], "'big' is no suite (small, full)"),
+        (["big"], "'big' is no suite (small, full), and no file or folder"),
         (["small", "--repeats", "0"], "repeats: at least 1"),
         (["small", "--effort", "-1"], "effort: -1.0 is not"),
         (["now.json", "--against", "nowhere.json"], "nowhere.json: no such file"),
@@ -174,6 +177,42 @@ def test_bad_input_is_one_line(tiny, capsys, arguments, line):
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+
+
+def test_problems_of_ones_own(tmp_path, monkeypatch, capsys):
+    """Files and folders: profiles with a step, problems, schedules; one report against another as with a suite."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    equal_layers().save(folder / "model.json")
+    SMALL["even"].save(folder / "even.json.gz")
+    solve(SMALL["uneven"], effort=0.1).save(folder / "uneven.json")
+    report().save(folder / "earlier.json")
+    step = ["--ranks", "2", "--microbatches", "3"]
+    command = ["bench", "mine", "mine/even.json.gz", *step, "--effort", "0.1", "--repeats", "1"]
+    assert main([*command, "-o", "now.json"]) == 0
+    now = Report.load("now.json")
+    assert now.suite == "mine even.json.gz"
+    digests = {one.name: one.digest for one in now.results}
+    problem = Step(2, 3).problem(equal_layers())
+    assert digests == {
+        "even": SMALL["even"].digest,
+        "model single p2 m3": problem.digest,
+        "uneven": SMALL["uneven"].digest,
+        "mine/even.json.gz": SMALL["even"].digest,
+    }
+    assert main([*command, "--against", "now.json"]) == 0
+    capsys.readouterr()
+    for words, said in (
+        (["mine"], "--ranks: is needed for mine/model.json"),
+        (["mine/earlier.json"], "add --against base.json"),
+        (["mine/earlier.json", "small"], "mine/earlier.json: holds a bench, not a profile or a problem or a schedule"),
+        (["mine", *step, "--placement", "auto"], "instead of auto"),
+        ([str(tmp_path / "mine" / "..")], "no profile, problem or schedule in this folder"),
+    ):
+        (tmp_path / "now.json").unlink(missing_ok=True)
+        assert main(["bench", *words]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_damaged_report_names_the_field(tmp_path, capsys):

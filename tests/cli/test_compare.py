@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zbsolve import Schedule, Step, preset, solve
+from zbsolve import Problem, Schedule, Step, preset, solve
 from zbsolve.cli import main
 from zbsolve.systems.steps import step_for
 
@@ -85,3 +85,14 @@ def test_without_a_profile_the_first_schedule_says_the_times(folder: Path, capsy
 def test_bad_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert main(["compare", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_problem_file_is_solved_and_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What Python writes with `Problem.save` is solved as it is; options that contradict it are refused."""
+    problem = Step(2, 4).problem(equal_layers())
+    problem.save("problem.json")
+    assert Problem.load("problem.json") == problem == Problem.load("solved.json")
+    assert main(["solve", "problem.json", "--effort", "0.1", "-o", "again.json"]) == 0
+    assert Schedule.load("again.json").problem == problem
+    assert main(["solve", "problem.json", "--microbatches", "5"]) == 2
+    assert "holds a problem with microbatches 4" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
+    from .own import problems_of as problems_of
     from .regressions import ReportComparison as ReportComparison
     from .regressions import compare_reports as compare_reports
     from .regressions import regressions_as_markdown as regressions_as_markdown
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
+        "own": "problems_of",
         "regressions": "ReportComparison compare_reports regressions_as_markdown",
         "report": "Report Result report_as_text",
         "runs": "Settings TimedSolve run_suite timed_solve",

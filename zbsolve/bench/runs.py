@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,16 +73,20 @@ def timed_solve(problem: Problem, progress: Callable[[State], None] | None = Non
 
 
 def run_suite(
-    name: str, settings: Settings, progress: Progress | None = None, done: Callable[[Result], None] | None = None
+    name: str,
+    settings: Settings,
+    progress: Progress | None = None,
+    done: Callable[[Result], None] | None = None,
+    problems: Mapping[str, Problem] | None = None,
 ) -> Report:
     """Solve suite `name`, round after round, so that a slow minute of the machine does not fall on one problem.
 
-    progress: called with a line that says where it is, and the search's state. done: called with each solve's result. Raises
-    BadInput.
+    progress: called with a line that says where it is, and the search's state. done: called with each solve's result.
+    problems: those of a suite of one's own, by name. Raises BadInput.
     """
     if settings.repeats < 1:
         raise BadInput(f"repeats: at least 1 is needed, got {settings.repeats}")
-    problems = suite(name)
+    problems = suite(name) if problems is None else problems
     compiled()
     rounds: list[dict[str, Result]] = []
     for i in range(settings.repeats):

@@ -1,22 +1,34 @@
-"""`zbsolve bench`: run a suite, or hold one report against another."""
+"""`zbsolve bench`: solve a suite or problems of one's own, or hold one report against another."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
+from ..util.files import document_kind
+from .step_options import NAMED, OPTIONS, add_some_step_options, step_words
 from .tools import add_search_limits, print_json, search_limits, searching
 
 if TYPE_CHECKING:
     from ..bench.report import Report
 
+OF_PROFILES = {"help": f"of profiles: {NAMED}, or ranks such as 0,2,1,3 (default: single)"}
+
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("what", metavar="SUITE", help="small or full; or, with --against, an earlier result: now.json")
+    parser.add_argument(
+        "what",
+        nargs="+",
+        metavar="SUITE",
+        help="small, full, or one's own: files and folders of profiles (with --ranks and --microbatches), problems and "
+        "schedules; or, with --against, an earlier result: now.json",
+    )
     parser.add_argument("--against", metavar="BASE", help="base.json: exit 1 where something is worse than there")
     add_search_limits(parser, 10.0, "seconds to search at most, a problem and repeat", "results")
+    add_some_step_options(parser, *OPTIONS, placement=OF_PROFILES)
     parser.add_argument("--repeats", type=int, default=3, help="times each problem is solved; 3 or more let times be judged")
     parser.add_argument("--method", default="auto", help="as in solve")
     parser.add_argument("--json", action="store_true", help="results (or what changed) as JSON on standard output")
@@ -26,17 +38,16 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Solve a suite and write every sample; with a base, print what changed and exit 1 where something is worse."""
     from ..bench.report import Report, report_as_text
-    from ..bench.suites import SUITES
 
     base = None if options.against is None else Report.load(options.against)
-    if options.what in SUITES:
+    if _is_result(options.what):
+        if base is None:
+            raise BadInput(f"{options.what[0]}: holds a result: to compare it add --against base.json")
+        now = Report.load(options.what[0])
+    else:
         now = _run(options)
         if options.output:
             now.save(options.output)
-    elif base is None:
-        raise BadInput(f"'{options.what}' is no suite ({', '.join(SUITES)}); to compare a result add --against base.json")
-    else:
-        now = Report.load(options.what)
     if base is not None:
         return _compare(options, base, now)
     if options.json:
@@ -46,18 +57,26 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
+def _is_result(what: list[str]) -> bool:
+    """Whether an earlier result is named, and nothing to solve."""
+    return what == ["-"] or (len(what) == 1 and document_kind(what[0]) == "bench")
+
+
 def _run(options: argparse.Namespace) -> Report:
+    from ..bench.own import problems_of
     from ..bench.report import Result
     from ..bench.runs import Settings, run_suite
 
     settings = Settings(**search_limits(options), repeats=options.repeats, method=options.method)
+    problems = problems_of(options.what, step_words(options, *OPTIONS))
+    name = " ".join(Path(one).name for one in options.what)
     with searching("bench") as (search, _):
 
         def done(result: Result) -> None:
             if search.came:
                 raise KeyboardInterrupt(search.came[0])
 
-        return run_suite(options.what, settings, progress=search.show, done=done)
+        return run_suite(name, settings, progress=search.show, done=done, problems=problems)
 
 
 def _compare(options: argparse.Namespace, base: Report, now: Report) -> int:

@@ -41,8 +41,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 PROFILE = {"help": "profile.json, or - for standard input"}
 PROFILE_OR_SCHEDULE = {
-    "help": "profile.json; or a schedule.json, whose problem is solved anew, so that only the search has options; - for "
-    "standard input"
+    "help": "profile.json; or a schedule.json or problem.json, whose problem is solved anew, so that only the search has "
+    "options; - for standard input"
 }
 
 
@@ -80,17 +80,21 @@ def step_words(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profile, Step] | Problem:
-    """What the file and the options give to solve: a profile and its step (see `step_from`), or the problem of a schedule.
-    Raises BadInput, also where options contradict the schedule."""
+    """What the file and the options give to solve: a profile and its step (see `step_from`), or a problem, which may be a
+    schedule's. Raises BadInput, also where options contradict the problem."""
+    from ..problem import Problem
     from ..profile.profile import Profile
     from ..schedule import Schedule
     from ..util.files import read_one_of
 
-    kind, body = read_one_of(options.profile, ("profile", "schedule"))
+    kind, body = read_one_of(options.profile, ("profile", "schedule", "problem"))
     if kind == "profile":
         return Profile.from_json(body, options.profile), step_from(options, **defaults)
-    problem = Schedule.from_json(body, options.profile).problem
-    _check_agree(options, problem)
+    if kind == "problem":
+        problem = Problem.from_json(body, options.profile)
+    else:
+        problem = Schedule.from_json(body, options.profile).problem
+    _check_agree(options, problem, f"{options.profile} holds a {kind}")
     return problem
 
 
@@ -98,9 +102,8 @@ def _said(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(options, name, None)) is not None}
 
 
-def _check_agree(options: argparse.Namespace, problem: Problem) -> None:
-    """Raise BadInput where an option says something else than a schedule's problem."""
-    where = f"{options.profile} holds a schedule"
+def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> None:
+    """Raise BadInput where an option says something else than the problem of a file, which is `where`."""
     for name, said in _said(options, *OPTIONS).items():
         if name == "memory":
             raise BadInput(f"--memory {said}: {where}, and its problem says what ranks have for activations: leave it out")
