@@ -9,7 +9,7 @@ import pytest
 
 from zbsolve import Infeasible, Schedule, preset, problem_for, verify
 from zbsolve.cli.app import main
-from zbsolve.explore.answers import MAX_PASSES, Answer, answer, compared
+from zbsolve.explore.answers import MAX_PASSES, Row, answer, compared
 from zbsolve.explore.setting import commands
 from zbsolve.explore.state import BEST, State
 from zbsolve.util.errors import BadInput
@@ -19,11 +19,9 @@ from ..support.profiles import equal_layers
 GIB = 2**30
 
 
-def row_of(state: State, name: str) -> Answer:
-    """The named system's answer in the comparison."""
-    (row,) = (one for one in compared(state, answer) if one.state.system == name)
-    assert row.answer is not None, row.why
-    return row.answer
+def all_rows(state: State) -> tuple[Row, ...]:
+    """The comparison when it is complete."""
+    return list(compared(state, answer))[-1]
 
 
 def test_textbook_times() -> None:
@@ -72,7 +70,7 @@ def test_memory_is_kept_or_the_rank_is_named() -> None:
 def test_the_comparison_has_every_system_once() -> None:
     """Values against the same schedules made by `problem_for` and `preset`."""
     state = State(ranks=4, microbatches=8, comm=0.5)
-    rows = compared(state, answer)
+    rows = all_rows(state)
     assert rows[0].state == state
     names = [(row.state.system, row.state.placement) for row in rows]
     assert len(names) == len(set(names))
@@ -90,7 +88,7 @@ def test_the_comparison_has_every_system_once() -> None:
 
 
 def test_what_does_not_fit_comes_last_with_its_reason() -> None:
-    rows = compared(State(ranks=5, microbatches=10, memory=3, placement="vee"), answer)
+    rows = all_rows(State(ranks=5, microbatches=10, memory=3, placement="vee"))
     fits = [row.answer is not None and not row.answer.over for row in rows]
     assert fits == sorted(fits, reverse=True)
     assert [row.answer is not None and bool(row.answer.over) for row in rows].count(True) > 3

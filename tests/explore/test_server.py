@@ -132,6 +132,7 @@ def test_the_saved_file_holds(site: Site, tmp_path: Path, capsys: pytest.Capture
 def test_the_table_marks_the_shown_one(site: Site) -> None:
     status, text = site.part("compare", "memory=3")
     assert status == 200
+    text = json.loads(text.splitlines()[-1])["part"]
     assert text.count('class="shown"') == 1
     assert "rank 0 has 3.00 GiB" in text
     assert "needs p even" not in text

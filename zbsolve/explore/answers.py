@@ -99,9 +99,10 @@ def searched_on(found: Answer, seconds: float, progress: Callable[[Search], None
     return replace(found, schedule=better(found.schedule, more), options=f"--seconds {seconds:g}")
 
 
-def compared(state: State, answered: Callable[[State], Answer]) -> tuple[Row, ...]:
+def compared(state: State, answered: Callable[[State], Answer]) -> Iterator[tuple[Row, ...]]:
     """The state's own row first, then searches in the usual placements and every named system, shortest first, those that
-    do not fit or are not defined last. answered: gives the answer of a state, and may know it already."""
+    do not fit or are not defined last: all rows so far, after each. answered: gives the answer of a state, and may know it
+    already."""
     began, rows = time.monotonic(), dict[State, Row]()
     for wanted in _others(state):
         try:
@@ -111,8 +112,8 @@ def compared(state: State, answered: Callable[[State], Answer]) -> tuple[Row, ..
                 rows[placed] = Row(placed, None, TOO_LONG) if late else Row(placed, answered(placed))
         except ZbsolveError as error:
             rows[wanted] = Row(wanted, None, str(error))
-    own, *others = rows.values()
-    return (own, *sorted(others, key=_worth))
+        own, *others = rows.values()
+        yield (own, *sorted(others, key=_worth))
 
 
 def _others(state: State) -> Iterator[State]:

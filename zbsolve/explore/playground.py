@@ -6,12 +6,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
 from queue import SimpleQueue
 
 from ..profile.profile import Profile
 from ..search.state import State as Search
-from ..util.errors import BadInput, ZbsolveError
+from ..util.errors import BadInput
 from .answers import Answer, Row, answer, compared, searched_on
 from .setting import in_its_placement
 from .state import State
@@ -43,7 +42,7 @@ class Playground:
             found = answer(state, self.profile)
             return self._keep(state, found, time.monotonic() - began)
 
-    def compared(self, state: State) -> tuple[Row, ...]:
+    def compared(self, state: State) -> Iterator[tuple[Row, ...]]:
         """See `answers.compared`."""
         return compared(state, lambda one: self.answer(one)[0])
 
@@ -81,8 +80,8 @@ class Playground:
 
     def warm(self, state: State) -> None:
         """Answer and compare a state, so that kernels and tables are loaded before somebody waits for them."""
-        with suppress(ZbsolveError):
-            self.compared(state)
+        for _ in self.compared(state):
+            pass
 
     def stop(self) -> None:
         """End a longer search now."""

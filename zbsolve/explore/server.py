@@ -28,6 +28,7 @@ from ..search.state import State as Search
 from ..show.pages import script
 from ..show.search_text import state_as_text
 from ..util.errors import BadInput, ZbsolveError
+from .answers import Row
 from .page import answer_part, controls_page, table_part, wrong_part
 from .playground import Playground
 from .setting import commands
@@ -36,6 +37,7 @@ from .state import State
 HOSTS = ["127.0.0.1", "localhost"]
 MAX_REQUEST = 16_384  # bytes of a request's head
 MAX_REQUESTS = 40  # at the same time
+TABLE_SECONDS = 0.4  # between two looks at a table that grows
 HEADERS = (
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; "
      b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
@@ -106,8 +108,8 @@ def application(playground: Playground, token: str) -> Starlette:
         "": lambda request: _page(playground, request),
         "explore.js": lambda request: Response(script("explore.js"), media_type="text/javascript"),
         "answer": lambda request: HTMLResponse(_answer(playground, _asked(request), _width(request))),
-        "compare": lambda request: HTMLResponse(table_part(playground.compared(_asked(request)))),
-        "search": lambda request: _search(playground, _asked(request), _width(request)),
+        "compare": lambda request: _streamed(_table(playground, _asked(request))),
+        "search": lambda request: _streamed(_search(playground, _asked(request), _width(request))),
         "schedule.json": lambda request: _schedule(playground, _asked(request)),
     }
 
@@ -148,19 +150,31 @@ def _answer(playground: Playground, state: State, width: int) -> str:
     return answer_part(found, seconds, lines, width)
 
 
-def _search(playground: Playground, state: State, width: int) -> StreamingResponse:
-    """A line of JSON whenever the longer search found something: {"said": text}, and at the end {"part": HTML}."""
+def _streamed(pieces: Iterator[dict[str, str]]) -> StreamingResponse:
+    """A line of JSON a piece, as it comes: {"said": text} while it is worked on, {"part": HTML} to show."""
+    return StreamingResponse((json.dumps(piece) + "\n" for piece in pieces), media_type="application/x-ndjson")
 
-    def lines() -> Iterator[str]:
-        began = time.monotonic()
-        try:
-            for one in playground.search(state):
-                said = {"said": state_as_text(one, time.monotonic() - began)} if isinstance(one, Search) else {}
-                yield json.dumps(said or {"part": _answer(playground, state, width)}) + "\n"
-        except ZbsolveError as error:
-            yield json.dumps({"part": wrong_part(str(error))}) + "\n"
 
-    return StreamingResponse(lines(), media_type="application/x-ndjson")
+def _table(playground: Playground, state: State) -> Iterator[dict[str, str]]:
+    """The table with more and more rows."""
+    shown, rows = time.monotonic(), tuple[Row, ...]()
+    for rows in playground.compared(state):
+        if time.monotonic() - shown > TABLE_SECONDS:
+            yield {"part": table_part(rows)}
+            shown = time.monotonic()
+    yield {"part": table_part(rows)}
+
+
+def _search(playground: Playground, state: State, width: int) -> Iterator[dict[str, str]]:
+    """What a longer search has found, at every progress, and the answer at its end."""
+    began = time.monotonic()
+    try:
+        for one in playground.search(state):
+            if isinstance(one, Search):
+                yield {"said": state_as_text(one, time.monotonic() - began)}
+        yield {"part": _answer(playground, state, width)}
+    except ZbsolveError as error:
+        yield {"part": wrong_part(str(error))}
 
 
 def _schedule(playground: Playground, state: State) -> Response:

@@ -16,6 +16,28 @@ function address(part, asked) {
   return `${part}?width=${Math.floor(answer.clientWidth - 2)}&state=${encodeURIComponent(asked)}`;
 }
 
+// What the server says to a request, piece by piece: {part: HTML} to show, or {said: text} while it works.
+async function* pieces(part, asked) {
+  let reader = null;
+  try {
+    const reply = await fetch(address(part, asked));
+    if (!reply.ok) yield { part: GONE };
+    else if (!reply.headers.get("content-type").includes("ndjson")) yield { part: await reply.text() };
+    else {
+      reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let rest = "", piece; !(piece = await reader.read()).done;) {
+        const lines = (rest + piece.value).split("\n");
+        rest = lines.pop();
+        for (const line of lines) yield JSON.parse(line);
+      }
+    }
+  } catch {
+    yield { part: GONE };
+  } finally {
+    reader?.cancel().catch(() => {}); // the server then stops too
+  }
+}
+
 // One request of a kind at a time: while it runs only the newest wish is kept, and an answer to an older one is dropped.
 function asking(part, place, shown) {
   let busy = false, wanted = null;
@@ -27,13 +49,11 @@ function asking(part, place, shown) {
     while (wanted !== null) {
       const now = wanted;
       wanted = null;
-      let text = GONE;
-      try {
-        const reply = await fetch(address(part, now));
-        if (reply.ok) text = await reply.text();
-      } catch { /* GONE says it */ }
+      for await (const piece of pieces(part, now)) {
+        if (wanted !== null) break;
+        place.innerHTML = piece.part;
+      }
       if (wanted === null) {
-        place.innerHTML = text;
         place.classList.remove("late");
         shown(now);
       }
@@ -107,26 +127,14 @@ answer.addEventListener("click", async (event) => {
 async function search(button) {
   const asked = query();
   button.disabled = true;
-  try {
-    const reply = await fetch(address("search", asked));
-    const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
-    for (let rest = "", piece; !(piece = await reader.read()).done;) {
-      const lines = (rest + piece.value).split("\n");
-      rest = lines.pop();
-      for (const line of lines) {
-        if (asked !== query()) return reader.cancel();
-        const { said, part } = JSON.parse(line);
-        if (said !== undefined) progress.textContent = said;
-        if (part !== undefined) {
-          answer.innerHTML = part;
-          progress.textContent = "";
-          mark();
-          askTable(asked);
-        }
-      }
+  for await (const { said, part } of pieces("search", asked)) {
+    if (asked !== query()) return;
+    progress.textContent = said ?? "";
+    if (part !== undefined) {
+      answer.innerHTML = part;
+      mark();
+      askTable(asked);
     }
-  } catch {
-    answer.innerHTML = GONE;
   }
 }
 
