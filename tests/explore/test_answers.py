@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zbsolve import Infeasible, Schedule, preset, problem_for, verify
+from zbsolve import Infeasible, Profile, Schedule, preset, problem_for, verify
 from zbsolve.cli.app import main
 from zbsolve.explore.answers import MAX_PASSES, Row, answer, compared
 from zbsolve.explore.setting import commands
@@ -107,15 +107,35 @@ def test_too_large_a_step_is_refused() -> None:
         answer(State(ranks=64, microbatches=512, placement="loop4"))
 
 
-@pytest.mark.parametrize("query", ["system=zb-v&memory=1", "placement=vee&recompute=all", "system=1f1b", "partition=1,7"])
-def test_the_command_gives_the_same_schedule(query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    profile = equal_layers(8)
-    profile.save("profile.json")
+def check_commands(query: str, profile: Profile | None, path: str) -> None:
+    """The command lines of a state, run, give its schedule and certificate."""
     found = answer(State.parse(f"ranks=2&microbatches=6&{query}"), profile)
-    for line in commands(found.state, "profile.json", found.options):
+    for line in commands(found.state, path, found.options):
         assert main(shlex.split(line)[1:]) == 0
     made = Schedule.load("schedule.json")
     assert made.problem.digest == found.schedule.problem.digest
     assert made.order == found.schedule.order
     assert made.certificate == found.certificate
+
+
+@pytest.mark.parametrize("query", ["system=zb-v&memory=1", "placement=vee&recompute=all", "system=1f1b", "partition=1,7"])
+def test_the_command_gives_the_same_schedule(query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    profile = equal_layers(8)
+    profile.save("profile.json")
+    check_commands(query, profile, "profile.json")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "system=dualpipe-v&comm=0.3&until_B=0.333333",
+        "placement=loop4&slow_part=2&output=0.7&F=3.333333",
+        "placement=0,1,1&backward=fused&memory=5.5",
+        "system=interleaved&objective=span",
+    ],
+)
+def test_the_commands_give_the_same_without_a_profile(query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_commands(query, None, "")

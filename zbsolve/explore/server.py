@@ -146,8 +146,7 @@ def _width(request: Request) -> int:
 
 def _answer(playground: Playground, state: State, width: int) -> str:
     found, seconds = playground.answer(state)
-    lines = commands(found.state, playground.path, found.options) if playground.path else ()
-    return answer_part(found, seconds, lines, width)
+    return answer_part(found, seconds, commands(found.state, playground.path, found.options), width)
 
 
 def _streamed(pieces: Iterator[dict[str, str]]) -> StreamingResponse:

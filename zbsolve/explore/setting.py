@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ..layer import Layer, Link
 from ..placement import parse_routes
+from ..profile.given import given_profile
 from ..profile.profile import Profile
 from ..step import Step
 from ..systems.table import system
 from ..util.errors import BadInput
 from .state import BEST, State
 
-MS, GIB = 1e3, 2**30  # in µs, in bytes
+GIB = 2**30  # bytes
 NUMBERS_FILE = "numbers.json"  # of the command line
 
 
@@ -44,62 +45,55 @@ def step_of(state: State) -> Step:
 
 
 def profile_of(state: State) -> Profile:
-    """The model of a state without a profile: a layer a stage of its placement, whatever that is of equal parts of the
-    model. Raises BadInput."""
-    stages = len(parse_routes(state.placement, state.ranks)[0])
-    share = state.ranks / stages
-    held = [round(share * size * GIB) for size in (state.until_B, state.until_W)]
-    layers = []
-    for stage in range(stages):
-        part = stage * state.ranks // stages + 1
-        longer = share * (state.slow_factor if part == state.slow_part else 1.0)
-        more = state.output if stage == stages - 1 else 0.0
-        F, B, W = (time * MS * (longer + more) for time in (state.F, state.B, state.W))
-        layers.append(Layer(f"stage{stage}", F, B, W, B + W, held[0], held[1], 0, 0))
-    if not any(layer.F + layer.BW for layer in layers):
+    """The model of a state without a profile: a layer a stage of its placement. Raises BadInput."""
+    if not state.F + state.B + state.W:
         raise BadInput("F: forward and backward take no time: give at least one of F, B, W")
-    return Profile("given", f"{state.ranks} equal parts", tuple(layers), Link(state.comm * MS, 1.0), 0.0, None, {}, {})
+    return given_profile(_stages(state), _numbers(state), facts={})
+
+
+def _stages(state: State) -> int:
+    return len(parse_routes(state.placement, state.ranks)[0])
+
+
+def _numbers(state: State) -> dict[str, str]:
+    """What `zbsolve numbers` is told: option → one value, or one a stage. A stage is a piece of the model, which has as many
+    equal parts as there are ranks."""
+    stages = _stages(state)
+    share = state.ranks / stages
+    times = [state.slow_factor if stage * state.ranks // stages + 1 == state.slow_part else 1.0 for stage in range(stages)]
+    times = [share * time for time in times]
+    times[-1] += state.output
+    said = {kind: [f"{_plain(getattr(state, kind) * time)}ms" for time in times] for kind in ("F", "B", "W")}
+    said["comm"] = [f"{_plain(state.comm)}ms"]
+    said["activation"] = ["/".join(f"{_plain(share * size)}GiB" for size in (state.until_B, state.until_W))]
+    return {option: ",".join(values if len(set(values)) > 1 else values[:1]) for option, values in said.items()}
 
 
 def commands(state: State, path: str, options: str) -> tuple[str, ...]:
     """The command lines that make the same schedule: of `zbsolve numbers` where there is no profile at `path`, then of
     `zbsolve solve` with these further options."""
-    first = () if path else (_numbers(state),)
-    words = [
-        "zbsolve",
-        "solve",
-        path or NUMBERS_FILE,
-        "--ranks",
-        str(state.ranks),
-        "--microbatches",
-        str(state.microbatches),
-    ]
-    words += ["--placement", state.placement]
-    words += ["--partition", state.partition] if path else []
-    words += ["--memory", f"{_plain(state.memory)}GiB"] if state.memory else []
-    words += ["--fused"] if state.system == BEST and state.backward == "fused" else []  # named ones have their own
-    words += ["--recompute", state.recompute] if state.recompute != "none" else []
-    words += ["--objective", state.objective] if state.objective != "makespan" else []
-    return (*first, f"{shlex.join(words)} {options} -o schedule.json")
+    step = {
+        "ranks": str(state.ranks),
+        "microbatches": str(state.microbatches),
+        "placement": state.placement,
+        "partition": state.partition if path else "",
+        "memory": f"{_plain(state.memory)}GiB" if state.memory else "",
+        "recompute": "" if state.recompute == "none" else state.recompute,
+        "objective": state.objective,
+    }
+    fused = " --fused" if state.system == BEST and state.backward == "fused" else ""  # a named one has its own
+    solve = f"zbsolve solve {shlex.quote(path or NUMBERS_FILE)}{_options(step)}{fused} {options} -o schedule.json"
+    return (solve,) if path else (_numbers_command(state), solve)
 
 
-def _numbers(state: State) -> str:
-    """`zbsolve numbers` with the stages of `profile_of`."""
-    profile = profile_of(state)
-    words = ["zbsolve", "numbers", "--ranks", str(state.ranks)]
-    chunks = len(profile.layers) // state.ranks
-    words += ["--chunks", str(chunks)] if chunks > 1 else []
-    for kind in ("F", "B", "W"):
-        words += [f"--{kind}", ",".join(_unlike([f"{_plain(getattr(one, kind) / MS)}ms" for one in profile.layers]))]
-    words += ["--comm", f"{_plain(state.comm)}ms"] if state.comm else []
-    held = profile.layers[0]
-    words += ["--activation", f"{held.held_until_B}/{held.held_until_W}"]
-    return shlex.join([*words, "-o", NUMBERS_FILE])
+def _numbers_command(state: State) -> str:
+    chunks, rest = divmod(_stages(state), state.ranks)
+    whose = {"ranks": str(_stages(state))} if rest else {"ranks": str(state.ranks), "chunks": str(chunks)}
+    return f"zbsolve numbers{_options({**whose, **_numbers(state)})} -o {NUMBERS_FILE}"
 
 
-def _unlike(values: list[str]) -> list[str]:
-    """One value where all are alike."""
-    return values if len(set(values)) > 1 else values[:1]
+def _options(said: Mapping[str, str]) -> str:
+    return "".join(f" --{option} {shlex.quote(value)}" for option, value in said.items() if value)
 
 
 def _plain(value: float) -> str:
