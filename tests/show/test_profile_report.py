@@ -74,7 +74,7 @@ def test_memory_is_the_bottleneck_or_not(capacity: int, text: str) -> None:
 def test_rows() -> None:
     head, first, *_, last = layer_rows(profile(head=60.0))
     assert first[:3] == ("block0 … block6", f"10.0 ±{1.57 * 1 / 3**0.5 / 10:.0%}", "10.0")
-    assert first[head.index("F host")] == "3"
+    assert first[head.index("F host µs")] == "3"
     assert last[0] == "head <b>"
     assert [row[0] for row in stage_rows(profile(), 2)] == ["stage", "0", "1"]
     assert link_rows(profile())[1] == ("1000 B", f"12.0 ±{1.57 * 2 / 3**0.5 / 12:.0%}", "1.0", "0.08")

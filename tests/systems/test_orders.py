@@ -190,11 +190,13 @@ def test_a_preset_refuses_what_it_is_not_defined_for():
         preset("zb-h3", uniform("single", 2, 2))
     for name in LOOPED:
         for placement in ("single", "vee"):  # with one stage a rank they would be 1F1B or ZB-H1 under another name
-            with pytest.raises(BadInput, match=f"^{name}: is defined for placement loop only$"):
+            known = {"single": "gpipe, 1f1b, 1f1b-split, ", "vee": "1f1b-v, zb-v, "}[placement]
+            text = f"^{name}: is defined for placement loop only; for {placement} there are {known}"
+            with pytest.raises(BadInput, match=text):
                 preset(name, uniform(placement, 2, 2))
     for name in V_SHAPED:
         for placement in ("single", "loop"):
-            with pytest.raises(BadInput, match=f"^{name}: is defined for placement vee only$"):
+            with pytest.raises(BadInput, match=f"^{name}: is defined for placement vee only; for "):
                 preset(name, uniform(placement, 4, 2))
         with pytest.raises(BadInput, match=f"^{name}: needs B and W apart$"):
             preset(name, pipeline([1] * 4, BW=[2] * 4, placement="vee", microbatches=2))

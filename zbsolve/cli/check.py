@@ -39,7 +39,7 @@ def command(options: argparse.Namespace) -> int:
     if options.output and not options.bound:
         raise BadInput("-o writes the schedule with the bound that --bound proves: give both")
     if not options.seconds > 0:
-        raise BadInput(f"seconds: {options.seconds} is not a positive time")
+        raise BadInput(f"seconds: {options.seconds:g} is not a positive time")
     schedule = Schedule.load(options.schedule)
     violations = verify(schedule.problem, schedule)
     proven, began = "", time.monotonic()

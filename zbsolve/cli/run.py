@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..util.errors import BadInput
+from ..util.text import exact_bytes, format_bytes, format_time
 from .tools import need_torch, print_json, saving
 
 
@@ -92,17 +93,18 @@ def _print_run(schedule: Any, trace: Any) -> None:
     replicas = trace.facts.get("replicas", 1)
     pipelines = f"{replicas} times " if replicas > 1 else ""
     print(
-        f"{len(trace.steps)} steps on {pipelines}{schedule.problem.ranks} ranks: makespan {step.makespan:.0f} µs "
-        f"(median step; predicted {predicted.makespan:.0f}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
+        f"{len(trace.steps)} steps on {pipelines}{schedule.problem.ranks} ranks: makespan {format_time(step.makespan)} "
+        f"(median step; predicted {format_time(predicted.makespan)}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
     )
     emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
     same = emulated is None or schedule.problem.source.endswith(f": {trace.facts['model']}")  # or one stands in for it
-    beside = f" (predicted {' '.join(map(str, predicted.peak_bytes))})" if same else ""
-    print(f"peak activation bytes: {' '.join(map(str, trace.peaks[0]))}{beside}")
+    beside = f" (predicted {', '.join(map(format_bytes, predicted.peak_bytes))})" if same else ""
+    print(f"peak activations, rank by rank: {', '.join(map(format_bytes, trace.peaks[0]))}{beside}")
     sent = [whole - own for whole, own in zip(trace.facts["predicted_peaks"], predicted.peak_bytes, strict=True)]
     for rank, room in enumerate(schedule.problem.capacity or ()):
         if trace.peaks[0][rank] > room + sent[rank]:  # messages are not among what the capacity is for
-            print(f"WARNING: rank {rank} held {trace.peaks[0][rank]} bytes of activations; its capacity is {room}")
+            held, has = exact_bytes(trace.peaks[0][rank]), exact_bytes(room)
+            print(f"WARNING: rank {rank} held {held} of activations; its capacity is {has}")
     if "streams" in trace.facts:
         print(f"one device ({trace.facts['streams']}): a pass took {trace.facts['host_us']:.0f} µs of the host's time")
     if emulated is not None:

@@ -44,7 +44,7 @@ def search_limits(options: argparse.Namespace) -> dict[str, Any]:
     if options.effort is None:
         return {"seconds": options.seconds, "seed": options.seed}
     if not 0 < options.effort < float("inf"):
-        raise BadInput(f"effort: {options.effort} is not a positive number")
+        raise BadInput(f"effort: {options.effort:g} is not a positive number")
     return {"effort": options.effort, "seed": options.seed}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from ..partition.stage_costs import StageCosts
 from ..problem import Problem
 from ..util.errors import BadInput, Infeasible
 from ..util.files import checked, read_one_of, write_document
-from ..util.text import exact_bytes, parse_bytes
+from ..util.text import exact_bytes, has_unit, parse_bytes
 from .form import ProfileForm, check_some_time, layer_from, link_from, size_from, states_from, tied_from
 
 
@@ -184,8 +183,11 @@ def _checked_source(source: str, where: str) -> str:
 
 
 def _of(limit: int | None, said: str | int | None) -> str:
-    """How much memory a rank was given, for messages; where a bare number was `said`, too small to be meant, its unit."""
+    """How much memory a rank was given, for messages: as it was `said`; where that is a bare number, too small to be meant,
+    with its unit."""
     if limit is None:
         return ""
-    small = limit < 2**20 and re.fullmatch(r"[\d.\s]+", str(said))
+    if isinstance(said, str) and has_unit(said):
+        return f" of {said.strip()}"
+    small = limit < 2**20 and said is not None
     return f" of {exact_bytes(limit)}{' (a number without a unit is bytes: write 40GiB, 512MB)' if small else ''}"

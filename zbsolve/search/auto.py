@@ -72,7 +72,7 @@ def solve_auto(
     the winner alone. Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
     """
     if effort is None and not seconds > 0:
-        raise BadInput(f"seconds: {seconds} is not a positive time")
+        raise BadInput(f"seconds: {seconds:g} is not a positive time")
     step = replace(step, partition=step.partition or "balanced")
     every = step.partition == AUTO
     placed = [replace(step, placement=one) for one in _placements(step)]

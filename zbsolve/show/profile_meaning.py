@@ -133,7 +133,7 @@ def _memory(profile: Profile, rows: Sequence[PlainStage], m: int, today: Timelin
     most = max(range(p), key=lambda i: need[i])
     double = [rest[i] + min(2 * p - 1 - 2 * i, m) * row.held for i, row in enumerate(rows)]
     text = (
-        f"1F1B needs {format_bytes(need[most])} on its fullest rank ({most}; {format_bytes(rows[most].fixed)} of it "
+        f"1F1B needs {format_bytes(need[most])} on its fullest rank (rank {most}; {format_bytes(rows[most].fixed)} of it "
         f"parameters, gradients and optimizer state, {format_bytes(rows[most].moving)} messages and what passes take while "
         f"they run), a schedule with twice the microbatches in flight "
         f"{format_bytes(max(double))}"

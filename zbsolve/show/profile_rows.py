@@ -19,7 +19,7 @@ def layer_rows(profile: Profile) -> list[tuple[str, ...]]:
     head = (
         "layer",
         *(f"{kind} µs" for kind in TIMED),
-        "F host",
+        "F host µs",
         "until B",
         "until W",
         "from B",

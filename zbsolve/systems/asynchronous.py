@@ -11,7 +11,7 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .one_direction import one_f_one_b, single
-from .plain_step import plain_stages
+from .plain_step import WrongPlacement, plain_stages
 
 
 def pipedream(problem: Problem) -> Schedule:
@@ -37,7 +37,7 @@ def in_rounds(problem: Problem, flushed: Callable[[Problem], Schedule]) -> Sched
     plain, waits = _without_updates(problem)
     stages, _ = plain_stages(plain, "pipedream")
     if stages != tuple(range(problem.ranks)):
-        raise BadInput("pipedream: is defined for placement single only")
+        raise WrongPlacement("pipedream: is defined for placement single only")
     order = {}
     for stream, names in flushed(plain).order.items():
         order[stream] = tuple(one for name in names for one in (name, *waits.get(name, ())))

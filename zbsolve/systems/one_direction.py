@@ -14,7 +14,7 @@ from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .plain_step import plain_stages
+from .plain_step import WrongPlacement, plain_stages
 
 
 def gpipe(problem: Problem) -> Schedule:
@@ -98,8 +98,10 @@ def _automatic(problem: Problem, name: str, times: int) -> Schedule:
     forwards first as fit, then one forward one backward, W where a gap or the memory asks for it; the best of a grid of
     its choices. Raises BadInput where nothing says what a microbatch holds."""
     stages, split = plain_stages(problem, name)
-    if describe(stages) != "single" or not split:
-        raise BadInput(f"{name}: is defined for placement single, with B and W apart, only")
+    if describe(stages) != "single":
+        raise WrongPlacement(f"{name}: is defined for placement single only")
+    if not split:
+        raise BadInput(f"{name}: needs B and W apart")
     one = np.bincount(problem.passes.rank, problem.taken, problem.ranks) / problem.microbatches
     if not one.all():
         raise BadInput(f"{name}: rank {int(one.argmin())} holds no memory, and the schedule is defined by it")
@@ -115,7 +117,7 @@ def single(problem: Problem, name: str, warm: Callable[[int, int, int], int], pe
     stages, split = plain_stages(problem, name)
     ranks, m = problem.ranks, problem.microbatches
     if describe(stages) != "single":
-        raise BadInput(f"{name}: is defined for placement single only")
+        raise WrongPlacement(f"{name}: is defined for placement single only")
     order = {}
     for rank in range(ranks):
         each = [(rank, j) for j in range(m)]
@@ -144,7 +146,7 @@ def _grouped(
     ranks, (stages, split) = problem.ranks, plain_stages(problem, name)
     chunks = len(stages) // ranks
     if chunks == 1 or describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}"):
-        raise BadInput(f"{name}: is defined for placement loop only")
+        raise WrongPlacement(f"{name}: is defined for placement loop only")
     groups = [range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
     order = {}
     for rank in range(ranks):

@@ -5,6 +5,11 @@ from __future__ import annotations
 from ..problem import Problem
 from ..util.errors import BadInput
 
+
+class WrongPlacement(BadInput):
+    """A schedule is not defined for the placement of a problem."""
+
+
 SPLIT, FUSED = {"F", "B", "W"}, {"F", "BW"}
 
 
@@ -14,7 +19,9 @@ def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
     passes, kinds = problem.passes, set(problem.passes.kinds)
     homes = problem.stage_ranks
     whole = len(passes) == len(kinds) * problem.stages * problem.microbatches
-    if kinds not in (SPLIT, FUSED) or not whole or any(len(ranks) != 1 for ranks in homes):
+    if any(len(ranks) != 1 for ranks in homes):
+        raise WrongPlacement(f"{name}: is defined where each stage is on one rank only")
+    if kinds not in (SPLIT, FUSED) or not whole:
         counted = {kind: len(problem.rows(kind)) for kind in passes.kinds}
         raise BadInput(f"{name}: needs a plain pipeline of F, B, W (or F, BW) passes, not {counted}")
     return tuple(rank for (rank,) in homes), kinds == SPLIT

@@ -33,6 +33,7 @@ from .one_direction import (
     zb_h1,
     zb_h2,
 )
+from .plain_step import WrongPlacement
 from .two_directions import chimera, dualpipe, dualpipe_v, gems
 from .vee import one_f_one_b_v, v_half, v_min, v_zb, zb_v
 
@@ -238,7 +239,18 @@ def preset(name: str, problem: Problem) -> Schedule:
     """The schedule called `name` on a problem (it is `name_on` there). Raises BadInput for an unknown name or a problem
     that it is not defined for."""
     order = PRESETS[name_on(name, problem)]
-    return with_side_streams(problem, order(without_side_streams(problem)))
+    try:
+        return with_side_streams(problem, order(without_side_streams(problem)))
+    except WrongPlacement as error:
+        raise WrongPlacement(f"{error}; {_known_on(problem)}") from None
+
+
+def _known_on(problem: Problem) -> str:
+    """Which systems there are for the placement of a problem, in words."""
+    placed = "/".join(map(placements.describe, problem.routes))
+    shape = "mirror" if len(problem.routes) > 1 else placed.rstrip("0123456789")
+    names = [one.name for one in SYSTEMS if one.placement == shape and one.rounds is None]
+    return f"for {'mirror' if names and shape == 'mirror' else placed} there are {', '.join(names) or 'no named ones'}"
 
 
 def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, Schedule]]:

@@ -14,7 +14,7 @@ from ..placement import mirror
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .plain_step import FUSED, SPLIT, plain_stages
+from .plain_step import FUSED, SPLIT, WrongPlacement, plain_stages
 
 Row = Iterator[tuple[int, str, int]]  # chunk (or stage), kind, microbatch
 
@@ -109,7 +109,7 @@ def dualpipe_v(problem: Problem) -> Schedule:
     ranks, m = problem.ranks, problem.microbatches
     _split(split, "dualpipe-v")
     if stages != (*range(ranks), *reversed(range(ranks))):
-        raise BadInput("dualpipe-v: is defined for placement vee only")
+        raise WrongPlacement("dualpipe-v: is defined for placement vee only")
     if m < 2 * ranks:
         raise BadInput(f"dualpipe-v: needs at least 2 microbatches a rank; got {m} for {ranks} ranks")
     order = {}
@@ -186,7 +186,9 @@ def _mirrored(problem: Problem, name: str, pairs: int | None = None) -> tuple[tu
     routes = tuple(problem.routes[i % len(problem.routes)] for i in range(m))
     count = next((f for f in range(1, ranks // 2 + 1) if routes == _turns(ranks, f, m)), None)
     if count is None or pairs not in (None, count):
-        raise BadInput(f"{name}: is defined for placement mirror only" + (", an even number of ranks" if ranks % 2 else ""))
+        raise WrongPlacement(
+            f"{name}: is defined for placement mirror only" + (", an even number of ranks" if ranks % 2 else "")
+        )
     return routes[: 2 * count], split
 
 

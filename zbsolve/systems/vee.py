@@ -18,7 +18,7 @@ from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .plain_step import plain_stages
+from .plain_step import WrongPlacement, plain_stages
 
 RAMPS = (DecodeRule(early=1), DecodeRule(early=2))
 PERIOD = 6  # slots: F, B and W of two chunks
@@ -123,7 +123,7 @@ def _check(problem: Problem, name: str, fused: bool = False) -> None:
     """Raise BadInput where the problem is no V of F, B and W (F and BW where fused)."""
     stages, split = plain_stages(problem, name)
     if describe(stages) != "vee" and stages != (0, 0):
-        raise BadInput(f"{name}: is defined for placement vee only")
+        raise WrongPlacement(f"{name}: is defined for placement vee only")
     if split == fused:
         raise BadInput(f"{name}: needs " + ("one backward BW" if fused else "B and W apart"))
 
