@@ -196,6 +196,46 @@ def on_stage(steps: list[Any], stage: int, stages: int, buffers: int) -> tuple[l
     return row, program
 
 
+@pytest.mark.parametrize(("p", "m", "comm"), [(2, 3, 4), (4, 8, 2), (4, 16, 1), (8, 32, 5), (5, 12, 0)])
+def test_1f1b_is_no_slower_than_deepspeeds_own(deepspeed: Package, p: int, m: int, comm: int) -> None:
+    """The same passes in the same order; only the places of messages that block both ranks differ."""
+    problem = pipeline([30] * p, BW=[60] * p, microbatches=m, comm=comm)
+    schedule = preset("1f1b", problem)
+    _, theirs = in_deepspeed(deepspeed, export(schedule, "deepspeed").text)
+    with_ours = [theirs.TrainSchedule(m, p, stage) for stage in range(p)]
+    text = deepspeed.text(f"{PIPE}/schedule.py")
+    own: dict[str, Any] = {"__name__": "deepspeed.runtime.pipe.schedule", "call_to_str": None}
+    exec(compile(text.replace("from ..utils import call_to_str", ""), "schedule.py", "exec"), own)
+    with_theirs = [own["TrainSchedule"](m, p, stage) for stage in range(p)]
+    ours, usual = (blocking_time(made, comm) for made in (with_ours, with_theirs))
+    assert schedule.timeline().makespan <= ours <= usual
+
+
+def blocking_time(stages: list[Any], comm: int) -> int:
+    """When the last stage ends: passes of 30 and 60, messages of `comm` that sender and receiver do together."""
+    rows = [[type(command).__name__ for step in stage for command in step] for stage in stages]
+    times = {"ForwardPass": 30, "BackwardPass": 60}
+    partner = {"SendActivation": (1, "RecvActivation"), "SendGrad": (-1, "RecvGrad")}
+    clock, at = [0] * len(rows), [0] * len(rows)
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            while at[rank] < len(row) and not row[at[rank]].startswith("Recv"):
+                word = row[at[rank]]
+                if word in partner:
+                    other, wanted = rank + partner[word][0], partner[word][1]
+                    if rows[other][at[other] : at[other] + 1] != [wanted]:
+                        break
+                    clock[rank] = clock[other] = max(clock[rank], clock[other]) + comm
+                    at[other] += 1
+                clock[rank] += times.get(word, 0)
+                at[rank] += 1
+                moved = True
+    assert at == [len(row) for row in rows]
+    return max(clock)
+
+
 def test_deepspeed_cuts_the_layers_as_the_schedule_does(deepspeed: Package) -> None:
     schedule = preset("1f1b", a_step("single", 3, 4, fused=True))
     names, _ = in_deepspeed(deepspeed, export(schedule, "deepspeed").text)

@@ -48,6 +48,9 @@ def command(options: argparse.Namespace) -> int:
 
     if options.schedule is None:
         raise BadInput("export: name the schedule's file, or - for standard input")
+    for option, given, name in (("--layers", options.layers, "megatron"), ("--defer-recv", options.defer_recv, "torch-csv")):
+        if given and options.to != name:
+            raise BadInput(f"{option}: for --to {name} only")
     path = options.output or "-"
     asked = Options("FILE" if path == "-" else path, options.or_best, options.defer_recv, options.layers)
     made = export(Schedule.load(options.schedule), options.to, asked)

@@ -16,8 +16,7 @@ from ..schedule import Schedule
 from ..systems import SYSTEMS, preset
 from ..util.errors import BadInput, ZbsolveError
 from ..util.text import format_time
-from ..verifier import verify
-from .order import order_for
+from .order import Order, order_for
 from .targets import Target
 
 Orders = Callable[[Problem], Iterable[tuple[str, Schedule]]]  # of a problem: what orders are called, and the orders
@@ -43,15 +42,19 @@ def compared(mine: float, theirs: float) -> str:
 
 
 def best_order(
-    schedule: Schedule, target: Target, orders: Orders | None = None, step_time: Callable[[Schedule], float] | None = None
+    schedule: Schedule, target: Target, orders: Orders | None = None, step_time: Callable[[Order], float] | None = None
 ) -> Found | None:
     """The order of least objective that `target` can run of this schedule's step, on a placement and with kinds of passes
     that it has, within the memory; None where there is none. orders: what to try; else the named schedules, and the schedule
     itself where moving passes on their rank is enough. step_time: an order's objective there, where it is not the
     timeline's. A fused backward takes as long as B and W together."""
     found: Found | None = None
-    for title, one in _candidates(schedule, target, orders or named_orders(target)):
-        value = step_time(one) if step_time else one.timeline().value
+    for title, one in _candidates(schedule, target, orders or named_orders):
+        try:
+            order = order_for(one, target)
+        except ZbsolveError:  # it does not hold within the memory, or the engine has no such order either
+            continue
+        value = step_time(order) if step_time else one.timeline().value
         if found is None or value < found.value:
             found = Found(one, title, value)
     return found
@@ -59,21 +62,10 @@ def best_order(
 
 def _candidates(schedule: Schedule, target: Target, orders: Orders) -> Iterator[tuple[str, Schedule]]:
     if target.first_fused:
-        moved = first_fused(schedule)
-        if _runs(moved, target):
-            yield "the schedule with each W of stage 0 right behind its B", moved
+        yield "the schedule with each W of stage 0 right behind its B", first_fused(schedule)
     for step in variants(schedule.problem, target):
         for name, one in orders(step):
-            if not verify(step, one):
-                yield f"{name} ({_words(step)})", one
-
-
-def _runs(schedule: Schedule, target: Target) -> bool:
-    try:
-        order_for(schedule, target)
-    except ZbsolveError:
-        return False
-    return True
+            yield f"{name} ({_words(step)})", one
 
 
 def first_fused(schedule: Schedule) -> Schedule:
@@ -132,19 +124,13 @@ def _placements(problem: Problem, place: str) -> Iterator[tuple[int, ...]]:
         yield placements.vee(ranks)
 
 
-def named_orders(target: Target) -> Orders:
-    """The named schedules of a problem that the target can express."""
-
-    def orders(problem: Problem) -> Iterator[tuple[str, Schedule]]:
-        for system in SYSTEMS:
-            try:
-                schedule = preset(system.name, problem)
-            except ZbsolveError:
-                continue
-            if _runs(schedule, target):
-                yield system.name, schedule
-
-    return orders
+def named_orders(problem: Problem) -> Iterator[tuple[str, Schedule]]:
+    """The named schedules that are defined for a problem."""
+    for system in SYSTEMS:
+        try:
+            yield system.name, preset(system.name, problem)
+        except ZbsolveError:
+            continue
 
 
 def _words(problem: Problem) -> str:

@@ -119,9 +119,9 @@ def _with_buffers(row: list[Event], loads: bool) -> Iterator[Instruction]:
             del held[m]
 
 
-def step_time(schedule: Schedule) -> float:
+def step_time(order: Order) -> float:
     """The objective in DeepSpeed, where messages block both ranks, µs."""
-    return _value(schedule, blocking(order_for(schedule, TARGET)))
+    return _value(order.schedule, blocking(order))
 
 
 def _value(schedule: Schedule, events: Rows) -> float:

@@ -24,7 +24,7 @@ from .order import Refused, order_for
 from .targets import target
 
 TARGET = target("megatron")
-MAX_TRIED = 4_000_000  # passes of all orders that are tried: some ten seconds
+MAX_TRIED = 1_000_000  # passes of all orders that are tried: some seconds
 LETTERS = "EtmL-"  # embedding, transformer layer, multi-token prediction, loss; "-": belongs to the layer beside it
 
 
@@ -110,7 +110,8 @@ def orders(problem: Problem) -> Iterator[tuple[str, Schedule]]:
 
 
 def _groups(problem: Problem) -> Iterator[tuple[int | None, Schedule]]:
-    """(g, order) of each g that Megatron allows, or as many as MAX_TRIED lets us try: then p times powers of two, and m."""
+    """(g, order) of each g that Megatron allows, or as many as MAX_TRIED lets us try: then evenly spread ones, powers of two
+    times p, and m."""
     p, m = problem.ranks, problem.microbatches
     if problem.stages == p:
         yield None, one_f_one_b(problem)
@@ -118,7 +119,8 @@ def _groups(problem: Problem) -> Iterator[tuple[int | None, Schedule]]:
     allowed = [g for g in range(p, m + 1) if m % g == 0 or m % g >= p]
     if len(allowed) * len(problem.passes) > MAX_TRIED:
         powers = {p << shift for shift in range(m.bit_length())} | {m}
-        allowed = [g for g in allowed if g in powers]
+        spread = -(-len(allowed) * len(problem.passes) // MAX_TRIED)
+        allowed = [g for i, g in enumerate(allowed) if g in powers or i % spread == 0]
     for g in allowed:
         yield g, interleaved_in_groups(problem, g)
 
