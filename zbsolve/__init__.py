@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .search.pareto import frontier as frontier
     from .search.solver import solve as solve
     from .show.comparison import compare as compare
+    from .show.schedule_comparison import compare_schedules as compare_schedules
     from .step import Step as Step
     from .systems.table import preset as preset
     from .systems.table import problem_for as problem_for
@@ -56,6 +57,7 @@ _HOMES = {
     "search.pareto": "frontier",
     "search.solver": "solve",
     "show.comparison": "compare",
+    "show.schedule_comparison": "compare_schedules",
     "step": "Step",
     "systems": "",
     "systems.table": "preset problem_for",

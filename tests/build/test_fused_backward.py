@@ -47,6 +47,11 @@ def test_bounds_and_values_are_those_of_exhaustive_search(chosen, capacity) -> N
     assert all(bound.value <= best for bound in all_closed_forms(problem))
 
 
+def test_times_may_differ_from_microbatch_to_microbatch() -> None:
+    mixed = with_fused_backward(split(), np.array([[1, 1], [0, 1]], bool), np.array([[7, 8], [0, 9]]))
+    assert {one.name: one.duration for one in mixed.passes if one.kind == "BW"} == {"0BW0": 7, "0BW1": 8, "1BW1": 9}
+
+
 def test_what_cannot_be_fused_is_refused() -> None:
     with pytest.raises(BadInput, match="shape"):
         with_fused_backward(split(), np.ones((2, 3), bool), 4)

@@ -71,3 +71,9 @@ def test_the_text_says_which_is_best_and_what_is_proven() -> None:
     assert "other passes than 1f1b's (split or fused backward, stages): best" in text
     assert f"best takes {1 - comparison.best.value / 33:.2%} less time than 1f1b" in text
     assert comparison.to_json()["schedules"][1]["certificate"]["value"] == comparison.best.value
+
+
+def test_of_many_ranks_the_largest_and_the_smallest_peak_are_shown() -> None:
+    wide = preset("1f1b", pipeline([1] * 20, BW=[1] * 20, microbatches=20, held_until_W=1))
+    text = schedules_as_text(compare_schedules([("wide", wide)]))
+    assert "wide  20 B on rank 0 to 1 B on rank 19" in text

@@ -11,16 +11,17 @@ from dataclasses import replace
 import numpy as np
 
 from ..problem import Problem
-from ..tables import KINDS, Bools
+from ..tables import KINDS, Bools, Ints
 from ..util.errors import BadInput
 from .numbers import Numbers, whole_numbers
 
 
-def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers) -> Problem:
+def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers | Ints) -> Problem:
     """`problem`, a step whose backward is split (B and W), with one pass BW in place of both where `fused` says so.
 
-    fused: whether stage s of microbatch i runs BW, shape (stages, microbatches). BW: µs a stage, or one number. BW waits for
-    what B and W waited for, and frees what both freed. Raises BadInput for a wrong shape, and for a stage without B and W.
+    fused: whether stage s of microbatch i runs BW, shape (stages, microbatches). BW: µs, one number, one a
+    stage, or shape (stages, microbatches). BW waits for what B and W waited for, and frees what both freed. Raises BadInput
+    for a wrong shape, and for a stage without B and W.
     """
     passes, edges = problem.passes, problem.edges
     chosen = np.asarray(fused, bool)
@@ -28,7 +29,8 @@ def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers) -> Problem:
         raise BadInput(
             f"fused: shape {chosen.shape}, not (stages, microbatches): ({problem.stages}, {problem.microbatches})"
         )
-    times = whole_numbers(BW, "BW", problem.stages)
+    each = np.asarray(BW)
+    times = each if each.shape == chosen.shape else np.tile(whole_numbers(BW, "BW", problem.stages), (len(chosen.T), 1)).T
     home = np.full((2, *chosen.shape), -1, np.int64)
     for half, letter in enumerate("BW"):
         rows = problem.rows(letter)
@@ -38,7 +40,7 @@ def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers) -> Problem:
         stage, microbatch = np.argwhere(chosen & (home < 0).any(axis=0))[0].tolist()
         raise BadInput(f"fused: stage {stage} of microbatch {microbatch} has no B and W that one pass could replace")
     kind, duration = passes.kind.copy(), passes.duration.copy()
-    kind[b], duration[b] = KINDS.index("BW"), times[passes.stage[b]]
+    kind[b], duration[b] = KINDS.index("BW"), times[chosen]
     stand_in = np.arange(len(passes))
     stand_in[w] = b
     links = replace(edges, before=stand_in[edges.before], after=stand_in[edges.after])

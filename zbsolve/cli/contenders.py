@@ -40,7 +40,7 @@ class Contenders:
 
         profile = Profile.load(options.profile) if options.profile else None
         files = {what: _read(what) for what in options.what if not _is_name(what)}
-        return cls(profile, step_words(options, *step), search_limits(options), files)
+        return cls(profile, {"partition": "balanced", **step_words(options, *step)}, search_limits(options), files)
 
     def schedules(self, what: Sequence[str]) -> tuple[Named, Absent]:
         """Each with its name and a certificate, and those that cannot be with the reason. Raises BadInput for what cannot be
@@ -71,9 +71,8 @@ class Contenders:
 
         if self.profile is None:
             raise BadInput("it says no times: add --profile profile.json")
-        kept = {name: value for name, value in self.words.items() if name in ("memory", "objective", "recompute")}
-        partition = {"partition": self.words["partition"]} if self.words.get("partition") not in (None, "auto") else {}
-        found = import_schedule(order, self.profile, **kept, **partition)
+        kept = {name: self.words[name] for name in ("memory", "objective", "recompute") if name in self.words}
+        found = import_schedule(order, self.profile, partition=self._one_partition(), **kept)
         if found.violations:
             raise BadInput(found.told()[0])
         return certified(found.schedule, found.solver)
@@ -86,9 +85,8 @@ class Contenders:
 
         if self.profile is None:
             return solve(self._first().problem, method=name)
-        placed = replace(self._step(), placement=system(name).placement)
-        plain = replace(placed, partition="balanced") if placed.partition == "auto" else placed
-        return solve(step_for(name, self.profile, plain).problem(self.profile), method=name)
+        step = replace(self._step(), placement=system(name).placement, partition=self._one_partition())
+        return solve(step_for(name, self.profile, step).problem(self.profile), method=name)
 
     def _best(self) -> Schedule:
         """The best that is found in the time."""
@@ -116,6 +114,11 @@ class Contenders:
                     raise BadInput(f"--{name}: is needed where no file says it")
                 words[name] = getattr(getattr(first, "problem", first), name)
         return Step(**words)
+
+    def _one_partition(self) -> Any:
+        """The partition of all but the best, which alone tries several."""
+        said = self.words["partition"]
+        return "balanced" if said == "auto" else said
 
     def _first(self) -> Schedule:
         """The first schedule among the files, whose problem counts where there is no profile."""

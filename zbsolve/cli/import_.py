@@ -36,9 +36,8 @@ def command(options: argparse.Namespace) -> int:
     from ..search.certify import certified
     from .step_options import step_words
 
-    found = import_schedule(
-        read_order(options.file, options.placement), Profile.load(options.profile), **step_words(options, *STEP)
-    )
+    order, profile = read_order(options.file, options.placement), Profile.load(options.profile)
+    found = import_schedule(order, profile, **{"partition": "balanced", **step_words(options, *STEP)})
     if found.violations:
         return _refused(options, found)
     schedule = certified(found.schedule, found.solver)

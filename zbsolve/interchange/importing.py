@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,20 +93,18 @@ def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
     """The step that an order is for. Where it runs BW, and B and W elsewhere, the problem is a mixture of both. Raises
     BadInput, Infeasible."""
     said = {cell.stage for cell in order.cells() if cell.kind == "X"}
-    recompute = tuple(sorted(said)) or step.pop("recompute", ())
-    step.pop("recompute", None)
-    asked = Step(order.ranks, order.microbatches, order.routes, recompute=recompute, **step)
+    options = {**step, "recompute": tuple(sorted(said))} if said else step
+    asked = Step(order.ranks, order.microbatches, order.routes, **options)
     whole, split = _backwards(order)
     if not (whole & ~split).any():
         return asked.problem(profile)
     if not split.any():
         return asked.with_backward(profile, fused=True).problem(profile)
-    asked = replace(asked, partition=asked.counts(profile))
-    fused = replace(asked, fused=True).problem(profile)
-    times = np.zeros(order.stages, np.int64)
+    fused = asked.with_backward(profile, fused=True).problem(profile)
+    times = np.zeros(whole.shape, np.int64)
     rows = fused.rows("BW")
-    times[fused.passes.stage[rows]] = fused.passes.duration[rows]
-    return with_fused_backward(asked.problem(profile), whole & ~split, times.tolist())
+    times[fused.passes.stage[rows], fused.passes.microbatch[rows]] = fused.passes.duration[rows]
+    return with_fused_backward(asked.with_backward(profile, fused=False).problem(profile), whole & ~split, times)
 
 
 def _backwards(order: ForeignOrder) -> tuple[Bools, Bools]:

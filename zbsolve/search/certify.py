@@ -13,10 +13,10 @@ from ..schedule import Certificate, Schedule
 from ..util.clock import Clock
 from ..util.errors import BadInput, WrongBound
 from ..verifier import verify
-from .finder import LARGE_PASSES
 from .prover import prove
 from .state import State
 
+QUICK_PASSES = 100_000  # passes: beyond, closed forms with memory take more than some five seconds
 GIVEN = "given, not solved here"  # the solver of a schedule that came without a certificate
 
 
@@ -69,7 +69,7 @@ def certified(
         raise BadInput(f"schedule: {violations[0]}")
     bound, used = work_bound(problem), 0.0
     if seconds is None:
-        if len(problem.passes) <= LARGE_PASSES:
+        if len(problem.passes) <= QUICK_PASSES:
             bound = max(bound, closed_form(problem), key=lambda one: one.value)
     else:
         state = State(problem, Clock(seconds, None), bound, progress=progress)

@@ -11,6 +11,7 @@ from ..util.text import aligned, counted, format_bytes, format_gap, printable, t
 from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComparison
 
 MAX_DIFFERENCES = 4  # ranks whose first difference is shown
+MAX_PEAKS = 16  # ranks whose peaks are shown one by one
 MAX_PLACEMENT = 12  # letters of a placement that a table has room for
 
 Show = Callable[[float], str]
@@ -78,7 +79,15 @@ def _shares(c: ScheduleComparison, show: Show) -> list[str]:
 
 
 def _peaks(c: ScheduleComparison) -> list[str]:
-    return aligned([(printable(row.name), counted([format_bytes(peak) for peak in row.peaks])) for row in c.rows], (0, 1))
+    return aligned([(printable(row.name), _peaks_of(row.peaks)) for row in c.rows], (0, 1))
+
+
+def _peaks_of(peaks: Sequence[int]) -> str:
+    """All ranks' peaks; of many ranks the largest and the smallest."""
+    if len(peaks) <= MAX_PEAKS:
+        return counted([format_bytes(peak) for peak in peaks])
+    ends = (f"{format_bytes(peak)} on rank {peaks.index(peak)}" for peak in (max(peaks), min(peaks)))
+    return " to ".join(ends)
 
 
 def _differences(rows: Sequence[ComparedSchedule], first: ComparedSchedule) -> list[str]:
