@@ -21,7 +21,7 @@ from .feed import Batch, shares_of, split_batch, step_seed
 from .handlers.handler import Data
 from .interpreter import Hooks
 from .layers import Layers
-from .loop import evaluation, gradients
+from .loop import checkpoint, evaluation, gradients
 from .memory import Memory
 from .optimizer.ahead import Ahead
 from .rank import StepResult
@@ -151,6 +151,7 @@ class Pipeline:
             self._runner.ahead.optimizer.finish()
 
     clip_grad_norm_, evaluate, forward = gradients.clip_grad_norm_, evaluation.evaluate, evaluation.forward
+    save, load = checkpoint.save, checkpoint.load
 
     def step(
         self,

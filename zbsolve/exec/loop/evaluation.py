@@ -13,8 +13,7 @@ from ...util.errors import BadInput
 from ..backward.replay import torch_random_kept
 from ..feed import Batch, cut, step_seed
 from ..handlers.handler import Data
-from ..transport.failure import LostRank
-from ..transport.peers import Peers, agreed
+from ..transport.peers import Peers, together
 from .forward_round import ForwardRound, handed_out
 from .on_rank import OnRank
 
@@ -80,7 +79,7 @@ class _Batch:
     ) -> _Batch:
         """What all ranks have of it; they agree on the number of microbatches. Raises BadInput on all ranks."""
         usual = pipeline.schedule.problem.microbatches if microbatches is None else microbatches
-        with _together(pipeline.peers):
+        with together(pipeline.peers, WHAT):
             first = _parts(inputs, "inputs", usual) if pipeline.inputs else []
             last = _parts(targets, "targets", usual) if with_loss and pipeline.targets else []
         wires = pipeline.peers.wires
@@ -103,17 +102,6 @@ def _parts(batch: Batch | None, what: str, usual: int) -> Sequence[Tensor]:
     if not isinstance(batch, Sequence) or not batch:
         raise BadInput(f"{what}: give the whole batch, as a tensor or as a list of microbatches")
     return batch
-
-
-@contextmanager
-def _together(peers: Peers) -> Iterator[None]:
-    """What each rank does by itself; where one cannot, all raise the same."""
-    try:
-        with agreed(peers.wires, WHAT, ""):
-            yield
-    except LostRank as error:
-        with peers.telling(WHAT):
-            raise error
 
 
 def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[int, ForwardRound, Data]]:

@@ -135,6 +135,18 @@ class Peers:
         return note
 
 
+@contextmanager
+def together(peers: Peers, what: str) -> Iterator[None]:
+    """Inside, each rank does what it does by itself; where one cannot, all raise (see `agreed`). Raises RunFailed where a
+    rank is lost."""
+    try:
+        with agreed(peers.wires, what, ""):
+            yield
+    except LostRank as error:
+        with peers.telling(what):
+            raise error
+
+
 def last_waiting(rank: int, notes: Mapping[int, Note]) -> tuple[int, int | None]:
     """Follow the ranks that waited for each other, from `rank` on. The last rank with a note, and the rank that it waited
     for (None: it waited for all, or for one that was met already)."""

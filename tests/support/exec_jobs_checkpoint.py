@@ -1,0 +1,145 @@
+"""What the tests of checkpoints run on gloo ranks (see `exec_ranks`)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zbsolve import BadInput, Schedule
+from zbsolve.build import with_updates
+from zbsolve.exec import Pipeline, PostValidated
+from zbsolve.models.presets import GptSizes, gpt
+
+from .exec_tools import a_problem, random_schedule
+
+MODEL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=1, length=8), tied=True)
+AT, STEPS = 3, 7
+PLACES = {1: (0, 0), 2: (0, 1, 1, 0), 3: (0, 1, 2)}
+
+
+class Noisy(nn.Module):
+    """A layer with dropout in front."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.dropout = inner, nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(self.dropout(x))
+        return y
+
+
+def layers(numbers: list[int]) -> list[nn.Module]:
+    """A small GPT with tied embeddings, in double precision, with dropout."""
+    made = [layer.double() for layer in MODEL.build(numbers)]
+    return [Noisy(layer) if 0 < i < 3 else layer for i, layer in zip(numbers, made, strict=True)]
+
+
+class Loop:
+    """A training loop of one's own. kind: how it updates."""
+
+    def __init__(self, ranks: int, kind: str, seed: int = 7) -> None:
+        problem = a_problem(PLACES[ranks], 4, layers=4)
+        inside = kind == "inside"
+        tied = () if inside else MODEL.tied
+        schedule: Schedule = random_schedule(with_updates(problem, 5, every=2, delay=1) if inside else problem, 3)
+        update = (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)) if inside else None
+        self.runner = Pipeline(layers, schedule, loss=MODEL.loss, tied=tied, seed=seed, timeout=20, update=update)
+        self.objects: dict[str, Any] = {}
+        if inside:
+            return
+        biases = [p for p in self.runner.parameters() if p.dim() < 2]
+        weights = [p for p in self.runner.parameters() if p.dim() > 1]
+        groups = [{"params": biases, "weight_decay": 0.0}, {"params": weights, "weight_decay": 0.1}]
+        optimizer: torch.optim.Optimizer = torch.optim.NAdam(groups, 0.01)
+        if kind == "validated":
+            optimizer = PostValidated(self.runner, torch.optim.AdamW(groups, 0.01), max_norm=1.0)
+        rates = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, AT + 1, AT + 1], 0.5)  # its milestones are a Counter
+        self.objects = {"optimizer": optimizer, "rates": rates}
+
+    def train(self, until: int) -> list[float]:
+        """Steps up to this one, on batches that random numbers of all kinds pick; the losses."""
+        results = []
+        while self.runner.steps < until:
+            picked = int(torch.randint(1000, ())) + random.randrange(1000) + int(np.random.randint(1000))
+            pairs = [MODEL.batch(m, picked) for m in range(4)]
+            results.append(self.runner.step([x for x, _ in pairs], [y for _, y in pairs]))
+            if self.objects:
+                self.objects["optimizer"].step()
+                self.objects["optimizer"].zero_grad()
+                self.objects["rates"].step()
+        self.runner.finish()
+        return [one.loss for one in results]
+
+
+def seeded(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def saved(rank: int, argument: dict[str, Any]) -> dict[str, list[float]]:
+    """Train, save on the way; the losses of all steps behind the checkpoint, for each kind of loop."""
+    found = {}
+    for kind in argument["kinds"]:
+        seeded(3)
+        loop = Loop(argument["ranks"], kind)
+        loop.train(AT)
+        for _ in range(2):  # the second one takes the place of the first
+            loop.runner.save(Path(argument["folder"]) / kind, **loop.objects)
+        found[kind] = loop.train(STEPS)
+    return found
+
+
+def resumed(rank: int, argument: dict[str, Any]) -> dict[str, list[float]]:
+    """Go on from the checkpoints, in new pipelines with other starting values."""
+    found = {}
+    for kind in argument["kinds"]:
+        seeded(rank)
+        loop = Loop(argument["ranks"], kind, seed=1)
+        with torch.no_grad():
+            for parameter in loop.runner.parameters():
+                parameter.add_(1.0)
+        loop.runner.load(Path(argument["folder"]) / kind, **loop.objects)
+        assert loop.runner.steps == AT
+        found[kind] = loop.train(STEPS)
+    return found
+
+
+def refused(rank: int, argument: dict[str, Any]) -> list[str]:
+    """What ranks hear of checkpoints that do not fit, and of what cannot be saved."""
+    folder, loop, said = Path(argument["folder"]), Loop(2, "plain"), []
+    other = Pipeline(
+        lambda numbers: [nn.Linear(3, 3) for _ in numbers],
+        random_schedule(a_problem((0, 1), 2, layers=2)),
+        loss=nn.functional.mse_loss,
+        timeout=20,
+    )
+    tries: list[Any] = [
+        lambda: loop.runner.load(folder / "nothing"),
+        lambda: loop.runner.load(folder / "evil"),
+        lambda: loop.runner.load(folder / "plain", other=loop.objects["optimizer"]),
+        lambda: other.load(folder / "plain"),
+        lambda: loop.runner.save(folder / "new", lock=Odd()),
+        lambda: loop.runner.save(folder / "text", **loop.objects),
+        lambda: loop.runner.save(folder / "text" / "under", **loop.objects),
+    ]
+    for one in tries:
+        try:
+            one()
+            said.append("")
+        except BadInput as error:
+            said.append(str(error))
+    return said
+
+
+class Odd:
+    """A state that is not data."""
+
+    def state_dict(self) -> Any:
+        return {"function": Path.cwd}

@@ -1,0 +1,175 @@
+"""Checkpoints: weights, optimizers, the number of steps and random numbers, of all ranks, for any partition onto ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...util.errors import BadInput
+from ..transport.peers import together
+from .on_rank import OnRank
+from .optimizer_state import Entries, Names, entries_of, names_of, options_of, restore
+from .random_state import random_state, set_random_state
+
+if TYPE_CHECKING:
+    from .checkpoint_files import Reader
+
+WHAT = "checkpoint"
+MODEL, LOOP = "model", "loop"
+
+
+def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None:
+    """Write a checkpoint into the folder `path`, whole or not at all; one that is there is replaced. Every rank calls this,
+    and all see one file system.
+
+    It has the weights and buffers, the number of steps and the seed, the states of random generators, and `objects` by their
+    names: optimizers of this pipeline's parameters, and anything else with `state_dict` and `load_state_dict` (rank 0's is
+    written). With replicas the first pipeline's are written. Raises BadInput on all ranks together, RunFailed.
+    """
+    from .checkpoint_files import as_tensor, replace_folder, write
+
+    pipeline.finish()
+    target = Path(path).resolve()
+    new = target.with_name(f".{target.name}.new")
+    tensors: dict[str, Tensor] = {}
+    with together(pipeline.peers, WHAT):
+        if not pipeline.place:
+            tensors, rest = _state(pipeline, objects)
+            tensors[f"{LOOP}.{pipeline.rank}"] = as_tensor(rest, WHAT)
+            if pipeline.rank == 0:
+                _made(new, target)
+    if not pipeline.place:
+        write(new, tensors, pipeline.group, pipeline.peers)
+    with together(pipeline.peers, WHAT):
+        if pipeline.rank == 0 and not pipeline.place:
+            replace_folder(new, target)
+    if pipeline.replicas is not None:
+        dist.barrier(group=pipeline.replicas.group)
+
+
+def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None:
+    """Go on from a checkpoint: the other way round of `save`, with the same `objects`. Every rank calls this.
+
+    The schedule, the partition and the number of ranks may be others. On the same ones training goes on to the same bits.
+    `steps` is the number of steps that were made. Raises BadInput on all ranks together.
+    """
+    from .checkpoint_files import Reader
+
+    pipeline.finish()
+    with together(pipeline.peers, WHAT):
+        _load(pipeline, Reader(Path(path).resolve()), objects)
+
+
+def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[tuple[Optimizer, Names]]]:
+    """Name → optimizers that it stands for here, with the names of their parameters. Passes U have one a stage."""
+    names = names_of(pipeline.module)
+    found: dict[str, list[tuple[Optimizer, Names]]]
+    found = {name: [(one, names)] for name, one in objects.items() if isinstance(one, Optimizer)}
+    for one in pipeline.versions.values():
+        if one.optimizer is not None:
+            own = {newest: names[p] for newest, p in zip(one.newest, one.parameters, strict=True)}
+            found.setdefault("update", []).append((one.optimizer, own))
+    return found
+
+
+def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """This rank's tensors by name, and all else."""
+    if {MODEL, LOOP, "update"} & objects.keys():
+        raise BadInput(f"save: '{MODEL}', '{LOOP}' and 'update' are names of its own")
+    tensors = {f"{MODEL}.{name}": value for name, value in pipeline.module.state_dict().items()}
+    rest: dict[str, Any] = {
+        "steps": pipeline.steps,
+        "seed": pipeline.seed,
+        "ranks": pipeline.wires.size,
+        "random": random_state(),
+        "entries": {},
+        "options": {},
+        "objects": {},
+    }
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise BadInput(f"save: {name} is no tensor")
+    optimizers = _optimizers(pipeline, objects)
+    for key, parts in optimizers.items():
+        rest["entries"][key], rest["options"][key] = {}, {}
+        for optimizer, names in parts:
+            rest["options"][key] |= options_of(optimizer, names)
+            for (name, entry), value in entries_of(optimizer, names).items():
+                if isinstance(value, Tensor) and value.dim():
+                    tensors[f"{key}.{name}.{entry}"] = value
+                else:
+                    rest["entries"][key][name, entry] = value
+    for key, one in objects.items():
+        if key not in optimizers:
+            rest["objects"][key] = one.state_dict()
+    return tensors, rest
+
+
+def _made(new: Path, target: Path) -> None:
+    """An empty folder beside the target, which must be a checkpoint or nothing."""
+    if target.exists() and not (target / ".metadata").exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise BadInput(f"{target}: cannot write: there is something else, which is no checkpoint")
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+    except OSError as error:
+        raise BadInput(f"{target}: cannot write: {error.strerror}") from None
+
+
+def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any]) -> None:
+    loops, optimizers = _loops(reader), _optimizers(pipeline, objects)
+    others = objects.keys() - optimizers.keys()
+    missing = sorted((optimizers.keys() - loops[0]["options"].keys()) | (others - loops[0]["objects"].keys()))
+    if missing:
+        raise BadInput(f"{reader.path}: it has no '{missing[0]}'")
+    entries = _entries(reader, optimizers, pipeline.device)
+    weights = {f"{MODEL}.{name}": value for name, value in pipeline.module.state_dict().items()}
+    reader.into(
+        weights | {f"{key}.{'.'.join(place)}": value for key, one in entries.items() for place, value in one.items()}
+    )
+    for key, parts in optimizers.items():
+        options: dict[str, Any] = {}
+        for loop in loops:
+            entries[key] |= loop["entries"].get(key, {})
+            options |= loop["options"].get(key, {})
+        for optimizer, names in parts:
+            restore(optimizer, names, entries[key], options)
+    for key in others:
+        objects[key].load_state_dict(loops[0]["objects"][key])
+    pipeline.steps, pipeline.seed = loops[0]["steps"], loops[0]["seed"]
+    set_random_state(loops[pipeline.rank if len(loops) == pipeline.wires.size else 0]["random"])
+
+
+def _entries(
+    reader: Reader, optimizers: Mapping[str, list[tuple[Optimizer, Names]]], device: torch.device
+) -> dict[str, Entries]:
+    """Room for the tensors that the checkpoint has of these optimizers' parameters."""
+    found: dict[str, Entries] = {key: {} for key in optimizers}
+    for key, parts in optimizers.items():
+        own = {known[0] for _, names in parts for known in names.values()}
+        for name in reader.names:
+            parameter, _, entry = name.removeprefix(f"{key}.").rpartition(".")
+            if name.startswith(f"{key}.") and parameter in own:
+                found[key][parameter, entry] = reader.empty(name, device)
+    return found
+
+
+def _loops(reader: Reader) -> list[dict[str, Any]]:
+    """What each rank wrote beside its tensors, in the order of the ranks. Raises BadInput."""
+    from .checkpoint_files import from_tensor
+
+    names = [f"{LOOP}.{rank}" for rank in range(sum(name.startswith(f"{LOOP}.") for name in reader.names))]
+    if not names:
+        raise BadInput(f"{reader.path}: not a checkpoint of a pipeline: {LOOP}.0 is missing")
+    cpu = torch.device("cpu")
+    bodies = {name: reader.empty(name, cpu) for name in names if name in reader.names}
+    reader.into(bodies)
+    return [from_tensor(body) for body in bodies.values()]

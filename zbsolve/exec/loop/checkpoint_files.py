@@ -1,0 +1,139 @@
+"""A checkpoint's files: tensors by name, in the format of torch.distributed.checkpoint, read as data alone.
+
+That format serves any number of ranks: each writes its own part, and reads what it asks for by name. Its index is a pickle,
+so it is read with nothing but the names that torch writes there. Tensors are read with `weights_only`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from ...util.errors import BadInput
+from ..transport.failure import one_line
+from ..transport.peers import Peers
+
+INDEX_NAMES = {
+    "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath"},
+    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+}
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in INDEX_NAMES.get(module, ()):
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not data")
+        return super().find_class(module, name)
+
+
+class Reader(FileSystemReader):
+    """Reads the checkpoint in a folder. names: of its tensors, with their shapes and types. Raises BadInput where there is
+    none."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            self._index: Metadata = _IndexUnpickler(io.BytesIO((path / ".metadata").read_bytes())).load()
+            if self._index.storage_meta is None:
+                self._index.storage_meta = StorageMeta()
+            found = self._index.state_dict_metadata
+            self.names = {name: one for name, one in found.items() if isinstance(one, TensorStorageMetadata)}
+        except OSError as error:
+            raise BadInput(f"{path}: not a checkpoint: {error.strerror}") from None
+        except Exception as error:
+            raise BadInput(f"{path}: not a checkpoint: {one_line(error)}") from None
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index, which is read already."""
+        return self._index
+
+    def into(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read these, in place. Raises BadInput, naming one that is not there or has another shape."""
+        for name, tensor in tensors.items():
+            if name not in self.names:
+                raise BadInput(f"{self.path}: {name} is missing")
+            if self.names[name].size != tensor.shape:
+                theirs, ours = tuple(self.names[name].size), tuple(tensor.shape)
+                raise BadInput(f"{self.path}: {name} has shape {theirs}, not {ours}")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that each rank reads by itself
+                load(dict(tensors), storage_reader=self, no_dist=True)
+        except CheckpointException as error:
+            raise BadInput(f"{self.path}: {_cause(error)}") from None
+
+    def empty(self, name: str, device: torch.device) -> Tensor:
+        """A tensor that `into` can read `name` into."""
+        one = self.names[name]
+        return torch.empty(one.size, dtype=one.properties.dtype, device=device)
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], group: Any, peers: Peers) -> None:
+    """Write the tensors of all ranks of `group` into a new folder; one that several ranks hold is written once. Raises
+    BadInput on all ranks where one cannot write, and RunFailed where one is lost."""
+    try:
+        with peers.telling("checkpoint"):
+            save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=group)
+    except CheckpointException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise BadInput(f"{folder}: cannot write: {_cause(error)}") from None
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Put a folder in the place of another one, or of none. Raises BadInput; then the old one is there, or beside it as
+    `.<name>.old`."""
+    old = path.with_name(f".{path.name}.old")
+    try:
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot write: {error.strerror}") from None
+
+
+def as_tensor(body: Any, what: str) -> Tensor:
+    """Numbers, words, lists, mappings and tensors as bytes, shape (bytes,). Raises BadInput for anything else."""
+    stream = io.BytesIO()
+    try:
+        torch.save(body, stream)
+        torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
+    except Exception as error:
+        raise BadInput(f"{what}: its state holds more than numbers, words, lists and tensors: {one_line(error)}") from None
+    return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+
+
+def from_tensor(tensor: Tensor) -> Any:
+    """What `as_tensor` was given."""
+    return torch.load(io.BytesIO(tensor.numpy().tobytes()), weights_only=True)
+
+
+def _cause(error: CheckpointException) -> str:
+    rank, (cause, _) = min(error.failures.items(), key=lambda one: one[0])
+    return f"rank {rank}: {one_line(cause)}"
