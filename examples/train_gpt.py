@@ -5,6 +5,7 @@
     zbsolve profile examples/train_gpt.py:measured -o profile.json
     zbsolve solve profile.json --ranks 4 --microbatches 8 -o solved.json
     torchrun --nproc-per-node 4 examples/train_gpt.py solved.json     # by the schedule that was found for it
+    torchrun --nproc-per-node 2 examples/train_gpt.py --checkpoint gpt --steps 100    # saves; begun anew, it goes on
 
 The model is made on the meta device: each rank gives memory to its own layers alone. The text is this project's README.
 """
@@ -26,6 +27,7 @@ from zbsolve.exec.layers import materialise
 from zbsolve.models.presets import Block, Embed, Head, cross_entropy
 
 MICROBATCHES, SIZE, LENGTH, WIDTH, BLOCKS = 8, 2, 48, 64, 4
+MAX_NORM, SAVE_EVERY, HELD_OUT = 1.0, 25, 1_000_000
 
 
 def model() -> nn.Sequential:
@@ -57,8 +59,9 @@ def corpus() -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
-def pipelined(steps: int, path: str | None = None) -> list[float]:
-    """One rank's loop; the process group is up. The losses, on every rank."""
+def pipelined(steps: int, path: str | None = None, checkpoint: str | None = None) -> list[float]:
+    """One rank's loop; the process group is up. The losses, and at last that of a batch which was not trained on, on every
+    rank. checkpoint: a folder to go on from, where there is one, and to save into."""
     ranks, layers = dist.get_world_size(), BLOCKS + 2
     counts = [layers // ranks + (r < layers % ranks) for r in range(ranks)]
     problem = pipeline(
@@ -69,12 +72,17 @@ def pipelined(steps: int, path: str | None = None) -> list[float]:
     runner = Pipeline(model(), schedule, loss=cross_entropy, init=init)
     optimizer = torch.optim.AdamW(runner.parameters(), lr=3e-3)
     text, losses = corpus(), []
-    for step in range(steps):
-        inputs, targets = batch(text, step)
+    if checkpoint is not None and Path(checkpoint).exists():
+        runner.load(checkpoint, optimizer=optimizer)
+    while runner.steps < steps:
+        inputs, targets = batch(text, runner.steps)
         losses.append(runner.step(inputs, targets).loss)
+        runner.clip_grad_norm_(MAX_NORM)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-    return losses
+        if checkpoint is not None and (runner.steps % SAVE_EVERY == 0 or runner.steps == steps):
+            runner.save(checkpoint, optimizer=optimizer)
+    return [*losses, runner.evaluate(*batch(text, HELD_OUT))]
 
 
 def whole() -> nn.Sequential:
@@ -89,7 +97,7 @@ def measured() -> tuple[nn.Sequential, tuple[Tensor, Tensor], Callable[[Tensor, 
 
 
 def plain(steps: int) -> list[float]:
-    """The same training as everybody writes it."""
+    """The same training as everybody writes it, and the same losses."""
     layers = whole()
     optimizer = torch.optim.AdamW(layers.parameters(), lr=3e-3)
     text, losses = corpus(), []
@@ -98,9 +106,12 @@ def plain(steps: int) -> list[float]:
         loss = cross_entropy(layers(inputs), targets)
         loss.backward()
         losses.append(loss.item())
+        nn.utils.clip_grad_norm_(layers.parameters(), MAX_NORM)
         optimizer.step()
         optimizer.zero_grad()
-    return losses
+    with torch.no_grad():
+        inputs, targets = batch(text, HELD_OUT)
+        return [*losses, cross_entropy(layers(inputs), targets).item()]
 
 
 def main() -> None:
@@ -108,15 +119,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("schedule", nargs="?", help="schedule.json of zbsolve solve")
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--checkpoint", help="a folder to go on from, where there is one, and to save into")
     options = parser.parse_args()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-        losses, rank = pipelined(options.steps, options.schedule), dist.get_rank()
+        losses, rank = pipelined(options.steps, options.schedule, options.checkpoint), dist.get_rank()
         dist.destroy_process_group()
     else:
         losses, rank = plain(options.steps), 0
     if rank == 0:
-        print("\n".join(f"step {i:3} loss {loss:.5f}" for i, loss in enumerate(losses)))
+        first = options.steps - len(losses) + 1
+        print("\n".join(f"step {i:3} loss {loss:.5f}" for i, loss in enumerate(losses[:-1], first)))
+        print(f"held out loss {losses[-1]:.5f}")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import random
+import shutil
+import tempfile
 from collections import OrderedDict
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from profiler.memory import held
@@ -52,10 +55,17 @@ def random_runs(rank: int, count: int) -> list[float]:
 
 
 def example(rank: int, steps: int) -> list[float]:
-    """The losses of the example's training."""
+    """The losses of the example's training, interrupted on the way."""
     from examples.train_gpt import pipelined
 
-    return pipelined(steps)
+    names = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(names)
+    folder = f"{names[0]}/checkpoint"
+    first = pipelined(steps // 2, checkpoint=folder)[:-1]
+    rest = pipelined(steps, checkpoint=folder)
+    dist.barrier()
+    shutil.rmtree(str(names[0]), ignore_errors=True)
+    return [*first, *rest]
 
 
 def worst(runner: Pipeline, inputs: list[Tensor], targets: list[Tensor], loss: Any, layers: list[nn.Module]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from zbsolve import BadInput, Schedule
 from zbsolve.build import with_updates
 from zbsolve.exec import Pipeline, PostValidated
+from zbsolve.models.model import Model
 from zbsolve.models.presets import GptSizes, gpt
 
 from .exec_tools import a_problem, random_schedule
 
-MODEL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=1, length=8), tied=True)
+SIZES = GptSizes(width=16, blocks=2, heads=2, batch=1, length=8)
+MODEL, UNTIED = gpt("small", 0, SIZES, tied=True), gpt("small", 0, SIZES)
 AT, STEPS = 3, 7
 PLACES = {1: (0, 0), 2: (0, 1, 1, 0), 3: (0, 1, 2)}
 
@@ -34,9 +37,9 @@ class Noisy(nn.Module):
         return y
 
 
-def layers(numbers: list[int]) -> list[nn.Module]:
-    """A small GPT with tied embeddings, in double precision, with dropout."""
-    made = [layer.double() for layer in MODEL.build(numbers)]
+def layers(numbers: list[int], model: Model = MODEL) -> list[nn.Module]:
+    """A small GPT in double precision, with dropout."""
+    made = [layer.double() for layer in model.build(numbers)]
     return [Noisy(layer) if 0 < i < 3 else layer for i, layer in zip(numbers, made, strict=True)]
 
 
@@ -46,19 +49,23 @@ class Loop:
     def __init__(self, ranks: int, kind: str, seed: int = 7) -> None:
         problem = a_problem(PLACES[ranks], 4, layers=4)
         inside = kind == "inside"
-        tied = () if inside else MODEL.tied
+        model = UNTIED if inside else MODEL
         schedule: Schedule = random_schedule(with_updates(problem, 5, every=2, delay=1) if inside else problem, 3)
         update = (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)) if inside else None
-        self.runner = Pipeline(layers, schedule, loss=MODEL.loss, tied=tied, seed=seed, timeout=20, update=update)
+        self.runner = Pipeline(
+            partial(layers, model=model), schedule, loss=MODEL.loss, tied=model.tied, seed=seed, timeout=20, update=update
+        )
         self.objects: dict[str, Any] = {}
         if inside:
             return
         biases = [p for p in self.runner.parameters() if p.dim() < 2]
         weights = [p for p in self.runner.parameters() if p.dim() > 1]
         groups = [{"params": biases, "weight_decay": 0.0}, {"params": weights, "weight_decay": 0.1}]
-        optimizer: torch.optim.Optimizer = torch.optim.NAdam(groups, 0.01)
+        optimizer: torch.optim.Optimizer
         if kind == "validated":
             optimizer = PostValidated(self.runner, torch.optim.AdamW(groups, 0.01), max_norm=1.0)
+        else:
+            optimizer = torch.optim.NAdam(groups, 0.01)
         rates = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, AT + 1, AT + 1], 0.5)  # its milestones are a Counter
         self.objects = {"optimizer": optimizer, "rates": rates}
 

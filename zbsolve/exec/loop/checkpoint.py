@@ -17,7 +17,7 @@ from ...util.errors import BadInput
 from ..transport.peers import together
 from .on_rank import OnRank
 from .optimizer_state import Entries, Names, entries_of, names_of, options_of, restore
-from .random_state import random_state, set_random_state
+from .random_numbers import random_state, set_random_state
 
 if TYPE_CHECKING:
     from .checkpoint_files import Reader
@@ -132,9 +132,8 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any]) -> None:
         raise BadInput(f"{reader.path}: it has no '{missing[0]}'")
     entries = _entries(reader, optimizers, pipeline.device)
     weights = {f"{MODEL}.{name}": value for name, value in pipeline.module.state_dict().items()}
-    reader.into(
-        weights | {f"{key}.{'.'.join(place)}": value for key, one in entries.items() for place, value in one.items()}
-    )
+    rooms = {f"{key}.{name}.{entry}": room for key, one in entries.items() for (name, entry), room in one.items()}
+    reader.into(weights | rooms)
     for key, parts in optimizers.items():
         options: dict[str, Any] = {}
         for loop in loops:
