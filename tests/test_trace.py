@@ -68,7 +68,8 @@ def test_a_file_without_host_times_and_bytes_is_read(trace: Trace) -> None:
         ("syncs", [["0F0"]], r"field 'syncs'\[0\] is \['0F0'\]; array of length 2 is needed"),
         ("order", {"compute:0": ["0F0", {}]}, r"field 'order'\[...\]\[1\] has a wrong type \(object, not str\)"),
         ("order", {"compute:0": ["0F0"]}, "field 'order' does not list exactly the problem's passes"),
-        ("order", {"compute:0": "0F0"}, r"field 'order'\[...\] has a wrong type \(str, not array\)"),
+        ("order", {"compute:0": "0F0"}, "field 'order' does not list exactly the problem's passes"),
+        ("order", {"compute:0": 7}, r"field 'order'\[...\] has a wrong type \(int, not "),
     ],
 )
 def test_damaged_fields_are_named(trace: Trace, field: str, value: object, text: str) -> None:

@@ -205,8 +205,9 @@ class Problem:
     @cached_property
     def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that each stage lives on, ascending."""
-        pairs = np.unique(np.stack([self.passes.stage, self.passes.rank], axis=1), axis=0)
-        return tuple(tuple(pairs[pairs[:, 0] == stage, 1].tolist()) for stage in range(self.stages))
+        there = np.zeros((self.stages, self.ranks), bool)
+        there[self.passes.stage, self.passes.rank] = True
+        return tuple(tuple(np.flatnonzero(row).tolist()) for row in there)
 
     def rows(self, *kinds: str, stage: int | None = None, rank: int | None = None) -> Ints:
         """The rows of the passes of these kinds, of one stage or rank where it is named."""
@@ -233,16 +234,18 @@ class Problem:
     def streams(self) -> tuple[str, ...]:
         """All streams that passes occupy, sorted by kind of stream and rank."""
         sets = self.passes.stream_sets
-        found = {name for i in np.unique(self.passes.streams).tolist() for name in sets[i]}
+        found = {name for i in np.flatnonzero(np.bincount(self.passes.streams)).tolist() for name in sets[i]}
         return tuple(sorted(found, key=lambda name: (name.split(":")[0], len(name), name)))
 
     @cached_property
     def members(self) -> dict[str, Ints]:
         """Stream → rows of the passes that occupy it, in table order."""
+        rows = np.argsort(self.passes.streams, kind="stable")
+        of_set = np.split(rows, np.cumsum(np.bincount(self.passes.streams, minlength=len(self.passes.stream_sets)))[:-1])
         result = {}
         for stream in self.streams:
-            sets = [i for i, streams in enumerate(self.passes.stream_sets) if stream in streams]
-            result[stream] = np.flatnonzero(np.isin(self.passes.streams, sets)).astype(np.int64)
+            mine = [of_set[i] for i, streams in enumerate(self.passes.stream_sets) if stream in streams]
+            result[stream] = np.sort(np.concatenate(mine)).astype(np.int64)
         return result
 
     @cached_property

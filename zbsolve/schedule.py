@@ -93,7 +93,7 @@ class Schedule:
         certificate: Certificate | None = None,
     ) -> Schedule:
         """A schedule from rows of the problem's table, per stream."""
-        rows = {stream: np.fromiter(one, np.int64) for stream, one in sequences.items()}
+        rows = {s: np.asarray(one if isinstance(one, np.ndarray) else list(one), np.int64) for s, one in sequences.items()}
         return cls(problem, Order(problem, rows), tuple(syncs), certificate)
 
     @cached_property
@@ -123,8 +123,11 @@ class Schedule:
         return critical_path(self.timeline(), self.precedence())
 
     def certified(self, certificate: Certificate) -> Schedule:
-        """The same schedule with this certificate."""
-        return replace(self, certificate=certificate)
+        """The same schedule with this certificate, and with the timeline that is known."""
+        again = replace(self, certificate=certificate)
+        known = {name: value for name, value in vars(self).items() if name in ("_timeline", "sequences")}
+        vars(again).update(known)
+        return again
 
     def to_json(self) -> dict[str, Any]:
         """Problem, order, syncs and certificate."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from .order import order_as_json, order_from
 from .problem import Problem
 from .problem_form import ProblemForm
 from .schedule import Schedule
@@ -83,7 +84,7 @@ class Trace:
             "facts": self.facts,
             "losses": list(self.losses),
             "peaks": [list(p) for p in self.peaks],
-            "order": {stream: list(passes) for stream, passes in self.schedule.items()},
+            "order": order_as_json(self.schedule),
             "syncs": [list(pair) for pair in self.syncs],
             "steps": [step.to_json() for step in self.steps],
             "ready": [named(one) for one in self.ready],
@@ -108,11 +109,12 @@ class Trace:
         for name, columns in (("ready", ready), ("host", host)):
             if len(columns) != len(form.steps) and (columns or name == "ready"):
                 raise BadInput(f"{where}: field '{name}' has {len(columns)} columns for {len(form.steps)} steps")
-        if {name for names in form.order.values() for name in names} != {*problem.names}:
+        order = order_from(problem, form.order)
+        if {name for names in order.values() for name in names} != {*problem.names}:
             raise BadInput(f"{where}: field 'order' does not list exactly the problem's passes")
         return cls(
             problem,
-            {stream: tuple(names) for stream, names in form.order.items()},
+            dict(order),
             tuple(Timeline.from_json(problem, step, f"{where}: step {i}") for i, step in enumerate(form.steps)),
             ready,
             tuple(form.losses),
@@ -131,7 +133,7 @@ class TraceForm(msgspec.Struct):
     facts: dict[str, Any]
     losses: list[float]
     peaks: list[list[int]]
-    order: dict[str, list[str]]
+    order: dict[str, str | list[str]]
     steps: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     ready: list[dict[str, float]]
     host: list[dict[str, float]] = []

@@ -46,7 +46,7 @@ def command(options: argparse.Namespace) -> int:
             from ..search.solver import solve as solve_problem
 
             problem = given if isinstance(given, Problem) else given[1].problem(given[0])
-            schedule = solve_problem(problem, progress=lambda state: search.show("", state), **arguments)
+            schedule = solve_problem(problem, progress=lambda state: search.show("", state), **search.rest(arguments))
     every = {} if isinstance(given, Problem) else _bounds_of_all(*given, tried)
     with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
         _print_solved(options, schedule, tried, every)

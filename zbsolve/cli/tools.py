@@ -87,6 +87,9 @@ def progress_line() -> Callable[[str], None]:
     return show
 
 
+LEAST_SECONDS = 0.01  # that a search gets
+
+
 @dataclass
 class Search:
     """A search as a terminal shows it: `show(where, state)` writes the line, ten times a second at most; while `ticking`
@@ -97,6 +100,12 @@ class Search:
     came: list[int] = field(default_factory=list)
     shown: float = 0.0
     last: tuple[str, State] | None = None
+
+    def rest(self, limits: dict[str, Any]) -> dict[str, Any]:
+        """The limits, less the seconds since the search began: building a large step takes some, too."""
+        if not limits.get("seconds", 0) > 0:
+            return limits
+        return {**limits, "seconds": max(LEAST_SECONDS, limits["seconds"] - (time.monotonic() - self.began))}
 
     def show(self, where: str, state: State) -> None:
         """Incumbent, bound, gap, elapsed, who found it."""

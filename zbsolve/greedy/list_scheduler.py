@@ -18,7 +18,7 @@ from ..timeline import Floats
 from ..util.errors import NotFound
 from ..util.kernels import kernel
 from .event_heap import pop, push
-from .problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch
+from .problem_arrays import NEVER, UNLIMITED, ProblemArrays, arrays_of, last_microbatch
 
 
 class Policy(NamedTuple):
@@ -131,6 +131,8 @@ def _initial(a):  # type: ignore[no-untyped-def]
 def _safe(a, state, i):  # type: ignore[no-untyped-def]
     """Whether pass i may take its memory: every account up to its own can then still finish, one after the other."""
     rank, account = a.rank[i], a.account[i]
+    if a.capacity[rank] == UNLIMITED:
+        return True
     free = a.capacity[rank] - state.used[rank] - a.taken[i]
     if free < 0:
         return False

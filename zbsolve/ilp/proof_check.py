@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ..problem import Problem
+from ..util.clock import Clock, TimeUp
 from .bounds.bound import GROUP_KINDS, LEAN_RANKS, WHOLE, WORK, Bound
-from .bounds.closed_forms import all_closed_forms
+from .bounds.closed_forms import closed_forms
 from .bounds.necessary_arcs import INFINITE
 from .ranks.group_search import group_bound
 from .ranks.induction import refute_by_induction
@@ -34,8 +37,14 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
         if lanes is not None and _refuted(lanes, bound.value, int(STATES_PER_SECOND * seconds)):
             return group_bound(problem, (bound.ranks, lean), bound.value)
         return Bound(0, NOT_PROVEN, bound.kind, bound.ranks)
-    same = [one for one in all_closed_forms(problem) if (one.kind, one.ranks) == (bound.kind, bound.ranks)]
-    return max(same, key=lambda one: one.value, default=Bound(0, NOT_PROVEN, bound.kind, bound.ranks))
+    found = [Bound(0, NOT_PROVEN, bound.kind, bound.ranks)]
+    with suppress(TimeUp):
+        for one in closed_forms(problem, Clock(seconds)):
+            if (one.kind, one.ranks) == (bound.kind, bound.ranks):
+                found.append(one)
+                if one.value >= bound.value:
+                    break
+    return max(found, key=lambda one: one.value)
 
 
 def _refuted(lanes: Lanes, value: int, states: int) -> bool:

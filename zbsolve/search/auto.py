@@ -7,6 +7,7 @@ layers moved between stages for as long as the schedule gets shorter.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -23,6 +24,7 @@ from .race import Race, Run
 from .solver import check_options, less_memory, ready
 from .state import State
 
+LEAST_SECONDS = 0.01  # that are left for the search, however long building took
 CANDIDATES = ("single", "loop", "loop4", "vee")
 LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
 MOVE_SHARE = 0.3  # the share for partitions that differ from the best by single layers
@@ -74,9 +76,10 @@ def solve_auto(
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
     step = replace(step, partition=step.partition or "balanced")
-    every = step.partition == AUTO
+    began, every = time.monotonic(), step.partition == AUTO
     placed = [replace(step, placement=one) for one in _placements(step)]
     runs = [run for one in placed for run in _runs(profile, one, one is placed[0])]
+    seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))  # building took its part
     ready()
     prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
     check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer)

@@ -14,7 +14,7 @@ from ..util.clock import Clock
 from ..util.errors import BadInput, WrongBound
 from ..verifier import verify
 from .prover import prove
-from .state import State
+from .state import LARGE_PASSES, State
 
 QUICK_PASSES = 100_000  # passes: beyond, closed forms with memory take more than some five seconds
 GIVEN = "given, not solved here"  # the solver of a schedule that came without a certificate
@@ -48,8 +48,9 @@ def check_bound(schedule: Schedule, bound: int, proof: str) -> None:
     if bound <= value:
         return
     problem = schedule.problem
-    place = {name: i for names in schedule.order.values() for i, name in enumerate(names)}
-    at = np.array([place[name] for name in problem.names])
+    at = np.zeros(len(problem.passes), np.int64)
+    for rows in schedule.sequences.values():
+        at[rows] = np.arange(len(rows))
     if all((np.diff(at[rows]) > 0).all() for rows in problem.lanes):
         raise WrongBound(
             f"problem {problem.digest}: the bound of {bound} µs ({proof}) is above a verified schedule's {value} µs; "

@@ -11,9 +11,7 @@ from ..greedy.block_search import block_schedules
 from ..greedy.list_scheduler import Policy, deepest_first
 from ..greedy.policy_annealing import improve_policies, starting_policies
 from ..systems.table import presets_of
-from .state import BLOCK_SOLVER, State
-
-LARGE_PASSES = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
+from .state import BLOCK_SOLVER, LARGE_PASSES, State
 
 
 def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:

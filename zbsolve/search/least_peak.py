@@ -19,9 +19,8 @@ from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.clock import Clock
-from .finder import LARGE_PASSES
 from .peak_levels import fullness, rooms
-from .state import State
+from .state import LARGE_PASSES, State
 
 PREFER_TIME, PREFER_MEMORY = PREFERENCES = ("time", "memory")
 TOLERANCE = Fraction(1, 100)  # of the value that "memory" may give up

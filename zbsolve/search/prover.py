@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..ilp.bounds.bound import WHOLE, Bound
-from ..ilp.bounds.closed_forms import closed_form
 from ..ilp.ranks.group_search import higher_bounds
-from .state import State
+from .state import LARGE_PASSES, State
 
 WHOLE_PASSES = 400  # passes: CP-SAT on the whole problem proves or improves within seconds up to about here
 
@@ -14,7 +13,9 @@ def prove(state: State, seed: int) -> None:
     """Higher bounds: relaxations first, then CP-SAT on the whole where that is small."""
     problem, clock = state.problem, state.clock
     small = len(problem.passes) <= WHOLE_PASSES
-    state.raise_bound(closed_form(problem))
+    state.raise_closed_forms()
+    if state.done and len(problem.passes) > LARGE_PASSES:
+        return
     for bound in higher_bounds(problem, state.bound, clock, clock.left * (0.4 if small else 1.0), state.incumbent):
         state.raise_bound(bound)
         if state.done:

@@ -19,7 +19,6 @@ from ..greedy.block_search import try_each_annealing
 from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.policy_annealing import starting_policies
 from ..ilp.bounds.bound import Bound
-from ..ilp.bounds.closed_forms import closed_form
 from ..ilp.ranks.group_search import higher_bounds
 from ..problem import OBJECTIVES, Problem
 from ..schedule import Schedule
@@ -31,10 +30,10 @@ from ..util.text import exact_bytes
 from ..util.threads import run_threads
 from ..verifier import verify
 from .certify import certificate_of, work_bound
-from .finder import LARGE_PASSES, find, quick
+from .finder import find, quick
 from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, least_peaks, memory_clock, value_clock
 from .prover import cp, milp, prove
-from .state import State
+from .state import LARGE_PASSES, State
 
 METHODS = ("auto", "greedy", "cp", "milp")
 PROVER_SHARE = 0.35  # of the effort is left for the prover
@@ -128,7 +127,8 @@ def less_memory(
 
 def _retimed(problem: Problem, hint: Schedule) -> Schedule:
     """The hint's order on this problem. Raises BadInput where it has other passes."""
-    if sorted(hint.problem.names) != sorted(problem.names):
+    same = hint.problem.passes.named_as(problem.passes)
+    if not same and sorted(hint.problem.names) != sorted(problem.names):
         raise BadInput(f"hint: its schedule has other passes than the problem{_difference(hint.problem, problem)}")
     return Schedule(problem, hint.order, hint.syncs)
 
@@ -147,10 +147,10 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
     problem, clock = state.problem, state.clock
     large = len(problem.passes) > LARGE_PASSES
     if not large:
-        state.raise_bound(closed_form(problem))
+        state.raise_closed_forms()
     if method not in METHODS:
         state.offer(preset(method, problem), name_on(method, problem))
-        state.raise_bound(closed_form(problem))
+        state.raise_closed_forms()
         return
     starts: list[Policy] = []
     first = quick(state, starts, policies=not large or method != "auto")
@@ -164,7 +164,7 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         _side_by_side(state, seed, chain(first, find(state, seed, starts)))
         return
     if large:
-        state.raise_bound(closed_form(problem))
+        state.raise_closed_forms()
     if method == "milp":
         milp(state, solver, seed)
     elif method == "cp":

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 
 from ..greedy.list_scheduler import Policy, list_schedule
 from ..ilp.bounds.bound import Bound
+from ..ilp.bounds.closed_forms import closed_forms
 from ..ilp.ranks.refutation import NO_INCUMBENT
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..util.clock import Clock
+from ..util.clock import Clock, TimeUp
 from ..util.errors import NotFound
 from ..verifier import verify
 from .peak_levels import fullness
 
+LARGE_PASSES = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
 BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not start from again
 
 
@@ -81,6 +83,13 @@ class State:
             if bound.value > self.bound.value:
                 self.bound = bound
                 self._changed()
+
+    def raise_closed_forms(self) -> None:
+        """Keep the best bound in closed form; of a large problem the best of as many as there is time for."""
+        clock = self.clock if len(self.problem.passes) > LARGE_PASSES else None
+        with suppress(TimeUp):
+            for bound in closed_forms(self.problem, clock):
+                self.raise_bound(bound)
 
     def _changed(self) -> None:
         if self.progress is not None:

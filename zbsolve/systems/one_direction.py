@@ -13,6 +13,7 @@ from ..greedy.policy_annealing import starting_policies
 from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule
+from ..tables import KINDS, Ints
 from ..util.errors import BadInput
 from .plain_step import WrongPlacement, plain_stages
 
@@ -118,11 +119,11 @@ def single(problem: Problem, name: str, warm: Callable[[int, int, int], int], pe
     ranks, m = problem.ranks, problem.microbatches
     if describe(stages) != "single":
         raise WrongPlacement(f"{name}: is defined for placement single only")
-    order = {}
+    rows = {}
     for rank in range(ranks):
-        each = [(rank, j) for j in range(m)]
-        order[f"compute:{rank}"] = _alternate(each, each, min(warm(rank, ranks, m), m), pending(rank), split)
-    return Schedule(problem, order)
+        each = np.stack([np.full(m, rank), np.arange(m)])
+        rows[f"compute:{rank}"] = _alternate(problem, each, each, min(warm(rank, ranks, m), m), pending(rank), split)
+    return Schedule.of(problem, rows)
 
 
 def _gis(problem: Problem, name: str, size: int, pending: Callable[[int], int] = lambda rank: 0) -> Schedule:
@@ -147,26 +148,30 @@ def _grouped(
     chunks = len(stages) // ranks
     if chunks == 1 or describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}"):
         raise WrongPlacement(f"{name}: is defined for placement loop only")
-    groups = [range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
-    order = {}
+    groups = [np.arange(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    rows = {}
     for rank in range(ranks):
-        forward = [(k * ranks + rank, j) for g in groups for k in range(chunks) for j in g]
-        backward = [(k * ranks + rank, j) for g in groups for k in reversed(range(chunks)) for j in g]
-        order[f"compute:{rank}"] = _alternate(forward, backward, min(warm(rank, chunks), len(forward)), pending(rank), split)
-    return Schedule(problem, order)
+        both = []
+        for turn in (range(chunks), range(chunks)[::-1]):
+            parts = [np.stack([np.full(len(g), k * ranks + rank), g]) for g in groups for k in turn]
+            both.append(np.concatenate(parts, axis=1))
+        warm_up = min(warm(rank, chunks), both[0].shape[1])
+        rows[f"compute:{rank}"] = _alternate(problem, both[0], both[1], warm_up, pending(rank), split)
+    return Schedule.of(problem, rows)
 
 
-def _alternate(
-    forward: list[tuple[int, int]], backward: list[tuple[int, int]], warm: int, pending: int, split: bool
-) -> tuple[str, ...]:
-    """`warm` forwards, then one backward one forward; W follows its B, `pending` of them later."""
-    row = [f"{s}F{j}" for s, j in forward[:warm]]
-    for n, (s, j) in enumerate(backward):
-        row.append(f"{s}{'B' if split else 'BW'}{j}")
-        if split and n >= pending:
-            row.append(f"{backward[n - pending][0]}W{backward[n - pending][1]}")
-        if warm + n < len(forward):
-            row.append(f"{forward[warm + n][0]}F{forward[warm + n][1]}")
+def _alternate(problem: Problem, forward: Ints, backward: Ints, warm: int, pending: int, split: bool) -> Ints:
+    """The rows of `warm` forwards, then one backward one forward; W follows its B, `pending` of them later. forward,
+    backward: stages and microbatches in order, shape (2, passes)."""
+    count = forward.shape[1]
+    turns = {"F": 3 * (np.arange(count) - warm) + 2, "B" if split else "BW": 3 * np.arange(count)}
+    turns["F"][:warm] = -1
     if split:
-        row += [f"{s}W{j}" for s, j in backward[len(backward) - min(pending, len(backward)) :]]
-    return tuple(row)
+        turns["W"] = 3 * (np.arange(count) + pending) + 1
+    rows = []
+    for kind in turns:
+        found = problem.passes.find(np.full(count, KINDS.index(kind)), *(forward if kind == "F" else backward))
+        assert found is not None  # a plain step has all of them
+        rows.append(found)
+    order: Ints = np.concatenate(rows)[np.argsort(np.concatenate(list(turns.values())), kind="stable")]
+    return order

@@ -7,6 +7,10 @@ import time
 from .errors import BadInput
 
 
+class TimeUp(Exception):
+    """No time is left: what was begun is given up."""
+
+
 class Clock:
     """`left` and `used` in seconds. With `effort`, one unit is about one second of work on one core of today's machines,
     counted by `spend`, and real time plays no part. Raises BadInput for a budget that is not positive."""
@@ -24,6 +28,12 @@ class Clock:
     def spend(self, seconds: float) -> None:
         """Count work that takes about so many seconds; real clocks count by themselves."""
         self._spent += seconds
+
+    def check(self) -> None:
+        """Raise TimeUp where no real time is left. Counted work is never given up in the middle: it would then depend on how
+        it is cut into steps."""
+        if not self.counted and self.left <= 0:
+            raise TimeUp
 
     def stop(self) -> None:
         """No time is left from now on."""

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 def packed(column: Ints) -> list[int] | str:
     """Whole numbers of shape (rows,) for a file: see `unpacked`."""
-    values, counts = _runs(column)
+    values, counts = runs(column)
     goes_on = (counts[:-1] == 1) & (counts[1:] == 1) & (np.diff(values) == 1)
     first = np.flatnonzero(np.append(True, ~goes_on)[: len(values)])
     if len(column) == 0 or int(column.min()) < 0 or MIN_SAVING * len(first) > len(column):
@@ -32,15 +32,16 @@ def packed(column: Ints) -> list[int] | str:
 
 def packed_words(codes: Ints, words: Sequence[str]) -> list[str] | str:
     """Words for a file, as indices into `words` of shape (rows,): see `unpacked_words`."""
-    values, counts = _runs(codes)
+    values, counts = runs(codes)
     if len(codes) == 0 or MIN_SAVING * len(values) > len(codes):
         return [words[code] for code in codes.tolist()]
     rows = zip(values.tolist(), counts.tolist(), strict=True)
     return " ".join(f"{words[code]}*{count}" if count > 1 else words[code] for code, count in rows)
 
 
-def _runs(column: Ints) -> tuple[Ints, Ints]:
-    """Values, and how often each stands in a row."""
+def runs(column: Ints) -> tuple[Ints, Ints]:
+    """Values, and how often each stands in a row; of a sorted column its different values and how often each is there
+    (numpy's `unique` hashes, which takes ten times as long where whole numbers lie close together)."""
     first = np.flatnonzero(np.diff(column, prepend=column[:1] - 1))
     return column[first], np.diff(np.append(first, len(column)))
 

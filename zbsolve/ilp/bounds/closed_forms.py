@@ -9,6 +9,7 @@ import numpy as np
 
 from ...greedy.problem_arrays import arrays_of
 from ...problem import Ints, Problem
+from ...util.clock import Clock
 from .bound import AREA, IDLE, PATH, WORK, Bound
 from .closed_form_kernels import one_machine
 from .energy import energy_window, least_lifespans
@@ -28,15 +29,27 @@ def closed_form(problem: Problem) -> Bound:
 
 def all_closed_forms(problem: Problem) -> tuple[Bound, ...]:
     """All closed forms, ranks in order, remembered while the problem lives."""
+    return tuple(closed_forms(problem))
+
+
+def closed_forms(problem: Problem, clock: Clock | None = None) -> Iterator[Bound]:
+    """All closed forms as they are found, remembered while the problem lives. Raises TimeUp where no time is left."""
     if problem not in _known:
-        _known[problem] = tuple(_closed_forms(problem))
-    return _known[problem]
+        found = []
+        for bound in _closed_forms(problem, clock):
+            found.append(bound)
+            yield bound
+            if clock is not None:
+                clock.check()
+        _known[problem] = tuple(found)
+    else:
+        yield from _known[problem]
 
 
-def _closed_forms(problem: Problem) -> Iterator[Bound]:
+def _closed_forms(problem: Problem, clock: Clock | None) -> Iterator[Bound]:
     """The closed forms one after the other, and a bound of 0 where there is none."""
     if problem.objective == "makespan":
-        a = necessary_arcs_of(problem)
+        a = necessary_arcs_of(problem, clock)
         value = int((a.head + problem.passes.duration + a.tail).max())
         yield Bound(value, "longest path through the graph, lanes in order, memory's waits", PATH)
     spans = _lifespans(problem)

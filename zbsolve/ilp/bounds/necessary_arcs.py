@@ -16,6 +16,8 @@ import numpy as np
 
 from ...greedy.problem_arrays import arrays_of, compressed_rows
 from ...problem import Ints, Problem
+from ...util.clock import Clock
+from ...util.columns import runs
 from ...util.kernels import kernel
 
 NO_PATH = -(1 << 60)  # µs: the length of a path that does not exist, and a start that nothing limits
@@ -73,26 +75,31 @@ class _Direction(NamedTuple):
 _known: WeakKeyDictionary[Problem, NecessaryArcs] = WeakKeyDictionary()
 
 
-def necessary_arcs_of(problem: Problem) -> NecessaryArcs:
-    """The problem's necessary arcs, remembered while the problem lives."""
+def necessary_arcs_of(problem: Problem, clock: Clock | None = None) -> NecessaryArcs:
+    """The problem's necessary arcs, remembered while the problem lives. Raises TimeUp where the clock has no time left."""
+    clock = clock or Clock(INFINITE)
     if problem not in _known:
-        found = _arcs(problem)
+        found = _arcs(problem, clock)
         if found is None:  # lanes against the graph: no schedule runs them in order, so only the graph is sure
-            found = _arcs(problem, lanes=False)
+            found = _arcs(problem, clock, lanes=False)
         assert found is not None  # a graph with a cycle has no `ProblemArrays`
         zero = np.zeros(len(problem.passes), np.int64)
-        head, tail = least_starts(problem, found, zero), least_tails(problem, found, zero)
+        head = least_starts(problem, found, zero)
+        clock.check()
+        tail = least_tails(problem, found, zero)
         _known[problem] = found._replace(head=head, tail=tail)
     return _known[problem]
 
 
-def _arcs(problem: Problem, lanes: bool = True) -> NecessaryArcs | None:
-    """The arcs, still without heads and tails; None where they have a cycle. lanes: whether lanes run in order."""
+def _arcs(problem: Problem, clock: Clock, lanes: bool = True) -> NecessaryArcs | None:
+    """The arcs, still without heads and tails; None where they have a cycle. lanes: whether lanes run in order. Raises
+    TimeUp."""
     edges, count, a = problem.edges, len(problem.passes), arrays_of(problem)
     length = np.diff(a.lane_first)
     place = np.zeros(count, np.int64)
     place[a.lane_passes] = np.arange(count) - np.repeat(a.lane_first[:-1], length)
     shift = _lanes_in_step(problem, place, length) if lanes else np.full((len(length), len(length)), INFINITE)
+    clock.check()
     before, after = [edges.before], [edges.after]
     if lanes:
         for rows in problem.lanes:
@@ -108,7 +115,9 @@ def _arcs(problem: Problem, lanes: bool = True) -> NecessaryArcs | None:
     order = _topological_order(out_first, out_pass, np.diff(in_first))
     if len(order) < count:
         return None
+    clock.check()
     _close_shifts(shift)
+    clock.check()
     mate_first, mates = _mates(problem, length) if lanes else (np.zeros(len(length) + 1, np.int64), np.zeros(0, np.int64))
     return NecessaryArcs(
         *(out_first, out_pass, out_lag, in_first, in_pass, in_lag, order),
@@ -157,7 +166,9 @@ def heads_and_tails(problem: Problem, rank: int) -> tuple[Ints, Ints]:
 
 def ordered_passes(problem: Problem, rank: int) -> Ints:
     """Rows of a rank's passes whose order decides what it holds: all but those on side streams."""
-    return np.setdiff1d(np.flatnonzero(problem.passes.rank == rank), problem.side_stream)
+    mine = problem.passes.rank == rank
+    mine[problem.side_stream] = False
+    return np.flatnonzero(mine)
 
 
 def _mates(problem: Problem, length: Ints) -> tuple[Ints, Ints]:
@@ -215,9 +226,9 @@ def _lanes_in_step(problem: Problem, place: Ints, length: Ints) -> Ints:
     lanes, most = len(length), int(length.max())
     same = np.flatnonzero(place[edges.before] == place[edges.after])
     source, target = lane[edges.before[same]], lane[edges.after[same]]
-    pairs = np.unique((source * lanes + target) * most + place[edges.before[same]]) // most
+    places = runs(np.sort((source * lanes + target) * most + place[edges.before[same]]))[0]
     reach = np.eye(lanes, dtype=bool)
-    for pair, count in zip(*np.unique(pairs, return_counts=True), strict=True):
+    for pair, count in zip(*runs(places // most), strict=True):
         i, j = divmod(int(pair), lanes)
         reach[i, j] |= bool(length[i] == length[j] == count)
     for k in range(lanes):

@@ -146,6 +146,8 @@ class _GroupSearch:
         """
         failures = 0
         for group in groups:
+            if self.over:
+                return
             search = self.search_of(group)
             while search is not None and failures < MAX_FAILURES and not self.over:
                 window = search.next_window(self.best.value - 1, (self.ceiling - self.best.value) // GAP_PARTS)

@@ -15,7 +15,7 @@ from ...greedy.problem_arrays import UNLIMITED, arrays_of
 from ...problem import Ints, Problem
 from ...timeline import Floats
 from ..bounds.energy import paths_within
-from ..bounds.necessary_arcs import INFINITE, heads_and_tails, ordered_passes
+from ..bounds.necessary_arcs import INFINITE, heads_and_tails
 
 
 class Lanes(NamedTuple):
@@ -53,13 +53,15 @@ def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False) -> La
     counted.
     """
     a = arrays_of(problem)
-    kept = np.concatenate([ordered_passes(problem, rank) for rank in ranks])
-    if lean:
-        kept = np.setdiff1d(kept, left_out(problem, ranks))
-    rows_of = [rows for rows in problem.lanes if np.isin(rows[0], kept)]
-    rows_of.sort(key=lambda rows: int(a.depth[rows[0]]))
     capacity = a.capacity[list(ranks)]
-    if len({len(rows) for rows in rows_of}) > 1 or len(rows_of) <= 1 or capacity.max() >= UNLIMITED:
+    if capacity.max() >= UNLIMITED:
+        return None
+    kept = np.isin(problem.passes.rank, ranks)
+    kept[problem.side_stream] = False
+    if lean:
+        kept[left_out(problem, ranks)] = False
+    rows_of = sorted((rows for rows in problem.lanes if kept[rows[0]]), key=lambda rows: int(a.depth[rows[0]]))
+    if len({len(rows) for rows in rows_of}) > 1 or len(rows_of) <= 1:
         return None
     mine = np.sort(np.concatenate(rows_of))
     used = {problem.passes.stream_sets[s] for s in np.unique(problem.passes.streams[mine]).tolist()}
@@ -89,9 +91,9 @@ def left_out(problem: Problem, ranks: tuple[int, ...]) -> Ints:
     waits for and that takes no memory."""
     a = arrays_of(problem)
     found = [np.zeros(0, np.int64)]
-    for rows in problem.lanes:
+    for rows in (rows for rows in problem.lanes if int(a.rank[rows[0]]) in ranks[1:]):
         awaited = (a.out_first[rows + 1] > a.out_first[rows]).any()
-        if int(a.rank[rows[0]]) in ranks[1:] and not awaited and not a.taken[rows].any():
+        if not awaited and not a.taken[rows].any():
             found.append(np.setdiff1d(rows, problem.side_stream))
     return np.concatenate(found)
 
