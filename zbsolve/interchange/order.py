@@ -4,7 +4,7 @@ engine cannot express is refused by name. Pure: nothing here imports torch."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -117,14 +117,17 @@ def order_for(schedule: Schedule, target: Target) -> Order:
     check_progress(rows, placement)
     number = {ours: i for i, ours in enumerate(order)}
     _check_rows(rows, number, target)
-    cells = tuple(tuple(cell._replace(microbatch=number[cell.microbatch]) for cell in row) for row in rows)
+    if any(ours != place for ours, place in number.items()):
+        rows = [[cell._replace(microbatch=number[cell.microbatch]) for cell in row] for row in rows]
+    cells = tuple(map(tuple, rows))
     return Order(schedule, cells, placement, order)
 
 
 def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
     """Stage → rank. Raises Refused for passes that the engine has no word for, and stages where it cannot put them."""
     engine, known = target.engine, {kind: None for kinds in target.places.values() for kind in kinds}
-    for one, name in zip(problem.passes, problem.names, strict=True):
+    for row in _strange(problem, known)[:1]:
+        one, name = problem.passes[row], problem.names[row]
         if one.kind not in known:
             raise Refused(f"pass {name}: {engine} has no passes of kind {one.kind} (only {' '.join(known)})")
         if one.slice:
@@ -148,6 +151,16 @@ def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
     placement = tuple(ranks[0] for ranks in problem.stage_ranks)
     _check_place(problem, placement, target)
     return placement
+
+
+def _strange(problem: Problem, known: Iterable[str]) -> list[int]:
+    """Rows of passes of other kinds, in slices, away from their stage's first rank, or not on its compute stream alone."""
+    p = problem.passes
+    first = np.array([ranks[0] if ranks else -1 for ranks in problem.stage_ranks])
+    alone: dict[tuple[str, ...], int] = {(f"compute:{rank}",): rank for rank in range(problem.ranks)}
+    compute = np.array([alone.get(streams, -1) for streams in p.stream_sets])
+    plain = p.are(*known) & (p.slice == 0) & (p.rank == first[p.stage]) & (compute[p.streams] == p.rank)
+    return np.flatnonzero(~plain).tolist()
 
 
 def _check_place(problem: Problem, placement: tuple[int, ...], target: Target) -> None:
