@@ -7,7 +7,7 @@ from contextlib import suppress
 from ..problem import Problem
 from ..util.clock import Clock, TimeUp
 from .bounds.bound import GROUP_KINDS, LEAN_RANKS, WHOLE, WORK, Bound
-from .bounds.closed_forms import closed_forms
+from .bounds.closed_forms import each_closed_form
 from .bounds.necessary_arcs import INFINITE
 from .ranks.group_search import group_bound
 from .ranks.induction import refute_by_induction
@@ -39,7 +39,7 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
         return Bound(0, NOT_PROVEN, bound.kind, bound.ranks)
     found = [Bound(0, NOT_PROVEN, bound.kind, bound.ranks)]
     with suppress(TimeUp):
-        for one in closed_forms(problem, Clock(seconds)):
+        for one in each_closed_form(problem, Clock(seconds)):
             if (one.kind, one.ranks) == (bound.kind, bound.ranks):
                 found.append(one)
                 if one.value >= bound.value:

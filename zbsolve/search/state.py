@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..greedy.list_scheduler import Policy, list_schedule
 from ..ilp.bounds.bound import Bound
-from ..ilp.bounds.closed_forms import closed_forms
+from ..ilp.bounds.closed_forms import each_closed_form
 from ..ilp.ranks.refutation import NO_INCUMBENT
 from ..problem import Ints, Problem
 from ..schedule import Schedule
@@ -88,7 +88,7 @@ class State:
         """Keep the best bound in closed form; of a large problem the best of as many as there is time for."""
         clock = self.clock if len(self.problem.passes) > LARGE_PASSES else None
         with suppress(TimeUp):
-            for bound in closed_forms(self.problem, clock):
+            for bound in each_closed_form(self.problem, clock):
                 self.raise_bound(bound)
 
     def _changed(self) -> None:

@@ -29,10 +29,10 @@ def closed_form(problem: Problem) -> Bound:
 
 def all_closed_forms(problem: Problem) -> tuple[Bound, ...]:
     """All closed forms, ranks in order, remembered while the problem lives."""
-    return tuple(closed_forms(problem))
+    return tuple(each_closed_form(problem))
 
 
-def closed_forms(problem: Problem, clock: Clock | None = None) -> Iterator[Bound]:
+def each_closed_form(problem: Problem, clock: Clock | None = None) -> Iterator[Bound]:
     """All closed forms as they are found, remembered while the problem lives. Raises TimeUp where no time is left."""
     if problem not in _known:
         found = []
