@@ -14,7 +14,7 @@ from ..util.clock import Clock
 from ..util.errors import BadInput, WrongBound
 from ..verifier import verify
 from .prover import prove
-from .state import LARGE_PASSES, State
+from .state import State
 
 QUICK_PASSES = 100_000  # passes: beyond, closed forms with memory take more than some five seconds
 GIVEN = "given, not solved here"  # the solver of a schedule that came without a certificate
