@@ -66,12 +66,12 @@ def _commands(options: argparse.Namespace) -> dict[str, list[str]]:
     """Label → arguments; {place} has the profile, {own} is the checkout's own folder."""
     step = ["--ranks", str(options.ranks), "--microbatches", str(options.microbatches), "--placement", f"loop{CHUNKS}"]
     solve = ["solve", "{place}/profile.json", *step]
-    named = {"solve interleaved": [*solve, "--method", "interleaved", "--seconds", "60", "-o", "{own}/interleaved.json"]}
+    named = {"solve interleaved-zb": [*solve, "--method", "interleaved-zb", "--seconds", "60", "-o", "{own}/named.json"]}
     timed = {f"solve {s:g} s": [*solve, "--seconds", f"{s:g}", "-o", "{own}/solved.json"] for s in options.seconds}
     return {
         **named,
-        "check": ["check", "{own}/interleaved.json"],
-        "export torch-csv": ["export", "{own}/interleaved.json", "--to", "torch-csv", "-o", "{own}/order.csv"],
+        "check": ["check", "{own}/named.json"],
+        "export torch-csv": ["export", "{own}/named.json", "--to", "torch-csv", "-o", "{own}/order.csv"],
         **timed,
     }
 
