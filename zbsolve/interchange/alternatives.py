@@ -32,7 +32,9 @@ class Found:
 
     def cost(self, other: Schedule) -> str:
         """`takes 1.08 s, 15.4 % more`: its objective against that of another schedule."""
-        return f"takes {format_time(self.value)}, {compared(self.value, other.timeline().value)}"
+        theirs = other.timeline().value
+        more = "as long as the schedule" if self.value == theirs else compared(self.value, theirs)
+        return f"takes {format_time(self.value)}, {more}"
 
 
 def compared(mine: float, theirs: float) -> str:
@@ -65,7 +67,7 @@ def _candidates(schedule: Schedule, target: Target, orders: Orders) -> Iterator[
         yield "the schedule with each W of stage 0 right behind its B", first_fused(schedule)
     for step in variants(schedule.problem, target):
         for name, one in orders(step):
-            yield f"{name} ({_words(step)})", one
+            yield f"{name} ({_words(step, schedule.problem)})", one
 
 
 def first_fused(schedule: Schedule) -> Schedule:
@@ -133,6 +135,7 @@ def named_orders(problem: Problem) -> Iterator[tuple[str, Schedule]]:
             continue
 
 
-def _words(problem: Problem) -> str:
-    backward = "split backward" if "B" in problem.passes.kinds else "fused backward"
-    return f"placement {describe(problem.placement)}, {backward}"
+def _words(step: Problem, before: Problem) -> str:
+    """What is said of a step that was made of another one."""
+    fused = "B" in before.passes.kinds and "B" not in step.passes.kinds
+    return f"placement {describe(step.placement)}" + (", BW as long as B and W" if fused else "")
