@@ -15,7 +15,7 @@ from ..support.exec_tools import a_problem, random_schedule
 
 pytestmark = pytest.mark.slow
 
-JOBS = ["gradients", "clipped", "optimizers_wait", "validated", "corners"]
+JOBS = ["gradients", "clipped", "resumed", "optimizers_wait", "validated", "corners"]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,12 @@ def test_clipping_is_by_the_mean_gradients(four: dict[str, list[Any]]) -> None:
     for rank in four["clipped"]:
         assert rank["norm"] == pytest.approx(rank["right"], rel=1e-12)
         assert rank["worst"] <= 1e-12
+
+
+def test_all_pipelines_go_on_from_a_checkpoint(four: dict[str, list[Any]]) -> None:
+    for rank in four["resumed"]:
+        assert len(rank["straight"]) == 2
+        assert rank["resumed"] == rank["straight"]
 
 
 def test_only_the_optimizer_waits(four: dict[str, list[Any]]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -122,6 +124,30 @@ def clipped(rank: int, _: None) -> dict[str, Any]:
     whole = nn.ModuleList(right(1, 2, 0))
     expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
     return {"norm": float(norm), "right": float(expected), "worst": worst(runner, list(whole))}
+
+
+def resumed(rank: int, _: None) -> dict[str, Any]:
+    """The losses of both pipelines behind a checkpoint, of the run that went on and of one that began there."""
+    names = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(names)
+    groups, losses = grid(), []
+    for first in (True, False):
+        runner = runner_of(random_schedule(a_problem((0, 1), 2, layers=4), 1), groups, seed=4 if first else 5)
+        optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
+        if not first:
+            runner.load(f"{names[0]}/checkpoint", optimizer=optimizer)
+        while runner.steps < 4:
+            if runner.steps == 2 and first:
+                runner.save(f"{names[0]}/checkpoint", optimizer=optimizer)
+            loss = runner.step(*part(runner, runner.steps)).loss
+            optimizer.step()
+            optimizer.zero_grad()
+            if runner.steps > 2:
+                losses.append(loss)
+        dist.barrier()
+    if rank == 0:
+        shutil.rmtree(str(names[0]))
+    return {"straight": losses[:2], "resumed": losses[2:]}
 
 
 def optimizers_wait(rank: int, _: None) -> dict[str, Any]:

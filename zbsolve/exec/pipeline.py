@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class Pipeline:
 
     The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them. Random
     layers (dropout) draw from numbers that (seed, step, microbatch, layer) fix, whatever the placement; `steps` counts
-    the steps, and is to be set where training goes on from a checkpoint. On a GPU times are when the host launched.
+    the steps; `load` sets it. On a GPU times are when the host launched.
     """
 
     def __init__(
@@ -130,28 +130,14 @@ class Pipeline:
         self._runner.ahead = ahead
         self.program = self._runner.interpreter.program = ahead.cut.program
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's part of the whole model's state dict: the parts of all ranks together are the whole."""
-        self.finish()
-        state: dict[str, Any] = self.module.state_dict()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take this rank's part out of a state dict of the whole model or of this part. Raises BadInput."""
-        mine = self.module.state_dict()
-        missing = sorted(mine.keys() - state.keys())
-        if missing:
-            raise BadInput(f"state dict: {missing[0]} is missing")
-        self.finish()
-        self.module.load_state_dict({name: state[name] for name in mine})
-
     def finish(self) -> None:
         """Wait until the optimizer's last step is final, where that is validated late. Raises RunFailed."""
         if self._runner.ahead is not None:
             self._runner.ahead.optimizer.finish()
 
     clip_grad_norm_, evaluate, forward = gradients.clip_grad_norm_, evaluation.evaluate, evaluation.forward
-    save, load = checkpoint.save, checkpoint.load
+    save, load, state_dict = checkpoint.save, checkpoint.load, checkpoint.state_dict
+    load_state_dict = checkpoint.load_state_dict
 
     def step(
         self,

@@ -68,6 +68,23 @@ def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
         _load(pipeline, Reader(Path(path).resolve()), objects)
 
 
+def state_dict(pipeline: OnRank) -> dict[str, Any]:
+    """This rank's part of the whole model's state dict: the parts of all ranks together are the whole."""
+    pipeline.finish()
+    state: dict[str, Any] = pipeline.module.state_dict()
+    return state
+
+
+def load_state_dict(pipeline: OnRank, state: Mapping[str, Any]) -> None:
+    """Take this rank's part out of a state dict of the whole model or of this part. Raises BadInput."""
+    mine = pipeline.module.state_dict()
+    missing = sorted(mine.keys() - state.keys())
+    if missing:
+        raise BadInput(f"state dict: {missing[0]} is missing")
+    pipeline.finish()
+    pipeline.module.load_state_dict({name: state[name] for name in mine})
+
+
 def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[tuple[Optimizer, Names]]]:
     """Name → optimizers that it stands for here, with the names of their parameters. Passes U have one a stage."""
     names = names_of(pipeline.module)
