@@ -102,10 +102,10 @@ class Search:
     last: tuple[str, State] | None = None
 
     def rest(self, limits: dict[str, Any]) -> dict[str, Any]:
-        """The limits, less the seconds since the search began: building a large step takes some, too."""
+        """The limits, less what building took since the search began, and as much again for verifying and writing."""
         if not limits.get("seconds", 0) > 0:
             return limits
-        return {**limits, "seconds": max(LEAST_SECONDS, limits["seconds"] - (time.monotonic() - self.began))}
+        return {**limits, "seconds": max(LEAST_SECONDS, limits["seconds"] - 2 * (time.monotonic() - self.began))}
 
     def show(self, where: str, state: State) -> None:
         """Incumbent, bound, gap, elapsed, who found it."""
