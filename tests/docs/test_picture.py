@@ -5,6 +5,8 @@ from __future__ import annotations
 import runpy
 from xml.etree import ElementTree
 
+from zbsolve.show.pictures.words import short_time
+
 from ..support.docs import text_of
 from ..support.house import ROOT
 
@@ -20,7 +22,7 @@ def test_the_committed_picture_is_what_the_script_draws() -> None:
     assert second.certificate.status == "optimal"
     readme = text_of("README.md")
     for schedule in (first, second):
-        assert f"{schedule.timeline().makespan / 1e3:,.0f} ms a step" in words
+        assert f"{short_time(schedule.timeline().makespan)} a step" in words
         assert f"takes {schedule.timeline().makespan / 1e3:,.0f} ms" in readme
     less = 1 - second.timeline().makespan / first.timeline().makespan
     assert f"takes {100 * less:.0f} % less time" in readme

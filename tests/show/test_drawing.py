@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from zbsolve.show.drawing import Area, Box, Dot, Drawing, Line, Row, Words
-from zbsolve.show.svg import to_svg
+from zbsolve.show.pictures.drawing import Area, Box, Dot, Drawing, Line, Row, Words
+from zbsolve.show.pictures.svg import to_svg
 
 HOSTILE = "</svg><script>\"&'\x1b[31m\u2028"
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
+from ..util.files import check_writable
+from .picture_options import add_picture_options, style_from
 from .step_options import NAMED, add_some_step_options
 from .tools import add_search_limits, print_json
 
@@ -32,23 +35,44 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_search_limits(parser, 30.0, "seconds to search for best at most", "schedule")
     parser.add_argument("--baseline", nargs=2, metavar=("SCHEDULE", "TRACE"), help="a baseline's schedule and run (1F1B)")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
-    parser.add_argument("-o", "--output", help="x.html: predicted and measured as a page (or another ending of show)")
+    parser.add_argument(
+        "-o", "--output", help="of schedules: x.svg, x.pdf or x.png, all on one axis of time; of a run: also x.html"
+    )
+    add_picture_options(parser)
 
 
 def command(options: argparse.Namespace) -> int:
     """Where a measured step differs from the predicted one; or what schedules take and hold."""
     if _is_run(options):
         return _against_run(options)
-    if options.output or options.baseline:
-        raise BadInput("-o and --baseline are for a run: compare schedule.json trace.json")
+    if options.baseline:
+        raise BadInput("--baseline is for a run: compare schedule.json trace.json")
     from ..show.schedule_comparison_text import schedules_as_text
 
+    draw = _picture(options)
     result = _side_by_side(options)
+    if draw is not None:
+        draw(result)
     if options.json:
         print_json(result.to_json())
     else:
         print(schedules_as_text(result), end="")
     return 0
+
+
+def _picture(options: argparse.Namespace) -> Callable[[ScheduleComparison], None] | None:
+    """What draws the schedules into the file that was asked for. Raises BadInput before any search."""
+    style = style_from(options, options.output or "")
+    if not options.output:
+        return None
+    from ..show.pictures.files import PICTURES, checked_ending, save_drawing
+    from ..show.pictures.schedule import comparison_drawing
+
+    checked_ending(options.output, tuple(PICTURES))
+    check_writable(options.output)
+    return lambda found: save_drawing(
+        comparison_drawing([(one.name, one.schedule) for one in found.rows], style), options.output
+    )
 
 
 def _is_run(options: argparse.Namespace) -> bool:
@@ -79,9 +103,9 @@ def _against_run(options: argparse.Namespace) -> int:
         baseline = (Schedule.load(options.baseline[0]), Trace.load(options.baseline[1]))
     result = compare(schedule, trace, baseline)
     if options.output:
-        from ..show.schedule_file import save_schedule_picture
+        from ..show.pictures.files import save_schedule_picture
 
-        save_schedule_picture(schedule, options.output, trace)
+        save_schedule_picture(schedule, options.output, trace, style_from(options, options.output))
     if options.json:
         print_json(result.to_json())
     else:

@@ -1,4 +1,4 @@
-"""`zbsolve show`: draw a schedule in the terminal or as a page."""
+"""`zbsolve show`: draw a schedule in the terminal, as a page or as a picture."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
+from .picture_options import add_picture_options, style_from
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
@@ -22,7 +23,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--trace", help="trace.json of a run of it: predicted and measured on one time axis")
     parser.add_argument("--width", type=int, help="columns in the terminal; default: as wide as it is")
-    parser.add_argument("-o", "--output", help="x.html, x.svg or x.trace.json; in the terminal without")
+    parser.add_argument("-o", "--output", help="x.html, x.svg, x.pdf, x.png or x.trace.json; in the terminal without")
+    add_picture_options(parser)
 
 
 def command(options: argparse.Namespace) -> int:
@@ -31,6 +33,7 @@ def command(options: argparse.Namespace) -> int:
     from ..trace import Trace
     from ..util.files import read_one_of
 
+    style = style_from(options, options.output or "")
     kind, body = read_one_of(options.schedule, ("schedule", "trace"))
     trace = Trace.load(options.trace) if options.trace else None
     if kind == "trace":
@@ -39,9 +42,9 @@ def command(options: argparse.Namespace) -> int:
         trace = Trace.from_json(body, options.schedule)
     schedule = Schedule.from_json(body, options.schedule) if kind == "schedule" or trace is None else trace.planned()
     if options.output:
-        from ..show.schedule_file import save_schedule_picture
+        from ..show.pictures.files import save_schedule_picture
 
-        save_schedule_picture(schedule, options.output, trace)
+        save_schedule_picture(schedule, options.output, trace, style)
         return 0
     draw(schedule, trace, options.width)
     return 0

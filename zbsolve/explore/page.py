@@ -8,7 +8,7 @@ from typing import Any
 
 from ..profile.profile import Profile
 from ..show.pages import picture, render
-from ..show.schedule_svg import schedule_as_svg
+from ..show.pictures.schedule import schedule_as_svg
 from ..systems.table import system
 from ..util.text import format_bytes, format_gap, format_time, printable
 from .answers import Answer, Row

@@ -21,14 +21,19 @@ if TYPE_CHECKING:
     from .gallery import gallery_as_text as gallery_as_text
     from .partition_text import partitions_as_text as partitions_as_text
     from .partition_text import stages_as_text as stages_as_text
+    from .pictures.files import save_drawing as save_drawing
+    from .pictures.files import save_schedule_picture as save_schedule_picture
+    from .pictures.schedule import comparison_drawing as comparison_drawing
+    from .pictures.schedule import schedule_as_svg as schedule_as_svg
+    from .pictures.schedule import schedule_drawing as schedule_drawing
+    from .pictures.style import Style as Style
+    from .pictures.svg import to_svg as to_svg
     from .profile_report import profile_as_page as profile_as_page
     from .profile_report import profile_as_text as profile_as_text
     from .schedule_comparison import ScheduleComparison as ScheduleComparison
     from .schedule_comparison import compare_schedules as compare_schedules
     from .schedule_comparison_text import schedules_as_text as schedules_as_text
-    from .schedule_file import save_schedule_picture as save_schedule_picture
     from .schedule_page import schedule_as_page as schedule_as_page
-    from .schedule_svg import schedule_as_svg as schedule_as_svg
     from .schedule_text import schedule_as_text as schedule_as_text
     from .schedule_trace import schedule_as_trace as schedule_as_trace
     from .search_text import state_as_text as state_as_text
@@ -46,9 +51,11 @@ __getattr__, __dir__ = handing_on(
         "profile_report": "profile_as_page profile_as_text",
         "schedule_comparison": "ScheduleComparison compare_schedules",
         "schedule_comparison_text": "schedules_as_text",
-        "schedule_file": "save_schedule_picture",
+        "pictures.files": "save_drawing save_schedule_picture",
         "schedule_page": "schedule_as_page",
-        "schedule_svg": "schedule_as_svg",
+        "pictures.schedule": "comparison_drawing schedule_as_svg schedule_drawing",
+        "pictures.style": "Style",
+        "pictures.svg": "to_svg",
         "schedule_text": "schedule_as_text",
         "schedule_trace": "schedule_as_trace",
         "search_text": "state_as_text tried_as_text",

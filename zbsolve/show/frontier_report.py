@@ -8,9 +8,9 @@ from ..search.pareto import Frontier
 from ..util.errors import BadInput
 from ..util.files import write_text
 from ..util.text import aligned, format_bytes, format_gap, format_time, printable, times_note
-from .frontier_svg import bubble_rate, excess, frontier_drawing
 from .pages import picture, render
-from .svg import to_svg
+from .pictures.frontier import bubble_rate, excess, frontier_drawing
+from .pictures.svg import to_svg
 
 ENDINGS = (".json", ".svg", ".html")
 NEAR_BEST = 1.01  # times the best value: memory beyond that buys little

@@ -14,7 +14,7 @@ from ..systems.table import GROUPS, SYSTEMS, System, preset, problem_for
 from ..util.errors import BadInput
 from ..util.text import aligned
 from .pages import picture, render
-from .schedule_svg import schedule_as_svg
+from .pictures.schedule import schedule_as_svg
 
 PASS_TIME = 600  # µs of each of F, B and W of one rank's share of a microbatch, however many chunks it is in
 STEADY_ROUNDS = 6  # microbatches a rank: enough of the steady state to see what repeats

@@ -45,7 +45,7 @@ PALETTES: dict[str, tuple[str, ...]] = {
     "grey": ("#242424", "#404040", "#5e5e5e", "#7f7f7f", "#a0a0a0", "#c4c4c4", "#e8e8e8"),
 }
 # The share of white in the colour of the last of three stages or more; less on a ramp, where pale is another kind's colour.
-PALEST, PALEST_ON_RAMP = 0.6, 0.25
+PALEST, PALEST_ON_RAMP = 0.6, 0.3
 DARKEST, LIGHTEST = 28.0, 90.0  # CIE L* of the colours above
 
 

@@ -34,7 +34,7 @@ class CannotWrite(BadInput):
 
     others: tuple[CannotWrite, ...] = ()
 
-    def __init__(self, path: str | os.PathLike[str], why: str, text: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], why: str, text: str | bytes) -> None:
         super().__init__(f"{path}: cannot write: {why}")
         self.path, self.text = Path(path), text
 
@@ -73,7 +73,18 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     keeps the text."""
     if str(path) == "-":
         sys.stdout.write(text)
-        return
+    else:
+        _write(path, text)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """As `write_text`, for what is no text; `-` is refused, as BadInput."""
+    if str(path) == "-":
+        raise BadInput("-: this is no text for standard output: name a file")
+    _write(path, data)
+
+
+def _write(path: str | os.PathLike[str], text: str | bytes) -> None:
     target = Path(path)
     if why := _obstacle(target):
         raise CannotWrite(path, why, text)
@@ -103,9 +114,9 @@ def write_elsewhere(error: CannotWrite) -> Path | None:
     return None
 
 
-def _encoded(text: str, path: Path) -> bytes:
+def _encoded(text: str | bytes, path: Path) -> bytes:
     """What a file of this name holds. The same text gives the same bytes: gzip notes no time."""
-    data = text.encode("utf-8")
+    data = text.encode("utf-8") if isinstance(text, str) else text
     return gzip.compress(data, ZIP_LEVEL, mtime=0) if path.suffix == ".gz" else data
 
 

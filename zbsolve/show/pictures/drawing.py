@@ -1,15 +1,21 @@
-"""A still picture as data: marks on a page, in pixels from its upper left corner. `svg.py` writes it."""
+"""A still picture as data: marks on a page, in pixels (96 an inch) from its upper left corner. `svg.py` and `figure.py`
+write it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+# The colours of all that is no pass, by what they are for. Pages give each another one where they are dark (picture.css).
+PAPER, INK, SOFT, TRACK, GRID, TICK, LIMIT = "#fff", "#111", "#444", "#f1f2f4", "#e3e5e9", "#888", "#b3261e"
+
+UNITS = {"px": 1.0, "pt": 96 / 72, "mm": 96 / 25.4, "cm": 96 / 2.54, "in": 96.0}  # pixels
 
 Points = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A filled rectangle; `radius` of its corners."""
+    """A filled rectangle; `radius` of its corners. said: what a page says when it is pointed at."""
 
     x: float
     y: float
@@ -17,6 +23,7 @@ class Box:
     height: float
     fill: str
     radius: float = 0.0
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +38,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A filled polygon."""
+    """A filled polygon. said: see Box."""
 
     points: Points
     fill: str
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A circle around (x, y) with its outline."""
+    """A circle around (x, y) with its outline. said: see Box."""
 
     x: float
     y: float
@@ -57,6 +65,7 @@ class Dot:
     fill: str
     outline: str
     thickness: float
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ class Words:
     y: float
     text: str
     size: float
-    colour: str = "#111"
+    colour: str = INK
     anchor: str = "start"
     bold: bool = False
     halo: bool = False
@@ -79,10 +88,12 @@ Mark = Box | Row | Area | Line | Dot | Words
 
 @dataclass(frozen=True)
 class Drawing:
-    """Marks from back to front on a white page; title and description say in words what is drawn."""
+    """Marks from back to front on a white page; title and description say in words what is drawn. unit: in which the size
+    was asked for, one of UNITS."""
 
     width: float
     height: float
     title: str
     description: str
     marks: tuple[Mark, ...]
+    unit: str = "px"

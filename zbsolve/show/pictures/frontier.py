@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ..search.memory_limits import Named
-from ..search.pareto import Frontier
-from ..util.text import format_bytes, format_time
+from ...search.memory_limits import Named
+from ...search.pareto import Frontier
+from ...util.text import format_bytes, format_time
 from .drawing import Area, Dot, Drawing, Line, Mark, Words
 
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 78.0, 112.0, 76.0, 110.0, 560.0  # pixels

@@ -1,0 +1,168 @@
+"""The rows of one timeline: a row a stream, time to the right, peak memory beside it; and the axis of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...problem import KINDS, Ints
+from ...timeline import Timeline
+from ...util.text import format_bytes, format_time
+from ..kinds import LOOKS, ink, shades
+from ..tracks import Track, cell_kinds, chunk_numbers, tracks_of
+from .drawing import GRID, SOFT, TICK, TRACK, Box, Line, Mark, Row, Words
+from .style import Style
+from .words import LINE, text_width
+
+LEAST_TYPICAL_WIDTH = 1.5  # pixels; where the median pass is narrower, cells take the place of passes
+LEAST_LETTERS = 5.5  # pixels, four points: smaller labels are left out
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Time to the right: from `first` to `last` µs, between `left` and `right` pixels."""
+
+    first: float
+    last: float
+    left: float
+    right: float
+
+    @property
+    def scale(self) -> float:
+        """Pixels of a µs."""
+        return (self.right - self.left) / (self.last - self.first)
+
+    def x(self, time: float) -> float:
+        """Pixels from the left of a time in µs, at most the axis' ends."""
+        return min(self.right, max(self.left, self.left + (time - self.first) * self.scale))
+
+    def marks(self, top: float, y: float, size: float) -> Iterator[Mark]:
+        """Ticks at round times below `y`, as many as there is room for their texts; fine lines up to `top`."""
+        unit, us = ("µs", 1.0) if self.last < 1e4 else ("ms", 1e3) if self.last < 1e7 else ("s", 1e6)
+        widest = text_width(f"{self.last / us:,.1f} {unit}", size * 0.92)
+        wanted = max(widest + 1.5 * size, 6 * size) / self.scale
+        base = 10 ** np.floor(np.log10(wanted))
+        step = float(next(base * m for m in (1, 2, 5, 10) if base * m >= wanted))
+        for i in range(int(np.ceil(self.first / step - 1e-9)), int(self.last / step + 1e-9) + 1):
+            x, text = self.x(i * step), f"{i * step / us:,g} {unit}"
+            yield Line(((x, top), (x, y)), GRID, 0.5)
+            yield Line(((x, y), (x, y + 0.4 * size)), TICK, 0.8)
+            yield Words(x, y + size, text, 0.92 * size, SOFT, "middle")
+
+
+class Gantt:
+    """All tracks of one timeline, a row each, on an axis whose time 0 is the first start."""
+
+    def __init__(self, timeline: Timeline, style: Style) -> None:
+        problem = timeline.problem
+        self.timeline, self.style, self.size = timeline, style, style.size
+        self.tracks, self.chunks = tracks_of(problem), chunk_numbers(problem)
+        self.shades = {kind: shades(kind, int(self.chunks.max()) + 1, style.palette) for kind in problem.passes.kinds}
+        self.begin = float(timeline.start.min())
+        self.holds = bool(problem.edges.bytes.any())
+
+    @property
+    def units(self) -> float:
+        """Rows, where a compute stream's is one."""
+        return sum(_share(track) for track in self.tracks)
+
+    def label_width(self) -> float:
+        """Pixels of the widest label at the left."""
+        return max(text_width(_label(track), self.size) for track in self.tracks)
+
+    def peak_texts(self) -> list[str]:
+        """What each rank holds at most, in words; nothing where no edge holds memory."""
+        return [f"peak {format_bytes(peak)}" for peak in self.timeline.peak_bytes] if self.holds else []
+
+    def marks(self, axis: Axis, y: float, row: float, peaks: bool) -> Iterator[Mark]:
+        """Everything, from `y` down, where a compute stream's row has `row` pixels; `peaks`: with the peaks at the right."""
+        end = axis.x(float(self.timeline.end.max()) - self.begin)
+        texts, free = self.peak_texts() if peaks else [], -np.inf
+        for track in self.tracks:
+            tall = row * _share(track)
+            middle, inner = y + tall / 2, tall - min(1.0, 0.15 * tall)
+            letters = min(self.size, max(0.75 * self.size, tall))
+            yield Box(axis.left, y, max(end - axis.left, 0.1), inner, TRACK)
+            if middle >= free:
+                yield Words(axis.left - 0.6 * self.size, middle, _label(track), letters, anchor="end")
+                free = middle + 1.05 * letters
+                if track.first and texts:
+                    yield Words(axis.right + 0.6 * self.size, middle, texts[track.rank], 0.92 * letters, SOFT)
+            yield from self._row(track, axis, y, inner)
+            y += tall
+
+    def _row(self, track: Track, axis: Axis, y: float, tall: float) -> Iterator[Mark]:
+        """The passes of a track within the axis; cells where they are too narrow."""
+        start, end = (times[track.rows] - self.begin for times in (self.timeline.start, self.timeline.end))
+        rows = track.rows[(end >= axis.first) & (start <= axis.last)]
+        if not len(rows):
+            return
+        lengths = (self.timeline.end[rows] - self.timeline.start[rows]) * axis.scale
+        narrow = np.median(lengths) < LEAST_TYPICAL_WIDTH
+        yield from self._cells(rows, axis, y, tall) if narrow else self._passes(rows, axis, y, tall)
+
+    def _cells(self, rows: Ints, axis: Axis, y: float, tall: float) -> Iterator[Mark]:
+        """Cells of about half a pixel, two dots of a printed picture, each in the colour of the kind that fills most of it;
+        one row of marks a kind."""
+        cell = 0.5 if self.style.unit == "px" else 0.64
+        count = int(np.ceil((axis.right - axis.left) / cell))
+        edges = self.begin + axis.first + np.arange(count + 1) * cell / axis.scale
+        kinds = cell_kinds(self.timeline, rows, edges)
+        cuts = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), count]
+        spans: dict[int, list[tuple[float, float]]] = {}
+        for a, b in zip(cuts, cuts[1:], strict=False):
+            spans.setdefault(int(kinds[a]), []).append((axis.left + a * cell, (b - a) * cell))
+        for kind in sorted(spans.keys() - {-1}):
+            yield Row(y, tall, self.shades[KINDS[kind]][0], tuple(spans[kind]))
+
+    def _passes(self, rows: Ints, axis: Axis, y: float, tall: float) -> Iterator[Mark]:
+        """A box a pass, with its microbatch where there is room."""
+        p, timeline, names = self.timeline.problem.passes, self.timeline, self.timeline.problem.names
+        digits = len(str(int(p.microbatch.max())))
+        largest, labels = min(0.92 * self.size, tall * 0.62), list[Mark]()
+        for row in rows.tolist():
+            start, end = float(timeline.start[row]) - self.begin, float(timeline.end[row]) - self.begin
+            x, stop = axis.x(start), axis.x(end)
+            wide = stop - x
+            colour = self.shades[KINDS[p.kind[row]]][self.chunks[row]]
+            said = f"{names[row]}: {format_time(start)} to {format_time(end)}" if self.style.hover else ""
+            yield Box(x, y, max(wide - (0.6 if wide > 3 else 0), 0.3), tall, colour, said=said)
+            letters = min(largest, (wide - 1.5) / (0.64 * digits))
+            if letters >= max(LEAST_LETTERS, 0.6 * largest):
+                middle = x + wide / 2 - 0.3
+                labels.append(Words(middle, y + tall / 2, str(p.microbatch[row]), letters, ink(colour), "middle"))
+        yield from labels
+
+
+def legend_entries(gantts: Sequence[Gantt]) -> list[tuple[tuple[str, ...], str]]:
+    """What the colours mean, of all these timelines together: (colours, text) of each."""
+    colours: dict[str, tuple[str, ...]] = {}
+    for gantt in gantts:
+        for kind, found in gantt.shades.items():
+            colours[kind] = max(colours.get(kind, ()), found, key=len)
+    entries = [((colours[kind][0],), f"{kind} {LOOKS[kind].meaning}") for kind in LOOKS if kind in colours]
+    stages = max(colours.values(), key=len)
+    return entries + ([(stages, "a rank's stages, first to last")] if len(stages) > 1 else [])
+
+
+def rows_height(style: Style, rows: float) -> float:
+    """Pixels of a compute stream's row where no height is asked for: rows share about 640, at letters of 12, and no more
+    than the width."""
+    scale = style.size / 12
+    return min(26.0, max(4.0, min(640.0, style.width / scale) / rows)) * scale
+
+
+def axis_height(size: float) -> float:
+    """Pixels of the ticks and their texts."""
+    return LINE * size + 0.4 * size
+
+
+def _share(track: Track) -> float:
+    """Of a row: other streams than compute are lower."""
+    return 1.0 if track.kind == "compute" else 0.6
+
+
+def _label(track: Track) -> str:
+    return f"rank {track.rank}" if track.kind == "compute" else track.kind

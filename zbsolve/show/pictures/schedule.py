@@ -1,0 +1,192 @@
+"""A schedule as a Gantt chart, or two and more above each other on one axis of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ...schedule import Schedule
+from ...timeline import Timeline
+from ...trace import Trace
+from ...util.errors import BadInput
+from ...util.text import format_bytes, format_time, printable
+from ..comparison import check_trace, step_time
+from ..sentences import certificate_lines, headline, value_line
+from .drawing import SOFT, TICK, Drawing, Line, Mark, Words
+from .gantt import Axis, Gantt, axis_height, legend_entries, rows_height
+from .memory import MemoryStrips
+from .style import USUAL, Style
+from .svg import to_svg
+from .words import LINE, legend, paragraph, short_time, text_width, wrapped
+
+LEAST_ROW = 0.4  # pixels of a row where a height is asked for
+
+
+def schedule_as_svg(
+    schedule: Schedule, trace: Trace | None = None, *, width: int = 1200, longest: float | None = None, notes: bool = True
+) -> str:
+    """The chart as an SVG document, `width` pixels wide. See `schedule_drawing` and, for `longest` and `notes`, `Style`."""
+    return to_svg(schedule_drawing(schedule, trace, Style(width=width, longest=longest, notes=notes)))
+
+
+def schedule_drawing(schedule: Schedule, trace: Trace | None = None, style: Style = USUAL) -> Drawing:
+    """The chart; with a `trace` its median step under the prediction, on one axis.
+
+    Raises BadInput for a trace of another schedule and a style that cannot be, Deadlock for a schedule that has no times.
+    """
+    runs = [("", schedule.timeline())]
+    if trace is not None:
+        check_trace(schedule, trace)
+        both = ("predicted", runs[0][1]), ("measured", trace.steps[trace.median_step])
+        runs = [(f"{name}: {format_time(step_time(one))}", one) for name, one in both]
+    said = [value_line(schedule), *certificate_lines(schedule)]
+    return _Chart(runs, style).drawing(headline(schedule), said)
+
+
+def comparison_drawing(named: Sequence[tuple[str, Schedule]], style: Style = USUAL) -> Drawing:
+    """Schedules with their names above each other on one axis, the first one is what the others are held against. What each
+    takes less or more is marked. Raises BadInput for none, and as `schedule_drawing`."""
+    if not named:
+        raise BadInput("comparison: no schedule is there to draw")
+    base = named[0][1].timeline()
+    runs = [(_told(name, one, None if i == 0 else named[0]), one.timeline()) for i, (name, one) in enumerate(named)]
+    said = [text for text, _ in runs]
+    objective = named[0][1].problem.objective
+    title = f"{len(named)} schedules on one axis of time ({objective}): {headline(named[0][1])}"
+    return _Chart(runs, style, base).drawing(title, [], " ".join(said))
+
+
+def _told(name: str, schedule: Schedule, base: tuple[str, Schedule] | None) -> str:
+    """A schedule in one line: what it takes, against the first one, what is proven, what it holds."""
+    timeline, certificate = schedule.timeline(), schedule.certificate
+    parts = [f"{printable(name)}: {short_time(timeline.value)} a step", f"bubble {timeline.bubble_rate:.1%}"]
+    if base is not None and (usual := base[1].timeline().value):
+        share = timeline.value / usual - 1
+        parts.insert(1, f"{abs(share):.1%} {'less' if share < 0 else 'more'}" if round(share, 3) else "as long")
+    if schedule.problem.edges.bytes.any():
+        parts.append(f"peak {format_bytes(max(timeline.peak_bytes))}")
+    if certificate is not None:
+        optimal = certificate.status == "optimal"
+        parts.append("proven optimal: no order is shorter" if optimal else f"gap {certificate.gap:.2%}")
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One timeline in the chart: its caption in lines, its rows, its strips of memory."""
+
+    caption: list[str]
+    gantt: Gantt
+    strips: MemoryStrips | None
+
+
+class _Chart:
+    """Timelines with captions above each other. base: of a comparison, the timeline whose end is marked in the others."""
+
+    def __init__(self, runs: Sequence[tuple[str, Timeline]], style: Style, base: Timeline | None = None) -> None:
+        self.style, self.size, self.base = style, style.size, base
+        gantts = [Gantt(timeline, style) for _, timeline in runs]
+        longest = max(_length(timeline) for _, timeline in runs) or 1.0
+        first, last = style.window or (0.0, style.longest or longest)
+        if first >= longest:
+            raise BadInput(f"time range: the step ends at {format_time(longest)}, before {format_time(first)}")
+        last = min(last, longest) if style.window else last
+        left = self.size + max(gantt.label_width() for gantt in gantts)
+        peaks = [text_width(text, 0.92 * self.size) for gantt in gantts for text in gantt.peak_texts()]
+        wide = max(peaks, default=0.0) + 0.8 * self.size
+        self.peaks = bool(peaks) and wide < 0.14 * style.width
+        right = wide if self.peaks else text_width("0,000 ms", self.size) / 2
+        self.axis = Axis(first, last, left, style.width - right - 0.4 * self.size)
+        if self.axis.right < self.axis.left + 10:
+            raise BadInput(f"width of {style.width:.0f} pixels: too little beside letters of {self.size:.1f} pixels")
+        self.width = style.width - left - 0.4 * self.size  # of texts
+        self.rows = [
+            _Row(
+                wrapped(text, 1.05 * self.size, self.width, bold=True),
+                gantt,
+                MemoryStrips(gantt.timeline, style) if style.memory and gantt.holds else None,
+            )
+            for (text, _), gantt in zip(runs, gantts, strict=True)
+        ]
+
+    def drawing(self, headline: str, said: Sequence[str], description: str = "") -> Drawing:
+        """The picture with its headline above and what is said of it below."""
+        size, left = self.size, self.axis.left
+        title = headline if self.style.title is None else self.style.title
+        heading = wrapped(printable(title), 1.25 * size, self.width, bold=True)
+        marks: list[Mark] = [*paragraph(heading, left, 0.5 * size, Words(0, 0, "", 1.25 * size, bold=True))]
+        y = 0.5 * size + len(heading) * LINE * 1.25 * size
+        entries = legend_entries([row.gantt for row in self.rows])
+        keys, y = legend(entries, left, y, 0.96 * size, self.width)
+        notes = [line for text in (said if self.style.notes else ()) for line in wrapped(text, size, self.width)]
+        footer = wrapped(printable(self.style.footer), 0.92 * size, self.width)
+        below = axis_height(size) + (len(notes) + len(footer)) * LINE * size + 0.5 * size
+        tall = self._row_height(y + 0.4 * size + below)
+        body, y = self._body(y + 0.4 * size, tall)
+        marks += [*keys, *body]
+        y += axis_height(size)
+        marks += paragraph(notes, left, y, Words(0, 0, "", size, SOFT))
+        y += len(notes) * LINE * size
+        marks += paragraph(footer, left, y, Words(0, 0, "", 0.92 * size, SOFT))
+        height = self.style.height or round(y + len(footer) * LINE * size + 0.5 * size)
+        words = description or " ".join(said)
+        return Drawing(self.style.width, height, printable(title) or headline, words, tuple(marks), self.style.unit)
+
+    def _row_height(self, rest: float) -> float:
+        """Pixels of a compute stream's row; `rest`: pixels of all that is above and below the rows."""
+        units = sum(row.gantt.units for row in self.rows)
+        if self.style.height is None:
+            return rows_height(self.style, units)
+        others = rest + sum(self._above(row) + self._after(row) for row in self.rows)
+        tall = (self.style.height - others) / units
+        if tall < LEAST_ROW:
+            raise BadInput(f"height of {self.style.height:.0f} pixels: at least {others + LEAST_ROW * units:.0f} are needed")
+        return tall
+
+    def _above(self, row: _Row) -> float:
+        return len(row.caption) * LINE * 1.05 * self.size
+
+    def _after(self, row: _Row) -> float:
+        return (0.5 if len(self.rows) > 1 else 0.1) * self.size + (row.strips.height if row.strips else 0.0)
+
+    def _body(self, y: float, tall: float) -> tuple[list[Mark], float]:
+        """Every timeline with its caption, on lines of the axis; and where the axis' texts begin."""
+        marks, spans = list[Mark](), list[tuple[float, float]]()
+        for row in self.rows:
+            marks += paragraph(row.caption, self.axis.left, y, Words(0, 0, "", 1.05 * self.size, bold=True))
+            y += self._above(row)
+            marks += row.gantt.marks(self.axis, y, tall, self.peaks)
+            spans.append((y, y + tall * row.gantt.units))
+            y = spans[-1][1]
+            if row.strips:
+                marks += row.strips.marks(self.axis, y, self.peaks)
+            y += self._after(row)
+        return [*self.axis.marks(spans[0][0], y, self.size), *marks, *self._ends(spans)], y
+
+    def _ends(self, spans: Sequence[tuple[float, float]]) -> list[Mark]:
+        """Of a comparison: a line down from the end of the first timeline, and from there to the end of each other one what
+        that takes less or more, where it fits."""
+        if self.base is None:
+            return []
+        usual, marks = _length(self.base), list[Mark]()
+        if not self.axis.first < usual <= self.axis.last:
+            return []
+        x = self.axis.x(usual)
+        for ((_, above), (below, foot)), row in zip(pairwise(spans), self.rows[1:], strict=True):
+            own = _length(row.gantt.timeline)
+            at, middle = self.axis.x(own), (below + foot) / 2
+            marks.append(Line(((x, above), (x, foot)), TICK, 0.1 * self.size, dashes=(3, 2)))
+            text = f"{'−' if own < usual else '+'}{short_time(abs(own - usual))}"
+            if abs(at - x) > text_width(text, self.size, bold=True) + self.size:
+                ends = ((min(at, x), middle), (max(at, x), middle))
+                marks.append(Line(ends, TICK, 0.1 * self.size))
+                marks.append(
+                    Words((at + x) / 2, middle - 0.8 * self.size, text, self.size, anchor="middle", bold=True, halo=True)
+                )
+        return marks
+
+
+def _length(timeline: Timeline) -> float:
+    """First start to last end, µs."""
+    return float(timeline.end.max() - timeline.start.min())
