@@ -19,7 +19,7 @@ def test_texts_are_escaped_and_pictures_are_not() -> None:
     text = render("frontier.html", title="<b>", picture=picture("<svg></svg>"), rows=[("a",), ("</td><script>",)])
     assert "<title>&lt;b&gt;</title>" in text
     assert "<svg></svg>" in text
-    assert "<script>" not in text
+    assert text.count("<script>") == 1  # ours
     assert "{{" not in text
     assert "{%" not in text
 
@@ -34,7 +34,9 @@ def test_pages_load_nothing() -> None:
     assert f'<meta http-equiv="Content-Security-Policy" content="{POLICY}' in layout
     for file in TEMPLATES.iterdir():
         text = file.read_text(encoding="utf-8")
-        assert not any(word in text for word in ("http:", "https:", "src=", "href=", "@import", "url("))
+        served = file.name.startswith("explore")  # by a server of ours, with its script beside it
+        loads = ("http:", "https:", "@import", "url(", *(() if served else ("src=", "href=")))
+        assert not any(word in text for word in loads), file.name
         whole = file.name == "layout.html" or text.startswith('{% extends "layout.html" %}')
         assert whole or "<html" not in text, f"{file.name}: a page that is not the layout's, so without its policy"
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ..util.errors import BadInput
+from .picture_options import add_picture_options, style_from
 from .step_options import OPTIONS, add_step_options, step_from
 from .tools import add_search_limits, print_json, saving, search_limits, searching
 
@@ -18,9 +19,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--points", type=int, default=12, help="memory limits; the peaks of named schedules are added")
     add_search_limits(parser, 60.0, "seconds to search at most, for all points together", "points")
     parser.add_argument("--json", action="store_true", help="the frontier as JSON on standard output")
-    parser.add_argument(
-        "-o", "--output", action="append", default=[], help="frontier.json, .svg or .html; may be given more than once"
-    )
+    files = "frontier.json, .html, .svg, .pdf or .png; may be given more than once"
+    parser.add_argument("-o", "--output", action="append", default=[], help=files)
+    add_picture_options(parser, axis_of_time=False)
     parser.add_argument("--schedules", metavar="FOLDER", help="also write the schedule of every point into this folder")
 
 
@@ -32,6 +33,7 @@ def command(options: argparse.Namespace) -> int:
 
     for path in options.output:
         check_frontier_path(path)
+    style = style_from(options, *options.output)
     profile, step = Profile.load(options.profile), step_from(options)
     if step.auto:
         raise BadInput("frontier: placement 'auto' and partition 'auto' are for solve: name one of each")
@@ -40,7 +42,7 @@ def command(options: argparse.Namespace) -> int:
         _make_folder(options.schedules)
     with searching("frontier") as (search, pressed):
         found = frontier(profile, step, points=options.points, progress=search.show, stop=pressed, **limits)
-    saves = [partial(save_frontier, found, path) for path in options.output]
+    saves = [partial(save_frontier, found, path, style) for path in options.output]
     if options.schedules:
         names = [(point, Path(options.schedules) / f"schedule-{point.memory}.json") for point in found.points]
         saves += [partial(point.schedule.save, name) for point, name in names]

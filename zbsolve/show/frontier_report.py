@@ -9,18 +9,22 @@ from ..util.errors import BadInput
 from ..util.files import write_text
 from ..util.text import aligned, format_bytes, format_gap, format_time, printable, times_note
 from .pages import picture, render
+from .pictures.drawing import Drawing
+from .pictures.files import PICTURES, save_drawing
 from .pictures.frontier import bubble_rate, excess, frontier_drawing
+from .pictures.style import USUAL, Style
 from .pictures.svg import to_svg
 
-ENDINGS = (".json", ".svg", ".html")
+ENDINGS = (".json", *PICTURES, ".html")
 NEAR_BEST = 1.01  # times the best value: memory beyond that buys little
 
 
-def save_frontier(frontier: Frontier, path: str | os.PathLike[str]) -> None:
-    """Write the frontier as `.json`, `.svg` or `.html`; `-` is JSON on standard output. Raises BadInput otherwise."""
+def save_frontier(frontier: Frontier, path: str | os.PathLike[str], style: Style = USUAL) -> None:
+    """Write the frontier as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
+    Raises BadInput otherwise."""
     check_frontier_path(path)
-    if str(path).endswith(".svg"):
-        write_text(path, frontier_as_svg(frontier))
+    if str(path).endswith(tuple(PICTURES)):
+        save_drawing(_drawing(frontier, style), path)
     elif str(path).endswith(".html"):
         write_text(path, frontier_as_page(frontier))
     else:
@@ -35,7 +39,11 @@ def check_frontier_path(path: str | os.PathLike[str]) -> None:
 
 def frontier_as_svg(frontier: Frontier, width: int = 1200) -> str:
     """A well-formed SVG document `width` pixels wide: memory to the right, time lost to bubbles upwards."""
-    return to_svg(frontier_drawing(frontier, _headline(frontier), _sentence(frontier), width))
+    return to_svg(_drawing(frontier, Style(width)))
+
+
+def _drawing(frontier: Frontier, style: Style) -> Drawing:
+    return frontier_drawing(frontier, _headline(frontier), _sentence(frontier), style)
 
 
 def frontier_as_page(frontier: Frontier) -> str:

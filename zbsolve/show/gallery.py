@@ -14,7 +14,9 @@ from ..systems.table import GROUPS, SYSTEMS, System, preset, problem_for
 from ..util.errors import BadInput
 from ..util.text import aligned
 from .pages import picture, render
-from .pictures.schedule import schedule_as_svg
+from .pictures.schedule import schedule_drawing
+from .pictures.style import Style
+from .pictures.svg import to_svg
 
 PASS_TIME = 600  # µs of each of F, B and W of one rank's share of a microbatch, however many chunks it is in
 STEADY_ROUNDS = 6  # microbatches a rank: enough of the steady state to see what repeats
@@ -148,6 +150,7 @@ def _card(one: Exhibit, longest: float) -> dict[str, Any]:
         *((("needs", s.needs),) if s.needs else ()),
     )
     own = one.schedule.timeline().makespan > longest
-    chart = schedule_as_svg(one.schedule, longest=None if own else longest, notes=False)
+    style = Style(1000, title="", notes=False, longest=None if own else longest, hover=True)
+    chart = to_svg(schedule_drawing(one.schedule, None, style))
     scale = " · on a time scale of its own" if own else ""
     return {"title": s.title, "paper": s.paper, "scale": scale, "facts": facts, "picture": picture(chart)}

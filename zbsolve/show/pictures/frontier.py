@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from ...search.memory_limits import Named
 from ...search.pareto import Frontier
-from ...util.text import format_bytes, format_time
-from .drawing import Area, Dot, Drawing, Line, Mark, Words
+from ...util.errors import BadInput
+from ...util.text import format_bytes, format_gap, format_time, printable
+from .drawing import GRID, PAPER, SOFT, TICK, Area, Dot, Drawing, Line, Mark, Words
+from .style import USUAL, Style
+from .words import LINE, paragraph, text_width, wrapped
 
-LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 78.0, 112.0, 76.0, 110.0, 560.0  # pixels
+LEFT, RIGHT, LETTERS = 66.0, 78.0, 12.0  # pixels
 VALUE_COLOUR, BOUND_COLOUR, NAMED_COLOUR, BETWEEN_COLOUR = "#1a5a9c", "#2fa583", "#d2623a", "#eef0f4"
 
 Corners = list[tuple[float, float]]
@@ -27,20 +32,34 @@ def excess(frontier: Frontier, named: Named) -> str:
     return f"{named.value / best - 1:+.1%}" if best else ""
 
 
-def frontier_drawing(frontier: Frontier, headline: str, sentence: str, width: int) -> Drawing:
-    """The picture, `width` pixels wide, with its headline above and its sentence below."""
-    chart = _Chart(frontier, width)
-    words = (Words(LEFT, 22, headline, 15, bold=True), Words(LEFT, HEIGHT - 24, sentence, 12, "#444"))
-    marks = (*words, *chart.grid(), *chart.curves(), *chart.device(), *chart.named(), *_legend(bool(frontier.named)))
-    return Drawing(width, HEIGHT, headline, sentence, marks)
+def frontier_drawing(frontier: Frontier, headline: str, sentence: str, style: Style = USUAL) -> Drawing:
+    """The picture in this style, with its headline above and its sentence below. Raises BadInput for a style that cannot
+    be."""
+    scale = style.size / LETTERS  # laid out at letters of 12 pixels, then drawn larger or smaller
+    width = style.width / scale
+    title = headline if style.title is None else printable(style.title)
+    heading = wrapped(title, 15, width - LEFT - 12, bold=True)
+    keys, top = _legend(bool(frontier.named), 10 + 15 * LINE * len(heading), width)
+    below = [wrapped(text, 12, width - LEFT - 12) for text in (sentence, printable(style.footer))]
+    foot = 50 + 12 * LINE * sum(map(len, below)) + 10
+    height = style.height / scale if style.height else top + 40 + min(374.0, 0.62 * width) + foot
+    if height - foot - top < 100:
+        raise BadInput(f"height of {height * scale:.0f} pixels: at least {(foot + top + 100) * scale:.0f} are needed")
+    chart = _Chart(frontier, width, top + 34, height - foot)
+    words = (
+        *paragraph(heading, LEFT, 10, Words(0, 0, "", 15, bold=True)),
+        *paragraph([line for lines in below for line in lines], LEFT, height - foot + 50, Words(0, 0, "", 12, SOFT)),
+    )
+    marks = (*words, *keys, *chart.grid(), *chart.curves(), *chart.device(), *chart.named())
+    return scaled(Drawing(width, height, title or headline, sentence, marks, style.unit), scale)
 
 
 class _Chart:
     """Where memory and value lie in the picture. Upwards: the bubble rate 1 − work/value, which keeps serial schedules
     (many times the work) and near-perfect ones in one picture; times stand at the right."""
 
-    def __init__(self, frontier: Frontier, width: int) -> None:
-        self.frontier, self.right, self.floor = frontier, width - RIGHT, HEIGHT - BOTTOM
+    def __init__(self, frontier: Frontier, width: float, top: float, floor: float) -> None:
+        self.frontier, self.right, self.top, self.floor = frontier, width - RIGHT, top, floor
         points, named = frontier.points, frontier.named
         memory = [float(size) for p in points for size in (p.memory, p.peak)] + [float(one.memory) for one in named]
         # A named schedule that needs far more than the best one (GPipe) stands at the edge, with its memory in words.
@@ -61,7 +80,7 @@ class _Chart:
 
     def height_of(self, rate: float) -> float:
         """Pixels from the top of a bubble rate."""
-        return self.floor - (self.floor - TOP) * rate / self.highest_rate
+        return self.floor - (self.floor - self.top) * rate / self.highest_rate
 
     def grid(self) -> Iterator[Mark]:
         """Lines at round bubble rates, with the time at the right; ticks at round memory sizes."""
@@ -69,18 +88,25 @@ class _Chart:
         for i in range(int(self.highest_rate / step) + 1):
             rate = i * step
             y = self.height_of(rate)
-            yield Line(((LEFT, y), (self.right, y)), "#e3e5e9")
-            yield Words(LEFT - 8, y, f"{rate:.0%}", 11, "#444", "end")
+            yield Line(((LEFT, y), (self.right, y)), GRID)
+            yield Words(LEFT - 8, y, f"{rate:.0%}", 11, SOFT, "end")
             if rate < 1:
-                yield Words(self.right + 8, y, _three_digits(self.frontier.work / (1 - rate)), 11, "#444")
-        yield Words(LEFT - 8, TOP - 16, "bubble", 11, "#444", "end")
-        yield Words(self.right + 8, TOP - 16, self.frontier.objective, 11, "#444")
+                yield Words(self.right + 8, y, _three_digits(self.frontier.work / (1 - rate)), 11, SOFT)
+        yield Words(LEFT - 8, self.top - 16, "bubble", 11, SOFT, "end")
+        yield Words(self.right + 8, self.top - 16, self.frontier.objective, 11, SOFT)
+        free = LEFT - 20.0
         for size in _round_sizes(self.low, self.high):
             x = self.x(size)
-            yield Line(((x, self.floor), (x, self.floor + 5)), "#888")
-            yield Words(x, self.floor + 15, format_bytes(size), 11, "#444", "middle")
+            half = text_width(format_bytes(size), 11) / 2
+            if x - half < free:
+                continue
+            free = x + half + 8
+            yield Line(((x, self.floor), (x, self.floor + 5)), TICK)
+            yield Words(x, self.floor + 15, format_bytes(size), 11, SOFT, "middle")
         what = "memory a rank, parameters and optimizer state included"
-        yield Words((LEFT + self.right) / 2, self.floor + 36, what, 12, "#444", "middle")
+        if text_width(what, 12) > self.right + RIGHT - 12:
+            what = "memory a rank"
+        yield Words((LEFT + self.right) / 2, self.floor + 36, what, 12, SOFT, "middle")
 
     def curves(self) -> Iterator[Mark]:
         """Value from above and bound from below as steps, what is between shaded, and every point."""
@@ -89,8 +115,10 @@ class _Chart:
         yield Line(tuple(lower), BOUND_COLOUR, 1.6)
         yield Line(tuple(upper), VALUE_COLOUR, 2.2)
         for point in self.frontier.points:
-            fill = VALUE_COLOUR if point.bound >= point.value else "#fff"
-            yield Dot(self.x(point.memory), self.y(point.value), 4, fill, VALUE_COLOUR, 1.6)
+            fill = VALUE_COLOUR if point.bound >= point.value else PAPER
+            said = f"{format_bytes(point.memory)}: {format_time(point.value)}, bound {format_time(point.bound)}, "
+            said += f"{format_gap(point.gap)}, by {point.solver}"
+            yield Dot(self.x(point.memory), self.y(point.value), 4, fill, VALUE_COLOUR, 1.6, said)
 
     def _values(self) -> Corners:
         """A schedule's value holds from the memory that it really needs."""
@@ -115,41 +143,81 @@ class _Chart:
         size = self.frontier.device
         if size is not None and self.low <= size <= self.high:
             x = self.x(size)
-            yield Line(((x, TOP), (x, self.floor)), "#888", dashes=(4, 4))
-            yield Words(x + 6, TOP + 6, f"device: {format_bytes(size)}", 11, "#444")
+            yield Line(((x, self.top), (x, self.floor)), TICK, dashes=(4, 4))
+            yield Words(x + 6, self.top + 6, f"device: {format_bytes(size)}", 11, SOFT)
 
     def named(self) -> Iterator[Mark]:
-        """Named schedules as diamonds with how much longer they are than the best within their memory."""
-        for one in self.frontier.named:
+        """Named schedules as diamonds with how much longer they are than the best within their memory; a text stands where
+        no other one does, with a line to its diamond where that is away."""
+        taken: list[tuple[float, float, float]] = []
+        for one in sorted(self.frontier.named, key=lambda one: (one.memory, one.value)):
             x, y = self.x(one.memory), self.y(one.value)
             over = excess(self.frontier, one)
             more = f", needs {format_bytes(one.memory)}" if one.memory > self.high else ""
             text = f"{one.name}{f' {over}' if over else ''}{more}"
-            yield _diamond(x, y)
-            if x + 10 + 6.2 * len(text) > self.right:
-                yield Words(x - 10, y - 12, text, 12, NAMED_COLOUR, "end", halo=True)
-            else:
-                yield Words(x + 10, y - 12, text, 12, NAMED_COLOUR, halo=True)
+            said = f"{one.name}: {format_time(one.value)} with {format_bytes(one.memory)}{f', {over}' if over else ''}"
+            place = self._place(x, y, text_width(text, 12), taken)
+            if abs(place[1] - y) > 20:
+                yield Line(((x, y), (place[0], place[1])), TICK, 0.6)
+            yield _diamond(x, y, said)
+            yield Words(*place, text, 12, NAMED_COLOUR, halo=True)
+
+    def _place(self, x: float, y: float, wide: float, taken: list[tuple[float, float, float]]) -> tuple[float, float]:
+        """Where a text `wide` pixels wide begins, near (x, y), within the chart and over no text that is `taken` (left,
+        right, height of each); the nearest of many places, or the last one where all are taken."""
+        left = x + 10 if x + 10 + wide <= self.right + RIGHT - 4 else max(4.0, x - 10 - wide)
+        for step in range(1, 24):
+            for at in (y - 12 - 15 * (step - 1), y + 12 + 15 * (step - 1)):
+                clear = all(right < left or a > left + wide or abs(at - height) >= 13 for a, right, height in taken)
+                if clear and self.top - 4 <= at <= self.floor - 8:
+                    taken.append((left, left + wide, at))
+                    return left, at
+        return left, y - 12
 
 
-def _legend(named: bool) -> Iterator[Mark]:
-    """What the marks mean; `named`: whether named schedules are among them."""
+def scaled(drawing: Drawing, scale: float) -> Drawing:
+    """The drawing with everything in it larger or smaller."""
+    return replace(
+        drawing,
+        width=drawing.width * scale,
+        height=drawing.height * scale,
+        marks=tuple(_scaled(mark, scale) for mark in drawing.marks),
+    )
+
+
+def _scaled(mark: Mark, scale: float) -> Mark:
+    lengths = ("x", "y", "width", "height", "radius", "size", "thickness")
+    changed: dict[str, Any] = {name: getattr(mark, name) * scale for name in lengths if hasattr(mark, name)}
+    if isinstance(mark, Area | Line):
+        changed["points"] = tuple((x * scale, y * scale) for x, y in mark.points)
+    if isinstance(mark, Line):
+        changed["dashes"] = tuple(one * scale for one in mark.dashes)
+    return replace(mark, **changed)
+
+
+def _legend(named: bool, y: float, width: float) -> tuple[list[Mark], float]:
+    """What the marks mean, in as many rows as they need from `y` down, and where the next thing begins; `named`: whether
+    named schedules are among them."""
     texts = (
         "optimal",
         "best found",
         "proven bound: nothing is shorter",
         "named schedules, against the best in their memory",
     )
-    x, y = LEFT, 42.0
+    marks, x, row = list[Mark](), LEFT, y + 9
     for i, text in enumerate(texts if named else texts[:-1]):
-        closed, still_open = (Dot(x + 6, y, 4, fill, VALUE_COLOUR, 1.6) for fill in (VALUE_COLOUR, "#fff"))
-        yield (closed, still_open, Line(((x, y), (x + 14, y)), BOUND_COLOUR, 2), _diamond(x + 6, y))[i]
-        yield Words(x + 19, y, text, 12)
-        x += 42 + 6.4 * len(text)
+        wide = 19 + text_width(text, 12)
+        if x > LEFT and x + wide > width - 8:
+            x, row = LEFT, row + 12 * LINE
+        closed, still_open = (Dot(x + 6, row, 4, fill, VALUE_COLOUR, 1.6) for fill in (VALUE_COLOUR, PAPER))
+        marks.append((closed, still_open, Line(((x, row), (x + 14, row)), BOUND_COLOUR, 2), _diamond(x + 6, row))[i])
+        marks.append(Words(x + 19, row, text, 12))
+        x += wide + 20
+    return marks, row + 9
 
 
-def _diamond(x: float, y: float) -> Area:
-    return Area(((x, y - 6), (x + 6, y), (x, y + 6), (x - 6, y)), NAMED_COLOUR)
+def _diamond(x: float, y: float, said: str = "") -> Area:
+    return Area(((x, y - 6), (x + 6, y), (x, y + 6), (x - 6, y)), NAMED_COLOUR, said)
 
 
 def _three_digits(us: float) -> str:

@@ -1,0 +1,56 @@
+"""Pictures in pages, in a browser: what marks say, dark and light, a phone's width, paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zbsolve.show.gallery import exhibits, gallery_as_page
+from zbsolve.util.text import format_time
+
+from ..support.browser import PHONE, opened
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A gallery, and its exhibits."""
+    shown, absent = exhibits(4, 8)
+    path = tmp_path_factory.mktemp("gallery") / "gallery.html"
+    path.write_text(gallery_as_page(shown, absent), encoding="utf-8")
+    return path, shown
+
+
+def test_hover_says_what_the_schedule_has(browser: Any, gallery: tuple[Path, Any]) -> None:
+    path, shown = gallery
+    with opened(browser, path) as page:
+        for number in (0, len(shown) // 2):
+            picture = page.locator(".picture").nth(number)
+            mark = picture.locator("[data-said^='0F3:']")
+            mark.scroll_into_view_if_needed()
+            mark.hover()
+            said = page.text_content("#tip")
+            exhibit = next(one for one in shown if one.system.title in picture.locator("..").text_content())
+            start, end = exhibit.schedule.timeline()["0F3"]
+            assert said == f"0F3: {format_time(start)} to {format_time(end)}"
+        page.mouse.move(3, 3)
+        assert page.evaluate("document.getElementById('tip').style.visibility") == "hidden"
+
+
+def test_a_tap_says_it_on_a_phone_and_the_page_stays_narrow(browser: Any, gallery: tuple[Path, Any]) -> None:
+    with opened(browser, gallery[0], PHONE, has_touch=True, is_mobile=True) as page:
+        page.locator("[data-said^='0F1:']").first.tap()
+        assert page.text_content("#tip").startswith("0F1: ")
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+
+
+def test_words_can_be_read_in_the_dark(browser: Any, gallery: tuple[Path, Any]) -> None:
+    """Texts that stand on the page and not on a pass are light where it is dark."""
+    script = """() => [...document.querySelectorAll(".picture text:not([text-anchor=middle])")].map(
+        (text) => getComputedStyle(text).fill.match(/[0-9]+/g).map(Number))"""
+    for scheme, readable in (("dark", lambda level: level > 120), ("light", lambda level: level < 120)):
+        with opened(browser, gallery[0], color_scheme=scheme) as page:
+            levels = page.evaluate(script)
+            assert levels
+            assert all(readable(sum(one) / 3) for one in levels)
