@@ -54,3 +54,5 @@ def test_words_can_be_read_in_the_dark(browser: Any, gallery: tuple[Path, Any]) 
             levels = page.evaluate(script)
             assert levels
             assert all(readable(sum(one) / 3) for one in levels)
+            label = page.locator(".picture text[text-anchor=middle][fill='#fff']").first  # on a dark pass
+            assert label.evaluate("(one) => getComputedStyle(one).fill") == "rgb(255, 255, 255)"

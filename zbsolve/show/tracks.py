@@ -37,10 +37,9 @@ def tracks_of(problem: Problem) -> list[Track]:
 def chunk_numbers(problem: Problem) -> Ints:
     """Which of its rank's stages each pass belongs to (0 for the lowest stage), shape (passes,)."""
     p = problem.passes
-    pairs = np.unique(np.stack([p.rank, p.stage]), axis=1)
-    first = np.searchsorted(pairs[0], np.arange(problem.ranks))
     width = int(p.stage.max()) + 1
-    row = np.searchsorted(pairs[0] * width + pairs[1], p.rank * width + p.stage)
+    pairs, row = np.unique(p.rank * width + p.stage, return_inverse=True)  # of rank and stage, in their order
+    first = np.searchsorted(pairs, np.arange(problem.ranks) * width)
     return np.asarray(row - first[p.rank], np.int64)
 
 
