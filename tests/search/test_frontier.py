@@ -77,7 +77,7 @@ def test_pictures_and_table(found):
     assert any(text and text.startswith("1F1B") for text in texts)
     assert len([node for node in root.iter() if node.tag.endswith("circle")]) >= len(found.points)
     assert frontier_as_page(found).count("<script") == 1  # ours
-    assert len(frontier_as_text(found).splitlines()) == 2 + len(found.points) + len(found.named)
+    assert len(frontier_as_text(found).splitlines()) == 3 + len(found.points) + len(found.named)
 
 
 def test_hostile_model_names_stay_text():
