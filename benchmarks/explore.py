@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import random
+import time
 from statistics import median
 from typing import Any
 
@@ -30,6 +32,7 @@ STATES = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--random", type=int, default=60, metavar="COUNT", help="random steps beside the listed ones")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -45,6 +48,30 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             f"{query or 'as usual':62} {passes:6} passes  answer {median(answer):6.2f} s  table {table[0]:6.2f} s",
             flush=True,
         )
+    several = [_core_seconds(State.parse(query)) for query in random_states(options.random)]
+    quick = sum(sample <= 1 for sample in several)
+    print(f"{quick} of {len(several)} random steps in a second of one core, the longest {max(several):.2f} s", flush=True)
+    return {**found, "random steps, seconds of one core": several}
+
+
+def _core_seconds(state: State) -> float:
+    """What an answer takes of one core, whatever else the machine does: searches by effort run one thing after the other."""
+    began = time.process_time()
+    _answer(state)
+    return round(time.process_time() - began, 4)
+
+
+def random_states(count: int) -> list[str]:
+    """Steps of up to 32 ranks and 96 microbatches, with and without limits of memory, even and uneven, either objective."""
+    chance = random.Random(3)
+    pick = chance.choice
+    found = []
+    for _ in range(count):
+        ranks = pick((2, 4, 6, 8, 12, 16, 24, 32))
+        memory, times = pick((0, 0.5, 0.8)) * ranks, {"F": pick((5, 10.3)), "B": pick((10, 12.7)), "W": pick((4, 8.1))}
+        uneven = {"comm": pick((0.0, 0.7, 3.0)), "slow_part": pick((0, 1, 2)), "output": pick((0.0, 0.6))}
+        placed = {"placement": pick(("single", "loop", "vee", "loop4")), "objective": pick(("makespan", "span"))}
+        found.append(State(ranks, pick((4, 8, 16, 24, 48, 64, 96)), memory=memory, **times, **uneven, **placed).query)
     return found
 
 

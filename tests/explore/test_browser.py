@@ -93,6 +93,23 @@ def test_a_row_of_the_table_is_shown_by_a_click_and_saved(browser: Any, site: Si
     assert schedule.certificate.solver == "zb-v"
 
 
+def test_controls_agree(browser: Any, site: Site) -> None:
+    """A named schedule brings its placement; another placement ends it; what is of no account cannot be set."""
+    with opened(browser, f"{site.address}?slow_factor=2") as page:
+        settled(page)
+        assert page.is_disabled("#slow_factor")
+        page.select_option("#system", "zb-v")
+        page.wait_for_url(re.compile("system=zb-v&placement=vee"))
+        assert page.is_disabled("#backward")
+        settled(page)
+        page.select_option("#placement", "loop")
+        page.wait_for_url(re.compile("[?]placement=loop"))
+        assert page.input_value("#system") == "best"
+        page.fill("#slow_part", "2")
+        page.wait_for_url(re.compile("slow_part=2&slow_factor=2"))
+        settled(page)
+
+
 def test_a_longer_search_ends_with_a_drawn_answer(browser: Any, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zbsolve.explore.playground.MORE_SECONDS", 0.5)
     with opened(browser, f"{site.address}?ranks=5&microbatches=9&placement=vee&memory=3&slow_part=2") as page:

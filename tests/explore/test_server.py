@@ -167,4 +167,5 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_one_line(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explore", "--port", str(site.port), "--seconds", "0.1"]) == 2
-    assert re.fullmatch(rf"zbsolve explore: port {site.port}: cannot listen: .*\n", capsys.readouterr().err)
+    said = capsys.readouterr().err.splitlines()[-1]  # a machine's first command compiles before, and says so
+    assert said.startswith(f"zbsolve explore: port {site.port}: cannot listen: ")

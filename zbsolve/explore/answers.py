@@ -21,7 +21,7 @@ from .setting import in_its_placement, profile_of, step_of
 from .state import BEST, SYSTEM_NAMES, State
 
 MAX_PASSES = 50_000  # of a step: two to three seconds; `zbsolve solve` takes any
-SEARCHED_PASSES = 3_000  # up to here a tenth of the effort unit is a search of about half a second; beyond, greedy takes it
+SEARCHED_PASSES, SEARCHED_WINDOWS = 2_000, 8  # passes, and ranks where the span counts: beyond, greedy answers
 EFFORT = 0.1
 COMPARE_SECONDS = 6.0  # for all systems together
 TOO_LONG = "not looked at: the others took too long; choose it to see it"
@@ -78,9 +78,7 @@ def answer(state: State, profile: Profile | None = None) -> Answer:
     the reason. Raises BadInput, Infeasible, NotFound."""
     state = in_its_placement(state)
     problem = problem_of(state, profile)
-    method = state.system
-    if method == BEST:
-        method = "auto" if len(problem.passes) <= SEARCHED_PASSES else "greedy"
+    method = _searched_by(problem) if state.system == BEST else state.system
     options = f"--method {method} --effort {EFFORT:g}"
     try:
         return Answer(state, solve(problem, method=method, effort=EFFORT), problem.capacity, options)
@@ -89,6 +87,13 @@ def answer(state: State, profile: Profile | None = None) -> Answer:
             raise
         free = solve(replace(problem, capacity=None), method=method, effort=EFFORT)
         return Answer(state, free, problem.capacity, options, str(error))
+
+
+def _searched_by(problem: Problem) -> str:
+    """The method that has an answer within a second: "auto" asks for bounds again and again, within less and less memory,
+    and a bound of the span looks at every rank in the window of every other."""
+    looks = problem.ranks if problem.objective == "span" else 1
+    return "auto" if len(problem.passes) <= SEARCHED_PASSES and looks <= SEARCHED_WINDOWS else "greedy"
 
 
 def searched_on(found: Answer, seconds: float, progress: Callable[[Search], None]) -> Answer:

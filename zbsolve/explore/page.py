@@ -33,7 +33,10 @@ def controls_page(state: State, profile: Profile | None, wrong: str = "") -> str
         groups=[
             (name, [_control(one, state) for one in shown if one.group == name]) for name in GROUPS if name not in hidden
         ],
-        usual={one.name: one.print(one.usual) for one in CONTROLS},
+        facts={
+            "usual": {one.name: one.print(one.usual) for one in CONTROLS},
+            "placements": {name: system(name).placement for name in SYSTEM_NAMES},
+        },
     )
 
 

@@ -76,10 +76,10 @@ def commands(state: State, path: str, options: str) -> tuple[str, ...]:
         "ranks": str(state.ranks),
         "microbatches": str(state.microbatches),
         "placement": state.placement,
-        "partition": state.partition if path else "",
+        "partition": state.partition if path and state.partition != "balanced" else "",
         "memory": f"{_plain(state.memory)}GiB" if state.memory else "",
         "recompute": "" if state.recompute == "none" else state.recompute,
-        "objective": state.objective,
+        "objective": "" if state.objective == "makespan" else state.objective,
     }
     fused = " --fused" if state.system == BEST and state.backward == "fused" else ""  # a named one has its own
     solve = f"zbsolve solve {shlex.quote(path or NUMBERS_FILE)}{_options(step)}{fused} {options} -o schedule.json"
@@ -88,7 +88,9 @@ def commands(state: State, path: str, options: str) -> tuple[str, ...]:
 
 def _numbers_command(state: State) -> str:
     chunks, rest = divmod(_stages(state), state.ranks)
-    whose = {"ranks": str(_stages(state))} if rest else {"ranks": str(state.ranks), "chunks": str(chunks)}
+    whose = {"ranks": str(_stages(state))}
+    if chunks > 1 and not rest:
+        whose = {"ranks": str(state.ranks), "chunks": str(chunks)}
     return f"zbsolve numbers{_options({**whose, **_numbers(state)})} -o {NUMBERS_FILE}"
 
 

@@ -2,7 +2,7 @@
 // The controls say a state; the address holds it; the server answers it. Nothing is worked out here.
 const form = document.getElementById("controls"), answer = document.getElementById("answer");
 const table = document.getElementById("table"), progress = document.getElementById("progress");
-const usual = JSON.parse(document.getElementById("usual").textContent);
+const { usual, placements } = JSON.parse(document.getElementById("facts").textContent);
 const GONE =
   '<p class="wrong" role="alert">The server does not answer: it has ended, or was started anew. Start zbsolve explore again.</p>';
 
@@ -80,6 +80,19 @@ const askAnswer = asking("answer", answer, (asked) => {
 });
 const askTable = asking("compare", table, () => {});
 
+// A named schedule has a placement and a backward of its own; a part that is not slower has no factor.
+function agree(from) {
+  const { system, placement, backward, slow_part, slow_factor } = form.elements;
+  const own = placements[system.value];
+  const shaped = own === undefined || placement.value.replace(/\d+$/, "") === own;
+  if (from === system && !shaped) placement.value = own;
+  else if (from === placement && !shaped) system.value = usual.system;
+  backward.disabled = system.value !== usual.system;
+  if (slow_factor) {
+    for (const one of form.querySelectorAll("#slow_factor, [data-for=slow_factor]")) one.disabled = slow_part.value === "0";
+  }
+}
+
 let timer = 0;
 function changed(wait) {
   clearTimeout(timer);
@@ -97,6 +110,7 @@ form.addEventListener("input", (event) => {
   const slider = form.querySelector(`[data-for="${from.name}"]`);
   if (from.dataset.for) form.elements[from.dataset.for].value = from.value;
   else if (slider !== null) slider.value = from.value;
+  agree(from);
   changed(120);
 });
 form.addEventListener("submit", (event) => event.preventDefault());
@@ -106,6 +120,7 @@ table.addEventListener("click", (event) => {
   if (row === null) return;
   form.elements.system.value = row.dataset.system;
   form.elements.placement.value = row.dataset.placement;
+  agree(form.elements.system);
   changed(0);
   answer.scrollIntoView({ block: "nearest" });
 });
@@ -148,4 +163,5 @@ addEventListener("resize", () => {
   }, 250);
 });
 
+agree(form.elements.system);
 askAnswer(query());
