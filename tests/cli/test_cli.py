@@ -104,9 +104,9 @@ def test_effort_gives_the_same_file_byte_for_byte(measured, tmp_path):
 def test_what_took_no_time_says_none(measured, capsys):
     step = ["solve", measured, "--ranks", "2", "--microbatches", "3", "--method", "greedy"]
     assert main([*step, "--seconds", "5"]) == 0
-    assert re.search(r", by [\w -]+ in \d+\.\d s\n", capsys.readouterr().out)
+    assert re.search(r", found by [\w -]+ in \d+\.\d s\n", capsys.readouterr().out)
     assert main([*step, "--effort", "0.1"]) == 0
-    assert re.search(r", by [\w -]+\n", capsys.readouterr().out)
+    assert re.search(r", found by [\w -]+\n", capsys.readouterr().out)
     assert main([*step, "--effort", "0.1", "--placement", "mirrored"]) == 2
     assert "mirror, ranks such as 0,2,1,3, or (for solve) auto" in capsys.readouterr().err
 
@@ -202,7 +202,7 @@ def test_check_proves_the_bound_again(measured, tmp_path, capsys):
     out.write_text(json.dumps(body))
     capsys.readouterr()
     assert main(["check", "--bound", "--seconds", "2", str(out)]) == 0
-    assert "µs proven: " in capsys.readouterr().out
+    assert "\nproven now: " in capsys.readouterr().out
     assert main(["check", str(out)]) == 0
 
 

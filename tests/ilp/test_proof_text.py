@@ -33,7 +33,7 @@ GROUPS = [
     for ranks in itertools.permutations(range(problem.ranks), size)
 ]
 LEFT_OUT = re.compile(
-    r"ranks? (?P<kept>[\d, ]+): no order of (?:its|their) passes fits (?P<window>\d+) µs"
+    r"ranks? (?P<kept>[\d, ]+): no order of (?:its|their) passes fits (?P<window>\d+) µs, whatever other ranks do"
     r"(?:; left out: (?P<count>\d+) passes of ranks? (?P<of>[\d, ]+) in lanes that nothing waits for and that take no "
     r"memory, and the bytes that these passes free)?"
 )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..schedule import Certificate, Schedule
     from ..verifier import Violation
 
+HOLDS = "each runs once, after all that it waits for, within the memory of its rank"
 MIN_SECONDS = 0.1  # for a new bound, where proving the stated one again took all of the time
 
 
@@ -42,13 +43,14 @@ def command(options: argparse.Namespace) -> int:
         raise BadInput(f"seconds: {options.seconds:g} is not a positive time")
     schedule = Schedule.load(options.schedule)
     violations = verify(schedule.problem, schedule)
-    proven, began = "", time.monotonic()
+    proofs, began = [], time.monotonic()
     if options.bound and not violations and schedule.certificate is not None:
-        proven, *failed = _prove_again(schedule, schedule.certificate, options.seconds)
-        violations = tuple(failed)
+        proof = _prove_again(schedule, schedule.certificate, options.seconds)
+        proofs, violations = ([f"proven again: {proof}"], ()) if isinstance(proof, str) else ([], (proof,))
     if options.bound and not violations and (schedule.certificate is None or options.output):
         schedule = _prove(schedule, max(options.seconds - (time.monotonic() - began), MIN_SECONDS))
-        proven += f"; {_found(schedule)}"
+        assert schedule.certificate is not None
+        proofs.append(f"proven now: {schedule.certificate.proof}")
         if options.output:
             schedule.save(options.output)
     if options.json:
@@ -57,7 +59,7 @@ def command(options: argparse.Namespace) -> int:
         for violation in violations:
             print(f"{options.schedule}: {violation}")
         if not violations:
-            print(f"{options.schedule}: holds ({len(schedule.problem.passes)} passes){proven}")
+            print("\n".join(_lines(options.schedule, schedule, proofs)))
     return 1 if violations else 0
 
 
@@ -72,24 +74,27 @@ def _prove(schedule: Schedule, seconds: float) -> Schedule:
     return schedule if stated is not None and stated.bound >= found.certificate.bound else found
 
 
-def _found(schedule: Schedule) -> str:
-    """Value, bound and gap in words."""
-    c = schedule.certificate
-    assert c is not None
-    left = "optimal" if c.status == "optimal" else f"at most {c.gap:.2%} of the step could still be saved"
-    return f"{c.objective} {c.value} µs, bound {c.bound} µs proven: {left} ({c.proof})"
+def _lines(name: str, schedule: Schedule, proofs: list[str]) -> list[str]:
+    """What holds; then the certificate, with how its bound was proven here, or with what proves it."""
+    from ..show.sentences import verdict
+
+    lines = [f"{name}: holds ({len(schedule.problem.passes)} passes): {HOLDS}"]
+    if schedule.certificate is None:
+        return [*lines, "no certificate is in this file, so nothing is said of how good it is: --bound proves a bound"]
+    said = verdict(schedule.certificate)
+    return [*lines, said, *proofs] if proofs else [*lines, f"as the file says: {said} (--bound proves it again)"]
 
 
-def _prove_again(schedule: Schedule, stated: Certificate, seconds: float) -> tuple[str] | tuple[str, Violation]:
-    """The words for a bound that was proven again; with a violation where it was not."""
+def _prove_again(schedule: Schedule, stated: Certificate, seconds: float) -> str | Violation:
+    """The proof of the stated bound, which is this command's own and not the file's; a violation where it is not proven."""
     from ..ilp.bounds.bound import Bound
     from ..ilp.proof_check import recheck
     from ..verifier import Violation
 
     if not all(0 <= rank < schedule.problem.ranks for rank in stated.ranks):
-        return "", Violation("bound", (), f"the certificate names ranks {list(stated.ranks)} of {schedule.problem.ranks}")
+        return Violation("bound", (), f"the certificate names ranks {list(stated.ranks)} of {schedule.problem.ranks}")
     found = recheck(schedule.problem, Bound(stated.bound, stated.proof, stated.relaxation, stated.ranks), seconds)
     if found.value < stated.bound:
         text = f"bound {stated.bound} µs is not proven again; {found.value} µs is ({found.proof})"
-        return "", Violation("bound", (), text)
-    return (f"; bound {stated.bound} µs proven again: {found.proof}",)
+        return Violation("bound", (), text)
+    return found.proof

@@ -14,8 +14,9 @@ from .tools import add_search_limits, print_json, saving, search_limits, searchi
 if TYPE_CHECKING:
     from ..problem import Problem
     from ..profile.profile import Profile
-    from ..schedule import Schedule
     from ..search.auto import Tried
+    from ..search.least_peak import LeastPeak
+    from ..show.solved_text import Solved
     from ..step import Step
 
 
@@ -25,6 +26,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule: see zbsolve systems")
     parser.add_argument("--solver", default="cbc", help="for --method milp: cbc, highs, gurobi, or another that PuLP knows")
     add_search_limits(parser, 30.0, "seconds to search at most", "schedule")
+    parser.add_argument(
+        "--prefer",
+        choices=("time", "memory"),
+        default="time",
+        help="time: the least value, and of equal values the least peak of activations; memory: the least peak within 1 %% "
+        "of that value",
+    )
     parser.add_argument("--hint", help="an earlier schedule.json to start from, also of slightly different times")
     parser.add_argument("--json", action="store_true", help="the certificate as JSON on standard output")
     parser.add_argument("-o", "--output", help="schedule.json, or - for standard output")
@@ -33,11 +41,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Find a schedule, write it, say how good it is."""
     from ..problem import Problem
+    from ..show.solved_text import Solved
+    from ..systems.steps import usual_schedule
 
     given = _given(options)
     tried: tuple[Tried, ...] = ()
+    peaks: list[LeastPeak] = []
     with searching("solve", options.method) as (search, pressed):
-        arguments = _search_arguments(options)
+        arguments = _search_arguments(options) | {"peaks": peaks.append}
         if not isinstance(given, Problem) and given[1].auto:
             from ..search.auto import solve_auto
 
@@ -48,8 +59,9 @@ def command(options: argparse.Namespace) -> int:
             problem = given if isinstance(given, Problem) else given[1].problem(given[0])
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **search.rest(arguments))
     every = {} if isinstance(given, Problem) else _bounds_of_all(*given, tried)
+    usual = None if isinstance(given, Problem) else usual_schedule(*given, schedule.problem.layers)
     with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
-        _print_solved(options, schedule, tried, every)
+        _print_solved(options, Solved(schedule, usual, peaks[-1] if peaks else None, options.effort is None), tried, every)
     return 0
 
 
@@ -81,7 +93,7 @@ def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> di
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """What `solve` is told, from the command line."""
-    arguments = {"method": options.method, "solver": options.solver, **search_limits(options)}
+    arguments = {"method": options.method, "solver": options.solver, "prefer": options.prefer, **search_limits(options)}
     if options.hint:
         from ..schedule import Schedule
 
@@ -89,14 +101,17 @@ def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     return arguments
 
 
-def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[Tried, ...], every: dict[str, int]) -> None:
+def _print_solved(options: argparse.Namespace, solved: Solved, tried: tuple[Tried, ...], every: dict[str, int]) -> None:
     """What was found; `every`: bounds that hold for every partition, by placement."""
-    certificate, timeline = schedule.certificate, schedule.timeline()
+    from ..show.solved_text import solved_as_text
+
+    schedule, certificate = solved.schedule, solved.schedule.certificate
     assert certificate is not None
     if options.json:
         print_json(
             certificate.to_json()
             | {"source": schedule.problem.source}
+            | solved.to_json()
             | ({"tried": [one.to_json() for one in tried]} if tried else {})
             | ({"bound_of_every_partition": every} if every else {})
         )
@@ -109,12 +124,7 @@ def _print_solved(options: argparse.Namespace, schedule: Schedule, tried: tuple[
         print(tried_as_text(tried, certificate.objective), end="")
     if note := times_note(schedule.problem.source):
         print(note)
-    took = f" in {certificate.seconds:.1f} s" if options.effort is None else ""  # work is counted then, not time
-    print(
-        f"{certificate.objective} {certificate.value} µs, bound {certificate.bound} µs, gap {certificate.gap:.2%} "
-        f"({certificate.status}), bubble {timeline.bubble_rate:.2%}, by {certificate.solver}{took}\n"
-        f"bound: {certificate.proof}"
-    )
+    print(solved_as_text(solved), end="")
     if every:
         least = ", ".join(f"{placement} {bound} µs" for placement, bound in every.items())
         print(f"each bound is for its own partition; for every partition: at least {least}")

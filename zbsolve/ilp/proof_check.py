@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from ..problem import Problem
 from ..util.clock import Clock, TimeUp
-from .bounds.bound import GROUP_KINDS, LEAN_RANKS, WHOLE, WORK, Bound
+from .bounds.bound import ALL_ORDERS, BUSIEST, GROUP_KINDS, LEAN_RANKS, WHOLE, WORK, Bound
 from .bounds.closed_forms import each_closed_form
 from .bounds.necessary_arcs import INFINITE
 from .ranks.group_search import group_bound
@@ -25,12 +25,12 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     Returns a lower bound than stated where it cannot be proven, or not within `seconds`.
     """
     if bound.value <= problem.work:
-        return Bound(bound.value, "the work of the busiest rank", WORK)
+        return Bound(bound.value, BUSIEST, WORK)
     if bound.kind == WHOLE:
         from .cp import refutes  # CP-SAT takes a second to load, and few bounds need it
 
         proven = refutes(problem, bound.value, seconds)
-        return Bound(bound.value, "cp-sat: the whole problem", WHOLE) if proven else Bound(0, NOT_PROVEN, WHOLE)
+        return Bound(bound.value, ALL_ORDERS, WHOLE) if proven else Bound(0, NOT_PROVEN, WHOLE)
     if bound.kind in GROUP_KINDS:
         lean = bound.kind == LEAN_RANKS
         lanes = lanes_of(problem, bound.ranks, lean)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..ilp.bounds.bound import WORK, Bound
+from ..ilp.bounds.bound import BUSIEST, WORK, Bound
 from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Problem
 from ..schedule import Certificate, Schedule
@@ -22,7 +22,7 @@ GIVEN = "given, not solved here"  # the solver of a schedule that came without a
 
 def work_bound(problem: Problem) -> Bound:
     """What no order can be below, whatever it does."""
-    return Bound(problem.work, "the work of the busiest rank", WORK)
+    return Bound(problem.work, BUSIEST, WORK)
 
 
 def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float = 0.0, seed: int = 0) -> Certificate:

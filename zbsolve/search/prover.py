@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ilp.bounds.bound import WHOLE, Bound
+from ..ilp.bounds.bound import ALL_ORDERS, WHOLE, Bound
 from ..ilp.ranks.group_search import higher_bounds
 from .state import LARGE_PASSES, State
 
@@ -44,7 +44,7 @@ def cp(state: State, seed: int, seconds: float) -> None:
     state.infeasible = result.infeasible and (state.schedule is None or state.enough is not None)
     if state.infeasible:
         return
-    state.raise_bound(Bound(result.bound, "cp-sat: the whole problem", WHOLE))
+    state.raise_bound(Bound(result.bound, ALL_ORDERS, WHOLE))
 
 
 def milp(state: State, solver: str, seed: int) -> None:

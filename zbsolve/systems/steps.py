@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ..partition.file import Partition
 from ..profile.profile import Profile
-from ..step import Step
-from ..util.errors import BadInput
-from .table import system
+from ..schedule import Schedule
+from ..step import AUTO, Step
+from ..util.errors import BadInput, Infeasible
+from .table import preset, system
+
+USUAL = "1f1b"
 
 
 def step_for(name: str, profile: Profile, step: Step) -> Step:
@@ -14,3 +20,21 @@ def step_for(name: str, profile: Profile, step: Step) -> Step:
     if profile.fused_only and not system(name).fused:
         raise BadInput(f"{name}: needs B and W apart, and profile '{profile.model}' has one backward BW alone")
     return step.with_backward(profile, system(name).fused)
+
+
+def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Schedule | None:
+    """1F1B of the profile on the step's ranks, without a limit of memory: what people run today, to hold others against.
+
+    layers: of each stage, where those are to be kept, as they are where each rank has one stage. Else they are the step's
+    partition, or balanced where that is left to the search. None where no layers make one stage a rank.
+    """
+    kept = step.partition
+    if len(layers) == step.ranks and not isinstance(kept, Partition):
+        kept = layers
+    elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
+        kept = "balanced"
+    try:
+        plain = replace(step, placement="single", partition=kept, memory=None)
+        return preset(USUAL, step_for(USUAL, profile, plain).problem(replace(profile, capacity=None)))
+    except (BadInput, Infeasible):
+        return None

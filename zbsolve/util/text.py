@@ -14,6 +14,7 @@ BYTES |= {f"{prefix}IB": 1024**n for n, prefix in enumerate("KMGT", 1)}
 TIMES = {"": 1.0, "ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # µ: the micro sign and the Greek letter
 BITS = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
 LARGEST = 2.0**62  # µs or bytes: beyond, sums do not fit
+BINARY = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}  # as they are shown
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
@@ -51,14 +52,24 @@ def format_time(us: float) -> str:
     return f"{us / 1e3:,.2f} ms" if abs(us) < 1e7 else f"{us / 1e6:,.2f} s"
 
 
+def exact_time(us: float) -> str:
+    """Whole µs, as a person reads them and without rounding: `850 µs`, `1,310.405 ms`."""
+    return f"{us:,.0f} µs" if abs(us) < 10_000 else f"{us / 1e3:,.3f} ms"
+
+
 def format_bytes(size: float) -> str:
     """Bytes as a person reads them, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            digits = 0 if unit == "B" or abs(size) >= 100 else 1 if abs(size) >= 10 else 2
-            return f"{size:.{digits}f} {unit}"
-        size /= 1024
-    return f"{size:.2f} TiB"
+    unit = next((unit for unit, one in BINARY.items() if abs(size) < 1024 * one), "TiB")
+    shown = size / BINARY[unit]
+    digits = 2 if unit == "TiB" else 0 if unit == "B" or abs(shown) >= 100 else 1 if abs(shown) >= 10 else 2
+    return f"{shown:.{digits}f} {unit}"
+
+
+def in_one_unit(sizes: Sequence[int]) -> tuple[str, list[str]]:
+    """`GiB` and `25.3`, `22.1`, `9.4`: the unit of the largest, and all bytes in it."""
+    number, unit = format_bytes(max(sizes)).split()
+    digits = len(number.partition(".")[2])
+    return unit, [f"{size / BINARY[unit]:.{digits}f}" for size in sizes]
 
 
 def exact_bytes(size: float) -> str:

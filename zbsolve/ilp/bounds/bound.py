@@ -9,6 +9,9 @@ PATH, WORK, IDLE, AREA = "path", "work", "idle", "area"  # closed forms
 RANKS, LEAN_RANKS = "ranks", "lean ranks"  # searches over some ranks' orders: whole, and without what `lanes.left_out` names
 GROUP_KINDS = (RANKS, LEAN_RANKS)
 WHOLE = "whole problem"  # an exact solver
+# Proofs in words that several places give.
+BUSIEST = "the busiest rank works as long"
+ALL_ORDERS = "CP-SAT searched the orders of all passes"
 
 
 @dataclass(frozen=True, slots=True)

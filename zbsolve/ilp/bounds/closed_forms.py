@@ -16,6 +16,8 @@ from .energy import energy_window, least_lifespans
 from .idle_time import RankWindow, unavoidable_idle
 from .necessary_arcs import NO_PATH, heads_and_tails, necessary_arcs_of, ordered_passes
 
+LONGEST_CHAIN = "the longest chain of passes that wait for each other, or for memory to be freed, takes as long"
+ONE_BY_ONE = "its passes run one at a time, none before its input can be there, and others wait for the last ones"
 MAX_VISITS = 4_000_000  # passes walked over in one closed form
 
 _known: WeakKeyDictionary[Problem, tuple[Bound, ...]] = WeakKeyDictionary()
@@ -51,7 +53,7 @@ def _closed_forms(problem: Problem, clock: Clock | None) -> Iterator[Bound]:
     if problem.objective == "makespan":
         a = necessary_arcs_of(problem, clock)
         value = int((a.head + problem.passes.duration + a.tail).max())
-        yield Bound(value, "longest path through the graph, lanes in order, memory's waits", PATH)
+        yield Bound(value, LONGEST_CHAIN, PATH)
     spans = _lifespans(problem)
     look = _worth_a_look(problem)
     for whose in look if problem.objective == "span" else [-1]:
@@ -89,9 +91,12 @@ def _of_rank(problem: Problem, window: RankWindow, spans: Ints | None, whose: in
     if len(used) == 1 and sure.any():
         work = int(duration.sum())
         value = int(one_machine(window.head[sure], duration[sure], window.tail[sure]))
-        yield Bound(value, f"{name}: its passes on one stream, with arrivals and departures", WORK, ranks)
+        yield Bound(value, f"{name}: {ONE_BY_ONE}", WORK, ranks)
         first, last = unavoidable_idle(problem, window, capacity)
-        proof = f"{name}: work {work} + idle {first} until memory is freed + idle {last} once all is taken"
+        proof = (
+            f"{name}: {work} µs of work, and no order avoids {first} µs idle until memory is freed and {last} µs idle once "
+            "all memory was taken"
+        )
         if work + first + last > 0:
             yield Bound(work + first + last, proof, IDLE, ranks)
     if spans is None or problem.capacity is None:
@@ -104,7 +109,8 @@ def _of_rank(problem: Problem, window: RankWindow, spans: Ints | None, whose: in
     if len(rows) == 0 or int(edges.bytes[rows].sum()) <= capacity:
         return
     value = energy_window(edges.bytes[rows], spans[rows], capacity, window.head[at[0]], window.tail[at[1]])
-    yield Bound(value, f"{name}: bytes times the time they are held, over {capacity} bytes", AREA, ranks)
+    proof = f"{name}: what its passes hold, for as long as they must hold it, does not fit {capacity} bytes sooner"
+    yield Bound(value, proof, AREA, ranks)
 
 
 def _kept(rank: int, whose: int) -> tuple[tuple[int, ...], str]:
@@ -119,7 +125,7 @@ def _of_side_streams(problem: Problem, rank: int, head: Ints, tail: Ints, whose:
     for number in np.unique(problem.passes.streams[rows]).tolist():
         mine, stream = rows[problem.passes.streams[rows] == number], problem.passes.stream_sets[number][0]
         value = int(one_machine(head[mine], problem.passes.duration[mine], tail[mine]))
-        yield Bound(value, f"{stream}: its passes, with arrivals and departures", WORK, _kept(rank, whose)[0])
+        yield Bound(value, f"{stream}: {ONE_BY_ONE}", WORK, _kept(rank, whose)[0])
 
 
 def _lifespans(problem: Problem) -> Ints | None:

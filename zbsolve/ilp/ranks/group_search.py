@@ -39,7 +39,7 @@ def group_bound(problem: Problem, group: Group, value: int) -> Bound:
     """The bound that no order of the group's passes fits `value` − 1 µs, with a proof that says what is left out."""
     ranks, lean = group
     whose = "their" if len(ranks) > 1 else "its"
-    proof = f"{_rank_names(ranks)}: no order of {whose} passes fits {value - 1} µs"
+    proof = f"{_rank_names(ranks)}: no order of {whose} passes fits {value - 1} µs, whatever other ranks do"
     missing = len(left_out(problem, ranks)) if lean else 0
     if missing:
         proof += (

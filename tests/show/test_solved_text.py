@@ -1,0 +1,83 @@
+"""What `solve` prints and puts into its JSON: peaks a rank, and the changes against 1F1B."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from zbsolve import Profile, pipeline, preset, solve
+from zbsolve.cli.app import main
+from zbsolve.show.sentences import certificate_lines
+from zbsolve.show.solved_text import MAX_RANKS, Solved, changes, solved_as_text
+
+from ..support.profiles import equal_layers
+
+STEP = {"F": [10] * 4, "B": [12] * 4, "W": [8] * 4, "microbatches": 8, "held_until_B": 1 << 20, "held_until_W": 1 << 20}
+
+
+@pytest.fixture
+def profile(tmp_path) -> str:
+    equal_layers().save(tmp_path / "profile.json")
+    return str(tmp_path / "profile.json")
+
+
+def test_the_changes_are_those_of_fused_1f1b(profile: str, tmp_path, capsys) -> None:
+    out = str(tmp_path / "schedule.json")
+    assert main(["solve", profile, "--ranks", "4", "--microbatches", "8", "--effort", "0.2", "--json", "-o", out]) == 0
+    body = json.loads(capsys.readouterr().out)
+    usual = preset("1f1b", Profile.load(profile).problem(4, 8, fused=True)).timeline()
+    assert body["against_1f1b"]["value"] == usual.makespan == 11 * 60
+    assert tuple(body["against_1f1b"]["peaks"]) == usual.peak_bytes
+    assert body["against_1f1b"]["time_change"] == pytest.approx(body["value"] / 660 - 1)
+    assert body["against_1f1b"]["memory_change"] == pytest.approx(max(body["peaks"]) / max(usual.peak_bytes) - 1)
+    assert main(["check", out]) == 0
+
+
+def test_a_placement_of_two_stages_a_rank_is_held_against_1f1b_of_one(profile: str, capsys) -> None:
+    step = [profile, "--ranks", "4", "--microbatches", "8", "--placement", "vee", "--effort", "0.1"]
+    assert main(["solve", *step]) == 0
+    assert "\nagainst 1F1B on these ranks: " in capsys.readouterr().out
+    assert main(["solve", *step, "--partition", "1,1,1,1,1,1,1,1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["against_1f1b"]["value"] == 660
+
+
+def test_peaks_of_each_rank_stand_beside_their_room() -> None:
+    problem = pipeline(**STEP, capacity=[8 << 20, 9 << 20, 9 << 20, 8 << 20])
+    schedule = solve(problem, effort=0.2)
+    lines = solved_as_text(Solved(schedule)).splitlines()
+    (room,) = [line.split() for line in lines if line.startswith("room for them")]
+    (held,) = [line.split() for line in lines if line.startswith("activations, MiB")]
+    assert room[3:] == ["8.00", "9.00", "9.00", "8.00"]
+    assert [float(one) for one in held[2:]] == [peak / 2**20 for peak in schedule.timeline().peak_bytes]
+
+
+def test_of_many_ranks_the_fullest_is_named() -> None:
+    ranks = MAX_RANKS + 1
+    schedule = solve(pipeline([10] * ranks, BW=[20] * ranks, microbatches=4, held_until_W=1024), effort=0.1)
+    (line,) = [one for one in solved_as_text(Solved(schedule)).splitlines() if one.startswith("activations")]
+    assert re.fullmatch(r"activations: [\d.]+ KiB on rank \d+, the fullest; [\d.]+ KiB on the emptiest", line)
+
+
+def test_a_gap_is_never_shown_as_nothing() -> None:
+    schedule = solve(pipeline(**STEP), effort=0.1)
+    assert schedule.certificate is not None
+    value = schedule.certificate.value
+    assert "proven optimal" in certificate_lines(schedule)[0]
+    wide = schedule.certified(replace(schedule.certificate, value=10**7, bound=10**7 - 1))
+    assert "not proven optimal" in certificate_lines(wide)[0]
+    assert "another saves less than 0.01% at most" in certificate_lines(wide)[0]
+    assert changes(schedule, schedule) == (0.0, 0.0)
+    assert value == schedule.timeline().value
+
+
+def test_with_memory_preferred_both_numbers_are_said(profile: str, capsys) -> None:
+    assert main(["solve", profile, "--ranks", "4", "--microbatches", "24", "--prefer", "memory", "--effort", "0.5"]) == 0
+    said = capsys.readouterr().out
+    match = re.search(r"memory was preferred: ([\d.]+)% more time \(.*\), ([\d.]+)% less memory on the fullest rank", said)
+    assert match is not None
+    assert 0 < float(match[1]) <= 1.0
+    assert float(match[2]) > 0
+    assert "against 1F1B" in said

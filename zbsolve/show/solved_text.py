@@ -1,0 +1,122 @@
+"""What `solve` found, in words: how long it takes, what is proven about that, what memory it needs, and both beside 1F1B."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..schedule import Schedule
+from ..util.text import aligned, format_bytes, format_time, in_one_unit, printable
+from .sentences import proof_line, verdict
+
+if TYPE_CHECKING:
+    from ..search.least_peak import LeastPeak
+
+MAX_RANKS = 16  # whose peaks stand in a line
+NO_CHANGE = 0.0005  # a share that would be shown as 0.0 %
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A solved schedule. usual: 1F1B of the same layers on the same ranks, where there is one. peak: what the search for
+    less memory came to, where there was one. timed: whether seconds say how long it took (with an effort they do not)."""
+
+    schedule: Schedule
+    usual: Schedule | None = None
+    peak: LeastPeak | None = None
+    timed: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Peaks and capacities, bytes a rank; what every schedule of this value needs, as far as proven; and the changes
+        against 1F1B as shares of its value and of its largest peak."""
+        problem, peaks = self.schedule.problem, self.schedule.timeline().peak_bytes
+        body: dict[str, Any] = {
+            "peaks": list(peaks),
+            "capacity": None if problem.capacity is None else list(problem.capacity),
+        }
+        if self.peak is not None:
+            before = self.peak.before.timeline()
+            body["least_peak"] = {
+                "proven": self.peak.proven,
+                "floor": float(self.peak.floor),
+                "before": {"value": int(before.value), "peaks": list(before.peak_bytes)},
+            }
+        if self.usual is not None:
+            usual = self.usual.timeline()
+            time, memory = changes(self.schedule, self.usual)
+            body["against_1f1b"] = {
+                "value": int(usual.value),
+                "peaks": list(usual.peak_bytes),
+                "time_change": time,
+                "memory_change": memory,
+            }
+        return body
+
+
+def changes(schedule: Schedule, other: Schedule) -> tuple[float, float | None]:
+    """What `schedule` takes more than `other`, as shares of the other's value and of its largest peak; None where that is
+    0."""
+    mine, its = schedule.timeline(), other.timeline()
+    most = max(its.peak_bytes)
+    return mine.value / its.value - 1, max(mine.peak_bytes) / most - 1 if most else None
+
+
+def solved_as_text(solved: Solved) -> str:
+    """The lines that `solve` prints."""
+    schedule = solved.schedule
+    certificate, timeline = schedule.certificate, schedule.timeline()
+    assert certificate is not None
+    took = f" in {certificate.seconds:.1f} s" if solved.timed else ""
+    lines = [
+        verdict(certificate),
+        proof_line(certificate),
+        f"bubble {timeline.bubble_rate:.2%}, found by {printable(certificate.solver)}{took}",
+    ]
+    if any(timeline.peak_bytes):
+        lines += _memory_lines(solved)
+    if solved.usual is not None:
+        lines.append(f"against 1F1B on these ranks: {_changes_in_words(schedule, solved.usual)}")
+    return "\n".join(lines) + "\n"
+
+
+def _memory_lines(solved: Solved) -> list[str]:
+    """The activations of each rank, or of the fullest where there are many; what the search for less memory came to."""
+    problem, peaks = solved.schedule.problem, solved.schedule.timeline().peak_bytes
+    rows, peak = _peak_rows(peaks, problem.capacity), solved.peak
+    if peak is None:
+        return rows
+    if peak.enough > peak.before.timeline().value and peak.schedule is not peak.before:
+        rows.append(f"memory was preferred: {_changes_in_words(peak.schedule, peak.before)} than the shortest found")
+    elif peak.proven:
+        rows.append("least memory: proven, for this time no order needs less on its fullest rank")
+    return rows
+
+
+def _peak_rows(peaks: Sequence[int], capacity: Sequence[int] | None) -> list[str]:
+    if len(peaks) > MAX_RANKS:
+        shares = [peak / max(1, room) for peak, room in zip(peaks, capacity or (1,) * len(peaks), strict=True)]
+        rank = max(range(len(peaks)), key=lambda rank: shares[rank])
+        of = f" of {format_bytes(capacity[rank])}" if capacity else ""
+        fullest, least = format_bytes(peaks[rank]), format_bytes(min(peaks))
+        return [f"activations: {fullest}{of} on rank {rank}, the fullest; {least} on the emptiest"]
+    unit, shown = in_one_unit((*peaks, *(capacity or ())))
+    rows = [("rank", *map(str, range(len(peaks)))), (f"activations, {unit}", *shown[: len(peaks)])]
+    return aligned([*rows, ("room for them", *shown[len(peaks) :])] if capacity else rows)
+
+
+def _changes_in_words(schedule: Schedule, other: Schedule) -> str:
+    """`13.3% less time (1,079.41 ms → 935.37 ms), 102.4% more memory on the fullest rank (12.5 GiB → 25.3 GiB)`."""
+    time, memory = changes(schedule, other)
+    mine, its = schedule.timeline(), other.timeline()
+    said = f"{_change(time, 'time')} ({format_time(its.value)} → {format_time(mine.value)})"
+    if memory is None:
+        return said
+    most = f"{format_bytes(max(its.peak_bytes))} → {format_bytes(max(mine.peak_bytes))}"
+    return f"{said}, {_change(memory, 'memory')} on the fullest rank ({most})"
+
+
+def _change(share: float, what: str) -> str:
+    if abs(share) < NO_CHANGE:
+        return f"the same {what}"
+    return f"{abs(share):.1%} {'more' if share > 0 else 'less'} {what}"
