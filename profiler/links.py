@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -31,6 +30,7 @@ from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.transport.wires import Wires, receive_bytes, send_bytes
 from zbsolve.layer import Link
 from zbsolve.util.files import write_text
+from zbsolve.util.temporary import temporary_folder
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 REPEATS, WARMUPS = 20, 5
@@ -91,10 +91,10 @@ def measure_links(timeout: float = 120.0) -> list[Pair]:
         pairs = survey(timeout)
         assert pairs is not None
         return pairs
-    with tempfile.TemporaryDirectory(prefix="zbsolve-link-") as folder:
+    with temporary_folder("link") as folder:
         children = [
             subprocess.Popen(
-                [sys.executable, "-m", "profiler.links", folder, str(rank), str(timeout)],
+                [sys.executable, "-m", "profiler.links", str(folder), str(rank), str(timeout)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -104,7 +104,7 @@ def measure_links(timeout: float = 120.0) -> list[Pair]:
         ]
         try:
             _wait(children, timeout)
-            return [_pair(row) for row in json.loads((Path(folder) / "pairs").read_text(encoding="utf-8"))]
+            return [_pair(row) for row in json.loads((folder / "pairs").read_text(encoding="utf-8"))]
         finally:
             for child in children:
                 if child.poll() is None:

@@ -19,10 +19,11 @@ in its stream begin without it.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..util.errors import BadInput
+from ..util.temporary import temporary_folder
 from .handlers.table import passes_where
 from .program import Message
 from .transport.wires import Wires, receive_bytes, send_bytes
@@ -139,21 +141,19 @@ class Board:
     def shared(cls, wires: Wires, passes: int) -> Board:
         """Memory that all ranks share; all of them call this. It is a file that rank 0 makes, and that loses its name once
         all have it. Raises BadInput where a rank does not find it: on another machine."""
-        path = _made(cls.FIELDS * passes * 8) if wires.rank == 0 else receive_bytes(wires, 0).decode()
         others = range(1, wires.size) if wires.rank == 0 else ()
-        try:
-            for other in others:
-                send_bytes(wires, path.encode(), other)
-            cells = np.memmap(path, np.int64, "r+", shape=(cls.FIELDS, passes))
-            if wires.rank:
-                send_bytes(wires, b"", 0)
-            for other in others:
-                receive_bytes(wires, other)
-        except OSError:
-            raise BadInput("emulate: all ranks must be on one machine") from None
-        finally:
-            if wires.rank == 0:
-                os.unlink(path)
+        with nullcontext() if wires.rank else temporary_folder("emulate") as folder:
+            path = receive_bytes(wires, 0).decode() if folder is None else _made(folder / "board", cls.FIELDS * passes * 8)
+            try:
+                for other in others:
+                    send_bytes(wires, path.encode(), other)
+                cells = np.memmap(path, np.int64, "r+", shape=(cls.FIELDS, passes))
+                if wires.rank:
+                    send_bytes(wires, b"", 0)
+                for other in others:
+                    receive_bytes(wires, other)
+            except OSError:
+                raise BadInput("emulate: all ranks must be on one machine") from None
         return cls(cells)
 
     def facts(self) -> dict[str, Any]:
@@ -167,12 +167,11 @@ class Board:
         }
 
 
-def _made(size: int) -> str:
+def _made(path: Path, size: int) -> str:
     """A new file of zeros."""
-    handle, path = tempfile.mkstemp(prefix="zbsolve-emulate-")
-    os.truncate(handle, size)
-    os.close(handle)
-    return path
+    path.touch()
+    os.truncate(path, size)
+    return str(path)
 
 
 class EmulatedDevice:

@@ -6,10 +6,8 @@ torch's split of the backward goes through autograd's graph again for every grou
 
 from __future__ import annotations
 
-import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..interchange.torch_csv import TorchOrder, torch_order
 from ..schedule import Schedule
 from ..util.errors import BadInput
+from ..util.temporary import temporary_folder
 from .backward.deferral import Deferral, Queue, run_queue
 from .backward.split import defer
 from .torch_private import load_order, pipeline_runtime
@@ -65,8 +64,8 @@ def torch_schedule(
         made.append(PipelineStage(module, number, len(order.placement), place, group=group, dw_builder=module.weights))
     more = {"defer_pp_recv": True} if defer_recv else {}
     runtime = pipeline_runtime(made, len(order.microbatches), loss_fn=loss, scale_grads=scale_grads, **more)
-    with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
-        path = Path(folder) / "order.csv"
+    with temporary_folder("order") as folder:
+        path = folder / "order.csv"
         path.write_text(order.csv, encoding="utf-8")
         load_order(runtime, str(path))
     return runtime

@@ -9,11 +9,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
+from ..util.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import pulp
@@ -26,8 +26,7 @@ def solve_with_highs(model: pulp.LpProblem, seconds: float, seed: int) -> tuple[
 
     Variables that have a value start the search. Raises BadInput where HiGHS ends without an answer.
     """
-    with tempfile.TemporaryDirectory(prefix="zbsolve-highs-") as name:
-        folder = Path(name)
+    with temporary_folder("highs") as folder:
         model.writeMPS(str(folder / "model.mps"))
         start = {one.name: one.varValue for one in model.variables() if one.varValue is not None}
         (folder / "job.json").write_text(json.dumps({"seconds": seconds, "seed": seed, "start": start}), encoding="utf-8")

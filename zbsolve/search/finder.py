@@ -58,7 +58,8 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
             except StopIteration:
                 sources.remove(source)
             yield
-    if len(problem.passes) <= LARGE_PASSES and state.schedule is not None:
+    # A question about memory has no use for them: near what is just possible CP-SAT counts little of the time that it takes.
+    if len(problem.passes) <= LARGE_PASSES and state.schedule is not None and state.enough is None:
         from ..ilp.neighbourhood_search import better_neighbours
 
         first = state.schedule

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
 from ...util.files import write_text
+from ...util.temporary import temporary_folder
 from ..transport.failure import RunFailed
 from .torchrun import LATE_SECONDS, allowed, fit
 
@@ -34,7 +34,7 @@ def run_local(schedule: Schedule, spec: str, **chosen: Any) -> Trace:
     """Run `schedule` with the model called `spec` on one process a rank, one thread each, and return what was measured.
 
     chosen: fields of `job.Options`. Raises BadInput, and RunFailed in one line naming rank, pass and cause. In any case,
-    also where it is interrupted, no process and no file stays behind.
+    also where it is interrupted, no process and no file stays behind; what stays where it is killed the next one removes.
     """
     from .job import Options
 
@@ -45,8 +45,7 @@ def run_local(schedule: Schedule, spec: str, **chosen: Any) -> Trace:
             f"more than {MAX_PROCESSES}: use torchrun on several machines"
         )
     fit(schedule, spec, options)
-    with tempfile.TemporaryDirectory(prefix="zbsolve-run-") as name:
-        folder = Path(name)
+    with temporary_folder("run") as folder:
         schedule.save(folder / "schedule.json")
         ranks = schedule.problem.ranks * options.replicas
         write_text(folder / "job.json", json.dumps({"spec": spec, "ranks": ranks, "options": asdict(options)}))
