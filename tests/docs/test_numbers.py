@@ -110,6 +110,16 @@ def test_steps_without_a_barrier() -> None:
         assert took + what.format(row["predicted_us"] / 1e3) in sentences("docs/training-loop.md")
 
 
+def test_the_memory_that_solve_saves() -> None:
+    found = kept("least_peak")
+    lean, small, longer = found["median_changes"].values()
+    said = sentences("docs/memory.md")
+    assert f"Of {found['problems']} steps" in said
+    assert f"{found['optimal']} have a proven optimal value" in said
+    assert f"fall by {-lean:.0%}".replace("%", " %") in said
+    assert f"by {-small:.0%} with `--prefer memory`, at {longer:.1%} more time".replace("%", " %") in said
+
+
 def test_exact_models() -> None:
     closed = {
         name: max(row["passes"] for row in kept("milp")["rows"] if row["solver"] == name and row["optimal"])
