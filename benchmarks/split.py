@@ -58,7 +58,7 @@ def measured(size: str, blocks: int) -> tuple[Samples, dict[str, tuple[int, ...]
         kind: Stage([seeded(0, i, partial(Block, width, heads))() for i in range(blocks)], 1, norms=kind.endswith("norms"))
         for kind in KINDS
     }
-    x, dy = torch.randn(batch, length, width), torch.randn(batch, length, width)
+    x, dy = torch.randn(batch, length, width, requires_grad=True), torch.randn(batch, length, width)
     samples: Samples = {kind: {k: [] for k in passes} for kind, passes in KINDS.items()}
     for stage in stages.values():  # gradients are there, as in the middle of a step
         round_of(stage, x, dy, fused=False)
@@ -76,7 +76,7 @@ def round_of(stage: Stage, x: torch.Tensor, dy: torch.Tensor, *, fused: bool) ->
     at = [time.thread_time()]
     stage.forward(0, x, None, split=not fused)
     at.append(time.thread_time())
-    stage.backward(0, dy)
+    stage.backward(0, [dy])
     at.append(time.thread_time())
     if not fused:
         stage.weights(0)
@@ -90,9 +90,9 @@ def holds(stage: Stage, x: torch.Tensor, dy: torch.Tensor) -> tuple[int, ...]:
     parameters = stage.parameters()
     meter, found = LiveBytes([*parameters, *(p.grad for p in parameters if p.grad is not None)]), []
     with meter:
-        stage.forward(0, x.clone(), None, split=True)
+        stage.forward(0, x.detach().clone().requires_grad_(), None, split=True)
         found.append(meter.now)
-        stage.backward(0, dy.clone())
+        stage.backward(0, [dy.clone()])
         found.append(meter.now)
         stage.weights(0)
         found.append(meter.now)

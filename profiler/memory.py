@@ -163,14 +163,15 @@ def _metered(stage: Stage, example: Tensor, target: Tensor, meter: Meter) -> Lay
     output = _output(stage, example, target)
     last = stage.loss is not None
     with meter:
-        x = example if stage.first == 0 else example.clone()
+        with torch.no_grad():
+            x = example if stage.first == 0 else example.clone().requires_grad_(example.requires_grad)
         before = meter.now
         y: Any = stage.forward(0, x, target, split=True)
         over = meter.most - max(before, meter.now)
         size = 0 if last else y.numel() * y.element_size()
         del x, y
         after_f = meter.now
-        gradient = None if last else torch.ones(output.shape, dtype=output.dtype, device=example.device)
+        gradient = None if last else [torch.ones(output.shape, dtype=output.dtype, device=example.device)]
         before = meter.most = meter.now
         result = stage.backward(0, gradient)
         over = max(over, meter.most - max(before, meter.now))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.backward.values import trained
 
 from .dataflow import Flow
 from .operation_costs import Op, Work
@@ -23,7 +24,8 @@ def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Tensor, Tensor])
 def _input(i: int, through: Flow, batch: tuple[Tensor, Tensor]) -> Tensor:
     if i == 0:
         return batch[0]
-    return torch.empty(through.inputs[i].shape, dtype=through.inputs[i].dtype)
+    x = torch.empty(through.inputs[i].shape, dtype=through.inputs[i].dtype)
+    return x.requires_grad_(x.is_floating_point())
 
 
 def _passes(stage: Stage, x: Tensor, target: Tensor) -> PassOps:
@@ -35,7 +37,7 @@ def _turn(stage: Stage, x: Tensor, target: Tensor, *, split: bool) -> PassOps:
     """Forward and backward of one microbatch."""
     with Work() as f:
         y = stage.forward(0, x, target, split=split)
-    gradient = None if stage.loss is not None else torch.ones_like(y)
+    gradient = None if stage.loss is not None else [torch.ones_like(one) for one in trained(y)]
     with Work() as b:
         stage.backward(0, gradient)
     if not split:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.backward.values import trained
 from zbsolve.models.model import Model
 
 from .dataflow import Boundary
@@ -99,7 +100,8 @@ def alone(model: Model, i: int, boundary: Boundary, device: torch.device) -> Fee
 
     def feed(microbatch: int, step: int) -> tuple[Tensor, Tensor]:
         _, target = model.batch(microbatch, step)
-        return torch.randn(boundary.shape, device=device).to(boundary.dtype), target.to(device)
+        x = torch.randn(boundary.shape, device=device).to(boundary.dtype)
+        return x.requires_grad_(x.is_floating_point()), target.to(device)
 
     return feed
 
@@ -131,7 +133,7 @@ def _round(sets: Sequence[list[Stage]], given: list[tuple[Tensor, Tensor]], time
         last = x
     for m in range(len(given)):
         stages = sets[m % len(sets)]
-        gradient = None if stages[-1].loss is not None else torch.ones_like(last)
+        gradient = None if stages[-1].loss is not None else [torch.ones_like(one) for one in trained(last)]
         for stage in reversed(stages):
             if again:
                 timer.run(stage.first, "X", stage.recompute, m)

@@ -67,6 +67,8 @@ def test_survivors_name_the_rank_that_is_lost_and_the_pass_that_waited(ranks: Ra
         ("throw", "ValueError: on purpose"),
         ("memory", "out of memory: tried to allocate 1125899906842624 bytes"),
         ("python memory", "out of memory"),
+        ("object", r"the output of layer \d has a object: what can be handed on are tensors and plain values"),
+        ("structure", r"makes \(\(.*\) torch.float32, \(.*\) torch.float32\), not \(.*\) torch.float32 as before.*"),
     ],
 )
 def test_all_ranks_say_what_one_of_them_raised(ranks: Ranks, what: str, why: str) -> None:

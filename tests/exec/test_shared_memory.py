@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from zbsolve.exec.transport import shared_memory as local
-from zbsolve.exec.transport.mailbox import DTYPES
+from zbsolve.exec.transport.format import PLAIN as DTYPES
 from zbsolve.exec.transport.shared_memory import (
     FIRST_SIZE,
     FREED,

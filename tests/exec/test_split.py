@@ -415,7 +415,7 @@ def test_a_second_stage_takes_the_layers_over() -> None:
     Stage(layers, first=1)
     stage = Stage(layers, first=1)
     stage.forward(0, torch.randn(2, 4), None, split=True)
-    stage.backward(0, torch.randn(2, 4))
+    stage.backward(0, [torch.randn(2, 4)])
     assert layers[0].weight.grad is None
     stage.weights(0)
     assert layers[0].weight.grad is not None

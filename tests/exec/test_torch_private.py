@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,12 @@ def functorch_active() -> None:
 
 def run_backward() -> None:
     x = torch.ones(3, requires_grad=True)
-    y = (x * x).sum()
-    private.run_backward(private.gradient_edge(y), torch.tensor(5.0))
+    y, z = (x * x).sum(), 3 * x
+    private.run_backward([private.gradient_edge(y), private.gradient_edge(z)], [torch.tensor(5.0), torch.ones(3)])
     assert x.grad is not None
-    assert x.grad.tolist() == [10.0] * 3
+    assert x.grad.tolist() == [13.0] * 3
     with pytest.raises(RuntimeError, match="second time"):
-        private.run_backward(private.gradient_edge(y), torch.tensor(1.0))
+        private.run_backward([private.gradient_edge(y)], [torch.tensor(1.0)])
 
 
 def gradient_edge() -> None:
@@ -174,13 +175,109 @@ def dispatch_mode() -> None:
 
 
 def tree_leaves() -> None:
-    assert private.tree_leaves({"a": [1, (2, 3)], "b": None}) == [1, 2, 3, None]
+    value = {"a": [1, (2, 3)], "b": None}
+    assert private.tree_leaves(value) == [1, 2, 3, None]
+    leaves, spec = private.tree_flatten(value)
+    text = private.treespec_dumps(spec)
+    assert isinstance(spec, private.TreeSpec)
+    assert private.tree_unflatten(leaves, private.treespec_loads(text)) == value
+    assert private.tree_map(lambda leaf: leaf and leaf + 1, value) == {"a": [2, (3, 4)], "b": None}
+    with pytest.raises(NotImplementedError):
+        private.treespec_dumps(private.tree_flatten(torch.return_types.max((1, 2)))[1])
+
+
+# --- Joint graphs ---
+
+
+def _joint(block: nn.Module, x: Tensor, table: Any = None) -> Any:
+    with ExitStack() as stack:
+        return private.export_joint(stack, private.capture_block(stack, block, (x,)), (x,), table)
+
+
+def _descs(joint: Any) -> list[Any]:
+    (output,) = joint.graph_module.graph.find_nodes(op="output")
+    return list(output.meta["desc"])
+
+
+def capture_block() -> None:
+    """Tags of checkpointing stay: a joint graph that is cut keeps less between forward and backward."""
+    block = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+    block.compile()
+    x = torch.randn(2, 4, requires_grad=True)
+    with ExitStack() as stack:
+        captured = private.capture_block(stack, block, (x,))
+        torch.testing.assert_close(captured(x), block(x))
+        assert [name for name, _ in captured.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def export_joint() -> None:
+    joint = _joint(nn.Linear(4, 3), torch.randn(2, 4, requires_grad=True))
+    takes = [node.meta["desc"] for node in joint.graph_module.graph.find_nodes(op="placeholder")]
+    kinds = private.descriptors()
+    expected = [kinds.ParamAOTInput("weight"), kinds.ParamAOTInput("bias"), kinds.PlainAOTInput(0)]
+    assert takes == [*expected, kinds.TangentAOTInput(kinds.PlainAOTOutput(0))]
+    assert _descs(joint) == [kinds.PlainAOTOutput(0), *(kinds.GradAOTOutput(one) for one in expected)]
+
+
+def partition_joint() -> None:
+    x = torch.randn(2, 4, requires_grad=True)
+    sizes = []
+    for least in (False, True):
+        joint = _joint(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.GELU()), x)
+        forward, backward = private.partition_joint(joint.graph_module, joint.fake_mode, 1, [0, 1], least)
+        ((kept, *_),) = [node.args for node in forward.graph.find_nodes(op="output")]
+        sizes.append(len(kept))
+        assert len(list(backward.graph.find_nodes(op="placeholder"))) == len(kept)  # what is kept, and a tangent
+    assert sizes[1] < sizes[0]
+
+
+def mask_positions() -> None:
+    for operation, at in private.MASK_POSITIONS.items():
+        assert operation._schema.arguments[at].name == "output_mask"
+
+
+def simplify_joint() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + 0).reshape(2, 4)
+
+    joint = _joint(Twice(), torch.randn(2, 4, requires_grad=True), private.decompositions())
+    before = len(list(joint.graph_module.graph.nodes))
+    private.simplify_joint(joint.graph_module, joint.fake_mode)
+    assert len(list(joint.graph_module.graph.nodes)) < before
+
+
+def decompositions() -> None:
+    """Dropout is not among them: its random numbers stay those of eager mode."""
+    table = private.decompositions()
+    assert torch.ops.aten.silu.default in table
+    assert torch.ops.aten.rand_like.default not in table
+
+
+def boxed() -> None:
+    joint = _joint(nn.Linear(4, 3), torch.randn(2, 4, requires_grad=True))
+    block, x = nn.Linear(4, 3), torch.randn(2, 4)
+    given = [block.weight.detach(), block.bias.detach(), x, torch.ones(2, 3)]
+    y, dw, _, dx = private.boxed(joint.graph_module)(given)
+    assert given == []
+    torch.testing.assert_close(y, block(x).detach())
+    torch.testing.assert_close(dw, torch.ones(3, 2) @ x)
+    torch.testing.assert_close(dx, torch.ones(2, 3) @ block.weight.detach())
+
+
+def module_hooked() -> None:
+    layers = [nn.Linear(1, 1) for _ in range(5)]
+    layers[1].register_forward_hook(lambda *args: None)
+    layers[2].register_forward_pre_hook(lambda *args: None)
+    layers[3].register_full_backward_hook(lambda *args: None)
+    layers[4].register_full_backward_pre_hook(lambda *args: None)
+    assert [private.module_hooked(layer) for layer in layers] == [False, True, True, True, True]
 
 
 LOCAL = {
     name: value
     for name, value in list(globals().items())
-    if inspect.isfunction(value) and value.__module__ == __name__ and not name.startswith("test_")
+    if inspect.isfunction(value) and value.__module__ == __name__ and not name.startswith(("test_", "_"))
 }
 # Names that a function above covers under another one, and those that need a process group (see `groups`).
 ELSEWHERE = {
@@ -189,7 +286,14 @@ ELSEWHERE = {
     "FakeTensor": "fake_tensor_mode",
     "FakeTensorMode": "fake_tensor_mode",
     "TorchDispatchMode": "dispatch_mode",
+    "MASK_POSITIONS": "mask_positions",
+    "descriptors": "export_joint",
+    **dict.fromkeys(
+        ("TreeSpec", "tree_flatten", "tree_map", "tree_unflatten", "treespec_dumps", "treespec_loads"), "tree_leaves"
+    ),
 }
+# tests/exec/test_graph_split.py compiles with it: a C++ compiler takes ten seconds.
+COMPILED = {"compiled"}
 ON_RANKS = {"default_group", "default_store", "backend_of", "backend_timeout", "pipeline_runtime", "load_order"}
 
 
@@ -238,7 +342,7 @@ def test_what_needs_a_process_group() -> None:
 
 
 def test_every_name_has_a_test() -> None:
-    assert set(private.__all__) == {name for name in private.__all__ if name in {*LOCAL, *ON_RANKS, *ELSEWHERE}}
+    assert set(private.__all__) == {name for name in private.__all__ if name in {*LOCAL, *ON_RANKS, *ELSEWHERE, *COMPILED}}
     assert {*ELSEWHERE.values()} <= LOCAL.keys()
     own = {name for name, value in vars(private).items() if getattr(value, "__module__", "") == private.__name__}
     assert own - {"_ENGINE"} <= {*private.__all__}

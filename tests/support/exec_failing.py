@@ -38,6 +38,10 @@ class Bad(nn.Module):
                 bytearray(1 << 60)
             if self.what == "nan":
                 x = x * float("nan")
+            if self.what == "object":
+                return {"x": x, "odd": object()}
+            if self.what == "structure":
+                return x, x
             if self.what == "nan back":
                 x.register_hook(lambda gradient: gradient / 0)
         y = self.inner(x)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from zbsolve.exec import Pipeline
 from zbsolve.exec.program import Message
 from zbsolve.exec.transport import shared_memory as local
-from zbsolve.exec.transport.mailbox import DTYPES, Mailbox
+from zbsolve.exec.transport.format import PLAIN as DTYPES
+from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.transport.wires import CPU, Wires
 
 from .exec_jobs import toy

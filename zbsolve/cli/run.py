@@ -33,6 +33,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=5, help="training steps that are timed")
     parser.add_argument("--warmup", type=int, default=2, help="training steps before")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
+    parser.add_argument(
+        "--split",
+        choices=("layers", "graph", "inductor"),
+        default="layers",
+        help="how the backward is split: in the layers, by each layer's graph, or by graphs that inductor compiles",
+    )
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="torch's, with its defaults")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate")
     parser.add_argument(

@@ -13,7 +13,9 @@ from ..models.model import Place, ties
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .backward.stage import Loss, Stage
+from .backward.by_name import Parts, parts_by_name
+from .backward.layer_split import Loss
+from .backward.stage import Stage
 from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
 from .handlers.handler import RankState
@@ -43,6 +45,7 @@ class Given:
     update: Update | None
     device: torch.device
     seed: int
+    split: str = "layers"
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +112,9 @@ def connected(
     exchanged = [action.stage for action in program.actions if HANDLERS[action.kind].ends_with_step]
     common = buckets(problem.stage_ranks, stage_of, part.layers, part.tied)
     shared = Shared(wires, common, exchanged, given.device, group, peers.timeout)
-    stages = stages_of(part.counts, program.stages, part.layers, given.loss, problem.round or problem.microbatches)
+    microbatches = problem.round or problem.microbatches
+    parts = parts_by_name(given.split)
+    stages = stages_of(part.counts, program.stages, part.layers, given.loss, microbatches, parts)
     update = given.update
     versions = {} if update is None else {s: WeightVersions(one.parameters(), update) for s, one in stages.items()}
     if emulate is not None:
@@ -133,15 +138,18 @@ def layer_numbers(counts: Sequence[int], stages: Sequence[int]) -> list[int]:
 
 
 def stages_of(
-    counts: Sequence[int], stages: Sequence[int], layers: Mapping[int, nn.Module], loss: Loss | None, microbatches: int
+    counts: Sequence[int],
+    stages: Sequence[int],
+    layers: Mapping[int, nn.Module],
+    loss: Loss | None,
+    microbatches: int,
+    parts: Parts,
 ) -> dict[int, Stage]:
-    """One rank's stages of these layers; the last of all stages gets the loss. microbatches: whose mean gradient is made."""
-    return {
-        s: Stage(
-            [layers[i] for i in layer_numbers(counts, [s])],
-            sum(counts[:s]),
-            loss if s == len(counts) - 1 else None,
-            1 / microbatches,
-        )
-        for s in stages
-    }
+    """One rank's stages of these layers; the last of all stages gets the loss. microbatches: whose mean gradient is made.
+    parts: how layers are split."""
+    found = {}
+    for s in stages:
+        mine, first, last = [layers[i] for i in layer_numbers(counts, [s])], sum(counts[:s]), s == len(counts) - 1
+        behind = loss if last else None
+        found[s] = Stage(mine, first, behind, 1 / microbatches, parts=parts(mine, first, behind))
+    return found

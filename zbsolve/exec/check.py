@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..models.model import Place
 from ..problem import Problem
-from .backward.stage import run_layers
+from .backward.layer_split import run_layers
 from .handlers.handler import Data
 from .transport.wires import Wires, receive_bytes, send_bytes
 from .update_groups import groups_of, versions_of

@@ -9,28 +9,35 @@ import torch
 from torch import Tensor
 
 from ..util.errors import BadInput
+from .backward.values import leaves_of
+from .torch_private import tree_flatten, tree_map, tree_unflatten
+from .transport.format import Format
 from .transport.mailbox import Mailbox
 from .transport.wires import STEP
 
-Batch = Tensor | Sequence[Tensor] | Mapping[int, Tensor]
+Batch = Any  # a pytree of tensors, a list of microbatches, or a mapping from microbatches to them
 
 
 def split_batch(
-    batch: Batch | None,
+    batch: Batch,
     what: str,
     needed: Sequence[int],
     microbatches: Sequence[int],
     device: torch.device,
     uneven: bool = False,
-) -> dict[int, Tensor]:
-    """Microbatch → its tensor on `device`, for those that are `needed`. A batch in one tensor is cut along dimension 0, into
-    equal parts or, if `uneven`, into parts that differ by a row. Raises BadInput naming `what`."""
+) -> dict[int, Any]:
+    """Microbatch → its tensors on `device`, for those that are `needed`.
+
+    batch: a list of microbatches (or a tuple of as many tensors that are alike), a mapping from their numbers, or one batch:
+    a pytree (a tensor, a tuple, a dict) whose tensors are cut along dimension 0, into equal parts or, if `uneven`, into
+    parts that differ by a row. Raises BadInput naming `what`.
+    """
     count = len(microbatches)
     if not needed:
         return {}
     if batch is None:
         raise BadInput(f"{what}: needed here for microbatch {needed[0]}")
-    if isinstance(batch, Tensor):
+    if not in_microbatches(batch, count):
         batch = cut(batch, what, count, uneven)
     if not isinstance(batch, Mapping):
         if len(batch) != count:
@@ -39,34 +46,65 @@ def split_batch(
     missing = [m for m in needed if m not in batch]
     if missing:
         raise BadInput(f"{what}: microbatch {missing[0]} is needed here")
-    return {m: x if (x := batch[m]).device == device else x.to(device) for m in needed}
+    return {m: moved(batch[m], device) for m in needed}
 
 
-def cut(batch: Tensor, what: str, count: int, uneven: bool) -> list[Tensor]:
-    """The batch in `count` parts along dimension 0. A part without rows is the first row once more (see `shares_of`). Raises
-    BadInput naming `what`."""
-    if not batch.dim() or not len(batch):
-        raise BadInput(f"{what}: {tuple(batch.shape)} has no rows")
-    if len(batch) % count and not uneven:
+def moved(value: Any, device: torch.device) -> Any:
+    """A pytree with its tensors on `device`."""
+    if isinstance(value, Tensor):
+        return value if value.device == device else value.to(device)
+    return tree_map(lambda leaf: moved(leaf, device) if isinstance(leaf, Tensor) else leaf, value)
+
+
+def in_microbatches(batch: Batch, count: int | None = None) -> bool:
+    """Is it a microbatch each? A list is; and a tuple of tensors that are alike in type and dimensions, as `tensor.chunk(4)`
+    gives them: of `count`, where that is said."""
+    if isinstance(batch, tuple):
+        tensors = [one for one in batch if isinstance(one, Tensor)]
+        alike = len(batch) == len(tensors) and len({(one.dtype, one.dim()) for one in tensors}) == 1
+        return alike and count in (None, len(batch))
+    return isinstance(batch, list) or (isinstance(batch, Mapping) and all(isinstance(key, int) for key in batch))
+
+
+def cut(batch: Any, what: str, count: int, uneven: bool) -> list[Any]:
+    """The batch in `count` parts along dimension 0 of its tensors; all else is in every part. A part without rows is the
+    first row once more (see `shares_of`). Raises BadInput naming `what`."""
+    leaves, spec = tree_flatten(batch)
+    parts = [_cut_leaf(leaf, what, count, uneven) if isinstance(leaf, Tensor) else [leaf] * count for leaf in leaves]
+    return [tree_unflatten([part[i] for part in parts], spec) for i in range(count)]
+
+
+def _cut_leaf(leaf: Tensor, what: str, count: int, uneven: bool) -> list[Tensor]:
+    if not leaf.dim() or not len(leaf):
+        raise BadInput(f"{what}: {tuple(leaf.shape)} has no rows")
+    if len(leaf) % count and not uneven:
         raise BadInput(
-            f"{what}: {tuple(batch.shape)} does not split into {count} microbatches of equal size: pass uneven=True, or "
+            f"{what}: {tuple(leaf.shape)} does not split into {count} microbatches of equal size: pass uneven=True, or "
             "a list of microbatches, or leave such a batch out (drop_last=True of a DataLoader)"
         )
-    return [part if len(part) else batch[:1] for part in batch.tensor_split(count)]
+    return [part if len(part) else leaf[:1] for part in leaf.tensor_split(count)]
 
 
-def shares_of(targets: Batch | None, needed: Sequence[int], count: int) -> dict[int, float]:
+def shares_of(targets: Batch, needed: Sequence[int], count: int) -> dict[int, float]:
     """Microbatch → its rows by the mean microbatch's, so that every row of the batch counts alike; {} where all have equally
     many, or none is `needed`. Raises BadInput where rows are not known."""
     if not needed or targets is None:
         return {}
-    if isinstance(targets, Tensor):
-        rows = [len(part) for part in targets.tensor_split(count)]
+    if not in_microbatches(targets, count):
+        rows = [len(part) for part in first_tensor(targets).tensor_split(count)]
     elif len(targets) == count:
-        rows = [len(targets[m]) for m in range(count)]
+        rows = [len(first_tensor(targets[m])) for m in range(count)]
     else:
         raise BadInput(f"targets: {len(targets)} microbatches: uneven=True needs the rows of all {count}")
     return {} if len(set(rows)) == 1 else {m: n * count / sum(rows) for m, n in enumerate(rows)}
+
+
+def first_tensor(value: Any) -> Tensor:
+    """The tensor whose rows are those of a batch. Raises BadInput."""
+    found = next((leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)), None)
+    if found is None:
+        raise BadInput("a batch without a tensor has no rows")
+    return found
 
 
 class ShapeNumbers:
@@ -81,7 +119,7 @@ class ShapeNumbers:
         self._numbers: dict[Any, int] = {}
         self._before: dict[int, tuple[list[Any], Tensor]] = {}
 
-    def agree(self, mailbox: Mailbox, inputs: Mapping[int, Tensor], device: torch.device) -> dict[int, int]:
+    def agree(self, mailbox: Mailbox, inputs: Mapping[int, Any], device: torch.device) -> dict[int, int]:
         """Microbatch → the number of its input's shape, for those that pass this rank. Raises LostRank."""
         numbers: dict[int, int] = {}
         for tag, chain, passing in self._routes:
@@ -91,7 +129,7 @@ class ShapeNumbers:
                 mailbox.ask(said, chain[place - 1], tag)
             else:
                 cast = _autocast(device.type)
-                said = self._say(tag, [(inputs[m].shape, inputs[m].dtype, cast) for m in passing])
+                said = self._say(tag, [(Format.of(inputs[m]), cast) for m in passing])
             if place < len(chain) - 1:
                 mailbox.tell(said, chain[place + 1], tag)
             numbers |= zip(passing, said.tolist(), strict=True)

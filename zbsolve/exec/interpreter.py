@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..util.errors import BadInput
+from .backward.values import bytes_of
 from .emulate import EmulatedDevice
 from .handlers.handler import Data, Handler, RankState
 from .handlers.table import HANDLERS
@@ -27,10 +28,10 @@ class Transport(Protocol):
     def post(self, message: Message) -> None:
         """Get ready to receive it; never waits."""
 
-    def take(self, message: Message) -> tuple[Tensor, int]:
-        """Wait for it. Its tensor, and when it was here, monotonic ns."""
+    def take(self, message: Message) -> tuple[Any, int]:
+        """Wait for it. Its tensors, and when it was here, monotonic ns."""
 
-    def send(self, message: Message, tensor: Tensor) -> None:
+    def send(self, message: Message, value: Any) -> None:
         """Start sending it; never waits."""
 
 
@@ -77,7 +78,7 @@ class Interpreter:
         self.hooks = hooks or Hooks()
         self.record = Record(0)
         self.handed_bytes: dict[str, int] = {}
-        self._handed: dict[str, Tensor] = {}
+        self._handed: dict[str, Any] = {}
         self._looked = 0  # losses of this step that were looked at
 
     def begin(self, data: Data) -> Record:
@@ -113,7 +114,7 @@ class Interpreter:
         for one in versions:
             meter.ignore(one.tensors())
         meter.ignore(p.grad for s in self.state.stages.values() for p in s.parameters() if p.grad is not None)
-        self.handed_bytes |= {name: tensor.nbytes for name, tensor in self._handed.items()}
+        self.handed_bytes |= {name: bytes_of(value) for name, value in self._handed.items()}
         self.record.held.append(meter.now + sum(one.kept_bytes for one in versions))
 
     def run(self, action: Action) -> None:
@@ -156,7 +157,7 @@ class Interpreter:
         record.start.append(start)
         record.end.append(end)
 
-    def _input(self, action: Action) -> tuple[Tensor | None, int, int]:
+    def _input(self, action: Action) -> tuple[Any, int, int]:
         """What the pass takes, when it was here, and how long this rank waited for it, ns."""
         takes, emulated = action.takes, self.hooks.emulated
         given, arrived, asked = None, 0, 0
@@ -172,7 +173,7 @@ class Interpreter:
             arrived = emulated.ready(action.name, arrived)
         return given, arrived, max(0, arrived - asked) if asked else 0
 
-    def _labelled(self, handler: Handler, action: Action, given: Tensor | None) -> Tensor | None:
+    def _labelled(self, handler: Handler, action: Action, given: Any) -> Any:
         """The handler's work, with the pass's name in torch's profiler (which would read a bare 2F0 as a mangled C++
         name)."""
         if not profiler_enabled():
@@ -180,7 +181,7 @@ class Interpreter:
         with torch.profiler.record_function(f"zbsolve:{action.name}"):
             return self._with_version(handler, action, given)
 
-    def _with_version(self, handler: Handler, action: Action, given: Tensor | None) -> Tensor | None:
+    def _with_version(self, handler: Handler, action: Action, given: Any) -> Any:
         """The handler's work, while the layers show the version of the weights that the pass uses."""
         use = action.use
         if use is None or not handler.uses_weights:
@@ -191,7 +192,7 @@ class Interpreter:
         versions.done(use)
         return output
 
-    def _look(self, handler: Handler, action: Action, output: Tensor | None) -> None:
+    def _look(self, handler: Handler, action: Action, output: Any) -> None:
         losses, read = self.record.losses[self._looked :], None
         self._looked += len(losses)
         if action.reads:

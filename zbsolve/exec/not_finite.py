@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .backward.stage import Stage
+from .backward.values import tensors_of
 from .handlers.handler import Handler
 from .transport.failure import RunFailed
 
 
-def look_for_nonfinite(
-    handler: Handler, stage: Stage, output: Tensor | None, losses: Sequence[Tensor], read: Tensor | None
-) -> None:
+def look_for_nonfinite(handler: Handler, stage: Stage, output: Any, losses: Sequence[Tensor], read: Any) -> None:
     """Look at all that a pass made: its `output`, the `losses` of its microbatch, gradients of its stage's parameters. read:
     the model's input, where the pass took it.
 
     Nothing goes on from a pass that raises here, so the pass that is named is where it began. On a GPU this waits for the
     pass. Raises RunFailed.
     """
-    if read is not None and read.is_floating_point():
-        _look("the model's input", read)
-    if output is not None:
-        _look(handler.makes, output, stage)
+    for tensor in _floating(read):
+        _look("the model's input", tensor)
+    for tensor in _floating(output):
+        _look(handler.makes, tensor, stage)
     for loss in losses:
         _look("its loss", loss, stage)
     if handler.adds_gradients:
         for name, parameter in _named(stage):
             if parameter.grad is not None:
                 _look(f"the gradient of {name}", parameter.grad)
+
+
+def _floating(value: Any) -> list[Tensor]:
+    return [tensor for tensor in tensors_of(value) if tensor.is_floating_point()]
 
 
 def _look(what: str, tensor: Tensor, stage: Stage | None = None) -> None:

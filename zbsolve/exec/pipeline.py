@@ -15,7 +15,7 @@ from ..schedule import Schedule
 from ..trace import Trace
 from ..util.errors import BadInput
 from .assembly import Given, check_updates, connected, own_part, paired_wires
-from .backward.stage import Loss
+from .backward.layer_split import Loss
 from .emulate import Times
 from .feed import Batch, shares_of, split_batch, step_seed
 from .handlers.handler import Data
@@ -46,7 +46,9 @@ class Pipeline:
     group of the ranks with the same stages in all pipelines, in one order everywhere (`group` is this pipeline's own):
     `.grad` becomes the mean over them. Any optimizer of torch's waits for that before it steps; call `wait_gradients` before
     reading gradients otherwise. Losses, times and memory are this pipeline's. update: for a schedule with passes U: makes a
-    torch optimizer of a stage's parameters; `step` then updates by itself, and leaves no gradients.
+    torch optimizer of a stage's parameters; `step` then updates by itself, and leaves no gradients. split: how the backward
+    is split: in the "layers" that queue their weight gradients (the rest of a backward is B), or by the "graph" of each
+    layer, which splits any operation, as it is or compiled by "inductor".
 
     Every rank of the group makes one, with the same schedule. Raises BadInput where something does not fit, on all ranks
     also where it does not fit on one, and RunFailed where a rank fails. After RunFailed the process group is of no use.
@@ -73,13 +75,14 @@ class Pipeline:
         watch: bool = False,
         replicas: Any = None,
         update: Update | None = None,
+        split: str = "layers",
     ) -> None:
         self.schedule, self.seed, self.steps, self.rounds = schedule, seed, 0, dict[Any, Any]()
         self.group, self.device = group, torch.device(device)
         self.wires = Wires.of(group, self.device)
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
-        given = Given(layers, loss, tuple(tied), init, update, self.device, seed)
+        given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split)
         with agreed(self.wires, "schedule", content(schedule)):
             part = own_part(schedule, self.wires, given)
             check_updates(schedule.problem, update, part.tied, replicas)

@@ -11,6 +11,7 @@ from torch import nn
 from ..schedule import Schedule
 from ..timeline import Timeline
 from .backward.replay import torch_random_kept
+from .backward.values import tensors_of
 from .emulate import sleep_until
 from .feed import ShapeNumbers
 from .handlers.handler import Data
@@ -115,7 +116,7 @@ class RankRunner:
 
     def _metered(self, data: Data) -> tuple[Record, Memory]:
         meter, program = LiveBytes([*self.module.parameters(), *self.module.buffers()]), self.interpreter.program
-        meter.ignore([*data.inputs.values(), *data.targets.values()])
+        meter.ignore(leaf for value in (*data.inputs.values(), *data.targets.values()) for leaf in tensors_of(value))
         with meter:
             record = self._passes(data, meter)
         names = tuple(action.name for action in program.actions)

@@ -7,7 +7,8 @@ packages names a private part of torch. What needs an import of seconds is impor
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -24,37 +25,53 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _NormBase as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten, treespec_dumps, treespec_loads
 
 __all__ = [
     "FAKE_REFUSALS",
+    "MASK_POSITIONS",
     "BatchNorm",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "TreeSpec",
     "applied",
     "backend_of",
     "backend_timeout",
+    "boxed",
     "buffers_of",
+    "capture_block",
     "children_of",
+    "compiled",
+    "decompositions",
     "default_group",
     "default_store",
+    "descriptors",
+    "export_joint",
     "fake_log",
     "functorch_active",
     "gradient_edge",
     "hooked",
     "is_mutable",
     "load_order",
+    "module_hooked",
     "norms_of",
     "output_padding",
     "padding_around",
     "parameters_of",
+    "partition_joint",
     "pipeline_runtime",
     "profiler_enabled",
     "run_backward",
     "scale_all",
+    "simplify_joint",
     "storage_key",
+    "tree_flatten",
     "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
+    "treespec_dumps",
+    "treespec_loads",
     "version_of",
 ]
 
@@ -67,10 +84,10 @@ functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _ENGINE: Any = torch.autograd.Variable._execution_engine
 
 
-def run_backward(root: GradientEdge, gradient: Tensor) -> None:
-    """Accumulate gradients from `root` on, freeing the graph. torch.autograd.backward's own Python would take longer than
+def run_backward(roots: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
+    """Accumulate gradients from `roots` on, freeing the graph. torch.autograd.backward's own Python would take longer than
     many a small layer, and a second to import."""
-    _ENGINE.run_backward((root,), (gradient,), False, False, (), True, True)
+    _ENGINE.run_backward(tuple(roots), tuple(gradients), False, False, (), True, True)
 
 
 def gradient_edge(y: Tensor) -> GradientEdge:
@@ -203,3 +220,98 @@ def pipeline_runtime(stages: Iterable[Any], microbatches: int, **options: Any) -
 def load_order(runtime: Any, path: str) -> None:
     """Give a runtime the order in a compute-only CSV."""
     runtime._load_csv(path, format="compute_only")
+
+
+# --- Joint graphs of forward and backward ---
+
+# Kernels that give gradients of an input and of parameters at once: the position of the mask that says which are wanted.
+MASK_POSITIONS = {
+    torch.ops.aten.convolution_backward.default: 10,
+    torch.ops.aten.native_layer_norm_backward.default: 7,
+    torch.ops.aten.native_group_norm_backward.default: 9,
+    **({torch.ops.aten._fused_rms_norm_backward.default: 5} if hasattr(torch.ops.aten, "_fused_rms_norm_backward") else {}),
+}
+
+
+def capture_block(stack: ExitStack, block: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    """`block` as Dynamo captures it: tags of activation checkpointing and names of parameters stay, and compiled blocks are
+    gone through. `stack` keeps what a trace of it needs until it is closed."""
+    from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+    from torch._guards import tracing
+
+    captured: Any = dynamo_graph_capture_for_export(block)(*inputs)
+    if "tracing_context" in captured.meta:
+        stack.enter_context(tracing(captured.meta["tracing_context"]))
+    return captured
+
+
+def export_joint(stack: ExitStack, block: Any, inputs: tuple[Any, ...], decompositions: dict[Any, Any] | None) -> Any:
+    """The joint graph of forward and backward; each input and output of it has a descriptor in its meta data."""
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    return aot_export_joint_with_descriptors(stack, block, inputs, decompositions=decompositions)
+
+
+def descriptors() -> Any:
+    """The module of the classes of descriptors."""
+    from torch._functorch._aot_autograd import descriptors as found
+
+    return found
+
+
+def decompositions() -> dict[Any, Any]:
+    """How inductor wants operations taken apart. Random numbers stay those of eager mode."""
+    from torch._inductor import config
+    from torch._inductor.decomposition import select_decomp_table
+
+    with config.patch(fallback_random=True):
+        return select_decomp_table()
+
+
+def partition_joint(joint: Any, mode: Any, forwards: int, fixed: list[int], least: bool) -> tuple[Any, Any]:
+    """A joint graph cut into forward and backward. forwards: how many of its outputs are the forward's. fixed: numbers of
+    the inputs that live anyway. least: keep as little between the two as recomputing cheap operations allows."""
+    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+    from torch._guards import TracingContext, tracing
+
+    cut = min_cut_rematerialization_partition if least else default_partition
+    with tracing(TracingContext(mode)):
+        return cut(joint, None, num_fwd_outputs=forwards, static_lifetime_input_indices=fixed)
+
+
+def boxed(graph: Any) -> Callable[[list[Any]], Any]:
+    """A graph as a function of one list, which it empties, so that each value goes when it was used last."""
+    from torch.fx.graph import _BoxedCodeGen
+
+    graph.graph.set_codegen(_BoxedCodeGen())
+    graph.recompile()
+    found: Callable[[list[Any]], Any] = graph.forward
+    return found
+
+
+def compiled(graph: Any, mode: Any, backward: bool) -> Callable[[list[Any]], Any]:
+    """A graph that inductor compiled, as a function of one list, which it empties. Random numbers are eager mode's."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    given = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    with tracing(TracingContext(mode)), config.patch(fallback_random=True):
+        found: Callable[[list[Any]], Any] = compile_fx_inner(graph, given, is_backward=backward)
+    return found
+
+
+def simplify_joint(graph: Any, mode: Any) -> None:
+    """What inductor does to a joint graph before it is cut, in place."""
+    from torch._inductor import config
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    with V.set_fake_mode(mode), config.patch(fallback_random=True):
+        joint_graph_passes(graph)
+
+
+def module_hooked(module: nn.Module) -> bool:
+    """Does it have hooks of its own? They run where it is called."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in names)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
 
 from .stage import Stage
+from .values import constant
 
 
 class ForwardStage(Stage):
@@ -15,15 +17,13 @@ class ForwardStage(Stage):
     def __init__(self, stage: Stage, with_loss: bool, last: bool) -> None:
         self.layers, self.first, self.live = stage.layers, stage.first, {}
         self.loss = stage.loss if with_loss else None
-        self.outputs: dict[int, Tensor] = {}
+        self.outputs: dict[int, Any] = {}
         self._keeps = last and not with_loss
 
-    def forward(
-        self, microbatch: int, x: Tensor, target: Tensor | None, *, split: bool, seed: int = 0, recompute: bool = False
-    ) -> Tensor:
+    def forward(self, microbatch: int, x: Any, target: Any, *, split: bool, seed: int = 0, recompute: bool = False) -> Any:
         """The F pass: see `Stage.forward`."""
         with torch.no_grad():
-            y = self.output(x.detach(), target, seed)
+            y = self.output(constant(x), target, seed)
         if self._keeps:
             self.outputs[microbatch] = y
         return y

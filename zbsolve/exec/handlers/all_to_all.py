@@ -6,7 +6,7 @@ what it is given; only its time is emulated.
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any
 
 from ...tables import Ints
 from ...util.errors import BadInput
@@ -15,7 +15,7 @@ from .graph import Graph
 from .handler import Check, Handler, RankState
 
 
-def _hand_on(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
+def _hand_on(state: RankState, action: Action, given: Any) -> Any:
     return given
 
 

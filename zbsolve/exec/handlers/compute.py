@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any
 
 from ...tables import Ints, Pass, pass_name
 from ...util.errors import BadInput
@@ -11,7 +11,7 @@ from .graph import Graph
 from .handler import Handler, RankState
 
 
-def _forward(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
+def _forward(state: RankState, action: Action, given: Any) -> Any:
     """Nobody takes the last stage's output, which is the loss."""
     m, data, stage, companions = action.microbatch, state.data, state.stages[action.stage], action.companions
     x = data.inputs[m] if given is None else given
@@ -25,17 +25,17 @@ def _forward(state: RankState, action: Action, given: Tensor | None) -> Tensor |
     return None
 
 
-def _backward(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
+def _backward(state: RankState, action: Action, given: Any) -> Any:
     m, data = action.microbatch, state.data
     return state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
 
 
-def _weights(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
+def _weights(state: RankState, action: Action, given: Any) -> Any:
     state.stages[action.stage].weights(action.microbatch)
     return None
 
 
-def _recompute(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
+def _recompute(state: RankState, action: Action, given: Any) -> Any:
     state.stages[action.stage].recompute(action.microbatch)
     return None
 

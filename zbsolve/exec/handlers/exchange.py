@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any
 
 from ...tables import Ints
 from ...util.errors import BadInput
@@ -11,7 +11,7 @@ from .graph import Graph
 from .handler import Handler, RankState
 
 
-def _exchange(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
+def _exchange(state: RankState, action: Action, given: Any) -> Any:
     """Begin the sum. The end of the step waits for it."""
     if state.exchange is not None:
         state.exchange(action.stage)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -20,12 +21,12 @@ from .graph import Graph
 
 @dataclass(frozen=True)
 class Data:
-    """What a step feeds in. inputs, targets: microbatch → tensor, for the first and for the last stage. seed: microbatch m
-    draws its random numbers from seed + m. shares: what each microbatch counts in the mean, 1 on average (empty: all count
-    alike). scale: losses are multiplied by it before their backward."""
+    """What a step feeds in. inputs, targets: microbatch → pytree of tensors, for the first and for the last stage. seed:
+    microbatch m draws its random numbers from seed + m. shares: what each microbatch counts in the mean, 1 on average
+    (empty: all count alike). scale: losses are multiplied by it before their backward."""
 
-    inputs: Mapping[int, Tensor]
-    targets: Mapping[int, Tensor]
+    inputs: Mapping[int, Any]
+    targets: Mapping[int, Any]
     seed: int = 0
     shares: Mapping[int, float] = field(default_factory=dict)
     scale: float = 1.0
@@ -47,7 +48,7 @@ class RankState:
     losses: list[Tensor] = field(default_factory=list)
 
 
-Run = Callable[[RankState, Action, Tensor | None], Tensor | None]
+Run = Callable[[RankState, Action, Any], Any]
 Check = Callable[[Graph, Ints], None]
 
 
@@ -59,8 +60,8 @@ def check_nothing(graph: Graph, rows: Ints) -> None:
 class Handler:
     """One kind of pass.
 
-    run(state, action, given): does the pass's work and returns its output, or None. `given` is what the edge to the pass
-    carries, or None. The interpreter takes the output wherever the schedule's edges carry it.
+    run(state, action, given): does the pass's work and returns its output, a pytree of tensors, or None. `given` is what the
+    edge to the pass carries, or None. The interpreter takes the output wherever the schedule's edges carry it.
     check(graph, rows): raises BadInput where the executor cannot run these passes, all that a problem has of the kind.
     takes: what the pass cannot do without: "activation" (on the first stage it reads the batch instead), "gradient" (on the
     last stage the loss gives it), or "" where it needs nothing.

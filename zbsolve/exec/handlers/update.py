@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any
 
 from ...tables import Ints
 from ...util.errors import BadInput
@@ -12,7 +12,7 @@ from .graph import Graph
 from .handler import Handler, RankState
 
 
-def _update(state: RankState, action: Action, given: Tensor | None) -> Tensor | None:
+def _update(state: RankState, action: Action, given: Any) -> Any:
     assert action.use is not None
     state.versions[action.stage].update(action.use)
     return None

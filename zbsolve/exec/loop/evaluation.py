@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...util.errors import BadInput
 from ..backward.replay import torch_random_kept
-from ..feed import Batch, cut, step_seed
+from ..backward.values import joined
+from ..feed import Batch, cut, first_tensor, in_microbatches, moved, step_seed
 from ..handlers.handler import Data
 from ..transport.peers import Peers, together
 from .forward_round import ForwardRound, handed_out
@@ -40,7 +42,7 @@ def evaluate(
 
 def forward(
     pipeline: OnRank, inputs: Batch | None = None, *, microbatches: int | None = None, everywhere: bool = False
-) -> Tensor | list[Tensor] | None:
+) -> Any:
     """The model's outputs for a batch: on ranks of the last stage, or `everywhere`; None on other ranks. Every rank calls
     this.
 
@@ -48,7 +50,7 @@ def forward(
     ranks of the first stage. All else is as in `evaluate`.
     """
     batch = _Batch.of(pipeline, inputs, None, microbatches, with_loss=False)
-    total, mine = _Total(pipeline.peers), dict[int, Tensor]()
+    total, mine = _Total(pipeline.peers), dict[int, Any]()
     for start, one, _ in _ran(pipeline, batch, with_loss=False):
         mine |= {start + m: y for m, y in one.outputs.items()}
         total.add(0.0, 0.0)  # no rank runs ahead of the others by more than a round
@@ -60,7 +62,7 @@ def forward(
     if pipeline.rank not in takers:
         return None
     outputs = [found[m] for m in range(batch.count)]
-    return outputs if batch.listed else torch.cat(outputs)
+    return outputs if batch.listed else joined(outputs)
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class _Batch:
     """A batch in microbatches. inputs, targets: all of them, on ranks that need some; else empty. count: of microbatches.
     listed: inputs were given as a list."""
 
-    inputs: Sequence[Tensor]
-    targets: Sequence[Tensor]
+    inputs: Sequence[Any]
+    targets: Sequence[Any]
     count: int
     listed: bool
 
@@ -83,7 +85,7 @@ class _Batch:
             first = _parts(inputs, "inputs", usual) if pipeline.inputs else []
             last = _parts(targets, "targets", usual) if with_loss and pipeline.targets else []
         wires = pipeline.peers.wires
-        mine = torch.tensor([len(first), len(last), bool(first) and not isinstance(inputs, Tensor)], dtype=torch.int64)
+        mine = torch.tensor([len(first), len(last), bool(first) and in_microbatches(inputs)], dtype=torch.int64)
         everything = torch.empty((wires.size, 3), dtype=torch.int64)
         pipeline.peers.wait(wires.control.allgather([list(everything.unbind())], [mine]), WHAT)
         counts = sorted({*everything[:, :2].ravel().tolist()} - {0})
@@ -92,13 +94,14 @@ class _Batch:
         return cls(first, last, counts[0], bool(everything[:, 2].any()))
 
 
-def _parts(batch: Batch | None, what: str, usual: int) -> Sequence[Tensor]:
+def _parts(batch: Batch | None, what: str, usual: int) -> Sequence[Any]:
     if usual < 1:
         raise BadInput(f"microbatches: at least 1 is needed, got {usual}")
     if batch is None:
         raise BadInput(f"{what}: needed here")
-    if isinstance(batch, Tensor):
-        return cut(batch, what, min(usual, len(batch)) if batch.dim() else usual, uneven=True)
+    if not in_microbatches(batch):
+        first = first_tensor(batch)
+        return cut(batch, what, min(usual, len(first)) if first.dim() else usual, uneven=True)
     if not isinstance(batch, Sequence) or not batch:
         raise BadInput(f"{what}: give the whole batch, as a tensor or as a list of microbatches")
     return batch
@@ -117,10 +120,10 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
             one = pipeline.rounds[count, with_loss]
             inputs, targets = batch.inputs[start:], batch.targets[start:]
             data = Data(
-                {m: inputs[m].to(device) for m in one.program.inputs},
-                {m: targets[m].to(device) for m in one.program.targets} if with_loss else {},
+                {m: moved(inputs[m], device) for m in one.program.inputs},
+                {m: moved(targets[m], device) for m in one.program.targets} if with_loss else {},
                 step_seed(pipeline.seed, pipeline.steps) + start,
-                {m: float(len(target)) for m, target in enumerate(targets[:count])},
+                {m: float(len(first_tensor(target))) for m, target in enumerate(targets[:count])},
             )
             one.run(pipeline, data)
             yield start, one, data

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...build.forwards import forwards_only
 from ...schedule import Schedule
@@ -17,6 +17,7 @@ from ..handlers.handler import Data, RankState
 from ..interpreter import Hooks, Interpreter
 from ..lowering import lower
 from ..program import Program
+from ..transport.format import Format
 from ..transport.mailbox import Mailbox
 from ..transport.wires import receive_bytes, send_bytes
 from .on_rank import OnRank
@@ -66,7 +67,7 @@ class ForwardRound:
         return float(torch.stack(losses).double().sum()) if losses else 0.0
 
     @property
-    def outputs(self) -> dict[int, Tensor]:
+    def outputs(self) -> dict[int, Any]:
         """Microbatch → what the last stage made of it here."""
         return {m: y for one in self.stages.values() for m, y in one.outputs.items()}
 
@@ -77,21 +78,22 @@ class ForwardRound:
             one.outputs.clear()
 
 
-def handed_out(
-    pipeline: OnRank, mine: Mapping[int, Tensor], owners: Sequence[int], takers: Sequence[int]
-) -> dict[int, Tensor]:
+def handed_out(pipeline: OnRank, mine: Mapping[int, Any], owners: Sequence[int], takers: Sequence[int]) -> dict[int, Any]:
     """The outputs of all `owners`, on each of the `takers`. mine: this rank's, by microbatch. All of them call this, and
     others may. Raises LostRank."""
     wires, found = pipeline.peers.wires, dict(mine)
     for owner in owners:
         for other in (rank for rank in takers if rank != owner):
             if pipeline.rank == owner:
-                said = [[m, list(y.shape), str(y.dtype).removeprefix("torch.")] for m, y in mine.items()]
-                send_bytes(wires, json.dumps(said).encode(), other)
+                send_bytes(wires, json.dumps(list(mine)).encode(), other)
                 for y in mine.values():
-                    wires.wait(wires.send(y.contiguous(), other), other)
+                    form = Format.of(y)
+                    send_bytes(wires, form.dumps(), other)
+                    wires.wait(wires.send(form.pack(y, pipeline.device), other), other)
             elif pipeline.rank == other:
-                for m, shape, kind in json.loads(receive_bytes(wires, owner)):
-                    found[m] = torch.empty(shape, dtype=getattr(torch, kind), device=pipeline.device)
-                    wires.wait(wires.receive(found[m], owner), owner)
+                for m in json.loads(receive_bytes(wires, owner)):
+                    form = Format.loads(receive_bytes(wires, owner))
+                    row = form.buffer(pipeline.device)
+                    wires.wait(wires.receive(row, owner), owner)
+                    found[m] = form.unpack(row)
     return found

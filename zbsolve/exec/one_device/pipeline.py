@@ -22,7 +22,9 @@ from ...schedule import Schedule
 from ...timeline import Floats, Timeline
 from ...util.errors import BadInput
 from ..assembly import layer_numbers, stages_of
-from ..backward.stage import Loss
+from ..backward.by_name import parts_by_name
+from ..backward.layer_split import Loss
+from ..backward.values import copied, tensors_of
 from ..feed import step_seed
 from ..handlers.handler import Data, RankState
 from ..interpreter import Hooks, Interpreter, Record
@@ -54,21 +56,21 @@ class DeviceCopies:
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
         self.meters: Sequence[LiveBytes] = ()
-        self.waiting: dict[Message, Tensor] = {}
+        self.waiting: dict[Message, Any] = {}
 
     def post(self, message: Message) -> None:
         """There is nothing to do ahead."""
 
-    def send(self, message: Message, tensor: Tensor) -> None:
+    def send(self, message: Message, value: Any) -> None:
         """Make the copy on the sender's stream, at the end of its pass."""
-        copy = tensor.clone(memory_format=torch.contiguous_format)
-        self.streams.hold(message.destination, copy)
-        if self.meters:
-            self.meters[message.source].ignore([copy])
-            self.meters[message.destination].add(copy)
-        self.waiting[message] = copy
+        self.waiting[message] = copied(value)
+        for copy in tensors_of(self.waiting[message]):
+            self.streams.hold(message.destination, copy)
+            if self.meters:
+                self.meters[message.source].ignore([copy])
+                self.meters[message.destination].add(copy)
 
-    def take(self, message: Message) -> tuple[Tensor, int]:
+    def take(self, message: Message) -> tuple[Any, int]:
         """The copy, and 0: the streams say when it was there."""
         return self.waiting.pop(message), 0
 
@@ -107,7 +109,7 @@ class OneDevice:
         self.interpreters: list[Interpreter] = []
         for program in lower(schedule):
             mine = self._own(build(builder, layer_numbers(self.counts, program.stages), self.device))
-            stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches)
+            stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts_by_name("layers"))
             hook = hooks[program.rank] if hooks else None
             self.parts.append(mine)
             self.interpreters.append(Interpreter(program, RankState(stages), self.copies, hook))

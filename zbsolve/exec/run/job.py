@@ -24,6 +24,7 @@ from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.machine import cores
 from .. import check
+from ..backward.by_name import SPLITS
 from ..emulate import Times
 from ..feed import step_seed
 from ..handlers.handler import Data
@@ -48,7 +49,7 @@ class Options:
     first step with the unsplit model. timeout: seconds that a pass, or waiting for one, may take. start_timeout: seconds for
     the ranks to start, join and build, and for the check. emulate: "schedule" or a profile's file, whose times passes take;
     None: this machine's own. watch: name the pass that makes the first NaN or inf. replicas: pipelines side by side, each on
-    as many ranks as the schedule has.
+    as many ranks as the schedule has. split: how the backward is split (see `Pipeline`).
     """
 
     steps: int = 5
@@ -62,12 +63,15 @@ class Options:
     start_timeout: float = 300.0
     watch: bool = False
     replicas: int = 1
+    split: str = "layers"
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0:
             raise BadInput(f"run: steps {self.steps}, warm-up {self.warmup}: at least 1 and 0 are needed")
         if self.replicas < 1:
             raise BadInput(f"run: replicas {self.replicas}: at least 1 is needed")
+        if self.split not in SPLITS:
+            raise BadInput(f"split '{self.split}': one of {', '.join(SPLITS)}")
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"optimizer '{self.optimizer}': one of {', '.join(OPTIMIZERS)}")
         if not (self.timeout > 0 and self.start_timeout > 0 and self.lr >= 0):
@@ -103,6 +107,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
         emulate=times,
         watch=options.watch,
         update=options.make_optimizer if schedule.problem.round else None,
+        split=options.split,
     )
     trained = train(pipeline, model, options)
     announce("collecting")
@@ -125,6 +130,8 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: s
         raise BadInput("one device: emulated times need a process for each rank")
     if options.replicas > 1:
         raise BadInput("one device: replicas need processes of their own")
+    if options.split != "layers":
+        raise BadInput(f"one device: its backward is split in the layers, not by {options.split}")
     if device not in ("cuda", "cpu"):
         raise BadInput(f"one device: '{device}' is neither cuda nor cpu")
     torch.set_num_threads(1)  # as every rank has

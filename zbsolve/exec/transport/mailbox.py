@@ -20,22 +20,20 @@ from torch import Tensor
 from ...util.errors import BadInput
 from ..program import Message
 from .failure import LostRank
-from .wires import SHAPES, Wires, reason
+from .format import FORMAT_BYTES, Format
+from .wires import FORMATS, Wires, reason
 
-TensorShape = tuple[torch.Size, torch.dtype, tuple[int, ...]]  # the last: strides of a contiguous tensor
 POLL_SECONDS = 0.001  # between looks at what was sent
 SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # what was sent is not worth a look up to here
-MAX_DIMENSIONS = 12  # of a tensor that can be sent
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Mailbox:
     """One rank's messages, step after step. incoming: source rank → its messages of a step, in their order; timeout: seconds
     to wait for one.
 
-    A message's shape and dtype are agreed once for each shape of input, which the first stage's rank numbers. The first
-    activation of a number over a channel is preceded by its shape, and both ends know it from then on; its gradient has the
-    same. So receives can be posted ahead, also where microbatches differ.
+    A message's format (structure, shapes, dtypes) is agreed once for each shape of input, which the first stage's rank
+    numbers. The first activation of a number over a channel is preceded by its format, and both ends know it from then on;
+    that of its gradient follows from it. So receives can be posted ahead, also where microbatches differ.
     """
 
     def __init__(
@@ -45,10 +43,10 @@ class Mailbox:
         self._incoming = dict(incoming)
         self._device = device
         self._timeout = timedelta(seconds=timeout)
-        self._shapes: dict[tuple[tuple[int, int, int], int], TensorShape] = {}
+        self._formats: dict[tuple[tuple[int, int, int], int], Format] = {}
         self._numbers: Mapping[int, int] = {}
         self._unposted: dict[int, deque[Message]] = {}
-        self._posted: dict[Message, tuple[Any, Tensor]] = {}
+        self._posted: dict[Message, tuple[Any, Tensor, Format]] = {}
         self._sent = _Sent(self._timeout)
 
     def begin(self, numbers: Mapping[int, int]) -> None:
@@ -66,46 +64,41 @@ class Mailbox:
         self.begin(self._numbers)
 
     def post(self, message: Message) -> None:
-        """Post its receive, and those before it from its source, as far as shapes are known. Never waits."""
+        """Post its receive, and those before it from its source, as far as formats are known. Never waits."""
         waiting = self._unposted[message.source]
         while message not in self._posted and waiting:
-            shape = self._shapes.get(self._key(waiting[0]))
-            if shape is None:
+            agreed = self._agreed(waiting[0])
+            if agreed is None:
                 return
-            self._receive(waiting.popleft(), shape)
+            self._receive(waiting.popleft(), agreed)
 
-    def take(self, message: Message) -> tuple[Tensor, int]:
-        """Wait for a message. Its tensor, and when this rank had it, monotonic ns. Raises LostRank."""
+    def take(self, message: Message) -> tuple[Any, int]:
+        """Wait for a message. What it carries, and when this rank had it, monotonic ns. Raises LostRank."""
         try:
             posted = self._posted.pop(message, None)
             while posted is None:
                 first = self._unposted[message.source].popleft()
-                key = self._key(first)
-                if key not in self._shapes:
-                    self._shapes[key] = self._asked(first.source)
-                self._receive(first, self._shapes[key])
+                self._receive(first, self._agreed(first) or self._asked(first))
                 posted = self._posted.pop(message, None)
-            work, tensor = posted
+            work, row, agreed = posted
             work.wait(self._timeout)
-            return tensor, time.monotonic_ns()
+            return agreed.unpack(row), time.monotonic_ns()
         except Exception as error:
             text = f"waiting for {message.before} from rank {message.source}: {reason(error)}"
             raise LostRank(text, message.source) from None
 
-    def send(self, message: Message, tensor: Tensor) -> None:
-        """Start sending. Never waits. Raises BadInput for another shape than agreed, LostRank."""
-        key = self._key(message)
-        agreed = self._shapes.get(key)
+    def send(self, message: Message, value: Any) -> None:
+        """Start sending. Never waits. Raises BadInput for another format than agreed, LostRank."""
+        agreed, found = self._agreed(message), Format.of(value)
         try:
             if agreed is None:
-                self._shapes[key] = _shape(tensor.shape, tensor.dtype)
-                header = _header(tensor, message)
-                self._sent.keep(self._wires.send(header, message.destination, SHAPES), header)
-            elif tensor.shape != agreed[0] or tensor.dtype != agreed[1]:
-                made, wanted = (f"{tuple(shape)} {kind}" for shape, kind in ((tensor.shape, tensor.dtype), agreed[:2]))
-                raise BadInput(f"makes {made}, not {wanted} as before for an input of the same shape")
-            tensor = tensor.contiguous()
-            self._sent.keep(self._wires.send(tensor, message.destination), tensor)
+                agreed = self._formats[self._key(message)] = found
+                header = torch.frombuffer(bytearray(found.dumps()), dtype=torch.uint8)
+                self._sent.keep(self._wires.send(header, message.destination, FORMATS), header)
+            elif found != agreed:
+                raise BadInput(f"makes {found}, not {agreed} as before for an input of the same shape")
+            row = agreed.pack(value, self._device)
+            self._sent.keep(self._wires.send(row, message.destination), row)
         except BadInput:
             raise
         except Exception as error:
@@ -118,8 +111,8 @@ class Mailbox:
 
     def size(self, message: Message) -> int:
         """Bytes of a message that this rank sent or took in the last step."""
-        shape, dtype, _ = self._shapes[self._key(message)]
-        return shape.numel() * dtype.itemsize
+        agreed = self._agreed(message)
+        return 0 if agreed is None else agreed.nbytes
 
     def tell(self, tensor: Tensor, destination: int, tag: int) -> None:
         """Start sending something else than a message. Never waits. Raises LostRank."""
@@ -135,26 +128,20 @@ class Mailbox:
     def _key(self, message: Message) -> tuple[tuple[int, int, int], int]:
         return message.channel, self._numbers[message.microbatch]
 
-    def _receive(self, message: Message, shape: TensorShape) -> None:
-        buffer = torch.empty_strided(shape[0], shape[2], dtype=shape[1], device=self._device)  # half as long as `empty`
-        self._posted[message] = self._wires.receive(buffer, message.source), buffer
+    def _agreed(self, message: Message) -> Format | None:
+        found = self._formats.get(self._key(message))
+        return found.gradient if found is not None and message.gradient else found
 
-    def _asked(self, source: int) -> TensorShape:
-        header = torch.empty(MAX_DIMENSIONS + 2, dtype=torch.int64)
-        self._wires.receive(header, source, SHAPES).wait(self._timeout)
-        kind, dimensions, *sizes = header.tolist()
-        return _shape(torch.Size(sizes[:dimensions]), DTYPES[kind])
+    def _receive(self, message: Message, agreed: Format) -> None:
+        row = agreed.buffer(self._device)
+        self._posted[message] = self._wires.receive(row, message.source), row, agreed
 
-
-def _shape(size: torch.Size, dtype: torch.dtype) -> TensorShape:
-    return size, dtype, torch.empty(size, device="meta").stride()
-
-
-def _header(tensor: Tensor, message: Message) -> Tensor:
-    if tensor.dtype not in DTYPES or tensor.dim() > MAX_DIMENSIONS:
-        raise BadInput(f"its output is {tensor.dtype} of {tensor.dim()} dimensions: what can be sent is {DTYPES}")
-    rest = [0] * (MAX_DIMENSIONS - tensor.dim())
-    return torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape, *rest])
+    def _asked(self, message: Message) -> Format:
+        """The format of the first activation of its number, which comes before it."""
+        header = torch.empty(FORMAT_BYTES, dtype=torch.uint8)
+        self._wires.receive(header, message.source, FORMATS).wait(self._timeout)
+        found = self._formats[self._key(message)] = Format.loads(header.numpy().tobytes())
+        return found
 
 
 class _Sent:

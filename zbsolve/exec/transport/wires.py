@@ -20,7 +20,7 @@ from .shared_memory import ShmReceiver, ShmSender
 
 CPU = torch.device("cpu")
 # Tags (from STEP on: one a route). NCCL has none, but only DATA goes over it.
-DATA, SHAPES, BYTES, STOPPED, TOTAL, STEP = 0, 1, 2, 3, 4, 5
+DATA, FORMATS, BYTES, STOPPED, TOTAL, STEP = 0, 1, 2, 3, 4, 5
 BROKE = "the connection broke"
 TAKEN = b"taken"
 

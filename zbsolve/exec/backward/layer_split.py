@@ -1,0 +1,102 @@
+"""Layers whose backward autograd runs, while they queue their weight gradients (see `split`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...util.errors import BadInput
+from ..torch_private import gradient_edge, run_backward
+from .deferral import Deferral, Queue, run_queue
+from .replay import torch_generators
+from .split import defer
+from .values import checked, detached, gradients_of, trained
+
+Loss = Callable[[Any, Any], Tensor]
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a microbatch keeps between its passes. inputs: leaves that get a gradient. roots: of its graph, only the edges
+    into it, so that the outputs' memory goes when they were sent. queue: its weight gradients; None: its backward is not
+    split."""
+
+    inputs: list[Tensor]
+    roots: list[Any]
+    queue: Queue | None
+
+
+class LayerSplit:
+    """Layers `first` … of a model, and the loss behind them where one is given. norms: defer norms too (see `defer`)."""
+
+    def __init__(self, layers: Sequence[nn.Module], first: int = 0, loss: Loss | None = None, norms: bool = False) -> None:
+        self.layers = tuple(layers)
+        self.first = first
+        self.loss = loss
+        self.deferral = Deferral()
+        for layer in self.layers:
+            defer(layer, self.deferral, norms)
+
+    def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, Kept]:
+        """F: the outputs, detached; those that need a gradient say so. With a loss: the loss.
+
+        x: a pytree, whose tensors that require a gradient get one. Raises BadInput for outputs that cannot be handed on.
+        """
+        x = detached(x)
+        self.deferral.splitting = split
+        try:
+            y = outputs(self.layers, self.first, self.loss, x, target, seed)
+        finally:
+            self.deferral.splitting = False
+        roots = [gradient_edge(leaf) for leaf in trained(y)]
+        return detached(y), Kept(trained(x), roots, deque() if split else None)
+
+    def backward(self, kept: Kept, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """B, and all of a BW that was not split: the gradients of the inputs. gradients: of the outputs that need one; None:
+        it is 0. The graph is freed, and queued weight gradients stay."""
+        # Where nothing before the loss is trained, there is no root for its gradient.
+        both = zip(kept.roots, gradients, strict=True) if kept.roots else ()
+        pairs = [(root, given) for root, given in both if given is not None]
+        if pairs:
+            self.deferral.splitting, self.deferral.queue = kept.queue is not None, kept.queue  # forwards may run inside
+            try:
+                run_backward([root for root, _ in pairs], [given for _, given in pairs])
+            finally:
+                self.deferral.splitting, self.deferral.queue = False, None
+        inputs, kept.inputs, kept.roots = kept.inputs, [], []
+        return gradients_of(inputs)
+
+    def weights(self, kept: Kept) -> None:
+        """W: the weight gradients that B queued."""
+        run_queue(kept.queue or deque())
+
+
+def outputs(layers: Sequence[nn.Module], first: int, loss: Loss | None, x: Any, target: Any, seed: int) -> Any:
+    """What layers make of `x`; with a loss, that. Raises BadInput for what cannot be handed on."""
+    y = run_layers(layers, x, first, seed)
+    if layers:
+        checked(y, first + len(layers) - 1)
+    if loss is not None:
+        y = loss(y, target)
+        if not isinstance(y, Tensor) or y.dim():
+            raise BadInput("the loss is not a tensor of one number")
+    return y
+
+
+def run_layers(layers: Sequence[nn.Module], x: Any, first: int, seed: int) -> Any:
+    """Layers in turn, each with random numbers that (seed, layer) fix, on the CPU and on GPUs, whatever the rank."""
+    for i, layer in enumerate(layers, first):
+        seed_layer(seed, i)
+        x = layer(x)
+    return x
+
+
+def seed_layer(seed: int, number: int) -> None:
+    """Set torch's generators to what (seed, number of the layer) fix."""
+    for generator in torch_generators():
+        generator.manual_seed((seed * 1_000_003 + number) % MAX_SEED)

@@ -1,0 +1,11 @@
+"""The backward split by the graph: a block's joint forward and backward, traced by torch, cut into F, B and W."""
+
+from typing import TYPE_CHECKING
+
+from ...util.lazy import handing_on
+
+if TYPE_CHECKING:
+    from .graph_split import GraphSplit as GraphSplit
+    from .joint import Untraceable as Untraceable
+
+__getattr__, __dir__ = handing_on(__name__, {"graph_split": "GraphSplit", "joint": "Untraceable"})

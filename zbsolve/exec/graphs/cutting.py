@@ -1,0 +1,182 @@
+"""A joint graph cut in three: the forward, the input gradient (B) and the weight gradient (W).
+
+B is what the gradients of the inputs need, and W is the rest. Gradients of vectors (norms, biases) are made in B: their
+inputs would else be kept for W, which took a fifth more bytes between B and W on Llama-like blocks.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from ..torch_private import MASK_POSITIONS, partition_joint
+from .joint import NOTHING, Joint, Role
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """One of the three graphs. takes: what each of its inputs is; gives: each of its outputs. `saved` n is what the forward
+    keeps for the other two, `live` n what B makes for W."""
+
+    graph: fx.GraphModule
+    takes: tuple[Role, ...]
+    gives: tuple[Role, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The three graphs of a joint one. tangents: number of an output's leaf → its gradient, as a tensor without numbers."""
+
+    forward: Piece
+    backward: Piece
+    weights: Piece
+    tangents: dict[int, Any]
+
+
+def cut(joint: Joint, *, least: bool = False) -> Cut:
+    """F, B and W of a joint graph, which is changed. least: keep as little from F as recomputing cheap operations allows."""
+    examples = {int(r.key): n.meta["val"] for n in _inputs(joint.graph) if (r := joint.takes[n.name]).kind == "tangent"}
+    _separate(joint.graph)
+    states = [i for i, role in enumerate(joint.takes.values()) if role.kind in ("parameter", "buffer")]
+    forward, backward = partition_joint(joint.graph, joint.mode, joint.forwards, states, least)
+    changed = {role.key for role in joint.gives if role.kind == "mutation"}
+    there = {  # what B and W can be given anew: a buffer that F changes is not what it was
+        name: role
+        for name, role in joint.takes.items()
+        if role.kind in ("parameter", "tangent") or (role.kind == "buffer" and role.key not in changed)
+    }
+    kept = [node.name for node in _results(forward)[joint.forwards :]]
+    saved = _saved_names(kept, [node.name for node in _inputs(backward) if there.get(node.name, NOTHING).kind != "tangent"])
+    roles = {name: Role("saved", i) for i, name in enumerate(saved)} | there
+    first = Piece(
+        forward,
+        tuple(joint.takes[node.name] for node in _inputs(forward)),
+        (*joint.gives[: joint.forwards], *(NOTHING if name in there else roles[name] for name in saved)),
+    )
+    second, third = _split(backward, joint.gives[joint.forwards :], roles)
+    return Cut(first, second, third, examples)
+
+
+def _inputs(graph: fx.GraphModule) -> list[fx.Node]:
+    return list(graph.graph.find_nodes(op="placeholder"))
+
+
+def _results(graph: fx.GraphModule) -> list[Any]:
+    (output,) = graph.graph.find_nodes(op="output")
+    return list(output.args[0])
+
+
+def _saved_names(kept: Sequence[str], names: Sequence[str]) -> list[str]:
+    """What the backward calls the values that the forward keeps: the same, but for the states of random generators, which
+    the cut renames; those come in order. names: of the backward's inputs without the tangents."""
+    renamed = iter([name for name in names if name not in kept])
+    return [name if name in names else next(renamed, name) for name in kept]
+
+
+def _separate(graph: fx.GraphModule) -> None:
+    """Kernels that give gradients of an input and of parameters become two, so that W's part does not run in B."""
+    for node in list(graph.graph.nodes):
+        at = MASK_POSITIONS.get(node.target) if node.op == "call_function" else None
+        if at is None:
+            continue
+        mask = list(node.args[at])
+        if not (mask[0] and any(mask[1:])):
+            continue
+        with graph.graph.inserting_before(node):
+            parts = [_with_mask(graph, node, at, part) for part in ([True, *[False] * (len(mask) - 1)], [False, *mask[1:]])]
+        for user in list(node.users):
+            user.replace_input_with(node, parts[user.args[1] > 0])
+        graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def _with_mask(graph: fx.GraphModule, node: fx.Node, at: int, mask: list[bool]) -> fx.Node:
+    args = (*node.args[:at], mask, *node.args[at + 1 :])
+    made = graph.graph.call_function(node.target, args, dict(node.kwargs))  # type: ignore[arg-type]
+    made.meta = dict(node.meta)
+    return made
+
+
+def _split(backward: fx.GraphModule, gives: Sequence[Role], roles: dict[str, Role]) -> tuple[Piece, Piece]:
+    """B and W of a backward graph. gives: the role of each of its outputs."""
+    wanted = [(v, role) for v, role in zip(_results(backward), gives, strict=True) if isinstance(v, fx.Node)]
+    wanted = [(v, role) for v, role in wanted if role.kind != "nothing" and role.part in (None, "_local_tensor")]
+    inputs = [(v, role) for v, role in wanted if role.kind == "input gradient"]
+    weights = [(v, role) for v, role in wanted if role.kind == "parameter gradient"]
+    early = [(v, role) for v, role in weights if v.meta["val"].dim() < 2]
+    late = [(v, role) for v, role in weights if v.meta["val"].dim() >= 2]
+    in_backward = _ancestors([v for v, _ in inputs]) or _shared([v for v, _ in weights])
+    in_backward |= _ancestors([v for v, _ in early])
+    in_weights = _ancestors([v for v, _ in late]) - in_backward
+    live = _crossing(backward, in_backward, in_weights, [v for v, _ in late])
+    given = [node for node in live if node.op == "placeholder"]
+    made = [node for node in live if node.op != "placeholder"]
+    names = roles | {node.name: Role("live", i) for i, node in enumerate(made)}
+    taken = [node for node in _inputs(backward) if node in in_backward]
+    return (
+        _piece(backward, taken, in_backward, [*inputs, *early, *((node, names[node.name]) for node in made)], names),
+        _piece(backward, [*given, *made], in_weights, late, names),
+    )
+
+
+def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes and all that they need."""
+    found, todo = set[fx.Node](), list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
+
+
+def _shared(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """What two or more of the nodes need: B of a block whose inputs want no gradient."""
+    counts = Counter(found for node in dict.fromkeys(nodes) for found in _ancestors([node]))
+    return {node for node, count in counts.items() if count > 1}
+
+
+def _crossing(
+    graph: fx.GraphModule, in_backward: set[fx.Node], in_weights: set[fx.Node], late: Sequence[fx.Node]
+) -> list[fx.Node]:
+    """Values from outside of W that W reads. Tuples cannot cross, so their parts move to B."""
+    found = dict[fx.Node, None]()
+    for node in graph.graph.nodes:
+        if node in in_weights and node.op != "placeholder":
+            continue
+        readers = [user for user in node.users if user in in_weights]
+        if isinstance(node.meta.get("val"), tuple | list):
+            for part in readers:
+                assert part.target is operator.getitem
+                found[part] = None
+                in_backward.add(part)
+                in_weights.discard(part)
+        elif readers or node in late:
+            found[node] = None
+    return list(found)
+
+
+def _piece(
+    source: fx.GraphModule,
+    inputs: Sequence[fx.Node],
+    nodes: Collection[fx.Node],
+    gives: Sequence[tuple[fx.Node, Role]],
+    names: dict[str, Role],
+) -> Piece:
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = node.meta
+    for node in source.graph.nodes:
+        if node in nodes and node not in copies and node.op != "placeholder":
+            copies[node] = graph.node_copy(node, lambda given: copies[given])
+    graph.output(tuple(copies[node] for node, _ in gives))
+    graph.eliminate_dead_code()
+    graph.lint()
+    made = fx.GraphModule(source, graph)
+    return Piece(made, tuple(names[node.name] for node in inputs), tuple(role for _, role in gives))
