@@ -1,0 +1,34 @@
+"""The notebook of docs/ runs, and its outputs are what its cells print now."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "tour.ipynb"
+
+
+def printed(cell: Any) -> list[str]:
+    """What a cell printed, as text. A picture counts by its words: browsers decide on the rest."""
+    return [one.get("text") or one["data"].get("image/svg+xml") or one["data"]["text/plain"] for one in cell.outputs]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_outputs_are_what_the_cells_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(NOTEBOOK.parents[1]), os.environ.get("PYTHONPATH", "")]))
+    written = nbformat.read(NOTEBOOK, as_version=4)
+    again = copy.deepcopy(written)
+    for cell in (one for one in again.cells if one.cell_type == "code"):
+        cell.outputs = []
+    nbclient.NotebookClient(again, timeout=200, kernel_name="python3").execute()
+    cells = [(a, b) for a, b in zip(written.cells, again.cells, strict=True) if a.cell_type == "code"]
+    assert sum(len(printed(a)) for a, _ in cells) >= 7
+    for a, b in cells:
+        assert printed(b) == printed(a), a.source
