@@ -213,6 +213,15 @@ def test_missing_and_truncated_files(tmp_path, capsys):
     broken.write_text('{"zbsolve": "schedule", "ver')
     assert main(["check", str(broken)]) == 2
     assert "damaged JSON" in capsys.readouterr().err
+    broken.write_text("0F0 0B0 0W0")
+    for command in ("check", "show"):
+        assert main([command, str(broken)]) == 2
+        assert "zbsolve import reads orders by hand" in capsys.readouterr().err
+
+
+def test_columns_of_the_terminal_are_not_for_files(tmp_path, capsys):
+    assert main(["show", "s.json", "--width", "300", "-o", str(tmp_path / "x.svg")]) == 2
+    assert "--width 300: it is for the terminal" in capsys.readouterr().err
 
 
 def test_bad_use_exits_with_2():

@@ -119,8 +119,8 @@ def test_two_directions_are_routes() -> None:
         (
             "F0 F1 B0 B0\nF0 B0 F1 B1",
             [
-                "grid.txt: doubled: compute:0 lists 0BW0 2 times (0BW0: line 1, cell 3 and line 1, cell 4)",
-                "grid.txt: missing: compute:0 does not list 0BW1",
+                "grid.txt: doubled: rank 0 lists 0BW0 2 times (0BW0: line 1, cell 3 and line 1, cell 4)",
+                "grid.txt: missing: rank 0 does not list 0BW1",
             ],
         ),
         (
@@ -133,14 +133,13 @@ def test_two_directions_are_routes() -> None:
         (
             "0F0 0F1 0B0 0B1\n0F0 1F1 1B1 1B0",
             [
-                "grid.txt: misplaced: compute:1 lists 0F0, which belongs to compute:0 "
-                "(0F0: line 1, cell 1 and line 2, cell 1)",
-                "grid.txt: missing: compute:1 does not list 1F0",
+                "grid.txt: misplaced: rank 1 lists 0F0, which belongs to rank 0 (0F0: line 1, cell 1 and line 2, cell 1)",
+                "grid.txt: missing: rank 1 does not list 1F0",
             ],
         ),
         (
             "F0 F1 B0 B1 W0 W1\nF0 B0 F1 W0 B1",
-            ["grid.txt: missing: compute:1 does not list 1W1"],
+            ["grid.txt: missing: rank 1 does not list 1W1"],
         ),
     ],
 )
@@ -159,6 +158,7 @@ def test_what_does_not_hold_is_told_with_its_place(text: str, lines: list[str]) 
         ("1: F0 B0", "grid.txt: line 1: it is labelled 1, but rows are ranks 0, 1, … and this is row 0"),
         ("0F0 0B0 3F0 3B0", "grid.txt: no rank has a pass of stage 1"),
         ("0F0 0B0\n0F0 0B0", "grid.txt: rank 1 has no stage of its own"),
+        ("F1 F2 B1 B2", "grid.txt: microbatches count from 0, and the lowest in the file is 1"),
         ("F999999999 B0", "grid.txt: line 1, cell 1: 0F999999999 makes 1 stages of 1000000000 microbatches"),
     ],
 )

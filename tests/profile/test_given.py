@@ -93,7 +93,8 @@ def test_values_of_stages(tmp_path: Path) -> None:
     assert values("activation", "7MiB", 1) == [{"held_until_W": 7 * 2**20}]
     assert values("comm", "1ms,2ms", 3) == [{"message": 1000.0}, {"message": 2000.0}, {"message": 2000.0}]
     path = tmp_path / "stages.csv"
-    path.write_text("name,F (ms),held_from_B\nfirst, 1.5,2KiB\nlast,2,0\n")
+    # As Excel saves «CSV UTF-8»: behind a byte order mark.
+    path.write_text("\ufeffname,F (ms),held_from_B\nfirst, 1.5,2KiB\nlast,2,0\n")
     assert stage_columns(str(path)) == {"name": ["first", "last"], "F": ["1.5ms", "2ms"], "held-from-B": ["2KiB", "0"]}
     assert values("F", f"@{path}", 2) == [{"F": 1500.0}, {"F": 2000.0}]
 
@@ -104,6 +105,7 @@ def test_values_of_stages(tmp_path: Path) -> None:
         ({"F": "1,2,3"}, "--F: 3 values for 2 stages: give one, or one a stage"),
         ({"F": "1,2ms"}, "--F: some values have a unit and others have none: write it at each"),
         ({"F": "fast"}, "--F 'fast': not a time"),
+        ({"activation": "0.4/1.2"}, "--activation '0.4': a fraction of a byte: write the unit, such as 0.4GiB"),
         ({"activation": "1/2/3"}, "--activation '1/2/3': 2 of them at most"),
         ({"F": "@no.csv"}, "no.csv: no such file"),
         ({"W": "3"}, "--B and --W are needed, or --BW alone"),

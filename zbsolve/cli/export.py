@@ -42,6 +42,7 @@ def command(options: argparse.Namespace) -> int:
     if options.list:
         return _list(options)
     from ..interchange.exports import Options, export
+    from ..interchange.targets import target
     from ..schedule import Schedule
     from ..util.errors import BadInput
     from ..util.files import write_text
@@ -52,6 +53,7 @@ def command(options: argparse.Namespace) -> int:
         if given and options.to != name:
             raise BadInput(f"{option}: for --to {name} only")
     path = options.output or "-"
+    target(options.to).check_ending(path)
     asked = Options("FILE" if path == "-" else path, options.or_best, options.defer_recv, options.layers)
     made = export(Schedule.load(options.schedule), options.to, asked)
     if options.output or not options.json:

@@ -30,7 +30,9 @@ def options(parser: argparse.ArgumentParser) -> None:
         "8 for Adam beside parameters of 16 bits",
     )
     rank.add_argument("--latency", help="of a message, where --message-bytes and --bandwidth say its time")
-    rank.add_argument("--bandwidth", help="of the link between two ranks, such as 50GB/s or 400Gbit/s")
+    rank.add_argument(
+        "--bandwidth", help="of the link between two ranks, such as 50GB/s or 400Gbit/s; without a unit: bytes a µs"
+    )
     rank.add_argument("--rank-factors", metavar="1,1,1.3,…", help="how much longer each rank takes than its stages say")
     parser.add_argument("--model", default="numbers", help="its name, for titles")
     parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output; the profile goes to -o")

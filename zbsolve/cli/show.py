@@ -33,6 +33,8 @@ def command(options: argparse.Namespace) -> int:
     from ..trace import Trace
     from ..util.files import read_one_of
 
+    if options.output and options.width is not None:
+        raise BadInput(f"--width {options.width}: it is for the terminal: leave it out with -o (--size is for pictures)")
     style = style_from(options, options.output or "")
     kind, body = read_one_of(options.schedule, ("schedule", "trace"))
     trace = Trace.load(options.trace) if options.trace else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .targets import Target, target
+from .targets import ENDINGS, Target, ending_of, target
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Options:
     @property
     def json(self) -> bool:
         """Whether the file is to be JSON where an engine has both."""
-        return self.path.endswith(".json")
+        return ending_of(self.path) == ENDINGS["JSON"]
 
 
 @dataclass(frozen=True)

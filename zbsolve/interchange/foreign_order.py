@@ -86,7 +86,7 @@ class ForeignOrder:
         """The ranks that microbatches visit, stage by stage: microbatch i follows route i modulo their number.
 
         Where passes of one stage and microbatch stand on several ranks, most of them decide; the others are misplaced.
-        Raises BadInput for a stage or a rank without a pass.
+        Raises BadInput for a stage or a rank without a pass, and where microbatches do not count from 0.
         """
         self.check_size()
         votes: dict[tuple[int, int], Counter[int]] = {}
@@ -98,6 +98,8 @@ class ForeignOrder:
         empty = next((stage for stage, ranks in enumerate(of_stage) if not ranks), None)
         if empty is not None:
             raise BadInput(f"{self.where}: no rank has a pass of stage {empty} (stages are 0 to {self.stages - 1})")
+        if lowest := min(cell.microbatch for cell in self.cells()):
+            raise BadInput(f"{self.where}: microbatches count from 0, and the lowest in the file is {lowest}")
         usual = [ranks.most_common(1)[0][0] for ranks in of_stage]
         table: Ints = np.tile(np.array(usual, np.int64), (self.microbatches, 1))
         for (microbatch, stage), ranks in votes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,8 @@ class Imported:
     def _told(self, violation: Violation) -> str:
         order = self.order
         stand = [f"{name}: {' and '.join(order.places[name])}" for name in violation.passes if name in order.places]
-        return f"{order.where}: {violation}" + (f" ({'; '.join(stand)})" if stand else "")
+        said = re.sub(r"\bcompute:(\d+)", r"rank \1", str(violation))  # files know ranks, not streams
+        return f"{order.where}: {said}" + (f" ({'; '.join(stand)})" if stand else "")
 
     def _lacking(self) -> list[str]:
         """A line for each rank whose memory does not do, and what would."""

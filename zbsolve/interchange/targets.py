@@ -5,12 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from ..placement import describe
 from ..util.errors import BadInput
 
 SPLIT_OR_FUSED, FUSED = ("F", "B", "W", "BW"), ("F", "BW")
 ANY = "any"  # every placement
+ENDINGS = {"CSV": ".csv", "Python": ".py", "JSON": ".json"}  # format → how files of it are called
+
+
+def ending_of(path: str) -> str:
+    """How a file's name ends, compressed or not: `.json` of `x.json.gz`; "" without a dot."""
+    return PurePath(path.removesuffix(".gz")).suffix
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,12 @@ class Target:
         shape = describe(placement)
         looped = shape.rstrip("0123456789")
         return next((one for one in (ANY, shape, looped if looped == "loop" else "") if one in self.places), None)
+
+    def check_ending(self, path: str) -> None:
+        """Raise BadInput for a file's name that promises a format which this target does not write."""
+        formats = self.writes.split(" or ")
+        if (ending := ending_of(path)) in ENDINGS.values() and ending not in [ENDINGS[one] for one in formats]:
+            raise BadInput(f"{path}: for {self.engine} the file is {self.writes}: name it …{ENDINGS[formats[0]]}")
 
     @property
     def words(self) -> dict[str, str]:

@@ -140,10 +140,11 @@ def _new_file(folder: Path, prefix: str, suffix: str, data: bytes) -> Path:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of `path`, compressed by gzip or not, whatever its name; `-` is standard input. Raises BadInput."""
+    """The text of `path`, compressed by gzip or not, whatever its name, without the byte order mark that spreadsheets write;
+    `-` is standard input. Raises BadInput."""
     try:
         data = _standard_input() if str(path) == "-" else Path(path).read_bytes()
-        return (_unzipped(data, path) if data.startswith(ZIPPED) else data).decode("utf-8")
+        return (_unzipped(data, path) if data.startswith(ZIPPED) else data).decode("utf-8-sig")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except UnicodeDecodeError:
@@ -210,9 +211,14 @@ def read_document(path: str | os.PathLike[str], kind: str, form: type[T]) -> T:
 def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Kind and body of a document of one of these kinds. Raises BadInput as `read_document`, but looks at no field of the
     body."""
-    body = parse_json(read_text(path), path)
+    text = read_text(path)
+    hint = "; zbsolve import reads orders by hand and of other engines" if "schedule" in kinds else ""
+    try:
+        body = parse_json(text, path)
+    except BadInput as error:
+        raise BadInput(f"{error}{hint}" if text.strip() and text.lstrip()[0] not in "{[" else str(error)) from None
     if not isinstance(body, dict) or "zbsolve" not in body:
-        raise BadInput(f"{path}: not a zbsolve file (field 'zbsolve' is missing)")
+        raise BadInput(f"{path}: not a zbsolve file (field 'zbsolve' is missing){hint}")
     kind, version = body.pop("zbsolve"), body.pop("version", None)
     if kind not in kinds:
         raise BadInput(f"{path}: holds a {kind}, not a {' or a '.join(kinds)} (field 'zbsolve')")

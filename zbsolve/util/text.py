@@ -82,6 +82,10 @@ def parse_bytes(text: str | int, what: str = "memory") -> int:
     found = _amount(text, _bytes_in(text))
     if found is None:
         raise BadInput(f"{what} '{str(text)[:40]}': not a number of bytes such as 40GiB, 512MB or 1000000")
+    if not found.is_integer() and not _unit(text).upper().strip("B"):
+        raise BadInput(
+            f"{what} '{str(text)[:40]}': a fraction of a byte: write the unit, such as {str(text).strip(' Bb')}GiB"
+        )
     return int(found)
 
 
