@@ -79,7 +79,7 @@ def test_without_a_profile_the_first_schedule_says_the_times(folder: Path, capsy
         (["1f1b"], "add --profile"),
         (["nothing.json", "1f1b"], "'nothing.json': neither a file nor a name"),
         (["1f1b", "best", "--profile", "profile.json"], "--ranks: is needed where no file says it"),
-        (["solved.json", "mine.txt", "-o", "x.html"], "-o and --baseline are for a run"),
+        (["solved.json", "mine.txt", "-o", "x.html"], "x.html: unknown ending; one of .svg"),
     ],
 )
 def test_bad_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

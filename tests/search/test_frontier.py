@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -68,6 +69,15 @@ def test_named_schedules_are_marked_and_never_better(found):
     assert named["1F1B"].memory == 40 + 4 * 150
     for one in found.named:
         assert min(point.value for point in found.points if point.memory <= one.memory) <= one.value
+
+
+def test_the_sentence_says_what_is_needed_and_not_the_limit(found):
+    """Needed may be less than the limit of its point; a limit is too little where its bound says so."""
+    last = found.points[-1]
+    points = (*(replace(one, bound=2 * last.value, value=2 * last.value) for one in found.points[:1]), replace(last, peak=7))
+    said = frontier_as_text(replace(found, points=points)).splitlines()[-1]
+    assert f"; 7 B are enough for 1 % more than that, {points[0].memory} B are proven too little." in said
+    assert "too little" not in frontier_as_text(replace(found, points=points[1:]))
 
 
 def test_pictures_and_table(found):

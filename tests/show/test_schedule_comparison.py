@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zbsolve import BadInput, Schedule, pipeline, preset, solve
@@ -77,3 +79,18 @@ def test_of_many_ranks_the_largest_and_the_smallest_peak_are_shown() -> None:
     wide = preset("1f1b", pipeline([1] * 20, BW=[1] * 20, microbatches=20, held_until_W=1))
     text = schedules_as_text(compare_schedules([("wide", wide)]))
     assert "wide  20 B on rank 0 to 1 B on rank 19" in text
+
+
+def test_schedules_of_one_problem_share_the_highest_bound() -> None:
+    """A weak bound beside a strong one of the same problem is raised; a bound of another problem, or above a row, is not."""
+    weak, other = (solve(step(m), method="greedy", effort=0.05) for m in (8, 8))
+    proven = weak.certificate
+    assert proven is not None
+    low = weak.certified(replace(proven, bound=1, proof="weak"))
+    rows = compare_schedules([("low", low), ("other", other)]).rows
+    assert [row.certificate.bound for row in rows] == [proven.bound] * 2
+    assert rows[0].certificate.proof == proven.proof
+    high = other.certified(replace(proven, bound=proven.value + 1))
+    elsewhere = low.certified(replace(low.certificate, digest="another"))
+    for beside in (high, elsewhere):
+        assert compare_schedules([("low", low), ("beside", beside)]).rows[0].certificate.bound == 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
 from ..util.files import check_writable
+from ..util.text import printable
 from .picture_options import add_picture_options, style_from
 from .step_options import NAMED, add_some_step_options
 from .tools import add_search_limits, print_json
@@ -50,13 +51,15 @@ def command(options: argparse.Namespace) -> int:
     from ..show.schedule_comparison_text import schedules_as_text
 
     draw = _picture(options)
-    result = _side_by_side(options)
+    result, note = _side_by_side(options)
     if draw is not None:
         draw(result)
     if options.json:
         print_json(result.to_json())
     else:
         print(schedules_as_text(result), end="")
+        if note:
+            print(printable(note))
     return 0
 
 
@@ -82,12 +85,13 @@ def _is_run(options: argparse.Namespace) -> bool:
     return len(options.what) == 2 and (options.what[1] == "-" or document_kind(options.what[1]) == "trace")
 
 
-def _side_by_side(options: argparse.Namespace) -> ScheduleComparison:
+def _side_by_side(options: argparse.Namespace) -> tuple[ScheduleComparison, str]:
+    """The schedules, and what a reader must know of them."""
     from ..show.schedule_comparison import compare_schedules
     from .contenders import Contenders
 
     contenders = Contenders.of(options, STEP)
-    return compare_schedules(*contenders.schedules(options.what))
+    return compare_schedules(*contenders.schedules(options.what)), contenders.note(options.what)
 
 
 def _against_run(options: argparse.Namespace) -> int:

@@ -49,10 +49,20 @@ class Contenders:
         for name in what:
             try:
                 schedule = self._schedule(name)
-                found.append((_name_of(name, schedule), schedule))
+                found.append((name, schedule))
             except ZbsolveError as error:
                 absent.append((name, str(error).removeprefix(f"{name}: ")))
         return found, absent
+
+    def note(self, what: Sequence[str]) -> str:
+        """What a reader must know of the best one where there is no profile, or ""."""
+        if BEST not in what or self.profile is not None:
+            return ""
+        path, _ = self._first()
+        return (
+            f"{BEST} is of {path}'s problem: its stages, placement and backward (BW, or B and W). With --profile it also "
+            "tries others"
+        )
 
     def _schedule(self, name: str) -> Schedule:
         from ..schedule import Schedule
@@ -80,11 +90,13 @@ class Contenders:
     def _of_the_literature(self, name: str) -> Schedule:
         """A named schedule, on its own placement and with its own backward where there is a profile."""
         from ..search.solver import solve
-        from ..systems.steps import step_for
+        from ..systems.steps import check_backward, step_for
         from ..systems.table import system
 
         if self.profile is None:
-            return solve(self._first().problem, method=name)
+            path, first = self._first()
+            check_backward(name, first.problem, path)
+            return solve(first.problem, method=name)
         step = replace(self._step(), placement=system(name).placement, partition=self._one_partition())
         return solve(step_for(name, self.profile, step).problem(self.profile), method=name)
 
@@ -95,7 +107,7 @@ class Contenders:
 
         with searching("compare") as (search, pressed):
             if self.profile is None:
-                return solve(self._first().problem, progress=lambda state: search.show(BEST, state), **self.limits)
+                return solve(self._first()[1].problem, progress=lambda state: search.show(BEST, state), **self.limits)
             step = self._step()
             if not step.auto:
                 problem = step.problem(self.profile)
@@ -120,21 +132,14 @@ class Contenders:
         said = self.words["partition"]
         return "balanced" if said == "auto" else said
 
-    def _first(self) -> Schedule:
-        """The first schedule among the files, whose problem counts where there is no profile."""
+    def _first(self) -> tuple[str, Schedule]:
+        """The first schedule among the files and its path; its problem counts where there is no profile."""
         from ..schedule import Schedule
 
-        first = next((one for one in self.files.values() if isinstance(one, Schedule)), None)
+        first = next(((path, one) for path, one in self.files.items() if isinstance(one, Schedule)), None)
         if first is None:
             raise BadInput("it has no times: add --profile profile.json")
         return first
-
-
-def _name_of(what: str, schedule: Schedule) -> str:
-    """A named schedule's name on its problem (1F1B with a split backward has another one); else what was said."""
-    from ..systems.table import PRESETS, name_on
-
-    return name_on(what, schedule.problem) if what in PRESETS and _is_name(what) else what
 
 
 def _is_name(what: str) -> bool:

@@ -68,14 +68,17 @@ def command(options: argparse.Namespace) -> int:
 def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
     """What is to be solved. For a named schedule the step has its placement and its backward, unless options say others."""
     from ..problem import Problem
-    from ..systems.steps import step_for
+    from ..systems.steps import check_backward, step_for
     from ..systems.table import PRESETS, system
 
     if options.method not in PRESETS:
         return step_or_problem(options, partition="balanced")
     named = system(options.method)
     given = step_or_problem(options, partition="balanced", placement=named.placement)
-    if isinstance(given, Problem) or options.fused not in (None, named.fused):
+    if options.fused not in (None, named.fused):
+        return given
+    if isinstance(given, Problem):
+        check_backward(named.name, given, options.profile)
         return given
     return given[0], step_for(named.name, *given)
 

@@ -70,11 +70,14 @@ def _headline(frontier: Frontier) -> str:
 def _sentence(frontier: Frontier) -> str:
     """What the picture says, in words."""
     first, last = frontier.points[0], frontier.points[-1]
-    near = next(point for point in frontier.points if point.value <= NEAR_BEST * last.value)
+    limit = NEAR_BEST * last.value
+    near = min(point.peak for point in frontier.points if point.value <= limit)
+    short = max((point.memory for point in frontier.points if point.bound > limit), default=None)
+    proven_short = "" if short is None else f", {format_bytes(short)} are proven too little"
     proven = sum(point.bound >= point.value for point in frontier.points)
     return (
-        f"From {format_bytes(first.memory)} a rank ({format_time(first.value)}) to {format_bytes(last.memory)} "
-        f"({format_time(last.value)}); {format_bytes(near.memory)} are within 1 % of that. "
+        f"From {format_bytes(first.memory)} a rank ({format_time(first.value)}) to {format_bytes(last.peak)} "
+        f"({format_time(last.value)}); {format_bytes(near)} are enough for 1 % more than that{proven_short}. "
         f"{proven} of {len(frontier.points)} points are optimal; the largest gap is "
         f"{max(point.gap for point in frontier.points):.2%}."
     )

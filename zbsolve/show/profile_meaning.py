@@ -92,10 +92,10 @@ def _bubble(rows: Sequence[PlainStage], m: int, today: Timeline) -> str:
     """What 1F1B takes; nothing is below the busiest rank's work, nor below its all-to-alls."""
     step = float(today.makespan)
     least = m * max(max(row.split, 2 * row.all_to_all) for row in rows)
-    best = step / least - 1 if least else 0.0
+    best = 1 - least / step if step else 0.0
     or_sent = " or all-to-alls" if any(row.all_to_all for row in rows) else ""
     split = ", backward split," if any(row.B or row.W for row in rows) else ""
-    win = f"can be {best:.1%} faster than that at most" if best > 0 else "cannot be faster than that: the split costs more"
+    win = f"takes {best:.1%} less time than that at most" if best > 0 else "takes no less time: the split costs more"
     return (
         f"1F1B on {len(rows)} ranks with {m} microbatches takes {format_time(step)}, {today.bubble_rate:.1%} of it bubble; "
         f"a step without any{split} {win} ({format_time(least)}, the busiest rank's work{or_sent})."

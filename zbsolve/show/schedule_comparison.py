@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -108,7 +108,27 @@ def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tu
             left.append((name, other))
         else:
             rows.append(_compared(name, schedule, first))
-    return ScheduleComparison(tuple(rows), tuple(left), first.problem.objective)
+    return ScheduleComparison(_with_shared_bounds(rows), tuple(left), first.problem.objective)
+
+
+def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSchedule, ...]:
+    """The rows with the highest bound that any schedule of the same problem proves. A row that is shorter keeps its own: a
+    bound is for lanes in table order, and its lanes may run otherwise."""
+    highest: dict[str, Certificate] = {}
+    for row in rows:
+        if row.certificate is not None:
+            before = highest.get(row.certificate.digest, row.certificate)
+            highest[row.certificate.digest] = max(before, row.certificate, key=lambda one: one.bound)
+    return tuple(row if row.certificate is None else _raised(row, highest[row.certificate.digest]) for row in rows)
+
+
+def _raised(row: ComparedSchedule, proven: Certificate) -> ComparedSchedule:
+    """The row with the bound of another certificate of its problem, where that is higher and no more than its value."""
+    own = row.certificate
+    if own is None or not own.bound < proven.bound <= row.value:
+        return row
+    found = replace(own, bound=proven.bound, relaxation=proven.relaxation, ranks=proven.ranks, proof=proven.proof)
+    return replace(row, schedule=row.schedule.certified(found))
 
 
 def _other_work(first: Schedule, schedule: Schedule) -> str:

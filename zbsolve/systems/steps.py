@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..partition.file import Partition
+from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..step import AUTO, Step
 from ..util.errors import BadInput, Infeasible
-from .table import preset, system
+from .table import SYSTEMS, preset, system
 
 USUAL = "1f1b"
 
@@ -20,6 +21,21 @@ def step_for(name: str, profile: Profile, step: Step) -> Step:
     if profile.fused_only and not system(name).fused:
         raise BadInput(f"{name}: needs B and W apart, and profile '{profile.model}' has one backward BW alone")
     return step.with_backward(profile, system(name).fused)
+
+
+def check_backward(name: str, problem: Problem, path: str) -> None:
+    """Raise BadInput where a problem, that of the file at `path`, does not have the backward of the system called `name`:
+    its order on the other backward is another schedule. Only a profile knows the times of both."""
+    one, kinds = system(name), problem.passes.kinds
+    if one.fused and "W" in kinds:
+        said = f"{name}: needs one backward BW, and {path} has B and W apart"
+    elif not one.fused and "BW" in kinds:
+        said = f"{name}: needs B and W apart, and {path} has one backward BW"
+    else:
+        return
+    other = one.split or next((fused.name for fused in SYSTEMS if fused.split == name), "")
+    same = f"the same order there is {other}; " if other else ""
+    raise BadInput(f"{said}: {same}name a profile, which has the times of both")
 
 
 def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Schedule | None:
