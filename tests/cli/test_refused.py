@@ -162,3 +162,12 @@ def test_a_named_schedule_says_where_it_lacks_memory():
     line = "gpipe: rank 1 needs 1500 bytes (1.46 KiB) of activations at its peak, but has 1200 bytes (1.17 KiB) for them"
     assert str(refusal.value) == line
     assert solve(problem, method="1f1b").timeline().peak_bytes == (4, 300)
+
+
+def test_a_profile_where_a_model_is_to_be_measured(capsys, edited) -> None:
+    path = edited(lambda body: None)
+    said = refused(capsys, "profile", path, "--ranks", "2")
+    assert (
+        said
+        == f"zbsolve profile: {path}: a file, and MODEL is a model to measure; solve, compare and frontier read a profile\n"
+    )

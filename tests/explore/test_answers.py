@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from zbsolve import Infeasible, Profile, Schedule, preset, problem_for, verify
 from zbsolve.cli.app import main
 from zbsolve.explore.answers import MAX_PASSES, Row, answer, compared
-from zbsolve.explore.setting import commands
+from zbsolve.explore.page import table_part
+from zbsolve.explore.setting import commands, own_placement
 from zbsolve.explore.state import BEST, State
 from zbsolve.util.errors import BadInput
 
@@ -94,6 +96,26 @@ def test_what_does_not_fit_comes_last_with_its_reason() -> None:
     assert [row.answer is not None and bool(row.answer.over) for row in rows].count(True) > 3
     (odd,) = (row for row in rows if row.state.system == "dualpipe")
     assert "5 ranks are no multiple of 2" in odd.why
+
+
+def test_systems_that_cannot_run_stand_in_their_own_placement_and_share_a_row() -> None:
+    rows = list(compared(State(microbatches=4), lambda state: answer(state, equal_layers(4))))[-1]
+    for name, placement in (("interleaved", "loop"), ("zb-v", "vee"), ("1f1b", "single")):
+        (row,) = (row for row in rows if row.state.system == name)
+        assert own_placement(row.state) == placement
+        assert (row.answer is None) == (placement != "single")
+    cells = re.findall("<tr.*?</tr>", table_part(rows), re.DOTALL)
+    (shared,) = (one for one in cells if ">zb-v<" in one)
+    assert ">v-half<" in shared
+    assert "<td>vee</td>" in shared
+    assert ">interleaved<" not in shared
+
+
+def test_a_placement_that_cannot_be_is_named() -> None:
+    rows = all_rows(State(ranks=3, microbatches=6))
+    (row,) = (row for row in rows if row.state.system == "dualpipe")
+    assert row.answer is None
+    assert own_placement(row.state) == "mirror"
 
 
 def test_a_profile_gives_layers_and_links() -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 from xml.etree import ElementTree
 
 import pytest
 
 from zbsolve import BadInput, Profile, Schedule, solve, verify
 from zbsolve.cli import main
+from zbsolve.search.memory_limits import Named
 from zbsolve.search.pareto import Frontier, frontier
 from zbsolve.show.frontier_report import frontier_as_page, frontier_as_svg, frontier_as_text
+from zbsolve.show.pictures.drawing import Area, Words
+from zbsolve.show.pictures.frontier import frontier_drawing
+from zbsolve.show.pictures.style import Style
+from zbsolve.show.pictures.words import text_width
 from zbsolve.step import Step
 
 from ..support.profiles import equal_layers
@@ -65,8 +70,8 @@ def test_every_point_has_a_schedule_that_fits(found):
 
 def test_named_schedules_are_marked_and_never_better(found):
     named = {one.name: one for one in found.named}
-    assert {"1F1B", "ZB-H1", "ZB-H2", "GPipe"} <= set(named)
-    assert named["1F1B"].memory == 40 + 4 * 150
+    assert {"1f1b", "zb-h1", "zb-h2", "gpipe"} <= set(named)
+    assert named["1f1b"].memory == 40 + 4 * 150
     for one in found.named:
         assert min(point.value for point in found.points if point.memory <= one.memory) <= one.value
 
@@ -84,10 +89,36 @@ def test_pictures_and_table(found):
     root = ElementTree.fromstring(frontier_as_svg(found))
     assert root.tag.endswith("svg")
     texts = [node.text for node in root.iter() if node.tag.endswith("text")]
-    assert any(text and text.startswith("1F1B") for text in texts)
+    assert any(text and text.startswith("1f1b") for text in texts)
     assert len([node for node in root.iter() if node.tag.endswith("circle")]) >= len(found.points)
     assert frontier_as_page(found).count("<script") == 1  # ours
     assert len(frontier_as_text(found).splitlines()) == 3 + len(found.points) + len(found.named)
+
+
+@pytest.mark.parametrize("width", [420, 1200])
+def test_no_name_stands_over_a_name_or_a_diamond(found, width):
+    """Near the right edge, above each other, and beyond the edge."""
+    least, most = found.points[0], found.points[-1]
+    places = {
+        "1f1b": (least.memory, 1.4),
+        "1f1b-split": (least.memory, 1.2),
+        "zb-h1": (least.memory, 1.19),
+        "zb-h2": (most.memory, 1.0),
+        "zb-2p": (2 * most.memory, 1.0),
+        "gpipe": (3 * most.memory, 1.5),
+    }
+    named = tuple(Named(name, memory, int(most.value * times), found.work) for name, (memory, times) in places.items())
+    drawing = frontier_drawing(replace(found, named=named), "", "", Style(width))
+    names = [mark for mark in drawing.marks if isinstance(mark, Words) and mark.text.split(",")[0].split(" ")[0] in places]
+    diamonds = [mark.points for mark in drawing.marks if isinstance(mark, Area) and mark.said]
+    assert len(names) == len(diamonds) == len(places)
+    half = names[0].size / 2
+    boxes = [(one.x, one.x + text_width(one.text, one.size), one.y - half, one.y + half) for one in names]
+    points = [(min(x for x, _ in p), max(x for x, _ in p), min(y for _, y in p), max(y for _, y in p)) for p in diamonds]
+    for (a, b, low, high), (c, d, bottom, top) in (*combinations(boxes, 2), *product(boxes, points)):
+        assert b <= c or d <= a or high <= bottom + 1e-6 or top <= low + 1e-6
+    heights = {mark.text.split(" ")[0]: mark.y for mark in names}
+    assert heights["1f1b"] < heights["1f1b-split"] < heights["zb-h1"]
 
 
 def test_hostile_model_names_stay_text():

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, Certificate, Edge, Pass, Problem, Schedule
+from zbsolve import BadInput, Certificate, Edge, Pass, Problem, Schedule, preset, problem_for
 from zbsolve.cli import main
 from zbsolve.problem import KINDS
 from zbsolve.show.kinds import DARKEST, LIGHTEST, LOOKS, letters, lightness
@@ -119,6 +119,14 @@ def test_terminal_keeps_its_width(schedule: Schedule, trace: Trace, width: int) 
         assert len(plain) == 8
         assert max(map(len, plain)) <= max(width, 40)
         assert len({row.rindex("│") for row in plain}) == 1
+
+
+def test_terminal_says_peak_where_there_is_one(schedule: Schedule) -> None:
+    said = schedule_as_text(schedule).splitlines()[0]
+    assert said.split()[-1] == "peak"
+    bare = preset("1f1b", problem_for("1f1b", 2, 4, 600_000, 600_000, 600_000))
+    said = schedule_as_text(bare).splitlines()[0]
+    assert said.split()[-1] == "ms"
 
 
 def test_terminal_colours_end(schedule: Schedule) -> None:

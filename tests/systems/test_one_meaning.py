@@ -51,7 +51,7 @@ def test_all_commands_agree_to_the_us(profile: Profile, tmp_path: Path, capsys: 
     assert said.startswith(f"1F1B on {RANKS} ranks with {MICROBATCHES} microbatches takes {format_time(value)}, ")
     points = frontier(profile, Step(RANKS, MICROBATCHES), points=2, effort=0.01)
     named = {one.name: one.value for one in points.named}
-    assert named["1F1B"] == value
+    assert named["1f1b"] == value
     split = solved(path, capsys, "--method", "1f1b-split")
     assert split["solver"] == "1f1b-split"
     arguments = ["--profile", str(path), "--ranks", str(RANKS), "--microbatches", str(MICROBATCHES), "--json"]

@@ -67,6 +67,10 @@ def command(options: argparse.Namespace) -> int:
         raise BadInput("--profile: is for --from-trace")
     if options.diff is not None:
         return profile_files.diff(options)
+    if options.model is not None and options.model.endswith((".json", ".json.gz")):
+        raise BadInput(
+            f"{options.model}: a file, and MODEL is a model to measure; solve, compare and frontier read a profile"
+        )
     if options.output is None:
         raise BadInput("say where to write it: -o profile.json")
     return _measure(options) if options.model is not None else profile_files.from_trace(options)

@@ -110,13 +110,13 @@ def compared(state: State, answered: Callable[[State], Answer]) -> Iterator[tupl
     already."""
     began, rows = time.monotonic(), dict[State, Row]()
     for wanted in _others(state):
+        late, placed = time.monotonic() - began > COMPARE_SECONDS, wanted
         try:
             placed = in_its_placement(wanted)
             if placed not in rows:
-                late = time.monotonic() - began > COMPARE_SECONDS
                 rows[placed] = Row(placed, None, TOO_LONG) if late else Row(placed, answered(placed))
         except ZbsolveError as error:
-            rows[wanted] = Row(wanted, None, str(error))
+            rows[placed] = Row(placed, None, str(error))
         own, *others = rows.values()
         yield (own, *sorted(others, key=_worth))
 

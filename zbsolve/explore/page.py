@@ -13,6 +13,7 @@ from ..systems.table import system
 from ..util.text import format_bytes, format_gap, format_time, printable
 from .answers import Answer, Row
 from .playground import MORE_SECONDS
+from .setting import own_placement
 from .state import BEST, CONTROLS, EXAMPLES, GIVEN, GROUPS, SYSTEM_NAMES, Choice, Slider, State
 
 MIN_WIDTH, MAX_WIDTH = 560, 2400  # pixels of the chart; a narrower window scrolls it
@@ -31,7 +32,9 @@ def controls_page(state: State, profile: Profile | None, wrong: str = "") -> str
         if profile
         else "a model of equal parts, one a rank",
         groups=[
-            (name, [_control(one, state) for one in shown if one.group == name]) for name in GROUPS if name not in hidden
+            (name, [_control(one, state, profile) for one in shown if one.group == name])
+            for name in GROUPS
+            if name not in hidden
         ],
         facts={
             "usual": {one.name: one.print(one.usual) for one in CONTROLS},
@@ -40,11 +43,16 @@ def controls_page(state: State, profile: Profile | None, wrong: str = "") -> str
     )
 
 
-def _control(one: Slider | Choice, state: State) -> dict[str, Any]:
+def _control(one: Slider | Choice, state: State, profile: Profile | None) -> dict[str, Any]:
     """One control for the template."""
     value = getattr(state, one.name)
     said = {"name": one.name, "label": one.label, "value": one.print(value)}
     if isinstance(one, Slider):
+        zero = one.zero
+        if one.name == "memory" and profile is not None and profile.capacity is not None:
+            zero = f"the profile's {format_bytes(int(profile.capacity))}"
+        if zero:
+            said["label"] += f" (0: {zero})"
         limits = {"least": one.least, "most": one.most, "upto": one.upto, "step": one.step}
         return {
             **said,
@@ -109,19 +117,33 @@ def _bars(found: Answer) -> list[dict[str, str]]:
 
 
 def table_part(rows: Sequence[Row]) -> str:
-    """The comparison as a table; the first row is what the page shows."""
-    own = rows[0].answer
-    return render("explore_table.html", rows=[_cells(row, own) for row in rows])
+    """The comparison as a table; the first row is what the page shows. Systems that have no answer in a placement for the
+    same reason share a row."""
+    own, lines = rows[0].answer, dict[object, dict[str, Any]]()
+    for place, row in enumerate(rows):
+        shared = place if row.answer or not place else (own_placement(row.state), row.why)
+        if shared in lines:
+            lines[shared]["names"].append(_name(row.state))
+        else:
+            lines[shared] = _cells(row, own)
+    return render("explore_table.html", rows=list(lines.values()))
 
 
-def _cells(row: Row, own: Answer | None) -> dict[str, Any]:
-    state = row.state
+def _name(state: State) -> dict[str, str]:
+    """A system's name, which shows it when pressed."""
     named = None if state.system == BEST else system(state.system)
-    said = {
+    return {
         "system": state.system,
         "placement": state.placement,
         "name": state.system if named else "best found",
         "title": f"{named.title}, {named.paper}" if named else "the best that a short search finds",
+    }
+
+
+def _cells(row: Row, own: Answer | None) -> dict[str, Any]:
+    said = {
+        "names": [_name(row.state)],
+        "placement": own_placement(row.state),
         "why": printable(row.why or (_lacking(row.answer) if row.answer else "")),
         "fits": row.answer is not None and not row.answer.over,
         "answered": row.answer is not None,

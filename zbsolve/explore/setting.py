@@ -23,10 +23,17 @@ def in_its_placement(state: State) -> State:
     shape."""
     if state.system == BEST:
         return state
-    one = system(state.system)
-    shape = state.placement.rstrip("0123456789")
-    placement = state.placement if shape == one.placement else one.placement
-    return replace(state, placement=placement, backward="fused" if one.fused else "split")
+    backward = "fused" if system(state.system).fused else "split"
+    return replace(state, placement=own_placement(state), backward=backward)
+
+
+def own_placement(state: State) -> str:
+    """The placement in which the state's system runs, also where that cannot be: the state's, or what a named system
+    prescribes where that has another shape."""
+    if state.system == BEST:
+        return state.placement
+    own = system(state.system).placement
+    return state.placement if state.placement.rstrip("0123456789") == own else own
 
 
 def step_of(state: State) -> Step:

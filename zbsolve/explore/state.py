@@ -91,7 +91,8 @@ class State:
 
 @dataclass(frozen=True)
 class Slider:
-    """A number. least, most: allowed; upto: where the slider ends, which a typed number may pass; unit: behind it."""
+    """A number. least, most: allowed; upto: where the slider ends, which a typed number may pass; unit: behind it;
+    zero: what 0 means, where it is no number like others."""
 
     name: str
     label: str
@@ -101,6 +102,7 @@ class Slider:
     upto: float
     step: float
     group: str
+    zero: str = ""
 
     @property
     def usual(self) -> Any:
@@ -172,16 +174,16 @@ _USUAL = {field.name: field.default for field in fields(State)}
 CONTROLS: tuple[Slider | Choice, ...] = (
     Slider("ranks", "ranks p", "", 1, 64, 32, 1, STEP),
     Slider("microbatches", "microbatches m", "", 1, 512, 128, 1, STEP),
-    Choice("system", "schedule", ((BEST, "best found (search)"), *_same(*SYSTEM_NAMES)), STEP),
+    Choice("system", "system", ((BEST, "best found (search)"), *_same(*SYSTEM_NAMES)), STEP),
     Choice("placement", "placement", _same("single", "loop", "loop4", "vee", "vee4", "mirror"), STEP, free=True),
-    Slider("memory", "memory a rank", "GiB", 0, 1e6, 96, 0.25, STEP),
+    Slider("memory", "memory a rank", "GiB", 0, 1e6, 96, 0.25, STEP, "no limit"),
     Slider("F", "forward F", "ms", 0, 1e5, 40, 0.1, MODEL),
     Slider("B", "input gradient B", "ms", 0, 1e5, 40, 0.1, MODEL),
     Slider("W", "weight gradient W", "ms", 0, 1e5, 40, 0.1, MODEL),
     Slider("comm", "message", "ms", 0, 1e5, 10, 0.1, MODEL),
     Slider("until_B", "kept until B", "GiB", 0, 1e5, 4, 0.05, MODEL),
     Slider("until_W", "kept until W", "GiB", 0, 1e5, 4, 0.05, MODEL),
-    Slider("slow_part", "slower part (0: none)", "", 0, 64, 32, 1, UNEVEN),
+    Slider("slow_part", "slower part", "", 0, 64, 32, 1, UNEVEN, "none"),
     Slider("slow_factor", "its time, times", "×", 0, 100, 3, 0.05, UNEVEN),
     Slider("output", "output layer, in parts", "×", 0, 100, 3, 0.05, UNEVEN),
     Choice("partition", "layers on stages", _same(*dict.fromkeys(("balanced", *SEARCHED))), MORE, free=True),

@@ -25,7 +25,6 @@ from .solver import ready
 from .state import State
 
 MAX_POINTS = 1000
-NAMED = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2"}
 AMPLE = 1 << 50  # bytes; a limit nobody meets, from which a rank's fixed part is read off
 
 
@@ -127,5 +126,5 @@ def _named(profile: Profile, step: Step, fixed: Ints) -> tuple[Named, ...]:
         for name, schedule in known_orders(problem):
             if system(name).fused == fused:
                 value = int(schedule.timeline().value)
-                found.append(Named(NAMED.get(name, name), needs(schedule, fixed), value, problem.work))
+                found.append(Named(name, needs(schedule, fixed), value, problem.work))
     return tuple(found)

@@ -46,7 +46,7 @@ def schedule_as_text(schedule: Schedule, trace: Trace | None = None, width: int 
         f"{label.ljust(left)} │{paint.row(track, t, begin[id(t)])}│ {memory.rjust(right)}".rstrip()
         for label, track, t, memory in rows
     ]
-    title = f"{'':{left}}  {'0':<{columns - 12}}{format_time(longest):>12}{'peak':>{right + 2}}".rstrip()
+    title = f"{'':{left}}  {'0':<{columns - 12}}{format_time(longest):>12}{'peak' if right else '':>{right + 2}}".rstrip()
     measured = (
         []
         if trace is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from ...search.memory_limits import Named
@@ -18,7 +18,10 @@ from .words import LINE, paragraph, text_width, wrapped
 LEFT, RIGHT, LETTERS = 66.0, 78.0, 12.0  # pixels
 VALUE_COLOUR, BOUND_COLOUR, NAMED_COLOUR, BETWEEN_COLOUR = "#1a5a9c", "#2fa583", "#d2623a", "#eef0f4"
 
+TEXT_GAP, DIAMOND_GAP = 13.0, 12.0  # pixels from the middle of a text up or down to that of another one, of a diamond
+
 Corners = list[tuple[float, float]]
+Boxes = list[tuple[float, float, float, float]]  # left, right, middle height, and how far from it a text's must be
 
 
 def bubble_rate(frontier: Frontier, value: float) -> float:
@@ -148,9 +151,11 @@ class _Chart:
 
     def named(self) -> Iterator[Mark]:
         """Named schedules as diamonds with how much longer they are than the best within their memory; a text stands where
-        no other one does, with a line to its diamond where that is away."""
-        taken: list[tuple[float, float, float]] = []
-        for one in sorted(self.frontier.named, key=lambda one: (one.memory, one.value)):
+        no other one and no other diamond does, with a line to its diamond where that is away. Of diamonds above each other
+        the upper one has the upper text."""
+        diamonds = [(self.x(one.memory), self.y(one.value)) for one in self.frontier.named]
+        taken = [(x - 6, x + 6, y, DIAMOND_GAP) for x, y in diamonds]
+        for one in sorted(self.frontier.named, key=lambda one: (one.memory, -one.value)):
             x, y = self.x(one.memory), self.y(one.value)
             over = excess(self.frontier, one)
             more = f", needs {format_bytes(one.memory)}" if one.memory > self.high else ""
@@ -162,17 +167,18 @@ class _Chart:
             yield _diamond(x, y, said)
             yield Words(*place, text, 12, NAMED_COLOUR, halo=True)
 
-    def _place(self, x: float, y: float, wide: float, taken: list[tuple[float, float, float]]) -> tuple[float, float]:
-        """Where a text `wide` pixels wide begins, near (x, y), within the chart and over no text that is `taken` (left,
-        right, height of each); the nearest of many places, or the last one where all are taken."""
-        left = x + 10 if x + 10 + wide <= self.right + RIGHT - 4 else max(4.0, x - 10 - wide)
-        for step in range(1, 24):
-            for at in (y - 12 - 15 * (step - 1), y + 12 + 15 * (step - 1)):
-                clear = all(right < left or a > left + wide or abs(at - height) >= 13 for a, right, height in taken)
+    def _place(self, x: float, y: float, wide: float, taken: Boxes) -> tuple[float, float]:
+        """Where a text `wide` pixels wide begins, near (x, y), within the chart and over nothing that is `taken`; the
+        nearest of many places, or the first one where all are taken."""
+        sides = [left for left in (x + 10, x - 10 - wide) if left >= LEFT and left + wide <= self.right]
+        sides = sides or [max(4.0, self.right - wide)]
+        for step in range(24):
+            for left, at in product(sides, (y - 12 - 15 * step, y + 12 + 15 * step)):
+                clear = all(b < left or a > left + wide or abs(at - middle) >= gap for a, b, middle, gap in taken)
                 if clear and self.top - 4 <= at <= self.floor - 8:
-                    taken.append((left, left + wide, at))
+                    taken.append((left, left + wide, at, TEXT_GAP))
                     return left, at
-        return left, y - 12
+        return sides[0], y - 12
 
 
 def scaled(drawing: Drawing, scale: float) -> Drawing:
