@@ -25,6 +25,10 @@ def relative_gap(value: float, bound: float) -> float:
     return (value - bound) / value if value else 0.0
 
 
+GIVEN = "given, not solved here"  # the solver of a schedule that came without a certificate
+IMPORTED = "imported: "  # how the solver of a schedule from another program's file begins
+
+
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """How good a schedule is and how that is known: `value` and proven lower `bound` in µs.
@@ -48,6 +52,11 @@ class Certificate:
     def gap(self) -> float:
         """(value − bound) / value: at most this share of the step could still be saved."""
         return relative_gap(self.value, self.bound)
+
+    @property
+    def solved_here(self) -> bool:
+        """Whether zbsolve found the schedule; else it came from somebody's file."""
+        return not self.solver.startswith((GIVEN, IMPORTED))
 
     @property
     def status(self) -> str:

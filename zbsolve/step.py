@@ -74,9 +74,23 @@ class Step:
         limit = profile.capacity if self.memory is None else parse_bytes(self.memory)
         return StageCosts.of(profile, self.routes, self.microbatches, limit, self.fused)
 
+    def too_few_layers(self, profile: Profile) -> str:
+        """Why the profile's layers do not make a stage each, or ""; with how `zbsolve numbers` gives enough, where it made
+        the profile."""
+        stages = len(self.routes[0])
+        if len(profile.layers) >= stages:
+            return ""
+        why = f"partition: {len(profile.layers)} layers do not make {stages} stages"
+        if profile.source != "given" or "chunks" not in profile.facts or stages % self.ranks:
+            return why
+        chunks = f" --chunks {stages // self.ranks}" if stages > self.ranks else ""
+        return f"{why}: give so many with zbsolve numbers --ranks {self.ranks}{chunks}"
+
     def counts(self, profile: Profile) -> tuple[int, ...] | None:
         """How many layers each stage gets, where the step says it. Raises BadInput, Infeasible."""
         if isinstance(self.partition, str):
+            if why := self.too_few_layers(profile):
+                raise BadInput(why)
             return partition_by_name(self.costs(profile), self.partition)
         if isinstance(self.partition, Partition):
             self.partition.check(len(profile.layers), self.routes, self.ranks)

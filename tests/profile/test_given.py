@@ -160,3 +160,15 @@ def test_chunks_columns_and_refusals(tmp_path: Path, capsys: pytest.CaptureFixtu
     table.write_text("F,speed\n1,2\n")
     assert main(numbers) == 2
     assert "column 'speed' is unknown (one of name, F, B," in capsys.readouterr().err
+
+
+def test_too_few_numbers_say_how_to_give_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "numbers.json")
+    assert main(["numbers", "--ranks", "4", "--F", "1ms", "--B", "1ms", "--W", "1ms", "-o", path]) == 0
+    for ranks, placement, enough in (("4", "vee", "--ranks 4 --chunks 2"), ("5", "single", "--ranks 5")):
+        assert main(["solve", path, "--ranks", ranks, "--microbatches", "8", "--placement", placement]) == 2
+        assert capsys.readouterr().err.endswith(f" stages: give so many with zbsolve numbers {enough}\n")
+    assert main(["compare", "1f1b", "zb-v", "--profile", path, "--ranks", "4", "--microbatches", "8"]) == 0
+    assert "zb-v: cannot be: partition: 4 layers do not make 8 stages: give so many with" in capsys.readouterr().out
+    assert main(["solve", path, "--ranks", "4", "--microbatches", "4", "--placement", "auto", "--effort", "0.1"]) == 0
+    assert "give so many with zbsolve numbers --ranks 4 --chunks 2" in capsys.readouterr().out

@@ -65,7 +65,8 @@ def command(options: argparse.Namespace) -> int:
 
 def _prove(schedule: Schedule, seconds: float) -> Schedule:
     """The schedule with the highest bound that is proven in so many seconds, or with its own where that is higher."""
-    from ..search.certify import GIVEN, certified
+    from ..schedule import GIVEN
+    from ..search.certify import certified
 
     stated = schedule.certificate
     with searching("check") as (search, _):

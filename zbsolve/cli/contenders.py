@@ -164,7 +164,8 @@ def _read(path: str) -> Schedule | ForeignOrder:
 
 def _proven(schedule: Schedule) -> Schedule:
     """The schedule with a certificate: its own, or a quick one. Raises BadInput where it does not hold."""
-    from ..search.certify import GIVEN, certified
+    from ..schedule import GIVEN
+    from ..search.certify import certified
     from ..verifier import verify
 
     if schedule.certificate is None:

@@ -14,7 +14,7 @@ from ..build.fused_backward import with_fused_backward
 from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..profile.profile import Profile
-from ..schedule import Schedule
+from ..schedule import IMPORTED, Schedule
 from ..step import Step
 from ..tables import Bools
 from ..util.text import exact_bytes, parse_bytes, printable
@@ -35,7 +35,7 @@ class Imported:
     @property
     def solver(self) -> str:
         """What a certificate says that the schedule comes from."""
-        return f"imported: {printable(Path(self.order.where).name)} ({self.order.format})"
+        return f"{IMPORTED}{printable(Path(self.order.where).name)} ({self.order.format})"
 
     def told(self) -> tuple[str, ...]:
         """The violations, a line each: where the passes stand in the file, and for memory what each rank lacks."""

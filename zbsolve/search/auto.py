@@ -122,9 +122,9 @@ def _placements(step: Step) -> list[Any]:
 
 def _runs(profile: Profile, step: Step, first: bool) -> list[Run]:
     """One for each different partition; where there are too few layers, one that says so (an error for the first)."""
-    place, stages = step.title, len(step.routes[0])
-    if not first and len(profile.layers) < stages:
-        return [Run(step, place, failed=f"partition: {len(profile.layers)} layers do not make {stages} stages")]
+    place, why = step.title, step.too_few_layers(profile)
+    if why and not first:
+        return [Run(step, place, failed=why)]
     named: dict[tuple[int, ...], list[str]] = {}
     failed = []
     for one in SEARCHED if step.partition == AUTO else (step.partition,):

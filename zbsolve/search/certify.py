@@ -17,7 +17,6 @@ from .prover import prove
 from .state import State
 
 QUICK_PASSES = 100_000  # passes: beyond, closed forms with memory take more than some five seconds
-GIVEN = "given, not solved here"  # the solver of a schedule that came without a certificate
 
 
 def work_bound(problem: Problem) -> Bound:

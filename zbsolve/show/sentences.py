@@ -58,5 +58,12 @@ def certificate_lines(schedule: Schedule) -> list[str]:
     return [
         verdict(c),
         proof_line(c),
-        f"found by {printable(c.solver)} in {c.seconds:.1f} s, seed {c.seed}; problem {printable(c.digest)}",
+        f"{_origin(c)}; problem {printable(c.digest)}",
     ]
+
+
+def _origin(c: Certificate) -> str:
+    """Where the schedule comes from; of one from a file also what its bound is for."""
+    if c.solved_here:
+        return f"found by {printable(c.solver)} in {c.seconds:.1f} s, seed {c.seed}"
+    return f"{printable(c.solver)}; its own bound: for its passes on its ranks"
