@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,8 @@ def test_refused_by_name_with_what_its_best_order_costs(to: str, place: str, fus
         export(schedule, to)
     if "the best" in said:
         assert re.search(
-            r"takes [\d,.]+ (µs|ms), ([\d.]+ % (more|less)|as long as the schedule): --or-best writes it$", str(error.value)
+            r"takes [\d,.]+ ..( with .* without\))?, ([\d.]+ % (more|less)|as long as the schedule): --or-best writes it$",
+            str(error.value),
         )
         made = export(schedule, to, Options(or_best=True))
         assert made.text
@@ -359,3 +361,33 @@ def test_other_names_and_compressed_json() -> None:
         target("primus").check_ending(name)
     vee = in_order_schedule(a_step("vee", 2, 4))
     assert json.loads(export(vee, "primus", Options("x.json.gz")).text)
+
+
+def test_a_refusal_blames_what_is_in_the_way() -> None:
+    """Memory only where an order is there without its limit."""
+    single = in_order_schedule(a_step("single", 2, 4))
+    with pytest.raises(BadInput, match=r"can run on this problem: vee is not possible with 1 stage a rank$"):
+        export(single, "colossalai")
+    recomputing = random_schedule(a_step("single", 2, 2, recompute="all", held_until_B=4, held_input=1, capacity=1000))
+    with pytest.raises(BadInput, match=r"can run on this problem: problem: no plain pipeline .* passes of kind X$"):
+        export(recomputing, "deepspeed")
+    mirror = preset("chimera", pipeline([3, 3], B=[3, 3], W=[3, 3], placement=((0, 1), (1, 0)), microbatches=4))
+    with pytest.raises(BadInput, match="can run on this problem: problem: its stages are on several ranks"):
+        export(mirror, "deepspeed")
+
+
+def test_a_refusal_says_which_times_it_compares() -> None:
+    with pytest.raises(
+        BadInput, match=r"takes [\d,]+ µs with DeepSpeed's blocking messages \([\d,]+ µs without\), [\d.]+ %"
+    ):
+        export(in_order_schedule(a_step("single", 4, 8)), "deepspeed")
+
+
+def test_layers_of_given_numbers_are_told_apart() -> None:
+    problem = replace(a_step("single", 2, 4, fused=True), source="given: numbers")
+    for to, told in (("megatron", True), ("deepspeed", True), ("primus", False)):
+        made = export(preset("1f1b", problem), to)
+        assert any("set the layers of" in note for note in made.notes) is told
+    assert not any(
+        "set the layers of" in note for note in export(preset("1f1b", replace(problem, source="")), "megatron").notes
+    )

@@ -172,3 +172,15 @@ def test_too_few_numbers_say_how_to_give_enough(tmp_path: Path, capsys: pytest.C
     assert "zb-v: cannot be: partition: 4 layers do not make 8 stages: give so many with" in capsys.readouterr().out
     assert main(["solve", path, "--ranks", "4", "--microbatches", "4", "--placement", "auto", "--effort", "0.1"]) == 0
     assert "give so many with zbsolve numbers --ranks 4 --chunks 2" in capsys.readouterr().out
+
+
+def test_what_rounding_changes_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "p.json")
+    numbers = ["numbers", "--ranks", "2", "-o", path]
+    assert main([*numbers, "--F", "1.4", "--B", "1.6", "--W", "1.5"]) == 0
+    line = "times are rounded to whole µs: W of stage 1, 1.5 µs, counts as 2 µs."
+    assert line in capsys.readouterr().err
+    assert main(["solve", path, "--ranks", "2", "--microbatches", "2", "--effort", "0.01", "--json"]) == 0
+    assert line in capsys.readouterr().err
+    assert main([*numbers, "--F", "14.1ms", "--B", "16.0004ms", "--W", "0.4us", "--comm", "0.4us"]) == 0
+    assert capsys.readouterr().err == ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from ..profile.given import NUMBERS, given_profile, stage_columns
+from ..profile.rounding import rounding_note
 from ..util.errors import BadInput
 from .tools import print_json
 
@@ -61,6 +63,8 @@ def command(options: argparse.Namespace) -> int:
         print_json({"model": profile.model, "source": profile.source, "layers": len(profile.layers), "total": total})
     elif options.output != "-":
         print(profile_as_text(profile), end="")
+    if note := rounding_note(profile, [1] * len(profile.layers)):
+        print(f"zbsolve numbers: {note}", file=sys.stderr)
     return 0
 
 

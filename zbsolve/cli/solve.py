@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Find a schedule, write it, say how good it is."""
     from ..problem import Problem
+    from ..profile.rounding import rounding_note
     from ..show.solved_text import Solved
     from ..systems.steps import usual_schedule
 
@@ -62,6 +64,8 @@ def command(options: argparse.Namespace) -> int:
     usual = None if isinstance(given, Problem) else usual_schedule(*given, schedule.problem.layers)
     with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
         _print_solved(options, Solved(schedule, usual, peaks[-1] if peaks else None, options.effort is None), tried, every)
+    if not isinstance(given, Problem) and (note := rounding_note(given[0], schedule.problem.layers)):
+        print(f"zbsolve solve: {note}", file=sys.stderr)
     return 0
 
 

@@ -30,11 +30,14 @@ class Found:
     title: str
     value: float  # its objective there, µs
 
-    def cost(self, other: Schedule) -> str:
-        """`takes 1.08 s, 15.4 % more`: its objective against that of another schedule."""
+    def cost(self, other: Schedule, engine: str) -> str:
+        """`takes 1.08 s, 15.4 % more`: its objective against that of another schedule; and what it takes without the
+        engine's own messages, where that is another time."""
         theirs = other.timeline().value
         more = "as long as the schedule" if self.value == theirs else compared(self.value, theirs)
-        return f"takes {format_time(self.value)}, {more}"
+        free = self.schedule.timeline().value
+        apart = "" if free == self.value else f" with {engine}'s blocking messages ({format_time(free)} without)"
+        return f"takes {format_time(self.value)}{apart}, {more}"
 
 
 def compared(mine: float, theirs: float) -> str:
@@ -60,6 +63,31 @@ def best_order(
         if found is None or value < found.value:
             found = Found(one, title, value)
     return found
+
+
+def why_none(schedule: Schedule, target: Target, orders: Orders | None = None) -> str:
+    """Why `best_order` finds none: ` within its memory` where it finds one without that limit, else `: ` and what is in the
+    way of each placement that the engine has, as far as that is known."""
+    problem = schedule.problem
+    if problem.capacity is not None:
+        roomy = Schedule(replace(problem, capacity=None), schedule.order, schedule.syncs)
+        if best_order(roomy, target, orders) is not None:
+            return " within its memory"
+    found = dict.fromkeys(_obstacle(problem, place) for place in target.places)
+    found.pop("", None)
+    return f": {'; '.join(found)}" if found else ""
+
+
+def _obstacle(problem: Problem, place: str) -> str:
+    """Why the step cannot be laid out on a placement of that name; "" where it can."""
+    try:
+        chunks = len(problem.placement) / problem.ranks
+        placements = list(_placements(problem, place))
+        for placement in placements:
+            restaged(problem, placement)
+    except ZbsolveError as error:
+        return str(error)
+    return "" if placements else f"{place} is not possible with {chunks:g} stage{'s' * (chunks != 1)} a rank"
 
 
 def _candidates(schedule: Schedule, target: Target, orders: Orders) -> Iterator[tuple[str, Schedule]]:

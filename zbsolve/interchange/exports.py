@@ -50,20 +50,35 @@ def export(schedule: Schedule, to: str, options: Options | None = None) -> Expor
         made: Export = module.write(schedule, options)
     except Refused as error:
         return _instead(schedule, one, options, module, error)
-    return made
+    return _with_layers_note(made, schedule, one)
+
+
+def _with_layers_note(made: Export, schedule: Schedule, one: Target) -> Export:
+    """What is written, with a note where its layers may be none of the model: those of given numbers often are stages."""
+    problem = schedule.problem
+    if not (one.has_layers and problem.layers and problem.source.startswith("given")):
+        return made
+    note = (
+        f"the profile's numbers were given: the file counts its {sum(problem.layers)} layers, and a layer made by zbsolve "
+        f"numbers is a whole stage. If so, set the layers of {one.engine}'s stages yourself"
+    )
+    return replace(made, notes=(*made.notes, note))
 
 
 def _instead(schedule: Schedule, one: Target, options: Options, module: Any, error: BadInput) -> Export:
     """The engine's best order in place of a schedule that it cannot express, where that was asked for. Raises BadInput that
     says what it costs, where it was not."""
-    from .alternatives import best_order
+    from .alternatives import best_order, why_none
 
-    found = best_order(schedule, one, getattr(module, "orders", None), getattr(module, "step_time", None))
+    orders = getattr(module, "orders", None)
+    found = best_order(schedule, one, orders, getattr(module, "step_time", None))
     if found is None:
-        raise BadInput(f"{error}; no order was found that {one.engine} can run on this problem within its memory") from None
-    cost = f"the best order found that it can run, {found.title}, {found.cost(schedule)}"
+        why = why_none(schedule, one, orders)
+        raise BadInput(f"{error}; no order was found that {one.engine} can run on this problem{why}") from None
+    cost = f"the best order found that it can run, {found.title}, {found.cost(schedule, one.engine)}"
     if not options.or_best:
         raise BadInput(f"{error}; {cost}: --or-best writes it") from None
     made: Export = module.write(found.schedule, options)
     notes = (f"another order is written than the schedule's. {error}", cost, *made.notes)
-    return replace(made, notes=notes, facts={**made.facts, "instead": found.title})
+    made = replace(made, notes=notes, facts={**made.facts, "instead": found.title})
+    return _with_layers_note(made, found.schedule, one)

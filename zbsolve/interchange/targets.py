@@ -11,7 +11,7 @@ from ..placement import describe
 from ..util.errors import BadInput
 
 SPLIT_OR_FUSED, FUSED = ("F", "B", "W", "BW"), ("F", "BW")
-ANY = "any"  # every placement
+ANY = "any"  # every placement that has each stage on one rank
 ENDINGS = {"CSV": ".csv", "Python": ".py", "JSON": ".json"}  # format → how files of it are called
 
 
@@ -30,6 +30,7 @@ class Target:
     microbatches. in_order: kinds of which every stage runs its passes in the order of these numbers. mixed: whether some
     stages may split the backward and others not. first_fused: whether stage 0 runs each W right behind its B. groups:
     whether microbatches must be a multiple of ranks. orders: the only orders that it has; (): any order of these passes.
+    has_layers: whether the file says which layers each stage has.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Target:
     first_fused: bool = False
     groups: bool = False
     orders: tuple[str, ...] = ()
+    has_layers: bool = False
 
     def place(self, placement: tuple[int, ...]) -> str | None:
         """The name in `places` that stages on these ranks have; None where the engine cannot lay them out so."""
@@ -59,11 +61,12 @@ class Target:
     @property
     def words(self) -> dict[str, str]:
         """A row of the table that `export --list` prints."""
+        words = {ANY: "any with each stage on one rank"}
         backward = {SPLIT_OR_FUSED: "", FUSED: " (fused backward)"}
         return {
             "target": self.name,
             "read": f"{self.engine} {self.read}",
-            "placements": ", ".join(f"{place}{backward[kinds]}" for place, kinds in self.places.items()),
+            "placements": ", ".join(f"{words.get(place, place)}{backward[kinds]}" for place, kinds in self.places.items()),
             "order": " or ".join(self.orders) or "any",
             "writes": self.writes,
         }
@@ -81,7 +84,7 @@ TARGETS = (
         mixed=False,
         first_fused=True,
     ),
-    Target("deepspeed", "DeepSpeed", "0.19.8", "Python", {"single": FUSED}, in_order=("F",)),
+    Target("deepspeed", "DeepSpeed", "0.19.8", "Python", {"single": FUSED}, in_order=("F",), has_layers=True),
     Target(
         "colossalai",
         "ColossalAI",
@@ -90,6 +93,7 @@ TARGETS = (
         {"vee": SPLIT_OR_FUSED},
         in_order=SPLIT_OR_FUSED,
         groups=True,
+        has_layers=True,
     ),
     Target(
         "primus",
@@ -106,6 +110,7 @@ TARGETS = (
         "JSON",
         {"single": FUSED, "loop": FUSED},
         orders=("1F1B", "interleaved 1F1B in groups of g"),
+        has_layers=True,
     ),
 )
 

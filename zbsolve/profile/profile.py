@@ -90,7 +90,8 @@ class Profile:
         problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
         if not problem.work:
             raise BadInput(
-                f"layers: the passes of all {costs.stages} stages round to 0 µs: times below half a µs cannot be scheduled"
+                f"layers: the passes of all {costs.stages} stages round to 0 µs: times of half a µs or less cannot be "
+                "scheduled"
             )
         return problem
 
