@@ -161,9 +161,11 @@ class _Chart:
             more = f", needs {format_bytes(one.memory)}" if one.memory > self.high else ""
             text = f"{one.name}{f' {over}' if over else ''}{more}"
             said = f"{one.name}: {format_time(one.value)} with {format_bytes(one.memory)}{f', {over}' if over else ''}"
-            place = self._place(x, y, text_width(text, 12), taken)
+            wide = text_width(text, 12)
+            place = self._place(x, y, wide, taken)
             if abs(place[1] - y) > 20:
-                yield Line(((x, y), (place[0], place[1])), TICK, 0.6)
+                nearest = min(max(x, place[0]), place[0] + wide)
+                yield Line(((x, y), (nearest, place[1])), TICK, 0.6)
             yield _diamond(x, y, said)
             yield Words(*place, text, 12, NAMED_COLOUR, halo=True)
 
