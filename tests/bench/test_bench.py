@@ -168,7 +168,7 @@ def test_a_signal_ends_it(number, code, tiny, monkeypatch, capsys):
     [
         (["big"], "'big' is no suite (small, full), and no file or folder"),
         (["small", "--repeats", "0"], "repeats: at least 1"),
-        (["small", "--effort", "-1"], "effort: -1.0 is not"),
+        (["small", "--effort", "-1"], "effort: -1 is not"),
         (["now.json", "--against", "nowhere.json"], "nowhere.json: no such file"),
     ],
 )

@@ -31,7 +31,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", default="", help="what another page showed: its address, or what stands there behind ?")
     parser.add_argument("--port", type=int, default=0, help="to serve on; 0: any that is free")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    parser.add_argument("--seconds", type=float, help="end after so long; without, at Ctrl-C")
+    parser.add_argument("--seconds", type=float, help="end after so long (default: at Ctrl-C)")
 
 
 def command(options: argparse.Namespace) -> int:
