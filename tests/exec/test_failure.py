@@ -80,6 +80,17 @@ def test_all_ranks_say_what_one_of_them_raised(ranks: Ranks, what: str, why: str
         assert said[other]["kind"] == "LostRank"
 
 
+def test_the_first_cause_stays_where_a_loop_goes_on(ranks: Ranks) -> None:
+    """The rank that failed asks for more at once, while others still read why it stopped."""
+    said = [one["text"] for one in ranks.run("throw", rank=1, again=["step", "evaluate", "load", "save"])]
+    cause = said[1]["first"]
+    assert re.fullmatch(r"rank 1, pass 1F\d: ValueError: on purpose", cause)
+    for rank, one in enumerate(said):
+        assert one["first"] == cause or one["first"].startswith(f"{cause}; then rank {rank}, ")
+        told = f"this pipeline failed before: {one['first']}; make a new process group and a new pipeline"
+        assert one["again"] == [f"RunFailed: {told}"] * 4
+
+
 def test_another_schedule_is_said_by_all(ranks: Ranks) -> None:
     said = ranks.run("schedule", rank=1)
     assert said[0] == said[1] == said[2]

@@ -128,7 +128,7 @@ def _rank(folder: Path, rank: int, job: dict[str, Any]) -> None:
 
     end_with_parent()
     try:
-        said = {"kind": "", "text": str(_train(folder, rank, job))}
+        said = {"kind": "", "text": _train(folder, rank, job)}
     except Exception as error:
         said = {"kind": type(error).__name__, "text": str(error)}
     (folder / f"part.{rank}").write_text(json.dumps(said))
@@ -140,15 +140,16 @@ def _rank(folder: Path, rank: int, job: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def _train(folder: Path, rank: int, job: dict[str, Any]) -> float:
-    """Two steps or evaluations with this package's Pipeline, as anybody's loop would; the last loss."""
+def _train(folder: Path, rank: int, job: dict[str, Any]) -> Any:
+    """Two steps or evaluations with this package's Pipeline, as anybody's loop would; the last loss. With `job["again"]`:
+    what the loop hears first, and of each of these calls that it makes after that."""
     from datetime import timedelta
 
     import torch
     import torch.distributed as dist
     from torch import nn
 
-    from zbsolve.exec import Pipeline
+    from zbsolve.exec import Pipeline, RunFailed
     from zbsolve.exec.interpreter import Hooks
 
     from .exec_tools import a_problem, random_schedule
@@ -172,9 +173,33 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> float:
     more: dict[str, Any] = {"timeout": job.get("timeout", 20), "watch": job.get("watch", False), "hooks": Hooks(done=late)}
     runner = Pipeline(layers, schedule, loss=loss, **more)
     result, x = 0.0, torch.randn(6, 4)
-    for _ in range(2):
-        result = runner.evaluate(x, x) if job.get("evaluate") else runner.step(x, x).loss
-    return result
+    try:
+        for _ in range(2):
+            result = runner.evaluate(x, x) if job.get("evaluate") else runner.step(x, x).loss
+    except RunFailed as error:
+        if "again" not in job:
+            raise
+        return {"first": str(error), "again": [_refused(one) for one in _calls(runner, x, folder, job["again"])]}
+    return str(result)
+
+
+def _calls(runner: Any, x: Any, folder: Path, names: list[str]) -> list[Any]:
+    """What a loop that goes on after a failure may call."""
+    calls = {
+        "step": lambda: runner.step(x, x),
+        "evaluate": lambda: runner.evaluate(x, x),
+        "load": lambda: runner.load(folder / "nothing"),
+        "save": lambda: runner.save(folder / "new"),
+    }
+    return [calls[name] for name in names]
+
+
+def _refused(call: Any) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 if __name__ == "__main__":

@@ -71,29 +71,48 @@ def _all_say(wires: Wires, mark: str, error: str, text: str) -> list[Note]:
 
 
 class Peers:
-    """The other ranks of a pipeline, to a rank that stops or waits. timeout: seconds to wait for them."""
+    """The other ranks of a pipeline, to a rank that stops or waits. timeout: seconds to wait for them. failure: why this
+    rank stopped; the first cause stays, here and in the rank's note, whatever a loop does that goes on."""
 
     def __init__(self, wires: Wires, timeout: float) -> None:
         self.wires = wires
         self.timeout = timedelta(seconds=timeout)
+        self.failure = ""
 
     def wait(self, work: Any, what: str) -> None:
-        """Wait for a collective operation of all ranks. Raises LostRank naming `what`."""
-        with self.telling(what):
+        """Wait for a collective operation of all ranks; one that is done is done, even in a pipeline that failed later.
+        Raises LostRank naming `what`."""
+        with self._told(what):
             self.wires.wait(work, timeout=self.timeout)
 
     @contextmanager
     def telling(self, what: str | Callable[[], str]) -> Iterator[None]:
         """The others hear of what is raised inside. Where one of them is the cause, the line that is raised here says so.
 
-        Raises RunFailed in one line naming rank, pass (or `what`) and cause. The process group is of no use afterwards.
+        Raises RunFailed in one line naming rank, pass (or `what`) and cause. The pipeline and its process group are of no
+        use afterwards: whatever they are asked for later raises RunFailed with the first cause.
         """
+        self.refuse_failed()
+        with self._told(what):
+            yield
+
+    def refuse_failed(self) -> None:
+        """Raises RunFailed where this rank stopped before."""
+        if self.failure:
+            error = RunFailed(f"this pipeline failed before: {self.failure}; make a new process group and a new pipeline")
+            error.told = True
+            raise error
+
+    @contextmanager
+    def _told(self, what: str | Callable[[], str]) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             if isinstance(error, RunFailed) and error.told:
                 raise
+            self.refuse_failed()
             final = self._final(error, what if isinstance(what, str) else what())
+            self.failure = one_line(final)
             if isinstance(final, RunFailed):
                 final.told = True
             if final is error:
@@ -138,7 +157,8 @@ class Peers:
 @contextmanager
 def together(peers: Peers, what: str) -> Iterator[None]:
     """Inside, each rank does what it does by itself; where one cannot, all raise (see `agreed`). Raises RunFailed where a
-    rank is lost."""
+    rank is lost, or was before."""
+    peers.refuse_failed()
     try:
         with agreed(peers.wires, what, ""):
             yield
