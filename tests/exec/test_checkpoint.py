@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused_by_all(folder: Path, straight: dict[str, l
     (folder / "evil" / ".metadata").write_bytes(pickle.dumps(Evil()))
     (folder / "text").write_text("mine")
     first, second = on_ranks(2, f"{JOBS}:refused", {"folder": str(folder)})
-    nothing, evil, name, model, state, taken, under = first
+    nothing, evil, name, model, state, taken, under, optimizer, rates, warned = first
     assert nothing == f"{folder}/nothing: not a checkpoint: No such file or directory"
     assert evil == f"{folder}/evil: not a checkpoint: UnpicklingError: it names posix.system, which is not data"
     assert name == f"{folder}/plain: it has no 'other'"
@@ -75,6 +75,10 @@ def test_what_does_not_fit_is_refused_by_all(folder: Path, straight: dict[str, l
     assert state.startswith("checkpoint: its state holds more than numbers, words, lists and tensors: ")
     assert taken == f"{folder}/text: cannot write: there is something else, which is no checkpoint"
     assert under.startswith(f"{folder}/text/under: cannot write: ")
-    assert all(second)
+    assert optimizer == f"{folder}/plain: 'optimizer' is the state of NAdam, not of SGD"
+    assert rates == f"{folder}/plain: 'rates' is the state of MultiStepLR, not of CosineAnnealingLR"
+    assert warned == f"exec_jobs_checkpoint: {folder}/plain: it has 'rates' too, which is not loaded"
+    assert all(second[:-1])
+    assert not second[-1]  # rank 0 alone warns
     assert (folder / "text").read_text() == "mine"
     assert not (folder / "new").exists()

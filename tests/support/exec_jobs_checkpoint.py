@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,8 @@ def refused(rank: int, argument: dict[str, Any]) -> list[str]:
         loss=nn.functional.mse_loss,
         timeout=20,
     )
+    sgd = torch.optim.SGD(loop.runner.parameters(), 0.1, momentum=0.9)
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(loop.objects["optimizer"], 9)
     tries: list[Any] = [
         lambda: loop.runner.load(folder / "nothing"),
         lambda: loop.runner.load(folder / "evil"),
@@ -135,6 +138,8 @@ def refused(rank: int, argument: dict[str, Any]) -> list[str]:
         lambda: loop.runner.save(folder / "new", lock=Odd()),
         lambda: loop.runner.save(folder / "text", **loop.objects),
         lambda: loop.runner.save(folder / "text" / "under", **loop.objects),
+        lambda: loop.runner.load(folder / "plain", optimizer=sgd),
+        lambda: loop.runner.load(folder / "plain", rates=rates),
     ]
     for one in tries:
         try:
@@ -142,7 +147,10 @@ def refused(rank: int, argument: dict[str, Any]) -> list[str]:
             said.append("")
         except BadInput as error:
             said.append(str(error))
-    return said
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        loop.runner.load(folder / "plain", optimizer=loop.objects["optimizer"])
+    return [*said, " ".join(f"{Path(one.filename).stem}: {one.message}" for one in warned)]
 
 
 class Odd:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from ...util.errors import BadInput
 from ..transport.peers import together
 from .on_rank import OnRank
-from .optimizer_state import Entries, Names, entries_of, names_of, options_of, restore
+from .optimizer_state import Entries, Names, entries_of, kinds_of, names_of, options_of, related, restore
 from .random_numbers import random_state, set_random_state
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     """Go on from a checkpoint: the other way round of `save`, with the same `objects`. Every rank calls this.
 
     The schedule, the partition and the number of ranks may be others. On the same ones training goes on to the same bits.
-    `steps` is the number of steps that were made. Raises BadInput on all ranks together.
+    `steps` is the number of steps that were made. What the checkpoint has beside `objects` is not loaded, and rank 0 gets a
+    warning that names it. Raises BadInput on all ranks together, also where a state is of an object of another class.
     """
     from .checkpoint_files import Reader
 
@@ -110,6 +112,7 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
         "entries": {},
         "options": {},
         "objects": {},
+        "kinds": {key: kinds_of(one) for key, one in objects.items()},
     }
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
@@ -118,6 +121,7 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
     for key, parts in optimizers.items():
         rest["entries"][key], rest["options"][key] = {}, {}
         for optimizer, names in parts:
+            rest["kinds"][key] = kinds_of(optimizer)
             rest["options"][key] |= options_of(optimizer, names)
             for (name, entry), value in entries_of(optimizer, names).items():
                 if isinstance(value, Tensor) and value.dim():
@@ -147,6 +151,13 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any]) -> None:
     missing = sorted((optimizers.keys() - loops[0]["options"].keys()) | (others - loops[0]["objects"].keys()))
     if missing:
         raise BadInput(f"{reader.path}: it has no '{missing[0]}'")
+    for key, one in [*objects.items(), *((key, part) for key, parts in optimizers.items() for part, _ in parts)]:
+        mine, theirs = kinds_of(one), loops[0].get("kinds", {}).get(key)  # an older checkpoint has none
+        if theirs and not related(mine, theirs):
+            raise BadInput(f"{reader.path}: '{key}' is the state of {theirs[0]}, not of {mine[0]}")
+    left = sorted((loops[0]["options"].keys() | loops[0]["objects"].keys()) - objects.keys() - optimizers.keys())
+    if left and pipeline.rank == 0:
+        warnings.warn(f"{reader.path}: it has '{left[0]}' too, which is not loaded", stacklevel=3)
     entries = _entries(reader, optimizers, pipeline.device)
     weights = {f"{MODEL}.{name}": value for name, value in pipeline.module.state_dict().items()}
     rooms = {f"{key}.{name}.{entry}": room for key, one in entries.items() for (name, entry), room in one.items()}

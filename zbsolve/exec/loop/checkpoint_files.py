@@ -11,6 +11,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.futures import Future
 
 from ...util.errors import BadInput
 from ..transport.failure import one_line
@@ -72,6 +75,22 @@ class Reader(FileSystemReader):
         """The index, which is read already."""
         return self._index
 
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read file by file, so that one that cannot be read is named. Raises BadInput."""
+        files: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            files.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
+        for name, items in files.items():
+            try:
+                super().read_data(replace(plan, items=items), planner).wait()
+            except OSError as error:
+                raise BadInput(f"cannot read {name}: {error.strerror or error}") from None
+            except Exception as error:
+                raise BadInput(f"damaged: {name}: {one_line(error)}") from None
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
     def into(self, tensors: Mapping[str, Tensor]) -> None:
         """Read these, in place. Raises BadInput, naming one that is not there or has another shape."""
         for name, tensor in tensors.items():
@@ -85,7 +104,7 @@ class Reader(FileSystemReader):
                 warnings.simplefilter("ignore")  # that each rank reads by itself
                 load(dict(tensors), storage_reader=self, no_dist=True)
         except CheckpointException as error:
-            raise BadInput(f"{self.path}: {_cause(error)}") from None
+            raise BadInput(f"{self.path}: {_cause(error)[1]}") from None
 
     def empty(self, name: str, device: torch.device) -> Tensor:
         """A tensor that `into` can read `name` into."""
@@ -101,7 +120,8 @@ def write(folder: Path, tensors: Mapping[str, Tensor], group: Any, peers: Peers)
             save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=group)
     except CheckpointException as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise BadInput(f"{folder}: cannot write: {_cause(error)}") from None
+        rank, cause = _cause(error)
+        raise BadInput(f"{folder}: cannot write: rank {rank}: {cause}") from None
 
 
 def replace_folder(new: Path, path: Path) -> None:
@@ -134,6 +154,7 @@ def from_tensor(tensor: Tensor) -> Any:
     return torch.load(io.BytesIO(tensor.numpy().tobytes()), weights_only=True)
 
 
-def _cause(error: CheckpointException) -> str:
+def _cause(error: CheckpointException) -> tuple[int, str]:
+    """The first rank that failed, and why."""
     rank, (cause, _) = min(error.failures.items(), key=lambda one: one[0])
-    return f"rank {rank}: {one_line(cause)}"
+    return rank, one_line(cause)

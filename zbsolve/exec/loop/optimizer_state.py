@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +10,20 @@ from torch.optim import Optimizer
 
 Names = Mapping[nn.Parameter, list[str]]  # a parameter that is tied has several
 Entries = dict[tuple[str, str], Any]  # (parameter's name, entry of its state) → value
+
+
+def kinds_of(state_holder: Any) -> list[str]:
+    """The names of an object's class and of those that it derives from, its own first. An optimizer that wraps another one
+    and has its state (`PostValidated`) is of the inner one's kinds."""
+    inner = getattr(state_holder, "optimizer", None)
+    if isinstance(state_holder, Optimizer) and isinstance(inner, Optimizer):
+        return kinds_of(inner)
+    return [one.__name__ for one in type(state_holder).__mro__ if one is not object]
+
+
+def related(mine: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Does one of two classes, given by `kinds_of`, derive from the other? Then one's state serves the other."""
+    return mine[0] in theirs or theirs[0] in mine
 
 
 def names_of(module: nn.Module) -> dict[nn.Parameter, list[str]]:
