@@ -22,13 +22,15 @@ Floats = NDArray[np.float64]
 class Timeline(Mapping[str, tuple[float, float]]):
     """Pass name → (start, end) in µs; `start` and `end` are columns in the problem's table order.
 
-    `turn` orders passes that start at one time (only passes without length can share a stream then).
+    `turn` orders passes that start at one time (only passes without length can share a stream then). `held`: bytes that were
+    counted on a pass's rank after it; None: memory is what the problem's edges say.
     """
 
     problem: Problem
     start: NDArray[Any]
     end: NDArray[Any]
     turn: Ints | None = None
+    held: NDArray[Any] | None = None
 
     def __getitem__(self, name: str) -> tuple[float, float]:
         i = self.problem.index[name]
@@ -77,10 +79,15 @@ class Timeline(Mapping[str, tuple[float, float]]):
         return tuple(int(curve.max()) for _, curve in (self.memory(rank) for rank in range(self.problem.ranks)))
 
     def memory(self, rank: int) -> tuple[NDArray[Any], Ints]:
-        """Times (µs) and the bytes held from each of them on, on one rank; frees at a time come before takes."""
+        """Times (µs) and the bytes held from each of them on, on one rank; frees at a time come before takes. Counted bytes
+        are known at the ends of passes only."""
         problem = self.problem
         mine = np.flatnonzero(problem.passes.rank == rank)
         start, end = self.start[mine], self.end[mine]
+        if self.held is not None:
+            rows = np.lexsort((start, end))
+            counted = self.held[mine][rows].astype(np.int64)
+            return np.concatenate([[0], end[rows]]), np.concatenate([[0], counted])
         # At one time: ends of passes that began earlier, then by turn each pass's start, and its end if it has no length.
         turn = (np.zeros(len(start), np.int64) if self.turn is None else self.turn[mine]) * 2 + 1
         order = np.concatenate([np.where(end == start, turn + 1, 0), turn])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -49,8 +49,8 @@ class Trace:
         return ranked[(len(ranked) - 1) // 2]
 
     def median(self) -> Timeline:
-        """The timeline of the median step."""
-        return self.steps[self.median_step]
+        """The timeline of the median step, with the bytes that were counted (`held`)."""
+        return replace(self.steps[self.median_step], held=self.held)
 
     def planned(self) -> Schedule:
         """The schedule that ran, without its certificate."""

@@ -209,6 +209,26 @@ def test_check_proves_the_bound_again(measured, tmp_path, capsys):
     assert main(["check", str(out)]) == 0
 
 
+def test_check_with_a_bound_as_json(measured, tmp_path, capsys):
+    out = tmp_path / "schedule.json"
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "2", "--method", "greedy", "-o", str(out)]) == 0
+    body = json.loads(out.read_text())
+    stated = {name: body["certificate"][name] for name in ("value", "bound", "gap", "status")}
+
+    def checked(code, *words):
+        capsys.readouterr()
+        assert main(["check", str(out), "--json", *words]) == code
+        return json.loads(capsys.readouterr().out)
+
+    assert checked(0) == []
+    assert checked(0, "--bound") == {"violations": [], **stated}
+    body["certificate"]["bound"] = body["certificate"]["value"] = body["certificate"]["value"] * 2
+    out.write_text(json.dumps(body))
+    found = checked(1, "--bound")
+    assert found.pop("violations")
+    assert found == dict.fromkeys(stated)
+
+
 def test_missing_and_truncated_files(tmp_path, capsys):
     assert main(["check", str(tmp_path / "none.json")]) == 2
     assert "no such file" in capsys.readouterr().err

@@ -58,6 +58,16 @@ def test_overlaps_and_unknown_ready_times_still_add_up() -> None:
     assert all(one.difference.total == result.difference for one in result.ranks)
 
 
+def test_the_step_time_is_rounded_once() -> None:
+    """Not its start and its end one by one, which move the step by up to a µs."""
+    schedule = one_f_one_b(2, 3)
+    step, ready = run_of(schedule, *[np.zeros(len(schedule.problem.passes))] * 2)
+    shifted = Timeline(schedule.problem, step.start + 0.4, step.end + np.where(step.end == step.end.max(), 0.6, 0.4))
+    result = compare(schedule, trace_of(schedule, (shifted, ready + 0.4)))
+    assert result.measured == round(shifted.value) == step.value
+    assert all(rank.measured.total == result.measured for rank in result.ranks)
+
+
 def test_the_median_step_is_a_real_one() -> None:
     schedule = one_f_one_b(2, 3)
     nothing = np.zeros(len(schedule.problem.passes))

@@ -50,6 +50,12 @@ def test_equal_stages_mean_what_formulas_say() -> None:
     assert "must be hidden" in meaning(profile(latency=5.0), 4, 8)[-1]
 
 
+def test_an_unknown_recompute_takes_as_long_as_the_forward() -> None:
+    known = replace(profile(), layers=(replace(profile().layers[0], X=7.0),))
+    shown = [dict(zip(*layer_rows(one)[:2], strict=True))["X µs"] for one in (profile(), known)]
+    assert shown == ["= F", "7.0"]
+
+
 def test_a_large_output_layer_is_named() -> None:
     said = "\n".join(meaning(profile(head=200.0), 4, 8))
     assert "Stages are uneven: stage 3" in said

@@ -100,6 +100,16 @@ def test_memory_in_the_page_is_the_timelines(browser: Any, tmp_path: Path) -> No
                 assert max(curve[1]) == max(held.tolist())
 
 
+def test_memory_of_a_run_is_what_was_counted(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
+    held = np.arange(len(schedule.problem.passes))
+    trace = replace(trace_of(schedule, random_run(schedule, 1)), held=held)
+    with shown(browser, tmp_path, schedule, trace) as page:
+        for rank in range(schedule.problem.ranks):
+            times, counted = trace.median().memory(rank)
+            assert page.evaluate(f"[...curveOf(runs[1], {rank}).held]") == counted.tolist()
+            assert page.evaluate(f"curveOf(runs[1], {rank}).time.length") == len(times)
+
+
 def test_wheel_drag_and_double_click(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
     with shown(browser, tmp_path, schedule) as page:
         whole = length_of_view(page)

@@ -180,6 +180,31 @@ def test_page_data_is_the_schedule(schedule: Schedule, trace: Trace) -> None:
     assert (columns["length1"] / 10).tolist() == (step.end - step.start).tolist()
 
 
+def test_a_run_shows_the_bytes_that_were_counted(schedule: Schedule, trace: Trace) -> None:
+    """Not the problem's at measured times: what an operator looks for is where the two differ."""
+    counted = replace(trace, held=np.full(len(schedule.problem.passes), 7.0))
+    rows = schedule_as_text(schedule, counted).splitlines()
+    assert [row.split()[-5:-3] for row in rows if row.strip().startswith("run")] == [["7", "B"]] * 4
+    page = schedule_as_page(schedule, counted)
+    body = data_of(page)
+    assert [(run["peaks"], run["memory"]) for run in body["runs"]] == [
+        ([12, 9, 6, 3], "predicted"),
+        ([7] * 4, "counted after passes"),
+    ]
+    assert set(columns_of(body)["held1"].tolist()) == {7}
+    assert "<td>7 B</td>" in page
+    assert schedule_as_svg(schedule, counted).count("peak 7 B") == 4
+
+
+def test_a_run_without_counted_bytes_says_so(schedule: Schedule, trace: Trace) -> None:
+    rows = schedule_as_text(schedule, trace).splitlines()
+    assert all(row.endswith("│") for row in rows if row.strip().startswith("run"))
+    page = schedule_as_page(schedule, trace)
+    assert "peak memory (predicted bytes at measured times), measured" in page
+    assert data_of(page)["runs"][1]["memory"] == "predicted bytes at measured times"
+    assert "(memory: predicted bytes at measured times)" in schedule_as_svg(schedule, trace)
+
+
 def test_columns_of_any_size_are_packed_whole() -> None:
     columns = {"none": [], "small": [0, 5, -3], "large": [2**52, -(2**52) + 1, 7]}
     found = columns_of({"packed": packed(columns)})

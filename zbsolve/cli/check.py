@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
 from .tools import print_json, searching
@@ -29,7 +29,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", help="with --bound: look for a higher bound too, and write schedule.json with it, or - for a pipe"
     )
-    parser.add_argument("--json", action="store_true", help="the violations as JSON on standard output")
+    parser.add_argument("--json", action="store_true", help="the violations as JSON; with --bound value, bound and gap too")
 
 
 def command(options: argparse.Namespace) -> int:
@@ -54,13 +54,22 @@ def command(options: argparse.Namespace) -> int:
         if options.output:
             schedule.save(options.output)
     if options.json:
-        print_json([{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in violations])
+        found = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in violations]
+        print_json(
+            {"violations": found, **_proven(None if violations else schedule.certificate)} if options.bound else found
+        )
     elif options.output != "-":
         for violation in violations:
             print(f"{options.schedule}: {violation}")
         if not violations:
             print("\n".join(_lines(options.schedule, schedule, proofs)))
     return 1 if violations else 0
+
+
+def _proven(certificate: Certificate | None) -> dict[str, Any]:
+    """What a proven certificate says, as fields; null where there is none, since something does not hold."""
+    names = ("value", "bound", "gap", "status")
+    return {name: None if certificate is None else getattr(certificate, name) for name in names}
 
 
 def _prove(schedule: Schedule, seconds: float) -> Schedule:

@@ -98,8 +98,9 @@ def _print_run(schedule: Any, trace: Any) -> None:
     step, predicted = trace.median(), schedule.timeline()
     replicas = trace.facts.get("replicas", 1)
     pipelines = f"{replicas} times " if replicas > 1 else ""
+    makespan = round(step.makespan)  # whole µs as in `compare`, or the two would differ by a digit
     print(
-        f"{len(trace.steps)} steps on {pipelines}{schedule.problem.ranks} ranks: makespan {format_time(step.makespan)} "
+        f"{len(trace.steps)} steps on {pipelines}{schedule.problem.ranks} ranks: makespan {format_time(makespan)} "
         f"(median step; predicted {format_time(predicted.makespan)}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
     )
     emulated, check = trace.facts.get("emulated"), trace.facts.get("check")

@@ -15,6 +15,8 @@ from ..trace import Trace
 from ..util.errors import BadInput
 from ..util.statistics import quartiles
 
+NOT_COUNTED = "predicted bytes at measured times"  # the memory of a run whose trace counts no bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -181,22 +183,22 @@ def _whole(times: NDArray[Any]) -> Ints:
 
 
 def step_time(timeline: Timeline) -> int:
-    """The objective (makespan or span) in whole µs, from starts and ends rounded one by one."""
-    whole = Timeline(timeline.problem, _whole(timeline.start), _whole(timeline.end))
-    return int(whole.value)
+    """The objective (makespan or span) in whole µs: itself rounded, so that every command says the same."""
+    return int(np.rint(timeline.value))
 
 
 def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
     """Walk a rank's compute passes by their start: what lies between two of them is waiting, then launch."""
     problem = timeline.problem
-    start, end = _whole(timeline.start), _whole(timeline.end)
+    mine = timeline.start if problem.objective == "makespan" else timeline.start[problem.passes.rank == rank]
+    origin = mine.min()  # times count from here, so that the last end is the step time, rounded once
+    start, end = _whole(timeline.start - origin), _whole(timeline.end - origin)
     rows = _computing(problem, rank)
     rows = rows[np.lexsort((end[rows], start[rows]))]
-    inputs = _whole(np.nan_to_num(ready[rows], nan=-1.0))
-    origin = int(start.min()) if problem.objective == "makespan" else int(start[problem.passes.rank == rank].min())
+    inputs = _whole(np.nan_to_num(ready[rows] - origin, nan=-1.0))
     passes = {KINDS[k]: 0 for k in np.unique(problem.passes.kind[rows])}
-    at, waiting, launch = int(start[rows[0]]) if len(rows) else origin, 0, 0
-    before = at - origin
+    at, waiting, launch = int(start[rows[0]]) if len(rows) else 0, 0, 0
+    before = at
     kinds = problem.passes.kind[rows].tolist()
     for kind, s, e, r in zip(kinds, start[rows].tolist(), end[rows].tolist(), inputs.tolist(), strict=True):
         # Clocks and two compute streams may let passes overlap: what `at` has passed is counted already.
@@ -205,7 +207,7 @@ def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
         waiting, launch = waiting + had - at, launch + begin - had
         passes[KINDS[kind]] += stop - begin
         at = stop
-    return Parts(passes, waiting, launch, before, origin + step_time(timeline) - at)
+    return Parts(passes, waiting, launch, before, step_time(timeline) - at)
 
 
 def _computing(problem: Problem, rank: int) -> Ints:

@@ -11,6 +11,7 @@ from ..util.text import format_bytes, printable
 from .profile_meaning import stages
 
 MORE = {"message µs": "message", "all-to-all µs": "all_to_all"}  # columns where there is any
+AS_FORWARD = "= F"  # the time of X where none is known: see `Profile.problem`
 TIMED = ("F", "B", "W", "BW", "X", "U")  # what a profile has times of, a column each
 
 
@@ -54,6 +55,8 @@ def _host(profile: Profile, layer: Layer) -> str:
 
 def _time(profile: Profile, layer: Layer, kind: str) -> str:
     time = getattr(layer, kind)
+    if kind == "X" and not time:
+        return AS_FORWARD
     samples = profile.samples.get(f"{layer.name}/{kind}", [])
     return f"{time:,.1f}" + (f" ±{median_error(samples):.0%}" if len(samples) > 1 else "")
 

@@ -12,7 +12,7 @@ from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace
 from ..util.text import format_bytes, format_time, printable
-from .comparison import Comparison, compare
+from .comparison import NOT_COUNTED, Comparison, compare
 from .comparison_text import comparison_as_text
 from .kinds import LOOKS, shades
 from .packing import packed
@@ -72,10 +72,16 @@ def _rank_rows(schedule: Schedule, trace: Trace | None, comparison: Comparison |
     """A header and every rank as a row of text: window, work, share idle, peak memory."""
     runs = [("predicted", schedule.timeline())]
     if trace is not None and comparison is not None:
-        runs.append(("measured", trace.steps[comparison.median_step]))
-    head = ["rank", *(f"{what}, {run}" for run, _ in runs for what in ("first start", "last end", "idle", "peak memory"))]
+        runs.append(("measured", trace.median()))
+    head = ["rank", *(f"{what}, {run}" for run, timeline in runs for what in _columns(run, timeline))]
     columns = [column for _, timeline in runs for column in _rank_columns(timeline)]
     return [head, *([f"rank {rank}", *(column[rank] for column in columns)] for rank in range(schedule.problem.ranks))]
+
+
+def _columns(run: str, timeline: Timeline) -> tuple[str, ...]:
+    """Their heads; a run whose bytes nobody counted says so."""
+    unsure = f" ({NOT_COUNTED})" if run == "measured" and timeline.held is None else ""
+    return "first start", "last end", "idle", f"peak memory{unsure}"
 
 
 def _rank_columns(timeline: Timeline) -> list[list[str]]:
@@ -112,9 +118,9 @@ def _data(schedule: Schedule, trace: Trace | None, comparison: Comparison | None
         **_times(timeline, 0, 1),
     }
     if trace is not None and comparison is not None:
-        step = comparison.median_step
-        runs.append(_run("measured", trace.steps[step], comparison.measured, TENTHS))
-        columns.update(_times(trace.steps[step], 1, TENTHS, trace.ready[step]))
+        measured = trace.median()
+        runs.append(_run("measured", measured, comparison.measured, TENTHS))
+        columns.update(_times(measured, 1, TENTHS, trace.ready[comparison.median_step]))
     return {
         "ranks": problem.ranks,
         "kinds": list(KINDS),
@@ -132,12 +138,13 @@ def _data(schedule: Schedule, trace: Trace | None, comparison: Comparison | None
 
 def _run(name: str, timeline: Timeline, value: float, scale: int) -> dict[str, Any]:
     """One timeline's words. scale: units of its columns in a µs."""
-    return {"name": name, "value": value, "scale": scale, "peaks": list(timeline.peak_bytes)}
+    counted = "counted after passes" if timeline.held is not None else name if name == "predicted" else NOT_COUNTED
+    return {"name": name, "value": value, "scale": scale, "peaks": list(timeline.peak_bytes), "memory": counted}
 
 
 def _times(timeline: Timeline, run: int, scale: int, ready: NDArray[Any] | None = None) -> dict[str, Ints]:
     """One timeline's columns, named by its number: start and length of each pass since the first start, in `scale` units a
-    µs; when it had its inputs, where that was measured; and its turn, where passes without length need one."""
+    µs; when it had its inputs, where that was measured; its turn, where passes without length need one; bytes counted."""
     origin = float(timeline.start.min())
 
     def since(times: NDArray[Any]) -> Ints:
@@ -149,4 +156,6 @@ def _times(timeline: Timeline, run: int, scale: int, ready: NDArray[Any] | None 
         columns[f"ready{run}"] = since(ready)
     if timeline.turn is not None and (start == end).any():
         columns[f"turn{run}"] = timeline.turn
+    if timeline.held is not None:
+        columns[f"held{run}"] = timeline.held.astype(np.int64)
     return columns

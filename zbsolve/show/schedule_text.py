@@ -30,11 +30,11 @@ def schedule_as_text(schedule: Schedule, trace: Trace | None = None, width: int 
     runs = [("", predicted)]
     if trace is not None:
         check_trace(schedule, trace)
-        runs = [("plan", predicted), ("run", trace.steps[trace.median_step])]
+        runs = [("plan", predicted), ("run", trace.median())]
     begin = {id(t): float(t.start.min()) for _, t in runs}
     longest = max(float(t.end.max()) - begin[id(t)] for _, t in runs) or 1.0
     rows = [
-        (_label(track, name), track, t, _memory(schedule, track, t))
+        (_label(track, name), track, t, "" if name == "run" and t.held is None else _memory(schedule, track, t))
         for track in tracks_of(schedule.problem)
         for name, t in runs
     ]

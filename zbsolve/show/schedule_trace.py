@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..problem import KINDS, Ints
+from ..problem import KINDS
 from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace
@@ -34,9 +34,8 @@ def schedule_as_trace(schedule: Schedule, trace: Trace | None = None) -> str:
             extra["host"] = trace.host[step].round(3).tolist()
         if trace.held is not None:
             extra["held"] = trace.held.tolist()
-        measured = trace.steps[step]
-        found += _run(schedule, measured, "measured", ranks, extra)
-        found += _memory(measured, ranks) if trace.held is None else _held(measured, trace.held.tolist(), ranks)
+        measured = trace.median()
+        found += _run(schedule, measured, "measured", ranks, extra) + _memory(measured, ranks)
     body = {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"digest": schedule.problem.digest}}
     return json.dumps(body, separators=(",", ":")) + "\n"
 
@@ -110,7 +109,7 @@ def _within(timeline: Timeline, row: int) -> float:
 
 
 def _memory(timeline: Timeline, offset: int) -> list[Event]:
-    if not timeline.problem.edges.bytes.any():
+    if timeline.held is None and not timeline.problem.edges.bytes.any():
         return []
     found = []
     for rank in range(timeline.problem.ranks):
@@ -118,13 +117,3 @@ def _memory(timeline: Timeline, offset: int) -> list[Event]:
         for time, size in zip(times.tolist(), held.tolist(), strict=True):
             found.append({"ph": "C", "name": "memory", "pid": offset + rank, "ts": time, "args": {"bytes": size}})
     return found
-
-
-def _held(timeline: Timeline, held: list[float], offset: int) -> list[Event]:
-    """What was counted: bytes after each pass."""
-    rows: Ints = timeline.end.argsort(kind="stable")
-    rank = timeline.problem.passes.rank
-    return [
-        {"ph": "C", "name": "memory", "pid": offset + int(rank[i]), "ts": timeline.end[i].item(), "args": {"bytes": held[i]}}
-        for i in rows.tolist()
-    ]

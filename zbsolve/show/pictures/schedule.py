@@ -11,7 +11,7 @@ from ...timeline import Timeline
 from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.text import format_bytes, format_time, printable
-from ..comparison import check_trace, step_time
+from ..comparison import NOT_COUNTED, check_trace, step_time
 from ..sentences import certificate_lines, headline, value_line
 from .drawing import SOFT, TICK, Drawing, Line, Mark, Words
 from .gantt import Axis, Gantt, axis_height, legend_entries, rows_height
@@ -38,8 +38,10 @@ def schedule_drawing(schedule: Schedule, trace: Trace | None = None, style: Styl
     runs = [("", schedule.timeline())]
     if trace is not None:
         check_trace(schedule, trace)
-        both = ("predicted", runs[0][1]), ("measured", trace.steps[trace.median_step])
-        runs = [(f"{name}: {format_time(step_time(one))}", one) for name, one in both]
+        measured = trace.median()
+        unsure = measured.held is None and schedule.problem.edges.bytes.any()
+        both = ("predicted", "", runs[0][1]), ("measured", f" (memory: {NOT_COUNTED})" if unsure else "", measured)
+        runs = [(f"{name}: {format_time(step_time(one))}{note}", one) for name, note, one in both]
     said = [value_line(schedule), *certificate_lines(schedule)]
     return _Chart(runs, style).drawing(headline(schedule), said)
 

@@ -75,7 +75,7 @@ function layoutMemory(y) {
   const strip = printing ? Math.max(1, (PAPER.height * 0.4) / D.ranks - 2) : Math.min(46, Math.max(13, 420 / D.ranks));
   const alike = D.capacity && D.capacity.every((one) => one === memoryCapacity) ? " " + bytes(memoryCapacity) : "";
   const off = memoryCapacity > memoryScale ? ` (capacity ${bytes(memoryCapacity)} lies above)` : D.capacity ? `, dashed: capacity${alike}` : "";
-  captions.push({ y: y + 12, text: `memory held by each rank${off}${runs.length > 1 ? ", area: predicted, line: measured" : ""}` });
+  captions.push({ y: y + 12, text: `memory held by each rank${off}${runs.length > 1 ? `, area: ${runs[0].memory}, line: ${runs[1].memory}` : ""}` });
   y += 24;
   const gap = strip < 8 ? 0 : 2;
   for (let rank = 0; rank < D.ranks; rank++) { strips.push({ rank, y, h: strip }); y += strip + gap; }

@@ -40,14 +40,14 @@ function inOrder(rows, run) {
   return { order, start, end };
 }
 function runFrom(words, r) {
-  const start = C["start" + r], length = C["length" + r], turn = C["turn" + r], scale = words.scale;
-  return { ...words, start, length, turn, startOf: (i) => start[i] / scale, endOf: (i) => (start[i] + length[i]) / scale,
+  const start = C["start" + r], length = C["length" + r], turn = C["turn" + r], counted = C["held" + r], scale = words.scale;
+  return { ...words, start, length, turn, counted, startOf: (i) => start[i] / scale, endOf: (i) => (start[i] + length[i]) / scale,
     ready: C["ready" + r] ? (i) => C["ready" + r][i] / scale : null, curves: new Map() };
 }
 // Bytes held by a rank over time: { time, held }, held from each time on. As timeline.memory: at one time frees come before
 // takes, but those of passes without length, which free in their turn.
 function curveOf(run, rank) {
-  if (!run.curves.has(rank)) run.curves.set(rank, memoryCurve(run, byRank(rank)));
+  if (!run.curves.has(rank)) run.curves.set(rank, (run.counted ? countedCurve : memoryCurve)(run, byRank(rank)));
   return run.curves.get(rank);
 }
 let ranked = null;
@@ -78,6 +78,12 @@ function memoryCurve(run, rows) {
   }
   freeUntil(Infinity);
   return { time: time.slice(0, size), held: held.slice(0, size) };
+}
+// Bytes that were counted are known at the ends of passes.
+function countedCurve(run, rows) {
+  const ends = sortedBy(rows, run.start, run.length), time = new Float64Array(rows.length + 1), held = new Float64Array(rows.length + 1);
+  ends.forEach((i, at) => { time[at + 1] = run.endOf(i); held[at + 1] = run.counted[i]; });
+  return { time, held };
 }
 const heldAt = (run, rank, t) => { const curve = curveOf(run, rank), i = above(curve.time, t) - 1; return i < 0 ? 0 : curve.held[i]; };
 
