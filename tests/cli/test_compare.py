@@ -77,7 +77,9 @@ def test_without_a_profile_the_first_schedule_says_the_times(folder: Path, capsy
     ("words", "said"),
     [
         (["1f1b"], "add --profile"),
-        (["nothing.json", "1f1b"], "'nothing.json': neither a file nor a name"),
+        (["1f1c", "1f1b"], "'1f1c': neither a file nor a name (names: "),
+        (["nothing.json", "1f1b"], "nothing.json: no such file\n"),
+        (["1f1b", "nothing.csv"], "nothing.csv: no such file\n"),
         (["1f1b", "best", "--profile", "profile.json"], "--ranks: is needed where no file says it"),
         (["solved.json", "mine.txt", "-o", "x.html"], "x.html: unknown ending; one of .svg"),
     ],

@@ -184,3 +184,16 @@ def test_what_rounding_changes_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert line in capsys.readouterr().err
     assert main([*numbers, "--F", "14.1ms", "--B", "16.0004ms", "--W", "0.4us", "--comm", "0.4us"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_stages_that_are_joined_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = str(tmp_path / "p.json")
+    assert main(["numbers", "--ranks", "2", "--chunks", "2", "--F", "10", "--B", "10", "--W", "10", "-o", profile]) == 0
+    step = ["solve", profile, "--ranks", "2", "--microbatches", "2", "--effort", "0.1", "-o", str(tmp_path / "s.json")]
+    told = {}
+    for more in ((), ("--placement", "single"), ("--placement", "vee"), ("--method", "1f1b"), ("--partition", "equal")):
+        capsys.readouterr()
+        assert main([*step, *more]) == 0
+        told[more] = capsys.readouterr().err
+    assert "4 layers on 2 stages: neighbours are joined, 2 a stage; --placement vee or loop gives" in told.pop(())
+    assert not any("joined" in text for text in told.values())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..step import Step
 
 BEST = "best"
+FILES = (".json", ".csv", ".txt", ".gz")  # a word that ends so is meant as a file
 Named = list[tuple[str, "Schedule"]]
 Absent = list[tuple[str, str]]
 
@@ -156,7 +157,7 @@ def _read(path: str) -> Schedule | ForeignOrder:
     from ..systems.table import PRESETS
     from ..util.files import document_kind
 
-    if path != "-" and not Path(path).exists():
+    if path != "-" and not Path(path).exists() and not path.endswith(FILES):
         raise BadInput(f"'{path}': neither a file nor a name (names: {', '.join((BEST, *PRESETS))})")
     kind = document_kind(path)
     return Schedule.load(path) if kind is not None or path == "-" else read_order(path)

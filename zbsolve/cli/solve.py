@@ -47,6 +47,8 @@ def command(options: argparse.Namespace) -> int:
     from ..systems.steps import usual_schedule
 
     given = _given(options)
+    if joined := _joined(options, given):
+        print(f"zbsolve solve: {joined}", file=sys.stderr)
     tried: tuple[Tried, ...] = ()
     peaks: list[LeastPeak] = []
     with searching("solve", options.method) as (search, pressed):
@@ -85,6 +87,23 @@ def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
         check_backward(named.name, given, options.profile)
         return given
     return given[0], step_for(named.name, *given)
+
+
+def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) -> str:
+    """A line where stages that somebody gave one by one are joined, and nothing on the command line says so; else ""."""
+    from ..systems.table import PRESETS
+
+    if not isinstance(given, tuple) or {options.placement, options.partition} != {None} or options.method in PRESETS:
+        return ""
+    profile, step = given
+    layers, (each, rest) = len(profile.layers), divmod(len(profile.layers), step.ranks)
+    if not profile.source.startswith("given") or each < 2 or rest:
+        return ""
+    chunks = "" if each == 2 else each
+    return (
+        f"{layers} layers on {step.ranks} stages: neighbours are joined, {each} a stage; --placement vee{chunks} or "
+        f"loop{chunks} gives each layer its own stage"
+    )
 
 
 def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> dict[str, int]:
