@@ -121,6 +121,12 @@ def _print_run(schedule: Any, trace: Any) -> None:
         )
     if check is not None:
         print(_verdict(check))
+        if "uneven_loss" in check:
+            whole, mean = check["uneven_loss"]
+            print(
+                f"WARNING: the loss of two microbatches joined is {whole:.6g}, the mean of its halves' losses {mean:.6g}: "
+                "the loss of a step depends on how the batch is split (a sum, or padding left out?)"
+            )
 
 
 def _crowded(processes: int) -> str:

@@ -19,6 +19,7 @@ from .update_groups import groups_of, versions_of
 from .weight_versions import Update
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+LOSS_ROUNDING = 1e-4  # two orders of summation differ by less
 NOT_A_NUMBER = 1e30  # the difference where something is not finite
 Row = tuple[float, float, str]  # a difference as a share of its limit, the difference, where
 
@@ -31,6 +32,31 @@ def reference(layers: Sequence[nn.Module], data: Data, loss: Any) -> float:
         (value / count).backward()
         total += float(value.detach()) / count
     return total
+
+
+def uneven_loss(layers: Sequence[nn.Module], data: Data, loss: Any) -> tuple[float, float] | None:
+    """Is the loss a mean in which every row counts alike? The loss of two microbatches joined, and the mean of the losses of
+    every other row of them, where these differ by more than rounding (a sum; a mean that leaves out padding).
+
+    None where they do not differ, and where nothing can be said: output and target are not tensors of as many rows, or the
+    loss takes no other number of rows.
+    """
+    with torch.no_grad():
+        pairs = [(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m]) for m in sorted(data.inputs)[:2]]
+        if not all(
+            isinstance(y, Tensor) and y.dim() and y.shape[:1] == pairs[0][0].shape[:1] for pair in pairs for y in pair
+        ):
+            return None
+        if len(pairs) < 2 or any(a.shape != b.shape for a, b in zip(*pairs, strict=True)):
+            return None
+        output, target = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        try:
+            whole = float(loss(output, target))
+            mean = sum(float(loss(output[half::2], target[half::2])) for half in range(2)) / 2
+        except Exception:  # somebody's loss may take microbatches of one size alone
+            return None
+    differ = abs(whole - mean) > max(LOSS_ROUNDING, LIMITS.get(output.dtype, 0.0)) * abs(whole)
+    return (whole, mean) if differ else None
 
 
 def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data, loss: Any, update: Update) -> float:

@@ -237,7 +237,7 @@ def _mean(values: Sequence[float], replicas: Any) -> list[float]:
 def _checked(pipeline: Pipeline | OneDevice, model: Model, options: Options, loss: float) -> dict[str, Any] | None:
     """Compare the first step with the unsplit model, before anything was updated; where the step itself updates, its weights
     with those of its rule in one process. The verdict, on rank 0 of the first pipeline."""
-    whole, losses, replicas = None, (0.0, 0.0), 1
+    whole, losses, replicas, uneven = None, (0.0, 0.0), 1, None
     updating = pipeline.schedule.problem.round > 0
     if isinstance(pipeline, Pipeline) and pipeline.replicas is not None:
         pipeline.wait_gradients()
@@ -245,17 +245,18 @@ def _checked(pipeline: Pipeline | OneDevice, model: Model, options: Options, los
         if pipeline.place:
             return None  # the first pipeline's gradients are everybody's
     if pipeline.rank == 0:
-        whole, right = _reference(pipeline, model.name, options, replicas)
+        whole, right, uneven = _reference(pipeline, model.name, options, replicas)
         losses = loss, right
     what = check.weight if updating else check.gradient
-    return check.compare(pipeline.wires, pipeline.owners, pipeline.layers, whole, losses, what)
+    verdict = check.compare(pipeline.wires, pipeline.owners, pipeline.layers, whole, losses, what)
+    return verdict if verdict is None or uneven is None else verdict | {"uneven_loss": uneven}
 
 
 def _reference(
     pipeline: Pipeline | OneDevice, spec: str, options: Options, replicas: int
-) -> tuple[list[torch.nn.Module], float]:
-    """The layers of the unsplit model after its first step on the batches of all pipelines, and the loss of that step. The
-    model is built anew, so its parameters are the starting ones. Raises BadInput."""
+) -> tuple[list[torch.nn.Module], float, tuple[float, float] | None]:
+    """The layers of the unsplit model after its first step on the batches of all pipelines, the loss of that step, and
+    `uneven_loss` before it. The model is built anew, so its parameters are the starting ones. Raises BadInput."""
     other, problem = load(spec, options.seed), pipeline.schedule.problem
     whole = [layer.to(pipeline.device) for layer in other.build()]
     trained = {id(p) for p in pipeline.parameters()}
@@ -264,11 +265,12 @@ def _reference(
     batches = {m: other.batch(m, 0) for m in range(replicas * problem.microbatches)}
     inputs, targets = ({m: pair[i].to(pipeline.device) for m, pair in batches.items()} for i in range(2))
     data = Data(inputs, targets, step_seed(options.seed, 0))
+    uneven = check.uneven_loss(whole, data, other.loss)
     if not problem.round:
-        return whole, check.reference(whole, data, other.loss)
+        return whole, check.reference(whole, data, other.loss), uneven
     cuts = [sum(pipeline.counts[:s]) for s in range(len(pipeline.counts) + 1)]
     stages = [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
-    return whole, check.updated(problem, stages, data, other.loss, options.make_optimizer)
+    return whole, check.updated(problem, stages, data, other.loss, options.make_optimizer), uneven
 
 
 def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, trained: Trained) -> dict[str, Any]:
