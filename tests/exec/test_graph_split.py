@@ -102,6 +102,18 @@ class Many(nn.Module):
         return {"x": y, "ids": x["ids"] + 1, "none": None, "depth": 3, "aux": y.square().mean(), **passed}
 
 
+class Sums(nn.Module):
+    """Parameters whose gradients are one tensor, which is the input's too, and the output's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.randn(2, 8, WIDTH)) for _ in range(2))
+        self.c, self.d = (nn.Parameter(torch.randn(WIDTH)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.a + self.b + (self.c + self.d)
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -146,6 +158,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "convolutions": (Convolutions, hidden),
     "custom function": (Custom, hidden),
     "many tensors": (Many, many),
+    "sums": (Sums, hidden),
     "tied": (Tied, hidden),
     "embedding": (lambda: nn.Embedding(50, WIDTH), lambda: torch.randint(50, (2, 8))),
     "checkpointed": (Checkpointed, hidden),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from ..backward.deferral import accumulate
 from ..backward.layer_split import seed_layer
 from ..backward.split import restore
 from ..backward.values import constant, leaves_of
-from ..torch_private import boxed, buffers_of, compiled, parameters_of, simplify_joint, tree_unflatten
+from ..torch_private import boxed, buffers_of, compiled, parameters_of, simplify_joint, storage_key, tree_unflatten
 from .cutting import Cut, Piece, cut
 from .joint import Role, Untraceable, trace
 from .keys import inputs_key
@@ -132,11 +133,9 @@ class GraphSplit:
         values.clear()
         found = dict[int, Tensor]()
         with torch.no_grad():
-            for role, value in zip(graphs.cut.backward.gives, graphs.backward(taken), strict=True):
+            for role, value in self._run(graphs.backward, graphs.cut.backward, taken):
                 if role.kind == "input gradient":
                     found[int(role.key)] = value
-                elif role.kind == "parameter gradient":
-                    accumulate(self._tensor(role), value)
                 else:
                     kept.values[role] = value
             for output, i in graphs.passed.items():
@@ -150,8 +149,26 @@ class GraphSplit:
         taken = self._taken(piece, kept.values)
         kept.values = {}
         with torch.no_grad():
-            for role, value in zip(piece.gives, kept.graphs.weights(taken), strict=True):
-                accumulate(self._tensor(role), value)
+            self._run(kept.graphs.weights, piece, taken)
+
+    def _run(self, run: Run, piece: Piece, taken: list[Any]) -> list[tuple[Role, Tensor]]:
+        """Run B or W: gradients of parameters are added to `.grad`; the rest of what it gives. taken: is emptied.
+
+        `.grad` is added to later, so it must not share memory: a graph may give one tensor as several gradients, or one that
+        it took.
+        """
+        there = {storage_key(one) for one in taken if isinstance(one, Tensor)}
+        results = list(zip(piece.gives, run(taken), strict=True))
+        counts = Counter(storage_key(value) for _, value in results)
+        rest = []
+        for role, value in results:
+            if role.kind != "parameter gradient":
+                rest.append((role, value))
+                continue
+            shared = storage_key(value) in there or counts[storage_key(value)] > 1
+            parameter = self._tensor(role)
+            accumulate(parameter, value.clone() if shared and parameter.grad is None else value)
+        return rest
 
     def _graphs(self, x: Any) -> Graphs:
         """Graphs for `x`, and for what a person may change meanwhile: training mode, and which parameters are trained."""
