@@ -1,4 +1,4 @@
-.PHONY: demo test quick lint bench clean
+.PHONY: demo test quick lint bench gpu clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -7,7 +7,7 @@ BIN := .venv/bin
 .venv/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		--config-settings editable_mode=compat -e '.[torch,hf,highs,explore,pictures,test,lint]'
+		--config-settings editable_mode=compat -e '.[torch,hf,highs,explore,pictures,parquet,test,lint]'
 	$(BIN)/python -c 'import zbsolve.search.solver as s; s.compiled()'
 	touch $@
 
@@ -28,6 +28,15 @@ lint: .venv/stamp
 
 bench: .venv/stamp
 	$(BIN)/python -m benchmarks
+
+# What one GPU can show, in less than eight minutes once all is installed. This needs a CUDA build of torch.
+.venv/gpu-stamp: .venv/stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--config-settings editable_mode=compat -e '.[cuda]'
+	touch $@
+
+gpu: .venv/gpu-stamp
+	$(BIN)/python -m benchmarks.gpu
 
 clean:
 	rm -rf .venv build *.egg-info demo

@@ -1,5 +1,5 @@
-"""Copies between host and device: their bandwidth, alone and while the device computes, and what computing loses by them.
-This needs a GPU."""
+"""Copies between host and device: their bandwidth, alone, both ways at once and while the device computes, and what
+computing loses by them. This needs a GPU."""
 
 from __future__ import annotations
 
@@ -14,22 +14,18 @@ WIDTH = 4096  # of the matrices that are multiplied meanwhile: a few products ou
 
 
 def measure_copies() -> dict[str, list[float]]:
-    """Samples in µs by name. `h2d/<bytes>`, `d2h/<bytes>`: copies from and to pinned memory. The same with ` beside` behind:
-    copies while the device multiplies matrices on another stream. `product`, `product beside h2d`, `product beside d2h`:
-    those products."""
+    """Samples in µs by name. `h2d/<bytes>`, `d2h/<bytes>`: copies from and to pinned memory. With ` beside` behind: copies
+    while the device multiplies matrices on another stream. With ` both`: while as much is copied the other way on another
+    stream, where copies outlast their launch. `product`, `product beside h2d`, `product beside d2h`: those products."""
     matrix = torch.ones(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16)
     found: dict[str, list[float]] = {
         "product": [_timed(lambda: matrix.mm(matrix)) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
     }
     for size in SIZES:
-        host, device = (
-            torch.empty(size, dtype=torch.uint8, pin_memory=True),
-            torch.empty(size, dtype=torch.uint8, device="cuda"),
-        )
-        ways: dict[str, Callable[[], Any]] = {
-            "h2d": lambda h=host, d=device: d.copy_(h, non_blocking=True),  # type: ignore[misc]
-            "d2h": lambda h=host, d=device: h.copy_(d, non_blocking=True),  # type: ignore[misc]
-        }
+        ways = {"h2d": _copy(size, up=True), "d2h": _copy(size, up=False)}
+        pairs = [_overlapped(ways["h2d"], ways["d2h"]) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
+        for way, row in zip(ways, zip(*pairs, strict=True), strict=True):
+            found[f"{way}/{size} both"] = list(row)
         for way, copy in ways.items():
             found[f"{way}/{size}"] = [_timed(copy) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
             both = [_overlapped(copy, lambda: matrix.mm(matrix)) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
@@ -37,6 +33,14 @@ def measure_copies() -> dict[str, list[float]]:
             if size == SIZES[-1]:
                 found[f"product beside {way}"] = [second for _, second in both]
     return found
+
+
+def _copy(size: int, up: bool) -> Callable[[], Any]:
+    """A copy of so many bytes to the device or back, between buffers of its own."""
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(size, dtype=torch.uint8, device="cuda")
+    source, target = (host, device) if up else (device, host)
+    return lambda: target.copy_(source, non_blocking=True)
 
 
 def _timed(run: Callable[[], Any]) -> float:
@@ -50,13 +54,13 @@ def _timed(run: Callable[[], Any]) -> float:
     return 1000 * float(begin.elapsed_time(end))
 
 
-def _overlapped(copy: Callable[[], Any], compute: Callable[[], Any]) -> tuple[float, float]:
+def _overlapped(copy: Callable[[], Any], other: Callable[[], Any]) -> tuple[float, float]:
     """µs of each, when both run on two streams at once."""
     torch.cuda.synchronize()
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     events = [_event() for _ in range(4)]
     events[2].record()
-    compute()
+    other()
     events[3].record()
     with torch.cuda.stream(stream):
         events[0].record()

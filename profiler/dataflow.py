@@ -1,8 +1,8 @@
-"""What goes from layer to layer, found without computing: shapes, types, and whether gradients come back."""
+"""What goes from layer to layer, found without computing: structure, shapes, types, and which tensors get a gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensorMode, fake_log
+from zbsolve.exec.backward.trying import as_written
+from zbsolve.exec.backward.values import CONSTANTS, checked, constant, detached, trained
+from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensorMode, fake_log, tree_map
 from zbsolve.exec.transport.failure import one_line
+from zbsolve.exec.transport.format import Format, TensorFormat
 from zbsolve.layer import Tied
+from zbsolve.models.auxiliary import auxiliary_losses
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput
@@ -21,32 +25,13 @@ from .alike import fingerprint
 
 
 @dataclass(frozen=True)
-class Boundary:
-    """A tensor between layers."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def bytes(self) -> int:
-        """Its size: the message between two ranks."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * self.dtype.itemsize
-
-    def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
-
-
-@dataclass(frozen=True)
 class Flow:
-    """What flows through a model. inputs: what goes into each layer. output: what leaves the last one. prints: a fingerprint
-    of each layer. parameter_bytes: of each layer, trained or not. tied: bytes of each parameter that several layers hold,
-    and the numbers of those layers."""
+    """What flows through a model. inputs: what goes into each layer, as a message is. output: what leaves the last one.
+    prints: a fingerprint of each layer. parameter_bytes: of each layer, trained or not. tied: bytes of each parameter that
+    several layers hold, and the numbers of those layers."""
 
-    inputs: tuple[Boundary, ...]
-    output: Boundary
+    inputs: tuple[Format, ...]
+    output: Format
     prints: tuple[Hashable, ...]
     parameter_bytes: tuple[int, ...]
     tied: Tied = ()
@@ -85,24 +70,25 @@ def flow(model: Model, real: bool = True) -> Flow:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep torch's own traceback of what fails out of the log: the error that is raised says it in a line."""
+    """For fake tensors: what torch.compile compiled runs as it was written, since kernels would read memory that is not
+    there. And torch's own traceback of what fails stays out of the log: the error that is raised says it in a line."""
     logger = fake_log()
     before = logger.disabled
     logger.disabled = True
     try:
-        yield
+        with as_written():
+            yield
     finally:
         logger.disabled = before
 
 
 def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
     """Layer by layer, so that real tensors need no more memory than the largest layer."""
-    x, target = model.batch(0, 0)
-    if mode is not None:
-        x, target = mode.from_tensor(x), mode.from_tensor(target)
-    inputs: list[Boundary] = []
+    x, target = batch_of(model, mode)
+    x = constant(x)
+    inputs: list[Format] = []
     prints, sizes, tied = [], [], []
-    trained, count = False, len(model.layers)
+    any_trained, count = False, len(model.layers)
     for i in range(count):
         layer = model.build([i])[0]
         prints.append(fingerprint(layer))
@@ -111,15 +97,38 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
             holders = tuple(dict.fromkeys(place[0] for place in group))
             if i == holders[0] and len(holders) > 1:
                 tied.append((layer.get_parameter(group[0][1]).nbytes, holders))
-        inputs.append(Boundary(tuple(x.shape), x.dtype))
-        y = _forward(model, i, layer, x.detach(), trained)
-        trained = trained or any(p.requires_grad for p in layer.parameters())
-        x = y.detach()
-    if not trained:
+        inputs.append(Format.of(x))
+        x = detached(_forward(model, i, layer, x))
+        any_trained = any_trained or any(p.requires_grad for p in layer.parameters())
+    if not any_trained:
         raise BadInput(f"model '{model.name}': none of its {count} layers has a parameter that is trained")
-    output = Boundary(tuple(x.shape), x.dtype)
+    output = Format.of(x)
     _check_loss(model, x, target)
     return Flow(tuple(inputs), output, tuple(prints), tuple(sizes), tuple(tied))
+
+
+def batch_of(model: Model, mode: FakeTensorMode | None = None, device: torch.device | None = None) -> tuple[Any, Any]:
+    """Inputs and targets of the model's first microbatch: as fake tensors of `mode`, or moved to `device`."""
+
+    def there(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.to(device) if mode is None else mode.from_tensor(leaf)
+
+    x, target = model.batch(0, 0)
+    return tree_map(there, x), tree_map(there, target)
+
+
+def example(form: Format, make: Callable[..., Tensor], device: torch.device | None = None) -> Any:
+    """A value of this format. make(shape, device=…): the numbers of a tensor of a floating-point type; whole numbers and
+    booleans are 0, which is in any table."""
+
+    def made(leaf: TensorFormat) -> Tensor:
+        if not leaf.dtype.is_floating_point:
+            return torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+        return make(leaf.shape, device=device).to(leaf.dtype).requires_grad_(leaf.trained)
+
+    return form.filled([made(leaf) for leaf in form.tensors])
 
 
 def place(model: Model, i: int) -> str:
@@ -127,22 +136,24 @@ def place(model: Model, i: int) -> str:
     return f"layer {i} ({model.layer_names[i]})"
 
 
-def _forward(model: Model, i: int, layer: nn.Module, x: Tensor, needed: bool) -> Tensor:
-    """The layer's output. Where gradients are `needed` in front of the layer, they must come back through it."""
+def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> Any:
+    """The layer's output. Where gradients are needed in front of the layer, they must come back through it."""
     head = f"model '{model.name}': {place(model, i)}"
-    came = f"the {_words(x)} that layer {i - 1} gives" if i else f"the sample, {_words(x)}"
-    if needed and x.is_floating_point():
-        x.requires_grad_()
-    with naming(f"{head} fails on {came}"):
+    came = f"the {words(x)} that layer {i - 1} gives" if i else f"the sample, {words(x)}"
+    given = trained(x)
+    with naming(f"{head} fails on {came}"), auxiliary_losses() as extra:
         y: Any = layer(x)
-    if not isinstance(y, Tensor) or not y.is_floating_point():
-        raise BadInput(f"{head} gives {_words(y)}, not one floating-point tensor")
-    back: Sequence[Tensor | None] = [None]
-    wanted = [t for t in (x, *layer.parameters()) if t.requires_grad]
-    if y.requires_grad and wanted:
+    try:
+        checked(y, i)
+        Format.of(y)
+    except BadInput as error:
+        raise BadInput(f"{head} gives {words(y)}: {str(error).removeprefix(f'the output of layer {i} ')}") from None
+    wanted = [*given, *(p for p in layer.parameters() if p.requires_grad)]
+    roots, back = trained((y, extra.total)), list[Tensor | None]()
+    if roots and wanted:
         with naming(f"{head}: its backward fails"):
-            back = torch.autograd.grad(y.sum(), wanted, allow_unused=True)
-    if needed and (back[0] is None or not x.requires_grad):
+            back = list(torch.autograd.grad([root.sum() for root in roots], wanted, allow_unused=True))
+    if given and all(gradient is None for gradient in back[: len(given)]):
         raise BadInput(f"{head} lets no gradient back to the layers before it")
     return y
 
@@ -158,11 +169,11 @@ def naming(what: str) -> Iterator[None]:
         raise BadInput(f"{what}: {one_line(error)}") from error
 
 
-def _check_loss(model: Model, x: Tensor, target: Tensor) -> None:
-    with naming(f"model '{model.name}': its loss fails on {_words(x)}"):
-        loss: Any = model.loss(x.requires_grad_(), target)
+def _check_loss(model: Model, x: Any, target: Any) -> None:
+    with naming(f"model '{model.name}': its loss fails on {words(x)}"):
+        loss: Any = model.loss(x, target)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-        raise BadInput(f"model '{model.name}': its loss gives {_words(loss)}, not a tensor of one number")
+        raise BadInput(f"model '{model.name}': its loss gives {words(loss)}, not a tensor of one number")
     if not loss.requires_grad:
         raise BadInput(f"model '{model.name}': its loss lets no gradient back")
 
@@ -171,9 +182,12 @@ def _bytes(layer: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in layer.parameters())
 
 
-def _words(value: Any) -> str:
+def words(value: Any) -> str:
+    """`float32 (4, 8)`, or what else a value is, for messages."""
     if isinstance(value, Tensor):
-        return str(Boundary(tuple(value.shape), value.dtype))
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {words(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(words, value))})"
+    return repr(value) if isinstance(value, CONSTANTS) and not isinstance(value, str) else f"a {type(value).__name__}"

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,11 +85,12 @@ def samples_of(pairs: list[Pair]) -> dict[str, list[float]]:
     return found
 
 
-def measure_links(timeout: float = 120.0) -> list[Pair]:
-    """The pairs of torchrun's ranks where a process group is up (rank 0 calls this and the others `survey`), else a pair of
-    processes that are started here. Raises RunFailed where it takes longer than `timeout` seconds."""
-    if dist.is_initialized():
-        pairs = survey(timeout)
+def measure_links(timeout: float = 120.0, group: Any = None) -> list[Pair]:
+    """The pairs of torchrun's ranks where a process group is up (rank 0 calls this and the others `survey`), else, or where
+    `group` is of one rank, a pair of processes that are started here. group: the pipeline's; None: all ranks. Raises
+    RunFailed where it takes longer than `timeout` seconds."""
+    if dist.is_initialized() and (group is None or dist.get_world_size(group) > 1):
+        pairs = survey(timeout, group)
         assert pairs is not None
         return pairs
     with temporary_folder("link") as folder:
@@ -120,23 +122,23 @@ def fit(samples: dict[int, list[float]]) -> Link:
     return Link(max(0.0, float(latency)), 1 / max(float(slope), 1e-9))
 
 
-def survey(timeout: float) -> list[Pair] | None:
-    """Every pair of neighbouring ranks in turn, while the other ranks wait. Every rank of the process group calls this; rank
-    0 gets the pairs."""
-    plain = Wires.of()
+def survey(timeout: float, group: Any = None) -> list[Pair] | None:
+    """Every pair of neighbouring ranks in turn, while the other ranks wait. Every rank of the process group calls this
+    (None: the default one); rank 0 gets the pairs."""
+    plain = Wires.of(group)
     offset = clock_lead(plain)
     directions = [(low + way, low + 1 - way) for low in range(plain.size - 1) for way in range(2)]
-    wires = plain.paired(None, torch.device("cpu"), dict.fromkeys(directions, len(SIZES) * (WARMUPS + REPEATS)))
+    wires = plain.paired(group, torch.device("cpu"), dict.fromkeys(directions, len(SIZES) * (WARMUPS + REPEATS)))
     found = []
     for low in range(wires.size - 1):
-        dist.barrier()
+        dist.barrier(group)
         mine: dict[str, object] = {}
         if wires.rank in (low, low + 1):
             mine = _one_end(wires, 2 * low + 1 - wires.rank, offset, timeout)
         ends = [_collect(wires, rank, mine) for rank in (low, low + 1)]
         if wires.rank == 0:
             found.append(_joined((low, low + 1), ends))
-    dist.barrier()
+    dist.barrier(group)
     wires.close()
     return found if wires.rank == 0 else None
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -17,11 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from zbsolve.exec.backward.by_name import parts_by_name
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.graphs import decisions_of
 from zbsolve.exec.optimizer.by_name import OPTIMIZERS
 from zbsolve.exec.run.host import keep_freed_memory
 from zbsolve.exec.run.launch import child_environment
 from zbsolve.exec.run.torchrun import torchrun_environment
+from zbsolve.exec.splits import Row
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.layer import Layer
 from zbsolve.models.by_name import load
@@ -33,24 +36,27 @@ from zbsolve.util.machine import cores, processor
 from .alike import chosen
 from .busy_process import FAILURE_PREFIX
 from .copies import measure_copies
-from .dataflow import Flow, fake_mode, flow
+from .dataflow import Flow, fake_mode, flow, quiet
 from .gpu_facts import cache_bytes, clock_of
 from .links import Pair, measure_links, samples_of, slowest, survey
-from .memory import LayerMemory, held
+from .memory import LayerMemory, costs_of, held, least_held
 from .optimizer_states import OptimizerState, state_of
+from .spread import Spread, bytes_here
 from .stage_rounds import stages_of
 from .timing import TIMED_KINDS, Bench, Progress, Samples, Timed, host_times, time_layers
 from .warn import warnings
 
 MAX_BUSY_PROCESSES = 1000  # each has the model in it
 COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
+COLLECTIVE_TRIES = 3  # to count memory where collectives run
 HELPER_SECONDS = 120.0  # for each helper to answer
 
 
 @dataclass(frozen=True)
 class _Measured:
     """What was timed and counted. taken: the layers that were; equal: for each layer of the model, those taken that are
-    equal to it. state: how parameters are kept and updated. memory: of the layers taken."""
+    equal to it. state: how parameters are kept and updated. memory: of the layers taken. spread: the mesh that they were
+    spread over. splits: how layers are split, where that was decided one at a time."""
 
     model: Model
     device: torch.device
@@ -60,11 +66,14 @@ class _Measured:
     state: OptimizerState
     timed: Timed
     memory: dict[int, LayerMemory]
+    spread: Spread | None
+    splits: list[Row]
 
     def layers(self) -> tuple[Layer, ...]:
         """All layers of the model, each by the medians of those that are equal to it."""
+        sizes = costs_of([self.memory[same[0]] for same in self.equal])
         return tuple(
-            _layer(self.model, i, _pooled(self.timed.samples, same), self.memory[same[0]], self.through.parameter_bytes[i])
+            _layer(self.model, i, _pooled(self.timed.samples, same), sizes[i], self.through.parameter_bytes[i])
             for i, same in enumerate(self.equal)
         )
 
@@ -73,9 +82,12 @@ class _Measured:
         return {f"{self.model.layer_names[i]}/{kind}{behind}": value for (i, kind), value in rows.items()}
 
     def host_times(self) -> dict[str, float]:
-        """µs that the host spends on each pass: measured on a GPU, the least possible on a CPU."""
+        """µs that the host spends on each pass: measured on a GPU, the least possible on a CPU (of layers that a mesh
+        spreads nobody knows it)."""
         if self.device.type == "cuda":
             return self.named({key: median(row) for key, row in self.timed.host.items()})
+        if self.spread is not None:
+            return {}
         return self.named(host_times(self.model, self.through, self.taken))
 
 
@@ -87,28 +99,37 @@ def measure(
     busy_processes: int = 0,
     optimizer_states: str | None = None,
     device: str = "cpu",
+    split: str = "layers",
     progress: Progress = lambda text: None,
+    spread: Spread | None = None,
 ) -> Profile:
     """Profile the model called `spec` (see `zbsolve.models.load`) with the executor's own passes, on one thread.
 
     seconds: how long to time passes. At least some rounds are run, which takes minutes where a layer takes seconds; it takes
     less where the medians are known well before. busy_processes: processes that train the same model meanwhile, as other
     ranks on this machine would: they share its caches and memory bandwidth. optimizer_states: as in the module of that name.
-    device: "cpu" or "cuda". progress: called with what is being done. Raises BadInput for the model and passes of it that
-    fail, RunFailed where a helper does not answer, OutOfMemory.
+    device: "cpu" or "cuda". split: how the backward is split (see `Pipeline`). progress: called with what is being done.
+    spread: the mesh that the model's `parallelize` spreads layers over; its other ranks beside the first pipeline call
+    `take_part`. Raises BadInput for the model and passes of it that fail, RunFailed where a helper does not answer,
+    OutOfMemory.
     """
     if not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES:
         limits = f"must be more than 0 and busy processes {busy_processes} from 0 to {MAX_BUSY_PROCESSES}"
         raise BadInput(f"profile: seconds {seconds:g} {limits}")
     target = _device(device)
+    if spread is not None and (busy_processes or target.type != "cpu"):
+        raise BadInput("profile: --mesh goes with neither --busy-processes nor --device cuda")
+    if spread is not None and split != "layers":
+        raise BadInput(f"profile: --mesh measures with split layers, not {split}")
     model = load(spec, seed)
     progress("looking at the layers")
-    bench = Bench(target, seconds, cache_bytes(target), clock_of(target))
+    bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, parts_by_name(split))
     found = _measured(model, seed, bench, busy_processes, optimizer_states, progress)
     copies = measure_copies() if target.type == "cuda" else {}
     progress("links between neighbouring ranks")
-    pairs = measure_links(HELPER_SECONDS)
-    run: dict[str, object] = {"seed": seed, "seconds": seconds, "neighbours": busy_processes}
+    pairs = measure_links(HELPER_SECONDS, None if spread is None else spread.mesh.group)
+    run: dict[str, object] = {"seed": seed, "seconds": seconds, "neighbours": busy_processes, "split": split}
+    run |= {} if spread is None else {"mesh": spread.mesh.sizes}
     hosts = found.named(found.timed.host, " host") if target.type == "cuda" else {}
     return Profile(
         "measured",
@@ -123,12 +144,22 @@ def measure(
     )
 
 
+def take_part(spec: str, spread: Spread, *, seed: int, seconds: float, optimizer_states: str | None) -> None:
+    """Measure the layers of another coordinate of the mesh, in step with the rank that makes the profile (see `measure`)."""
+    bench = Bench(torch.device("cpu"), seconds, cache_bytes(torch.device("cpu")), clock_of(torch.device("cpu")), spread)
+    _measured(load(spec, seed), seed, bench, 0, optimizer_states, lambda text: None)
+
+
 def _measured(
     model: Model, seed: int, bench: Bench, busy: int, optimizer_states: str | None, progress: Progress
 ) -> _Measured:
     """Time the layers and count their memory, on one thread."""
-    through = flow(model)
+    through, spread = flow(model), bench.spread
+    if spread is not None:
+        spread.check(model)
     taken, kinds = chosen(through.prints, through.inputs, through.output, COPIES)
+    if spread is not None:  # nobody knows which layers `parallelize` treats alike
+        taken = kinds = tuple(range(len(model.layers)))
     equal = tuple(tuple(j for j in taken if kinds[j] == kind) for kind in kinds)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -139,10 +170,14 @@ def _measured(
         with _busy(model.name, seed, taken, busy):
             timed, stages = time_layers(model, through, taken, bench, OPTIMIZERS[state.optimizer], progress)
         progress("memory")
-        memory = dict(zip(taken, _memory(model, taken, stages), strict=True))
+        rows = _memory(model, taken, stages) if spread is None else least_held(model, stages, COLLECTIVE_TRIES)
+        memory = dict(zip(taken, rows, strict=True))
+        if spread is not None:
+            sizes, tied = bytes_here(model, stages)
+            through = replace(through, parameter_bytes=sizes, tied=tied)
     finally:
         torch.set_num_threads(threads)
-    return _Measured(model, bench.device, through, taken, equal, state, timed, memory)
+    return _Measured(model, bench.device, through, taken, equal, state, timed, memory, spread, decisions_of(stages))
 
 
 def join(timeout: float) -> bool:
@@ -170,7 +205,7 @@ def _memory(model: Model, taken: Sequence[int], stages: Sequence[Stage]) -> list
     """Memory of the stages that were timed, or of fake ones where not all fitted at once."""
     if stages:
         return held(model, stages)
-    with fake_mode():
+    with fake_mode(), quiet():
         return held(model, stages_of(model, taken))
 
 
@@ -179,7 +214,7 @@ def _pooled(samples: Samples, equal: Sequence[int]) -> dict[str, list[float]]:
     return {kind: [time_us for i in equal for time_us in samples.get((i, kind), [])] for kind in (*TIMED_KINDS, "U")}
 
 
-def _layer(model: Model, i: int, samples: dict[str, list[float]], size: LayerMemory, parameters: int) -> Layer:
+def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[str, int], parameters: int) -> Layer:
     return Layer(
         name=model.layer_names[i],
         F=median(samples["F"]),
@@ -189,7 +224,7 @@ def _layer(model: Model, i: int, samples: dict[str, list[float]], size: LayerMem
         X=median(samples["X"]),
         U=median(samples["U"]) if samples["U"] else 0.0,
         parameter_bytes=parameters,
-        **size.costs(),
+        **sizes,
     )
 
 
@@ -218,6 +253,7 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, pairs: list[P
         "clock_mhz": timed.clocks,
         "host_us": host,
         "links": [pair.facts() for pair in pairs],
+        **({"splits": found.splits} if found.splits else {}),
         "left_after_W": {model.layer_names[i]: found.memory[i].after_W for i in found.taken},
         "warnings": warnings(layers, named, host, timed.whole, timed.idle, device.type, timed.clocks),
     }

@@ -3,42 +3,69 @@ the allocator does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.backward.stage import Live, Stage
+from zbsolve.exec.backward.values import copied, tensors_of
+from zbsolve.exec.dtensors import is_dtensor, local
+from zbsolve.exec.graphs import graph_saved
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.torch_private import storage_key
+from zbsolve.exec.transport.format import Format
 from zbsolve.models.model import Model
+from zbsolve.util.errors import BadInput
+
+from .dataflow import batch_of
+
+SETTLE_SECONDS = 0.002  # for a thread to drop what its collective gave
 
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
     """Bytes of one layer for one microbatch. after_F: they live after F, its input among them. after_B: they wait for W.
-    after_W: they live then. transient: the most inside a pass beyond what lived before or after it. output: of its output.
-    output_kept: of its output, what the layer itself needs later. input_unneeded: of its input, what it does not need itself
-    (a stage keeps the input of its first layer all the same)."""
+    after_W: they live then. transient: the most inside a pass beyond what lived before or after it. output: of its output,
+    as a message. kept: of each tensor of its output, what the layer itself needs later. unneeded: of each one of its input,
+    what it does not need itself (a stage keeps what gets a gradient of the input of its first layer all the same)."""
 
     after_F: int
     after_B: int
     after_W: int
     transient: int
     output: int
-    output_kept: int
-    input_unneeded: int
+    kept: tuple[int, ...]
+    unneeded: tuple[int, ...]
 
-    def costs(self) -> dict[str, int]:
-        """The same as fields of a Layer. B may leave more than it frees (output gradients): that is taken from B on."""
+    @property
+    def output_kept(self) -> int:
+        """Of its whole output, what the layer itself needs later."""
+        return sum(self.kept)
+
+    @property
+    def input_unneeded(self) -> int:
+        """Of its whole input, what only a stage that begins here keeps."""
+        return sum(self.unneeded)
+
+    def costs(self, behind: LayerMemory | None = None) -> dict[str, int]:
+        """The same as fields of a Layer. B may leave more than it frees (output gradients): that is taken from B on.
+
+        behind: of the next layer. Of several tensors between them, some are kept by this layer and others by a stage that
+        begins with the next one. In one stage none of these counts twice, so here they count as the output that is kept.
+        """
+        kept = self.output_kept
+        if behind is not None and len(self.kept) > 1:
+            kept = sum(max(pair) for pair in zip(self.kept, behind.unneeded, strict=True))
         return {
             "held_until_B": max(0, self.after_F - self.after_B),
             "held_until_W": min(self.after_F, self.after_B),
             "held_from_B": max(0, self.after_B - self.after_F),
             "output_bytes": self.output,
-            "output_kept": self.output_kept,
+            "output_kept": kept,
             "input_unneeded": self.input_unneeded,
             "transient": self.transient,
         }
@@ -100,85 +127,116 @@ class AllocatedBytes:
         """Nothing to do: the allocator cannot, and what was there before is not counted."""
 
 
-def held(model: Model, stages: Sequence[Stage]) -> list[LayerMemory]:
-    """Memory of every layer by itself, in a microbatch that is not the first, so that gradients are there."""
-    x, target = model.batch(0, 0)
+def costs_of(rows: Sequence[LayerMemory]) -> list[dict[str, int]]:
+    """Fields of all Layers of a model, one behind the other."""
+    return [one.costs(behind) for one, behind in zip(rows, [*rows[1:], None], strict=True)]
+
+
+class Settled(Living):  # type: ignore[no-untyped-call]
+    """Waits before it counts: what a collective gave may live a moment longer, in the thread that ran it."""
+
+    @property
+    def now(self) -> int:
+        """Bytes that live now."""
+        time.sleep(SETTLE_SECONDS)
+        return super().now
+
+
+def held(model: Model, stages: Sequence[Stage], living: Callable[[Iterable[Tensor]], Meter] = Living) -> list[LayerMemory]:
+    """Memory of every layer by itself, in a microbatch that is not the first, so that gradients are there. living: counts
+    bytes on a CPU, but for these tensors."""
     device = next((p.device for stage in stages for p in stage.parameters()), torch.device("cpu"))
-    x, target = x.to(device), target.to(device)
+    x, target = batch_of(model, device=device)
     result = []
     for stage in stages:
         y = stage.forward(-1, x, target, split=True)
         stage.live.clear()
-        result.append(_held(stage, x, target))
+        result.append(_held(stage, x, target, living))
         x = y
     return result
 
 
-def _held(stage: Stage, x: Tensor, target: Tensor) -> LayerMemory:
+def least_held(model: Model, stages: Sequence[Stage], times: int) -> list[LayerMemory]:
+    """The least of several measurements, of stages that run collectives (see `Settled`)."""
+    rows = zip(*(held(model, stages, Settled) for _ in range(times)), strict=True)
+    return [min(row, key=lambda one: (one.after_F + one.after_B + one.after_W, one.transient)) for row in rows]
+
+
+def _held(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor]], Meter]) -> LayerMemory:
     parameters = [p for layer in stage.layers for p in layer.parameters()]
     for p in parameters:
         if p.requires_grad and p.grad is None:
             p.grad = torch.zeros_like(p)
-    if x.device.type == "cuda":
+    if any(one.device.type == "cuda" for one in tensors_of(x)):
         return _metered(stage, x, target, AllocatedBytes())
     buffers = [b for layer in stage.layers for b in layer.buffers()]
     # A batch is there before the step, so it does not count, neither here nor in the executor.
     fixed = [
         *parameters,
         *buffers,
-        target,
-        *([x] if stage.first == 0 else []),
+        *tensors_of(target),
+        *(tensors_of(x) if stage.first == 0 else []),
         *(p.grad for p in parameters if p.grad is not None),
     ]
-    return _metered(stage, x, target, Living(fixed))
+    return _metered(stage, x, target, living(fixed))
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
-    """A stage's output. kept: bytes of it that the stage's own backward keeps. input_needed: whether it keeps its input."""
+class _Borders:
+    """What a layer keeps of what goes in and out. form: of its output. kept, unneeded: as in `LayerMemory`."""
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    kept: int
-    input_needed: bool
+    form: Format
+    kept: tuple[int, ...]
+    unneeded: tuple[int, ...]
 
 
-def _output(stage: Stage, x: Tensor, target: Tensor) -> _Output:
-    """What autograd saves shows it: a stage of one layer holds its input in any case."""
+def _borders(stage: Stage, x: Any, target: Any) -> _Borders:
+    """What autograd or a graph saves shows it. With autograd a stage of one layer also holds the inputs that get a gradient,
+    in any case."""
     saved: set[int] = set()
 
     def pack(tensor: Tensor) -> Tensor:
-        saved.add(storage_key(tensor))
+        saved.add(storage_key(local(tensor)))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y = stage.forward(-1, x, target, split=True)
-    kept = y.numel() * y.element_size() if storage_key(y) in saved else 0
-    found = _Output(tuple(y.shape), y.dtype, kept, storage_key(x) in saved)
-    stage.live.clear()
+    if any(map(is_dtensor, tensors_of(y))):
+        raise BadInput(f"layer {stage.first} hands on a DTensor: profile measures layers that hand on local tensors")
+    live = stage.live.pop(-1)
+    graphs = [graph_saved(kept) for kept in live.kept] if isinstance(live, Live) else []
+    saved |= {storage_key(tensor) for one in graphs for tensor in one or []}
+    inputs = [] if stage.first == 0 or graphs[0] is not None else tensors_of(x)
+    found = _Borders(
+        Format.of(y),
+        tuple(t.nbytes if storage_key(t) in saved else 0 for t in tensors_of(y)),
+        tuple(t.nbytes if t.requires_grad and storage_key(t) not in saved else 0 for t in inputs)
+        or (0,) * len(tensors_of(x)),
+    )
     return found
 
 
-def _metered(stage: Stage, example: Tensor, target: Tensor, meter: Meter) -> LayerMemory:
-    output = _output(stage, example, target)
+def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory:
+    borders = _borders(stage, given, target)
     last = stage.loss is not None
+    device = next(one.device for one in tensors_of(given))
     with meter:
+        meter.ignore(tensors_of(given))
         with torch.no_grad():
-            x = example if stage.first == 0 else example.clone().requires_grad_(example.requires_grad)
+            x = given if stage.first == 0 else copied(given)
         before = meter.now
         y: Any = stage.forward(0, x, target, split=True)
         over = meter.most - max(before, meter.now)
-        size = 0 if last else y.numel() * y.element_size()
         del x, y
         after_f = meter.now
-        gradient = None if last else [torch.ones(output.shape, dtype=output.dtype, device=example.device)]
+        gradients = [torch.ones(leaf.shape, dtype=leaf.dtype, device=device) for leaf in borders.form.gradient.tensors]
         before = meter.most = meter.now
-        result = stage.backward(0, gradient)
+        result = stage.backward(0, None if last else gradients)
         over = max(over, meter.most - max(before, meter.now))
-        del gradient, result
+        del gradients, result
         after_b = meter.most = meter.now
         stage.weights(0)
         over = max(over, meter.most - after_b)
         after_w = meter.now
-    unneeded = 0 if output.input_needed or stage.first == 0 else example.numel() * example.element_size()
-    return LayerMemory(after_f, after_b, after_w, max(0, over), size, 0 if last else output.kept, unneeded)
+    size, kept = (0, ()) if last else (borders.form.nbytes, borders.kept)
+    return LayerMemory(after_f, after_b, after_w, max(0, over), size, kept, borders.unneeded)

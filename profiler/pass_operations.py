@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.backward.values import trained
 
-from .dataflow import Flow
+from .dataflow import Flow, example
 from .operation_costs import Op, Work
 
 PassOps = dict[str, list[Op]]  # kind → operations
 
 
-def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Tensor, Tensor]) -> dict[int, PassOps]:
+def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> dict[int, PassOps]:
     """Layer → kind → the operations of that pass, in order, with gradients there to be added to."""
     return {stage.first: _passes(stage, _input(stage.first, through, batch), batch[1]) for stage in stages}
 
 
-def _input(i: int, through: Flow, batch: tuple[Tensor, Tensor]) -> Tensor:
-    if i == 0:
-        return batch[0]
-    x = torch.empty(through.inputs[i].shape, dtype=through.inputs[i].dtype)
-    return x.requires_grad_(x.is_floating_point())
+def _input(i: int, through: Flow, batch: tuple[Any, Any]) -> Any:
+    return batch[0] if i == 0 else example(through.inputs[i], torch.empty)
 
 
-def _passes(stage: Stage, x: Tensor, target: Tensor) -> PassOps:
+def _passes(stage: Stage, x: Any, target: Any) -> PassOps:
     _turn(stage, x, target, split=True)  # makes the gradients that the others add to
     return _turn(stage, x, target, split=False) | _turn(stage, x, target, split=True)
 
 
-def _turn(stage: Stage, x: Tensor, target: Tensor, *, split: bool) -> PassOps:
+def _turn(stage: Stage, x: Any, target: Any, *, split: bool) -> PassOps:
     """Forward and backward of one microbatch."""
     with Work() as f:
         y = stage.forward(0, x, target, split=split)

@@ -20,9 +20,9 @@ from zbsolve.profile.profile import Profile
 from zbsolve.util.errors import BadInput
 
 from .alike import chosen
-from .dataflow import Flow, fake_mode, flow, load_fake, naming, place, quiet
+from .dataflow import Flow, batch_of, fake_mode, flow, load_fake, naming, place, quiet
 from .devices import ASSUMED, ATTENTION_SHARE, KERNEL_US, LATENCY_US, LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Device, device
-from .memory import LayerMemory, held
+from .memory import LayerMemory, costs_of, held
 from .operation_costs import Op, total
 from .optimizer_states import OptimizerState, state_of
 from .pass_operations import PassOps, passes
@@ -52,8 +52,9 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
     model = load_fake(spec, seed, mode)
     look = _looked_at(model, mode)
     state = state_of(optimizer_states, look.parameters)
+    sizes = costs_of([look.memory[first] for first in look.alike])
     layers = tuple(
-        _layer(model, i, look.work[first], look.memory[first], look.through.parameter_bytes[i], state, target)
+        _layer(model, i, look.work[first], sizes[i], look.through.parameter_bytes[i], state, target)
         for i, first in enumerate(look.alike)
     )
     return Profile(
@@ -85,7 +86,7 @@ def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:
         taken, kinds = chosen(through.prints, through.inputs, through.output, 1)
         with mode, quiet():
             stages = stages_of(model, taken)
-            batch = mode.from_tensor(model.batch(0, 0)[0]), mode.from_tensor(model.batch(0, 0)[1])
+            batch = batch_of(model, mode)
             work: dict[int, PassOps] = {}
             for stage in stages:
                 with naming(f"model '{model.name}': {place(model, stage.first)} cannot be estimated"):
@@ -113,7 +114,7 @@ def _op_us(op: Op, on: Device) -> float:
 
 
 def _layer(
-    model: Model, i: int, work: PassOps, size: LayerMemory, parameters: int, state: OptimizerState, on: Device
+    model: Model, i: int, work: PassOps, sizes: dict[str, int], parameters: int, state: OptimizerState, on: Device
 ) -> Layer:
     times = {kind: round(time_us(ops, on), 3) for kind, ops in work.items()}
     return Layer(
@@ -123,7 +124,7 @@ def _layer(
         W=times["W"],
         BW=times["BW"],
         parameter_bytes=parameters,
-        **size.costs(),
+        **sizes,
         X=times["F"],
         U=round(state.traffic * parameters / (on.bandwidth * MEMORY_SHARE * 1e3), 3),
     )

@@ -9,16 +9,20 @@ from math import ceil
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from zbsolve.exec.backward.by_name import Parts, parts_by_name
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.backward.values import trained
+from zbsolve.exec.feed import moved
+from zbsolve.exec.transport.format import Format
 from zbsolve.models.model import Model
 
-from .dataflow import Boundary
+from .dataflow import example
+from .spread import Spread
 
 Sample = tuple[int, str, float, float]  # layer, kind, µs on the device, µs on the host
-Feed = Callable[[int, int], tuple[Tensor, Tensor]]  # microbatch, step → input of the first stage, target
+Feed = Callable[[int, int], tuple[Any, Any]]  # microbatch, step → input of the first stage, target
 IN_FLIGHT = 2  # microbatches at a time, at least, as in a pipeline
 COLD_FACTOR = 2  # times the cache is touched between two passes of one layer: caches do not always drop what is oldest
 MAX_COPIES = 64
@@ -56,52 +60,62 @@ class PassTimer:
         return [(i, kind, 1000 * ev[0].elapsed_time(ev[1]) if ev else host, host) for i, kind, ev, host in rows]
 
 
-def stages_of(model: Model, taken: Sequence[int], device: torch.device | None = None) -> list[Stage]:
-    """The layers `taken`, each as a stage whose `first` is the layer's number in the model. device: None leaves them where
-    they are made."""
-    layers = [layer if device is None else layer.to(device) for layer in model.build(taken)]
-    return [_stage(model, i, layer) for i, layer in zip(taken, layers, strict=True)]
+BY_LAYERS = parts_by_name("layers")
+
+
+def stages_of(model: Model, taken: Sequence[int]) -> list[Stage]:
+    """The layers `taken`, each as a stage whose `first` is the layer's number in the model, split by layers."""
+    return [_stage(model, i, layer, BY_LAYERS) for i, layer in zip(taken, model.build(taken), strict=True)]
 
 
 def rotated(
-    model: Model, taken: Sequence[int], inputs: Sequence[Boundary], device: torch.device, cache: int
+    model: Model,
+    taken: Sequence[int],
+    inputs: Sequence[Format],
+    device: torch.device,
+    cache: int,
+    spread: Spread | None = None,
+    parts: Parts = BY_LAYERS,
 ) -> list[list[Stage]]:
     """The layers `taken` as stages, in several copies that take turns. inputs: what goes into each layer of the model.
+    spread: the mesh that each copy is spread over. parts: how layers are split.
 
     There are as many copies as it takes for a pass to find nothing of its layer in a cache of `cache` bytes (0: one copy),
     as in training, where other layers ran meanwhile.
     """
     layers = [layer.to(device) for layer in model.build(taken)]
     size = sum(p.numel() * p.element_size() for layer in layers for p in layer.parameters())
-    size += sum(inputs[i].bytes for i in taken)
+    size += sum(inputs[i].nbytes for i in taken)
     count = min(MAX_COPIES, max(1, ceil(COLD_FACTOR * cache / max(1, size))))
     copies = [layers, *(copy.deepcopy(layers) for _ in range(count - 1))]
-    return [[_stage(model, i, layer) for i, layer in zip(taken, one, strict=True)] for one in copies]
+    if spread is not None:
+        copies = [spread.layers(model, taken, one) for one in copies]
+    return [[_stage(model, i, layer, parts) for i, layer in zip(taken, one, strict=True)] for one in copies]
 
 
-def _stage(model: Model, i: int, layer: nn.Module) -> Stage:
-    return Stage([layer], i, model.loss if i == len(model.layers) - 1 else None, 1.0)
+def _stage(model: Model, i: int, layer: nn.Module, parts: Parts) -> Stage:
+    loss = model.loss if i == len(model.layers) - 1 else None
+    return Stage([layer], i, loss, 1.0, parts=parts([layer], i, loss))
 
 
 def batches(model: Model, device: torch.device) -> Feed:
     """Feeds the model's own microbatches, on `device`."""
 
-    def feed(microbatch: int, step: int) -> tuple[Tensor, Tensor]:
+    def feed(microbatch: int, step: int) -> tuple[Any, Any]:
         x, target = model.batch(microbatch, step)
-        return x.to(device), target.to(device)
+        return moved(x, device), moved(target, device)
 
     return feed
 
 
-def alone(model: Model, i: int, boundary: Boundary, device: torch.device) -> Feed:
-    """Feeds layer i by itself: with random numbers where another layer would make its input."""
+def alone(model: Model, i: int, given: Format, device: torch.device) -> Feed:
+    """Feeds layer i by itself: with random numbers where another layer would make its input, which is as `given` says."""
     if i == 0:
         return batches(model, device)
 
-    def feed(microbatch: int, step: int) -> tuple[Tensor, Tensor]:
+    def feed(microbatch: int, step: int) -> tuple[Any, Any]:
         _, target = model.batch(microbatch, step)
-        x = torch.randn(boundary.shape, device=device).to(boundary.dtype)
-        return x.requires_grad_(x.is_floating_point()), target.to(device)
+        return example(given, torch.randn, device), moved(target, device)
 
     return feed
 
@@ -125,7 +139,7 @@ def rounds(sets: Sequence[list[Stage]], feed: Feed, timer: PassTimer, recompute:
 SAMPLED = {"split": {"F", "B", "W"}, "fused": {"BW"}, "recompute": {"X"}}
 
 
-def _round(sets: Sequence[list[Stage]], given: list[tuple[Tensor, Tensor]], timer: PassTimer, turn: str) -> list[Sample]:
+def _round(sets: Sequence[list[Stage]], given: list[tuple[Any, Any]], timer: PassTimer, turn: str) -> list[Sample]:
     split, again = turn != "fused", turn == "recompute"
     for m, (x, target) in enumerate(given):
         for stage in sets[m % len(sets)]:

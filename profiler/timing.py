@@ -9,15 +9,17 @@ from statistics import median
 
 import torch
 
+from zbsolve.exec.backward.by_name import Parts
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.transport.failure import RunFailed, is_out_of_memory, one_line
 from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput
 from zbsolve.util.statistics import median_error
 
-from .dataflow import Flow, fake_mode, place, quiet
+from .dataflow import Flow, batch_of, fake_mode, place, quiet
 from .pass_operations import passes
-from .stage_rounds import MAX_COPIES, TURNS, Feed, PassTimer, alone, batches, rotated, rounds, stages_of, updates
+from .spread import Spread
+from .stage_rounds import BY_LAYERS, MAX_COPIES, TURNS, Feed, PassTimer, alone, batches, rotated, rounds, stages_of, updates
 
 TIMED_KINDS = ("F", "B", "W", "BW", "X")
 MIN_ROUNDS = 9  # however little time is given
@@ -58,12 +60,19 @@ class Timed:
 @dataclass(frozen=True)
 class Bench:
     """What times are taken on, and for how long. seconds: at most. cache: the device's, bytes (0: passes may find what they
-    need there). clock: reads the device's."""
+    need there). clock: reads the device's. spread: the mesh that layers are spread over; None: there is none. parts:
+    how layers are split."""
 
     device: torch.device
     seconds: float
     cache: int = 0
     clock: Clock = lambda: None
+    spread: Spread | None = None
+    parts: Parts = BY_LAYERS
+
+    def agreed(self, value: bool) -> bool:
+        """What all ranks that measure together do."""
+        return value if self.spread is None else self.spread.agreed(value)
 
 
 def _settled(samples: Samples) -> bool:
@@ -81,12 +90,12 @@ def time_layers(
     timed = Timed({}, {})
     timer = PassTimer(bench.device)
     try:
-        sets = rotated(model, taken, through.inputs, bench.device, bench.cache)
+        sets = rotated(model, taken, through.inputs, bench.device, bench.cache, bench.spread, bench.parts)
         _run(timed, sets, batches(model, bench.device), timer, bench, progress, f"{len(taken)} layers")
         _keep(timed, updates(sets, make, timer, UPDATES))
         return timed, sets[0]
     except Exception as error:
-        if not is_out_of_memory(error):
+        if not is_out_of_memory(error) or bench.spread is not None:
             text = f"model '{model.name}': {timer.at[1]} of {place(model, timer.at[0])}: {one_line(error)}"
             raise BadInput(text) from error
     return _one_by_one(model, through, taken, bench, make, progress)
@@ -101,7 +110,7 @@ def _one_by_one(
     for i in taken:
         timer.at = i, "building"
         try:
-            sets = rotated(model, [i], through.inputs, bench.device, bench.cache)
+            sets = rotated(model, [i], through.inputs, bench.device, bench.cache, bench.spread, bench.parts)
             feed = alone(model, i, through.inputs[i], bench.device)
             _run(timed, sets, feed, timer, share, progress, place(model, i))
             _keep(timed, updates(sets, make, timer, UPDATES))
@@ -121,13 +130,13 @@ def _run(
     turns = rounds(sets, feed, timer, recompute=True)
     begin = time.monotonic()
     for done in range(WARM_ROUNDS):
-        if done and time.monotonic() - begin > EXTRA_SECONDS:
+        if done and bench.agreed(time.monotonic() - begin > EXTRA_SECONDS):
             break
         progress(f"{what}: warming up, round {done + 1} of {WARM_ROUNDS}")
         next(turns)
     mine: Samples = {}
     begin, ran, done, looked = time.monotonic(), time.process_time(), 0, 0.0
-    while wanted(done, time.monotonic() - begin, bench.seconds):
+    while bench.agreed(wanted(done, time.monotonic() - begin, bench.seconds)):
         rows = next(turns)
         for i, kind, device_us, host_us in rows:
             mine.setdefault((i, kind), []).append(device_us)
@@ -139,7 +148,7 @@ def _run(
             looked = time.monotonic()
             timed.clocks += [mhz for mhz in [bench.clock()] if mhz is not None]
         progress(f"{what}, round {done}, {time.monotonic() - begin:.1f} of {bench.seconds:g} s")
-        if done >= 10 * MIN_ROUNDS and done % 10 == 0 and _settled(mine):
+        if done >= 10 * MIN_ROUNDS and done % 10 == 0 and bench.agreed(_settled(mine)):
             break
     elapsed = time.monotonic() - begin
     timed.idle = max(timed.idle, 1 - (time.process_time() - ran) / elapsed)
@@ -166,8 +175,7 @@ def host_times(model: Model, through: Flow, taken: Sequence[int]) -> dict[tuple[
     mode = fake_mode()
     try:
         with mode, quiet():
-            x, target = model.batch(0, 0)
-            counted = passes(stages_of(model, taken), through, (mode.from_tensor(x), mode.from_tensor(target)))
+            counted = passes(stages_of(model, taken), through, batch_of(model, mode))
     except Exception:  # it ran with real ones: what fails here is about fake ones
         return {}
     each = _operation()

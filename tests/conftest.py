@@ -27,7 +27,7 @@ def links() -> list[Any]:
 @pytest.fixture
 def one_link(monkeypatch: pytest.MonkeyPatch, links: list[Any]) -> None:
     """Profiles take this machine's link as measured once: for tests of what else is in them."""
-    monkeypatch.setattr("profiler.measurement.measure_links", lambda timeout: links)
+    monkeypatch.setattr("profiler.measurement.measure_links", lambda timeout, group=None: links)
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .step import Step as Step
     from .systems.table import preset as preset
     from .systems.table import problem_for as problem_for
+    from .systems.torch_gathers import torch_window as torch_window
     from .timeline import Timeline as Timeline
     from .trace import Trace as Trace
     from .util.errors import BadInput as BadInput
@@ -61,6 +62,7 @@ _HOMES = {
     "step": "Step",
     "systems": "",
     "systems.table": "preset problem_for",
+    "systems.torch_gathers": "torch_window",
     "timeline": "Timeline",
     "trace": "Trace",
     "util.errors": "BadInput Deadlock Infeasible NotFound ZbsolveError",

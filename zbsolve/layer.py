@@ -48,10 +48,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link between two ranks: µs = latency + bytes / bytes_per_us."""
+    """A link between two ranks: µs = latency + bytes / bytes_per_us. blocking: a message occupies its sender's compute
+    stream meanwhile (see `pipeline`)."""
 
     latency: float
     bytes_per_us: float
+    blocking: bool = False
 
     def time(self, size: float) -> float:
         """µs for one message of `size` bytes."""

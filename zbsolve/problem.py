@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .alike import microbatches_alike
 from .problem_form import ProblemForm, edges_as_json, edges_from, passes_as_json, passes_from
 from .tables import (
     CARGO,
@@ -25,6 +26,8 @@ from .tables import (
     Ints,
     Pass,
     Passes,
+    Pool,
+    coded,
     pass_name,
     usual_cargo,
     whole_column,
@@ -32,23 +35,28 @@ from .tables import (
 from .util.errors import BadInput
 from .util.files import checked, read_one_of, write_document
 
-__all__ = ["KINDS", "NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Problem", "pass_name"]
+__all__ = ["KINDS", "NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Pool", "Problem", "pass_name"]
 
 OBJECTIVES = ("makespan", "span")
+UNLIMITED = 2**60  # bytes: the room of a pool without a limit
 MAX_SUM = 2.0**62  # of all times, and of all bytes, so that sums are whole numbers of 64 bits
 NAME = re.compile(r"(\d+)([A-Z]+)(\d+)(?:\.(\d+))?")
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Passes, edges, memory capacity (bytes a rank, or None: unlimited) and objective: "makespan" or "span".
+    """Passes, edges, memory capacity (bytes a rank's device, or None: unlimited) and objective: "makespan" or "span".
+
+    `pools` is further memory, which an edge may name for its bytes. Pools are numbered: 0 … ranks − 1 are the devices, then
+    come these.
 
     Two notes for readers and the executor, which no solver looks at: `layers` is how many layers each stage holds (()
     where nobody said), `source` where the times come from ("measured: …", "estimated: …", or "" for given numbers).
-    What edges carry is no part of the `digest`.
+    What edges carry, and how much of a pass is its message, is no part of the `digest`.
 
-    Raises BadInput for negative times, bytes or indices, memory on an edge between two ranks, doubled names, or a
-    capacity that does not name every rank. Problems with the same content are equal and share a `digest`.
+    Raises BadInput for negative times, bytes or indices, device memory on an edge between two ranks, messages longer than
+    their pass, doubled names, an unknown pool, or a capacity that does not name every rank. Problems with the same content
+    are equal and share a `digest`.
     """
 
     passes: Passes
@@ -57,6 +65,7 @@ class Problem:
     objective: str = "makespan"
     layers: tuple[int, ...] = ()
     source: str = ""
+    pools: tuple[Pool, ...] = ()
 
     @classmethod
     def of(
@@ -65,8 +74,9 @@ class Problem:
         edges: Iterable[Edge],
         capacity: Sequence[int] | None = None,
         objective: str = "makespan",
+        pools: Sequence[Pool] = (),
     ) -> Problem:
-        """A problem from single passes and edges (edges name passes). Raises BadInput."""
+        """A problem from single passes and edges (edges name passes and pools). Raises BadInput."""
         table = Passes.of(passes)
         index = {one.name: i for i, one in enumerate(table)}
         rows = list(edges)
@@ -74,13 +84,14 @@ class Problem:
             for end in (row.before, row.after):
                 if end not in index:
                     raise BadInput(f"edge {row.before} → {row.after}: there is no pass {end}")
-        before, after, lag, size = (
+        before, after, lag, size, sent = (
             whole_column(column, what)
             for what, column in {
                 "before": [index[row.before] for row in rows],
                 "after": [index[row.after] for row in rows],
                 "lag": [row.lag for row in rows],
                 "bytes": [row.bytes for row in rows],
+                "sent": [row.sent for row in rows],
             }.items()
         )
         usual = usual_cargo(table, before, after)
@@ -89,8 +100,10 @@ class Problem:
                 if row.carries not in CARGO:
                     raise BadInput(f"edge {row.before} → {row.after}: carries '{row.carries}', none of {CARGO}")
                 usual[i] = CARGO.index(row.carries)
-        links = Edges(before, after, lag, size, usual)
-        return cls(table, links, None if capacity is None else tuple(capacity), objective)
+        known = ("", *(one.name for one in pools))
+        pool = coded([row.pool for row in rows], known, "pool") if rows else before
+        links = Edges(before, after, lag, size, usual, sent, pool)
+        return cls(table, links, None if capacity is None else tuple(capacity), objective, pools=tuple(pools))
 
     def __post_init__(self) -> None:
         passes, edges = self.passes, self.edges
@@ -109,6 +122,7 @@ class Problem:
             raise BadInput("problem: column 'kind' names an unknown kind")
         if passes.streams.max() >= len(passes.stream_sets):
             raise BadInput("problem: column 'streams' points outside its table")
+        self._check_pools()
         self._check_edges(edges)
         for what, column, lags in (("times", passes.duration, edges.lag), ("bytes", edges.bytes, edges.lag[:0])):
             if float(column.sum(dtype=np.float64)) + float(lags.sum(dtype=np.float64)) > MAX_SUM:
@@ -123,19 +137,34 @@ class Problem:
             double = next(name for name in self.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
             raise BadInput(f"pass {double}: named twice in the problem")
 
+    def _check_pools(self) -> None:
+        names = [one.name for one in self.pools]
+        for i, one in enumerate(self.pools):
+            if not one.name or one.name in names[:i]:
+                raise BadInput(f"pool {i}: '{one.name}' is no name of its own")
+            if one.capacity is not None and one.capacity < 0:
+                raise BadInput(f"pool {one.name}: its capacity is negative ({one.capacity})")
+
     def _check_edges(self, edges: Edges) -> None:
         if len(edges) == 0:
             return
         ends = np.concatenate([edges.before, edges.after])
         if ends.min() < 0 or ends.max() >= len(self.passes):
             raise BadInput("problem: an edge points outside the table of passes")
-        for what in ("lag", "bytes"):
+        for what in ("lag", "bytes", "sent"):
             column = getattr(edges, what)
             if column.min() < 0:
                 i = int(column.argmin())
                 raise BadInput(f"edge {self.names[edges.before[i]]} → {self.names[edges.after[i]]}: {what} is negative")
+        if edges.sent.any() and (over := np.flatnonzero(self.sending > self.passes.duration)).size:
+            i = int(over[0])
+            raise BadInput(f"pass {self.names[i]}: sends for {self.sending[i]} µs of its {self.passes.duration[i]} µs")
+        if edges.pool.min() < 0 or edges.pool.max() > len(self.pools):
+            i = int(np.flatnonzero((edges.pool < 0) | (edges.pool > len(self.pools)))[0])
+            what = f"edge {self.names[edges.before[i]]} → {self.names[edges.after[i]]}"
+            raise BadInput(f"{what}: there is no pool {edges.pool[i]} beside the devices ({len(self.pools)} are)")
         rank = self.passes.rank
-        bad = np.flatnonzero((edges.bytes > 0) & (rank[edges.before] != rank[edges.after]))
+        bad = np.flatnonzero((self.device_bytes > 0) & (rank[edges.before] != rank[edges.after]))
         if len(bad):
             i = int(bad[0])
             raise BadInput(
@@ -249,14 +278,51 @@ class Problem:
         return result
 
     @cached_property
+    def device_bytes(self) -> Ints:
+        """Bytes of each edge on its rank's device, shape (edges,)."""
+        return np.where(self.edges.pool == 0, self.edges.bytes, 0) if self.pools else self.edges.bytes
+
+    @cached_property
     def taken(self) -> Ints:
-        """Bytes that each pass takes at its start (on its rank)."""
-        return np.bincount(self.edges.before, self.edges.bytes, len(self.passes)).astype(np.int64)
+        """Bytes that each pass takes at its start on its rank's device."""
+        return np.bincount(self.edges.before, self.device_bytes, len(self.passes)).astype(np.int64)
 
     @cached_property
     def freed(self) -> Ints:
-        """Bytes that each pass frees at its end."""
-        return np.bincount(self.edges.after, self.edges.bytes, len(self.passes)).astype(np.int64)
+        """Bytes that each pass frees at its end on its rank's device."""
+        return np.bincount(self.edges.after, self.device_bytes, len(self.passes)).astype(np.int64)
+
+    @cached_property
+    def room(self) -> Ints:
+        """Bytes that each pool has (`UNLIMITED` where it has no limit): the ranks' devices, then `pools`."""
+        devices = (None,) * self.ranks if self.capacity is None else self.capacity
+        limits = (*devices, *(one.capacity for one in self.pools))
+        return np.array([UNLIMITED if one is None else min(one, UNLIMITED) for one in limits], np.int64)
+
+    def pool_name(self, pool: int) -> str:
+        """What texts call a pool: `rank 3` for its device, else its own name."""
+        return f"rank {pool}" if pool < self.ranks else self.pools[pool - self.ranks].name
+
+    def edges_in(self, pool: int) -> Ints:
+        """Rows of the edges whose bytes lie in a pool."""
+        e = self.edges
+        if pool >= self.ranks:
+            return np.flatnonzero((e.bytes > 0) & (e.pool == pool - self.ranks + 1))
+        return np.flatnonzero((self.device_bytes > 0) & (self.passes.rank[e.before] == pool))
+
+    def moved(self, pool: int) -> tuple[Ints, Ints]:
+        """Bytes that each pass takes at its start and frees at its end in a pool, shape (passes,) each."""
+        if pool < self.ranks:
+            mine = self.passes.rank == pool
+            return np.where(mine, self.taken, 0), np.where(mine, self.freed, 0)
+        rows, e, count = self.edges_in(pool), self.edges, len(self.passes)
+        taken, freed = (np.bincount(end[rows], e.bytes[rows], count) for end in (e.before, e.after))
+        return taken.astype(np.int64), freed.astype(np.int64)
+
+    @cached_property
+    def sending(self) -> Ints:
+        """µs at the end of each pass, part of its duration, in which it sends: where links block their sender."""
+        return np.bincount(self.edges.before, self.edges.sent, len(self.passes)).astype(np.int64)
 
     @cached_property
     def computing(self) -> Bools:
@@ -267,9 +333,9 @@ class Problem:
 
     @cached_property
     def side_stream(self) -> Ints:
-        """Rows of the passes that take no compute stream and no memory (all-to-alls, exchanges): they run beside whatever
-        order the ranks' other passes have, and change nothing of what that order holds."""
-        return np.flatnonzero(~self.computing & (self.taken == 0) & (self.freed == 0)).astype(np.int64)
+        """Rows of the passes that take no compute stream (all-to-alls, exchanges, gathers): they run beside whatever order
+        the ranks' other passes have."""
+        return np.flatnonzero(~self.computing).astype(np.int64)
 
     @cached_property
     def work(self) -> int:
@@ -279,8 +345,8 @@ class Problem:
 
     @cached_property
     def lanes(self) -> list[Ints]:
-        """Passes of one (kind, stage, rank), in table order: interchangeable but for their microbatch, so solvers keep
-        them in this order (symmetry; no optimum is lost where microbatches are alike)."""
+        """Passes of one (kind, stage, rank), in table order: solvers keep them in this order. Where microbatches are `alike`
+        no optimum is lost, for symmetry; else it is what solvers' bounds assume."""
         p = self.passes
         key = (p.rank * self.stages + p.stage) * len(KINDS) + p.kind
         rows = np.argsort(key, kind="stable")
@@ -299,10 +365,32 @@ class Problem:
         edges = replace(e, before=place[e.before], after=place[e.after])
         return replace(self, passes=self.passes.only(keep), edges=edges)
 
+    @cached_property
+    def alike(self) -> bool:
+        """Whether microbatches differ only by their number (see `alike.microbatches_alike`)."""
+        return microbatches_alike(self.passes, self.edges, self.lanes, self.in_microbatch)
+
     def slowed(self, factors: Sequence[float]) -> Problem:
         """The same step where compute on rank r takes `factors[r]` times as long, rounded to whole µs."""
-        p = self.passes
-        longer = np.rint(p.duration * np.asarray(factors, np.float64)[p.rank]).astype(np.int64)
+        return self._times(np.asarray(factors, np.float64)[self.passes.rank])
+
+    def scaled(self, factors: Sequence[float]) -> Problem:
+        """The same step where compute of microbatch i takes `factors[i]` times as long, rounded to whole µs: microbatches of
+        different lengths. Messages, bytes and passes of no microbatch (updates) stay. Raises BadInput for factors that are
+        not one a microbatch, or no numbers from 0 up."""
+        each = np.asarray(factors, np.float64)
+        if each.shape != (self.microbatches,):
+            raise BadInput(f"factors: shape {each.shape}, not one for each of {self.microbatches} microbatches")
+        if not (np.isfinite(each) & (each >= 0)).all():
+            raise BadInput(f"factors: number {int(np.argmin(np.isfinite(each) & (each >= 0)))} is no number from 0 up")
+        mine = self.in_microbatch
+        return self._times(np.where(mine, each[np.where(mine, self.passes.microbatch, 0)], 1.0))
+
+    def _times(self, factors: Any) -> Problem:
+        """The same step where each pass computes `factors`, shape (passes,), times as long; what it sends takes as long as
+        before."""
+        p, sent = self.passes, self.sending
+        longer = np.rint((p.duration - sent) * factors).astype(np.int64) + sent
         return replace(self, passes=replace(p, duration=np.where(self.computing, longer, p.duration)))
 
     @cached_property
@@ -310,11 +398,22 @@ class Problem:
         """SHA-256 over the content, 16 hexadecimal digits."""
         p, e = self.passes, self.edges
         # Of kinds the ones that are there: a new kind leaves other problems' digests as they are.
-        head = [p.kinds, p.stream_sets, self.capacity, self.objective, self.layers, self.source, len(p), len(e)]
+        head: list[object] = [
+            p.kinds,
+            p.stream_sets,
+            self.capacity,
+            self.objective,
+            self.layers,
+            self.source,
+            len(p),
+            len(e),
+        ]
+        if self.pools:
+            head.append([[one.name, one.capacity] for one in self.pools])
         sha = hashlib.sha256(json.dumps(head).encode())
         for column in (p.kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
             sha.update(column.astype("<i8").tobytes())
-        for column in (e.before, e.after, e.lag, e.bytes):
+        for column in (e.before, e.after, e.lag, e.bytes, *((e.pool,) if self.pools else ())):
             sha.update(column.astype("<i8").tobytes())
         return sha.hexdigest()[:16]
 
@@ -331,6 +430,7 @@ class Problem:
             "source": self.source,
             "layers": list(self.layers),
             "capacity": None if self.capacity is None else list(self.capacity),
+            **({"pools": [{"name": one.name, "capacity": one.capacity} for one in self.pools]} if self.pools else {}),
             "passes": passes_as_json(self.passes),
             "edges": edges_as_json(self.edges),
         }
@@ -356,7 +456,8 @@ class Problem:
         passes = passes_from(form.passes, where)
         edges = edges_from(form.edges, passes, where)
         capacity = None if form.capacity is None else tuple(form.capacity)
-        return cls(passes, edges, capacity, form.objective, tuple(form.layers), form.source)
+        pools = tuple(Pool(one.name, one.capacity) for one in form.pools)
+        return cls(passes, edges, capacity, form.objective, tuple(form.layers), form.source, pools)
 
 
 def _all_differ(*columns: Ints) -> bool:

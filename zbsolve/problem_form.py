@@ -28,7 +28,8 @@ class PassesForm(msgspec.Struct):
 
 
 class EdgesForm(msgspec.Struct):
-    """Columns of edges in a file; `carries` indexes `cargo` (files of 0.1 have neither)."""
+    """Columns of edges in a file; `carries` indexes `cargo` (files of 0.1 have neither). `sent` is there where links block
+    their sender, `pool` where bytes lie off the devices."""
 
     before: Column
     after: Column
@@ -36,6 +37,15 @@ class EdgesForm(msgspec.Struct):
     bytes: Column
     carries: Column | None = None
     cargo: list[str] = []
+    sent: Column | None = None
+    pool: Column | None = None
+
+
+class PoolForm(msgspec.Struct):
+    """A pool of memory in a file; capacity in bytes, null where it is unlimited."""
+
+    name: str
+    capacity: int | None = None
 
 
 class ProblemForm(msgspec.Struct):
@@ -47,6 +57,7 @@ class ProblemForm(msgspec.Struct):
     passes: PassesForm
     edges: EdgesForm
     capacity: list[int] | None = None
+    pools: list[PoolForm] = []
 
 
 def passes_as_json(passes: Passes) -> dict[str, Any]:
@@ -57,7 +68,8 @@ def passes_as_json(passes: Passes) -> dict[str, Any]:
 
 def edges_as_json(edges: Edges) -> dict[str, Any]:
     """The body of an `EdgesForm`."""
-    columns = {what: packed(getattr(edges, what)) for what in ("before", "after", "lag", "bytes", "carries")}
+    told = ["before", "after", "lag", "bytes", "carries", *(one for one in ("sent", "pool") if getattr(edges, one).any())]
+    columns = {what: packed(getattr(edges, what)) for what in told}
     return {**columns, "cargo": list(CARGO)}
 
 
@@ -90,16 +102,17 @@ def _kinds(column: list[str] | str, where: str) -> Ints:
 
 def edges_from(form: EdgesForm, passes: Passes, where: str) -> Edges:
     """The table that a file says, between these passes. Raises BadInput naming `where` and the field."""
-    columns = [_numbers(getattr(form, what), what, where) for what in ("before", "after", "lag", "bytes")]
-    if form.carries is not None:
-        columns.append(_cargo(form.carries, form.cargo, where))
-    if len({len(column) for column in columns}) > 1:
+    before, after, lag, size = (_numbers(getattr(form, what), what, where) for what in ("before", "after", "lag", "bytes"))
+    carries = before if form.carries is None else _cargo(form.carries, form.cargo, where)
+    none = np.zeros(len(before), np.int64)
+    sent = none if form.sent is None else _numbers(form.sent, "sent", where)
+    pool = none if form.pool is None else _numbers(form.pool, "pool", where)
+    if len({len(column) for column in (before, after, lag, size, carries, sent, pool)}) > 1:
         raise BadInput(f"{where}: the columns of 'edges' differ in length")
-    before, after = columns[:2]
     if form.carries is None:  # a file of 0.1; one whose edges point outside is refused in a moment
         inside = len(before) == 0 or (min(before.min(), after.min()) >= 0 and max(before.max(), after.max()) < len(passes))
-        columns.append(usual_cargo(passes, before, after) if inside else np.zeros(len(before), np.int64))
-    return Edges(*columns)
+        carries = usual_cargo(passes, before, after) if inside else np.zeros(len(before), np.int64)
+    return Edges(before, after, lag, size, carries, sent, pool)
 
 
 def _cargo(carries: Column, words: list[str], where: str) -> Ints:

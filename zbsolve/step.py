@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .build.recompute import Recompute, recomputed_stages
+from .layer import NO_LINK
 from .partition.by_name import SEARCHED, partition_by_name
 from .partition.file import Partition
 from .partition.stage_costs import StageCosts
 from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem
 from .profile.profile import Profile
+from .profile.sharding import Gathers, check_sharding
 from .profile.spread import spread_over
 from .util.errors import BadInput
 from .util.text import parse_bytes
@@ -26,8 +28,8 @@ class Step:
 
     placement: as `Profile.problem` takes it, or "auto". partition: a name (see `partition_by_name`), layers of each stage,
     a `Partition` from a file, "auto", or None: as `Profile.problem` balances layers by itself. memory: bytes a rank
-    ("40GiB"); None: the device's, as profiled. objective, fused, recompute: as `Profile.problem` takes them. "auto" is for
-    `solve_auto`, which tries several.
+    ("40GiB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards, gathers: as `Profile.problem`
+    takes them; gathers also "auto". "auto" is for `solve_auto`, which tries several.
 
     Raises BadInput for what makes no sense whatever the profile.
     """
@@ -40,6 +42,9 @@ class Step:
     objective: str = "makespan"
     fused: bool = False
     recompute: Recompute = ()
+    shards: int = 1
+    gathers: str | Gathers = 1
+    blocking: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("ranks", "microbatches"):
@@ -51,13 +56,16 @@ class Step:
             raise BadInput(f"partition '{self.partition}': one of {', '.join((AUTO, *SEARCHED))}, or layers a stage")
         if self.memory is not None:
             parse_bytes(self.memory)
+        if isinstance(self.gathers, str) and self.gathers != AUTO:
+            raise BadInput(f"gathers '{self.gathers}': auto, a number, or one a stage")
+        check_sharding(self.shards, 1 if isinstance(self.gathers, str) else self.gathers)
         if self.placement != AUTO:
             recomputed_stages(self.recompute, len(self.routes[0]))
 
     @property
     def auto(self) -> bool:
-        """Whether placement or partition is left to `solve_auto`."""
-        return AUTO in (self.placement, self.partition)
+        """Whether placement, partition or gathers are left to `solve_auto`."""
+        return AUTO in (self.placement, self.partition, self.gathers)
 
     @cached_property
     def routes(self) -> tuple[tuple[int, ...], ...]:
@@ -69,10 +77,18 @@ class Step:
         """The placement as one writes it."""
         return self.placement if isinstance(self.placement, str) else "/".join(map(describe, self.routes))
 
+    def sharding_note(self, profile: Profile) -> str:
+        """A line where parameters are sharded, and the profile does not know the group's link; or ""."""
+        if self.shards == 1 or profile.shard_link is not None:
+            return ""
+        if profile.link == NO_LINK:
+            return "gathers and reductions take no time: the profile knows no link (give its field 'shard_link')"
+        return "gathers and reductions go over the pipeline's link: the profile has none of the group (field 'shard_link')"
+
     def costs(self, profile: Profile) -> StageCosts:
         """What stages of the profile's layers cost and need on these ranks. Raises BadInput."""
         limit = profile.capacity if self.memory is None else parse_bytes(self.memory)
-        return StageCosts.of(profile, self.routes, self.microbatches, limit, self.fused)
+        return StageCosts.of(profile, self.routes, self.microbatches, limit, self.fused, self.shards)
 
     def too_few_layers(self, profile: Profile) -> str:
         """Why the profile's layers do not make a stage each, or ""; with how `zbsolve numbers` gives enough, where it made
@@ -110,4 +126,5 @@ class Step:
         if isinstance(self.partition, Partition):
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
         placed = (self.ranks, self.microbatches, self.routes, self.memory, self.objective)
-        return profile.problem(*placed, counts, self.fused, self.recompute)
+        gathers = 1 if isinstance(self.gathers, str) else self.gathers
+        return profile.problem(*placed, counts, self.fused, self.recompute, self.blocking, self.shards, gathers)

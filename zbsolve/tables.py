@@ -18,9 +18,10 @@ from .util.errors import BadInput
 
 KINDS = (
     *("F", "B", "W", "BW", "X", "O", "R", "S", "T", "C", "U"),
-    *("AF", "AB"),  # a new kind goes below this line: digests count from the top
+    *("AF", "AB"),
+    *("AG", "AGB", "RS"),  # a new kind goes below this line: digests count from the top
 )
-PER_STEP = ("C", "U")  # kinds whose number is no microbatch's: a place among the stage's ranks, an update
+PER_STEP = ("C", "U", "AG", "AGB", "RS")  # kinds whose number is no microbatch's: a place among the stage's ranks, an update
 CARGO = ("", "activation", "gradient")  # what an edge hands from pass to pass; "": nothing, one only waits for the other
 IDENTITY = ("kind", "stage", "microbatch", "slice")  # columns that make a pass's name
 MAX_PLACES = 64  # times as many places for kinds, stages and microbatches as there are passes
@@ -54,10 +55,11 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """`after` may start `lag` µs after `before` ends; `bytes` live from before's start to after's end, on their rank.
+    """`after` may start `lag` µs after `before` ends; `bytes` live from before's start to after's end, on the device of
+    their rank or in the pool of that name.
 
     carries: "activation" or "gradient", what `before` makes and `after` takes, or "" where it only waits. None: as the
-    edges of a plain pipeline do.
+    edges of a plain pipeline do. sent: µs at the end of `before`, part of its duration, in which its rank sends that.
     """
 
     before: str
@@ -65,6 +67,17 @@ class Edge:
     lag: int = 0
     bytes: int = 0
     carries: str | None = None
+    sent: int = 0
+    pool: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Memory that is no rank's device and that several ranks may share, such as the host memory of a node; `capacity` in
+    bytes, None: unlimited."""
+
+    name: str
+    capacity: int | None = None
 
 
 def pass_name(kind: str, stage: int, microbatch: int, slice: int = 0) -> str:
@@ -212,20 +225,33 @@ class Passes(Sequence[Pass]):
 @dataclass(frozen=True, eq=False)
 class Edges:
     """A table of edges, one array a field: `before` and `after` index the passes, `lag` in µs, `bytes` in bytes, `carries`
-    indexes CARGO."""
+    indexes CARGO, `sent` in µs (see `Edge`); `pool`: 0 for the device of the rank, k for pool k − 1 of the problem."""
 
     before: Ints
     after: Ints
     lag: Ints
     bytes: Ints
     carries: Ints
+    sent: Ints
+    pool: Ints
 
     @classmethod
-    def of(cls, before: Ints, after: Ints, *, lag: Ints | int = 0, bytes: Ints | int = 0, carries: ArrayLike = "") -> Edges:
-        """Edges from rows `before` to rows `after`; `lag`, `bytes` and `carries` (words of CARGO) of shape (edges,), or one
-        for all."""
+    def of(
+        cls,
+        before: Ints,
+        after: Ints,
+        *,
+        lag: Ints | int = 0,
+        bytes: Ints | int = 0,
+        carries: ArrayLike = "",
+        sent: Ints | int = 0,
+        pool: Ints | int = 0,
+    ) -> Edges:
+        """Edges from rows `before` to rows `after`; `lag`, `bytes`, `carries` (words of CARGO), `sent` and `pool` of shape
+        (edges,), or one for all."""
         none = np.zeros(len(before), np.int64)
-        return cls(before, after, none + lag, none + bytes, coded(carries, CARGO, "cargo", len(before)))
+        cargo = coded(carries, CARGO, "cargo", len(before))
+        return cls(before, after, none + lag, none + bytes, cargo, none + sent, none + pool)
 
     def __len__(self) -> int:
         return len(self.before)

@@ -78,13 +78,20 @@ class Timeline(Mapping[str, tuple[float, float]]):
         """The most bytes held at once, per rank."""
         return tuple(int(curve.max()) for _, curve in (self.memory(rank) for rank in range(self.problem.ranks)))
 
-    def memory(self, rank: int) -> tuple[NDArray[Any], Ints]:
-        """Times (µs) and the bytes held from each of them on, on one rank; frees at a time come before takes. Counted bytes
-        are known at the ends of passes only."""
+    @cached_property
+    def pool_peaks(self) -> tuple[int, ...]:
+        """The most bytes held at once in each of the problem's pools beside the devices."""
+        first = self.problem.ranks
+        return tuple(int(self.memory(first + i)[1].max()) for i in range(len(self.problem.pools)))
+
+    def memory(self, pool: int) -> tuple[NDArray[Any], Ints]:
+        """Times (µs) and the bytes held from each of them on, on one rank's device or in a further pool (see `Problem`);
+        frees at a time come before takes. Counted bytes are known of devices at the ends of passes only."""
         problem = self.problem
-        mine = np.flatnonzero(problem.passes.rank == rank)
+        taken, freed = problem.moved(pool)
+        mine = np.flatnonzero(problem.passes.rank == pool if pool < problem.ranks else (taken > 0) | (freed > 0))
         start, end = self.start[mine], self.end[mine]
-        if self.held is not None:
+        if self.held is not None and pool < problem.ranks:
             rows = np.lexsort((start, end))
             counted = self.held[mine][rows].astype(np.int64)
             return np.concatenate([[0], end[rows]]), np.concatenate([[0], counted])
@@ -92,7 +99,7 @@ class Timeline(Mapping[str, tuple[float, float]]):
         turn = (np.zeros(len(start), np.int64) if self.turn is None else self.turn[mine]) * 2 + 1
         order = np.concatenate([np.where(end == start, turn + 1, 0), turn])
         time = np.concatenate([end, start])
-        change = np.concatenate([-problem.freed[mine], problem.taken[mine]])
+        change = np.concatenate([-freed[mine], taken[mine]])
         rows = np.lexsort((order, time))
         return np.concatenate([[0], time[rows]]), np.concatenate([[0], np.cumsum(change[rows])]).astype(np.int64)
 

@@ -56,6 +56,33 @@ class Trace:
         """The schedule that ran, without its certificate."""
         return Schedule(self.problem, self.schedule, self.syncs)
 
+    def of_problem(self, problem: Problem, where: str = "trace") -> Trace:
+        """The same run on a problem with the same passes on the same ranks, and with other times: what a schedule was made
+        for. Raises BadInput naming the first pass that is not in both, or elsewhere."""
+        mine, other = set(self.problem.names), set(problem.names)
+        if mine != other:
+            extra = min(mine ^ other)
+            raise BadInput(f"{where}: a run of other passes than the schedule's: {extra} is in one of them alone")
+        rows = np.array([self.problem.index[name] for name in problem.names])
+        moved = np.flatnonzero(self.problem.passes.rank[rows] != problem.passes.rank)
+        if len(moved):
+            i = int(moved[0])
+            ran = int(self.problem.passes.rank[rows[i]])
+            raise BadInput(
+                f"{where}: pass {problem.names[i]} ran on rank {ran}, and the schedule has it on {problem.passes.rank[i]}"
+            )
+        steps = tuple(Timeline(problem, step.start[rows], step.end[rows]) for step in self.steps)
+        ready, host = tuple(one[rows] for one in self.ready), tuple(one[rows] for one in self.host)
+        held = None if self.held is None else self.held[rows]
+        return replace(self, problem=problem, steps=steps, ready=ready, host=host, held=held)
+
+    def replayed(self, step: int) -> Timeline:
+        """The order that ran, every pass as early as it can and as long as in this step (whole µs), messages as the problem
+        has them: what the measured step has beyond it are launches and messages that took longer."""
+        took = np.rint(self.steps[step].end - self.steps[step].start).astype(np.int64)
+        problem = replace(self.problem, passes=replace(self.problem.passes, duration=took))
+        return Schedule(problem, self.schedule, self.syncs).timeline()
+
     def waits(self, step: int) -> Floats:
         """µs that each pass's stream stood idle before it because its inputs were not there: the shortest over its
         streams; for a stream's first pass, since the step began; 0 where nobody knows when its inputs were there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,8 +46,8 @@ class _Arcs(NamedTuple):
 def verify(problem: Problem, schedule: Schedule, timeline: Times | None = None) -> tuple[Violation, ...]:
     """Everything that does not hold, or (). Without a `timeline` every pass runs as early as the order allows (µs).
 
-    Checks that every stream runs exactly its passes, that order, edges and syncs have no cycle, that no rank ever
-    holds more than its capacity, and that the certificate states the value found here. With a `timeline` (a
+    Checks that every stream runs exactly its passes, that order, edges and syncs have no cycle, that no rank and no
+    pool ever holds more than its capacity, and that the certificate states the value found here. With a `timeline` (a
     solver's, or a measured one) also dependencies, order and overlaps in it.
     """
     if schedule.problem is not problem and schedule.problem.digest != problem.digest:
@@ -180,28 +180,55 @@ def _settle(first, after, lag, duration, waiting, start, ready):  # type: ignore
 
 
 def _memory(problem: Problem, start: Numbers, end: Numbers, turn: Ints) -> Iterator[Violation]:
-    """A sweep over starts and ends of every rank: at one time, frees of passes that began earlier come first, then each
+    """The devices of all ranks, then every further pool that has a limit."""
+    edges, rank = problem.edges, problem.passes.rank
+    if problem.capacity is not None:
+        rows = np.flatnonzero(edges.pool == 0)
+        names = [f"rank {one}" for one in range(len(problem.capacity))]
+        homes = _Homes(rows, rank[edges.before[rows]], rank[edges.after[rows]], names, problem.capacity)
+        yield from _sweep(problem, homes, (start, end, turn))
+    for number, pool in enumerate(problem.pools, 1):
+        if pool.capacity is not None:
+            rows = np.flatnonzero(edges.pool == number)
+            here = np.zeros(len(rows), np.int64)
+            yield from _sweep(problem, _Homes(rows, here, here, [pool.name], [pool.capacity]), (start, end, turn))
+
+
+class _Homes(NamedTuple):
+    """Rows of edges with bytes; where each takes and frees them, as an index into names and capacities."""
+
+    rows: Ints
+    taking: Ints
+    freeing: Ints
+    names: Sequence[str]
+    capacities: Sequence[int]
+
+
+def _sweep(problem: Problem, homes: _Homes, times: tuple[Numbers, Numbers, Ints]) -> Iterator[Violation]:
+    """A sweep over starts and ends of every home: at one time, frees of passes that began earlier come first, then each
     pass in its turn (one without length starts and ends there)."""
-    if problem.capacity is None:
-        return
+    start, end, turn = times
     taken, freed = np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
-    np.add.at(taken, problem.edges.before, problem.edges.bytes)
-    np.add.at(freed, problem.edges.after, problem.edges.bytes)
+    home_of = np.zeros(len(start), np.int64)
+    before, after, size = (column[homes.rows] for column in (problem.edges.before, problem.edges.after, problem.edges.bytes))
+    np.add.at(taken, before, size)
+    np.add.at(freed, after, size)
+    home_of[before], home_of[after] = homes.taking, homes.freeing
     takes, frees = np.flatnonzero(taken), np.flatnonzero(freed)
     which = np.concatenate([takes, frees])
     time = np.concatenate([start[takes], end[frees]])
     place = np.concatenate([2 * turn[takes] + 1, np.where(end[frees] > start[frees], 0, 2 * turn[frees] + 2)])
     change = np.concatenate([taken[takes], -freed[frees]])
-    events = np.lexsort((place, time, problem.passes.rank[which]))
-    which, time, rank, change = which[events], time[events], problem.passes.rank[which[events]], change[events]
+    events = np.lexsort((place, time, home_of[which]))
+    which, time, home, change = which[events], time[events], home_of[which[events]], change[events]
     total = np.concatenate([[0], np.cumsum(change)])
-    held = total[1:] - total[np.searchsorted(rank, rank)]  # less what all ranks before took
-    room = np.array([min(limit, ANY_AMOUNT) for limit in problem.capacity], np.int64)
-    over = np.flatnonzero(held > room[rank])
-    for where in over[np.unique(rank[over], return_index=True)[1]].tolist():
-        name, limit = problem.names[which[where]], problem.capacity[rank[where]]
+    held = total[1:] - total[np.searchsorted(home, home)]  # less what all homes before took
+    room = np.array([min(limit, ANY_AMOUNT) for limit in homes.capacities], np.int64)
+    over = np.flatnonzero(held > room[home])
+    for where in over[np.unique(home[over], return_index=True)[1]].tolist():
+        name, limit = problem.names[which[where]], homes.capacities[home[where]]
         moment = f"when {name} starts at {time[where]:g} µs"
-        text = f"rank {rank[where]} holds {held[where]} bytes {moment}; its capacity is {limit}"
+        text = f"{homes.names[home[where]]} holds {held[where]} bytes {moment}; its capacity is {limit}"
         yield Violation("memory", (name,), text)
 
 

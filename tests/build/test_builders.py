@@ -45,7 +45,7 @@ def test_orders_of_builders_that_are_not_modelled_are_refused() -> None:
         with_recompute(with_all_to_all(plain, [0, 2], 0), "all")
     with pytest.raises(BadInput, match="stage 0 has an all-to-all AF"):
         with_all_to_all(with_recompute(plain, "all"), 2)
-    with pytest.raises(BadInput, match="put them in behind recompute"):
+    with pytest.raises(BadInput, match="put recompute in before"):
         with_recompute(with_updates(plain, 1, every=2, delay=1), "all")
 
 

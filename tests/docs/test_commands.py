@@ -47,13 +47,19 @@ CHEAPER = (
         "a minute",
     ),
     (r"(zbsolve profile mymodel\S+)", r"\1 --seconds 0.2", "ten seconds"),
-    (r"(profile|now)\.json --ranks \d+ --microbatches \d+", r"\1.json --ranks 2 --microbatches 4", "ranks share two cores"),
+    (
+        r"(?<!-)(profile|now)\.json --ranks \d+ --microbatches \d+",
+        r"\1.json --ranks 2 --microbatches 4",
+        "ranks share two cores",
+    ),
     (r"h200\.json --ranks 8 --microbatches 24", "h200.json --ranks 2 --microbatches 4", "ranks share two cores"),
     (r"(zbsolve (?:solve|frontier).*?) --(?:seconds|effort) [\d.]+", r"\1", "less search, see the next two"),
     (r"(zbsolve solve(?!.*--method))", r"\1 --effort 0.02", "up to 30 seconds"),
     (r"(zbsolve compare.* best .*) --seconds \d+", r"\1 --effort 0.02", "ten seconds"),
+    (r"(zbsolve profile --from-trace \S+)", r"\1 --seconds 0.1", "ten seconds"),
     (r"(zbsolve frontier.*)", r"\1 --points 2 --effort 0.02", "a minute"),
     (r"(zbsolve run.*)", r"\1 --steps 1 --warmup 0", "seven steps"),
+    (r"--mesh pp=4,tp=2", "--mesh pp=2,tp=2", "ranks share two cores"),
     (r"bench small --effort 1", "bench small --effort 0.001 --repeats 1", "a minute"),
     (r"seconds=10", "effort=0.02", "up to ten seconds"),
     (r"train_gpt\.py --steps 50", "train_gpt.py --steps 1", "fifty steps"),
@@ -196,7 +202,7 @@ def given(tmp_path_factory: pytest.TempPathFactory, links: list[Any]) -> Path:
     folder = tmp_path_factory.mktemp("given")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("zbsolve.exec.run.launch._start", Forked)
-        monkeypatch.setattr("profiler.measurement.measure_links", lambda timeout: links)
+        monkeypatch.setattr("profiler.measurement.measure_links", lambda timeout, group=None: links)
         Reader("README.md", folder, monkeypatch).follow()
     return folder
 

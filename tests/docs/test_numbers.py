@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.traced import ranks_table, table
 from zbsolve.bench.suites import suite
 
 from ..support.docs import blocks, text_of
@@ -160,3 +161,41 @@ def test_estimates_against_table_9(model: str, rows: int) -> None:
     assert abs(rows * block.W / w - 1) <= 0.0605
     assert all(0.575 <= rows * time / paper <= 0.825 for time, paper in ((block.F, f), (block.B, b)))
     assert "W within 6 %, and F and B 18 to 42 % too low" in sentences("docs/profiles.md")
+
+
+def test_traced_steps() -> None:
+    page = sentences("docs/what-if.md")
+    for name, sample in kept("traced").items():
+        assert shown("docs/what-if.md", f"traced-{name}") == [line.split() for line in table(sample)]
+        assert shown("docs/what-if.md", f"traced-{name}-ranks") == [line.split() for line in ranks_table(sample)]
+        for us in (sample["measured"], sample["even_stages_save"]):
+            assert f"{us / 1e3:,.1f} ms" in page
+        assert f"{abs(sample['replay_of_own_times']):.2%}" in page
+        assert f"{sample['bubble']:.1%}" in page
+        assert f"In today's memory, {sample['in_flight']:g} microbatches" in page
+        assert all(row["bound"] <= row["value"] for row in sample["rows"])
+        assert all(row["in_flight"] <= sample["in_flight"] for row in sample["rows"])
+    stalled = [one["measured"] - one["without"] for one in kept("traced")["primus-pp8"]["stalls"]]
+    assert [f"{us / 1e3:,.1f}" for us in stalled if us] == ["243.3", "209.0"]
+    assert "by 243.3 and 209.0 ms" in page
+
+
+def test_splits_of_the_backward() -> None:
+    rows, lines = kept("graph_split"), shown("docs/benchmarks.md", "graph_split")
+    ways, held = lines[0][1:6], lines[0][6:]
+    assert [line[0] for line in lines[1:]] == ["llama", "gpt", "experts", "resnet"]
+    for name, *cells in lines[1:]:
+        row = rows[f"{name}, wide"]
+        ratios = [f"{row['ratios'][way]['eager']:.3f}" for way in ways]
+        assert cells == ratios + [f"{row['held'][way][0] / 1e6:.2f}" for way in held]
+        after_b = {way: row["held"][way][1] for way in ("layers", "graph", "torch")}
+        assert after_b["graph"] == after_b["layers"]
+        assert 1.7 < after_b["torch"] / after_b["layers"] < 2.1
+        assert 0.83 <= round(row["ratios"]["inductor"]["compiled"], 2) <= 0.98
+    llama = rows["llama, wide"]
+    text = sentences("docs/training-loop.md")
+    less, longer = (
+        1 - llama["held"]["graph:least"][0] / llama["held"]["graph"][0],
+        llama["ratios"]["graph:least"]["eager"] / llama["ratios"]["graph"]["eager"] - 1,
+    )
+    assert f"For a Llama block that was {100 * less:.0f} % less, and B + W took {100 * longer:.0f} % longer" in text

@@ -57,6 +57,22 @@ def test_times_of_a_profile(tmp_path: Path, fused: bool) -> None:
     assert times.source == "measured: mlp-tiny"
 
 
+def test_a_message_that_blocks_is_time_of_its_sender(tmp_path: Path) -> None:
+    """As the schedule has it, whatever the profile's link says; the device is busy until the message is there."""
+    problem = PROFILE.problem(2, 2, layers=(4, 4), fused=True, blocking=True)
+    own = Times.of(random_schedule(problem), "schedule")
+    assert own.passes["0F1"] == 1 + 11 + 21 + 31 + 15
+    assert own.passes["1F1"] == 41 + 51 + 61 + 71
+    assert own.links[("0F0", "1F0")] == own.links[("1BW0", "0BW0")] == 0
+    for blocking in (False, True):
+        path = str(tmp_path / "profile.json")
+        replace(PROFILE, link=replace(PROFILE.link, latency=25, blocking=blocking)).save(path)
+        times = Times.of(random_schedule(problem), path)
+        assert (times.passes["0F1"], times.links[("0F0", "1F0")]) == (64 + 35, 0)
+    free = Times.of(random_schedule(PROFILE.problem(2, 2, layers=(4, 4), fused=True, blocking=False)), path)
+    assert (free.passes["0F1"], free.links[("0F0", "1F0")]) == (64, 35)
+
+
 def test_times_of_a_profile_with_recompute(tmp_path: Path) -> None:
     path = str(tmp_path / "profile.json")
     layers = [replace(layer, X=7) for layer in PROFILE.layers]
@@ -149,7 +165,7 @@ def test_the_devices_clocks_are_the_prediction(
     names, ranks, rng = schedule.problem.names, schedule.problem.ranks, random.Random(0)
     board, times = Board.alone(len(names)), Times.of(schedule, "schedule")
     hooks = [Hooks(emulated=EmulatedDevice(times, names, board)) for _ in range(ranks)]
-    one = OneDevice(model.build, schedule, Turns(ranks, rng.choice), loss=model.loss, hooks=hooks)
+    one = OneDevice(model, schedule, Turns(ranks, rng.choice), hooks=hooks)
     batches = {m: model.batch(m, 0) for m in one.microbatches}
     predicted = schedule.timeline()
     for _ in range(2):

@@ -61,6 +61,24 @@ def test_survivors_name_the_rank_that_is_lost_and_the_pass_that_waited(ranks: Ra
         assert "\n" not in text
 
 
+@pytest.mark.parametrize("gathers", [0, 2])
+@pytest.mark.parametrize(
+    ("what", "why"), [("die", "the connection broke"), ("throw", "the connection broke"), ("hang", "too long")]
+)
+@pytest.mark.slow
+def test_all_end_when_a_rank_is_lost_while_parameters_are_gathered(ranks: Ranks, what: str, why: str, gathers: int) -> None:
+    """Ranks 0 and 2 are a pipeline, 1 and 3 the other; 2 and 3 share stage 1. Each names ranks of its own pipeline."""
+    said = ranks.run(what, ranks=4, rank=2, shard=gathers, timeout=4 if what == "hang" else 20)
+    assert (said[2] is None) == (what != "throw")
+    other = rf"rank 1, pass 1(AG|F)\d: waiting for the parameters of stage 1: {why}"
+    assert re.fullmatch(other, said[3]["text"])
+    for rank, cause in ((0, "rank 1"), (1, other)):
+        assert said[rank]["kind"] == "LostRank"
+        assert what == "hang" or re.match(cause, said[rank]["text"])  # who hangs is waited for by all at once
+        assert "rank 0, pass 0" in said[rank]["text"]
+        assert "\n" not in said[rank]["text"]
+
+
 @pytest.mark.parametrize(
     ("what", "why"),
     [

@@ -57,7 +57,9 @@ def test_a_kind_from_outside_runs_on_ranks() -> None:
 
 
 def test_a_kind_without_a_handler_is_refused_by_name() -> None:
-    with pytest.raises(BadInput, match=r"pass 0O0: run does not know passes of kind O yet \(only F B W BW X AF AB C U\)"):
+    with pytest.raises(
+        BadInput, match=r"pass 0O0: run does not know passes of kind O yet \(only F B W BW X AF AB C AG AGB RS U\)"
+    ):
         lower(random_schedule(with_pause(a_problem((0, 1), 2))))
 
 
@@ -104,11 +106,12 @@ def test_a_kind_that_can_run_again_does_not_end_what_runs_ahead(monkeypatch: pyt
 
 
 def test_the_executor_names_kinds_in_handlers_alone() -> None:
-    """But for updates, which are read off a graph, and for a profile's step, which its builders name."""
+    """But for updates, which are read off a graph, for a profile's step, which its builders name, and for what the three
+    passes of a split took when it was tried."""
     root, named = Path(zbsolve.exec.__file__).parent, set()
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and node.value in KINDS:
                 named.add(path.relative_to(root).parts[0])
             assert not (isinstance(node, ast.alias) and node.name == "KINDS"), path
-    assert named == {"handlers", "update_groups.py", "emulate.py"}
+    assert named == {"handlers", "update_groups.py", "emulate.py", "splits.py"}

@@ -54,6 +54,13 @@ def test_a_message_comes_out_as_it_went_in() -> None:
     assert Format.of((torch.ones(2),)).gradient.buffer(torch.device("cpu")).shape == (1,)
 
 
+def test_a_format_says_where_its_tensors_are() -> None:
+    found = Format.of({"x": torch.ones(2, 3), "more": (None, [torch.ones(1, dtype=torch.bool)], 2)})
+    assert str(found) == "{x: (2, 3) torch.float32, more: (None, ((1,) torch.bool), 2)}"
+    assert str(found.gradient) == "()"
+    assert str(Format.of(torch.ones(4))) == "(4,) torch.float32"
+
+
 def test_batches_of_several_tensors_are_cut_along_their_rows() -> None:
     ids, mask = torch.arange(8).reshape(4, 2), torch.ones(4, 2)
     cpu = torch.device("cpu")

@@ -118,7 +118,7 @@ def test_a_message_that_nobody_waited_for_would_be_noticed() -> None:
             return super().launch(rank, work)
 
     schedule, model = random_schedule(a_problem((0, 1), 3)), mlp(0)
-    one = OneDevice(model.build, schedule, Careless(2, pick=max), loss=model.loss)
+    one = OneDevice(model, schedule, Careless(2, pick=max))
     batches = {m: model.batch(m, 0) for m in one.microbatches}
     with pytest.raises(RunFailed, match="rank 1, pass 1F"):
         one.step({m: x for m, (x, _) in batches.items()}, {m: y for m, (_, y) in batches.items()})
@@ -128,7 +128,7 @@ def test_a_parameter_tied_across_ranks_has_one_value_and_one_gradient() -> None:
     model = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=8), tied=True)
     schedule = random_schedule(a_problem((0, 1), 2, layers=4))
     assert worst_difference(schedule, model) < 1e-5
-    one = OneDevice(model.build, schedule, Turns(2), loss=model.loss, tied=model.tied)
+    one = OneDevice(model, schedule, Turns(2))
     first, last = (one.layers[layer].get_parameter(name) for layer, name in model.tied[0])
     assert first is not last
     assert torch.equal(first, last)

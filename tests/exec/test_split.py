@@ -419,3 +419,34 @@ def test_a_second_stage_takes_the_layers_over() -> None:
     assert layers[0].weight.grad is None
     stage.weights(0)
     assert layers[0].weight.grad is not None
+
+
+class Scaled(nn.Linear):
+    """Made in its own way, called as a Linear is."""
+
+    scale: float = 2.0
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.scale)
+
+
+class Doubled(nn.Linear):
+    """Called in its own way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Padded(nn.Conv1d):
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(x + 1, weight, bias)
+
+
+def test_subclasses_are_split_that_are_called_as_their_layer_is() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64)
+    assert compare(Scaled(4).double(), x) == 1
+    assert compare(Doubled(4, 4).double(), x) == 0
+    assert compare(Padded(2, 2, 3).double(), torch.randn(3, 2, 8, dtype=torch.float64)) == 0

@@ -161,7 +161,8 @@ def test_the_checks_own_rule_is_the_papers_and_no_other() -> None:
         whole = layers([0, 1, 2])
         loss = check.updated(problem, [[one] for one in whole], data, nn.functional.mse_loss, sgd)
         right, losses = simulated(name, 3, every, inputs, targets, sgd, 1)
-        found = check.compare(None, [(0,)] * 3, dict(enumerate(whole)), right, (loss, losses[0]), check.weight)
+        mine = check.values(dict(enumerate(whole)), check.weight)
+        found = check.compare(None, [(0,)] * 3, mine, right, (loss, losses[0]), check.weight)
         assert found is not None
         assert found["passed"] == (found["worst"] <= 1e-6)
         return float(found["worst"])

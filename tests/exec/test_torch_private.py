@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -265,13 +266,72 @@ def boxed() -> None:
     torch.testing.assert_close(dx, torch.ones(2, 3) @ block.weight.detach())
 
 
-def module_hooked() -> None:
+def module_hooks() -> None:
     layers = [nn.Linear(1, 1) for _ in range(5)]
     layers[1].register_forward_hook(lambda *args: None)
     layers[2].register_forward_pre_hook(lambda *args: None)
     layers[3].register_full_backward_hook(lambda *args: None)
     layers[4].register_full_backward_pre_hook(lambda *args: None)
-    assert [private.module_hooked(layer) for layer in layers] == [False, True, True, True, True]
+    assert [len(private.module_hooks(layer)) for layer in layers] == [0, 1, 1, 1, 1]
+
+
+def side_effects() -> None:
+    class Sets(nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name, self.last, self.inner = name, 0, nn.Linear(2, 2)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.name == "buffer":
+                self.count += 1
+            else:
+                (self.inner if self.name == "inner" else self).last = x
+            return self.inner(x)
+
+    found = {}
+    for name in ("self", "inner", "buffer"):
+        with ExitStack() as stack, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            private.capture_block(stack, Sets(name), (torch.ones(2, 2),))
+        found[name] = [one for warning in said for one in private.side_effects(str(warning.message))]
+    assert found == {"self": ["self"], "inner": ["self.inner"], "buffer": []}
+
+
+def unwrapped() -> None:
+    layer = nn.Linear(2, 2)
+    assert private.unwrapped(torch.compile(layer, backend="eager")) is layer
+    assert private.unwrapped(layer) is layer
+
+
+def compiles() -> None:
+    inside, wrapped = nn.Linear(2, 2), torch.compile(nn.Linear(2, 2), backend="eager")
+    inside.compile(backend="eager")
+    assert [private.compiles(nn.Sequential(one)) for one in (nn.Linear(2, 2), inside, wrapped)] == [False, True, True]
+
+
+def without_modes() -> None:
+    seen: list[str] = []
+
+    class Seeing(private.TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(1)
+    with Seeing():  # type: ignore[no-untyped-call]
+        with private.without_modes():
+            x + x
+            assert private.dispatch_modes() == 0
+        assert private.dispatch_modes() == 1
+        x * x
+    assert seen == ["aten.mul.Tensor"]
+
+
+def saving_hooked() -> None:
+    assert not private.saving_hooked()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert private.saving_hooked()
 
 
 LOCAL = {
@@ -288,6 +348,7 @@ ELSEWHERE = {
     "TorchDispatchMode": "dispatch_mode",
     "MASK_POSITIONS": "mask_positions",
     "descriptors": "export_joint",
+    "dispatch_modes": "without_modes",
     **dict.fromkeys(
         ("TreeSpec", "tree_flatten", "tree_map", "tree_unflatten", "treespec_dumps", "treespec_loads"), "tree_leaves"
     ),
@@ -295,6 +356,9 @@ ELSEWHERE = {
 # tests/exec/test_graph_split.py compiles with it: a C++ compiler takes ten seconds.
 COMPILED = {"compiled"}
 ON_RANKS = {"default_group", "default_store", "backend_of", "backend_timeout", "pipeline_runtime", "load_order"}
+ON_RANKS |= {"awaited", "wrapped_values", "LOCAL_PART"}
+# tests/exec/test_sharded_parameters.py has several ranks.
+ON_RANKS |= {"fsdp_casts", "fsdp_gathers", "fsdp_hooks", "fsdp_mark", "fsdp_parameters", "fsdp_together"}
 
 
 @pytest.mark.parametrize("check", LOCAL.values(), ids=LOCAL)
@@ -315,6 +379,27 @@ def groups(rank: int, _: None) -> dict[str, Any]:
         "backend": backend.name(),
         "timeout": private.backend_timeout(backend) / timedelta(seconds=1),
         "runtime": _runtime(),
+        "distributed": _distributed(),
+    }
+
+
+def _distributed() -> dict[str, Any]:
+    """What is known of DTensors, of one rank each."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
+    from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+
+    mesh, layer = init_device_mesh("cpu", (1,)), nn.Linear(2, 2, bias=False)
+    layer.weight = nn.Parameter(DTensor.from_local(layer.weight.detach(), mesh, [Shard(0)]))
+    coming = all_reduce(torch.ones(2), "sum", mesh)
+    joint = _joint(layer, DTensor.from_local(torch.ones(3, 2), mesh, [Replicate()]).requires_grad_())
+    outputs, gradients, ((tangent, desc),) = private.wrapped_values(joint)
+    takes = [node.meta["desc"] for node in joint.graph_module.graph.find_nodes(op="placeholder")]
+    return {
+        "coming": [type(coming) is AsyncCollectiveTensor, type(private.awaited(coming)) is Tensor],
+        "parts": [one.attr for one in takes].count(private.LOCAL_PART),
+        "values": [[count, str(one.placements)] for count, one in (*outputs, *gradients)],
+        "tangent": [str(tangent.placements), desc.output.idx],
+        "plain": private.wrapped_values(_joint(nn.Linear(2, 2), torch.ones(1, 2))) == ([], [], []),
     }
 
 
@@ -339,6 +424,13 @@ def test_what_needs_a_process_group() -> None:
     (found,) = on_ranks(1, "tests.exec.test_torch_private:groups", timeout=50)
     assert (found["group"], found["store"], found["backend"], found["timeout"]) == ([0], "value", "gloo", 50)
     assert found["runtime"] == [["0F0", "0F1", "0B0", "0B1"], ["2"]]
+    assert found["distributed"] == {
+        "coming": [True, True],
+        "parts": 3,  # of the weight, the input and the tangent
+        "values": [[2, "(Shard(dim=1),)"], [2, "(Shard(dim=0),)"], [2, "(Partial(sum),)"]],
+        "tangent": ["(Shard(dim=1),)", 0],
+        "plain": True,
+    }
 
 
 def test_every_name_has_a_test() -> None:

@@ -267,7 +267,7 @@ def test_samples_are_a_few_times_what_is_in_flight():
 
 
 def test_problems_that_do_not_repeat_give_nothing():
-    odd = Problem.of([Pass("F", 0, 0, 0, 2), Pass("F", 0, 1, 0, 3)], [])
+    odd = Problem.of([Pass("F", 0, 0, 0, 2), Pass("F", 0, 1, 0, 3), Pass("B", 0, 1, 0, 3)], [Edge("0F1", "0B1")])
     assert list(block_schedules(odd, Clock(1), 1)) == []
     linked = Problem.of([Pass("F", 0, 0, 0, 2), Pass("F", 0, 1, 0, 2)], [Edge("0F0", "0F1")])
     assert list(block_schedules(linked, Clock(1), 1)) == []

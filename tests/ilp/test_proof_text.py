@@ -34,7 +34,7 @@ GROUPS = [
 ]
 LEFT_OUT = re.compile(
     r"ranks? (?P<kept>[\d, ]+): no order of (?:its|their) passes fits (?P<window>\d+) µs, whatever other ranks do"
-    r"(?:; left out: (?P<count>\d+) passes of ranks? (?P<of>[\d, ]+) in lanes that nothing waits for and that take no "
+    r"(?:; left out: (?P<count>\d+) passes of ranks? (?P<of>[\d, ]+) in lanes that no compute waits for and that take no "
     r"memory, and the bytes that these passes free)?"
 )
 

@@ -337,7 +337,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "--list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["target"] == "torch-csv"
     assert main(["export", str(plan), "--to", "primus", "--layers", "E,t,L"]) == 2
-    assert "--layers: for --to megatron only" in capsys.readouterr().err
+    assert "--layers: for --to megatron or torch-csv only" in capsys.readouterr().err
     assert main(["export", "--to", "primus"]) == 2
     assert "name the schedule's file" in capsys.readouterr().err
 

@@ -6,6 +6,7 @@ import os
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,15 @@ from torch import nn
 from profiler import estimate
 from profiler.alike import chosen, fingerprint
 from profiler.dataflow import fake_mode, flow, load_fake
-from zbsolve import BadInput, Profile
+from zbsolve import BadInput, Profile, pipeline
 from zbsolve.cli import main
+from zbsolve.exec import auxiliary_losses
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.run.launch import run_local
 from zbsolve.models.by_name import load
 from zbsolve.models.presets import PRESETS
 from zbsolve.models.published_models import PUBLISHED
+from zbsolve.systems import preset
 
 pytestmark = pytest.mark.slow
 
@@ -210,7 +214,7 @@ def test_what_does_not_work_is_said_in_one_line(
         "unfit": r"layer 0 \(0.Linear\) fails on the sample, float32 \(2, 4\): ",
         "cut": r"layer 1 \(1.Cut\) lets no gradient back to the layers before it",
         "frozen": "none of its 2 layers has a parameter that is trained",
-        "words": r"layer 1 \(1.Words\) gives a str, not one floating-point tensor",
+        "words": r"layer 1 \(1.Words\) gives a str: has no tensor",
         "back": r"layer 0 \(0.Back\): its backward fails: ValueError at bad_models.py:32: no way back",
         "behind": r"layer 1 \(1.Back\): its backward fails: ValueError at bad_models.py:32: no way back",
         "loss": r"its loss fails on float32 \(2, 4\)",
@@ -243,7 +247,7 @@ def test_a_model_that_prints_does_not_spoil_a_pipe(
 def test_every_preset_flows(name: str) -> None:
     spec = f"{name}@layers=2" if name in PUBLISHED and name != "moe-tiny" else name
     through = flow(load(spec))
-    assert through.output.dtype == (torch.float32 if "tiny" in name else torch.bfloat16)
+    assert through.output.tensors[0].dtype == (torch.float32 if "tiny" in name else torch.bfloat16)
     if name not in ("mlp-tiny",):
         assert through.prints[1] == through.prints[2]
 
@@ -438,3 +442,56 @@ def test_experts_in_one_kernel(capfd: pytest.CaptureFixture[str]) -> None:
     tokens, chosen_experts, matrices = 2 * 16, 2, 3 * 64 * 128
     assert flops["F"] > 2 * tokens * chosen_experts * matrices
     assert flops["F"] < 1.5 * 2 * tokens * (chosen_experts * matrices + 2 * 64 * (64 + 32))
+
+
+ROUTED = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 60, "num_hidden_layers": 3}
+ROUTED |= {"intermediate_size": 32, "output_router_logits": True, "router_aux_loss_coef": 0.5}
+
+
+@pytest.mark.parametrize("name", ["MixtralConfig", "Qwen2MoeConfig"])
+def test_the_balance_of_experts_is_the_librarys(name: str) -> None:
+    """Loss and gradients of the routers, where a config asks for that loss; all layers share what goes between them."""
+    transformers = hugging_face()
+    small = dict(ROUTED)
+    if name != "MixtralConfig":
+        small |= {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    model = load(f"hf:{name}{json.dumps(small)}@batch=2,length=6")
+    layers = [layer.eval() for layer in model.build()]
+    whole = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**small)).eval()
+    whole.base_model.load_state_dict(layers[0].base.state_dict(), strict=False)
+    for mine, theirs in zip(layers[1:-1], whole.model.layers, strict=True):
+        theirs.load_state_dict(mine.layer.state_dict())
+    whole.get_output_embeddings().weight = layers[-1].get_parameter(layers[-1].token_weight)
+    x, y = model.batch(0, 0)
+    with auxiliary_losses() as extra:
+        h: Any = x
+        for layer in layers:
+            h = layer(h)
+    found = whole(input_ids=x, use_cache=False)
+    right = model.loss(found.logits, y) + 0.5 * found.aux_loss
+    mine, theirs = [one.layer.mlp.gate.weight for one in layers[1:-1]], [one.mlp.gate.weight for one in whole.model.layers]
+    gradients = torch.autograd.grad(model.loss(h, y) + extra.total, mine)
+    torch.testing.assert_close(extra.total, 0.5 * found.aux_loss)
+    torch.testing.assert_close(gradients, torch.autograd.grad(right, theirs))
+    through = flow(model)
+    assert through.inputs[1] == through.inputs[2]
+    assert through.inputs[1].nbytes == 4 * 2 * 6 * 32 + 2 * 4 * (8 if name == "MixtralConfig" else 4)
+
+
+def test_a_router_loss_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    hugging_face()
+    monkeypatch.delattr("transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func")
+    with pytest.raises(BadInput, match="output_router_logits: the router loss of MixtralForCausalLM is not known"):
+        load(f"hf:MixtralConfig{json.dumps(ROUTED)}@batch=2,length=6")
+    with pytest.raises(BadInput, match=r"T5Config is of no causal language model \(a decoder alone\)"):
+        load("hf:T5Config@batch=1,length=8")
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("split", ["layers", "graph"])
+def test_a_mixture_of_experts_runs_with_its_balance(split: str) -> None:
+    hugging_face()
+    spec = f"hf:MixtralConfig{json.dumps(ROUTED)}@batch=2,length=6"
+    problem = pipeline([1, 1], [1, 1], [1, 1], placement=(0, 1), microbatches=2, layers=(2, 3))
+    trace = run_local(preset("1f1b-split", problem), spec, steps=1, warmup=0, timeout=90, check=True, split=split)
+    assert trace.facts["check"]["passed"]

@@ -218,7 +218,7 @@ def test_on_the_command_line(tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)["layers"]) == 39
     schedule = solve(base().problem(2, 6), effort=0.1)
     run_of(schedule, replace(base(), rank_factors=(1.0, 1.3))).save(run)
-    assert main(["profile", "--from-trace", run, "--profile", old, "-o", out]) == 0
+    assert main(["profile", "--from-trace", run, "--profile", old, "--seconds", "0.3", "-o", out]) == 0
     assert "rank 1 takes 1.3" in capsys.readouterr().out
     assert main(["solve", out, "--ranks", "2", "--microbatches", "4", "--effort", "0.1"]) == 0
     capsys.readouterr()
@@ -226,7 +226,7 @@ def test_on_the_command_line(tmp_path, capsys):
         ([], "name one of MODEL, --diff OLD NEW, --from-trace TRACE"),
         (["gpt-tiny", "--from-trace", run], "name one of MODEL"),
         (["gpt-tiny", "--profile", old, "-o", out], "--profile: is for --from-trace"),
-        (["--from-trace", run], "-o profile.json"),
+        (["--from-trace", run, "--seconds", "-1"], "--seconds -1: from 0 up"),
         (["--diff", old, new, "-o", out], "leave out -o"),
         (["--diff", old, run], "holds a trace, not a profile"),
     ):

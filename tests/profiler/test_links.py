@@ -81,4 +81,4 @@ def test_copies_between_host_and_device() -> None:
 
     found = measure_copies()
     assert min(found["h2d/67108864"]) > min(found["h2d/65536"]) > 0
-    assert {"product", "product beside h2d", "product beside d2h", "d2h/1048576 beside"} <= set(found)
+    assert {"product", "product beside h2d", "product beside d2h", "d2h/1048576 beside", "h2d/65536 both"} <= set(found)

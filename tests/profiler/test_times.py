@@ -115,7 +115,7 @@ def test_copies_take_turns_until_a_cache_is_cold() -> None:
     inputs = flow(model).inputs
     cache = 100_000
     sets = rotated(model, [0, 1, 7], inputs, CPU, cache)
-    size = sum(p.nbytes for stage in sets[0] for p in stage.parameters()) + sum(inputs[i].bytes for i in (0, 1, 7))
+    size = sum(p.nbytes for stage in sets[0] for p in stage.parameters()) + sum(inputs[i].nbytes for i in (0, 1, 7))
     assert len(sets) == -(-2 * cache // size) > 5
     assert len({id(p) for stages in sets for stage in stages for p in stage.parameters()}) == 12 * len(sets)
     watch = Touches()

@@ -86,7 +86,7 @@ class Ranks:
 
 def main() -> None:
     """Read jobs, a line each; fork the ranks of one; say what they said."""
-    import torch.distributed  # noqa: F401  once for all ranks
+    import torch.distributed.fsdp  # noqa: F401  once for all ranks
 
     import zbsolve.exec.pipeline  # noqa: F401
     from zbsolve.exec.run.worker import local_network
@@ -152,25 +152,32 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> Any:
     from zbsolve.exec import Pipeline, RunFailed
     from zbsolve.exec.interpreter import Hooks
 
-    from .exec_tools import a_problem, random_schedule
+    from .exec_tools import random_schedule
 
     names: dict[str, Any] = {}
     exec(MODEL, names)
     ranks, here = job["ranks"], rank == job.get("rank")
+    limit = timedelta(seconds=LIMIT)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks, timeout=limit)
+    mesh: Any = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp")) if "shard" in job else None
+    stages = ranks if mesh is None else 2
     odd = job["what"] == "schedule" and here
-    schedule = random_schedule(a_problem(tuple(range(ranks)), 3 - odd, layers=4), 1)
+    schedule = random_schedule(_problem(tuple(range(stages)), 3 - odd, job), 1)
 
     def layers(numbers: list[int]) -> list[nn.Module]:
         if job["what"] == "build" and here:
             raise ValueError("no such weights")
         bad = [number for number in numbers if here and number == job.get("layer", 2)]
-        return [names["Bad"](job["what"]) if i in bad else nn.Linear(4, 4) for i in numbers]
+        made = [names["Bad"](job["what"]) if i in bad and mesh is None else nn.Linear(4, 4) for i in numbers]
+        if mesh is not None:
+            _shard(made, mesh["dp"], job["what"] if here else "")
+        return made
 
-    limit = timedelta(seconds=LIMIT)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks, timeout=limit)
     loss = None if job["what"] == "no loss" else nn.functional.mse_loss
     late = (lambda stage: time.sleep(600)) if job["what"] == "hang late" and here else None
     more: dict[str, Any] = {"timeout": job.get("timeout", 20), "watch": job.get("watch", False), "hooks": Hooks(done=late)}
+    if mesh is not None:
+        more["group"] = mesh.get_group("pp")
     runner = Pipeline(layers, schedule, loss=loss, **more)
     result, x = 0.0, torch.randn(6, 4)
     try:
@@ -181,6 +188,37 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> Any:
             raise
         return {"first": str(error), "again": [_refused(one) for one in _calls(runner, x, folder, job["again"])]}
     return str(result)
+
+
+def _problem(placement: tuple[int, ...], microbatches: int, job: dict[str, Any]) -> Any:
+    from zbsolve.build import with_sharding
+
+    from .exec_tools import a_problem
+
+    problem = a_problem(placement, microbatches, layers=4)
+    return with_sharding(problem, 5, 5, gathers=job["shard"]) if job.get("shard") else problem
+
+
+def _shard(layers: list[Any], mesh: Any, what: str) -> None:
+    """Shard them; where `what` is to happen, it does in the second step, when the others have begun to gather the last."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    gather, calls = layers[-1].unshard, []
+
+    def unshard(async_op: bool = False) -> Any:
+        calls.append(async_op)
+        if len(calls) < 2:
+            return gather(async_op)
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "throw":
+            raise ValueError("on purpose")
+        return time.sleep(600)
+
+    if what:
+        layers[-1].unshard = unshard
 
 
 def _calls(runner: Any, x: Any, folder: Path, names: list[str]) -> list[Any]:

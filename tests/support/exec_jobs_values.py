@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zbsolve.exec import Pipeline
+from zbsolve.models.by_name import load
 
 from .exec_jobs import worst
 from .exec_tools import a_problem, random_schedule
@@ -115,3 +116,17 @@ def evaluated(rank: int, split: str) -> list[float]:
 def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
     """Some of the functions here, one after the other."""
     return [globals()[name](rank, argument) for name, argument in jobs]
+
+
+def message_bytes(rank: int, spec: str) -> list[int]:
+    """Bytes of this rank's messages in one step of a model by name on two ranks: of an activation that came, and of a
+    gradient."""
+    model = load(spec)
+    schedule = random_schedule(a_problem((0, 1), 2, layers=len(model.layers)))
+    runner = Pipeline(model.build, schedule, loss=model.loss, timeout=60)
+    batches = [model.batch(m, 0) for m in range(2)]
+    runner.step([x for x, _ in batches], [y for _, y in batches])
+    came = [message for messages in runner.program.incoming.values() for message in messages]
+    assert len(came) == 2
+    found = [{runner.mailbox.size(one) for one in came if one.gradient == gradient} for gradient in (False, True)]
+    return [max(sizes, default=0) for sizes in found]

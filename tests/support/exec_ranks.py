@@ -27,7 +27,7 @@ HEAVY = [
     "tests.support.exec_jobs_local",
     "tests.support.exec_jobs_optimizer",
 ]
-HEAVY += ["tests.support.exec_jobs_replicas", "tests.support.systems_jobs"]
+HEAVY += ["tests.support.exec_jobs_replicas", "tests.support.exec_jobs_sharded", "tests.support.systems_jobs"]
 
 
 @cache

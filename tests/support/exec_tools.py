@@ -61,7 +61,7 @@ def run_here(
     schedule: Schedule, model: Model, pick: Callable[[Sequence[int]], int] | None = None
 ) -> tuple[float, dict[int, torch.nn.Module], Data]:
     """All ranks in this process; the mean loss, the layers with their gradients, the data. `pick`: see `Turns`."""
-    one = OneDevice(model.build, schedule, Turns(schedule.problem.ranks, pick), loss=model.loss, tied=model.tied)
+    one = OneDevice(model, schedule, Turns(schedule.problem.ranks, pick))
     batches = {m: model.batch(m, 0) for m in one.microbatches}
     inputs, targets = ({m: pair[i] for m, pair in batches.items()} for i in range(2))
     ran = one.step(inputs, targets)

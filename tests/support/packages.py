@@ -1,5 +1,5 @@
-"""Other engines' own files, from their packages: downloaded without dependencies, never installed, and run with stand-ins
-for what they import."""
+"""Other engines' own files, from their packages, without their dependencies: downloaded and run with stand-ins for what they
+import, or installed in a folder of a test."""
 
 from __future__ import annotations
 
@@ -21,18 +21,30 @@ from .exports import modules
 SECONDS = 60
 
 
+def installed(requirements: Sequence[str], folder: Path) -> Path:
+    """`folder` with these packages in it, installed without what they depend on. Skips the test, with the reason, where that
+    is not done within a minute."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+    _done([*command, "--target", str(folder), *requirements], requirements[0])
+    return folder
+
+
+def _done(command: list[str], what: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{what}: not there within {SECONDS} s")
+    if done.returncode:
+        pytest.skip(f"{what}: {(done.stderr.strip().splitlines() or ['pip failed'])[-1]}")
+
+
 class Package:
     """The files of one package as they are in its archive."""
 
     def __init__(self, requirement: str, folder: Path) -> None:
         """Skips the test, with the reason, where the package is not to be had within a minute."""
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), requirement]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"{requirement}: not downloaded within {SECONDS} s")
-        if done.returncode:
-            pytest.skip(f"{requirement}: {(done.stderr.strip().splitlines() or ['not downloaded'])[-1]}")
+        _done(command, requirement)
         (self.archive,) = folder.iterdir()
         self.texts: dict[str, str] = {}
 

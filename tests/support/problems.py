@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+
+import numpy as np
 
 from zbsolve import Problem, pipeline
+from zbsolve.build import Host, with_offload, with_sharding
 
 
 def uniform(placement, ranks, microbatches, times=(1, 1, 1), capacity=None, objective="makespan", comm=0) -> Problem:
@@ -107,3 +111,96 @@ def random_problem(seed: int, ranks: int = 8, microbatches: int = 24) -> Problem
         objective=rng.choice(["makespan", "span"]),
         **backward,
     )
+
+
+def uneven_microbatches(seed: int, ranks: int = 3, most: int = 4) -> Problem:
+    """A small problem whose microbatches differ by a factor each, by times, by messages, or by bytes; links of some block
+    their sender. At most `most` microbatches."""
+    rng = random.Random(seed)
+    p, m = rng.randint(1, ranks), rng.randint(2, most)
+    placement = rng.choice([tuple(range(p)), (*range(p), *reversed(range(p))), tuple(range(p)) * 2])
+    if len(placement) > 4:
+        placement = tuple(range(p))
+    stages, what = len(placement), rng.choice(["factors", "times", "bytes", "messages", "all", "all"])
+
+    def table(low: int, high: int, *kinds: str) -> list[list[int]]:
+        rows = [[rng.randint(low, high)] * m for _ in range(stages)]
+        return [[rng.randint(low, high) for _ in row] for row in rows] if what in (*kinds, "all") else rows
+
+    until_b, until_w, from_b = (table(0, high, "bytes") for high in (4, 3, 2))
+    need = [0] * p
+    for i in range(m):
+        for rank in range(p):
+            mine = [s for s in range(stages) if placement[s] == rank]
+            need[rank] = max(need[rank], sum(until_b[s][i] + until_w[s][i] + from_b[s][i] for s in mine))
+    capacity = [int(n * rng.choice([1, 1.3, 1.7, 2.2, 3])) for n in need]
+    low = rng.choice([0, 1, 1, 1])
+    fused = rng.random() < 0.5
+    backward = {"BW": table(low, 9, "times")} if fused else {"B": table(low, 6, "times"), "W": table(0, 5, "times")}
+    problem = pipeline(
+        table(low, 7, "times"),
+        placement=placement,
+        microbatches=m,
+        comm=rng.choice([0, table(0, 4, "messages")[:-1] or 0]),
+        blocking=rng.random() < 0.5,
+        held_until_B=until_b,
+        held_until_W=until_w,
+        held_from_B=from_b,
+        capacity=rng.choice([capacity, capacity, capacity, None]),
+        objective=rng.choice(["makespan", "makespan", "span"]),
+        **backward,
+    )
+    return problem.scaled([rng.choice([0.5, 1, 1, 2, 3]) for _ in range(m)]) if what == "factors" else problem
+
+
+def random_offloaded(seed: int, ranks: int = 2, microbatches: int = 3, objective: str = "makespan") -> Problem:
+    """A random step of which some stages offload; device and host memory are short or not."""
+    rng = random.Random(seed)
+    p = rng.randint(1, ranks)
+    placement = rng.choice([tuple(range(p)), tuple(range(p)), tuple(range(p)) * 2, (*range(p), *reversed(range(p)))])
+    stages, m = len(placement), rng.randint(1, microbatches)
+
+    def some(low: int, high: int) -> list[int]:
+        return [rng.randint(low, high) for _ in range(stages)]
+
+    backward = {"BW": some(1, 7)} if rng.random() < 0.3 else {"B": some(1, 5), "W": some(0, 5)}
+    sizes = {"held_until_B": some(0, 2), "held_until_W": some(1, 3)}
+    step = pipeline(some(1, 5), placement=placement, microbatches=m, objective=objective, **sizes, **backward)
+    fraction = [rng.choice([0, 0.5, 1, 1]) if min(2, size) > 1 else rng.choice([0, 1]) for size in sizes["held_until_W"]]
+    one = np.bincount(step.passes.rank, np.where(step.passes.microbatch == 0, step.taken, 0), step.ranks)
+    room = tuple(int(need * rng.choice([0.7, 1, 1, 1.2, 1.5, 2])) for need in one)
+    whole = int(one.sum())
+    host = Host(rng.choice([None, whole // 2, whole, 2 * whole]), rng.choice([None, 1]), rng.choice([0, 0, 1, p]))
+    return with_offload(replace(step, capacity=room), some(0, 4), some(0, 4), fraction=fraction, host=host)
+
+
+def random_sharded(seed: int, ranks: int = 3, microbatches: int = 3, objective: str = "makespan") -> Problem:
+    """A random step with sharded parameters, and memory that is short or not. Raises Infeasible at times."""
+    rng = random.Random(seed)
+    p = rng.randint(1, ranks)
+    placement = rng.choice([tuple(range(p)), tuple(range(p)), tuple(range(p)) * 2, (*range(p), *reversed(range(p)))])
+    stages, m = len(placement), rng.randint(1, microbatches)
+
+    def some(low: int, high: int) -> list[int]:
+        return [rng.randint(low, high) for _ in range(stages)]
+
+    backward = {"BW": some(1, 7)} if rng.random() < 0.3 else {"B": some(1, 5), "W": some(0, 5)}
+    step = pipeline(
+        some(1, 5),
+        placement=placement,
+        microbatches=m,
+        comm=rng.choice([0, 0, 2]),
+        held_until_B=some(0, 2),
+        held_until_W=some(0, 3),
+        AF=rng.choice([0, 0, 0, 2]),
+        objective=objective,
+        **backward,
+    )
+    gathers = [rng.randint(1, m) if rng.random() < 0.6 else 1 for _ in range(stages)]
+    sizes = {"parameter_bytes": some(0, 5), "gradient_bytes": some(0, 4), "gathers": gathers}
+    whole = with_sharding(step, some(0, 6), some(0, 6), **sizes)
+    if rng.random() < 0.15:
+        return whole
+    one = np.bincount(whole.passes.rank, np.where(whole.passes.microbatch == 0, whole.taken, 0), whole.ranks)
+    room = tuple(int(need * rng.choice([0.6, 0.8, 1, 1, 1.2, 1.5, 2])) for need in one)
+    return with_sharding(replace(step, capacity=room), some(0, 6), some(0, 6), **sizes)

@@ -9,9 +9,13 @@ if TYPE_CHECKING:
     from .all_to_all import with_all_to_all as with_all_to_all
     from .exchange import with_exchange as with_exchange
     from .fused_backward import with_fused_backward as with_fused_backward
+    from .offload import Host as Host
+    from .offload import with_offload as with_offload
     from .plain import pipeline as pipeline
     from .recompute import with_recompute as with_recompute
     from .restage import restaged as restaged
+    from .sharded import regathered as regathered
+    from .sharded import with_sharding as with_sharding
     from .updates import with_updates as with_updates
 
 __getattr__, __dir__ = handing_on(
@@ -22,7 +26,9 @@ __getattr__, __dir__ = handing_on(
         "restage": "restaged",
         "all_to_all": "with_all_to_all",
         "exchange": "with_exchange",
+        "offload": "Host with_offload",
         "fused_backward": "with_fused_backward",
+        "sharded": "regathered with_sharding",
         "updates": "with_updates",
     },
 )

@@ -20,8 +20,8 @@ def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers | Ints) -> P
     """`problem`, a step whose backward is split (B and W), with one pass BW in place of both where `fused` says so.
 
     fused: whether stage s of microbatch i runs BW, shape (stages, microbatches). BW: µs, one number, one a
-    stage, or shape (stages, microbatches). BW waits for what B and W waited for, and frees what both freed. Raises BadInput
-    for a wrong shape, and for a stage without B and W.
+    stage, or shape (stages, microbatches), to which comes what B sends. BW waits for what B and W waited for, and frees
+    what both freed. Raises BadInput for a wrong shape, and for a stage without B and W.
     """
     passes, edges = problem.passes, problem.edges
     chosen = np.asarray(fused, bool)
@@ -40,7 +40,7 @@ def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers | Ints) -> P
         stage, microbatch = np.argwhere(chosen & (home < 0).any(axis=0))[0].tolist()
         raise BadInput(f"fused: stage {stage} of microbatch {microbatch} has no B and W that one pass could replace")
     kind, duration = passes.kind.copy(), passes.duration.copy()
-    kind[b], duration[b] = KINDS.index("BW"), times[chosen]
+    kind[b], duration[b] = KINDS.index("BW"), times[chosen] + problem.sending[b]
     stand_in = np.arange(len(passes))
     stand_in[w] = b
     links = replace(edges, before=stand_in[edges.before], after=stand_in[edges.after])

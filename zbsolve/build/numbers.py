@@ -13,13 +13,15 @@ from ..util.errors import BadInput
 
 LARGEST = 2**52  # µs or bytes; and a whole step stays below 2**60, so that sums are whole numbers of 64 bits
 Numbers = Sequence[float] | NDArray[Any] | float
+# Of each stage a number, or a row of one a microbatch.
+Table = Numbers | Sequence[Sequence[float] | NDArray[Any] | float]
 
 
 def whole_numbers(values: Any, what: str, count: int) -> Ints:
     """`count` whole numbers from 0 up; one number stands for all. A fraction is rounded, and refused where that changes it
     by more than 0.1 %. Raises BadInput naming `what` and the position."""
     row = np.array(values, dtype=object).ravel()
-    if np.ndim(values) == 0:
+    if not _several(values):
         row = np.full(count, values, dtype=object)
     if len(row) != count:
         raise BadInput(f"{what}: {len(row)} values, {count} are needed")
@@ -39,3 +41,24 @@ def whole_numbers(values: Any, what: str, count: int) -> Ints:
         if abs(exact - result[i]) > 1e-3 * exact:
             raise BadInput(f"{what}[{i}]: {value} is not whole; give whole µs and bytes (for example 1000 times as many)")
     return result
+
+
+def _several(values: Any) -> bool:
+    """Whether these are several values and not one."""
+    if isinstance(values, np.ndarray):
+        return values.ndim > 0
+    return isinstance(values, Sequence) and not isinstance(values, str)
+
+
+def whole_table(values: Any, what: str, rows: int, microbatches: int) -> Ints:
+    """A table of whole numbers, shape (rows, microbatches), from one number, one a row (a stage, or a boundary between two),
+    or rows of which each has one a microbatch or one for all. Raises BadInput as `whole_numbers` does."""
+    whole = isinstance(values, np.ndarray) and values.dtype == np.int64 and values.shape == (rows, microbatches)
+    if whole and values.min(initial=0) >= 0 and values.max(initial=0) <= LARGEST:
+        return np.asarray(values)
+    if not _several(values) or not any(_several(row) for row in values):
+        return np.repeat(whole_numbers(values, what, rows)[:, None], microbatches, axis=1)
+    if len(values) != rows:
+        raise BadInput(f"{what}: {len(values)} rows, {rows} are needed")
+    table = [whole_numbers(row, f"{what}[{i}]", microbatches) for i, row in enumerate(values)]
+    return np.array(table, np.int64).reshape(rows, microbatches)

@@ -4,7 +4,7 @@ and which holds what memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,18 +16,19 @@ from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
 from .all_to_all import with_all_to_all
 from .exchange import with_exchange
-from .numbers import Numbers, whole_numbers
+from .numbers import Numbers, Table, whole_numbers, whole_table
 from .recompute import Recompute, least_room, recomputed_stages, with_recompute
 
 MAX_PASSES = 1_000_000  # stages times microbatches: three million passes, which take 3 GB
 MAX_TIME = 2**60  # µs of all passes together, so that sums are whole numbers of 64 bits
 Placement = placements.Spot | str | None
 Routes = tuple[tuple[int, ...], ...]
-LinkTimes = float | Sequence[float] | Mapping[tuple[int, int], float]
+LinkTimes = Table | Mapping[tuple[int, int], float]
 
 
 class Held(NamedTuple):
-    """Bytes a stage, shape (stages,) each: that F takes and B frees, that F takes and W frees, that B takes and W frees."""
+    """Bytes of each stage and microbatch, shape (stages, microbatches) each: that F takes and B frees, that F takes and W
+    frees, that B takes and W frees."""
 
     until_b: Ints
     until_w: Ints
@@ -35,23 +36,24 @@ class Held(NamedTuple):
 
 
 def pipeline(
-    F: Numbers,
-    B: Numbers | None = None,
-    W: Numbers | None = None,
-    BW: Numbers | None = None,
+    F: Table,
+    B: Table | None = None,
+    W: Table | None = None,
+    BW: Table | None = None,
     *,
     placement: Placement = None,
     microbatches: int,
     comm: LinkTimes = 0,
+    blocking: bool = False,
     AF: Numbers = 0,
     AB: Numbers | None = None,
     exchange: Numbers | None = None,
     recompute: Recompute = (),
-    X: Numbers | None = None,
+    X: Table | None = None,
     held_input: Numbers = 0,
-    held_until_B: Numbers = 0,
-    held_until_W: Numbers = 0,
-    held_from_B: Numbers = 0,
+    held_until_B: Table = 0,
+    held_until_W: Table = 0,
+    held_from_B: Table = 0,
     capacity: Sequence[float] | float | None = None,
     objective: str = "makespan",
     layers: Sequence[int] = (),
@@ -68,55 +70,93 @@ def pipeline(
     W (of no account with BW). capacity: bytes a rank, or one number for all. layers, source: notes (see `Problem`).
     AF, AB: see `with_all_to_all`; recompute, X, held_input: see `with_recompute`; exchange: see `with_exchange`.
 
+    Where microbatches differ, F, B, W, BW, X, comm (a stage boundary) and bytes are tables: a row a stage, with one number a
+    microbatch or one for all.
+
+    blocking: a message occupies its sender's compute stream while it is sent, as where a rank sends by a call that returns
+    when it is done. Such a rank sends right behind the pass that made the message, so the message is the end of that pass:
+    F takes F + comm, and what it holds lives until it is sent. No scheduler can put a pass between, no kind of pass is
+    added, and every order, export and run is that of a plain step. Edges say how much of a pass is its message
+    (`Edge.sent`). All-to-alls run on a stream of their own, and so do not go with it.
+
     Times are whole µs: a fraction is rounded, and refused where that changes it by more than 0.1 %. Raises BadInput
     for values that make no sense and Infeasible where one microbatch alone does not fit a rank.
     """
     routes = _routes(F, placement)
     stages, ranks = len(routes[0]), max(routes[0]) + 1
-    times = _times(F, B, W, BW, stages)
-    again = whole_numbers(F if X is None else X, "X", stages)
+    _check_count(microbatches, stages)
+    times = _times(F, B, W, BW, (stages, microbatches))
+    again = whole_table(F if X is None else X, "X", stages, microbatches)
     around = [whole_numbers(AF, "AF", stages), whole_numbers(AF if AB is None else AB, "AB", stages)]
-    _check_size(microbatches, [*times.values(), again, *around])
     inputs, dropping = whole_numbers(held_input, "held_input", stages), recomputed_stages(recompute, stages)
     bytes_held = {"held_until_B": held_until_B, "held_until_W": held_until_W, "held_from_B": held_from_B}
-    held = Held(*(whole_numbers(size, name, stages) for name, size in bytes_held.items()))
+    held = Held(*(whole_table(size, name, stages, microbatches) for name, size in bytes_held.items()))
     held = held if "W" in times else held._replace(from_b=0 * held.from_b)
     limits = None if capacity is None else whole_numbers(capacity, "capacity", ranks)
-    for route in routes[:microbatches]:
-        _check_fits(least_room(route, held.until_b + held.until_w, held.from_b, dropping, inputs), limits)
-    turn = np.arange(microbatches) % len(routes)
-    lags = [np.stack(way, axis=1)[:, turn] for way in zip(*(_lags(comm, route) for route in routes), strict=True)]
-    passes, edges = _passes(times, np.array(routes).T[:, turn]), _edges(tuple(times), lags, held)
+    for turn, route in enumerate(routes[:microbatches]):
+        for each in _different(held, turn, len(routes)):
+            _check_fits(least_room(route, each.until_b + each.until_w, each.from_b, dropping, inputs), limits)
+    turn_of = np.arange(microbatches) % len(routes)
+    ways = [_lags(comm, route, microbatches) for route in routes]
+    lags = [np.stack(way)[turn_of, :, np.arange(microbatches)].T for way in zip(*ways, strict=True)]
+    _check_time([*times.values(), again, *lags], around, microbatches)
+    if blocking and any(one.any() for one in around):
+        raise BadInput("blocking: AF and AB are all-to-alls on a stream of their own, behind which messages block no sender")
+    sent = [lag if blocking else 0 * lag for lag in lags]
+    lags = [lag - part for lag, part in zip(lags, sent, strict=True)]
+    passes = _passes(_with_messages(times, sent), np.array(routes).T[:, turn_of])
+    edges = _edges(tuple(times), lags, sent, held)
     step = Problem(passes, edges, None if limits is None else tuple(limits.tolist()), objective, tuple(layers), source)
     step = with_recompute(step, dropping.tolist(), X=again, held_input=inputs)
     step = with_all_to_all(step, *around)
     return step if exchange is None else with_exchange(step, exchange)
 
 
-def _times(F: Numbers, B: Numbers | None, W: Numbers | None, BW: Numbers | None, stages: int) -> dict[str, Ints]:
-    """Kind → µs a stage, in the order of a microbatch's passes."""
+def _times(F: Table, B: Table | None, W: Table | None, BW: Table | None, shape: tuple[int, int]) -> dict[str, Ints]:
+    """Kind → µs, `shape` (stages, microbatches), in the order of a microbatch's passes."""
     if (BW is None) == (B is None):
         raise BadInput("pipeline: give either B (and W), or BW")
     if BW is not None and W is not None:
         raise BadInput("pipeline: W makes no sense beside a fused BW")
     given = {"F": F, "B": B, "W": W, "BW": BW}
-    return {kind: whole_numbers(time, kind, stages) for kind, time in given.items() if time is not None}
+    return {kind: whole_table(time, kind, *shape) for kind, time in given.items() if time is not None}
 
 
-def _check_size(microbatches: int, times: Sequence[Ints]) -> None:
+def _with_messages(times: Mapping[str, Ints], sent: Sequence[Ints]) -> dict[str, Ints]:
+    """Kind → µs with what passes send: F to the next stage, B (or BW) to the one before. sent: µs down and up over each
+    boundary, shape (stages − 1, microbatches) each."""
+    found, backward = {kind: time.copy() for kind, time in times.items()}, list(times)[1]
+    found["F"][:-1] += sent[0]
+    found[backward][1:] += sent[1]
+    return found
+
+
+def _check_count(microbatches: int, stages: int) -> None:
     """Raise BadInput for no microbatch, or more than zbsolve handles."""
     if not isinstance(microbatches, int | np.integer) or microbatches < 1:
         raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
-    stages = len(times[0])
     if microbatches * stages > MAX_PASSES:
         raise BadInput(
             f"microbatches: {microbatches} of {stages} stages are more than zbsolve handles ({MAX_PASSES} in all)"
         )
-    if sum(float(one.sum()) for one in times) * microbatches > MAX_TIME:
+
+
+def _check_time(tables: Sequence[Ints], each: Sequence[Ints], microbatches: int) -> None:
+    """Raise BadInput where times of all microbatches, and of each of them, add up to more than zbsolve can count."""
+    if sum(float(one.sum(dtype=np.float64)) for one in (*tables, *(one * microbatches for one in each))) > MAX_TIME:
         raise BadInput("pipeline: the times of all passes add up to more than zbsolve can count")
 
 
-def _routes(F: Numbers, placement: Placement) -> Routes:
+def _different(held: Held, turn: int, routes: int) -> Iterator[Held]:
+    """What microbatches of one route hold, each different one once, shape (stages,) each. turn: the route's number."""
+    mine = np.concatenate(held)[:, turn::routes]
+    if (mine == mine[:, :1]).all():
+        mine = mine[:, :1]
+    for column in np.unique(mine, axis=1).T:
+        yield Held(*np.split(column, len(held)))
+
+
+def _routes(F: Table, placement: Placement) -> Routes:
     count = len(F) if isinstance(F, Sequence | np.ndarray) else None
     if count == 0:
         raise BadInput("F: no stages")
@@ -139,8 +179,8 @@ def _routes(F: Numbers, placement: Placement) -> Routes:
     return routes
 
 
-def _lags(comm: LinkTimes, ranks_of: Sequence[int]) -> tuple[Ints, Ints]:
-    """Lag of the forward and of the backward message over each of the stages − 1 boundaries, µs."""
+def _lags(comm: LinkTimes, ranks_of: Sequence[int], microbatches: int) -> tuple[Ints, Ints]:
+    """Lag of the forward and of the backward message over each boundary, µs, shape (stages − 1, microbatches)."""
     hops = list(zip(ranks_of, ranks_of[1:], strict=False))
     away = np.array([a != b for a, b in hops], bool)
     if isinstance(comm, Mapping):
@@ -151,10 +191,11 @@ def _lags(comm: LinkTimes, ranks_of: Sequence[int]) -> tuple[Ints, Ints]:
             return comm[a, b] if a != b else 0
 
         return (
-            whole_numbers([lag(a, b) for a, b in hops], "comm", len(hops)),
-            whole_numbers([lag(b, a) for a, b in hops], "comm", len(hops)),
+            whole_table([lag(a, b) for a, b in hops], "comm", len(hops), microbatches),
+            whole_table([lag(b, a) for a, b in hops], "comm", len(hops), microbatches),
         )
-    both = np.where(away, whole_numbers(comm, "comm", len(hops)), 0) if hops else np.zeros(0, np.int64)
+    none = np.zeros((0, microbatches), np.int64)
+    both = np.where(away[:, None], whole_table(comm, "comm", len(hops), microbatches), 0) if hops else none
     return both, both
 
 
@@ -177,26 +218,28 @@ def _passes(times: Mapping[str, Ints], rank: Ints) -> Passes:
         microbatch=np.tile(np.arange(m), len(times) * stages),
         slice=np.zeros(count, np.int64),
         rank=where,
-        duration=np.concatenate([np.repeat(time, m) for time in times.values()]),
+        duration=np.concatenate([time.ravel() for time in times.values()]),
         streams=where,
         stream_sets=tuple((f"compute:{r}",) for r in range(int(rank.max()) + 1)),
     )
 
 
-def _edges(kinds: tuple[str, ...], lags: Sequence[Ints], held: Held) -> Edges:
+def _edges(kinds: tuple[str, ...], lags: Sequence[Ints], sent: Sequence[Ints], held: Held) -> Edges:
     """F down the stages, B up again, F before its B, B before its W; what F keeps is freed by B and by W, what B keeps
-    by W. lags: µs of the messages down and up over each boundary of each microbatch, shape (stages − 1, microbatches)."""
-    stages, m = len(held.until_b), lags[0].shape[1]
+    by W. lags, sent: µs of the messages down and up over each boundary, behind passes and as their ends, shape
+    (stages − 1, microbatches) each."""
+    stages, m = held.until_b.shape
     rows = np.arange(len(kinds) * stages * m).reshape(len(kinds), stages, m)
     F, B, W = rows[0], rows[1], rows[2:].reshape(-1)  # the third kind is W, where there is one
     split = len(W) > 0
     freed_by_b = held.until_b if split else held.until_b + held.until_w
+    (down, up), (sent_down, sent_up) = ([one.ravel() for one in both] for both in (lags, sent))
     edges = (
-        Edges.of(F[:-1].ravel(), F[1:].ravel(), lag=lags[0].ravel(), carries="activation")
-        + Edges.of(B[1:].ravel(), B[:-1].ravel(), lag=lags[1].ravel(), carries="gradient")
-        + Edges.of(F.ravel(), B.ravel(), bytes=np.repeat(freed_by_b, m))
+        Edges.of(F[:-1].ravel(), F[1:].ravel(), lag=down, carries="activation", sent=sent_down)
+        + Edges.of(B[1:].ravel(), B[:-1].ravel(), lag=up, carries="gradient", sent=sent_up)
+        + Edges.of(F.ravel(), B.ravel(), bytes=freed_by_b.ravel())
     )
     if not split:
         return edges
-    kept = Edges.of(B.ravel(), W, bytes=np.repeat(held.from_b, m))
-    return edges + kept + Edges.of(F.ravel(), W, bytes=np.repeat(held.until_w, m))
+    kept = Edges.of(B.ravel(), W, bytes=held.from_b.ravel())
+    return edges + kept + Edges.of(F.ravel(), W, bytes=held.until_w.ravel())

@@ -13,7 +13,7 @@ import numpy as np
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
-from .numbers import Numbers, whole_numbers
+from .numbers import Numbers, Table, whole_numbers, whole_table
 
 Recompute = Sequence[int] | str
 
@@ -39,18 +39,19 @@ def recomputed_stages(recompute: Recompute, stages: int) -> Ints:
 
 
 def with_recompute(
-    problem: Problem, stages: Recompute = "all", *, X: Numbers | None = None, held_input: Numbers = 0
+    problem: Problem, stages: Recompute = "all", *, X: Table | None = None, held_input: Numbers = 0
 ) -> Problem:
     """`problem`, a step that keeps everything (F, B, W or F, BW), with these stages recomputing.
 
-    X: µs a stage, or one number (None: each as long as its F). held_input: bytes a stage that F keeps for X, its input.
-    They are part of what B and W free: after F only they are held, and from X's start what B and W free, in all as much as
-    without recompute; what of the input is more than that goes when X ends. X may run as soon as F has ended, and must
-    before B. Raises BadInput, also for a stage with an all-to-all AF.
+    X: µs a stage, one number, or rows of one a microbatch (None: each as long as its F computes). held_input: bytes a stage
+    that F keeps for X, its input. They are part of what B and W free: after F only they are held, and from X's start what B
+    and W free, in all as much as without recompute; what of the input is more than that goes when X ends. X may run as soon
+    as F has ended, and must before B. Raises BadInput, also for a stage with an all-to-all AF.
     """
     passes, edges = problem.passes, problem.edges
-    if "U" in passes.kinds:
-        raise BadInput("recompute: the problem has updates already: put them in behind recompute")
+    for kind, what in (("U", "updates"), ("RS", "sharding")):
+        if kind in passes.kinds:
+            raise BadInput(f"recompute: the problem has {what} already: put recompute in before")
     chosen, inputs = recomputed_stages(stages, problem.stages), whole_numbers(held_input, "held_input", problem.stages)
     for stage in chosen[np.isin(chosen, passes.stage[problem.rows("AF")])].tolist():
         raise BadInput(f"recompute: stage {stage} has an all-to-all AF, which its X would have to repeat: not modelled")
@@ -58,8 +59,10 @@ def with_recompute(
     if not len(fs):
         return problem
     columns = {name: getattr(passes, name)[fs] for name in ("stage", "microbatch", "rank", "duration")}
+    columns["duration"] = columns["duration"] - problem.sending[fs]
     if X is not None:
-        columns["duration"] = whole_numbers(X, "X", problem.stages)[columns["stage"]]
+        times = whole_table(X, "X", problem.stages, problem.microbatches)
+        columns["duration"] = times[columns["stage"], columns["microbatch"]]
     table = passes.more("X", "compute", **columns)
     place = np.full(len(passes), -1, np.int64)  # F → its X
     place[fs] = len(passes) + np.arange(len(fs))

@@ -1,8 +1,8 @@
-"""The same step with its stages on other ranks, or with neighbouring stages joined."""
+"""The same step with its stages on other ranks, with neighbouring stages joined, or with stages cut."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,25 +18,34 @@ def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
     """`problem` on `placement`, a plain step of F and B and W (or F and BW).
 
     Where the placement has k times fewer stages, each k neighbouring ones become one: their times, bytes and layers add up.
+    Where it has k times more, each becomes k alike, as far as whole µs and bytes allow; nobody knows then how many layers.
     A link between ranks that had no message takes as long as the slowest that had one. Raises BadInput where the problem is
     no plain step with all microbatches alike, or its stages do not make so many; Infeasible where one microbatch no longer
     fits a rank.
     """
-    plain = _rebuilt(problem, problem.placement)
+    plain = rebuilt(problem, problem.placement)
     if _without_lags(plain) != _without_lags(problem):
         raise BadInput("problem: no plain pipeline of F, B, W (or F, BW) passes with all microbatches alike")
-    return _rebuilt(problem, tuple(placement))
+    return rebuilt(problem, tuple(placement))
 
 
-def _rebuilt(problem: Problem, placement: tuple[int, ...]) -> Problem:
-    joined, rest = divmod(problem.stages, len(placement))
-    if rest or not joined:
-        raise BadInput(f"placement: {problem.stages} stages do not make {len(placement)}")
+def rebuilt(
+    problem: Problem, placement: tuple[int, ...], stage_times: Mapping[str, Ints] | None = None, source: str | None = None
+) -> Problem:
+    """`problem`, a plain step, made anew on `placement` (see `restaged`). stage_times: µs a stage of each kind, in place of
+    its own. Raises BadInput, Infeasible."""
+    stages, wanted = problem.stages, len(placement)
+    if stages % wanted and wanted % stages:
+        raise BadInput(f"placement: {stages} stages do not make {wanted}")
 
     def each(column: Ints) -> list[int]:
-        return [int(x) for x in column.reshape(-1, joined).sum(axis=1)]
+        if wanted > stages:
+            parts = np.arange(wanted // stages + 1) * stages
+            return [int(x) for one in column for x in np.diff(one * parts // wanted)]
+        return [int(x) for x in column.reshape(wanted, -1).sum(axis=1)]
 
-    times = {kind: each(_durations(problem, kind)) for kind in problem.passes.kinds}
+    own = stage_times or {kind: durations_of(problem, kind) for kind in problem.passes.kinds}
+    times = {kind: each(column) for kind, column in own.items()}
     held: dict[str, Any] = {
         "held_until_B": each(_held(problem, "F", "B")),
         "held_until_W": each(_held(problem, "F", "W") + _held(problem, "F", "BW")),
@@ -46,23 +55,25 @@ def _rebuilt(problem: Problem, placement: tuple[int, ...]) -> Problem:
         **times,
         **held,
         placement=placement,
+        blocking=bool(problem.edges.sent.any()),
         microbatches=problem.microbatches,
         comm=_links(problem, placement),
         capacity=problem.capacity,
         objective=problem.objective,
-        layers=each(np.array(problem.layers, np.int64)) if problem.layers else (),
-        source=problem.source,
+        layers=each(np.array(problem.layers, np.int64)) if problem.layers and wanted <= stages else (),
+        source=problem.source if source is None else source,
     )
 
 
-def _durations(problem: Problem, kind: str) -> Ints:
-    """µs of the first pass of this kind of every stage, shape (stages,). Raises BadInput where a stage has none."""
+def durations_of(problem: Problem, kind: str) -> Ints:
+    """µs that each stage's first pass of this kind computes, shape (stages,). Raises BadInput where a stage has none."""
     if kind not in ("F", "B", "W", "BW"):
         raise BadInput(f"problem: no plain pipeline of F, B, W (or F, BW) passes: it has passes of kind {kind}")
     found = [problem.rows(kind, stage=stage) for stage in range(problem.stages)]
     if not all(len(rows) for rows in found):
         raise BadInput(f"problem: not every stage has a pass of kind {kind}")
-    return np.array([problem.passes.duration[rows[0]] for rows in found], np.int64)
+    own = problem.passes.duration - problem.sending
+    return np.array([own[rows[0]] for rows in found], np.int64)
 
 
 def _held(problem: Problem, before: str, after: str) -> Ints:
@@ -76,7 +87,7 @@ def _links(problem: Problem, placement: tuple[int, ...]) -> dict[tuple[int, int]
     """µs between each two ranks that are neighbours on the placement: the slowest message that the problem has there."""
     p, e = problem.passes, problem.edges
     slowest: dict[tuple[int, int], float] = {}
-    pairs = zip(p.rank[e.before].tolist(), p.rank[e.after].tolist(), e.lag.tolist(), strict=True)
+    pairs = zip(p.rank[e.before].tolist(), p.rank[e.after].tolist(), (e.lag + e.sent).tolist(), strict=True)
     for a, b, lag in pairs:
         if a != b:
             slowest[a, b] = max(lag, slowest.get((a, b), 0))
@@ -86,4 +97,7 @@ def _links(problem: Problem, placement: tuple[int, ...]) -> dict[tuple[int, int]
 
 
 def _without_lags(problem: Problem) -> Problem:
-    return replace(problem, edges=replace(problem.edges, lag=np.zeros_like(problem.edges.lag)))
+    """The problem without what messages take."""
+    none = np.zeros_like(problem.edges.lag)
+    passes = replace(problem.passes, duration=problem.passes.duration - problem.sending)
+    return replace(problem, passes=passes, edges=replace(problem.edges, lag=none, sent=none))

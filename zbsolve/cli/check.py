@@ -99,6 +99,7 @@ def _prove_again(schedule: Schedule, stated: Certificate, seconds: float) -> str
     """The proof of the stated bound, which is this command's own and not the file's; a violation where it is not proven."""
     from ..ilp.bounds.bound import Bound
     from ..ilp.proof_check import recheck
+    from ..search.certify import out_of_order
     from ..verifier import Violation
 
     if not all(0 <= rank < schedule.problem.ranks for rank in stated.ranks):
@@ -107,4 +108,8 @@ def _prove_again(schedule: Schedule, stated: Certificate, seconds: float) -> str
     if found.value < stated.bound:
         text = f"bound {stated.bound} µs is not proven again; {found.value} µs is ({found.proof})"
         return Violation("bound", (), text)
+    problem, swapped = schedule.problem, out_of_order(schedule)
+    if swapped and not problem.alike and stated.bound > problem.work:
+        text = f"{swapped[0]} runs before {swapped[1]}, and bounds of this problem are about microbatches in order"
+        return Violation("bound", swapped, f"{text}: only the work of a rank, {problem.work} µs, is one of this schedule")
     return found.proof

@@ -11,12 +11,14 @@ from ..util.files import check_writable
 from ..util.text import printable
 from .picture_options import add_picture_options, style_from
 from .step_options import NAMED, add_some_step_options
-from .tools import add_search_limits, print_json
+from .tools import add_search_limits, print_json, run_of
 
 if TYPE_CHECKING:
+    from ..schedule import Schedule
     from ..show.schedule_comparison import ScheduleComparison
+    from ..trace import Trace
 
-STEP = ("ranks", "microbatches", "placement", "partition", "memory", "objective", "recompute")
+STEP = ("ranks", "microbatches", "placement", "partition", "memory", "objective", "recompute", "blocking")
 COUNTED = {"ranks": "of the pipeline", "microbatches": "of a step"}
 
 
@@ -27,7 +29,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="WHAT",
         help="schedules: a schedule.json, a file as import takes it, a name (see zbsolve systems), or best, which solve "
-        "finds; or a schedule.json and the trace.json of a run of it",
+        "finds; or a schedule.json and a run of it: a trace.json, or another engine's trace (see profile --from-trace); or "
+        "another engine's trace alone, against its own medians",
     )
     parser.add_argument("--profile", help="profile.json: times for names, imports and best (default: the first schedule's)")
     counted = {name: {"help": f"{what} (default: as in the first file)"} for name, what in COUNTED.items()}
@@ -44,8 +47,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Where a measured step differs from the predicted one; or what schedules take and hold."""
-    if _is_run(options):
-        return _against_run(options)
+    run = _run(options)
+    if run is not None:
+        return _against_run(options, *run)
     if options.baseline:
         raise BadInput("--baseline is for a run: compare schedule.json trace.json")
     from ..show.schedule_comparison_text import schedules_as_text
@@ -78,11 +82,24 @@ def _picture(options: argparse.Namespace) -> Callable[[ScheduleComparison], None
     )
 
 
-def _is_run(options: argparse.Namespace) -> bool:
-    """Whether a schedule and a trace are named."""
+def _run(options: argparse.Namespace) -> tuple[Schedule, Trace] | None:
+    """A schedule and a run of it, where these are named; None: schedules are. Raises BadInput."""
+    from ..interchange.traces.reading import others_trace
+    from ..schedule import Schedule
+    from ..trace import Trace
     from ..util.files import document_kind
 
-    return len(options.what) == 2 and (options.what[1] == "-" or document_kind(options.what[1]) == "trace")
+    *planned, ran = options.what
+    if len(planned) > 1:
+        return None
+    foreign = others_trace(ran)
+    if not planned:
+        return None if foreign is None else (foreign.planned(), foreign)
+    if foreign is None and ran != "-" and document_kind(ran) != "trace":
+        return None
+    mine = others_trace(planned[0])
+    schedule = Schedule.load(planned[0]) if mine is None else mine.planned()
+    return schedule, Trace.load(ran) if foreign is None else foreign.of_problem(schedule.problem, ran)
 
 
 def _side_by_side(options: argparse.Namespace) -> tuple[ScheduleComparison, str]:
@@ -94,17 +111,16 @@ def _side_by_side(options: argparse.Namespace) -> tuple[ScheduleComparison, str]
     return compare_schedules(*contenders.schedules(options.what)), contenders.note(options.what)
 
 
-def _against_run(options: argparse.Namespace) -> int:
+def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) -> int:
     """A run of a schedule beside its prediction."""
     from ..schedule import Schedule
     from ..show.comparison import compare
     from ..show.comparison_text import comparison_as_text
-    from ..trace import Trace
 
-    schedule, trace = Schedule.load(options.what[0]), Trace.load(options.what[1])
     baseline = None
     if options.baseline:
-        baseline = (Schedule.load(options.baseline[0]), Trace.load(options.baseline[1]))
+        base = Schedule.load(options.baseline[0])
+        baseline = (base, run_of(base, options.baseline[1]))
     result = compare(schedule, trace, baseline)
     if options.output:
         from ..show.pictures.files import save_schedule_picture

@@ -151,15 +151,22 @@ def _is_name(what: str) -> bool:
 
 
 def _read(path: str) -> Schedule | ForeignOrder:
-    """A schedule, or another engine's order. Raises BadInput, also for what is neither a file nor a name."""
+    """A schedule, that of a run, or another engine's order. Raises BadInput, also for what is neither a file nor a name."""
     from ..interchange.reading import read_order
+    from ..interchange.traces.reading import others_trace
     from ..schedule import Schedule
     from ..systems.table import PRESETS
+    from ..trace import Trace
     from ..util.files import document_kind
 
     if path != "-" and not Path(path).exists() and not path.endswith(FILES):
         raise BadInput(f"'{path}': neither a file nor a name (names: {', '.join((BEST, *PRESETS))})")
+    foreign = others_trace(path)
+    if foreign is not None:
+        return foreign.planned()
     kind = document_kind(path)
+    if kind == "trace":
+        return Trace.load(path).planned()
     return Schedule.load(path) if kind is not None or path == "-" else read_order(path)
 
 

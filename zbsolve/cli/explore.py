@@ -8,7 +8,7 @@ import webbrowser
 from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
-from .step_options import add_step_options
+from .step_options import OPTIONS, add_step_options
 
 if TYPE_CHECKING:
     from ..explore.state import State
@@ -19,6 +19,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     file = {"nargs": "?", "help": "profile.json, or - for standard input; without one the page sets the model's times too"}
     add_step_options(
         parser,
+        *(name for name in OPTIONS if name != "blocking"),
         file=file,
         partition={"help": "equal, balanced, F+B, alpa, memory, or layers a stage such as 5,5,6,4 (default: balanced)"},
         recompute={

@@ -31,7 +31,9 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="torch-csv, for a runtime made with defer_pp_recv=True: refuse what it would mix up",
     )
     parser.add_argument(
-        "--layers", help="megatron: what each layer is, E embedding, t transformer, m prediction, L loss, - none: E,t*30,L"
+        "--layers",
+        help="megatron, and torch-csv for torchtitan: what each layer is, E embedding, t transformer, m prediction, L loss, "
+        "- none: E,t*30,L",
     )
     parser.add_argument("--json", action="store_true", help="what to know about the file as JSON on standard output")
     parser.add_argument("-o", "--output", help="the file, as --list says which; standard output without")
@@ -49,9 +51,12 @@ def command(options: argparse.Namespace) -> int:
 
     if options.schedule is None:
         raise BadInput("export: name the schedule's file, or - for standard input")
-    for option, given, name in (("--layers", options.layers, "megatron"), ("--defer-recv", options.defer_recv, "torch-csv")):
-        if given and options.to != name:
-            raise BadInput(f"{option}: for --to {name} only")
+    for option, given, names in (
+        ("--layers", options.layers, ("megatron", "torch-csv")),
+        ("--defer-recv", options.defer_recv, ("torch-csv",)),
+    ):
+        if given and options.to not in names:
+            raise BadInput(f"{option}: for --to {' or '.join(names)} only")
     path = options.output or "-"
     target(options.to).check_ending(path)
     asked = Options("FILE" if path == "-" else path, options.or_best, options.defer_recv, options.layers)

@@ -35,6 +35,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     rank.add_argument(
         "--bandwidth", help="of the link between two ranks, such as 50GB/s or 400Gbit/s; without a unit: bytes a µs"
     )
+    rank.add_argument("--shard-latency", help="of a gather in a data-parallel group over which parameters are sharded")
+    rank.add_argument("--shard-bandwidth", help="of its link (default: the pipeline's link)")
+    rank.add_argument("--blocking", action="store_true", help="a rank computes nothing while it sends a message")
     rank.add_argument("--rank-factors", metavar="1,1,1.3,…", help="how much longer each rank takes than its stages say")
     parser.add_argument("--model", default="numbers", help="its name, for titles")
     parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output; the profile goes to -o")
@@ -48,7 +51,8 @@ def command(options: argparse.Namespace) -> int:
     for name in ("ranks", "chunks"):
         if getattr(options, name) < 1:
             raise BadInput(f"--{name} {getattr(options, name)}: at least 1 is needed")
-    rank = {name: getattr(options, name) for name in ("memory", "states", "latency", "bandwidth")}
+    names = ("memory", "states", "latency", "bandwidth", "blocking", "shard_latency", "shard_bandwidth")
+    rank = {name: getattr(options, name) for name in names}
     profile = given_profile(
         options.ranks * options.chunks,
         _said(options),

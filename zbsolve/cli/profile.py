@@ -8,6 +8,7 @@ import sys
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
+from ..exec.splits import SPLITS, as_lines
 from ..exec.transport.failure import RunFailed
 from ..show.profile_report import profile_as_page, profile_as_text
 from ..util.errors import BadInput
@@ -39,13 +40,25 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     _hidden_alias(parser, "--states", "optimizer_states")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--split", choices=SPLITS, default="layers", help="how the backward is split, as run's --split")
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="seconds to time passes at most, but a few rounds in any case"
+        "--seconds",
+        type=float,
+        default=10.0,
+        help="seconds to time passes at most, but a few rounds in any case; with --from-trace: to search for what the step "
+        "could be, 0: not at all",
     )
     parser.add_argument(
         "--busy-processes", type=int, default=0, help="that train the same model meanwhile, as other ranks here would"
     )
     _hidden_alias(parser, "--neighbours", "busy_processes", type=int)
+    parser.add_argument(
+        "--mesh",
+        metavar="NAME=SIZE,…",
+        default="",
+        help="torchrun's ranks, the outermost dimension first, such as tp=2 or pp=2,tp=2; over all but pp and dp the model "
+        "file's parallelize(stage, mesh) spreads the layers, and what one rank does and keeps is measured",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
     parser.add_argument("--report", metavar="PAGE", help="also a page: x.html")
     parser.add_argument("--ranks", type=int, help="also say what the profile means for a pipeline of so many ranks")
@@ -71,7 +84,7 @@ def command(options: argparse.Namespace) -> int:
         raise BadInput(
             f"{options.model}: a file, and MODEL is a model to measure; solve, compare and frontier read a profile"
         )
-    if options.output is None:
+    if options.output is None and options.from_trace is None:
         raise BadInput("say where to write it: -o profile.json")
     return _measure(options) if options.model is not None else profile_files.from_trace(options)
 
@@ -123,16 +136,31 @@ def _print_profile(options: argparse.Namespace, found: Profile) -> None:
         )
         return
     print(profile_as_text(found, options.ranks, options.microbatches), end="")
+    rows: Any = found.facts.get("splits", []) if options.split.startswith("auto") else []
+    for line in as_lines(rows):
+        print(f"split: {line}")
 
 
 def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
     """Under torchrun rank 0 measures the model and all ranks their links; None on the others. Where memory runs out, what
     was measured before goes into a file next to the output."""
     from profiler import measure
-    from profiler.measurement import join
+    from profiler.links import survey
+    from profiler.measurement import join, take_part
+    from profiler.spread import joined
     from profiler.timing import OutOfMemory
 
-    if not join(options.seconds + 600):
+    timeout = options.seconds + 600
+    spread = joined(options.mesh, timeout) if options.mesh else None
+    if spread is not None and spread.beside:
+        if spread.measures:
+            how = {"seed": options.seed, "seconds": options.seconds, "optimizer_states": options.optimizer_states}
+            take_part(spec, spread, **how)
+        return None
+    if spread is not None and not spread.measures:
+        survey(timeout, spread.mesh.group)
+        return None
+    if spread is None and not join(timeout):
         return None
     try:
         return measure(
@@ -142,7 +170,9 @@ def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
             busy_processes=options.busy_processes,
             optimizer_states=options.optimizer_states,
             device=options.device,
+            split=options.split,
             progress=progress_line(),
+            spread=spread,
         )
     except OutOfMemory as error:
         kept = ""

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
-from .tools import print_json
+from ..util.files import check_writable
+from .tools import print_json, saving, searching
+
+if TYPE_CHECKING:
+    from ..profile.profile import Profile
 
 
 def add_file_options(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +19,12 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--diff", nargs=2, metavar=("OLD", "NEW"), help="in place of MODEL: what changed between two profiles"
     )
-    parser.add_argument("--from-trace", metavar="TRACE", help="in place of MODEL: a profile from a run, slow ranks included")
+    parser.add_argument(
+        "--from-trace",
+        metavar="TRACE",
+        help="in place of MODEL: a profile from a run: a trace.json, or another engine's: a torch profiler trace, or a "
+        "folder with one a rank; a folder of pp_rank_N.json (Primus, Megatron); a StragglerAnalysis parquet",
+    )
     parser.add_argument("--profile", metavar="BASE", help="for --from-trace: shares times out over layers; bytes are its")
 
 
@@ -34,19 +45,42 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def from_trace(options: argparse.Namespace) -> int:
-    """Write the profile that a run amounts to."""
+    """Write the profile that a run amounts to, and say what its step could be."""
+    from ..interchange.traces.reading import read_trace
+    from ..profile.measured_run import FROM_STEPS, LINKS
     from ..profile.measured_run import from_trace as profile_of
     from ..profile.profile import Profile
-    from ..trace import Trace
+    from ..profile.stalls import stalls_of
+    from ..search.today import today_of
+    from ..show.run_text import run_as_text, stage_times, stages_as_text, stalls_as_text
+    from ..show.today_text import today_as_text, today_line
 
+    if options.seconds < 0:
+        raise BadInput(f"--seconds {options.seconds:g}: from 0 up; 0: no search")
     base = None if options.profile is None else Profile.load(options.profile)
-    found = profile_of(Trace.load(options.from_trace), base)
-    found.save(options.output)
-    if options.json:
-        print_json({"model": found.model, "source": found.source, "rank_factors": found.rank_factors, **found.facts})
-    elif options.output != "-":
-        ratios = " ".join(f"{one:.3f}" for one in found.facts["rank_ratios"])
-        slow = [f"rank {rank} takes {one:.2f} times as long" for rank, one in enumerate(found.rank_factors) if one != 1]
-        print(f"{found.source}: {len(found.layers)} layers from {found.facts['steps']} steps; ranks {ratios}")
-        print("; ".join(slow) if slow else "all ranks are alike")
+    trace = read_trace(options.from_trace)
+    found, stalls = profile_of(trace, base), stalls_of(trace)
+    if options.output is not None and options.output != "-":
+        check_writable(options.output)
+    with searching("profile", "auto" if options.seconds else "none") as (search, pressed):
+        today = today_of(trace, seconds=options.seconds, seed=options.seed, progress=search.show, stop=pressed)
+    with saving(*[partial(found.save, options.output)] * bool(options.output)):
+        if options.json:
+            told = {"model": found.model, "source": found.source, "rank_factors": found.rank_factors, **found.facts}
+            told |= {"stages": stage_times(trace), "stalls": [one.to_json() for one in stalls]}
+            print_json(told | {"today": today.to_json() | {"line": today_line(today)}})
+        elif options.output != "-":
+            print(run_as_text(trace) + stages_as_text(trace) + stalls_as_text(trace, stalls), end="")
+            print(_ranks_in_words(found, told=base is not None or trace.facts.get(LINKS) != FROM_STEPS))
+            print(today_as_text(today), end="")
     return 0
+
+
+def _ranks_in_words(found: Profile, told: bool) -> str:
+    """Where the profile is from, and which ranks are slow. told: whether that is known: of a run alone, a stage may be."""
+    steps = f"{found.source}: {len(found.layers)} layers from {found.facts['steps']} steps"
+    if not told:
+        return f"{steps}; whether a rank is slow or its stages are long, only a base profile tells (--profile)"
+    ratios = " ".join(f"{one:.3f}" for one in found.facts["rank_ratios"])
+    slow = [f"rank {rank} takes {one:.2f} times as long" for rank, one in enumerate(found.rank_factors) if one != 1]
+    return f"{steps}; ranks {ratios}\n{'; '.join(slow) if slow else 'all ranks are alike'}"

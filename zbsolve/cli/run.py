@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
 from functools import partial
 from typing import Any
 
+from ..exec.splits import SPLITS, as_lines
 from ..util.errors import BadInput
 from ..util.text import exact_bytes, format_bytes, format_time
 from .tools import need_torch, print_json, saving
@@ -29,15 +32,28 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="every rank behaves like a device: passes and messages take the times of a profile.json, or of the "
         "schedule's own problem (the word schedule)",
     )
-    parser.add_argument("--replicas", type=int, default=1, help="pipelines side by side, each with its part of the batch")
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        default=1,
+        help="pipelines side by side, each with its part of the batch: short for dp in --mesh",
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="NAME=SIZE,…",
+        default="",
+        help="the mesh of ranks, its outermost dimension first, such as pp=2,tp=2,dp=2: pp is the schedule's, dp divides "
+        "the batch, and over all others the model file's parallelize(stage, mesh) spreads each stage",
+    )
     parser.add_argument("--steps", type=int, default=5, help="training steps that are timed")
     parser.add_argument("--warmup", type=int, default=2, help="training steps before")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
     parser.add_argument(
         "--split",
-        choices=("layers", "graph", "inductor"),
+        choices=SPLITS,
         default="layers",
-        help="how the backward is split: in the layers, by each layer's graph, or by graphs that inductor compiles",
+        help="how the backward is split: in the layers, by each layer's graph, by graphs that inductor compiles, or (auto) "
+        "as is measured faster, a layer at a time; :least keeps less between F and B, auto:inductor tries to compile too",
     )
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="torch's, with its defaults")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate")
@@ -90,14 +106,15 @@ def command(options: argparse.Namespace) -> int:
         elif options.output != "-":
             _print_run(schedule, trace)
             if options.local and not options.one_device and not options.emulate:
-                print(_crowded(schedule.problem.ranks * options.replicas), end="")
+                print(_crowded(math.prod(trace.facts["mesh"].values())), end="")
     return 1 if check is not None and not check["passed"] else 0
 
 
 def _print_run(schedule: Any, trace: Any) -> None:
     step, predicted = trace.median(), schedule.timeline()
-    replicas = trace.facts.get("replicas", 1)
-    pipelines = f"{replicas} times " if replicas > 1 else ""
+    mesh = trace.facts.get("mesh", {})
+    times = math.prod(mesh.values()) // schedule.problem.ranks if mesh else 1
+    pipelines = f"{times} times " if times > 1 else ""
     makespan = round(step.makespan)  # whole µs as in `compare`, or the two would differ by a digit
     print(
         f"{len(trace.steps)} steps on {pipelines}{schedule.problem.ranks} ranks: makespan {format_time(makespan)} "
@@ -112,6 +129,10 @@ def _print_run(schedule: Any, trace: Any) -> None:
         if trace.peaks[0][rank] > room + sent[rank]:  # messages are not among what the capacity is for
             held, has = exact_bytes(trace.peaks[0][rank]), exact_bytes(room)
             print(f"WARNING: rank {rank} held {held} of activations; its capacity is {has}")
+    print(_other_split(schedule.problem.source, trace.facts["split"]), end="")
+    if trace.facts["split"].startswith("auto"):
+        for line in as_lines(trace.facts.get("splits", [])):
+            print(f"split: {line}")
     if "streams" in trace.facts:
         print(f"one device ({trace.facts['streams']}): a pass took {trace.facts['host_us']:.0f} µs of the host's time")
     if emulated is not None:
@@ -127,6 +148,13 @@ def _print_run(schedule: Any, trace: Any) -> None:
                 f"WARNING: the loss of two microbatches joined is {whole:.6g}, the mean of its halves' losses {mean:.6g}: "
                 "the loss of a step depends on how the batch is split (a sum, or padding left out?)"
             )
+
+
+def _other_split(source: str, split: str) -> str:
+    """A warning where the times of the schedule were measured with another split than this run's."""
+    found = re.match(r"measured(?: with split ([\w:]+))?: ", source)
+    measured = (found[1] or "layers") if found else split
+    return "" if measured == split else f"WARNING: the profile was measured with split {measured}, this run has {split}\n"
 
 
 def _crowded(processes: int) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
 from .picture_options import add_picture_options, style_from
+from .tools import run_of
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
-        "schedule", help="schedule.json, or trace.json of a run (it holds its schedule); - for standard input"
+        "schedule",
+        help="schedule.json, or a run, which holds its schedule: trace.json, or another engine's (see profile "
+        "--from-trace); - for standard input",
     )
-    parser.add_argument("--trace", help="trace.json of a run of it: predicted and measured on one time axis")
+    parser.add_argument("--trace", help="a run of it, as above: predicted and measured on one time axis")
     parser.add_argument("--width", type=int, help="columns in the terminal; default: as wide as it is")
     parser.add_argument("-o", "--output", help="x.html, x.svg, x.pdf, x.png or x.trace.json; in the terminal without")
     add_picture_options(parser)
@@ -29,20 +32,19 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Draw a schedule, or a run with its schedule."""
-    from ..schedule import Schedule
     from ..trace import Trace
-    from ..util.files import read_one_of
 
     if options.output and options.width is not None:
         raise BadInput(f"--width {options.width}: it is for the terminal: leave it out with -o (--size is for pictures)")
     style = style_from(options, options.output or "")
-    kind, body = read_one_of(options.schedule, ("schedule", "trace"))
-    trace = Trace.load(options.trace) if options.trace else None
-    if kind == "trace":
-        if trace is not None:
+    given = _schedule_or_trace(options.schedule)
+    trace: Trace | None
+    if isinstance(given, Trace):
+        if options.trace:
             raise BadInput(f"{options.schedule}: holds a trace, and --trace names another: give the schedule in its place")
-        trace = Trace.from_json(body, options.schedule)
-    schedule = Schedule.from_json(body, options.schedule) if kind == "schedule" or trace is None else trace.planned()
+        schedule, trace = given.planned(), given
+    else:
+        schedule, trace = given, (run_of(given, options.trace) if options.trace else None)
     if options.output:
         from ..show.pictures.files import save_schedule_picture
 
@@ -50,6 +52,20 @@ def command(options: argparse.Namespace) -> int:
         return 0
     draw(schedule, trace, options.width)
     return 0
+
+
+def _schedule_or_trace(path: str) -> Schedule | Trace:
+    """What the file holds. Raises BadInput."""
+    from ..interchange.traces.reading import others_trace
+    from ..schedule import Schedule
+    from ..trace import Trace
+    from ..util.files import read_one_of
+
+    foreign = others_trace(path)
+    if foreign is not None:
+        return foreign
+    kind, body = read_one_of(path, ("schedule", "trace"))
+    return Trace.from_json(body, path) if kind == "trace" else Schedule.from_json(body, path)
 
 
 def draw(schedule: Schedule, trace: Trace | None = None, width: int | None = None) -> None:

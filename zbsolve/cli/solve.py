@@ -66,8 +66,10 @@ def command(options: argparse.Namespace) -> int:
     usual = None if isinstance(given, Problem) else usual_schedule(*given, schedule.problem.layers)
     with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
         _print_solved(options, Solved(schedule, usual, peaks[-1] if peaks else None, options.effort is None), tried, every)
-    if not isinstance(given, Problem) and (note := rounding_note(given[0], schedule.problem.layers)):
-        print(f"zbsolve solve: {note}", file=sys.stderr)
+    if not isinstance(given, Problem):
+        for note in (rounding_note(given[0], schedule.problem.layers), given[1].sharding_note(given[0])):
+            if note:
+                print(f"zbsolve solve: {note}", file=sys.stderr)
     return 0
 
 
@@ -113,7 +115,7 @@ def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> di
 
     if step.partition != "auto":
         return {}
-    placed = dict.fromkeys(one.placement for one in tried if one.layers)
+    placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
     return {one: least_step(replace(step, placement=one).costs(profile), step.objective) for one in placed}
 
 

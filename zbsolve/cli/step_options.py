@@ -38,6 +38,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "one pass for 1f1b)",
     },
     "recompute": {"metavar": "STAGES", "help": "all, or 0,2: stages that drop activations after F, for a pass X"},
+    "shards": {
+        "type": int,
+        "metavar": "N",
+        "help": "parameters are sharded over N ranks of a data-parallel group (FSDP) and gathered in the step (default: 1)",
+    },
+    "gathers": {
+        "metavar": "TIMES",
+        "help": "with --shards: how often a step's forwards gather a stage's parameters, a number or one a stage such as "
+        "1,2,2,1, or auto: the best of 1, 2, 4, 8 (default: 1, and they stay until the stage's last backward)",
+    },
+    "blocking": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "a rank computes nothing while it sends a message (default: as the profile's link says)",
+    },
 }
 PROFILE = {"help": "profile.json, or - for standard input"}
 PROFILE_OR_SCHEDULE = {
@@ -76,7 +90,20 @@ def step_words(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     from ..partition.file import parse_partition
 
     words = _said(options, *names)
-    return {**words, "partition": parse_partition(words["partition"])} if "partition" in words else words
+    if "partition" in words:
+        words["partition"] = parse_partition(words["partition"])
+    if words.get("gathers", "auto") != "auto":
+        words["gathers"] = _gathers(words["gathers"])
+    return words
+
+
+def _gathers(said: str) -> int | tuple[int, ...]:
+    """A number of gathers, or one a stage. Raises BadInput."""
+    try:
+        counts = tuple(int(part) for part in said.split(","))
+    except ValueError:
+        raise BadInput(f"--gathers {said[:40]}: auto, a number, or one a stage such as 1,2,2,1") from None
+    return counts[0] if len(counts) == 1 else counts
 
 
 def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profile, Step] | Problem:
@@ -107,6 +134,8 @@ def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> N
     for name, said in _said(options, *OPTIONS).items():
         if name == "memory":
             raise BadInput(f"--memory {said}: {where}, and its problem says what ranks have for activations: leave it out")
+        if name in ("shards", "gathers"):
+            raise BadInput(f"--{name} {said}: {where}, and its problem says what is gathered: leave it out")
         has, wanted = _both(name, said, problem)
         if has != wanted:
             option = f"--{'' if said else 'no-'}{name}" if isinstance(said, bool) else f"--{name} {said}"
@@ -127,6 +156,8 @@ def _both(name: str, said: Any, problem: Problem) -> tuple[Any, Any]:
         return problem.layers, getattr(layers, "layers", layers)
     if name == "fused":
         return "BW" in problem.passes.kinds, said
+    if name == "blocking":
+        return bool(problem.sending.any()), said
     if name == "recompute":
         again = {problem.passes[i].stage for i in problem.rows("X")}
         return sorted(again), recomputed_stages(said, problem.stages).tolist()

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from ..util.errors import BadInput
 
 if TYPE_CHECKING:
+    from ..schedule import Schedule
     from ..search.state import State
+    from ..trace import Trace
 
 
 def print_json(body: Any) -> None:
@@ -66,6 +68,16 @@ def saving(*saves: Callable[[], None]) -> Iterator[None]:
         if failed:
             failed[0].others = tuple(failed[1:])
             raise failed[0]
+
+
+def run_of(schedule: Schedule, path: str) -> Trace:
+    """The run of a schedule in a file of ours or of another engine, which knows passes but not the schedule's own times.
+    Raises BadInput."""
+    from ..interchange.traces.reading import others_trace
+    from ..trace import Trace
+
+    foreign = others_trace(path)
+    return Trace.load(path) if foreign is None else foreign.of_problem(schedule.problem, path)
 
 
 def need_torch() -> None:

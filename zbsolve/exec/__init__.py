@@ -1,11 +1,14 @@
 """The executor runs schedules on torch.distributed. `Pipeline` is for a training loop, `PostValidated` is an optimizer for
-it. A step raises `RunFailed` when a rank fails. `torch_schedule` lets torch's own runtime run a schedule."""
+it. `auxiliary_loss` lets a layer add to the loss. A step raises `RunFailed` when a rank fails. `torch_schedule` lets torch's
+own runtime run a schedule."""
 
 from typing import TYPE_CHECKING
 
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
+    from ..models.auxiliary import auxiliary_loss as auxiliary_loss
+    from ..models.auxiliary import auxiliary_losses as auxiliary_losses
     from .optimizer.post_validation import PostValidated as PostValidated
     from .pipeline import Pipeline as Pipeline
     from .rank import StepResult as StepResult
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
+        ".models.auxiliary": "auxiliary_loss auxiliary_losses",
         "pipeline": "Pipeline",
         "rank": "StepResult",
         "optimizer.post_validation": "PostValidated",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,9 +23,13 @@ from .handlers.table import HANDLERS
 from .interpreter import Hooks, Interpreter
 from .layers import Layers, build, layer_counts, listed, materialise
 from .lowering import lower
+from .mesh.place import PipelineMesh
+from .mesh.stage_module import Parallelize, parallelized
 from .program import Program
 from .rank import RankRunner
 from .reports import Reports
+from .sharding.parameters import Parameter
+from .sharding.rank import Sharding, check_beside, sharded_parameters
 from .shared import Shared, buckets
 from .transport.clocks import clock_lead
 from .transport.mailbox import Mailbox
@@ -36,7 +40,7 @@ from .weight_versions import Update, WeightVersions
 
 @dataclass(frozen=True)
 class Given:
-    """What a person gives a pipeline together with its schedule (see `Pipeline`)."""
+    """What a person gives a pipeline together with its schedule (see `Pipeline`). mesh: this rank's place in it."""
 
     layers: Layers
     loss: Loss | None
@@ -46,12 +50,16 @@ class Given:
     device: torch.device
     seed: int
     split: str = "layers"
+    mesh: PipelineMesh | None = None
+    parallelize: Parallelize | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
     """What one rank makes by itself. programs: of all ranks. counts: layers of each stage. layers: this rank's, by number;
-    module: the same under their names in the whole model. tied: groups of places that hold one parameter."""
+    module: the same under their names in the whole model. tied: groups of places that hold one parameter. stage_modules:
+    what `parallelize` made of each stage, where there is one. sharded: stage → its parameters that FSDP shards, where there
+    are some."""
 
     schedule: Schedule
     programs: tuple[Program, ...]
@@ -60,6 +68,8 @@ class Part:
     layers: dict[int, nn.Module]
     module: nn.ModuleDict
     tied: tuple[Sequence[Place], ...]
+    stage_modules: Mapping[int, nn.Module] = field(default_factory=dict)
+    sharded: Mapping[int, Sequence[Parameter]] = field(default_factory=dict)
 
 
 def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
@@ -69,6 +79,8 @@ def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
     programs = lower(schedule)
     if wires.size != problem.ranks:
         raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")
+    if given.parallelize is not None and given.mesh is None:
+        raise BadInput("Pipeline: parallelize is for a mesh: give mesh too")
     program, tied = programs[wires.rank], given.tied
     numbers, names = layer_numbers(counts, program.stages), [str(i) for i in range(sum(counts))]
     if whole is None:
@@ -81,6 +93,46 @@ def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
         raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
     module = nn.ModuleDict({names[i]: layer for i, layer in layers.items()})
     return Part(schedule, programs, program, counts, layers, module, tied)
+
+
+def parallel_part(part: Part, given: Given) -> Part:
+    """The part after a person's function has spread its stages over the mesh. Raises BadInput naming the stage."""
+    if given.parallelize is None or given.mesh is None:
+        return part
+    stages = {s: layer_numbers(part.counts, [s]) for s in part.program.stages}
+    names = dict(zip(part.layers, part.module, strict=True))
+    try:
+        layers, modules = parallelized(stages, part.layers, names, given.mesh, given.parallelize)
+    except BadInput as error:
+        raise BadInput(f"rank {part.program.rank}, {error}") from error
+    module = nn.ModuleDict({names[i]: layer for i, layer in layers.items()})
+    return replace(part, layers=layers, module=module, stage_modules=modules)
+
+
+def sharded_part(part: Part, given: Given, replicas: Any, pipeline: Sequence[int]) -> Part:
+    """The part with what FSDP shards of it. replicas: the process group of replicas, where there is one. pipeline: the ranks
+    of this one. Raises BadInput naming rank and stage where that and what is given do not fit each other."""
+    found, rank = dict[int, Sequence[Parameter]](), part.program.rank
+    for s in part.program.stages:
+        layers = {i: part.layers[i] for i in layer_numbers(part.counts, [s])}
+        try:
+            parameters = sharded_parameters(s, layers, None if given.mesh is None else given.mesh.data_ranks)
+            for one in parameters[:1]:
+                check_beside(s, one, pipeline)
+        except BadInput as error:
+            raise BadInput(f"rank {rank}, {error}") from error
+        if not parameters:
+            continue
+        found[s], where = parameters, f"rank {rank}, stage {s}: layer {parameters[0].layer} is sharded by FSDP"
+        if part.schedule.problem.round:
+            raise BadInput(f"{where}, but passes U update whole parameters")
+        if replicas is not None and given.mesh is None:
+            raise BadInput(
+                f"{where}, and replicas would average its gradients again: take a mesh of two dimensions for both"
+            )
+        if replicas is not None and given.parallelize is None:
+            raise BadInput(f"{where} before the mesh's pipelines had the same values: do that in parallelize")
+    return replace(part, sharded=found)
 
 
 def check_updates(problem: Problem, update: Update | None, tied: Sequence[Sequence[Place]], replicas: Any) -> None:
@@ -113,20 +165,28 @@ def connected(
     common = buckets(problem.stage_ranks, stage_of, part.layers, part.tied)
     shared = Shared(wires, common, exchanged, given.device, group, peers.timeout)
     microbatches = problem.round or problem.microbatches
-    parts = parts_by_name(given.split)
+    parts = parts_by_name(
+        given.split, tight=problem.capacity is not None, alone=given.parallelize is None and not part.sharded
+    )
     stages = stages_of(part.counts, program.stages, part.layers, given.loss, microbatches, parts)
     update = given.update
     versions = {} if update is None else {s: WeightVersions(one.parameters(), update) for s, one in stages.items()}
     if emulate is not None:
         hooks.emulated = EmulatedDevice(emulate, problem.names, Board.shared(wires, len(problem.names)))
-    mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds())
+    sharding = Sharding.of(part.sharded, program, stages, peers.timeout) if part.sharded else None
+    whole = None if given.mesh is None else given.mesh.whole
+    mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole)
     return RankRunner(
         schedule=part.schedule,
         module=part.module,
         peers=peers,
         mailbox=mailbox,
         shared=shared,
-        interpreter=Interpreter(program, RankState(stages, versions, shared.exchange), mailbox, hooks),
+        sharding=sharding,
+        # What FSDP shards is summed over ranks after its shards are there, at the end of the step.
+        interpreter=Interpreter(
+            program, RankState(stages, versions, None if part.sharded else shared.exchange), mailbox, hooks
+        ),
         reports=Reports(part.schedule, part.programs, peers, clock_lead(wires)),
         shapes=ShapeNumbers(problem.routes, range(problem.microbatches), wires.rank, wires.size),
     )

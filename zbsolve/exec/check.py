@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ..models.auxiliary import auxiliary_losses
 from ..models.model import Place
 from ..problem import Problem
+from ..util.errors import BadInput
 from .backward.layer_split import run_layers
+from .backward.values import joined, tensors_of
+from .dtensors import full
 from .handlers.handler import Data
+from .torch_private import tree_map
+from .transport.format import Format
 from .transport.wires import Wires, receive_bytes, send_bytes
 from .update_groups import groups_of, versions_of
 from .weight_versions import Update
@@ -21,42 +27,63 @@ from .weight_versions import Update
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 LOSS_ROUNDING = 1e-4  # two orders of summation differ by less
 NOT_A_NUMBER = 1e30  # the difference where something is not finite
+WRAPPING = ("_checkpoint_wrapped_module.", "_orig_mod.")  # what torch's wrappers put into a parameter's name
 Row = tuple[float, float, str]  # a difference as a share of its limit, the difference, where
+
+
+class Value(NamedTuple):
+    """What is compared of a parameter (None: it has no gradient), and the parameter's shape, type and device."""
+
+    found: Tensor | None
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
 
 
 def reference(layers: Sequence[nn.Module], data: Data, loss: Any) -> float:
     """Run every microbatch through the whole model with plain autograd. Gradients go into `.grad`. Returns the mean loss."""
     count, total = len(data.inputs), 0.0
     for m in sorted(data.inputs):
-        value = loss(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m])
-        (value / count).backward()
+        value = _loss(layers, data, m, loss)
+        (value / count).backward()  # type: ignore[no-untyped-call]
         total += float(value.detach()) / count
     return total
+
+
+def _loss(layers: Sequence[nn.Module], data: Data, m: int, loss: Any) -> Tensor:
+    """A microbatch's loss, with what layers add to it."""
+    with auxiliary_losses() as extra:
+        value: Tensor = loss(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m])
+    return value if extra.total is None else value + extra.total
 
 
 def uneven_loss(layers: Sequence[nn.Module], data: Data, loss: Any) -> tuple[float, float] | None:
     """Is the loss a mean in which every row counts alike? The loss of two microbatches joined, and the mean of the losses of
     every other row of them, where these differ by more than rounding (a sum; a mean that leaves out padding).
 
-    None where they do not differ, and where nothing can be said: output and target are not tensors of as many rows, or the
-    loss takes no other number of rows.
+    None where they do not differ, and where nothing can be said: not all tensors of output and target have as many rows, or
+    the loss takes no other number of rows.
     """
     with torch.no_grad():
         pairs = [(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m]) for m in sorted(data.inputs)[:2]]
-        if not all(
-            isinstance(y, Tensor) and y.dim() and y.shape[:1] == pairs[0][0].shape[:1] for pair in pairs for y in pair
-        ):
+        tensors = [tensors_of(pair) for pair in pairs]
+        if len({one.shape[:1] for row in tensors for one in row}) != 1 or not tensors[0][0].dim():
             return None
-        if len(pairs) < 2 or any(a.shape != b.shape for a, b in zip(*pairs, strict=True)):
+        if len(pairs) < 2 or Format.of(pairs[0]) != Format.of(pairs[1]):
             return None
-        output, target = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        output, target = joined(pairs)
         try:
             whole = float(loss(output, target))
-            mean = sum(float(loss(output[half::2], target[half::2])) for half in range(2)) / 2
+            mean = sum(float(loss(*_every_other((output, target), half))) for half in range(2)) / 2
         except Exception:  # somebody's loss may take microbatches of one size alone
             return None
-    differ = abs(whole - mean) > max(LOSS_ROUNDING, LIMITS.get(output.dtype, 0.0)) * abs(whole)
+        kind = next((one.dtype for one in tensors_of(output) if one.is_floating_point()), torch.float32)
+    differ = abs(whole - mean) > max(LOSS_ROUNDING, LIMITS.get(kind, 0.0)) * abs(whole)
     return (whole, mean) if differ else None
+
+
+def _every_other(value: Any, first: int) -> Any:
+    return tree_map(lambda leaf: leaf[first::2] if isinstance(leaf, Tensor) else leaf, value)
 
 
 def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data, loss: Any, update: Update) -> float:
@@ -72,8 +99,8 @@ def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data,
     for m in sorted(data.inputs):
         for s, one in enumerate(rules):
             one.show(version.get((s, m), 0))
-        value = loss(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m])
-        (value / size).backward()
+        value = _loss(layers, data, m, loss)
+        (value / size).backward()  # type: ignore[no-untyped-call]
         total += float(value.detach()) / len(data.inputs)
         if m + 1 not in data.inputs or group[0, m + 1] != group[0, m]:
             for one in rules:
@@ -138,10 +165,22 @@ def named(layers: Mapping[int, nn.Module]) -> dict[Place, nn.Parameter]:
     }
 
 
+def values(layers: Mapping[int, nn.Module], what: Callable[[nn.Parameter], Tensor | None] = gradient) -> dict[Place, Value]:
+    """Place → its value, whole: all ranks of the mesh that a DTensor is on call this together. Names are those of the model
+    before torch's wrappers."""
+    found = {}
+    for (layer, name), p in named(layers).items():
+        for wrapping in WRAPPING:
+            name = name.replace(wrapping, "")
+        value = what(p)
+        found[layer, name] = Value(None if value is None else full(value.detach()), p.shape, p.dtype, p.device)
+    return found
+
+
 def compare(
     wires: Wires | None,
     owners: Sequence[Sequence[int]],
-    mine: Mapping[int, nn.Module],
+    mine: Mapping[Place, Value],
     whole: Sequence[nn.Module] | None,
     losses: tuple[float, float],
     what: Callable[[nn.Parameter], Tensor | None] = gradient,
@@ -149,22 +188,25 @@ def compare(
     """The verdict, on rank 0; None on the others. All ranks of `wires` call this (None: there is one rank).
 
     Rank 0 holds `whole`, the reference with its gradients. It sends those of each layer to the ranks in `owners[layer]`,
-    which compare them with their own layers `mine`. losses: (pipeline, reference), known on rank 0. what: `gradient` or
+    which compare them with their own `values`, `mine`. losses: (pipeline, reference), known on rank 0. what: `gradient` or
     `weight`. "worst" in the verdict is the largest difference over all tensors and the loss (see `difference`).
     """
     found: list[Row] = []
     rank = 0 if wires is None else wires.rank
+    layers: dict[int, dict[Place, Value]] = {}
+    for place, value in mine.items():
+        layers.setdefault(place[0], {})[place] = value
     for layer, owner in [(layer, owner) for layer, here in enumerate(owners) for owner in here]:
         right: dict[Place, Tensor | None] | None = None
         if rank == 0:
             assert whole is not None
-            right = {place: what(p) for place, p in named({layer: whole[layer]}).items()}
+            right = {place: one.found for place, one in values({layer: whole[layer]}, what).items()}
             if owner and wires is not None:
                 _send(wires, right, owner)
         elif owner == rank and wires is not None:
-            right = _receive(wires, named({layer: mine[layer]}))
+            right = _receive(wires, layers.get(layer, {}))
         if owner == rank and right is not None:
-            found += [_judge(place, p.dtype, what(p), right[place]) for place, p in named({layer: mine[layer]}).items()]
+            found += _judged(layers.get(layer, {}), right)
     if wires is not None and rank:
         send_bytes(wires, json.dumps(found).encode(), 0)
         return None
@@ -189,28 +231,36 @@ def compare(
     }
 
 
-def _judge(place: Place, kind: torch.dtype, found: Tensor | None, right: Tensor | None) -> Row:
-    """What is not finite is wrong."""
-    value = difference(found, right)
-    value = value if math.isfinite(value) else NOT_A_NUMBER
-    return value / LIMITS.get(kind, 1e-5), value, f"layer {place[0]} {place[1]}"
+def _judged(mine: Mapping[Place, Value], right: Mapping[Place, Tensor | None]) -> list[Row]:
+    """One layer's differences; what is not finite is wrong. Raises BadInput where the two have other parameters."""
+    for layer, name in mine.keys() ^ right.keys():
+        other = "which the unsplit model lacks" if (layer, name) in mine else "which only the unsplit model has"
+        raise BadInput(f"check: layer {layer}: parameter '{name}', {other}")
+    rows = []
+    for place, one in mine.items():
+        value = difference(one.found, right[place])
+        value = value if math.isfinite(value) else NOT_A_NUMBER
+        rows.append((value / LIMITS.get(one.dtype, 1e-5), value, f"layer {place[0]} {place[1]}"))
+    return rows
 
 
 def _send(wires: Wires, right: Mapping[Place, Tensor | None], owner: int) -> None:
-    """Send which places have a gradient, then the gradients."""
-    there = [place for place, gradient in right.items() if gradient is not None]
+    """Send which places there are and which have a gradient, then the gradients."""
+    there = [(place, gradient is not None) for place, gradient in right.items()]
     send_bytes(wires, json.dumps(there).encode(), owner)
-    for place in there:
-        gradient = right[place]
-        assert gradient is not None
-        wires.wait(wires.send(gradient.contiguous(), owner), owner)
+    for gradient in right.values():
+        if gradient is not None:
+            wires.wait(wires.send(gradient.contiguous(), owner), owner)
 
 
-def _receive(wires: Wires, parameters: Mapping[Place, nn.Parameter]) -> dict[Place, Tensor | None]:
-    """What `_send` sent."""
-    right: dict[Place, Tensor | None] = dict.fromkeys(parameters)
-    for layer, name in json.loads(receive_bytes(wires, 0)):
-        buffer = torch.empty_like(parameters[layer, name], memory_format=torch.contiguous_format).detach()
-        wires.wait(wires.receive(buffer, 0), 0)
-        right[layer, name] = buffer
+def _receive(wires: Wires, mine: Mapping[Place, Value]) -> dict[Place, Tensor | None]:
+    """What `_send` sent. Raises BadInput for a parameter that is not here."""
+    right: dict[Place, Tensor | None] = {}
+    for (layer, name), there in json.loads(receive_bytes(wires, 0)):
+        one = mine.get((layer, name))
+        if one is None:
+            raise BadInput(f"check: layer {layer}: parameter '{name}', which only the unsplit model has")
+        right[layer, name] = buffer = torch.empty(one.shape, dtype=one.dtype, device=one.device) if there else None
+        if buffer is not None:
+            wires.wait(wires.receive(buffer, 0), 0)
     return right

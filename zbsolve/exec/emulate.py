@@ -12,8 +12,9 @@ a pass really began, and when its rank really went on after its end. Host time, 
 All-to-alls and exchanges run on a side stream, which has a clock of its own. Nobody sleeps for them but a rank whose next
 pass takes what they give. An all-to-all is recorded with its device's start and end: nothing really runs then, and the rank
 comes to it when it has time. So its recorded start may lie before the recorded end of its F, by as much as that end was
-late. When an exchange ends is known only when the step does, for it waits for other ranks: all-to-alls that come behind it
-in its stream begin without it.
+late. A gather or a reduction of sharded parameters is begun when the rank comes to it, but takes its device's time from when
+all that it waits for has ended there. When an exchange ends is known only when the step does, for it waits for other ranks:
+all-to-alls that come behind it in its stream begin without it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ OWN_TIMES = "schedule"  # emulate the times of the schedule's own problem
 class Times:
     """What devices and links take, whole µs.
 
-    source: where the times come from. passes: pass → its time. links: (before, after) → the time of the message between
+    source: where the times come from. passes: pass → its time, with its message where that blocks its sender: the rank's
+    device is busy meanwhile, and the message is there at its end. links: (before, after) → the time of the message between
     them, where that goes to another rank. side_streams: pass that runs off the compute stream → its stream. waits: what such
     a pass waits for, and which passes of its rank wait for it: pass → (pass before, lag).
     """
@@ -67,6 +69,9 @@ class Times:
         problem = schedule.problem
         passes, links = _times(problem)
         streams, waits = _side_streams(problem)
+        for before, after in schedule.syncs:
+            if before in streams or after in streams:
+                waits.setdefault(after, []).append((before, 0))
         if source == OWN_TIMES:
             return cls(problem.source or "the schedule's problem", passes, links, streams, waits)
         if source == "-":
@@ -97,6 +102,8 @@ def _profiled(profile: Profile, problem: Problem) -> Problem:
     again = np.unique(problem.passes.stage[problem.rows("X")]).tolist()
     profile = replace(profile, capacity=None)  # whether it fits has been settled by the one who solved it
     how: dict[str, Any] = {"layers": problem.layers, "fused": "BW" in problem.passes.kinds, "recompute": again}
+    if problem.sending.any() or problem.edges.lag.any():  # else the profile says whether messages block their sender
+        how["blocking"] = bool(problem.sending.any())
     return profile.problem(problem.ranks, problem.microbatches, problem.routes, **how)
 
 
@@ -184,11 +191,15 @@ class EmulatedDevice:
         self._row = {name: i for i, name in enumerate(names)}
         self._length = {name: us * 1000 for name, us in times.passes.items()}
         self._link = {pair: us * 1000 for pair, us in times.links.items()}
-        self._first = True
+        self._first, self._began = True, 0
 
     def begin(self) -> None:
         """A step begins: its first pass starts when it really does, or when its message is there."""
-        self._first = True
+        self._first, self._began = True, time.monotonic_ns()
+
+    def drain(self) -> None:
+        """Wait until passes of side streams have ended."""
+        sleep_until(max(self._side_clocks.values(), default=0))
 
     def arrived(self, message: Message, arrival: int) -> int:
         """`message` is really here since `arrival`, ns. Wait until its link would have brought it. Returns the later of
@@ -210,7 +221,7 @@ class EmulatedDevice:
         """Run pass `name` of a side stream on its device, behind all that it waits for. When it starts and ends there,
         ns."""
         stream, row = self.times.side_streams[name], self._row[name]
-        start = max(self._side_clocks.get(stream, 0), self._awaited(name))
+        start = max(self._side_clocks.get(stream, 0), self._awaited(name), self._began)
         self._side_clocks[stream] = self.board.end[row] = end = start + self._length[name]
         self.board.runs[row] += 1
         return start, end

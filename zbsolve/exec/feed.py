@@ -13,6 +13,7 @@ from .backward.values import leaves_of
 from .torch_private import tree_flatten, tree_map, tree_unflatten
 from .transport.format import Format
 from .transport.mailbox import Mailbox
+from .transport.peers import Peers
 from .transport.wires import STEP
 
 Batch = Any  # a pytree of tensors, a list of microbatches, or a mapping from microbatches to them
@@ -97,6 +98,16 @@ def shares_of(targets: Batch, needed: Sequence[int], count: int) -> dict[int, fl
     else:
         raise BadInput(f"targets: {len(targets)} microbatches: uneven=True needs the rows of all {count}")
     return {} if len(set(rows)) == 1 else {m: n * count / sum(rows) for m, n in enumerate(rows)}
+
+
+def agreed_shares(shares: Mapping[int, float], count: int, peers: Peers) -> dict[int, float]:
+    """The same on all ranks, of which those that know nothing give {}: layers of any rank may add to the loss. All ranks
+    call this. Raises LostRank."""
+    mine = torch.tensor([shares.get(m, 0.0) for m in range(count)], dtype=torch.float64)
+    everything = torch.empty((peers.wires.size, count), dtype=torch.float64)
+    peers.wait(peers.wires.control.allgather([list(everything.unbind())], [mine]), "shares of microbatches")
+    found: list[float] = everything.amax(0).tolist()
+    return dict(enumerate(found)) if any(found) else {}
 
 
 def first_tensor(value: Any) -> Tensor:

@@ -40,8 +40,9 @@ class Record:
     """One step of one rank. Times are monotonic ns.
 
     began: when the step began. arrived, waited, start, end: a number for each pass of the program: when its message was
-    there (0: it takes none), how long this rank waited for that message, its start and its end. losses: of the microbatches
-    whose last stage is here. held: bytes after each pass, where a meter counts them.
+    there (0: it takes none), how long this rank waited for that message, its start and its end. losses: parts of the losses
+    of microbatches that are made here: by the last stage, and by layers themselves. held: bytes after each pass, where a
+    meter counts them.
     """
 
     began: int
@@ -109,13 +110,18 @@ class Interpreter:
             column.clear()
 
     def weigh(self, meter: LiveBytes) -> None:
-        """Note what is held after a pass, with versions of weights and without gradients of parameters."""
+        """Note what is held after a pass: with versions of weights and with what passes gather, without gradients of
+        parameters unless passes reduce them."""
         versions = self.state.versions.values()
         for one in versions:
             meter.ignore(one.tensors())
         meter.ignore(p.grad for s in self.state.stages.values() for p in s.parameters() if p.grad is not None)
+        sharded = [stage.sharding for stage in self.state.stages.values() if stage.sharding is not None]
+        for stage in sharded:
+            meter.ignore(stage.tensors())
         self.handed_bytes |= {name: bytes_of(value) for name, value in self._handed.items()}
-        self.record.held.append(meter.now + sum(one.kept_bytes for one in versions))
+        kept = sum(one.kept_bytes for one in versions) + sum(stage.held_bytes for stage in sharded)
+        self.record.held.append(meter.now + kept)
 
     def run(self, action: Action) -> None:
         """One pass: post receives, wait for its input, run it, send its output on."""
@@ -146,6 +152,8 @@ class Interpreter:
                     self.transport.send(message, output)
             elif action.sends or action.hands is not None:
                 raise BadInput("it made nothing, but other passes take what it makes")
+            for kind, stage in action.releases:
+                HANDLERS[kind].release(self.state, stage)  # type: ignore[misc]
             if action.done and hooks.done is not None:
                 hooks.done(action.stage)
         except LostRank as error:

@@ -93,6 +93,10 @@ def tie(layers: dict[int, nn.Module], group: Iterable[Place]) -> nn.Parameter | 
     here = [(i, name) for i, name in group if i in layers]
     if not here:
         return None
-    parameter = layers[here[0][0]].get_parameter(here[0][1])
-    share(layers, here[1:], parameter)
+    number, name = here[0]
+    try:
+        parameter = layers[number].get_parameter(name)
+        share(layers, here[1:], parameter)
+    except AttributeError:
+        raise BadInput(f"layer {number}: it has no parameter '{name}', which is tied") from None
     return parameter

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,11 +46,20 @@ def lower(schedule: Schedule, training: bool = True) -> tuple[Program, ...]:
 
 
 def rank_order(schedule: Schedule, rank: int) -> tuple[str, ...]:
-    """The passes of one rank in the order of the schedule's predicted timeline, which keeps each stream's order."""
+    """The passes of one rank in the order of the schedule's predicted timeline, which keeps each stream's order. A pass that
+    only begins work comes before the pass that runs meanwhile, for the rank is busy until that ends."""
     problem, timeline = schedule.problem, schedule.timeline()
     rows = np.flatnonzero(problem.passes.rank == rank)
     turn = np.arange(len(problem.passes)) if timeline.turn is None else timeline.turn
-    return tuple(problem.names[i] for i in rows[np.lexsort((turn[rows], timeline.start[rows]))])
+    rows = rows[np.lexsort((turn[rows], timeline.start[rows]))]
+    begins, beside = ~passes_where(problem, "does", "")[rows], ~problem.computing[rows]
+    start, behind, busy = timeline.start[rows].copy(), np.ones(len(rows), bool), -1
+    for i in range(len(rows)):
+        if not beside[i]:
+            busy = i
+        elif begins[i] and busy >= 0 and start[i] < timeline.end[rows[busy]]:
+            start[i], behind[i] = start[busy], False
+    return tuple(problem.names[i] for i in rows[np.lexsort((behind, start))])
 
 
 def check_runs(problem: Problem, training: bool = True) -> None:
@@ -97,7 +107,8 @@ def _check_inputs(problem: Problem) -> None:
 
 class _Lowering:
     """One schedule on its way to programs. orders: each rank's passes in order. takes: pass → the message with its input;
-    gives: pass → the messages that its output goes to. companions: (stage, microbatch) → the kinds of its passes."""
+    gives: pass → the messages that its output goes to. companions: (stage, microbatch) → the kinds of its passes. makers:
+    pass → those passes before it whose work is released (see `Handler.release`); made: the stages that have such."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.problem = schedule, schedule.problem
@@ -107,6 +118,7 @@ class _Lowering:
         for message in self.takes.values():
             self.gives.setdefault(message.before, []).append(message)
         self.companions = _companions(self.problem)
+        self.makers, self.made = _makers(self.problem)
         self.taking = passes_where(self.problem, "takes", "activation")
         self.adding, self.weighted = passes_where(self.problem, "adds_gradients"), passes_where(self.problem, "uses_weights")
 
@@ -117,9 +129,9 @@ class _Lowering:
         posts, uses = _posts(self.schedule, order, incoming), uses_of(problem, order, self.weighted)
         rows = [problem.index[name] for name in order]
         last = {int(p.stage[row]): row for row in rows if self.adding[row]}
-        done = set(last.values())
+        done, releases = set(last.values()), self._releases(rows)
         actions = [
-            self._action(row, posts.get(name, ()), row in done, uses.get(name))
+            replace(self._action(row, posts.get(name, ()), row in done, uses.get(name)), releases=releases.get(row, ()))
             for row, name in zip(rows, order, strict=True)
         ]
         stages = tuple(s for s, ranks in enumerate(problem.stage_ranks) if rank in ranks)
@@ -128,6 +140,30 @@ class _Lowering:
             for stage in (0, problem.stages - 1)
         )
         return Program(rank, tuple(actions), incoming, stages, inputs, targets)
+
+    def _releases(self, rows: Sequence[int]) -> dict[int, tuple[tuple[str, int], ...]]:
+        """Pass of a rank → (kind, stage) of the passes that are over with it, for none that comes later uses them. rows: the
+        rank's passes in order.
+
+        A pass uses those that an edge goes from, or else the last one that its microbatch has used on the stage. Raises
+        BadInput where it has used none though the stage has some.
+        """
+        problem, used, last = self.problem, dict[tuple[int, int], int](), dict[int, int]()
+        for row in rows if self.made else ():
+            stage, microbatch = int(problem.passes.stage[row]), int(problem.passes.microbatch[row])
+            mine: Sequence[int] = self.makers.get(row, ())
+            if not mine and self.weighted[row] and stage in self.made:
+                if (stage, microbatch) not in used:
+                    raise BadInput(f"pass {problem.names[row]}: no edge says which pass gathers its stage's parameters")
+                mine = [used[stage, microbatch]]
+            for maker in mine:
+                last[maker] = row
+                used[stage, microbatch] = maker
+        found: dict[int, tuple[tuple[str, int], ...]] = {}
+        for maker, row in last.items():
+            one = problem.passes[maker]
+            found[row] = (*found.get(row, ()), (one.kind, one.stage))
+        return found
 
     def _incoming(self, rank: int) -> dict[int, tuple[Message, ...]]:
         """Source rank → its messages to `rank`, in the order of the sender's passes."""
@@ -180,10 +216,19 @@ def _companions(problem: Problem) -> dict[tuple[int, int], frozenset[str]]:
     return {spot: frozenset(kinds) for spot, kinds in found.items()}
 
 
+def _makers(problem: Problem) -> tuple[dict[int, list[int]], set[int]]:
+    e, found = problem.edges, dict[int, list[int]]()
+    released = problem.passes.are(*(kind for kind in problem.passes.kinds if HANDLERS[kind].release is not None))
+    for row in np.flatnonzero(released[e.before]).tolist():
+        found.setdefault(int(e.after[row]), []).append(int(e.before[row]))
+    return found, set(problem.passes.stage[released].tolist())
+
+
 def _posts(schedule: Schedule, order: Sequence[str], incoming: Incoming) -> dict[str, list[Message]]:
     """Pass of this rank → the receives to post before it; those of one source in the order of its sends."""
     timeline, index = schedule.timeline(), schedule.problem.index
-    starts = [int(timeline.start[index[name]]) for name in order]
+    starts = np.array([timeline.start[index[name]] for name in order])
+    starts = np.minimum.accumulate(starts[::-1])[::-1].tolist()  # one that only begins work may come before its time
     place = {name: i for i, name in enumerate(order)}
     result: dict[str, list[Message]] = {}
     for sent in incoming.values():

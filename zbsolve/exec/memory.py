@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from ..problem import Problem
+from .dtensors import local
 from .program import Message, Program
 from .torch_private import TorchDispatchMode, storage_key, tree_leaves
 
@@ -22,6 +23,8 @@ from .torch_private import TorchDispatchMode, storage_key, tree_leaves
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages that are made while it is active, each once, until they die. Storages given to `ignore`
     (parameters, gradients) do not count. most: the most ever so far, between any two operations."""
+
+    supports_higher_order_operators = True  # a graph with checkpointing in it calls some
 
     def __init__(self, ignore: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -39,6 +42,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._now
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it becomes operations on local tensors, which come here again
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -51,7 +56,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
         """Do not count these, from now on."""
-        for tensor in tensors:
+        for tensor in map(local, tensors):
             key = storage_key(tensor)
             if key in self._known:
                 reference, size = self._known[key]

@@ -5,29 +5,38 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..models.model import Place
 from ..schedule import Schedule
 from ..trace import Trace
 from ..util.errors import BadInput
-from .assembly import Given, check_updates, connected, own_part, paired_wires
+from .assembly import Given, check_updates, connected, own_part, paired_wires, parallel_part, sharded_part
 from .backward.layer_split import Loss
 from .emulate import Times
-from .feed import Batch, shares_of, split_batch, step_seed
+from .feed import Batch, agreed_shares, shares_of, split_batch, step_seed
 from .handlers.handler import Data
 from .interpreter import Hooks
 from .layers import Layers
 from .loop import checkpoint, evaluation, gradients
 from .memory import Memory
+from .mesh.averaging import groups_of
+from .mesh.place import pipeline_mesh
+from .mesh.stage_module import Parallelize
 from .optimizer.ahead import Ahead
 from .rank import StepResult
-from .replicas import Replicas, optimizers_wait
+from .replicas import Replicas, begin_alike, optimizers_wait
 from .reports import trace_of
-from .transport.peers import Peers, agreed, content
+from .sharding.rank import Sharding
+from .splits import merged
+from .torch_private import default_group
+from .transport.peers import Peers, agreed, content, together
 from .transport.wires import Wires, receive_bytes, send_bytes
 from .weight_versions import Update
 
@@ -48,7 +57,14 @@ class Pipeline:
     reading gradients otherwise. Losses, times and memory are this pipeline's. update: for a schedule with passes U: makes a
     torch optimizer of a stage's parameters; `step` then updates by itself, and leaves no gradients. split: how the backward
     is split: in the "layers" that queue their weight gradients (the rest of a backward is B), or by the "graph" of each
-    layer, which splits any operation, as it is or compiled by "inductor".
+    layer, which splits any operation, as it is or compiled by "inductor"; "auto" measures both at a block's first forward
+    (see `by_name.parts_by_name`, `splits`). mesh: a DeviceMesh with a dimension "pp", in place
+    of group and replicas: each of its other coordinates runs the same schedule. data: the dimensions along which the batch
+    is divided (None: those called dp, dp_replicate, dp_shard), over which gradients are averaged as over replicas, unless
+    FSDP has sharded the parameter over them. parallelize(stage, mesh): called with each stage of this rank once its layers
+    are built, and alike on all data coordinates: an nn.Module with the stage's layers under their names in the whole model;
+    it spreads them in place over the other dimensions (`mesh["tp"]`: tensor parallelism, FSDP, …), or returns a module with
+    as many layers under the same names.
 
     Every rank of the group makes one, with the same schedule. Raises BadInput where something does not fit, on all ranks
     also where it does not fit on one, and RunFailed where a rank fails. After RunFailed the process group is of no use.
@@ -76,18 +92,32 @@ class Pipeline:
         replicas: Any = None,
         update: Update | None = None,
         split: str = "layers",
+        mesh: DeviceMesh | None = None,
+        parallelize: Parallelize | None = None,
+        data: Sequence[str] | None = None,
     ) -> None:
         self.schedule, self.seed, self.steps, self.rounds = schedule, seed, 0, dict[Any, Any]()
-        self.group, self.device = group, torch.device(device)
-        self.wires = Wires.of(group, self.device)
+        self.device = torch.device(device)
+        self.mesh = pipeline_mesh(mesh, data, (group, replicas), self.device)
+        if self.mesh is not None:
+            group, replicas = self.mesh.group, self.mesh.replicas
+        self.group, self.wires = group, Wires.of(group, self.device)
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
-        given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split)
+        given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize)
         with agreed(self.wires, "schedule", content(schedule)):
             part = own_part(schedule, self.wires, given)
             check_updates(schedule.problem, update, part.tied, replicas)
+            ranks = dist.get_process_group_ranks(default_group() if group is None else group)
+            part = sharded_part(part, replace(given, parallelize=None), replicas, ranks)
+        if replicas is not None:
+            with self.peers.telling("building"):
+                begin_alike(replicas, part.module, content(schedule))
+        if parallelize is not None:
+            with together(self.peers, "parallelize"):
+                part = sharded_part(parallel_part(part, given), given, replicas, ranks)
         self.programs, self.program, self.counts = part.programs, part.program, part.counts
-        self.layers, self.module = part.layers, part.module
+        self.layers, self.module, self.stage_modules = part.layers, part.module, part.stage_modules
         self.inputs, self.targets = part.program.inputs, part.program.targets
         self.microbatches = range(schedule.problem.microbatches)
         self.owners = [ranks for ranks, n in zip(schedule.problem.stage_ranks, part.counts, strict=True) for _ in range(n)]
@@ -100,21 +130,33 @@ class Pipeline:
             self.versions = self._runner.interpreter.state.versions
             if replicas is not None:
                 self._replicate(replicas)
-        self.replicas = self._runner.replicas
-        self.alone, self._clip_watch = self.wires.size == 1 and self.replicas is None, gradients.ClipWatch()
-        self.place = 0 if self.replicas is None else self.replicas.place
+        with together(self.peers, "sharding"):
+            if self._runner.sharding is not None:
+                self._shard(self._runner.sharding)
+        self.replicas, self.sharding = self._runner.replicas, self._runner.sharding
+        beside = self.replicas or self.sharding
+        self.alone, self._clip_watch = self.wires.size == 1 and beside is None, gradients.ClipWatch()
+        self.place = self.mesh.place if self.mesh is not None else 0 if beside is None else beside.place
 
     def _replicate(self, group: Any) -> None:
         """From now on stages give their gradients to the other pipelines when they are done, and optimizers wait for
         them."""
         stages = {s: stage.parameters() for s, stage in self.stages.items()}
-        replicas = Replicas(group, self.module, stages, self.shared.parameters(), content(self.schedule))
+        replicas = Replicas(group, stages, self.shared.parameters(), groups_of(self.mesh, group))
         self.hooks.done = replicas.done_before(self.hooks.done)
         self._runner.replicas = replicas
         weakref.finalize(self, optimizers_wait(replicas, weakref.WeakMethod(self.wait_gradients)).remove)
 
+    def _shard(self, sharding: Sharding) -> None:
+        """From now on sharded stages reduce their gradients when they are done, and optimizers wait for them."""
+        self.peers.beside.append(sharding.break_off)
+        sharding.check_alike(content(self.schedule))
+        self.hooks.done = sharding.done_before(self.hooks.done)
+        weakref.finalize(self, optimizers_wait(sharding, weakref.WeakMethod(self.wait_gradients)).remove)
+
     def wait_gradients(self) -> None:
-        """Until `.grad` is the mean over all replicas of the pipeline. Raises RunFailed."""
+        """Until `.grad` is the mean over all replicas of the pipeline, or over the ranks with the other shards. Raises
+        RunFailed."""
         self._runner.wait_gradients()
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -130,6 +172,8 @@ class Pipeline:
         """From now on begin steps before the optimizer's last one is validated (see `PostValidated`)."""
         if self.versions:
             raise BadInput("PostValidated: the schedule has passes U, which update by themselves")
+        if self.sharding is not None:
+            raise BadInput("PostValidated: parameters are sharded by FSDP: what a step gathers would be validated too late")
         self._runner.ahead = ahead
         self.program = self._runner.interpreter.program = ahead.cut.program
 
@@ -166,7 +210,7 @@ class Pipeline:
             split_batch(inputs, "inputs", self.inputs, self.microbatches, self.device, uneven),
             split_batch(targets, "targets", self.targets, self.microbatches, self.device, uneven),
             step_seed(self.seed, self.steps) + self.place * len(self.microbatches),
-            shares_of(targets, self.targets, len(self.microbatches)) if uneven else {},
+            self._shares(targets) if uneven else {},
             1.0 if scaler is None else gradients.loss_scale(self, scaler),
         )
         self.wait_gradients()
@@ -174,12 +218,31 @@ class Pipeline:
         result = self._runner.run(data, self.device, memory)
         if scaler is not None:
             self.wait_gradients()  # a scaler reads gradients before any optimizer does
+            gradients.lay_out(self)
         return result
+
+    @property
+    def splits(self) -> list[dict[str, Any]]:
+        """How this rank's layers are split, where that is decided a layer at a time: a row for each kind of block, with the
+        numbers of its layers, why, and what was measured. Complete after the first step."""
+        from .graphs import decisions_of
+
+        return decisions_of(self.stages.values())
+
+    def _shares(self, targets: Batch | None) -> dict[int, float]:
+        """What each microbatch of an uneven batch counts, on all ranks."""
+        count = len(self.microbatches)
+        with together(self.peers, "targets"):
+            mine = shares_of(targets, self.targets, count)
+        return agreed_shares(mine, count, self.peers)
 
     def trace(self, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any]) -> Trace | None:
         """A trace of these steps on rank 0, None on the others; every rank calls it, with its own `memory`."""
         if self.rank:
-            send_bytes(self.wires, json.dumps(memory.__dict__).encode(), 0)
+            send_bytes(self.wires, json.dumps([memory.__dict__, self.splits]).encode(), 0)
             return None
         others = [json.loads(receive_bytes(self.wires, rank)) for rank in range(1, self.wires.size)]
-        return trace_of(self.schedule, [r.seen for r in results], [memory, *(Memory(**one) for one in others)], facts)
+        memories = [memory, *(Memory(**one) for one, _ in others)]
+        if splits := merged([self.splits, *(rows for _, rows in others)]):
+            facts = facts | {"splits": splits}
+        return trace_of(self.schedule, [r.seen for r in results], memories, facts)

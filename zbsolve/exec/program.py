@@ -44,6 +44,7 @@ class Action:
     message with its input, or the name of the pass on this rank that hands it over, or None where it needs neither. reads:
     its input is the batch. sends, hands: where its output goes: to other ranks, and to a pass of this rank (None: to none).
     done: it is the last pass here that adds to its stage's gradients. use: of versions of weights, where there are updates.
+    releases: (kind, stage) of the passes here whose work is over with this one (see `Handler.release`).
     """
 
     name: str
@@ -58,6 +59,7 @@ class Action:
     hands: Message | None
     done: bool
     use: VersionUse | None = None
+    releases: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .backward.replay import torch_random_kept
 from .backward.values import tensors_of
 from .emulate import sleep_until
 from .feed import ShapeNumbers
-from .handlers.handler import Data
+from .handlers.handler import Data, sum_of
 from .handlers.table import HANDLERS
 from .interpreter import Interpreter, Record
 from .memory import LiveBytes, Memory, predicted
@@ -22,6 +22,7 @@ from .optimizer.ahead import Ahead
 from .program import Message
 from .replicas import Replicas
 from .reports import Reports, StepReport
+from .sharding.rank import Sharding
 from .shared import Shared
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
@@ -47,8 +48,9 @@ class StepResult:
 
 @dataclass(eq=False)
 class RankRunner:
-    """Runs the steps of one rank. replicas: the other pipelines, where there are some. ahead: begins steps before the
-    optimizer's last one is validated, where somebody asks for that. last: what all ranks saw of the last step."""
+    """Runs the steps of one rank. replicas: the other pipelines, where there are some. sharding: its sharded stages. ahead:
+    begins steps before the optimizer's last one is validated, where somebody asks for that. last: what all ranks saw of the
+    last step."""
 
     schedule: Schedule
     module: nn.Module
@@ -59,6 +61,7 @@ class RankRunner:
     reports: Reports
     shapes: ShapeNumbers
     replicas: Replicas | None = None
+    sharding: Sharding | None = None
     ahead: Ahead | None = None
     last: StepReport | None = None
 
@@ -69,32 +72,56 @@ class RankRunner:
         with self.peers.telling("end of the step"), torch_random_kept():
             record, counted = self._metered(data) if memory else (self._passes(data), None)
             self._end(record)
-            loss = torch.stack(record.losses).double().sum() if record.losses else None
+            loss = sum_of(record.losses)
             self.last = self.reports.start(record, loss)
             return StepResult(self.last, counted)
 
     def wait_gradients(self) -> None:
-        """Wait until `.grad` is the mean over all replicas of the pipeline. Raises RunFailed."""
+        """Wait until `.grad` is the mean over all replicas of the pipeline, or over the ranks with the other shards. Raises
+        RunFailed."""
         if self.replicas is not None:
             with self.peers.telling("mean of gradients"):
                 self.replicas.wait(self.peers.timeout)
+        if self.sharding is not None:
+            with self.peers.telling("mean of gradients"):
+                self.sharding.wait()
 
     def _end(self, record: Record) -> None:
         """The passes have run: wait for what they began, and put everything in order for the next step."""
         if self.ahead is None:  # else nothing may wait here: the next step begins, and what is on its way arrives in it
             self.mailbox.flush()
             self._hear_last()
-        self._end_sums(record, self.shared.finish())
+        self._end_begun(record)
+        self._end_sums(record, self._shared_sums())
         if self.replicas is not None:
             self.replicas.rest()
         for versions in self.interpreter.state.versions.values():
             versions.end()
+
+    def _end_begun(self, record: Record) -> None:
+        """Passes that only began work end when that is done, on an emulated device after its time."""
+        emulated, state = self.interpreter.hooks.emulated, self.interpreter.state
+        for i, action in enumerate(self.interpreter.program.actions):
+            ended = HANDLERS[action.kind].ended
+            if ended is not None:
+                done = ended(state, action)
+                record.end[i] = record.end[i] if emulated is not None else max(record.end[i], done)
+        if emulated is not None:
+            emulated.drain()
+
+    def _shared_sums(self) -> Mapping[int, int]:
+        """Add up the gradients that ranks of the pipeline share, of shards when these are there."""
+        if self.sharding is not None and self.shared.parameters():
+            self.sharding.wait()
+        return self.shared.finish()
 
     def _passes(self, data: Data, meter: LiveBytes | None = None) -> Record:
         record, done = self.interpreter.begin(data), 0
         if self.ahead is not None:
             done = self.ahead.run(self.interpreter, self.mailbox, meter)
             self._hear_last()
+        if self.sharding is not None:
+            self.sharding.begin()
         self.shared.begin()  # not before: the last step's gradients may have been needed once more
         self.interpreter.run_all(self.interpreter.program.actions[done:], meter)
         return record

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..util.errors import BadInput
+from .dtensors import as_local_of, laid_out_as, local, local_bytes
 from .transport.failure import LostRank
 from .transport.wires import reason
 
@@ -27,9 +28,10 @@ LARGE_BYTES = 1 << 20  # from this size on a gradient is reduced where it lies; 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Gradients of one type on their way. flat: the small ones end to end, and behind them for each of `parameters` how many
-    replicas have a gradient. large: the others."""
+    """Gradients of one type on their way over one group. flat: the small ones end to end, and behind them for each of
+    `parameters` how many replicas have a gradient. large: the others. Of a DTensor it is the local tensor."""
 
+    group: Any
     parameters: Sequence[nn.Parameter]
     small: Sequence[nn.Parameter]
     flat: Tensor
@@ -40,38 +42,29 @@ class _Part:
 class Replicas:
     """The ranks with these stages in all pipelines. place: the number of this pipeline, of `size`.
 
-    stages: stage → its parameters here. shared: those that other ranks of the pipeline hold too; they wait for `rest`. The
-    values in `module` become those of the first pipeline. All ranks of `group` make one, at once. Raises BadInput where
-    pipelines have other `content` (what a schedule says, see `peers`).
+    stages: stage → its parameters here. shared: those that other ranks of the pipeline hold too; they wait for `rest`.
+    groups: over which ranks a parameter's gradient is averaged, where that is not `group`; None: somebody else does it.
     """
 
     def __init__(
         self,
         group: Any,
-        module: nn.Module,
         stages: Mapping[int, Sequence[nn.Parameter]],
         shared: Iterable[nn.Parameter],
-        content: str,
+        groups: Callable[[nn.Parameter], Any],
     ) -> None:
         self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.group = group
-        self._later = {id(p): p for p in shared}
-        self._stages = stages
-        self._missing = {id(p): 0 for parameters in stages.values() for p in parameters}
-        for parameters in stages.values():
+        self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
+        self._later = {id(p): p for p in shared if self._groups[id(p)] is not None}
+        self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}
+        self._missing = {id(p): 0 for parameters in self._stages.values() for p in parameters}
+        for parameters in self._stages.values():
             for p in parameters:
                 self._missing[id(p)] += 1
         self._open = dict(self._missing)
         self._parts: list[_Part] = []
         self._mine = set(self._missing)
-        values = [*module.parameters(), *module.buffers()]
-        _alike(group, next((t.device for t in values), torch.device("cpu")), content)
-        with torch.no_grad():
-            for tensor in values:
-                whole = tensor.contiguous()
-                dist.broadcast(whole, group=group, group_src=0)
-                if whole is not tensor:
-                    tensor.copy_(whole)
 
     def done(self, stage: int) -> None:
         """The last pass of `stage` in this step has run: start the sums of its parameters that no other stage adds to."""
@@ -111,17 +104,19 @@ class Replicas:
             raise LostRank(f"waiting for the gradients of the other pipelines: {reason(error)}") from None
 
     def _start(self, parameters: Sequence[nn.Parameter]) -> None:
-        for kind in dict.fromkeys(p.dtype for p in parameters):
-            self._parts.append(self._part([p for p in parameters if p.dtype == kind]))
+        alike: dict[tuple[torch.dtype, str], list[nn.Parameter]] = {}
+        for p in parameters:
+            alike.setdefault((p.dtype, self._groups[id(p)].group_name), []).append(p)
+        self._parts += [self._part(some, self._groups[id(some[0])]) for some in alike.values()]
 
     @torch.no_grad()
-    def _part(self, parameters: Sequence[nn.Parameter]) -> _Part:
-        small = [p for p in parameters if p.nbytes < LARGE_BYTES]
-        large = [(p, _gradient(p).contiguous()) for p in parameters if p.nbytes >= LARGE_BYTES]
-        there = torch.tensor([float(p.grad is not None) for p in parameters]).to(parameters[0])
+    def _part(self, parameters: Sequence[nn.Parameter], group: Any) -> _Part:
+        small = [p for p in parameters if local_bytes(p) < LARGE_BYTES]
+        large = [(p, _gradient(p).contiguous()) for p in parameters if local_bytes(p) >= LARGE_BYTES]
+        there = torch.tensor([float(p.grad is not None) for p in parameters]).to(local(parameters[0]))
         flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
-        works = [dist.all_reduce(t, group=self.group, async_op=True) for t in (flat, *(t for _, t in large))]
-        return _Part(parameters, small, flat, large, works)
+        works = [dist.all_reduce(t, group=group, async_op=True) for t in (flat, *(t for _, t in large))]
+        return _Part(group, parameters, small, flat, large, works)
 
     @torch.no_grad()
     def _end(self, part: _Part) -> None:
@@ -129,39 +124,61 @@ class Replicas:
         pieces, there = part.flat[:-count], part.flat[-count:]
         missing = any(p.grad is None for p in part.parameters)  # look only then: on a GPU it would wait
         nowhere = {id(p) for p, n in zip(part.parameters, there.tolist(), strict=True) if not n} if missing else set()
-        sizes = [p.numel() for p in part.small]
-        means = (
-            [(p, piece.view(p.shape)) for p, piece in zip(part.small, torch.split(pieces, sizes), strict=True)]
-            if sizes
-            else []
-        )
+        shapes = [local(p).shape for p in part.small]
+        pairs = zip(part.small, torch.split(pieces, [one.numel() for one in shapes]), strict=True) if shapes else ()
+        means = [(p, piece.view(shape)) for (p, piece), shape in zip(pairs, shapes, strict=True)]
+        count = dist.get_world_size(part.group)
         for p, total in (*means, *part.large):
             if id(p) in nowhere:
                 continue
-            total.div_(self.size)
+            total.div_(count)
             if p.grad is None:
-                p.grad = torch.empty_like(p).copy_(total)
-            elif p.grad is not total:
-                p.grad.copy_(total)
+                p.grad = as_local_of(torch.empty_like(local(p)).copy_(total), p)
+            elif (mine := local(p.grad)).data_ptr() != total.data_ptr():
+                mine.copy_(total)
 
 
-def optimizers_wait(replicas: Replicas, wait: weakref.WeakMethod[Callable[[], None]]) -> Any:
+class Concerning(Protocol):
+    """Gradients that are on their way."""
+
+    def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Does the optimizer update parameters whose gradients are on their way?"""
+
+
+def optimizers_wait(gradients: Concerning, wait: weakref.WeakMethod[Callable[[], None]]) -> Any:
     """Let every optimizer of torch's call `wait` before it steps, if gradients of its parameters are on their way. Returns
     the handle that undoes this. wait: ends with its owner."""
 
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         waiting = wait()
-        if waiting is not None and replicas.concerns(optimizer):
+        if waiting is not None and gradients.concerns(optimizer):
             waiting()
 
     return register_optimizer_step_pre_hook(before)
 
 
 def _gradient(p: nn.Parameter) -> Tensor:
-    return torch.zeros_like(p) if p.grad is None else p.grad
+    """The local gradient, laid out as its parameter from now on, so that replicas add up the same parts."""
+    if p.grad is None:
+        return torch.zeros_like(local(p))
+    p.grad = laid_out_as(p.grad, p)
+    return local(p.grad)
 
 
-def _alike(group: Any, device: torch.device, content: str) -> None:
+def begin_alike(group: Any, module: nn.Module, content: str) -> None:
+    """Give all pipelines the first one's values of `module`. All ranks of `group`, those with these stages, call this at
+    once. Raises BadInput where pipelines have other `content` (what a schedule says, see `peers`)."""
+    values = [*module.parameters(), *module.buffers()]
+    _check_content(group, next((t.device for t in values), torch.device("cpu")), content)
+    with torch.no_grad():
+        for tensor in values:
+            whole = tensor.contiguous()
+            dist.broadcast(whole, group=group, group_src=0)
+            if whole is not tensor:
+                tensor.copy_(whole)
+
+
+def _check_content(group: Any, device: torch.device, content: str) -> None:
     mark = int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "big")
     marks = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
     dist.all_gather(marks, torch.tensor([mark], device=device), group=group)

@@ -18,7 +18,7 @@ from .memory import Memory
 from .program import Program
 from .transport.peers import Peers
 
-HEAD_WORDS = 3  # before the columns: when the step began, the sum of its losses (a float64's bits) and their number
+HEAD_WORDS = 2  # before the columns: when the step began, and the sum of its losses (a float64's bits)
 
 
 class Reports:
@@ -40,7 +40,7 @@ class Reports:
             times = columns[: len(columns) - len(record.waited)]
             times[times > 0] -= self._offset
         words = np.zeros(self._width, np.int64)
-        words[0], words[2] = columns[0], len(record.losses)
+        words[0] = columns[0]
         words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
         words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
         mine = torch.from_numpy(words)
@@ -69,7 +69,7 @@ class StepReport:
         """The mean of the microbatches' losses."""
         self.wait()
         total = float(self._everything[:, 1].contiguous().view(torch.float64).sum())
-        return total / max(1, int(self._everything[:, 2].sum()))
+        return total / self._reports.schedule.problem.microbatches
 
     @cached_property
     def columns(self) -> tuple[Floats, Floats, Floats, Floats]:
@@ -80,6 +80,7 @@ class StepReport:
         words = self._everything.numpy()
         start, end, arrived, host = (np.zeros(len(problem.passes)) for _ in range(4))
         joined, only_time = passes_where(problem, "ends_with_step"), passes_where(problem, "only_time")
+        goes_on = passes_where(problem, "goes_on")
         zero = int(words[:, 0].min())
         began = (words[:, 0] - zero) / 1000
         for rank, rows in enumerate(self._reports.rows):
@@ -87,7 +88,7 @@ class StepReport:
             for i, column in enumerate((start, end, arrived)):
                 column[rows] = (words[rank, HEAD_WORDS + i * n : HEAD_WORDS + (i + 1) * n] - zero) / 1000
             waited = words[rank, HEAD_WORDS + 3 * n : HEAD_WORDS + 4 * n] / 1000
-            left = np.where(joined[rows], start[rows], end[rows])  # when this rank went on
+            left = np.where(goes_on[rows], start[rows], end[rows])  # when this rank went on
             ran = np.flatnonzero(~only_time[rows])  # the others may be recorded while the rank did something else
             host[rows[ran]] = start[rows[ran]] - np.append(began[rank], left[ran][:-1]) - waited[ran]
         for stage in np.unique(problem.passes.stage[joined]):  # they begin when the last of their ranks joins

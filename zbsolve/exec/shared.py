@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..models.model import Place
+from .dtensors import as_local_of, laid_out_as, local
 from .layers import tie
 from .torch_private import backend_of, default_group
 from .transport.failure import LostRank
@@ -84,7 +85,7 @@ class Shared:
         self._wires, self._timeout = wires, timeout
         for bucket in found:
             for parameter in bucket.parameters:
-                _same(wires, bucket.ranks, parameter.detach())
+                _same(wires, bucket.ranks, local(parameter.detach()))
             bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
         for bucket in self._buckets:
             bucket.backend = _backend(group, bucket.ranks, device, self._timeout)
@@ -131,10 +132,13 @@ class Shared:
 
 
 def _start(bucket: Bucket) -> None:
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket.parameters]
+    parts = [
+        torch.zeros_like(local(p.detach())) if p.grad is None else local(laid_out_as(p.grad, p)) for p in bucket.parameters
+    ]
     flat = torch.cat([part.reshape(-1) for part in parts])
-    for parameter, piece in zip(bucket.parameters, torch.split(flat, [p.numel() for p in bucket.parameters]), strict=True):
-        parameter.grad = piece.view(parameter.shape)
+    pieces = torch.split(flat, [part.numel() for part in parts])
+    for parameter, part, piece in zip(bucket.parameters, parts, pieces, strict=True):
+        parameter.grad = as_local_of(piece.view(part.shape), parameter)
     bucket.ended, bucket.work = 0, bucket.backend.allreduce([flat])
 
     def stamp(_: Any) -> None:

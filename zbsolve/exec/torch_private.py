@@ -7,6 +7,7 @@ packages names a private part of torch. What needs an import of seconds is impor
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -24,11 +25,12 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _NormBase as BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten, treespec_dumps, treespec_loads
 
 __all__ = [
     "FAKE_REFUSALS",
+    "LOCAL_PART",
     "MASK_POSITIONS",
     "BatchNorm",
     "FakeTensor",
@@ -36,6 +38,7 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "applied",
+    "awaited",
     "backend_of",
     "backend_timeout",
     "boxed",
@@ -43,18 +46,26 @@ __all__ = [
     "capture_block",
     "children_of",
     "compiled",
+    "compiles",
     "decompositions",
     "default_group",
     "default_store",
     "descriptors",
+    "dispatch_modes",
     "export_joint",
     "fake_log",
+    "fsdp_casts",
+    "fsdp_gathers",
+    "fsdp_hooks",
+    "fsdp_mark",
+    "fsdp_parameters",
+    "fsdp_together",
     "functorch_active",
     "gradient_edge",
     "hooked",
     "is_mutable",
     "load_order",
-    "module_hooked",
+    "module_hooks",
     "norms_of",
     "output_padding",
     "padding_around",
@@ -63,7 +74,9 @@ __all__ = [
     "pipeline_runtime",
     "profiler_enabled",
     "run_backward",
+    "saving_hooked",
     "scale_all",
+    "side_effects",
     "simplify_joint",
     "storage_key",
     "tree_flatten",
@@ -72,7 +85,10 @@ __all__ = [
     "tree_unflatten",
     "treespec_dumps",
     "treespec_loads",
+    "unwrapped",
     "version_of",
+    "without_modes",
+    "wrapped_values",
 ]
 
 # --- Autograd ---
@@ -125,6 +141,15 @@ def storage_key(tensor: Tensor) -> int:
     return key
 
 
+def awaited(tensor: Tensor) -> Tensor:
+    """The tensor itself, also where a collective is still to bring it."""
+    if type(tensor) is Tensor:
+        return tensor
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
 def norms_of(tensors: list[Tensor], order: float, kind: torch.dtype) -> tuple[Tensor, ...]:
     """The norm of this order of each, added up in `kind`."""
     return torch._foreach_norm(tensors, order, dtype=kind)
@@ -133,6 +158,21 @@ def norms_of(tensors: list[Tensor], order: float, kind: torch.dtype) -> tuple[Te
 def scale_all(tensors: list[Tensor], factor: float) -> None:
     """Multiply all of them in place."""
     torch._foreach_mul_(tensors, factor)
+
+
+def without_modes() -> Any:
+    """A context in which no dispatch mode sees operations, such as one that counts bytes."""
+    return _disable_current_modes()
+
+
+def dispatch_modes() -> int:
+    """How many dispatch modes see operations now."""
+    return torch._C._len_torch_dispatch_stack()
+
+
+def saving_hooked() -> bool:
+    """Does a hook see what autograd saves now?"""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def is_mutable(operation: Any) -> bool:
@@ -207,6 +247,46 @@ def backend_timeout(backend: Any) -> timedelta:
     return limit
 
 
+# --- FSDP2 ---
+
+
+def fsdp_parameters(module: Any) -> list[Any]:
+    """What FSDP knows of each parameter that it wrapped with `module` itself. Of that we use `sharded_param`,
+    `unsharded_param` (from the first gather on), `unsharded_accumulated_grad` (a gradient in `reduce_dtype`, None where that
+    is the parameter's), `accumulate_unsharded_grad_if_needed` and `to_accumulated_grad_if_needed` (which bring gradients
+    there), `fsdp_placement` and `mesh_info.mesh`."""
+    return [known for group in module._get_fsdp_state()._fsdp_param_groups for known in group.fsdp_params]
+
+
+def fsdp_gathers(module: Any) -> list[Any]:
+    """The gathers that `module.unshard(async_op=True)` began and nobody has waited for, as work of a process group. (The
+    handle that it returns waits as long as the process group does.)"""
+    begun = [group._all_gather_result for group in module._get_fsdp_state()._fsdp_param_groups]
+    return [one.all_gather_work for one in begun if one is not None and one.all_gather_work is not None]
+
+
+def fsdp_casts(module: Any) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """The types that FSDP's hooks cast a module's inputs and its outputs to; None: they leave them."""
+    policy = module._get_fsdp_state()._mp_policy
+    return policy.param_dtype if policy.cast_forward_inputs else None, policy.output_dtype
+
+
+def fsdp_together(module: Any) -> int:
+    """How many modules one call of `fully_shard` wrapped as one, this one among them."""
+    return len(module._get_fsdp_state()._modules)
+
+
+def fsdp_hooks(module: Any) -> set[int]:
+    """The numbers of the hooks that FSDP put on a module's forward."""
+    state = module._get_fsdp_state()
+    return {state._pre_forward_hook_handle.id, state._post_forward_hook_handle.id}
+
+
+def fsdp_mark(name: str) -> bool:
+    """Is that the name of what FSDP puts among a module's attributes?"""
+    return name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params") or name.startswith("__composable_api_state_key")
+
+
 # --- torch's own pipeline runtime ---
 
 
@@ -233,16 +313,42 @@ MASK_POSITIONS = {
 }
 
 
+# What a graph calls the part of a DTensor that has this rank's numbers.
+LOCAL_PART = "_local_tensor"
+
+
 def capture_block(stack: ExitStack, block: nn.Module, inputs: tuple[Any, ...]) -> Any:
     """`block` as Dynamo captures it: tags of activation checkpointing and names of parameters stay, and compiled blocks are
-    gone through. `stack` keeps what a trace of it needs until it is closed."""
+    gone through. `stack` keeps what a trace of it needs until it is closed. Sizes are those of `inputs`, whatever Dynamo saw
+    of blocks of the same class before."""
+    from torch._dynamo import config
     from torch._dynamo.functional_export import dynamo_graph_capture_for_export
     from torch._guards import tracing
 
-    captured: Any = dynamo_graph_capture_for_export(block)(*inputs)
+    with config.patch(automatic_dynamic_shapes=False):
+        captured: Any = dynamo_graph_capture_for_export(block)(*inputs)
     if "tracing_context" in captured.meta:
         stack.enter_context(tracing(captured.meta["tracing_context"]))
     return captured
+
+
+def side_effects(warning: str) -> list[str]:
+    """What a forward changes beside tensors, by a warning of `capture_block`; empty where it says nothing of that. Buffers
+    are not among it: a graph returns them."""
+    _, found, sources = warning.partition("certain side effects happened")
+    names = [name for name in re.findall(r'"([^"]+)"', sources) if not name.endswith("._buffers")] if found else []
+    return [re.sub(r"\._modules\['([^']+)'\]", r".\1", name).replace("L['self']", "self") for name in names]
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """What `torch.compile(module)` wrapped, or the module itself. Its class is known by name: importing it takes seconds."""
+    inside = module._modules.get("_orig_mod")
+    return module if inside is None or type(module).__name__ != "OptimizedModule" else inside
+
+
+def compiles(module: nn.Module) -> bool:
+    """Is it, or a part of it, compiled by `torch.compile` or its own `compile`?"""
+    return any(unwrapped(one) is not one or one._compiled_call_impl is not None for one in module.modules())
 
 
 def export_joint(stack: ExitStack, block: Any, inputs: tuple[Any, ...], decompositions: dict[Any, Any] | None) -> Any:
@@ -250,6 +356,22 @@ def export_joint(stack: ExitStack, block: Any, inputs: tuple[Any, ...], decompos
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     return aot_export_joint_with_descriptors(stack, block, inputs, decompositions=decompositions)
+
+
+def wrapped_values(joint: Any) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]], list[tuple[Any, Any]]]:
+    """What a joint graph knows of the tensor subclasses that it takes apart. For each of the forward's outputs, and for each
+    gradient: into how many values, and what it was like at the trace (None: a plain tensor, which is one). And the tangents
+    as they were at the trace, with their descriptors."""
+    from torch._functorch._aot_autograd.schemas import SubclassCreationMeta
+
+    def known(metas: Iterable[Any]) -> list[tuple[int, Any]]:
+        return [(m.arg_count, m.original_subclass) if isinstance(m, SubclassCreationMeta) else (1, None) for m in metas]
+
+    capture, forward = joint._aot_graph_capture.maybe_subclass_meta, joint._aot_state.fw_metadata
+    if capture is None:
+        return [], [], []
+    tangents = zip(forward.traced_tangents, forward.traced_tangents_descs, strict=True)
+    return known(forward.subclass_fw_graph_out_meta), known(capture.grad_input_metas or ()), list(tangents)
 
 
 def descriptors() -> Any:
@@ -290,15 +412,29 @@ def boxed(graph: Any) -> Callable[[list[Any]], Any]:
 
 
 def compiled(graph: Any, mode: Any, backward: bool) -> Callable[[list[Any]], Any]:
-    """A graph that inductor compiled, as a function of one list, which it empties. Random numbers are eager mode's."""
+    """A graph that inductor compiled, as a function of one list, which it empties. Random numbers are eager mode's.
+
+    Its code makes tensors behind the dispatcher's back. So where a dispatch mode counts bytes, it is shown the results.
+    """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
 
     given = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    with tracing(TracingContext(mode)), config.patch(fallback_random=True):
+    # Its own layout of what one graph hands to the next would not be what the next was compiled for.
+    options = {"fallback_random": True, "layout_optimization": False}
+    with tracing(TracingContext(mode)), config.patch(options):
         found: Callable[[list[Any]], Any] = compile_fx_inner(graph, given, is_backward=backward)
-    return found
+
+    def run(taken: list[Any]) -> Any:
+        results = found(taken)
+        if dispatch_modes():
+            for one in results:
+                if isinstance(one, Tensor):
+                    one.detach()
+        return results
+
+    return run
 
 
 def simplify_joint(graph: Any, mode: Any) -> None:
@@ -311,7 +447,7 @@ def simplify_joint(graph: Any, mode: Any) -> None:
         joint_graph_passes(graph)
 
 
-def module_hooked(module: nn.Module) -> bool:
-    """Does it have hooks of its own? They run where it is called."""
+def module_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """Its own hooks. They run where it is called."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in names)
+    return [hook for name in names for hook in getattr(module, name).values()]

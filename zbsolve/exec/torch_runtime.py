@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from ..interchange.torch_csv import TorchOrder, torch_order
+from ..models.auxiliary import auxiliary_losses
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.temporary import temporary_folder
@@ -93,10 +94,14 @@ class Deferred(nn.Module):
         defer(inner, deferral)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The stage's own forward."""
+        """The stage's own forward. Raises BadInput where a layer adds to the loss."""
         # torch finds out shapes by a backward of its own before the first step, which leaves work that must not be done.
         self.pending.clear()
-        return self.inner(*args, **kwargs)
+        with auxiliary_losses() as extra:
+            result = self.inner(*args, **kwargs)
+        if extra.total is not None:
+            raise BadInput("auxiliary_loss: torch's runtime knows the loss of the last stage's output alone")
+        return result
 
     def weights(self) -> Callable[[], None]:
         """torch's `dw_builder`: the work of the W that belongs to the backward that just ran."""

@@ -16,8 +16,8 @@ from ..schedule import Schedule
 from ..util.clock import Clock
 from .block_arms import FIRST_ROUNDS, RULES, BlockSearch
 from .decoding import Decoded, decode, repeated_targets, to_schedule
-from .microbatch import least_value, microbatch_graph
-from .side_stream import with_side_streams, without_side_streams
+from .microbatch import least_value, microbatch_graph, with_mean_microbatches
+from .side_stream import with_room_for_them, with_side_streams
 from .steady_state import sample_sizes
 
 PATTERN_SHARE, MAX_PATTERN_SECONDS = 0.1, 3.0  # of the time for annealing one pattern; at most, since nothing ends it early
@@ -35,18 +35,22 @@ def block_schedules(
     seed: int = 0,
     target: int = 0,
     others: Callable[[], Sequence[Schedule]] = tuple,
+    room: float = 1.0,
 ) -> Iterator[Schedule]:
     """Better and better schedules of `problem` for `seconds` of the clock, the first at once.
 
-    Ends earlier where a schedule of value `target` (µs) is found. Yields none where the problem's microbatches differ or
-    passes need more than one stream. `others`: what others have found by now; each is decoded again by its start times
-    (mended where it is over the memory) and improved here.
+    Ends earlier where a schedule of value `target` (µs) is found. Where microbatches differ in numbers, mean ones are
+    searched, and what is better for those is yielded. Yields none where they differ in more, or where passes need more than
+    one stream. `others`: what others have found by now; each is decoded again by its start times
+    (mended where it is over the memory) and improved here. room: the share of the memory of side streams that is left for
+    them (see `with_room_for_them`).
     """
-    g = microbatch_graph(without_side_streams(problem))
+    plain = with_room_for_them(problem, room)
+    g = None if plain is None else microbatch_graph(with_mean_microbatches(plain))
     if g is None:
         return
     g = g._replace(passes=np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)[g.passes])
-    target = max(target, least_value(g))
+    target = max(target, least_value(g)) if problem.alike else 0  # of a mean microbatch no value is one of the problem
     random = np.random.default_rng(seed)
     search = BlockSearch(g, clock, clock.used + seconds, target, random, others, sample_sizes(g))
     for best in _improvements(search):

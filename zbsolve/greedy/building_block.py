@@ -15,8 +15,8 @@ import numpy as np
 from ..problem import Ints
 from ..timeline import Floats
 from ..util.kernels import kernel
+from .compressed import compressed_rows
 from .microbatch import MicrobatchGraph, rank_work
-from .problem_arrays import compressed_rows
 
 
 class MemoryEdges(NamedTuple):

@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..problem import Ints, Problem
+from ..problem import UNLIMITED, Ints, Problem
 from ..schedule import Schedule
 from ..timeline import Floats
 from ..util.errors import NotFound
 from ..util.kernels import kernel
+from .accounts import brings_back
 from .event_heap import pop, push
-from .problem_arrays import NEVER, UNLIMITED, ProblemArrays, arrays_of, last_microbatch
+from .problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch
+from .syncs import moments_of, synced
 
 
 class Policy(NamedTuple):
@@ -38,12 +40,13 @@ class Policy(NamedTuple):
 
 
 def deepest_first(problem: Problem) -> Policy:
-    """The policy that prefers the pass furthest along the graph, has no caps, and fills only gaps that fit the filler."""
+    """The policy that prefers the pass furthest along the graph, fills only gaps that fit the filler, and has no caps but
+    that of each lane that brings memory back one pass at most is ahead of its use."""
     a = arrays_of(problem)
     lanes = len(a.first_pass)
     return Policy(
         np.where(a.partner < 0, -1, a.depth[a.first_pass]),
-        np.full(lanes, len(a.duration), np.int64),
+        np.where(brings_back(problem)[a.first_pass], 1, len(a.duration)).astype(np.int64),
         np.ones(lanes),
         np.full(lanes, NEVER),
     )
@@ -59,7 +62,8 @@ def list_schedule(problem: Problem, policy: Policy) -> Schedule:
     if (start < 0).any():
         first = problem.names[int(np.argmax(start < 0))]
         raise NotFound(f"list scheduling finds no room for pass {first}")
-    return Schedule.of(problem, {stream: rows[np.argsort(place[rows])] for stream, rows in problem.members.items()})
+    sequences = {stream: rows[np.argsort(place[rows])] for stream, rows in problem.members.items()}
+    return synced(problem, sequences, moments_of(start, start + problem.passes.duration, place))
 
 
 def schedule_by_start(problem: Problem, start: Ints) -> Schedule:
@@ -69,11 +73,11 @@ def schedule_by_start(problem: Problem, start: Ints) -> Schedule:
     one of them holds is free before the next one takes.
     """
     a = arrays_of(problem)
-    keys = (a.level, a.depth, last_microbatch(problem), start + problem.passes.duration, start)
-    sequences = {}
-    for stream, rows in problem.members.items():
-        sequences[stream] = rows[np.lexsort(tuple(key[rows] for key in keys))]
-    return Schedule.of(problem, sequences)
+    end = start + problem.passes.duration
+    turn = np.empty(len(start), np.int64)
+    turn[np.lexsort((a.level, a.depth, last_microbatch(problem), end, start))] = np.arange(len(start))
+    sequences = {stream: rows[np.argsort(turn[rows])] for stream, rows in problem.members.items()}
+    return synced(problem, sequences, moments_of(start, end, turn))
 
 
 def start_times(a: ProblemArrays, policy: Policy) -> tuple[Ints, Ints]:
@@ -90,9 +94,10 @@ class _State(NamedTuple):
     One value a lane: begun, how many of its passes have started.
     One value a stream: free, when it is free, µs; wake, when the scheduler looks at it next (`NEVER`: not planned); began,
       when its first pass started; busy, µs of work started on it.
-    One value a rank: used, bytes held; oldest, the first account that may still take or hold memory.
-    Shape (ranks, accounts): held, what an account gives back at its end beyond what it has yet to take; still, what it has
-      yet to take.
+    One value a pool: used, bytes held; oldest, the first account that may still take or hold memory.
+    Shape (pools, accounts): held, what an account gives back at its end beyond what it has yet to take; still, what it
+      needs yet.
+    One value a pass: phase, 0 before it starts, 1 while it runs, 2 when it has ended.
     """
 
     waiting: Ints
@@ -106,12 +111,13 @@ class _State(NamedTuple):
     oldest: Ints
     held: Ints
     still: Ints
+    phase: Ints
 
 
 @kernel
 def _initial(a):  # type: ignore[no-untyped-def]
     """The state before anything has started."""
-    count, lanes, streams, ranks = len(a.duration), len(a.partner), len(a.stream_lane_first) - 1, len(a.capacity)
+    count, lanes, streams, pools = len(a.duration), len(a.partner), len(a.stream_lane_first) - 1, len(a.room)
     return _State(
         a.inputs.copy(),
         np.zeros(count, np.int64),
@@ -120,27 +126,49 @@ def _initial(a):  # type: ignore[no-untyped-def]
         np.zeros(streams, np.int64),
         np.zeros(streams, np.int64),
         np.zeros(streams, np.int64),
-        np.zeros(ranks, np.int64),
-        np.zeros(ranks, np.int64),
+        np.zeros(pools, np.int64),
+        np.zeros(pools, np.int64),
         a.account_gain.copy(),
         a.account_need.copy(),
+        np.zeros(count, np.int64),
     )
 
 
 @kernel
 def _safe(a, state, i):  # type: ignore[no-untyped-def]
-    """Whether pass i may take its memory: every account up to its own can then still finish, one after the other."""
-    rank, account = a.rank[i], a.account[i]
-    if a.capacity[rank] == UNLIMITED:
-        return True
-    free = a.capacity[rank] - state.used[rank] - a.taken[i]
-    if free < 0:
-        return False
-    for g in range(state.oldest[rank], account):
-        if state.still[rank, g] > free:
+    """Whether pass i may take its memory: every account up to its own can then still finish, one after the other. In each
+    pool alone that is enough, for accounts come in the same order everywhere."""
+    account = a.account[i]
+    for k in range(a.move_first[i], a.move_first[i + 1]):
+        pool, taken = a.move_pool[k], a.move_taken[k]
+        if taken == 0 or a.room[pool] == UNLIMITED:
+            continue
+        free = a.room[pool] - state.used[pool] - taken
+        if free < 0:
             return False
-        free += state.held[rank, g]
-    return state.still[rank, account] - a.taken[i] <= free
+        for g in range(state.oldest[pool], account):
+            if state.still[pool, g] > free:
+                return False
+            free += state.held[pool, g]
+        still = _peak(a, state, pool, account, i) if len(a.serial_first) else state.still[pool, account] - taken
+        if still > free:
+            return False
+    return True
+
+
+@kernel
+def _peak(a, state, pool, account, starting):  # type: ignore[no-untyped-def]
+    """What an account needs yet in a pool, in its serial order, when pass `starting` (−1: none) has taken its memory."""
+    at = pool * state.still.shape[1] + account
+    held, most = np.int64(0), np.int64(0)
+    for k in range(a.serial_first[at], a.serial_first[at + 1]):
+        j = a.serial_pass[k]
+        if state.phase[j] == 0 and j != starting:
+            held += a.serial_taken[k]
+            most = max(most, held)
+        if state.phase[j] < 2:
+            held -= a.serial_freed[k]
+    return most
 
 
 @kernel
@@ -174,7 +202,7 @@ def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
             continue
         if _occupied(a, state, i, now):
             continue
-        if partner < 0 and a.taken[i] == 0:
+        if partner < 0 and a.takes[i] == 0:
             if filler < 0 or policy.priority[lane] > policy.priority[a.lane[filler]]:
                 filler = i
             continue
@@ -182,7 +210,7 @@ def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
             # A lane at its cap waits for its partner's pass. Where that is a filler, the filler is due.
             blocked = blocked or a.partner[partner] < 0
             continue
-        if a.taken[i] > 0 and not _safe(a, state, i):
+        if a.takes[i] > 0 and not _safe(a, state, i):
             blocked = True
             continue
         if best < 0 or policy.priority[lane] > policy.priority[a.lane[best]]:
@@ -201,26 +229,36 @@ def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
 @kernel
 def _release(a, state, i):  # type: ignore[no-untyped-def]
     """Pass i ends: what it frees is free, and accounts that have ended are passed over from now on."""
-    rank, account = a.rank[i], a.account[i]
-    if a.freed[i] == 0:
-        return
-    state.used[rank] -= a.freed[i]
-    state.held[rank, account] -= a.freed[i]
-    at = state.oldest[rank]
-    while at < state.held.shape[1] and state.still[rank, at] == 0 and state.held[rank, at] == 0:
-        at += 1
-    state.oldest[rank] = at
+    account = a.account[i]
+    state.phase[i] = 2
+    for k in range(a.move_first[i], a.move_first[i + 1]):
+        pool = a.move_pool[k]
+        if a.move_freed[k] == 0:
+            continue
+        state.used[pool] -= a.move_freed[k]
+        state.held[pool, account] -= a.move_freed[k]
+        if len(a.serial_first):
+            state.still[pool, account] = _peak(a, state, pool, account, -1)
+        at = state.oldest[pool]
+        while at < state.held.shape[1] and state.still[pool, at] == 0 and state.held[pool, at] == 0:
+            at += 1
+        state.oldest[pool] = at
 
 
 @kernel
 def _occupy(a, state, i, now):  # type: ignore[no-untyped-def]
     """Pass i starts: it takes its memory and its streams."""
-    rank, account = a.rank[i], a.account[i]
+    account = a.account[i]
     state.begun[a.lane[i]] += 1
-    if a.taken[i] > 0:
-        state.used[rank] += a.taken[i]
-        state.held[rank, account] += a.taken[i]
-        state.still[rank, account] -= a.taken[i]
+    for k in range(a.move_first[i], a.move_first[i + 1]):
+        pool, taken = a.move_pool[k], a.move_taken[k]
+        if taken > 0:
+            state.used[pool] += taken
+            state.held[pool, account] += taken
+            state.still[pool, account] -= taken
+            if len(a.serial_first):
+                state.still[pool, account] = _peak(a, state, pool, account, i)
+    state.phase[i] = 1
     for k in range(a.pass_stream_first[i], a.pass_stream_first[i + 1]):
         t = a.pass_streams[k]
         state.free[t] = now + a.duration[i]
@@ -252,14 +290,17 @@ def list_schedule_fast(a, policy):  # type: ignore[no-untyped-def]
         now, what = key // ids, key % ids
         if what < count:
             _release(a, state, what)
-            # Any stream of the rank may have waited for what this pass freed.
-            rank = a.rank[what]
-            for k in range(a.rank_stream_first[rank], a.rank_stream_first[rank + 1]):
-                s = a.rank_streams[k]
-                if state.wake[s] != now and state.free[s] <= now:
-                    state.wake[s] = now
-                    heap = push(heap, size, now * ids + count + s)
-                    size += 1
+            # Any stream of the rank may have waited for this pass or for what it freed, and any of a pool for that.
+            for m in range(a.move_first[what] - 1, a.move_first[what + 1]):
+                pool = a.rank[what] if m < a.move_first[what] else a.move_pool[m]
+                if m >= a.move_first[what] and pool == a.rank[what]:
+                    continue
+                for k in range(a.pool_stream_first[pool], a.pool_stream_first[pool + 1]):
+                    s = a.pool_streams[k]
+                    if state.wake[s] != now and state.free[s] <= now:
+                        state.wake[s] = now
+                        heap = push(heap, size, now * ids + count + s)
+                        size += 1
             continue
         s = what - count
         if state.wake[s] != now or state.free[s] > now:

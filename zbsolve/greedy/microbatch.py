@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from ..problem import Ints, Problem
-from .problem_arrays import UNLIMITED, compressed_rows
+from ..problem import UNLIMITED, Ints, Problem
+from .compressed import compressed_rows
+
+
+def with_mean_microbatches(problem: Problem) -> Problem:
+    """The problem with microbatches that are alike where they differ in numbers: a lane's passes take its mean, messages
+    their mean, and edges hold the most of their likes, so that an order that fits this memory fits the problem's. The
+    problem itself where they are alike, and where more than numbers differ."""
+    if problem.alike:
+        return problem
+    passes, edges = problem.passes, problem.edges
+    lane = np.empty(len(passes), np.int64)
+    for number, rows in enumerate(problem.lanes):
+        lane[rows] = number
+    _, kind = np.unique(lane[edges.before] * len(problem.lanes) + lane[edges.after], return_inverse=True)
+    most = np.zeros(len(edges), np.int64)
+    np.maximum.at(most, kind, edges.bytes)
+    same = replace(edges, lag=_means(kind, edges.lag), bytes=most[kind], sent=np.zeros_like(edges.sent))
+    mean = replace(problem, passes=replace(passes, duration=_means(lane, passes.duration)), edges=same)
+    return mean if mean.alike else problem
+
+
+def _means(kind: Ints, column: Ints) -> Ints:
+    """For each row the mean over the rows of its kind, whole; shape (rows,) each."""
+    total = np.bincount(kind, column) / np.maximum(1, np.bincount(kind))
+    return np.rint(total).astype(np.int64)[kind]
 
 
 class MicrobatchGraph(NamedTuple):
@@ -70,7 +95,7 @@ def microbatch_graph(problem: Problem) -> MicrobatchGraph | None:
         return None
     if (microbatch[edges.before] != microbatch[edges.after]).any():
         return None
-    every = np.stack([lane[edges.before], lane[edges.after], edges.lag, edges.bytes])
+    every = np.stack([lane[edges.before], lane[edges.after], edges.lag, problem.device_bytes])
     first = every[:, microbatch[edges.before] == 0]
     if first.shape[1] * m != every.shape[1] or (_sorted_columns(np.tile(first, m)) != _sorted_columns(every)).any():
         return None

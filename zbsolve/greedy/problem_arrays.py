@@ -7,10 +7,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..problem import Ints, Problem
+from ..problem import UNLIMITED, Ints, Problem
 from ..timeline import Precedence, longest_path
+from .accounts import account_moves, brings_back, serial_places
+from .compressed import compressed_rows
 
-UNLIMITED = np.int64(1) << 60  # bytes: the capacity of a rank without a limit
 NEVER = np.int64(1) << 60  # µs: later than any time
 
 
@@ -23,17 +24,22 @@ class ProblemArrays(NamedTuple):
       duration, rank, lane (see `Problem.lanes`);
       account: the microbatch on whose account the pass takes and frees memory, which is the last one it depends on (its own
         as a rule);
-      inputs: how many edges lead to it; taken and freed: bytes at its start and at its end;
+      inputs: how many edges lead to it; taken and freed: bytes at its start and at its end on its rank's device; takes: 1
+        where it takes memory anywhere, else 0;
       depth: the longest path from any source to its start; tail: the longest path from its start to the end of all;
       level: the most passes without length on a path as long as `depth`, so (depth, level) rises along every edge.
     One row a pass: out_pass, out_lag (its successors, from out_first); pass_streams (the streams that it occupies).
     One value a lane: partner, the lane of the same stage and rank that comes next along the graph and ends the flight of
-      this one's passes (F → B → W); −1 for the last; the lane itself on a side stream, which nothing holds back.
+      this one's passes (F → B → W); −1 for the last; on a side stream the lane that what was brought back from a pool
+        is for, and else the lane itself, which nothing holds back.
     One row a lane: lane_passes, in the order in which they run.
-    One row a stream: stream_lanes. One row a rank: rank_streams.
-    One value a rank: capacity (`UNLIMITED` where there is none).
-    Shape (ranks, accounts): account_need, the bytes that an account takes on a rank in all; account_gain, what it frees
-      beyond that (0 as a rule).
+    One row a stream: stream_lanes. One row a pool (see `Problem`): pool_streams, those that run passes of the device's rank,
+      or that take memory there.
+    One value a rank: capacity (`UNLIMITED` where there is none). One value a pool: room, the same for all of them.
+    One row a pass: move_pool, move_taken, move_freed, the pools in which it takes or frees memory, and how much.
+    Shape (pools, accounts): account_need, the bytes that an account needs in a pool (see `AccountMoves`); account_gain,
+      what it frees beyond what it takes (0 as a rule).
+    One row a pool and account (pool · accounts + account): serial_pass, serial_taken, serial_freed.
     """
 
     duration: Ints
@@ -45,9 +51,19 @@ class ProblemArrays(NamedTuple):
     out_lag: Ints
     taken: Ints
     freed: Ints
+    takes: Ints
     capacity: Ints
+    room: Ints
+    move_first: Ints
+    move_pool: Ints
+    move_taken: Ints
+    move_freed: Ints
     account_need: Ints
     account_gain: Ints
+    serial_first: Ints
+    serial_pass: Ints
+    serial_taken: Ints
+    serial_freed: Ints
     lane: Ints
     lane_first: Ints
     lane_passes: Ints
@@ -56,8 +72,8 @@ class ProblemArrays(NamedTuple):
     pass_streams: Ints
     stream_lane_first: Ints
     stream_lanes: Ints
-    rank_stream_first: Ints
-    rank_streams: Ints
+    pool_stream_first: Ints
+    pool_streams: Ints
     depth: Ints
     tail: Ints
     level: Ints
@@ -69,13 +85,6 @@ class ProblemArrays(NamedTuple):
 
 
 _known: WeakKeyDictionary[Problem, ProblemArrays] = WeakKeyDictionary()
-
-
-def compressed_rows(keys: Ints, count: int, *columns: Ints) -> tuple[Ints, ...]:
-    """Columns grouped by key: (first, columns sorted by key); key k has the entries first[k]:first[k + 1]."""
-    order = np.argsort(keys, kind="stable")
-    first = np.searchsorted(keys[order], np.arange(count + 1)).astype(np.int64)
-    return (first, *(column[order] for column in columns))
 
 
 def arrays_of(problem: Problem) -> ProblemArrays:
@@ -105,9 +114,6 @@ def _arrays(problem: Problem) -> ProblemArrays:
     for number, rows in enumerate(lanes):
         lane[rows] = number
     account = _accounts(problem)
-    needs, frees = (np.zeros((problem.ranks, int(account.max()) + 1), np.int64) for _ in range(2))
-    np.add.at(needs, (passes.rank, account), problem.taken)
-    np.add.at(frees, (passes.rank, account), problem.freed)
     unlimited = np.full(problem.ranks, UNLIMITED)
     return ProblemArrays(
         passes.duration,
@@ -119,16 +125,17 @@ def _arrays(problem: Problem) -> ProblemArrays:
         out_lag,
         problem.taken,
         problem.freed,
+        (np.bincount(edges.before, edges.bytes, count) > 0).astype(np.int64),
         unlimited if problem.capacity is None else np.array(problem.capacity, np.int64),
-        needs,
-        frees - needs,
+        problem.room,
+        *account_moves(problem, account, serial_places(problem, depth, tail, level)),
         lane,
         np.concatenate([[0], np.cumsum([len(rows) for rows in lanes])]).astype(np.int64),
         np.concatenate(lanes),
         _partners(problem, lanes, depth, level),
         *_streams_of_passes(problem),
         *_lanes_of_streams(problem),
-        *_streams_of_ranks(problem),
+        *_streams_of_pools(problem),
         depth,
         tail,
         level,
@@ -161,27 +168,41 @@ def _lanes_of_streams(problem: Problem) -> tuple[Ints, Ints]:
     return first, lanes
 
 
-def _streams_of_ranks(problem: Problem) -> tuple[Ints, Ints]:
-    """The streams of each rank, in compressed rows."""
-    owner = problem.passes.rank[[rows[0] for rows in problem.members.values()]]
-    first, streams = compressed_rows(owner, problem.ranks, np.arange(len(problem.streams)))
+def _streams_of_pools(problem: Problem) -> tuple[Ints, Ints]:
+    """The streams of each pool, in compressed rows."""
+    pools, ranks = len(problem.room), problem.ranks
+    pairs = []
+    for number, rows in enumerate(problem.members.values()):
+        pairs += [(rank, number) for rank in np.unique(problem.passes.rank[rows]).tolist()]
+        pairs += [(pool, number) for pool in range(ranks, pools) if problem.moved(pool)[0][rows].any()]
+    owner, stream = np.array(pairs, np.int64).T
+    first, streams = compressed_rows(owner, pools, stream)
     return first, streams
 
 
 def _accounts(problem: Problem) -> Ints:
-    """The last microbatch that each pass depends on. A pass at a microbatch's end that takes memory for later ones (an
+    """The last microbatch that each pass depends on. What is counted by the step and depends on nothing (a gather) counts
+    with the first microbatch that waits for it. What is counted by the step and takes memory for later microbatches (an
     update: the weights it makes) counts with the next one: it takes after its own microbatch has freed all."""
-    edges, account = problem.edges, last_microbatch(problem)
-    ahead = np.flatnonzero((edges.bytes > 0) & (account[edges.after] > account[edges.before]))
-    takes = edges.before[ahead]
-    has_inputs = np.isin(takes, edges.after)
-    account[np.unique(takes[has_inputs])] += 1
+    edges, by_step = problem.edges, ~problem.in_microbatch
+    has_inputs = np.zeros(len(by_step), bool)
+    has_inputs[edges.after] = True
+    account = last_microbatch(problem)
+    for_others = np.flatnonzero(by_step & ~has_inputs)
+    if len(for_others):
+        first = np.full(len(account), len(account))
+        np.minimum.at(first, edges.before, problem.passes.microbatch[edges.after])
+        account[for_others] = np.minimum(first[for_others], problem.microbatches - 1)
+    ahead = (edges.bytes > 0) & (account[edges.after] > account[edges.before])
+    takes = np.unique(edges.before[ahead])
+    account[takes[has_inputs[takes] & by_step[takes]]] += 1
     return account
 
 
 def _partners(problem: Problem, lanes: list[Ints], depth: Ints, level: Ints) -> Ints:
-    """For each lane the next one by depth of its stage and rank; −1 for the last; itself on a side stream."""
-    passes = problem.passes
+    """For each lane the next one by depth of its stage and rank; −1 for the last; on a side stream the one that it brings
+    memory back for, or itself."""
+    passes, edges = problem.passes, problem.edges
     aside = np.zeros(len(passes), bool)
     aside[problem.side_stream] = True
     homes: dict[tuple[int, int], list[int]] = {}
@@ -193,6 +214,12 @@ def _partners(problem: Problem, lanes: list[Ints], depth: Ints, level: Ints) -> 
         mine.sort(key=lambda number: (int(depth[lanes[number][0]]), int(level[lanes[number][0]]), number))
         for a, b in zip(mine, mine[1:], strict=False):
             partner[a] = b
+    lane_of = np.empty(len(passes), np.int64)
+    for number, rows in enumerate(lanes):
+        lane_of[rows] = number
+    back = np.flatnonzero((problem.device_bytes > 0) & brings_back(problem)[edges.before])
+    for e in back[np.argsort(-depth[edges.after[back]], kind="stable")].tolist():  # the first to use it comes last
+        partner[lane_of[edges.before[e]]] = lane_of[edges.after[e]]
     return partner
 
 

@@ -1,24 +1,30 @@
-"""Passes on side streams: all-to-alls and gradient exchanges, which take streams of their own and no memory.
+"""Passes on side streams: all-to-alls, gradient exchanges, gathers and reductions, which take streams of their own.
 
-Schedulers that give each rank one order see the problem without them: their time becomes a lag between what they link.
-Their own order follows from that of the other passes, and is made here for all schedulers.
+Schedulers that give each rank one order see the problem without them: their time becomes a lag between what they link, and
+a part of the memory is left for what they hold. Their own order follows from that of the other passes, and is made here for
+all schedulers: a pass that takes memory runs as early as hides it and as memory allows, every other one as soon as its
+inputs are there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from ..problem import Edges, Ints, Problem
 from ..schedule import Schedule
-from ..timeline import simulate
-from .problem_arrays import compressed_rows
+from ..timeline import Timeline, simulate
+from .compressed import compressed_rows
+from .syncs import Moments, moments_in, pools_with_syncs, synced
+
+ROOMS = (1.0, 0.5, 0.0)  # of the memory of side streams, but for the largest of it, is left for them
 
 
 def without_side_streams(problem: Problem) -> Problem:
-    """The problem without its passes on side streams. What waited for such a pass waits, its time longer, for what that pass
-    waited for."""
+    """The problem without its passes on side streams, and without what they, and pools beside the devices, hold. What waited
+    for such a pass waits, its time longer, for what that pass waited for."""
     rows = problem.side_stream
     if not len(rows):
         return problem
@@ -26,7 +32,7 @@ def without_side_streams(problem: Problem) -> Problem:
     away[rows] = True
     e, duration = problem.edges, problem.passes.duration
     first, into, delay = compressed_rows(e.after, len(away), e.before, e.lag)
-    before, after, lag, size = e.before, e.after, e.lag, e.bytes
+    before, after, lag, size = e.before, e.after, e.lag, problem.device_bytes
     while len(here := np.flatnonzero(away[before])):  # each turn goes one pass further back
         count = first[before[here] + 1] - first[before[here]]
         offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
@@ -40,22 +46,119 @@ def without_side_streams(problem: Problem) -> Problem:
         rest = np.flatnonzero(~away[before])
         columns = zip((before, after, lag, size), more, strict=True)
         before, after, lag, size = (np.concatenate([column[rest], new]) for column, new in columns)
-    return replace(problem, edges=Edges.of(before, after, lag=lag, bytes=size)).only(np.flatnonzero(~away))
+    edges = Edges.of(before, after, lag=lag, bytes=size)
+    return replace(problem, edges=edges, pools=()).only(np.flatnonzero(~away))
+
+
+def with_room_for_them(problem: Problem, share: float) -> Problem | None:
+    """`without_side_streams`, with room left for what passes on side streams take and free: of each rank the largest of its
+    lanes, and this share of the others. None where nothing is left."""
+    plain = without_side_streams(problem)
+    if problem.capacity is None:
+        return plain
+    side, most = set(problem.side_stream.tolist()), np.zeros(problem.ranks, np.int64)
+    total = most.copy()
+    for rows in problem.lanes:
+        if int(rows[0]) in side:
+            rank = int(problem.passes.rank[rows[0]])
+            size = int(max(problem.taken[rows].max(), problem.freed[rows].max()))
+            total[rank] += size
+            most[rank] = max(most[rank], size)
+    left = np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
+    return None if left.min() < 0 else replace(plain, capacity=tuple(left.tolist()))
+
+
+def rooms_beside(problem: Problem) -> list[float]:
+    """Shares for `with_room_for_them` that are worth a try: all, then less where that is another problem."""
+    found: list[tuple[float, object]] = []
+    for share in ROOMS:
+        plain = with_room_for_them(problem, share)
+        if plain is not None and all(plain.capacity != other for _, other in found):
+            found.append((share, plain.capacity))
+    return [share for share, _ in found] or [1.0]
 
 
 def with_side_streams(problem: Problem, schedule: Schedule) -> Schedule:
     """The schedule of `problem` with the order of `schedule`, one of the problem `without_side_streams`.
 
-    Passes on side streams run in the order in which what they wait for has ended. Raises Deadlock where the given order
-    has one.
+    Where passes on side streams hold memory, the schedule holds if they fit beside what the order holds. Raises Deadlock
+    where the given order has one.
     """
     if not len(problem.side_stream):
         return Schedule(problem, schedule.order, schedule.syncs)
     given = Schedule(problem, schedule.order, schedule.syncs).sequences
     timeline = simulate(problem, list(given.values()))
-    turn = np.arange(len(timeline)) if timeline.turn is None else timeline.turn
+    row = moments_in(timeline)
     sequences: dict[str, Ints] = dict(given)
+    scale = 2 * len(problem.passes) + 2  # of the row, so that all passes on side streams fit between two others
+    start, end = scale * row.start, scale * row.end
+    for rank in (pool for pool in pools_with_syncs(problem) if pool < problem.ranks):
+        for at, rows in _Beside(problem, rank, timeline, row).placed():
+            start[rows] = scale * at + 1 + 2 * np.arange(len(rows))
+            end[rows] = start[rows] + 1
     for stream, rows in problem.members.items():
         if stream not in given:
-            sequences[stream] = rows[np.lexsort((turn[rows], timeline.start[rows]))]
-    return Schedule.of(problem, sequences, schedule.syncs)
+            sequences[stream] = rows[np.lexsort((row.start[rows], start[rows]))]
+    return synced(problem, sequences, Moments(start, end), schedule.syncs)
+
+
+class _Beside:
+    """A rank's passes of given order, and those on its side streams to be put between their starts and ends.
+
+    moment: the starts and ends of the given passes as places in the row of a timeline; time: µs of each; held: bytes after
+    each. at: before which of them a side pass starts; until: before which the first pass that waits for it starts.
+    """
+
+    def __init__(self, problem: Problem, rank: int, timeline: Timeline, row: Moments) -> None:
+        p, e, taken, freed = problem.passes, problem.edges, problem.taken, problem.freed
+        self.problem, self.row = problem, row
+        self.capacity = 0 if problem.capacity is None else problem.capacity[rank]
+        mine = np.flatnonzero(p.rank == rank)
+        self.side = mine[np.isin(mine, problem.side_stream)]
+        own = np.setdiff1d(mine, self.side)
+        moment = np.concatenate([row.start[own], row.end[own]])
+        order = np.argsort(moment)
+        self.moment = moment[order]
+        self.time = np.concatenate([timeline.start[own], timeline.end[own]])[order]
+        known = np.isin(np.arange(len(p)), own)
+        self.at, self.until = np.zeros(len(p), np.int64), np.full(len(p), len(order))
+        here, there = known[e.before], known[e.after]
+        np.maximum.at(self.at, e.after[here], np.searchsorted(self.moment, row.end[e.before[here]] + 1))
+        np.minimum.at(self.until, e.before[there], np.searchsorted(self.moment, row.start[e.after[there]]))
+        self.taking = taken[self.side] > 0
+        rest = self.side[~self.taking]
+        self.at[rest] = np.maximum(self.at[rest], np.searchsorted(self.time, timeline.start[rest]))
+        change = np.zeros(len(order) + 1, np.int64)
+        change[:-1] = np.concatenate([taken[own], -freed[own]])[order]
+        takers = self.side[self.taking]
+        np.add.at(change, self.until[takers], taken[takers])  # at the latest; `_put` sees how much earlier
+        np.subtract.at(change, self.at[rest], freed[rest])
+        self.held = np.cumsum(change)
+
+    def placed(self) -> Iterator[tuple[int, Ints]]:
+        """Places in the row, and the side passes that start behind each of them (−1: before all), in order."""
+        problem, streams = self.problem, self.problem.passes.streams
+        takers = self.side[self.taking]
+        takers = takers[np.argsort(self.until[takers], kind="stable")].tolist()
+        ends, wanted = np.append(self.time, np.inf), dict[int, float]()
+        later, earlier = dict[int, float](), dict[int, int]()
+        for i in reversed(takers):
+            stream = int(streams[i])
+            wanted[i] = min(later.get(stream, np.inf), float(ends[self.until[i]])) - float(problem.passes.duration[i])
+            later[stream] = wanted[i]
+        for i in takers:
+            stream = int(streams[i])
+            self.at[i] = self._put(i, max(earlier.get(stream, 0), int(self.at[i])), wanted[i])
+            earlier[stream] = int(self.at[i])
+        keys = (np.where(self.taking, self.until[self.side], self.row.start[self.side]), self.taking, self.at[self.side])
+        ordered = self.side[np.lexsort(keys)]
+        for at in np.unique(self.at[ordered]).tolist():
+            yield int(self.moment[at - 1]) if at else -1, ordered[self.at[ordered] == at]
+
+    def _put(self, i: int, earliest: int, wanted: float) -> int:
+        """Before which start or end pass i takes its memory: early enough for its first user, or as early as it fits."""
+        size, at = int(self.problem.taken[i]), int(self.until[i])
+        while at > earliest and self.time[at - 1] > wanted and (at < 2 or self.held[at - 2] + size <= self.capacity):
+            at -= 1
+        self.held[at : int(self.until[i])] += size
+        return at

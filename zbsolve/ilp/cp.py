@@ -10,7 +10,7 @@ from ortools.sat.python import cp_model
 
 from ..greedy.list_scheduler import schedule_by_start
 from ..greedy.problem_arrays import arrays_of
-from ..problem import Ints, Problem
+from ..problem import UNLIMITED, Ints, Problem
 from ..schedule import Schedule
 from .cp_solver import FOUND, half_of_cores, make_solver
 
@@ -91,14 +91,12 @@ def _lanes(m: CpModel) -> None:
 
 
 def _memory(m: CpModel, horizon: int) -> None:
-    """What edges hold on a rank, from the start of the pass before to the end of the pass after, fits its capacity."""
+    """What edges hold in a pool, from the start of the pass before to the end of the pass after, fits its room."""
     problem = m.problem
-    if problem.capacity is None:
-        return
     edges, duration = problem.edges, problem.passes.duration.tolist()
-    for rank, capacity in enumerate(problem.capacity):
-        rows = np.flatnonzero((edges.bytes > 0) & (problem.passes.rank[edges.before] == rank))
-        if edges.bytes[rows].sum() <= capacity:
+    for pool, capacity in enumerate(problem.room.tolist()):
+        rows = problem.edges_in(pool)
+        if edges.bytes[rows].sum() <= capacity or capacity == UNLIMITED:
             continue
         held, demand = [], []
         for i, j, size in zip(*(c[rows].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):

@@ -23,7 +23,7 @@ import pulp
 
 from ..greedy.list_scheduler import schedule_by_start
 from ..greedy.problem_arrays import arrays_of
-from ..problem import Problem
+from ..problem import UNLIMITED, Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .highs import solve_with_highs
@@ -126,15 +126,13 @@ def _streams(m: MilpModel, horizon: int) -> None:
 def _memory(m: MilpModel, horizon: int) -> None:
     """At the start of each pass that takes bytes: what was taken before and not freed fits the capacity.
 
-    Passes of one rank on different streams get binaries of their own, as if one came wholly before the other: for
+    Passes of one pool on different streams get binaries of their own, as if one came wholly before the other: for
     memory that is the safe side (what may overlap counts as held only by its start, freed only by its end).
     """
     problem = m.problem
-    if problem.capacity is None:
-        return
-    taken, freed = problem.taken.tolist(), problem.freed.tolist()
-    for rank, capacity in enumerate(problem.capacity):
-        mine = np.flatnonzero(problem.passes.rank == rank).tolist()
+    for pool, capacity in enumerate(problem.room.tolist()):
+        taken, freed = (column.tolist() for column in problem.moved(pool))
+        mine = [i for i in range(len(taken)) if taken[i] or freed[i]] if capacity < UNLIMITED else []
         takers = [i for i in mine if taken[i]]
         if sum(taken[i] for i in takers) <= capacity:
             continue

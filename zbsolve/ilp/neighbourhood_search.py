@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
+from ..greedy.syncs import moments_of, pools_with_syncs, synced
 from ..problem import Ints
 from ..schedule import Schedule
 from ..util.clock import Clock
@@ -38,16 +39,9 @@ def better_neighbours(
     known: Callable[[], Schedule], clock: Clock, seed: int, bound: Callable[[], int]
 ) -> Iterator[Schedule | None]:
     """Better schedules than `known()`, which others may improve meanwhile, one after the other, until the clock ends; None
-    after a neighbourhood without one.
-
-    Yields nothing where passes with memory are on several streams of a rank: no single order decides the memory there.
-    """
+    after a neighbourhood without one."""
     best = known()
     problem = best.problem
-    ordered = np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
-    used = {stream for i in np.unique(problem.passes.streams[ordered]) for stream in problem.passes.stream_sets[i]}
-    if len(used) > problem.ranks:
-        return
     rng = np.random.default_rng(seed)
     size = float(FIRST_SIZE)
     while clock.left > 0 and best.timeline().value > bound():
@@ -104,12 +98,18 @@ def _reorder(
         begins = np.array([solver.value(start[i]) for i in rows.tolist()])
         # What has no length keeps its order among those of one time: the old order goes along the graph.
         order[stream][a:b] = rows[np.lexsort((begins + duration[rows], begins))]
-    return Schedule.of(schedule.problem, order, schedule.syncs), status == cp_model.OPTIMAL
+    if not pools_with_syncs(schedule.problem):
+        return Schedule.of(schedule.problem, order, schedule.syncs), status == cp_model.OPTIMAL
+    timeline = schedule.timeline()
+    begin, turn = timeline.start.copy(), np.arange(len(timeline)) if timeline.turn is None else timeline.turn
+    for i, variable in start.items():
+        begin[i] = solver.value(variable)
+    return synced(schedule.problem, order, moments_of(begin, begin + duration, turn)), status == cp_model.OPTIMAL
 
 
 def _sure_arcs(schedule: Schedule, neighbourhood: Neighbourhood) -> tuple[ArcList, set[int]]:
     """The arcs that hold whatever order the neighbourhood has: edges, lanes, the order outside, and outside against inside;
-    and the neighbourhood's passes."""
+    syncs of ranks that it leaves alone; and the neighbourhood's passes."""
     problem = schedule.problem
     edges = problem.edges
     arcs = list(zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True))
@@ -125,10 +125,23 @@ def _sure_arcs(schedule: Schedule, neighbourhood: Neighbourhood) -> tuple[ArcLis
             arcs += [(i, listed[b], 0) for i in listed[a:b] if b < len(listed)]
         elif 0 < b < len(listed):
             arcs.append((listed[b - 1], listed[b], 0))
+    here, several = _pools_within(schedule, neighbourhood), pools_with_syncs(problem)
+    again = np.zeros(len(problem.passes), bool)  # what takes memory that the neighbourhood orders anew
+    for pool in here & set(several):
+        again |= problem.moved(pool)[0] > 0
+    pairs = ((problem.index[a], problem.index[b]) for a, b in schedule.syncs)
+    arcs += [(i, j, 0) for i, j in pairs if not again[j]]
     for lane in problem.lanes:
         rows_of_lane = lane.tolist()
         arcs += [(i, j, 0) for i, j in zip(rows_of_lane, rows_of_lane[1:], strict=False) if i in free and j in free]
     return arcs, free
+
+
+def _pools_within(schedule: Schedule, neighbourhood: Neighbourhood) -> set[int]:
+    """The devices whose ranks have passes on streams that the neighbourhood has runs of, and all pools beside devices."""
+    problem = schedule.problem
+    ranks = {int(one) for stream in neighbourhood.runs for one in np.unique(problem.passes.rank[schedule.sequences[stream]])}
+    return ranks | set(range(problem.ranks, len(problem.room)))
 
 
 def _moving(schedule: Schedule, arcs: ArcList, free: set[int]) -> set[int]:
@@ -155,6 +168,7 @@ def _model(
     value = int(timeline.value)
     horizon = int(timeline.makespan) * (1 if problem.objective == "makespan" else 2)
     start = {i: model.new_int_var(0, horizon - duration[i], "") for i in moving}
+    several = set(pools_with_syncs(problem))
     for i, variable in start.items():
         model.add_hint(variable, now[i])
     for i, j, lag in arcs:
@@ -164,7 +178,10 @@ def _model(
         rows = schedule.sequences[stream]
         inside = rows[a:b].tolist()
         model.add_no_overlap([model.new_fixed_size_interval_var(start[i], duration[i], "") for i in inside])
-        _memory(model, schedule, rows, (a, b), start, horizon)
+        if int(problem.passes.rank[rows[0]]) not in several:
+            _memory(model, schedule, rows, (a, b), start, horizon)
+    for pool in several & _pools_within(schedule, neighbourhood):
+        _memory_of_pool(model, schedule, pool, start, horizon)
     goal = model.new_int_var(min(bound, value), value, "value")
     _objective(model, schedule, start, goal)
     model.minimize(goal)
@@ -187,7 +204,9 @@ def _memory(
     a, b = run
     room = problem.capacity[int(problem.passes.rank[rows[0]])]
     edges, duration = problem.edges, problem.passes.duration.tolist()
-    mine = np.flatnonzero((edges.bytes > 0) & (problem.passes.rank[edges.before] == problem.passes.rank[rows[0]]))
+    mine = problem.edges_in(int(problem.passes.rank[rows[0]]))
+    if edges.bytes[mine].sum() <= room:  # all fits, whatever runs on other streams
+        return
     intervals, demands = [], []
     for i, j, size in zip(*(c[mine].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):
         if place[i] < a and place[j] >= b:
@@ -202,20 +221,38 @@ def _memory(
         model.add_cumulative(intervals, demands, room)
 
 
+def _memory_of_pool(
+    model: cp_model.CpModel, schedule: Schedule, pool: int, start: dict[int, cp_model.IntVar], horizon: int
+) -> None:
+    """All that a pool holds, where several streams take its memory: no order of one of them decides it."""
+    problem, now = schedule.problem, schedule.timeline().start.tolist()
+    edges, duration = problem.edges, problem.passes.duration.tolist()
+    mine = problem.edges_in(pool)
+    intervals, demands = [], []
+    for i, j, size in zip(*(c[mine].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):
+        begin, end = (start.get(k, now[k]) for k in (i, j))
+        length = model.new_int_var(0, horizon, "")
+        intervals.append(model.new_interval_var(begin, length, end + duration[j], ""))
+        demands.append(size)
+    model.add_cumulative(intervals, demands, int(problem.room[pool]))
+
+
 def _objective(
     model: cp_model.CpModel, schedule: Schedule, start: dict[int, cp_model.IntVar], goal: cp_model.IntVar
 ) -> None:
     """Makespan: the last end of all. Span: each rank's last end less its first start."""
     problem, timeline = schedule.problem, schedule.timeline()
     now, duration = timeline.start.tolist(), problem.passes.duration.tolist()
-    whole = problem.objective == "makespan"
-    for rows in schedule.sequences.values():
-        listed = rows.tolist()
+    whole, of_rank = problem.objective == "makespan", dict[int, list[int]]()
+    for i, rank in enumerate(problem.passes.rank.tolist()):
+        of_rank.setdefault(rank, []).append(i)
+    for listed in of_rank.values():
         first: cp_model.LinearExprT = 0
         if not whole:
-            first = now[listed[0]]
-            if listed[0] in start:
-                first = model.new_int_var(0, int(timeline.makespan) * 2, "")
+            begin = min((now[i] for i in listed if i not in start), default=int(timeline.makespan) * 2)
+            first = begin
+            if any(i in start for i in listed):
+                first = model.new_int_var(0, begin, "")
                 for i in (i for i in listed if i in start):
                     model.add(first <= start[i])
         for i in listed:

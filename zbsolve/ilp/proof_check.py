@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from ..problem import Problem
 from ..util.clock import Clock, TimeUp
-from .bounds.bound import ALL_ORDERS, BUSIEST, GROUP_KINDS, LEAN_RANKS, WHOLE, WORK, Bound
+from .bounds.bound import ALL_ORDERS, BUSIEST, GROUP_KINDS, LEAN_RANKS, WHOLE, WORK, Bound, with_assumption
 from .bounds.closed_forms import each_closed_form
 from .bounds.necessary_arcs import INFINITE
 from .ranks.group_search import group_bound
@@ -24,6 +24,11 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
 
     Returns a lower bound than stated where it cannot be proven, or not within `seconds`.
     """
+    return with_assumption(_recheck(problem, bound, seconds), problem)
+
+
+def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
+    """`recheck`, without what the proof assumes of lanes."""
     if bound.value <= problem.work:
         return Bound(bound.value, BUSIEST, WORK)
     if bound.kind == WHOLE:

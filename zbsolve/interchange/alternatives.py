@@ -131,7 +131,7 @@ def _fused(problem: Problem) -> Problem:
     passes, times = problem.passes, [0] * problem.stages
     for row in problem.rows("B", "W").tolist():
         if not passes.microbatch[row]:
-            times[passes.stage[row]] += int(passes.duration[row])
+            times[passes.stage[row]] += int(passes.duration[row] - problem.sending[row])
     return with_fused_backward(problem, np.ones((problem.stages, problem.microbatches), bool), times)
 
 

@@ -14,8 +14,8 @@ from .targets import ENDINGS, Target, ending_of, target
 @dataclass(frozen=True)
 class Options:
     """What one may ask for. path: the file's name, as notes say it. or_best: where the engine cannot express the schedule,
-    its best order is written instead. defer_recv: for torch's `defer_pp_recv=True`. layers: for Megatron, what each layer of
-    the profile is."""
+    its best order is written instead. defer_recv: for torch's `defer_pp_recv=True`. layers: for Megatron and torchtitan,
+    what each layer of the profile is."""
 
     path: str = "FILE"
     or_best: bool = False

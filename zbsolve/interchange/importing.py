@@ -105,7 +105,7 @@ def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
     fused = asked.with_backward(profile, fused=True).problem(profile)
     times = np.zeros(whole.shape, np.int64)
     rows = fused.rows("BW")
-    times[fused.passes.stage[rows], fused.passes.microbatch[rows]] = fused.passes.duration[rows]
+    times[fused.passes.stage[rows], fused.passes.microbatch[rows]] = (fused.passes.duration - fused.sending)[rows]
     return with_fused_backward(asked.with_backward(profile, fused=False).problem(profile), whole & ~split, times)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
 
 from ..problem import Problem
 from ..schedule import Schedule
@@ -20,12 +19,12 @@ from ..util.text import format_time
 from ..verifier import verify
 from .alternatives import compared
 from .exports import Export, Options
+from .layer_kinds import layer_letters, stage_letters
 from .order import Refused, order_for
 from .targets import target
 
 TARGET = target("megatron")
 MAX_TRIED = 1_000_000  # passes of all orders that are tried: some seconds
-LETTERS = "EtmL-"  # embedding, transformer layer, multi-token prediction, loss; "-": belongs to the layer beside it
 
 
 def write(schedule: Schedule, options: Options) -> Export:
@@ -33,7 +32,7 @@ def write(schedule: Schedule, options: Options) -> Export:
     order = order_for(schedule, TARGET)
     problem = schedule.problem
     ranks, count = problem.ranks, problem.microbatches
-    letters = layer_letters(problem, options.layers)
+    letters = layer_letters(problem, options.layers, "Megatron")
     layout = layout_of(letters, problem.layers, ranks)
     group, best = best_group(problem)
     arguments: dict[str, int | str] = {
@@ -57,32 +56,10 @@ def write(schedule: Schedule, options: Options) -> Export:
     return Export(json.dumps(arguments, indent=1) + "\n", notes, facts, [list(row) for row in layout.split("|")])
 
 
-def layer_letters(problem: Problem, given: str | None) -> str:
-    """What each layer of the profile is, one of LETTERS each. given: in Megatron's own way, `E,t*30,L`; None: an embedding,
-    transformer layers and a loss. Raises BadInput."""
-    count = sum(problem.layers)
-    if not count:
-        raise BadInput("schedule: it does not say how many layers its stages have, which Megatron's layout needs")
-    if given is None:
-        if count < 2:
-            raise BadInput(f"schedule: {count} layer is too few for an embedding and a loss; say what it is with --layers")
-        return "E" + "t" * (count - 2) + "L"
-    plain = given.replace(",", "").replace(" ", "")
-    if not re.fullmatch(rf"([{LETTERS}](\*\d{{1,6}})?)+", plain):
-        raise BadInput(f"layers '{given[:40]}': write E, t, m, L or - for each layer, such as E,t*30,L")
-    letters = "".join(one * int(times or 1) for one, times in re.findall(r"(.)(?:\*(\d+))?", plain))
-    if len(letters) != count:
-        raise BadInput(f"layers '{given[:40]}': {len(letters)} layers, but the schedule's stages have {count}")
-    if not re.fullmatch(r"Et*m*L", letters.replace("-", "")):
-        raise BadInput(f"layers '{given[:40]}': Megatron wants one E first, then t, then m, and one L last")
-    return letters
-
-
 def layout_of(letters: str, layers: Sequence[int], ranks: int) -> str:
     """The string for --pipeline-model-parallel-layout: stages with | between them. Raises BadInput for a layout that
     Megatron refuses."""
-    bounds = pairwise((0, *accumulate(layers)))
-    stages = [letters[start:end].replace("-", "") for start, end in bounds]
+    stages = stage_letters(letters, layers)
     predicting = [stage for stage, text in enumerate(stages) if "m" in text]
     if len(predicting) > 1 or any(stage < len(stages) - ranks or stage % ranks == 0 < ranks - 1 for stage in predicting):
         raise BadInput(

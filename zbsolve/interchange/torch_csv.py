@@ -16,13 +16,12 @@ from ..util.errors import BadInput
 from .exports import Export, Options
 from .order import Cell, Order, backwards, needs, order_for
 from .targets import target
+from .torchtitan import Titan, titan_for
 
 LETTERS = {"F": "F", "B": "I", "W": "W", "BW": "B"}
 # What torch's runtime adds to an order (`_dump_csv`, format compute_comms): it follows from the passes, so readers skip it.
 COMMUNICATION = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
 OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")  # a forward and a backward in one cell, one after the other here
-# What makes torchtitan lay stages out in our placement; it reads nothing else from the name when there is a CSV.
-TORCHTITAN = {"single": "1F1B", "loop": "PipelineScheduleMulti", "vee": "ZBVZeroBubble"}
 TARGET = target("torch-csv")
 
 
@@ -59,32 +58,17 @@ class TorchOrder:
         """The file's text."""
         return "".join(",".join(row) + "\n" for row in self.rows)
 
-    def torchtitan(self, path: str) -> str | None:
-        """torchtitan's flags for this order in the file `path`; None where it cannot lay the stages out so."""
-        shape = describe(self.placement)
-        name = TORCHTITAN.get(shape.rstrip("0123456789"))
-        if name is None or (name == TORCHTITAN["vee"] and shape != "vee"):
-            return None
-        return (
-            f"--parallelism.pipeline_parallel_degree {len(self.rows)} --parallelism.pipeline_parallel_schedule {name} "
-            f"--parallelism.pipeline_parallel_schedule_csv {path} --parallelism.num_pp_microbatches {len(self.microbatches)}"
-        )
-
-    def notes(self, path: str) -> tuple[str, ...]:
-        """What whoever loads the file `path` must know, a line each."""
+    def notes(self, titan: Titan | None) -> tuple[str, ...]:
+        """What whoever loads the file must know, a line each. titan: for torchtitan."""
         stages, count = len(self.placement), len(self.microbatches)
         found = [
             f"{len(self.rows)} ranks, {stages} stages, {count} microbatches; for torch 2.11 or newer, format compute_only",
             *self.order.notes("torch's last stage must run its forwards in order", "torch's"),
         ]
-        flags = self.torchtitan(path)
-        if flags is None:
+        if titan is None:
             found.append(f"torchtitan: cannot lay stages out as {describe(self.placement)} (only single, loop and vee)")
         else:
-            found.append(
-                f"torchtitan: {flags} (its model must come out as {stages} stages; before num_pp_microbatches there was: "
-                f"training.local_batch_size / parallelism.pipeline_parallel_microbatch_size = {count})"
-            )
+            found += titan.notes()
         if self.overtaken:
             found.append(f"never with torch's defer_pp_recv=True, which would mix messages up: {self.overtaken[0]}")
         return tuple(found)
@@ -105,10 +89,11 @@ def torch_order(schedule: Schedule, *, defer_recv: bool = False) -> TorchOrder:
 
 
 def write(schedule: Schedule, options: Options) -> Export:
-    """The CSV of a schedule. Raises as `torch_order`."""
+    """The CSV of a schedule, and torchtitan's flags for it. Raises as `torch_order` and `titan_for`."""
     made = torch_order(schedule, defer_recv=options.defer_recv)
-    facts = {"overtaken": list(made.overtaken), "torchtitan": made.torchtitan(options.path)}
-    return Export(made.csv, made.notes(options.path), made.order.facts() | facts, [list(row) for row in made.rows])
+    titan = titan_for(made.order, options.path, options.layers)
+    facts = {"overtaken": list(made.overtaken), "torchtitan": None if titan is None else titan.facts()}
+    return Export(made.csv, made.notes(titan), made.order.facts() | facts, [list(row) for row in made.rows])
 
 
 def _overtaken(order: Order) -> tuple[str, ...]:

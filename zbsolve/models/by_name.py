@@ -7,12 +7,13 @@ import importlib
 import importlib.util
 import os
 import sys
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..util.errors import BadInput
 from ..util.own_code import own_line, raised
@@ -29,8 +30,9 @@ def load(spec: str, seed: int = 0) -> Model:
     `mlp-24` has 24 small layers.
 
     `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`. layers: a list of modules in
-    their order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or just an input. Without a loss it must be
-    just the input, and the loss is the mean square of the output. Raises BadInput.
+    their order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or just an input that is no tuple; each is
+    a tensor or a pytree of tensors. Without a loss it must be just the input, and the loss is the mean square of the output
+    (of all its floating-point tensors, added up). A function `parallelize` beside it is the model's. Raises BadInput.
     """
     if spec.startswith("hf:"):
         return causal_model(spec, seed)
@@ -54,9 +56,12 @@ def load(spec: str, seed: int = 0) -> Model:
 def _own(spec: str, seed: int) -> Model:
     """The user's model: the function is called once, in every process that needs it."""
     place, _, name = spec.rpartition(":")
-    function = getattr(_module(place, spec), name, None)
+    module = _module(place, spec)
+    function, parallelize = getattr(module, name, None), getattr(module, "parallelize", None)
     if not callable(function):
         raise BadInput(f"model '{spec}': {place} has no function '{name}'")
+    if parallelize is not None and not callable(parallelize):
+        raise BadInput(f"model '{spec}': parallelize in {place} is no function")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
@@ -67,8 +72,11 @@ def _own(spec: str, seed: int) -> Model:
         raise BadInput(f"model '{spec}': {name}() must return (layers, sample) or (layers, sample, loss)")
     layers = _named(answer[0], f"model '{spec}': {name}()")
     sample = answer[1] if isinstance(answer[1], tuple) else (answer[1], torch.zeros(()))
-    if len(sample) != 2 or not all(isinstance(part, Tensor) for part in sample):
-        raise BadInput(f"model '{spec}': the sample of {name}() must be a tensor or (input, target)")
+    if len(sample) != 2 or not all(_is_data(part) for part in sample):
+        raise BadInput(
+            f"model '{spec}': the sample of {name}() must be (input, target), or an input that is no tuple; each a tensor, "
+            "or tuples, lists and dicts of them"
+        )
     if len(answer) == 2 and isinstance(answer[1], tuple):
         raise BadInput(
             f"model '{spec}': {name}() gives a target, so it must give a loss too: (layers, sample, loss)"
@@ -82,6 +90,7 @@ def _own(spec: str, seed: int) -> Model:
         lambda microbatch, step: (inputs, targets),
         answer[2] if len(answer) == 3 else _mean_square,
         ties(enumerate(layer for _, layer in layers)),
+        parallelize,
     )
 
 
@@ -108,8 +117,16 @@ def _same(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def _mean_square(output: Tensor, target: Tensor) -> Tensor:
-    return output.float().pow(2).mean()
+def _is_data(value: Any) -> bool:
+    """A pytree of plain values and at least one tensor?"""
+    leaves = tree_leaves(value)
+    plain = all(isinstance(leaf, (Tensor, bool, int, float, str, type(None))) for leaf in leaves)
+    return plain and any(isinstance(leaf, Tensor) for leaf in leaves)
+
+
+def _mean_square(output: Any, target: Any) -> Tensor:
+    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return reduce(torch.add, [one.float().pow(2).mean() for one in tensors])
 
 
 def _module(place: str, spec: str) -> Any:

@@ -19,6 +19,7 @@ from torch import nn
 from ..util.errors import BadInput
 from ..util.own_code import raised
 from .huggingface_layers import Embedding, Head, Layer, Sample, causal_of, given_to, is_tied, owner_of, weight_name
+from .huggingface_routers import balance_of
 from .model import DTYPES, Model, Setting, parse_setting, seeded
 from .published_models import random_tokens, token_loss, typed
 
@@ -47,14 +48,19 @@ def causal_model(spec: str, seed: int) -> Model:
             for i, layer in enumerate(row)
         ]
         tied = is_tied(shell)
+        balance = balance_of(shell)
     except BadInput:
         raise
     except Exception as error:
+        if "Unrecognized configuration class" in str(error):
+            raise BadInput(
+                f"model '{spec}': {type(config).__name__} is of no causal language model (a decoder alone)"
+            ) from None
         raise BadInput(f"model '{spec}': its layers cannot be taken apart: {raised(error)}") from error
     builders: list[Callable[[], nn.Module]] = [
-        partial(Embedding, config),
-        *(partial(Layer, config, kind, i, given[i]) for i, kind in enumerate(layers)),
-        partial(Head, config),
+        partial(Embedding, config, balance),
+        *(partial(Layer, config, kind, i, given[i], balance) for i, kind in enumerate(layers)),
+        partial(Head, config, balance),
     ]
     return Model(
         spec,

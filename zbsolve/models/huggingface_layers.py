@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..util.errors import BadInput
+from .huggingface_routers import Balance, Sums, hear, heard
 from .published_models import typed
 
 
@@ -42,6 +43,7 @@ def _without_layers(config: Any) -> Any:
     """The causal model with an empty list of layers. It is built with one layer, because some initialise by their number."""
     bare = copy.deepcopy(config)
     bare.num_hidden_layers = 1
+    bare.output_router_logits = False  # no router is left: `huggingface_routers` makes that loss
     causal = causal_of(bare)
     owner, name = owner_of(causal, 1)
     setattr(owner, name, nn.ModuleList())
@@ -69,8 +71,9 @@ def _final_norm(causal: Any) -> tuple[nn.Module, str] | None:
 class Embedding(nn.Module):
     """Token numbers → what goes into the first layer: the model's own forward without layers and without its last norm."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, balance: Balance | None = None) -> None:
         super().__init__()
+        self.balance = balance
         causal = _without_layers(config)
         norm = _final_norm(causal)
         if norm is not None:
@@ -78,10 +81,10 @@ class Embedding(nn.Module):
         self.base = causal.base_model
         self.token_weight = _path(self, causal.get_input_embeddings())
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """(batch, length) → (batch, length, width)."""
+    def forward(self, ids: Tensor) -> Tensor | Sums:
+        """(batch, length) → (batch, length, width); with the sums that balance experts, where the config asks for that."""
         result: Tensor = self.base(input_ids=ids, use_cache=False)[0]
-        return result
+        return result if self.balance is None else self.balance.begun(result)
 
 
 class Noted(Exception):
@@ -149,19 +152,29 @@ def _noted(key: str, held: _Unkeyed, attention: str | None, sample: Sample) -> A
 class Layer(nn.Module):
     """Decoder layer i, called as the model calls it. It holds what it gets with its input as buffers."""
 
-    def __init__(self, config: Any, kind: type[nn.Module], i: int, given: Any) -> None:
+    def __init__(self, config: Any, kind: type[nn.Module], i: int, given: Any, balance: Balance | None = None) -> None:
         super().__init__()
+        self.balance = balance
         self.layer = kind(config, i)
         with suppress(AttributeError):
             self.layer.apply(_initialiser(config))
+        if balance is not None:
+            hear(self.layer, balance)
         leaves, self.form = tree_flatten(given)
         self.fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for n, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
                 self.register_buffer(f"given{n}", leaf, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, width) → the same shape."""
+    def forward(self, x: Any) -> Any:
+        """(batch, length, width) → the same shape; with the sums that balance experts, as `Embedding` gives them."""
+        if self.balance is None:
+            return self._hidden(x)
+        with heard() as logits:
+            y = self._hidden(x["hidden"])
+        return self.balance.added(x, y, logits)
+
+    def _hidden(self, x: Tensor) -> Tensor:
         leaves = [getattr(self, f"given{n}", fixed) for n, fixed in enumerate(self.fixed)]
         args, kwargs = tree_unflatten(leaves, self.form)
         y = self.layer(x, *args, **kwargs)
@@ -210,8 +223,9 @@ class _Inner(nn.Module):
 class Head(nn.Module):
     """What comes out of the last layer → scores: the model's own forward, whose inner model is replaced by the last norm."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, balance: Balance | None = None) -> None:
         super().__init__()
+        self.balance = balance
         causal = _without_layers(config)
         norm = _final_norm(causal)
         parts = frozenset(name for name, _ in causal.base_model.named_children())
@@ -223,8 +237,11 @@ class Head(nn.Module):
         setattr(causal, causal.base_model_prefix, inner)
         self.causal = causal
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, width) → (batch, length, vocabulary)."""
+    def forward(self, x: Any) -> Tensor:
+        """(batch, length, width) → (batch, length, vocabulary). The loss that balances experts is added here."""
+        if self.balance is not None:
+            self.balance.add_loss(x)
+            x = x["hidden"]
         result: Tensor = self.causal(inputs_embeds=x, use_cache=False).logits
         return result
 

@@ -19,17 +19,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Model:
     """A model as a row of layers.
 
-    layers: builders; each makes one layer, with the same numbers whichever rank calls it. layer_names: a name each.
-    batch(microbatch, step): inputs and targets. loss(output, target): a mean, one number. tied: groups of places that
-    hold one parameter; the first place of a group gives the starting values.
+    layers: builders; each makes one layer, with the same numbers whichever rank calls it. A layer takes one value and gives
+    one: any pytree of tensors. layer_names: a name each. batch(microbatch, step): inputs and targets, pytrees of tensors.
+    loss(output, target): a mean, one number. tied: groups of places that hold one parameter; the first place of a group
+    gives the starting values. parallelize(stage, mesh): spreads a stage over the dimensions of a mesh beside "pp" (see
+    `exec.Pipeline`); None: nobody knows how.
     """
 
     name: str
     layers: tuple[Callable[[], nn.Module], ...]
     layer_names: tuple[str, ...]
-    batch: Callable[[int, int], tuple[Tensor, Tensor]]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    batch: Callable[[int, int], tuple[Any, Any]]
+    loss: Callable[[Any, Any], Tensor]
     tied: tuple[tuple[Place, ...], ...] = ()
+    parallelize: Callable[[nn.Module, Any], nn.Module | None] | None = None
 
     def build(self, layers: Sequence[int] | None = None) -> list[nn.Module]:
         """The layers numbered `layers` (None: all), tied among each other where several places of a group are there. A tied

@@ -45,7 +45,8 @@ class StageCosts:
     """Layers on the stages of a pipeline: what is partitioned, and for what.
 
     layers, link, states, tied, rank_factors: as in a `Profile`. routes: stage → rank, as `placement.check_routes` gives
-    them; microbatches of a step; limit: bytes a rank, or None; fused: one backward BW in place of B and W.
+    them; microbatches of a step; limit: bytes a rank, or None; fused: one backward BW in place of B and W; shards: ranks of
+    the data-parallel group over which a stage's parameters are sharded.
     """
 
     layers: tuple[Layer, ...]
@@ -57,6 +58,7 @@ class StageCosts:
     microbatches: int
     limit: int | None
     fused: bool = False
+    shards: int = 1
 
     @classmethod
     def of(
@@ -66,6 +68,7 @@ class StageCosts:
         microbatches: int = 1,
         limit: int | None = None,
         fused: bool = False,
+        shards: int = 1,
     ) -> StageCosts:
         """Of a profile's layers; fused too where it knows nothing else. Raises BadInput where it knows how fast another
         number of ranks is."""
@@ -73,7 +76,7 @@ class StageCosts:
         if known not in (0, ranks):
             raise BadInput(f"ranks: the profile knows how fast {known} ranks are (field 'rank_factors'), not {ranks}")
         parts = (model.layers, model.link, model.states, model.tied, model.rank_factors)
-        return cls(*parts, routes, microbatches, limit, fused or not split_known(model.layers))
+        return cls(*parts, routes, microbatches, limit, fused or not split_known(model.layers), shards)
 
     @property
     def stages(self) -> int:
@@ -124,7 +127,7 @@ class StageCosts:
     @cached_property
     def memory(self) -> StageMemory:
         """What stages keep and need, bytes."""
-        return StageMemory(self.layers, self.states, self.tied)
+        return StageMemory(self.layers, self.states, self.tied, self.shards)
 
     def in_flight(self, stage: int) -> int:
         """Microbatches whose activations a stage is taken to hold at once: as 1F1B does where each stage has its own rank
@@ -146,7 +149,7 @@ class StageCosts:
         """[a, b]: bytes that a stage of layers a … b − 1 on a rank of its own needs beside activations."""
         a, b = self._cuts
         memory = self.memory
-        needed = memory.fixed((a, b)) + memory.transient(a, b) + memory.messages(a, b)
+        needed = memory.fixed((a, b)) + memory.gathered((a, b)) + memory.transient(a, b) + memory.messages(a, b)
         return np.asarray(needed + none_where_empty(len(self.layers)))
 
     def bytes(self, stage: int) -> Floats:
@@ -158,7 +161,8 @@ class StageCosts:
         cuts = layer_cuts(counts)
         held = [self.in_flight(s) * self.kept[a, b] for s, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))]
         fixed, moving = self.memory.of_ranks(counts, self.routes)
-        return np.asarray(np.array(fixed) + np.array(moving) + (self.shares > 0) @ np.array(held))
+        gathered = [float(self.memory.gathered(cut)) for cut in zip(cuts, cuts[1:], strict=False)]
+        return np.asarray(np.array(fixed) + np.array(moving) + (self.shares > 0) @ (np.array(held) + np.array(gathered)))
 
     @cached_property
     def between_ranks(self) -> Floats:

@@ -22,12 +22,13 @@ class StageMemory:
     """The memory of a stage of layers a … b − 1, for any cuts a < b: whole numbers, or arrays of them that broadcast.
 
     layers: of the whole model. states: bytes of parameters, gradients and optimizer state for each byte of parameters.
-    tied: as in a `Profile`. A layer's bytes are in `Layer`.
+    tied: as in a `Profile`. A layer's bytes are in `Layer`. shards: ranks over which all of these are sharded.
     """
 
     layers: tuple[Layer, ...]
     states: float = 0.0
     tied: Tied = ()
+    shards: int = 1
 
     def _total(self, *names: str) -> Floats:
         """[a]: the sum of these bytes over the layers before a."""
@@ -77,14 +78,26 @@ class StageMemory:
 
     def fixed(self, *stages: tuple[Place, Place]) -> Any:
         """Bytes of parameters, gradients and optimizer state of stages (a, b) on one rank, which has what its layers share
-        once."""
+        once; where they are sharded, the rank's part."""
+        return self.states / self.shards * self._parameters(*stages)
+
+    def gathered(self, *stages: tuple[Place, Place]) -> Any:
+        """Bytes of sharded parameters, gathered, and of their gradients before they are reduced, of all these stages at
+        once; 0 where nothing is sharded."""
+        return 2 * self._parameters(*stages) if self.shards > 1 else 0 * self._parameters(*stages)
+
+    def parameters(self, counts: Sequence[int]) -> list[int]:
+        """Bytes of the parameters of each stage with so many layers."""
+        return [int(self._parameters((here.start, here.stop))) for here in layer_ranges(counts)]
+
+    def _parameters(self, *stages: tuple[Place, Place]) -> Any:
         total = self._totals[2]
         found = np.sum([total[b] - total[a] for a, b in stages], axis=0)
         for size, group in self.tied:
             before = np.concatenate([[0], np.cumsum(np.isin(np.arange(len(self.layers)), group))])
             here = np.sum([before[b] - before[a] for a, b in stages], axis=0)
             found = found - size * np.maximum(0, here - 1)
-        return self.states * found
+        return found
 
     @cached_property
     def _messages(self) -> Floats:

@@ -48,6 +48,7 @@ class LinkForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     latency: TIME = NO_LINK.latency
     bytes_per_us: TIME = NO_LINK.bytes_per_us
+    blocking: bool = False
 
 
 class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -63,6 +64,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     samples: dict[str, list[Sample]] = {}
     rank_factors: list[Factor] = []
     tied: list[tuple[SIZE, list[COUNT]]] = []
+    shard_link: LinkForm | None = None
 
 
 def layer_from(form: Any, index: int, where: str) -> Layer:
@@ -100,7 +102,7 @@ def link_from(form: LinkForm, where: str) -> Link:
     rate = parse_rate(rate, f"{where}: link: field 'bytes_per_us'") if isinstance(rate, str) else rate
     if rate < MIN_BANDWIDTH:
         raise BadInput(f"{where}: link: field 'bytes_per_us' is {rate:g}")
-    return Link(latency, rate)
+    return Link(latency, rate, form.blocking)
 
 
 def tied_from(form: Sequence[tuple[Any, list[int]]], layers: int, where: str) -> Tied:

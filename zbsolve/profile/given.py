@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
@@ -110,7 +110,7 @@ def given_profile(
     """A profile of so many stages, one layer each, from what `NUMBERS` names; its source is "given".
 
     said: name → as `values` takes it; `name`: of the layers. rank: memory ("60GiB"), states, latency, bandwidth
-    ("50GB/s"), rank_factors. Raises BadInput.
+    ("50GB/s"), blocking, shard_latency, shard_bandwidth, rank_factors. Raises BadInput.
     """
     if not 1 <= stages <= MAX_STAGES:
         raise BadInput(f"stages: {stages}, not 1 to {MAX_STAGES}")
@@ -123,10 +123,13 @@ def given_profile(
     layers = tuple(complete(cost, i, f"stage {i}") for i, cost in enumerate(costs))
     check_some_time(layers, "numbers")
     link = _link(rank.get("latency"), rank.get("bandwidth"), "comm" in said)
+    link = replace(link, blocking=bool(rank.get("blocking")))
     states, memory = rank.get("states") or 0.0, rank.get("memory")
     capacity = None if memory is None else parse_bytes(memory, "--memory")
     factors = tuple(rank.get("rank_factors") or ())
-    return Profile("given", model, layers, link, states, capacity, dict(facts), {}, factors)
+    shard = rank.get("shard_latency"), rank.get("shard_bandwidth")
+    shard_link = _link(shard[0], shard[1], False, "shard-") if any(shard) else None
+    return Profile("given", model, layers, link, states, capacity, dict(facts), {}, factors, shard_link=shard_link)
 
 
 def _check_enough(said: Mapping[str, Any], states: float | None) -> None:
@@ -141,11 +144,11 @@ def _check_enough(said: Mapping[str, Any], states: float | None) -> None:
         raise BadInput(f"--states {states:g}: it is not a number from 0 up")
 
 
-def _link(latency: str | None, bandwidth: str | None, timed: bool) -> Link:
-    """The link that latency and bandwidth make; none where messages are given as times."""
+def _link(latency: str | None, bandwidth: str | None, timed: bool, of: str = "") -> Link:
+    """The link that latency and bandwidth make; none where messages are given as times. of: what options begin with."""
     if timed and (latency or bandwidth):
         raise BadInput("--comm says how long messages take: leave out --latency and --bandwidth")
     return Link(
-        parse_time(latency, "--latency") if latency else NO_LINK.latency,
-        parse_rate(bandwidth, "--bandwidth") if bandwidth else NO_LINK.bytes_per_us,
+        parse_time(latency, f"--{of}latency") if latency else NO_LINK.latency,
+        parse_rate(bandwidth, f"--{of}bandwidth") if bandwidth else NO_LINK.bytes_per_us,
     )

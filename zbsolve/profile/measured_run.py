@@ -17,6 +17,7 @@ from .profile import Profile
 
 ALIKE = 0.05  # ranks that are less than this slower or faster than the middle one count as alike
 Samples = dict[tuple[int, str], list[float]]  # µs, by layer and kind
+LINKS, FROM_STEPS = "links", "medians of the run's own steps"  # a fact of runs whose problem has the messages that they took
 WITH = {"BW": ("B", "W"), "B": ("BW",), "W": ("BW",), "X": ("F",)}  # times that nobody ran change with these
 
 
@@ -24,11 +25,11 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
     """What a run says about its layers, ranks and messages: its own problem built from the result has the medians that
     the run measured, to the rounding.
 
-    A pass of a stage is shared out over the stage's layers as in `base` (without: evenly, all-to-alls as its problem has
-    them, and bytes are unknown, 0). A rank whose passes together take 5 % more or less of what `base` says than the middle
-    rank's do is taken for a slower or faster device (`rank_factors`); all else is put on the layers. Kinds that did not run
-    change as their nearest did (BW with B and W, X with F). Message times are scaled as those took that an idle rank was
-    waiting for. Raises BadInput.
+    A pass of a stage is shared out over the stage's layers as in `base` (without: evenly, messages and all-to-alls as its
+    problem has them, and bytes are unknown, 0). A rank whose passes together take 5 % more or less of what `base` says than
+    the middle rank's do is taken for a slower or faster device (`rank_factors`); all else is put on the layers. Kinds that
+    did not run change as their nearest did (BW with B and W, X with F). Message times are scaled as those took that an idle
+    rank was waiting for. Raises BadInput.
     """
     problem = trace.problem
     groups = _groups(problem)
@@ -64,7 +65,7 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
         _source(trace, base),
         (problem.source.rpartition(": ")[2] or "trace") if base is None else base.model,
         new,
-        Link(link.latency * scale, link.bytes_per_us / scale),
+        Link(link.latency * scale, link.bytes_per_us / scale, link.blocking),
         0.0 if base is None else base.states,
         None if base is None else base.capacity,
         facts,
@@ -117,14 +118,14 @@ def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tup
         if len(base.layers) != sum(problem.layers):
             raise BadInput(f"trace: of {sum(problem.layers)} layers, but the base profile has {len(base.layers)}")
         return base.layers
-    times = {(one.stage, one.kind): float(problem.passes.duration[one.rows].mean()) for one in groups}
-    sent = _all_to_alls(problem, stages)
+    times = {(one.stage, one.kind): float((problem.passes.duration - problem.sending)[one.rows].mean()) for one in groups}
+    sent, messages = _all_to_alls(problem, stages), _messages(problem, stages)
     nothing: dict[str, Any] = dict.fromkeys(("held_until_B", "held_until_W", "parameter_bytes", "output_bytes"), 0)
 
     def layer(s: int, i: int, n: int) -> Layer:
         F, B, W, BW = (times.get((s, kind), 0.0) / n for kind in ("F", "B", "W", "BW"))
         # What did not run is taken to cost as much as what did: a fused backward as B and W.
-        return Layer(f"stage{s}.layer{i}", F, B, W, BW or B + W, **nothing, all_to_all=sent[s] / n)
+        return Layer(f"stage{s}.layer{i}", F, B, W, BW or B + W, **nothing, all_to_all=sent[s] / n, message=messages[s])
 
     return tuple(layer(s, i, n) for s, n in enumerate(problem.layers) for i in range(n))
 
@@ -137,6 +138,18 @@ def _all_to_alls(problem: Problem, stages: int) -> list[float]:
         rows = problem.rows(kind)
         total += np.bincount(p.stage[rows], p.duration[rows], stages) / problem.microbatches
     found: list[float] = (total / 2).tolist()
+    return found
+
+
+def _messages(problem: Problem, stages: int) -> list[float]:
+    """µs of the message behind each stage, the mean of both ways; where there is none, or none between ranks, as long as the
+    longest."""
+    p, e = problem.passes, problem.edges
+    apart = (p.rank[e.before] != p.rank[e.after]) & e.carrying("activation", "gradient")
+    behind = np.minimum(p.stage[e.before], p.stage[e.after])[apart]
+    count = np.bincount(behind, minlength=stages)
+    means = np.bincount(behind, e.lag[apart], stages) / np.maximum(count, 1)
+    found: list[float] = np.where(count > 0, means, means.max(initial=0.0)).tolist()
     return found
 
 
@@ -171,8 +184,10 @@ def _retimed(i: int, layer: Layer, samples: Samples) -> Layer:
 
 def _link_scale(trace: Trace) -> tuple[float, int]:
     """How much longer messages took than predicted, over those whose rank stood idle from before they were sent (others may
-    have lain there unseen); 1 where there were none. With their number."""
+    have lain there unseen); 1 where there were none, and where the predicted ones are the run's own. With their number."""
     problem, measured, predicted, heard = trace.problem, 0.0, 0.0, 0
+    if trace.facts.get(LINKS) == FROM_STEPS:
+        return 1.0, 0
     edges, rank = problem.edges, problem.passes.rank
     rows = np.flatnonzero((rank[edges.before] != rank[edges.after]) & (edges.lag > 0))
     sender, receiver = edges.before[rows], edges.after[rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .. import placement as placements
@@ -18,6 +18,7 @@ from ..util.errors import BadInput, Infeasible
 from ..util.files import checked, read_one_of, write_document
 from ..util.text import exact_bytes, has_unit, parse_bytes
 from .form import ProfileForm, check_some_time, layer_from, link_from, size_from, states_from, tied_from
+from .sharding import Gathers, check_sharding, sharded_step
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Profile:
     device has, or None. facts: JSON values about the machine and the run. samples: every raw measurement, µs, keyed
     "<layer>/<kind>" or "link/<bytes>".
     rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike. tied: bytes of
-    each parameter that several layers hold, and their numbers: a rank with several of them has it once.
+    each parameter that several layers hold, and their numbers: a rank with several of them has it once. shard_link: between
+    the ranks of a data-parallel group, for sharded parameters; None: not known, and the pipeline's counts.
     """
 
     source: str
@@ -42,6 +44,7 @@ class Profile:
     samples: dict[str, list[float]]
     rank_factors: tuple[float, ...] = ()
     tied: Tied = ()
+    shard_link: Link | None = None
 
     @property
     def fused_only(self) -> bool:
@@ -63,6 +66,9 @@ class Profile:
         layers: Sequence[int] | None = None,
         fused: bool = False,
         recompute: Recompute = (),
+        blocking: bool | None = None,
+        shards: int = 1,
+        gathers: Gathers = 1,
     ) -> Problem:
         """The training step of this model on `ranks` ranks.
 
@@ -72,12 +78,20 @@ class Profile:
         `StageMemory.of_ranks`); None: the device's capacity, unlimited where unknown. layers: how many layers each stage
         gets; None: `balanced_ranks` over F + B + W, for the ranks as fast as they are. fused: one backward BW, as people
         run it without a split. recompute: stages ("all", "0,2", or numbers) that drop their activations after F and make
-        them again before B, in X's time (F's where unknown); stage 0's input is the batch, which is there anyway. Raises
-        BadInput, Infeasible.
+        them again before B, in X's time (F's where unknown); stage 0's input is the batch, which is there anyway.
+        blocking: whether messages occupy their sender; None: as the link says. shards: ranks of the data-parallel group over
+        which each stage's parameters, gradients and optimizer states are sharded (FSDP); gathers: how often a step's
+        forwards gather them, a number or one a stage (see `with_sharding`). Then a rank's fixed memory is its part of them,
+        and what is gathered is the schedule's matter. Raises BadInput, Infeasible.
         """
+        check_sharding(shards, gathers)
+        if blocking is not None and blocking != self.link.blocking:
+            said = replace(self, link=replace(self.link, blocking=blocking))
+            step = (ranks, microbatches, placement, memory, objective, layers, fused, recompute)
+            return said.problem(*step, shards=shards, gathers=gathers)
         routes = placements.routes_of(placement, ranks)
         limit = self.capacity if memory is None else parse_bytes(memory)
-        costs = StageCosts.of(self, routes, microbatches, limit, fused)
+        costs = StageCosts.of(self, routes, microbatches, limit, fused, shards)
         turns = 2 if recompute == "all" else 1
         work = [c.work + (turns - 1) * c.F for c in self.layers]
         counts = balanced_ranks(work, routes, costs.factors.tolist()) if layers is None else costs.check(layers)
@@ -88,6 +102,7 @@ class Profile:
             rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
             raise Infeasible(f"{error}; {rest}{_of(limit, memory)}") from None
         problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
+        problem = sharded_step(problem, costs, counts, self.shard_link or self.link, gathers)
         if not problem.work:
             raise BadInput(
                 f"layers: the passes of all {costs.stages} stages round to 0 µs: times of half a µs or less cannot be "
@@ -104,7 +119,7 @@ class Profile:
         recompute: Recompute,
     ) -> Problem:
         """The step where stages have so many layers each, and ranks `left` bytes for activations."""
-        stages = [[self.layers[i] for i in here] for here in layer_ranges(counts)]
+        stages, held = [[self.layers[i] for i in here] for here in layer_ranges(counts)], costs.memory.held(counts)
 
         def total(what: str) -> list[int]:
             return [round(sum(getattr(one, what) for one in stage)) for stage in stages]
@@ -114,7 +129,10 @@ class Profile:
             placement=costs.routes,
             microbatches=costs.microbatches,
             comm=[round(self.link.message(stage[-1])) for stage in stages[:-1]],
-            **costs.memory.held(counts),
+            blocking=self.link.blocking,
+            held_until_B=held["held_until_B"],
+            held_until_W=held["held_until_W"],
+            held_from_B=held["held_from_B"],
             AF=total("all_to_all"),
             recompute=recompute,
             X=[round(sum(c.X or c.F for c in stage)) for stage in stages],
@@ -122,9 +140,17 @@ class Profile:
             capacity=left,
             objective=objective,
             layers=counts,
-            source=f"{self.source}: {self.model}",
-            **({"BW": total("BW")} if costs.fused else {"B": total("B"), "W": total("W")}),
+            source=f"{self.source}{self._split}: {self.model}",
+            B=None if costs.fused else total("B"),
+            W=None if costs.fused else total("W"),
+            BW=total("BW") if costs.fused else None,
         )
+
+    @property
+    def _split(self) -> str:
+        """How the backward was split, for a problem's source."""
+        split = self.facts.get("split", "layers")
+        return "" if split == "layers" else f" with split {split}"
 
     def _left(
         self, costs: StageCosts, counts: tuple[int, ...], recompute: Recompute, said: str | int | None
@@ -149,6 +175,10 @@ class Profile:
         for layer in body["layers"]:
             if not layer["message"]:  # then files are as before there was such a field
                 del layer["message"]
+        if not self.link.blocking:
+            del body["link"]["blocking"]
+        if self.shard_link is None:
+            del body["shard_link"]
         write_document(path, "profile", body)
 
     @classmethod
@@ -173,6 +203,7 @@ class Profile:
             form.samples,
             tuple(form.rank_factors),
             tied_from(form.tied, len(layers), where),
+            None if form.shard_link is None else link_from(form.shard_link, where),
         )
 
 

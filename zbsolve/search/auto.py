@@ -1,4 +1,5 @@
-"""`--placement auto` and `--partition auto`: the same layers on the same ranks, split and placed differently; the best wins.
+"""`--placement auto`, `--partition auto`, `--gathers auto`: the same layers on the same ranks, split, placed and gathered
+differently; the best wins.
 
 Which partition is best no sum of times decides: a stage's F delays the first microbatch, its B the last, its W fills gaps
 or not, its memory limits how far ahead it may run. So partitions are solved: some by name, then, from the best, single
@@ -26,6 +27,7 @@ from .state import State
 
 LEAST_SECONDS = 0.01  # that are left for the search, however long building took
 CANDIDATES = ("single", "loop", "loop4", "vee")
+GATHERS = (1, 2, 4, 8)
 LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
 MOVE_SHARE = 0.3  # the share for partitions that differ from the best by single layers
 LOOK_EFFORT = 0.05  # effort for one of these
@@ -36,8 +38,9 @@ Moved = dict[tuple[str, tuple[int, ...]], Run]  # by placement and layers
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What one placement and partition reached: value and proven bound in µs (None where there is no schedule), for this
-    partition alone; `why` it lost, "" for the winner. `seconds` were spent on it (0 where effort was the limit)."""
+    """What one placement (and number of gathers, where several are tried) and partition reached: value and proven bound in
+    µs (None where there is no schedule), for this partition alone; `why` it lost, "" for the winner. `seconds` were spent on
+    it (0 where effort was the limit)."""
 
     placement: str
     partition: str
@@ -65,20 +68,21 @@ def solve_auto(
 ) -> tuple[Schedule, tuple[Tried, ...]]:
     """The best schedule over the step's placements and partitions, and what became of each.
 
-    Placement "auto" is single, loop with 2 and 4 chunks and vee (those with as many stages as the partition has, where
-    that is layers a stage); partition "auto" is all names, and single layers moved from the best of them. Each is looked at
-    for an equal part of a fifth of `seconds` (or `effort`); up to three tenths go to moved layers; the rest to those whose
-    bound does not rule them out: half of it to the best so far, half of what is left to the next, and so on; what nobody
-    needs then goes to moved layers. Further `options` go to `solve`; `progress` is called with a name too; `stop` is asked
-    between two solves. Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for
-    the winner alone. Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
+    Placement "auto" is single, loop with 2 and 4 chunks and vee (those with as many stages as the partition has, where that
+    is layers a stage); partition "auto" is all names, and single layers moved from the best of them; gathers "auto" is once
+    a step and 2, 4 and 8 times. Each is looked at for an equal part of a fifth of `seconds` (or `effort`); up to three
+    tenths go to moved layers; the rest to those whose bound does not rule them out: half of it to the best so far, half of
+    what is left to the next, and so on; what nobody needs then goes to moved layers. Further `options` go to `solve`;
+    `progress` is called with a name too; `stop` is asked between two solves. Of equal schedules the one with the least peak
+    wins, and `prefer` and `peaks`, as in `solve`, are for the winner alone. Raises Infeasible where nothing fits the memory,
+    BadInput where nothing can be built.
     """
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
     step = replace(step, partition=step.partition or "balanced")
     began, every = time.monotonic(), step.partition == AUTO
-    placed = [replace(step, placement=one) for one in _placements(step)]
-    runs = [run for one in placed for run in _runs(profile, one, one is placed[0])]
+    placed = [one for place in _placements(step) for one in _gathering(replace(step, placement=place), step.gathers == AUTO)]
+    runs = [run for one, name in placed for run in _runs(profile, one, name, one is placed[0][0])]
     seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))  # building took its part
     ready()
     prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
@@ -97,7 +101,7 @@ def solve_auto(
         names: dict[str, list[str]] = {}
         for run in runs:
             names.setdefault(run.failed, []).append(race.label(run))
-        what = "placement" if step.placement == AUTO else "partition"
+        what = "placement" if step.placement == AUTO else "partition" if step.partition == AUTO else "number of gathers"
         raise Infeasible(f"no {what} fits: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in names.items()))
     assert best.schedule is not None
     plain = options.get("method", "auto") == "auto" and prefer is not None and not stop()
@@ -120,9 +124,18 @@ def _placements(step: Step) -> list[Any]:
     return wanted
 
 
-def _runs(profile: Profile, step: Step, first: bool) -> list[Run]:
+def _gathering(step: Step, every: bool) -> list[tuple[Step, str]]:
+    """The step and what it is called; where how often it gathers is left open, one for each number that is tried."""
+    if not every:
+        return [(step, step.title)]
+    most = step.microbatches // len(step.routes)
+    counts = [one for one in GATHERS if one == 1 or (one <= most and step.shards > 1)]
+    return [(replace(step, gathers=one), f"{step.title} gathers={one}") for one in counts]
+
+
+def _runs(profile: Profile, step: Step, place: str, first: bool) -> list[Run]:
     """One for each different partition; where there are too few layers, one that says so (an error for the first)."""
-    place, why = step.title, step.too_few_layers(profile)
+    why = step.too_few_layers(profile)
     if why and not first:
         return [Run(step, place, failed=why)]
     named: dict[tuple[int, ...], list[str]] = {}
@@ -133,16 +146,16 @@ def _runs(profile: Profile, step: Step, first: bool) -> list[Run]:
             named.setdefault(replace(step, partition=one).counts(profile) or (), []).append(name)
         except Infeasible as error:
             failed.append(Run(step, place, name, failed=str(error)))
-    return [_run(profile, replace(step, partition=c), "=".join(names)) for c, names in named.items()] + failed
+    return [_run(profile, replace(step, partition=c), place, "=".join(names)) for c, names in named.items()] + failed
 
 
-def _run(profile: Profile, step: Step, name: str) -> Run:
+def _run(profile: Profile, step: Step, place: str, name: str) -> Run:
     """The step with these layers a stage, built."""
     counts = step.counts(profile) or ()
     try:
-        return Run(step, step.title, name, counts, step.problem(profile))
+        return Run(step, place, name, counts, step.problem(profile))
     except Infeasible as error:
-        return Run(step, step.title, name, counts, failed=str(error))
+        return Run(step, place, name, counts, failed=str(error))
 
 
 def _look(race: Race, amount: float) -> None:
@@ -184,7 +197,9 @@ def _climb(race: Race, profile: Profile, run: Run, keep: float, moved: Moved) ->
             if (run.placement, counts) not in moved:
                 if ended():
                     return None
-                one = moved[run.placement, counts] = _run(profile, replace(run.step, partition=counts), "moved")
+                one = moved[run.placement, counts] = _run(
+                    profile, replace(run.step, partition=counts), run.placement, "moved"
+                )
                 if one.problem is not None and one.problem.work < run.value:
                     # By effort also where time is the limit: alike looks, however busy the machine is.
                     race.solve(one, LOOK_EFFORT, run.schedule, method="greedy", effort=LOOK_EFFORT)

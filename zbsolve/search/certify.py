@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..ilp.bounds.bound import BUSIEST, WORK, Bound
+from ..ilp.bounds.bound import BUSIEST, WORK, Bound, with_assumption
 from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Problem
 from ..schedule import Certificate, Schedule
@@ -27,13 +27,17 @@ def work_bound(problem: Problem) -> Bound:
 def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float = 0.0, seed: int = 0) -> Certificate:
     """The certificate of a schedule whose problem has this `bound`.
 
-    Bounds are for schedules whose lanes run in table order. A schedule whose lanes run otherwise can fairly be shorter where
-    microbatches differ: then the work of the busiest rank is its bound. Raises WrongBound where a bound is false.
+    Bounds are for schedules whose lanes run in table order, which the proof says where microbatches differ. A schedule whose
+    lanes run otherwise can fairly be shorter there: then the work of the busiest rank is its bound. Raises WrongBound where
+    a bound is false.
     """
     value, problem = int(schedule.timeline().value), schedule.problem
     if bound.value > value:
         check_bound(schedule, bound.value, bound.proof)
         bound = work_bound(problem)
+    elif not problem.alike and out_of_order(schedule):
+        bound = work_bound(problem)
+    bound = with_assumption(bound, problem)
     found = (problem.objective, value, bound.value, bound.kind, bound.ranks, bound.proof)
     return Certificate(*found, solver, round(seconds, 3), seed, problem.digest)
 
@@ -46,15 +50,23 @@ def check_bound(schedule: Schedule, bound: int, proof: str) -> None:
     value = int(schedule.timeline().value)
     if bound <= value:
         return
+    if not out_of_order(schedule):
+        raise WrongBound(
+            f"problem {schedule.problem.digest}: the bound of {bound} µs ({proof}) is above a verified schedule's "
+            f"{value} µs; this is a defect in zbsolve: please report it with the problem"
+        )
+
+
+def out_of_order(schedule: Schedule) -> tuple[str, ...]:
+    """The first two passes of a lane that run against its order, as they run; () where all lanes run in table order."""
     problem = schedule.problem
     at = np.zeros(len(problem.passes), np.int64)
     for rows in schedule.sequences.values():
         at[rows] = np.arange(len(rows))
-    if all((np.diff(at[rows]) > 0).all() for rows in problem.lanes):
-        raise WrongBound(
-            f"problem {problem.digest}: the bound of {bound} µs ({proof}) is above a verified schedule's {value} µs; "
-            "this is a defect in zbsolve: please report it with the problem"
-        )
+    for rows in problem.lanes:
+        for k in np.flatnonzero(np.diff(at[rows]) < 0)[:1].tolist():
+            return problem.names[rows[k + 1]], problem.names[rows[k]]
+    return ()
 
 
 def certified(

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from contextlib import suppress
+from itertools import chain, product
 
 import numpy as np
 
 from ..greedy.block_search import block_schedules
-from ..greedy.list_scheduler import Policy, deepest_first
+from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.policy_annealing import improve_policies, starting_policies
+from ..greedy.serial_orders import serial_schedule, serial_targets
+from ..greedy.side_stream import rooms_beside, with_room_for_them, with_side_streams
+from ..greedy.syncs import pools_with_syncs
 from ..systems.table import presets_of
+from ..util.errors import NotFound
 from .state import BLOCK_SOLVER, LARGE_PASSES, State
+
+TRIED_BESIDE = 8  # starting policies that are tried with side streams put in behind
+# By how many mean passes what needs a new gather is put off, and starts are shifted at random.
+PUT_OFF, SHIFTS = (0.0, 1.0, 4.0, 1e9), (0.3, 1.0, 3.0)
+SECONDS_PER_SERIAL_PASS = 4e-5
+SERIAL_SOLVER = "serial generation"
 
 
 def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
     """A schedule at once; then, where asked for, the best of the starting policies (kept in `starts`); and named ones."""
     state.offer_policy(deepest_first(state.problem), "greedy")
     yield
+    if pools_with_syncs(state.problem):
+        yield from _serial(state)
     if policies:
         yield from _policies(state, starts)
     yield from _named(state)
@@ -50,7 +63,10 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     total = clock.left
     annealed = _annealed(state, seed, total, starts)
     # Trying policies takes long on a large problem: blocks need not wait for them.
-    sources = [_blocks(state, seed, total), annealed if starts else chain(_policies(state, starts), annealed)]
+    sources = [_blocks(state, seed, total, room) for room in rooms_beside(problem)]
+    if pools_with_syncs(problem):
+        sources += [_beside(state, seed, total, room) for room in rooms_beside(problem)] + [_shifted(state, seed, total)]
+    sources.append(annealed if starts else chain(_policies(state, starts), annealed))
     while sources and not state.done:
         for source in list(sources):
             try:
@@ -76,7 +92,54 @@ def _annealed(state: State, seed: int, total: float, starts: list[Policy]) -> It
         yield
 
 
-def _blocks(state: State, seed: int, total: float) -> Iterator[None]:
-    for schedule in block_schedules(state.problem, state.clock, 0.7 * total, seed, state.target, lambda: state.leads):
+def _blocks(state: State, seed: int, total: float, room: float) -> Iterator[None]:
+    others = (state.problem, state.clock, 0.7 * total, seed, state.target, lambda: state.leads, room)
+    for schedule in block_schedules(*others):
         state.offer(schedule, BLOCK_SOLVER)
+        yield
+
+
+def _beside(state: State, seed: int, total: float, room: float) -> Iterator[None]:
+    """Policies for the passes of compute streams alone, with so much of the memory left for side streams; these come in
+    behind. The list scheduler, which knows all streams, is too careful where little memory is left."""
+    problem, clock = state.problem, state.clock
+    plain = with_room_for_them(problem, room)
+    if plain is None:
+        return
+    starts = starting_policies(plain, clock, 0.1 * clock.left)
+    for policy in chain(starts[:TRIED_BESIDE], improve_policies(plain, starts, clock, seed, 0.7 * total)):
+        if policy is not None:
+            clock.spend(len(problem.passes) * 1e-6)
+            with suppress(NotFound):
+                state.offer(with_side_streams(problem, list_schedule(plain, policy)), "annealed policy")
+        yield
+
+
+def _serial(state: State) -> Iterator[None]:
+    """Orders made pass by pass, for however little memory; of a large problem until there is one."""
+    problem, clock = state.problem, state.clock
+    mean = float(problem.passes.duration.mean())
+    for begin, put_off in product(serial_targets(problem), PUT_OFF):
+        if state.schedule is not None and len(problem.passes) > LARGE_PASSES:
+            return
+        clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
+        found = serial_schedule(problem, begin, mean * put_off)
+        if found is not None:
+            state.offer(found, SERIAL_SOLVER)
+        yield
+
+
+def _shifted(state: State, seed: int, total: float) -> Iterator[None]:
+    """The same from the best schedule's starts, shifted at random."""
+    problem, clock = state.problem, state.clock
+    until, rng = clock.used + 0.7 * total, np.random.default_rng(seed)
+    mean, begins = float(problem.passes.duration.mean()), serial_targets(problem)
+    while clock.used < until:
+        best = state.schedule
+        begin = begins[int(rng.integers(len(begins)))] if best is None else best.timeline().start
+        shifts = mean * float(rng.choice(SHIFTS)) * rng.standard_normal(len(problem.passes))
+        clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
+        found = serial_schedule(problem, begin + shifts, mean * float(rng.choice(PUT_OFF)))
+        if found is not None:
+            state.offer(found, SERIAL_SOLVER)
         yield

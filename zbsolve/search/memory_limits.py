@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..greedy.syncs import with_syncs
 from ..problem import Ints, Problem
 from ..schedule import Certificate, Schedule, relative_gap
 from ..systems.table import presets_of
@@ -206,7 +207,7 @@ class MemoryLimits:
             seconds=seconds,
             digest=problem.digest,
         )
-        schedule = Schedule(problem, found.order, found.syncs, certificate)
+        schedule = with_syncs(Schedule(problem, found.order, found.syncs)).certified(certificate)
         return Point(limit, peak, value, certificate.bound, proof, solver, seconds, schedule)
 
 
@@ -216,7 +217,7 @@ def needs(schedule: Schedule, fixed: Ints) -> int:
 
 
 def _one_microbatch(problem: Problem) -> Ints:
-    """Bytes a rank that one microbatch alone needs: its first B waits for all its F."""
+    """Bytes a rank that one microbatch alone needs: its first B waits for all its F. A profile's are alike."""
     one = problem.passes.microbatch == 0
     return np.bincount(problem.passes.rank[one], problem.taken[one], problem.ranks).astype(np.int64)
 

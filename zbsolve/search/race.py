@@ -10,7 +10,7 @@ from typing import Any
 from ..problem import Problem
 from ..schedule import Schedule
 from ..step import Step
-from ..util.errors import Infeasible
+from ..util.errors import Infeasible, NotFound
 from .certify import check_bound
 from .solver import solve
 from .state import State
@@ -80,7 +80,7 @@ class Race:
         try:
             found = solve(run.problem, **options)
             run.schedule = found if run.schedule is None else better(run.schedule, found)
-        except Infeasible as error:
+        except (Infeasible, NotFound) as error:
             run.failed = str(error) if run.schedule is None else ""
         except KeyboardInterrupt:
             if self.best() is None:

@@ -18,6 +18,7 @@ from ..build.plain import pipeline
 from ..greedy.block_search import try_each_annealing
 from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.policy_annealing import starting_policies
+from ..greedy.syncs import with_syncs
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..problem import OBJECTIVES, Problem
@@ -85,7 +86,7 @@ def solve(
             raise pressed from None
     if state.schedule is None:
         raise _nothing(state, method)
-    used, best = clock.used, state.lean or state.schedule
+    used, best = clock.used, with_syncs(state.lean or state.schedule)
     certificate = certificate_of(best, state.bound, state.solver, 0.0 if clock.counted else used, seed)
     left = None if prefer is None or method != "auto" else memory_clock(seconds, effort, prefer, used)
     return less_memory(best.certified(certificate), prefer or "", left, peaks)
@@ -255,8 +256,13 @@ def _nothing(state: State, method: str) -> ZbsolveError:
         most = np.zeros(problem.ranks, np.int64)
         np.maximum.at(most, problem.passes.rank, problem.taken)
         for rank in np.flatnonzero(most > problem.capacity):
-            need, room = exact_bytes(most[rank]), exact_bytes(problem.capacity[rank])
-            return Infeasible(f"capacity: rank {rank} needs {need} for one pass, but has {room}: no schedule exists")
+            told = exact_bytes(most[rank]), exact_bytes(problem.capacity[rank])
+            return Infeasible(f"capacity: rank {rank} needs {told[0]} for one pass, but has {told[1]}: no schedule exists")
+    for pool in range(problem.ranks, len(problem.room)):
+        need, room = int(problem.moved(pool)[0].max()), int(problem.room[pool])
+        if need > room:
+            what = f"{problem.pool_name(pool)} has {exact_bytes(room)}, but one pass needs {exact_bytes(need)}"
+            return Infeasible(f"capacity: {what}: no schedule exists")
     if state.infeasible:
         return Infeasible("capacity: cp-sat proved that no order fits the memory of all ranks: no schedule exists")
     return NotFound("no schedule was found in this time, and it is not proven that there is none")

@@ -35,6 +35,9 @@ LOOKS: dict[str, Look] = {
     "U": Look("#6a3414", "optimizer update", "U"),
     "AF": Look("#a6db9b", "all-to-all of the forward", "A"),
     "AB": Look("#7d35ef", "all-to-all of the backward", "Z"),
+    "AG": Look("#0f00f0", "all-gather of parameters", "G"),
+    "AGB": Look("#8778ff", "all-gather for the backward", "H"),
+    "RS": Look("#78694b", "reduce-scatter of gradients", "E"),
 }
 
 # Ramps from dark to light for other readers: each kind stands where its own lightness is, so that a new kind needs no colour

@@ -78,8 +78,8 @@ def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
     if any(layer.all_to_all for layer in profile.layers):
         apart = replace(profile, layers=tuple(replace(layer, all_to_all=0.0) for layer in profile.layers))
         waits = today.makespan - _one_f_one_b(apart, ranks, microbatches).makespan
-        return [*said, *_links(rows), _all_to_alls(rows, float(waits))]
-    return [*said, *_links(rows)]
+        return [*said, *_links(rows, profile.link.blocking), _all_to_alls(rows, float(waits))]
+    return [*said, *_links(rows, profile.link.blocking)]
 
 
 def _one_f_one_b(profile: Profile, ranks: int, microbatches: int) -> Timeline:
@@ -152,13 +152,14 @@ def _memory(profile: Profile, rows: Sequence[PlainStage], m: int, today: Timelin
     return [f"{text}; the device has {room}: memory is not the bottleneck."]
 
 
-def _links(rows: Sequence[PlainStage]) -> list[str]:
+def _links(rows: Sequence[PlainStage], blocking: bool) -> list[str]:
     """How long the slowest message takes beside a forward."""
     if len(rows) < 2:
         return []
     shares = [row.message / row.F if row.F else 0.0 for row in rows[:-1]]
     share, at = max(shares), shares.index(max(shares))
     what = "it must be hidden behind other microbatches" if share > NOTICEABLE else "small"
+    what = "nothing hides it, since its sender computes nothing meanwhile" if blocking and share > NOTICEABLE else what
     return [f"The slowest message, from stage {at}, takes {share:.1%} of that stage's F: {what}."]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..layer import NO_LINK, Layer
@@ -103,10 +105,11 @@ def ratio_line(profile: Profile) -> str:
     """(B + W) / BW, and the link as a line."""
     fused, split = (sum(sum(getattr(c, kind) for kind in kinds) for c in profile.layers) for kinds in (("BW",), ("B", "W")))
     ratio = f"(B + W) / BW {split / fused:.3f}; " if fused and split else ""
-    link = profile.link
-    if link == NO_LINK:
-        return f"{ratio}messages take the times of the layers and nothing for their bytes"
-    return f"{ratio}a message takes {link.latency:.0f} µs and its bytes at {link.bytes_per_us / 1e3:.2f} GB/s"
+    link, free = profile.link, replace(profile.link, blocking=False)
+    blocking = "; the sender computes nothing meanwhile" if link.blocking else ""
+    if free == NO_LINK:
+        return f"{ratio}messages take the times of the layers and nothing for their bytes{blocking}"
+    return f"{ratio}a message takes {link.latency:.0f} µs and its bytes at {link.bytes_per_us / 1e3:.2f} GB/s{blocking}"
 
 
 def pair_rows(profile: Profile) -> list[tuple[str, ...]]:

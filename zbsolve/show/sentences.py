@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..ilp.bounds.bound import IN_ORDER
 from ..schedule import Certificate, Schedule
 from ..util.text import exact_time, format_time, printable
 
@@ -34,10 +35,11 @@ def value_line(schedule: Schedule) -> str:
 def verdict(certificate: Certificate) -> str:
     """The value and what is proven about it, in words that need no table: `makespan 935.373 ms: optimal: …`."""
     value = f"{certificate.objective} {exact_time(certificate.value)}"
+    order = "no order of these passes" + (" by microbatch" if certificate.proof.endswith(IN_ORDER) else "")
     if certificate.status == "optimal":
-        return f"{value}, proven optimal: no order of these passes takes less"
+        return f"{value}, proven optimal: {order} takes less"
     bound, share = exact_time(certificate.bound), _share(certificate.gap)
-    return f"{value}, not proven optimal: no order of these passes takes less than {bound}, so another saves {share} at most"
+    return f"{value}, not proven optimal: {order} takes less than {bound}, so another saves {share} at most"
 
 
 def proof_line(certificate: Certificate) -> str:

@@ -35,6 +35,9 @@ class Solved:
             "peaks": list(peaks),
             "capacity": None if problem.capacity is None else list(problem.capacity),
         }
+        if problem.pools:
+            found = zip(problem.pools, self.schedule.timeline().pool_peaks, strict=True)
+            body["pools"] = [{"name": one.name, "peak": peak, "capacity": one.capacity} for one, peak in found]
         if self.peak is not None:
             before = self.peak.before.timeline()
             body["least_peak"] = {
@@ -83,14 +86,22 @@ def solved_as_text(solved: Solved) -> str:
 def _memory_lines(solved: Solved) -> list[str]:
     """The activations of each rank, or of the fullest where there are many; what the search for less memory came to."""
     problem, peaks = solved.schedule.problem, solved.schedule.timeline().peak_bytes
-    rows, peak = _peak_rows(peaks, problem.capacity), solved.peak
+    rows, peak = [*_peak_rows(peaks, problem.capacity), *_pool_rows(solved.schedule)], solved.peak
     if peak is None:
         return rows
     if peak.enough > peak.before.timeline().value and peak.schedule is not peak.before:
         rows.append(f"memory was preferred: {_changes_in_words(peak.schedule, peak.before)} than the shortest found")
     elif peak.proven:
-        rows.append("least memory: proven, for this time no order needs less on its fullest rank")
+        order = "no order" if problem.alike else "no order by microbatch"  # what proofs are about where microbatches differ
+        rows.append(f"least memory: proven, for this time {order} needs less on its fullest rank")
     return rows
+
+
+def _pool_rows(schedule: Schedule) -> list[str]:
+    """What each pool beside the devices holds at most."""
+    found = zip(schedule.problem.pools, schedule.timeline().pool_peaks, strict=True)
+    limits = [(one, peak, "" if one.capacity is None else f" of {format_bytes(one.capacity)}") for one, peak in found]
+    return [f"{one.name}: {format_bytes(peak)}{limit}" for one, peak, limit in limits]
 
 
 def _peak_rows(peaks: Sequence[int], capacity: Sequence[int] | None) -> list[str]:

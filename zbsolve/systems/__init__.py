@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from .table import presets_of as presets_of
     from .table import problem_for as problem_for
     from .table import system as system
+    from .torch_gathers import torch_window as torch_window
 
 __getattr__, __dir__ = handing_on(
     __name__,
     {
         "steps": "step_for",
         "table": "PRESETS SYSTEMS System name_on preset presets_of problem_for system",
+        "torch_gathers": "torch_window",
     },
 )

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
-from ..greedy.microbatch import MicrobatchGraph, microbatch_graph
+from ..greedy.microbatch import MicrobatchGraph, microbatch_graph, with_mean_microbatches
 from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule
@@ -131,7 +131,7 @@ def _check(problem: Problem, name: str, fused: bool = False) -> None:
 def _repeated(problem: Problem, name: str, slots: Callable[[int], Slots], peak: float, *, fused: bool = False) -> Schedule:
     """The block repeated every six slots, squeezed and its ramps re-ordered within `peak` microbatches' activations."""
     _check(problem, name, fused)
-    t = _unit(problem, cast(MicrobatchGraph, microbatch_graph(problem)), round(2 * peak))
+    t = _unit(problem, cast(MicrobatchGraph, microbatch_graph(with_mean_microbatches(problem))), round(2 * peak))
     backward = "BW" if fused else "B"
     passes, rows = problem.passes, t.passes[:, 0]
     lane = {(passes.kind_names[row], int(passes.stage[row])): k for k, row in enumerate(rows)}

@@ -143,6 +143,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """The text of `path`, compressed by gzip or not, whatever its name, without the byte order mark that spreadsheets write;
     `-` is standard input. Raises BadInput."""
     try:
+        if str(path) != "-" and Path(path).stat().st_size > MAX_BYTES:
+            raise BadInput(f"{path}: a file of more than {MAX_BYTES} bytes is not read")
         data = _standard_input() if str(path) == "-" else Path(path).read_bytes()
         return (_unzipped(data, path) if data.startswith(ZIPPED) else data).decode("utf-8-sig")
     except FileNotFoundError:
@@ -151,6 +153,21 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise BadInput(f"{path}: not a text file") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot read: {error.strerror}") from None
+
+
+def head_of(path: str | os.PathLike[str], count: int) -> bytes:
+    """The first `count` bytes of a file, of what gzip compressed where it did. Raises BadInput."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(count)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot read: {error.strerror}") from None
+    if not data.startswith(ZIPPED):
+        return data
+    try:
+        return zlib.decompressobj(wbits=31).decompress(data, count)
+    except zlib.error:
+        raise BadInput(f"{path}: damaged gzip file") from None
 
 
 def _standard_input() -> bytes:

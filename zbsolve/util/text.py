@@ -134,9 +134,7 @@ def _amount(text: str | float, units: Mapping[str, float]) -> float | None:
 
 def times_note(source: str) -> str:
     """What to say of times from this source (a profile's, or a problem's): "" of measured ones, and where nobody said."""
-    return (
-        "" if source == "measured" or source.startswith("measured:") or not source else f"times are {source}, not measured"
-    )
+    return "" if re.match(r"measured(:| with split |$)", source) or not source else f"times are {source}, not measured"
 
 
 def format_gap(gap: float) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from torch import nn
 
 from ...util.errors import BadInput
+from ..splits import SPLITS
 from .layer_split import LayerSplit, Loss
 from .stage import Split
 
@@ -15,26 +15,23 @@ from .stage import Split
 Parts = Callable[[Sequence[nn.Module], int, Loss | None], Sequence[Split]]
 
 
-def _layers() -> Parts:
-    return lambda layers, first, loss: [LayerSplit(layers, first, loss)]
+def parts_by_name(name: str, *, tight: bool = False, alone: bool = True) -> Parts:
+    """What splits the stages of one rank: equal layers share what was traced, compiled and measured. tight: memory is
+    bounded, so `auto` takes no split that holds more than that of the layers. alone: no other rank takes part in a layer's
+    forward; where one does, `auto` tries nothing out, and takes the layers.
 
-
-def _graph(inductor: bool) -> Parts:
-    from ..graphs.graph_split import graphs_of
-    from ..graphs.sharing import SharedGraphs
-
-    return SharedGraphs(partial(graphs_of, inductor=inductor)).parts
-
-
-SPLITS: dict[str, Callable[[], Parts]] = {
-    "layers": _layers,
-    "graph": partial(_graph, inductor=False),
-    "inductor": partial(_graph, inductor=True),
-}
-
-
-def parts_by_name(name: str) -> Parts:
-    """What splits the stages of one rank. Raises BadInput for a name that is none of `SPLITS`."""
+    layers: linear layers, embeddings and convolutions queue their weight gradients, and the rest of a backward is B. graph:
+    each layer's joint graph is cut, so any operation is split; inductor compiles it. `:least` keeps as little between F and
+    B as recomputing cheap operations allows. auto: a layer at a time, what is measured faster; `auto:inductor` also
+    compiles. Raises BadInput for a name that is none of `SPLITS`.
+    """
     if name not in SPLITS:
         raise BadInput(f"split: '{name}' is none of {', '.join(SPLITS)}")
-    return SPLITS[name]()
+    if name == "layers":
+        return lambda layers, first, loss: [LayerSplit(layers, first, loss)]
+    from ..graphs.auto import MAKES, Auto, always, parts_by
+    from ..graphs.sharing import SharedGraphs
+
+    if name.startswith("auto"):
+        return parts_by(Auto(tight, inductor=name == "auto:inductor", alone=alone).choose)
+    return parts_by(always(name, SharedGraphs(MAKES[name])))

@@ -1,7 +1,8 @@
 """What a split backward needs of a layer, and the one autograd function that defers its weight gradients.
 
-Some calls are left to autograd, and so to B: those inside torch.compile; those whose weights are no plain leaves
-(parametrizations, DTensors) or have hooks; a backward that is itself differentiated; `autograd.grad` outside a B pass.
+Some calls are left to autograd, and so to B: those inside torch.compile; those whose weights are no leaves
+(parametrizations) or have hooks; DTensors in other layers than Linear and Embedding; a backward that is itself
+differentiated; `autograd.grad` outside a B pass.
 
 Under autocast layers cast as autocast would: gradients have low precision, and are added to `.grad` in its own.
 """
@@ -17,12 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..dtensors import is_dtensor
 from ..torch_private import FakeTensor, applied, functorch_active, hooked
+from .distributed import add
 
 Task = Callable[[], None]
 Queue = deque[Task]
 Gradients = tuple[Tensor | None, Tensor | None]
-PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)  # to others, distributed ones for example, a sum may mean something else
+PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)  # to others a sum may mean something else
 
 
 @dataclass(slots=True)
@@ -61,9 +64,9 @@ def run_queue(queue: Queue) -> None:
 # --- Calling an op ---
 
 
-def splits(deferral: Deferral, x: Any, weight: Tensor, bias: Tensor | None) -> bool:
+def splits(deferral: Deferral, x: Any, weight: Tensor, bias: Tensor | None, *, distributed: bool = False) -> bool:
     """Is this call to be split? The first question is about torch.compile, where the answer is no: what is compiled stays
-    whole."""
+    whole. distributed: the op takes DTensors too."""
     return (
         not torch.compiler.is_compiling()
         and deferral.splitting
@@ -71,8 +74,10 @@ def splits(deferral: Deferral, x: Any, weight: Tensor, bias: Tensor | None) -> b
         and weight.is_leaf
         and weight.is_floating_point()
         and (bias is None or bias.is_leaf)
-        and type(x) in PLAIN_TENSORS
-        and type(weight) in PLAIN_TENSORS
+        and (
+            (type(x) in PLAIN_TENSORS and type(weight) in PLAIN_TENSORS)
+            or (distributed and is_dtensor(x) and is_dtensor(weight))
+        )
         and torch.is_grad_enabled()
         and not functorch_active()
     )
@@ -143,8 +148,11 @@ def _add(make: Callable[..., Gradients], dy: Tensor, x: Tensor, weight: Tensor, 
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to `.grad` as autograd does: of the parameter's type and, where its memory is dense, its strides."""
-    if parameter.grad is not None:
+    """Add to `.grad` as autograd does: of the parameter's type and, where its memory is dense, its strides. A DTensor
+    keeps its placements."""
+    if is_dtensor(gradient):
+        add(parameter, gradient)
+    elif parameter.grad is not None:
         parameter.grad.add_(gradient)
     elif gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
         parameter.grad = gradient

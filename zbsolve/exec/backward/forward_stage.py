@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...models.auxiliary import auxiliary_losses
 from .stage import Stage
 from .values import constant
 
@@ -15,15 +16,17 @@ class ForwardStage(Stage):
     last stage makes the loss; else it keeps its `outputs`, by microbatch."""
 
     def __init__(self, stage: Stage, with_loss: bool, last: bool) -> None:
-        self.layers, self.first, self.live = stage.layers, stage.first, {}
+        self.layers, self.first, self.live, self.sharding = stage.layers, stage.first, {}, stage.sharding
         self.loss = stage.loss if with_loss else None
         self.outputs: dict[int, Any] = {}
         self._keeps = last and not with_loss
 
     def forward(self, microbatch: int, x: Any, target: Any, *, split: bool, seed: int = 0, recompute: bool = False) -> Any:
         """The F pass: see `Stage.forward`."""
-        with torch.no_grad():
+        self._gathered()
+        with torch.no_grad(), auxiliary_losses() as extra:
             y = self.output(constant(x), target, seed)
+        self.auxiliary = extra.total
         if self._keeps:
             self.outputs[microbatch] = y
         return y

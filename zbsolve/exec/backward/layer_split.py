@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from ...models.auxiliary import auxiliary_loss, auxiliary_losses
 from ...util.errors import BadInput
 from ..torch_private import gradient_edge, run_backward
 from .deferral import Deferral, Queue, run_queue
@@ -24,11 +26,12 @@ MAX_SEED = 2**63 - 1
 class Kept:
     """What a microbatch keeps between its passes. inputs: leaves that get a gradient. roots: of its graph, only the edges
     into it, so that the outputs' memory goes when they were sent. queue: its weight gradients; None: its backward is not
-    split."""
+    split. extra: what layers added to the loss, detached, and where its gradient goes in; None: nothing."""
 
     inputs: list[Tensor]
     roots: list[Any]
     queue: Queue | None
+    extra: tuple[Tensor, Any] | None
 
 
 class LayerSplit:
@@ -50,25 +53,31 @@ class LayerSplit:
         x = detached(x)
         self.deferral.splitting = split
         try:
-            y = outputs(self.layers, self.first, self.loss, x, target, seed)
+            with auxiliary_losses() as extra:
+                y = outputs(self.layers, self.first, self.loss, x, target, seed)
         finally:
             self.deferral.splitting = False
-        roots = [gradient_edge(leaf) for leaf in trained(y)]
-        return detached(y), Kept(trained(x), roots, deque() if split else None)
+        roots, total = [gradient_edge(leaf) for leaf in trained(y)], extra.total
+        more = (total.detach(), gradient_edge(total)) if total is not None and total.requires_grad else None
+        if total is not None:
+            auxiliary_loss(total.detach())
+        return detached(y), Kept(trained(x), roots, deque() if split else None, more)
 
-    def backward(self, kept: Kept, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    def backward(self, kept: Kept, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
         """B, and all of a BW that was not split: the gradients of the inputs. gradients: of the outputs that need one; None:
-        it is 0. The graph is freed, and queued weight gradients stay."""
+        it is 0. unit: of what layers added to the loss. The graph is freed, and queued weight gradients stay."""
         # Where nothing before the loss is trained, there is no root for its gradient.
         both = zip(kept.roots, gradients, strict=True) if kept.roots else ()
         pairs = [(root, given) for root, given in both if given is not None]
+        if kept.extra is not None:
+            pairs.append((kept.extra[1], torch.full_like(kept.extra[0], unit)))
         if pairs:
             self.deferral.splitting, self.deferral.queue = kept.queue is not None, kept.queue  # forwards may run inside
             try:
                 run_backward([root for root, _ in pairs], [given for _, given in pairs])
             finally:
                 self.deferral.splitting, self.deferral.queue = False, None
-        inputs, kept.inputs, kept.roots = kept.inputs, [], []
+        inputs, kept.inputs, kept.roots, kept.extra = kept.inputs, [], [], None
         return gradients_of(inputs)
 
     def weights(self, kept: Kept) -> None:

@@ -67,18 +67,26 @@ class Replay:
     @contextmanager
     def again(self, moment: Moment) -> Iterator[None]:
         """Run the second forward inside. Afterwards generators and buffers are what they were before it."""
-        own = self._random()
         now = {(module, name): buffers_of(module)[name] for module, name in moment.buffers}
-        self._set_random(moment.random)
-        for (module, name), old in moment.buffers.items():
-            # Another tensor in its place: writing into it would spoil what autograd saved for other microbatches.
-            buffers_of(module)[name] = old
+        with self.random_kept():
+            self._set_random(moment.random)
+            for (module, name), old in moment.buffers.items():
+                # Another tensor in its place: writing into it would spoil what autograd saved for other microbatches.
+                buffers_of(module)[name] = old
+            try:
+                yield
+            finally:
+                for (module, name), buffer in now.items():
+                    buffers_of(module)[name] = buffer
+
+    @contextmanager
+    def random_kept(self) -> Iterator[None]:
+        """Afterwards all generators that a forward may draw from are as before."""
+        own = self._random()
         try:
             with torch_random_kept():
                 yield
         finally:
-            for (module, name), buffer in now.items():
-                buffers_of(module)[name] = buffer
             self._set_random(own)
 
     def _buffers(self) -> list[tuple[BufferPlace, Tensor]]:

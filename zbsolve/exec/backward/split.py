@@ -7,7 +7,8 @@ parameter instead costs 2 to 7 fused backwards.)
 
 Parameters keep their names and identity. Only `forward` of a layer is replaced, on the instance: it runs the layer's `Op`
 where the call is split, and the layer's own forward elsewhere. Layers stay whole that `deferral` names, that have a forward
-of their own, or that are under DistributedDataParallel or FSDP, which reduce gradients in autograd's hooks.
+of their own, or that are under DistributedDataParallel or FSDP1, which reduce gradients in autograd's hooks. (FSDP2 leaves
+that to others: see `sharding`. Its modules are of a class of its own, in front of a layer's.)
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..dtensors import is_dtensor
+from ..sharding.wrapped import own_type
 from ..torch_private import output_padding, padding_around
 from .deferral import Deferral, Gradients, Op, accumulate, call, splits
+from .distributed import add_linear
+from .subclasses import row_of
 
 aten = torch.ops.aten
-WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # by name: importing them takes seconds
+WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them takes seconds
 
 
 def _trained(bias: Tensor | None) -> bool:
@@ -45,8 +50,10 @@ def _linear_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
 
 def _linear_add(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> None:
     """With a gradient there already, product and sum are one kernel."""
+    if is_dtensor(weight) and add_linear(dy, x, weight, bias):
+        return
     rows = _rows(dy)
-    if weight.grad is not None and weight.grad.dtype == dy.dtype:
+    if weight.grad is not None and weight.grad.dtype == dy.dtype and not is_dtensor(weight):
         weight.grad.addmm_(rows.t(), _rows(x))
     else:
         accumulate(weight, rows.t().mm(_rows(x)))
@@ -66,7 +73,7 @@ LINEAR = Op(
 
 def _linear(layer: nn.Linear, deferral: Deferral, x: Tensor) -> Tensor:
     weight, bias = layer.weight, layer.bias  # once: a module's attributes are slow
-    if splits(deferral, x, weight, bias):
+    if splits(deferral, x, weight, bias, distributed=True):
         return call(LINEAR, deferral, x, weight, bias)
     return functional.linear(x, weight, bias)
 
@@ -94,7 +101,7 @@ EMBEDDING = Op(
 
 def _embedding(layer: nn.Embedding, deferral: Deferral, ids: Tensor) -> Tensor:
     # max_norm changes the weight in place, and sparse gradients have another layout: those stay with autograd.
-    if layer.max_norm is None and not layer.sparse and splits(deferral, ids, layer.weight, None):
+    if layer.max_norm is None and not layer.sparse and splits(deferral, ids, layer.weight, None, distributed=True):
         padding = -1 if layer.padding_idx is None else layer.padding_idx
         return call(EMBEDDING, deferral, ids, layer.weight, None, padding, layer.scale_grad_by_freq)
     return nn.Embedding.forward(layer, ids)
@@ -264,12 +271,13 @@ NORMS: dict[type, Callable[..., Tensor]] = {
 def defer(module: nn.Module, deferral: Deferral, norms: bool = False) -> None:
     """Replace the forward of every layer in `module` that can be split, in place, also one that another `defer` replaced.
 
-    norms: split LayerNorm, RMSNorm and GroupNorm too, which pays in neither time nor memory (see above). Subclasses, and
-    layers whose forward somebody replaced, are left alone: their forward may do anything.
+    norms: split LayerNorm, RMSNorm and GroupNorm too, which pays in neither time nor memory (see above). Subclasses that
+    change more than how they are made, and layers whose forward somebody replaced, are left alone: they may do anything.
     """
     if WRAPPERS & {kind.__name__ for kind in type(module).__mro__}:
         return
-    make = FORWARDS.get(type(module)) or (NORMS.get(type(module)) if norms else None)
+    kind = own_type(module)
+    make = row_of(kind, FORWARDS) or (row_of(kind, NORMS) if norms else None)
     own = module.__dict__.get("forward")
     if isinstance(own, _Forward):
         del module.__dict__["forward"]

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
+from ..sharding.stage import ShardedStage
 from ..torch_private import version_of
 from .layer_split import LayerSplit, Loss, outputs
 from .replay import Moment, Replay
@@ -22,10 +24,12 @@ class Split(Protocol):
     `weights`."""
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, Any]:
-        """F: the outputs, detached, and what it keeps. x: a pytree, whose tensors that require a gradient get one."""
+        """F: the outputs, detached, and what it keeps. x: a pytree, whose tensors that require a gradient get one. What the
+        layers add to the loss goes on to `auxiliary_loss`, detached."""
 
-    def backward(self, kept: Any, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """B: the gradients of those inputs, in order. gradients: of the outputs that require one (None: it is 0)."""
+    def backward(self, kept: Any, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
+        """B: the gradients of those inputs, in order. gradients: of the outputs that require one (None: it is 0). unit: of
+        what the layers added to the loss."""
 
     def weights(self, kept: Any) -> None:
         """W: adds to `.grad` of parameters what B left out."""
@@ -55,9 +59,12 @@ class Stage:
     """Layers `first` … of a model on one rank.
 
     loss: given to the last stage only. share: the part of the step's loss that one microbatch makes (1/m). norms: defer
-    norms too (see `split.defer`). parts: how the layers are split, where it is not by layer. B, W and BW add to `.grad` of
-    parameters; nothing here clears it.
+    norms too (see `split.defer`). parts: how the layers are split, where it is not by layer. auxiliary: what layers added to
+    the loss in the last F (its mean, not its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here
+    clears it. sharding: gathers the parameters, where they are sharded.
     """
+
+    sharding: ShardedStage | None = None
 
     def __init__(
         self,
@@ -73,6 +80,7 @@ class Stage:
         self.loss = loss
         self.share = share
         self.unit = torch.tensor(share)  # the gradient of the loss, in its own type: known after the first F
+        self.auxiliary: Tensor | None = None
         self.live: dict[int, Live | Dropped] = {}
         self.parts: tuple[Split, ...] = tuple(parts or [LayerSplit(layers, first, loss, norms)])
 
@@ -83,15 +91,20 @@ class Stage:
         not BW. seed: fixes what random layers (dropout) do, whichever rank runs them. recompute: keep the inputs alone; an X
         pass must come before the backward. Raises BadInput for outputs that cannot be handed on.
         """
+        self._gathered()
         if self.first == 0:
             x = constant(x)
         if not recompute:
-            y, self.live[microbatch] = self._run(x, target, split, seed)
+            with auxiliary_losses() as extra:
+                y, self.live[microbatch] = self._run(x, target, split, seed)
+            self.auxiliary = extra.total
             return y
         versions = _versions(x)
         # The same operations as in X (without a graph, layers may choose others), but nothing is saved for a backward.
-        with self.replay.remembered() as moment, torch.autograd.graph.saved_tensors_hooks(_forget, _forgotten):
+        forgetting = torch.autograd.graph.saved_tensors_hooks(_forget, _forgotten)
+        with auxiliary_losses() as extra, self.replay.remembered() as moment, forgetting:
             y, _ = self._run(x, target, split, seed)
+        self.auxiliary = extra.total
         self.live[microbatch] = Dropped(x, versions, target, split, seed, moment)
         return y
 
@@ -120,6 +133,7 @@ class Stage:
 
         Raises BadInput where F did not drop them, or where the stage changes its input in place.
         """
+        self._gathered()
         dropped = self.live[microbatch]
         if not isinstance(dropped, Dropped):
             raise BadInput("F kept its activations: there is nothing to recompute")
@@ -136,16 +150,18 @@ class Stage:
         gradients: of the outputs that require one; None on the last stage, whose loss is multiplied by `weight`. Graphs are
         freed, and weight gradients that a W is to add stay. Raises BadInput where the activations were not recomputed.
         """
+        self._gathered()
         live = self.live[microbatch]
         if not isinstance(live, Live):
             raise BadInput("F dropped its activations: an X pass must come before")
         given: Sequence[Tensor | None] = [self._unit(weight)] if gradients is None else gradients
-        for i in reversed(range(len(self.parts))):
-            given = self.parts[i].backward(live.kept[i], given)
+        for part, kept in zip(reversed(self.parts), reversed(live.kept), strict=True):
+            given = part.backward(kept, given, self.share * weight)
             if not live.split:
-                self.parts[i].weights(live.kept[i])
+                part.weights(kept)
         if not live.split:
             del self.live[microbatch]
+        self._added()
         return tuple(given)  # type: ignore[arg-type]
 
     def _unit(self, weight: float) -> Tensor:
@@ -153,10 +169,22 @@ class Stage:
 
     def weights(self, microbatch: int) -> None:
         """The W pass: the weight gradients that B left out."""
+        self._gathered()
         live = self.live.pop(microbatch)
         assert isinstance(live, Live)
         for part, kept in zip(reversed(self.parts), reversed(live.kept), strict=True):
             part.weights(kept)
+        self._added()
+
+    def _gathered(self) -> None:
+        """A pass begins that uses the weights."""
+        if self.sharding is not None:
+            self.sharding.wait()
+
+    def _added(self) -> None:
+        """A pass ends that added to gradients."""
+        if self.sharding is not None:
+            self.sharding.settle()
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter that is trained, once."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...util.errors import BadInput
+from ..dtensors import laid_out_as, local_bytes
 from ..torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 CONSTANTS = (type(None), bool, int, float, str)
@@ -76,14 +77,16 @@ def checked(value: Any, layer: int) -> None:
 
 
 def gradients_of(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Take the gradients from leaves; 0 where there is none."""
+    """Take the gradients from leaves; 0 where there is none. Those of DTensors are laid out as they are."""
     found = []
     for leaf in inputs:
         gradient, leaf.grad = leaf.grad, None
         found.append(torch.zeros_like(leaf) if gradient is None else gradient)
+        if type(leaf) is not Tensor:
+            found[-1] = laid_out_as(found[-1], leaf)
     return found
 
 
 def bytes_of(value: Any) -> int:
-    """Bytes of all tensors of a pytree."""
-    return sum(tensor.nbytes for tensor in tensors_of(value))
+    """Bytes of all tensors of a pytree; of a DTensor those that are here."""
+    return sum(local_bytes(tensor) for tensor in tensors_of(value))

@@ -12,10 +12,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..torch_private import MASK_POSITIONS, partition_joint
 from .joint import NOTHING, Joint, Role
+from .rewrites import stack_selections
+
+MATRIX_PRODUCT = torch.ops.aten.mm.default
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +44,12 @@ class Cut:
 
 def cut(joint: Joint, *, least: bool = False) -> Cut:
     """F, B and W of a joint graph, which is changed. least: keep as little from F as recomputing cheap operations allows."""
-    examples = {int(r.key): n.meta["val"] for n in _inputs(joint.graph) if (r := joint.takes[n.name]).kind == "tangent"}
+    examples = {
+        int(role.key): node.meta["val"]
+        for node in _inputs(joint.graph)
+        if (role := joint.takes[node.name]).kind == "tangent" and role.has_numbers
+    }
+    stack_selections(joint.graph.graph)
     _separate(joint.graph)
     states = [i for i, role in enumerate(joint.takes.values()) if role.kind in ("parameter", "buffer")]
     forward, backward = partition_joint(joint.graph, joint.mode, joint.forwards, states, least)
@@ -79,13 +88,14 @@ def _saved_names(kept: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _separate(graph: fx.GraphModule) -> None:
-    """Kernels that give gradients of an input and of parameters become two, so that W's part does not run in B."""
+    """Kernels that give gradients of an input and of a matrix become two, so that W's part does not run in B. (Those of
+    norms stay one: gradients of vectors are made in B.)"""
     for node in list(graph.graph.nodes):
         at = MASK_POSITIONS.get(node.target) if node.op == "call_function" else None
         if at is None:
             continue
         mask = list(node.args[at])
-        if not (mask[0] and any(mask[1:])):
+        if not (mask[0] and any(user.args[1] > 0 and user.meta["val"].dim() > 1 for user in node.users)):
             continue
         with graph.graph.inserting_before(node):
             parts = [_with_mask(graph, node, at, part) for part in ([True, *[False] * (len(mask) - 1)], [False, *mask[1:]])]
@@ -105,11 +115,11 @@ def _with_mask(graph: fx.GraphModule, node: fx.Node, at: int, mask: list[bool]) 
 def _split(backward: fx.GraphModule, gives: Sequence[Role], roles: dict[str, Role]) -> tuple[Piece, Piece]:
     """B and W of a backward graph. gives: the role of each of its outputs."""
     wanted = [(v, role) for v, role in zip(_results(backward), gives, strict=True) if isinstance(v, fx.Node)]
-    wanted = [(v, role) for v, role in wanted if role.kind != "nothing" and role.part in (None, "_local_tensor")]
+    wanted = [(v, role) for v, role in wanted if role.kind != "nothing" and role.has_numbers]
     inputs = [(v, role) for v, role in wanted if role.kind == "input gradient"]
     weights = [(v, role) for v, role in wanted if role.kind == "parameter gradient"]
-    early = [(v, role) for v, role in weights if v.meta["val"].dim() < 2]
-    late = [(v, role) for v, role in weights if v.meta["val"].dim() >= 2]
+    early = [(v, role) for v, role in weights if v.meta["val"].dim() < 2 and not _beside_matrix(v)]
+    late = [(v, role) for v, role in weights if (v, role) not in early]
     in_backward = _ancestors([v for v, _ in inputs]) or _shared([v for v, _ in weights])
     in_backward |= _ancestors([v for v, _ in early])
     in_weights = _ancestors([v for v, _ in late]) - in_backward
@@ -118,10 +128,40 @@ def _split(backward: fx.GraphModule, gives: Sequence[Role], roles: dict[str, Rol
     made = [node for node in live if node.op != "placeholder"]
     names = roles | {node.name: Role("live", i) for i, node in enumerate(made)}
     taken = [node for node in _inputs(backward) if node in in_backward]
+    last = [pair for value, role in late for pair in _factors(value, role, in_weights)]
     return (
         _piece(backward, taken, in_backward, [*inputs, *early, *((node, names[node.name]) for node in made)], names),
-        _piece(backward, [*given, *made], in_weights, late, names),
+        _piece(backward, [*given, *made], in_weights, last, names),
     )
+
+
+def _beside_matrix(node: fx.Node) -> bool:
+    """Does the kernel that makes it also make the gradient of a matrix (a convolution's bias)?"""
+    source = node.args[0] if node.target is operator.getitem else None
+    if not isinstance(source, fx.Node) or source.target not in MASK_POSITIONS:
+        return False
+    return any(user.args[1] > 0 and user.meta["val"].dim() > 1 for user in source.users)  # type: ignore[operator]
+
+
+def _transposes(node: fx.Node) -> bool:
+    """Is it a matrix transposed?"""
+    if node.target is torch.ops.aten.permute.default:
+        return list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
+    return node.target is torch.ops.aten.t.default and node.meta["val"].dim() == 2
+
+
+def _factors(value: fx.Node, role: Role, inside: Collection[fx.Node]) -> list[tuple[fx.Node, Role]]:
+    """A gradient that is a product, as its two factors: with a gradient there already, product and sum are one kernel. Else
+    the gradient itself. inside: the nodes of W."""
+    node, turned = value, False
+    while _transposes(node) and len(node.users) == 1 and node in inside:
+        node, turned = node.all_input_nodes[0], not turned
+    if turned or node.target is not MATRIX_PRODUCT or len(node.users) != 1 or node not in inside or role.part is not None:
+        return [(value, role)]
+    left, right = node.args
+    assert isinstance(left, fx.Node)
+    assert isinstance(right, fx.Node)
+    return [(left, Role("left factor", role.key)), (right, Role("right factor", role.key))]
 
 
 def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:

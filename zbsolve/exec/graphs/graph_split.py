@@ -3,197 +3,206 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...models.auxiliary import auxiliary_loss
 from ..backward.deferral import accumulate
+from ..backward.distributed import Layout
 from ..backward.layer_split import seed_layer
-from ..backward.split import restore
 from ..backward.values import constant, leaves_of
-from ..torch_private import boxed, buffers_of, compiled, parameters_of, simplify_joint, storage_key, tree_unflatten
-from .cutting import Cut, Piece, cut
-from .joint import Role, Untraceable, trace
-from .keys import inputs_key
+from ..dtensors import is_dtensor, local
+from ..torch_private import LOCAL_PART, buffers_of, parameters_of, storage_key, tree_unflatten
+from .block_graphs import Graphs
+from .cutting import Piece
+from .joint import Role
 
-Run = Callable[[list[Any]], Sequence[Any]]
-
-
-class Zeros(NamedTuple):
-    """A gradient that is 0."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Zeros:
-        """The gradient of a tensor like this."""
-        return cls(tensor.shape, tensor.dtype, tensor.device)
-
-    def made(self) -> Tensor:
-        """The tensor."""
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-
-
-@dataclass(frozen=True, eq=False)
-class Graphs:
-    """What equal blocks share: the three functions, what each takes and gives, and the structure of the outputs.
-
-    trained_inputs, trained_outputs: the leaves that have a gradient. passed: those outputs that are inputs → which.
-    mutated: names of buffers that F changes.
-    """
-
-    cut: Cut
-    forward: Run
-    backward: Run
-    weights: Run
-    spec: Any
-    trained_inputs: dict[int, Zeros]
-    trained_outputs: tuple[int, ...]
-    passed: dict[int, int]
-    mutated: frozenset[str]
-
-
-def graphs_of(block: nn.Module, x: Any, *, inductor: bool = False, least: bool = False) -> Graphs:
-    """Trace and cut `block` for inputs like `x`: structure, shapes, types and which tensors require a gradient. inductor:
-    compile the graphs (tens of seconds). least: keep as little between F and B as recomputing cheap operations allows.
-
-    Raises Untraceable.
-    """
-    joint = trace(block, (x,), decompose=inductor)
-    if inductor:
-        simplify_joint(joint.graph, joint.mode)
-    parts = cut(joint, least=least)
-    forward, backward, weights = (
-        compiled(piece.graph, joint.mode, behind) if inductor else boxed(piece.graph)
-        for piece, behind in ((parts.forward, False), (parts.backward, True), (parts.weights, True))
-    )
-    mutated = frozenset(str(role.key) for role in joint.gives if role.kind == "mutation")
-    trained_inputs = {
-        i: Zeros.of(leaf) for i, leaf in enumerate(leaves_of(x)) if isinstance(leaf, Tensor) and leaf.requires_grad
-    }
-    trained_outputs = tuple(sorted({*parts.tangents, *joint.passed}))
-    return Graphs(parts, forward, backward, weights, joint.spec, trained_inputs, trained_outputs, joint.passed, mutated)
+# Where a function takes a value from: a module's parameters or buffers and a name there, or (None) the values given to it
+# and a number among them. Lists of these are made once, so that no pass looks up a role.
+Place = tuple[Any, Any]
 
 
 @dataclass(slots=True)
 class Saved:
-    """What a microbatch keeps between its passes. values: what a later pass takes, by role."""
+    """What a microbatch keeps between its passes: first what F saved, then what W takes."""
 
-    graphs: Graphs
-    values: dict[Role, Any]
+    values: list[Any]
 
 
 class GraphSplit:
-    """Layer `number` of a model, whose backward its graphs split. find(layer, x): its graphs for inputs like `x`."""
+    """Layer `number` of a model, whose backward `graphs` split, for inputs like those that they were traced for."""
 
-    def __init__(self, layer: nn.Module, number: int, find: Callable[[nn.Module, Any], Graphs]) -> None:
-        restore(layer)  # another stage may have deferred its gradients
-        self.layer = layer
-        self.number = number
-        self.find = find
-        self._modules, self._parameters = list(layer.modules()), list(layer.parameters())
-        self._known: dict[Any, Graphs] = {}
+    def __init__(self, layer: nn.Module, number: int, graphs: Graphs) -> None:
+        self.number, self.graphs = number, graphs
+        first, second, third = graphs.cut.forward, graphs.cut.backward, graphs.cut.weights
+        saved = [role for role in first.gives if role.kind == "saved"]
+        tangents = [graphs.role_of(Role("tangent", leaf)) for leaf in graphs.tangents]
+        given = {role: i for i, role in enumerate([*saved, *tangents])}
+        kept = [role for role in third.takes if role in given]
+        self._kept = [given[role] for role in kept]
+        live = [role for role in second.gives if role.kind == "live"]
+        self._tangents = [(leaf, zeros, graphs.layout(Role("tangent", leaf))) for leaf, zeros in graphs.tangents.items()]
+        self._backward = _Function(layer, graphs, second, given)
+        self._weights = _Function(layer, graphs, third, {role: i for i, role in enumerate([*kept, *live])})
+        mutated = graphs.mutated
+        self._takes = [
+            (None, r.key) if r.kind == "input" else _place(layer, r, copied=r.key in mutated) for r in first.takes
+        ]
+        self._input_parts = [(i, r) for i, r in enumerate(first.takes) if r.kind == "input" and r.part is not None]
+        outputs = [(i, role) for i, role in enumerate(first.gives) if role.kind == "output" and role.has_numbers]
+        self._outputs = [(i, int(role.key), graphs.layout(role)) for i, role in outputs]
+        self._mutations = [(i, *_place(layer, role)) for i, role in enumerate(first.gives) if role.kind == "mutation"]
+        self._saved = [i for i, role in enumerate(first.gives) if role.kind == "saved"]
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, Saved]:
         """F: the outputs, detached; those that need a gradient say so. The target is for a loss, which is no block."""
-        graphs = self._graphs(x)
-        leaves = leaves_of(constant(x))
-        given = [
-            leaves[int(r.key)] if r.kind == "input" else self._state(r, graphs.mutated) for r in graphs.cut.forward.takes
-        ]
+        graphs = self.graphs
+        given = _taken(self._takes, leaves_of(constant(x)))
+        for i, role in self._input_parts:
+            given[i] = _part(given[i], role)
         seed_layer(seed, self.number)
+        outputs: list[Any] = [None] * len(self._outputs)
         with torch.no_grad():
             results = graphs.forward(given)
-            outputs, values = dict[int, Any](), dict[Role, Any]()
-            for role, value in zip(graphs.cut.forward.gives, results, strict=True):
-                if role.kind == "output":
-                    outputs[int(role.key)] = value
-                elif role.kind == "mutation":
-                    self._tensor(role).copy_(value)
-                elif role.kind == "saved":
-                    values[role] = value
-        for i in graphs.trained_outputs:
-            outputs[i] = outputs[i].detach().requires_grad_()
-        return tree_unflatten([outputs[i] for i in range(len(outputs))], graphs.spec), Saved(graphs, values)
+            for i, holder, name in self._mutations:
+                holder[name].copy_(results[i])
+            for i, leaf, layout in self._outputs:
+                outputs[leaf] = _outside(results[i], layout)
+            for leaf in graphs.trained_outputs:
+                outputs[leaf] = outputs[leaf].detach().requires_grad_()
+        if graphs.extra is not None:
+            auxiliary_loss(outputs[graphs.extra].detach())
+        y = outputs[0] if graphs.one_output else tree_unflatten(outputs[: graphs.spec.num_leaves], graphs.spec)
+        return y, Saved([results[i] for i in self._saved])
 
-    def backward(self, kept: Saved, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    def backward(self, kept: Saved, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
         """B: the gradients of the inputs that require one. Those of vectors among the parameters are added to `.grad`.
-        gradients: of the outputs that need one; None: it is 0."""
-        graphs, values = kept.graphs, kept.values
+        gradients: of the outputs that need one; None: it is 0. unit: of what layers added to the loss."""
+        graphs, values = self.graphs, kept.values
         given = dict(zip(graphs.trained_outputs, gradients, strict=True))
-        for i, example in graphs.cut.tangents.items():
-            values[Role("tangent", i)] = Zeros.of(example).made() if given[i] is None else given[i]
-        kept.values = {role: values[role] for role in graphs.cut.weights.takes if role in values}
-        taken = self._taken(graphs.cut.backward, values)
-        values.clear()
-        found = dict[int, Tensor]()
+        for leaf, zeros, layout in self._tangents:
+            if leaf == graphs.extra:
+                values.append(zeros.made().fill_(unit))
+                continue
+            gradient = given[leaf]
+            values.append(zeros.made() if gradient is None else _inside(gradient, layout))
+        kept.values = [values[i] for i in self._kept]
         with torch.no_grad():
-            for role, value in self._run(graphs.backward, graphs.cut.backward, taken):
-                if role.kind == "input gradient":
-                    found[int(role.key)] = value
-                else:
-                    kept.values[role] = value
-            for output, i in graphs.passed.items():
+            results = self._backward(values)
+            found = {leaf: _outside(results[i], layout) for i, leaf, layout in self._backward.inputs}
+            kept.values += [results[i] for i in self._backward.live]
+            for output, leaf in graphs.passed.items():
                 if (more := given[output]) is not None:
-                    found[i] = found[i] + more if i in found else more
-        return [found[i] if i in found else zeros.made() for i, zeros in graphs.trained_inputs.items()]
+                    found[leaf] = found[leaf] + more if leaf in found else more
+        return [found[leaf] if leaf in found else zeros.made() for leaf, zeros in graphs.trained_inputs.items()]
 
     def weights(self, kept: Saved) -> None:
         """W: the other gradients of parameters."""
-        piece = kept.graphs.cut.weights
-        taken = self._taken(piece, kept.values)
-        kept.values = {}
+        values, kept.values = kept.values, []
         with torch.no_grad():
-            self._run(kept.graphs.weights, piece, taken)
+            self._weights(values)
 
-    def _run(self, run: Run, piece: Piece, taken: list[Any]) -> list[tuple[Role, Tensor]]:
-        """Run B or W: gradients of parameters are added to `.grad`; the rest of what it gives. taken: is emptied.
+
+class _Function:
+    """B or W of one layer. gradients: a result's number, where its parameter is, its layout. inputs: a result's number, the
+    input's leaf whose gradient it is, and its layout. live: results that W takes. factors: of gradients that are products,
+    the numbers of two results, and where the parameter is."""
+
+    def __init__(self, layer: nn.Module, graphs: Graphs, piece: Piece, given: Mapping[Role, int]) -> None:
+        self.run = graphs.backward if piece is graphs.cut.backward else graphs.weights
+        self.takes = [(None, given[role]) if role in given else _place(layer, role) for role in piece.takes]
+        gives = list(enumerate(piece.gives))
+        parameters = [(i, role) for i, role in gives if role.kind == "parameter gradient"]
+        self.gradients = [(i, *_place(layer, role), graphs.layout(role)) for i, role in parameters]
+        self.inputs = [(i, int(role.key), graphs.layout(role)) for i, role in gives if role.kind == "input gradient"]
+        self.live = [i for i, role in gives if role.kind == "live"]
+        # The right factor follows the left one.
+        self.factors = [(i, *_place(layer, role)) for i, role in gives if role.kind == "left factor"]
+
+    def __call__(self, values: list[Any]) -> Sequence[Any]:
+        """Run it on `values`, which are given up. Gradients of parameters are added to `.grad`. All results.
 
         `.grad` is added to later, so it must not share memory: a graph may give one tensor as several gradients, or one that
         it took.
         """
+        taken = _taken(self.takes, values)
+        values.clear()
+        if all(holder[name].grad is not None for _, holder, name, _ in self.gradients):
+            results = self.run(taken)
+            for i, holder, name, layout in self.gradients:
+                accumulate(holder[name], _outside(results[i], layout))
+            return self._multiplied(results)
         there = {storage_key(one) for one in taken if isinstance(one, Tensor)}
-        results = list(zip(piece.gives, run(taken), strict=True))
-        counts = Counter(storage_key(value) for _, value in results)
-        rest = []
-        for role, value in results:
-            if role.kind != "parameter gradient":
-                rest.append((role, value))
-                continue
-            shared = storage_key(value) in there or counts[storage_key(value)] > 1
-            parameter = self._tensor(role)
-            accumulate(parameter, value.clone() if shared and parameter.grad is None else value)
-        return rest
+        results = self.run(taken)
+        counts = Counter(storage_key(one) for one in results if isinstance(one, Tensor))
+        for i, holder, name, layout in self.gradients:
+            shared = storage_key(results[i]) in there or counts[storage_key(results[i])] > 1
+            accumulate(holder[name], _outside(results[i].clone() if shared else results[i], layout))
+        return self._multiplied(results)
 
-    def _graphs(self, x: Any) -> Graphs:
-        """Graphs for `x`, and for what a person may change meanwhile: training mode, and which parameters are trained."""
-        state = tuple(one.training for one in self._modules), tuple(one.requires_grad for one in self._parameters)
-        key = state, inputs_key(x)
-        if key not in self._known:
-            try:
-                self._known[key] = self.find(self.layer, x)
-            except Untraceable as error:
-                raise Untraceable(f"layer {self.number}: {error}") from error
-        return self._known[key]
+    def _multiplied(self, results: Sequence[Any]) -> Sequence[Any]:
+        """The results, of which factors are multiplied and added to `.grad`."""
+        for i, holder, name in self.factors:
+            parameter, left, right = holder[name], results[i], results[i + 1]
+            if parameter.grad is not None and parameter.grad.dtype == left.dtype:
+                parameter.grad.addmm_(left, right)
+            else:
+                accumulate(parameter, left.mm(right))
+        return results
 
-    def _taken(self, piece: Piece, values: Mapping[Role, Any]) -> list[Any]:
-        return [values[role] if role in values else self._state(role) for role in piece.takes]
 
-    def _state(self, role: Role, mutated: Collection[str] = ()) -> Any:
-        """A parameter's or buffer's numbers as they are now; a copy where F changes them."""
-        value = self._tensor(role).detach()
-        if role.part is not None:
-            return getattr(value, role.part)
-        return value.clone() if role.key in mutated else value
+def _taken(places: Sequence[Place], values: Sequence[Any]) -> list[Any]:
+    return [values[name] if holder is None else holder[name] for holder, name in places]
 
-    def _tensor(self, role: Role) -> Tensor:
-        path, _, name = str(role.key).rpartition(".")
-        module = self.layer.get_submodule(path)
-        found = (buffers_of if role.kind in ("buffer", "mutation") else parameters_of)(module)[name]
-        assert found is not None
-        return found
+
+def _place(layer: nn.Module, role: Role, *, copied: bool = False) -> Place:
+    """Where a parameter or buffer is found, as it is when it is asked for. copied: a copy of it, because F changes it."""
+    path, _, name = str(role.key).rpartition(".")
+    module = layer.get_submodule(path)
+    holder = (buffers_of if role.kind in ("buffer", "mutation") else parameters_of)(module)
+    if role.part is not None and role.kind in ("parameter", "buffer"):
+        return _Parts(holder, role), name
+    return (_Copies(holder) if copied else holder), name
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """A copy of what `holder` has."""
+
+    holder: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Tensor:
+        value: Tensor = self.holder[name]
+        return value.detach().clone()
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Of what `holder` has, the part that a graph takes: as `role` says."""
+
+    holder: Mapping[str, Any]
+    role: Role
+
+    def __getitem__(self, name: str) -> Any:
+        return _part(self.holder[name].detach(), self.role)
+
+
+def _part(value: Any, role: Role) -> Any:
+    """The part of a value that a graph takes."""
+    if role.part is None:
+        return value
+    return local(value) if role.part == LOCAL_PART else getattr(value, role.part)
+
+
+def _outside(value: Any, layout: Layout | None) -> Any:
+    """A value that a graph made, as others know it."""
+    return value if layout is None else layout.whole(value)
+
+
+def _inside(value: Any, layout: Layout | None) -> Any:
+    """A gradient as a graph takes it."""
+    return value if layout is None or not is_dtensor(value) else layout.part(value)

@@ -15,18 +15,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
+from ..backward.distributed import Layout
+from ..dtensors import is_dtensor
 from ..torch_private import (
+    LOCAL_PART,
     capture_block,
     decompositions,
     descriptors,
     export_joint,
     hooked,
-    module_hooked,
+    module_hooks,
+    side_effects,
     tree_flatten,
     tree_leaves,
     tree_unflatten,
+    wrapped_values,
 )
+
+# What a forward may change because it puts it back: who collects auxiliary losses, and outputs in transformers.
+AS_BEFORE = ("._collecting", "._listening", "._active_collector")
+TENSOR_PARALLEL = "torch.distributed.tensor."
 
 
 class Untraceable(BadInput):
@@ -37,13 +47,24 @@ class Role(NamedTuple):
     """What a value at the border of a joint graph is.
 
     kind: `parameter`, `buffer`, `input` or `tangent` (the gradient of an output) among the inputs; `output`, `mutation` (a
-    buffer's new value), `parameter gradient`, `input gradient` or `nothing` among the outputs. key: the parameter's or
+    buffer's new value), `parameter gradient` (or the `left factor` and `right factor` of one), `input gradient` or `nothing`
+    among the outputs. key: the parameter's or
     buffer's name, or the number of the input's or output's leaf. part: the attribute of a tensor subclass that it is.
     """
 
     kind: str
     key: str | int = 0
     part: str | None = None
+
+    @property
+    def has_numbers(self) -> bool:
+        """Is it a tensor, or that part of a DTensor which is on this rank? (Its mesh is no such part.)"""
+        return self.part in (None, LOCAL_PART)
+
+    @property
+    def whole(self) -> Role:
+        """What it is a part of."""
+        return Role(self.kind, self.key)
 
 
 NOTHING = Role("nothing")
@@ -54,7 +75,9 @@ class Joint:
     """graph: (parameters, buffers, inputs, tangents) → (outputs, mutations, gradients). takes: the role of each of its
     inputs, by node name; gives: of each of its outputs, in order. forwards: how many of these the forward makes. spec: the
     structure of the outputs. mode: the fake tensors' mode that it was traced under. passed: leaf of the outputs → leaf of
-    the inputs that it is, where that requires a gradient, of which the graph knows nothing."""
+    the inputs that it is, where that requires a gradient, of which the graph knows nothing. layouts: of outputs, tangents
+    and gradients that are DTensors outside of the graph. extra: the leaf behind the outputs that is what layers add to the
+    loss; None: nothing."""
 
     graph: torch.fx.GraphModule
     takes: dict[str, Role]
@@ -63,33 +86,53 @@ class Joint:
     spec: Any
     mode: Any
     passed: dict[int, int]
+    layouts: dict[Role, Layout]
+    extra: int | None
 
 
 def trace(block: nn.Module, inputs: Sequence[Any], *, decompose: bool = False) -> Joint:
     """The joint graph of `block(*inputs)`: any pytrees of tensors, of which those that require a gradient get one.
 
     Autocast, training mode and each parameter's `requires_grad` are as they are now. decompose: into the operations that
-    inductor knows. Raises Untraceable: hooks, which graphs do not run; control flow that depends on numbers; and all else
-    that torch's tracers refuse.
+    inductor knows. Raises Untraceable: hooks, which graphs do not run; control flow that depends on numbers; attributes that
+    a forward sets; and all else that torch's tracers refuse.
     """
     _refuse_hooks(block)
     trained = {i for i, leaf in enumerate(tree_leaves(tuple(inputs))) if isinstance(leaf, Tensor) and leaf.requires_grad}
-    joint = _traced(block, inputs, trained, decompose)
+    try:
+        joint = _traced(_Whole(block), inputs, trained, decompose)
+    except _ViewsOfOneAnother:
+        return _traced(_Whole(block, None), inputs, trained, decompose)
     views = _views_of_inputs(joint, trained)
-    return _traced(_WithCopies(block, views), inputs, trained, decompose) if views else joint
+    return _traced(_Whole(block, views), inputs, trained, decompose) if views else joint
 
 
-class _WithCopies(nn.Module):
-    """A block that copies some leaves of its outputs: views of its inputs, whose gradients a joint graph leaves out."""
+class _ViewsOfOneAnother(Exception):
+    """Outputs are views of one tensor, of which a joint graph would take one gradient for all."""
 
-    def __init__(self, block: nn.Module, copied: frozenset[int]) -> None:
+
+class _Whole(nn.Module):
+    """A block that gives, behind its outputs, what its layers add to the loss. copied: leaves of its outputs that it copies:
+    views of its inputs, whose gradients a joint graph leaves out. None copies all."""
+
+    def __init__(self, block: nn.Module, copied: frozenset[int] | None = frozenset()) -> None:
         super().__init__()
         self.block = block
         self.copied = copied
 
     def forward(self, *inputs: Any) -> Any:
-        leaves, spec = tree_flatten(self.block(*inputs))
-        return tree_unflatten([leaf.clone() if i in self.copied else leaf for i, leaf in enumerate(leaves)], spec)
+        with auxiliary_losses() as extra:
+            y = self.block(*inputs)
+        if self.copied is None or self.copied:
+            leaves, spec = tree_flatten(y)
+            y = tree_unflatten([self._copy(leaf) if self._wanted(i) else leaf for i, leaf in enumerate(leaves)], spec)
+        return y, None if extra.total is None else extra.total.clone()
+
+    def _wanted(self, leaf: int) -> bool:
+        return self.copied is None or leaf in self.copied
+
+    def _copy(self, leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _views_of_inputs(joint: Joint, trained: Collection[int]) -> frozenset[int]:
@@ -98,7 +141,7 @@ def _views_of_inputs(joint: Joint, trained: Collection[int]) -> frozenset[int]:
     found = set[int]()
     (output,) = joint.graph.graph.find_nodes(op="output")
     for value, role in zip(output.args[0], joint.gives, strict=True):
-        if role.kind != "output" or role.key in known or not isinstance(value, fx.Node):
+        if role.kind != "output" or role.key in known or not role.has_numbers or not isinstance(value, fx.Node):
             continue
         while value.op == "call_function" and getattr(value.target, "is_view", False):
             value = value.all_input_nodes[0]
@@ -108,38 +151,63 @@ def _views_of_inputs(joint: Joint, trained: Collection[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _traced(block: nn.Module, inputs: Sequence[Any], trained: Collection[int], decompose: bool) -> Joint:
+def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], decompose: bool) -> Joint:
     table = decompositions() if decompose else None
     given = tuple(inputs)
+    name = type(block.block).__name__
     try:
-        with warnings.catch_warnings(), ExitStack() as stack:
-            warnings.simplefilter("ignore")  # Dynamo warns of buffers that a forward changes: the graph returns them
-            captured = capture_block(stack, block, given)
-            joint = export_joint(stack, captured, given, table)
+        with ExitStack() as stack:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                captured = capture_block(stack, block, given)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                joint = export_joint(stack, captured, given, table)
     except Exception as error:
-        name = type(block.block if isinstance(block, _WithCopies) else block).__name__
-        raise Untraceable(f"{name} cannot be traced: {_first_line(error)}") from error
-    return _described(joint, trained, "block." if isinstance(block, _WithCopies) else "")
+        raise Untraceable(f"{name} cannot be traced: {_reason(error)}") from error
+    effects = [one for warning in said for one in side_effects(str(warning.message))]
+    if changed := [one for one in effects if not one.endswith(AS_BEFORE)]:
+        whose = ", ".join(one.replace("self.block", "self", 1) for one in changed)
+        raise Untraceable(f"{name}'s forward changes attributes of {whose}, which a graph would not do")
+    return _described(joint, trained)
 
 
-def _described(joint: Any, trained: Collection[int], prefix: str) -> Joint:
+def _described(joint: Any, trained: Collection[int]) -> Joint:
     graph = joint.graph_module
-    takes = {node.name: _named(_input_role(node.meta["desc"]), prefix) for node in graph.graph.find_nodes(op="placeholder")}
+    takes = {node.name: _named(_input_role(node.meta["desc"])) for node in graph.graph.find_nodes(op="placeholder")}
     (output,) = graph.graph.find_nodes(op="output")
-    gives = tuple(_named(_output_role(desc), prefix) for desc in output.meta["desc"])
+    gives = tuple(_named(_output_role(desc)) for desc in output.meta["desc"])
     forwards = 1 + max((i for i, role in enumerate(gives) if role.kind in ("output", "mutation")), default=-1)
     passed = {
         int(role.key): int(of.key)
         for value, role in zip(output.args[0], gives, strict=True)
-        if role.kind == "output" and isinstance(value, fx.Node)
+        if role.kind == "output" and role.has_numbers and isinstance(value, fx.Node)
         if (of := takes.get(value.name, NOTHING)).kind == "input" and of.key in trained
     }
-    return Joint(graph, takes, gives, forwards, joint.out_spec, joint.fake_mode, passed)
+    layouts = _layouts(joint, gives, forwards)
+    spec, behind = joint.out_spec.child(0), joint.out_spec.num_leaves - 1
+    made = any(
+        isinstance(v, fx.Node) for v, role in zip(output.args[0], gives, strict=True) if role == Role("output", behind)
+    )
+    return Joint(graph, takes, gives, forwards, spec, joint.fake_mode, passed, layouts, behind if made else None)
 
 
-def _named(role: Role, prefix: str) -> Role:
+def _layouts(joint: Any, gives: Sequence[Role], forwards: int) -> dict[Role, Layout]:
+    outputs, gradients, tangents = wrapped_values(joint)
+    found = {_named(_input_role(desc)).whole: Layout.of(one) for one, desc in tangents if is_dtensor(one)}
+    for place, values in ((0, outputs), (forwards, gradients)):
+        for count, one in values:
+            if one is not None and not is_dtensor(one):
+                raise Untraceable(f"the graph makes a {type(one).__name__}")
+            if one is not None:
+                found[gives[place].whole] = Layout.of(one)
+            place += count
+    return found
+
+
+def _named(role: Role) -> Role:
     """The role with the name that a parameter has in the block itself."""
-    return Role(role.kind, role.key.removeprefix(prefix) if isinstance(role.key, str) else role.key, role.part)
+    return Role(role.kind, role.key.removeprefix("block."), role.part) if isinstance(role.key, str) else role
 
 
 def _input_role(desc: Any) -> Role:
@@ -155,6 +223,8 @@ def _input_role(desc: Any) -> Role:
         return Role("input", desc.idx)
     if isinstance(desc, kinds.TangentAOTInput) and isinstance(desc.output, kinds.PlainAOTOutput):
         return Role("tangent", desc.output.idx)
+    if isinstance(desc, kinds.TangentAOTInput) and isinstance(desc.output, kinds.IntermediateBaseAOTOutput):
+        raise _ViewsOfOneAnother
     raise Untraceable(f"the graph takes what a stage cannot give: {desc.expr()}")
 
 
@@ -178,12 +248,16 @@ def _output_role(desc: Any) -> Role:
 
 def _refuse_hooks(block: nn.Module) -> None:
     for name, module in block.named_modules():
-        if module_hooked(module):
+        # Those of tensor parallelism redistribute inputs and outputs, and a trace goes through them.
+        if any(not hook.__module__.startswith(TENSOR_PARALLEL) for hook in module_hooks(module)):
             raise Untraceable(f"{name or type(block).__name__} has hooks, which graphs do not run")
     for name, parameter in block.named_parameters():
         if hooked(parameter):
             raise Untraceable(f"{name} has hooks, which graphs do not run")
 
 
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _reason(error: Exception) -> str:
+    """An error's first line and, where torch gives one, its explanation."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    why = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+    return f"{lines[0]}: {why}" if why else lines[0]

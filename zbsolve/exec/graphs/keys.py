@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..torch_private import buffers_of, children_of, parameters_of, tree_flatten
+from ..backward.distributed import Layout
+from ..dtensors import is_dtensor
+from ..torch_private import buffers_of, children_of, module_hooks, parameters_of, tree_flatten, unwrapped
 
 PLAIN = (bool, int, float, str, bytes, complex, NoneType, torch.dtype, torch.device, torch.Size, type, Enum)
 CODE = (FunctionType, BuiltinFunctionType)
-# What every module has, and no trace reads as a number: its name for hooks, its parts (which have keys of their own).
-BOOKKEEPING = {name for name in vars(nn.Module()) if name != "training"}
+# What every module has, and no trace reads as a number: its name for hooks, its parts (which have keys of their own), and
+# its compiled call, which a trace goes through.
+BOOKKEEPING = {name for name in (*vars(nn.Module()), "_compiled_call_impl") if name != "training"}
 
 
 class _Unknown(Exception):
@@ -49,10 +52,13 @@ def _leaf_key(leaf: Any) -> Any:
 
 
 def _tensor_key(tensor: Tensor) -> Any:
-    return type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+    layout = Layout.of(tensor) if is_dtensor(tensor) else None
+    return layout, type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def _module_key(module: nn.Module, seen: dict[int, int]) -> Any:
+    if unwrapped(module) is not module:
+        return "compiled", _module_key(unwrapped(module), seen)
     if id(module) in seen:
         return "again", seen[id(module)]
     seen[id(module)] = len(seen)
@@ -61,8 +67,9 @@ def _module_key(module: nn.Module, seen: dict[int, int]) -> Any:
     return (
         type(module),
         tuple((name, _held_key(tensor, seen)) for name, tensor in held.items()),
-        tuple((name, child and _module_key(child, seen)) for name, child in children_of(module).items()),
+        tuple((name, None if child is None else _module_key(child, seen)) for name, child in children_of(module).items()),
         tuple((name, _plain_key(value)) for name, value in sorted(own.items())),
+        tuple(_hook_key(hook) for hook in module_hooks(module)),
     )
 
 
@@ -84,4 +91,17 @@ def _plain_key(value: Any) -> Any:
         return value
     if isinstance(value, partial):
         return partial, value.func, _plain_key(value.args), _plain_key(value.keywords)
+    if type(value).__module__.startswith("torch.distributed."):  # meshes and placements; how a module is parallelized
+        return value if _compares(value) else (type(value), _plain_key(vars(value)))
     raise _Unknown
+
+
+def _compares(value: Any) -> bool:
+    """Does it say what is equal to it?"""
+    return getattr(type(value), "__eq__", None) is not object.__eq__
+
+
+def _hook_key(hook: Any) -> Any:
+    """The code of a hook and what it was made with."""
+    cells = getattr(hook, "__closure__", None) or ()
+    return getattr(hook, "__code__", None) or _plain_key(hook), tuple(_plain_key(cell.cell_contents) for cell in cells)

@@ -1,34 +1,44 @@
-"""The splits of a stage's layers by their graphs, which equal layers share."""
+"""Graphs that equal layers share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from ..backward.layer_split import LayerSplit, Loss
-from ..backward.stage import Split
-from .graph_split import Graphs, GraphSplit
+from ..backward.trying import undisturbed
+from ..sharding.views import unsharded_view
+from ..torch_private import unwrapped
+from .agreement import check_forward
+from .block_graphs import Graphs, graphs_of
+from .graph_split import GraphSplit
 from .keys import block_key, inputs_key
 
 
 class SharedGraphs:
     """Graphs by block and inputs, each made when it is first asked for. make(block, x): traces one."""
 
-    def __init__(self, make: Callable[[nn.Module, Any], Graphs]) -> None:
+    def __init__(self, make: Callable[[nn.Module, Any], Graphs] = graphs_of) -> None:
         self.make = make
         self._found: dict[Any, Graphs] = {}
 
-    def of(self, block: nn.Module, x: Any) -> Graphs:
-        """The graphs of `block` for inputs like `x`. Raises Untraceable."""
-        key = block_key(block)
-        wanted = (id(block) if key is None else key, inputs_key(x))
-        if wanted not in self._found:
-            self._found[wanted] = self.make(block, x)
-        return self._found[wanted]
+    def split(self, layer: nn.Module, number: int, x: Any, seed: int) -> GraphSplit:
+        """Layer `number`, split by its graphs for inputs like `x`. New ones are compared with eager mode. Raises
+        Untraceable."""
+        layer = unwrapped(layer)
+        wanted = shared_key(layer, x)
+        known = self._found.get(wanted)
+        if known is not None:
+            return GraphSplit(layer, number, known)
+        with undisturbed(layer):
+            part = GraphSplit(layer, number, self.make(unsharded_view(layer), x))
+        check_forward(layer, number, part, x, seed)
+        self._found[wanted] = part.graphs
+        return part
 
-    def parts(self, layers: Sequence[nn.Module], first: int, loss: Loss | None) -> list[Split]:
-        """Layers `first` … of a model, each split by its graphs, and the loss behind them."""
-        found: list[Split] = [GraphSplit(layer, i, self.of) for i, layer in enumerate(layers, first)]
-        return found if loss is None else [*found, LayerSplit([], first + len(layers), loss)]
+
+def shared_key(layer: nn.Module, x: Any) -> Any:
+    """Equal for layers that may share graphs for inputs like `x`."""
+    key = block_key(unsharded_view(layer))
+    return id(layer) if key is None else key, inputs_key(x)

@@ -17,9 +17,11 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     x = data.inputs[m] if given is None else given
     split, recompute = "B" in companions, "X" in companions
     y = stage.forward(m, x, data.targets.get(m), split=split, seed=data.seed + m, recompute=recompute)
+    share = data.share(m)
+    if stage.auxiliary is not None:
+        state.losses.append(stage.auxiliary * share)
     if stage.loss is None:
         return y
-    share = data.share(m)
     # Alone: some losses leave their mean in a storage as large as the output.
     state.losses.append(y.clone() if share == 1 else y * share)
     return None

@@ -6,10 +6,11 @@ problem, a handler in `table.HANDLERS`, and a colour for the pictures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...tables import Ints
@@ -36,6 +37,11 @@ class Data:
         return self.shares.get(microbatch, 1.0)
 
 
+def sum_of(losses: Sequence[Tensor]) -> Tensor | None:
+    """The sum of losses, which may differ in type; None where there are none."""
+    return torch.stack([one.double() for one in losses]).sum() if losses else None
+
+
 @dataclass(slots=True)
 class RankState:
     """What the passes of one rank work on. stages, versions: by stage number (versions only where there are updates);
@@ -48,6 +54,9 @@ class RankState:
     losses: list[Tensor] = field(default_factory=list)
 
 
+# (state, stage) → nothing; (state, pass) → monotonic ns, 0 where nothing ran.
+Release = Callable[[RankState, int], None]
+Ended = Callable[[RankState, Action], int]
 Run = Callable[[RankState, Action, Any], Any]
 Check = Callable[[Graph, Ints], None]
 
@@ -71,6 +80,10 @@ class Handler:
     repeatable: it leaves nothing that stays, so it can run once more (see `optimizer.ahead`).
     only_time: nothing runs; an emulated device gives it a time.
     ends_with_step: it joins passes of other ranks, and when it has ended is known only when the step ends.
+    does: what it does with sharded parameters ("gather", "reduce"), so that no one else needs to.
+    release(state, stage): the last pass has ended that an edge from this one goes to.
+    ended(state, action): for a pass that only begins work, while its rank goes on. Asked when the step ends: waits until the
+    work is done, and says when that was.
     """
 
     run: Run
@@ -82,3 +95,11 @@ class Handler:
     repeatable: bool = False
     only_time: bool = False
     ends_with_step: bool = False
+    does: str = ""
+    release: Release | None = None
+    ended: Ended | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Does its rank go on while its work is done?"""
+        return self.ended is not None or self.ends_with_step

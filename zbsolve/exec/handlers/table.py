@@ -8,6 +8,7 @@ from .all_to_all import BEHIND_BACKWARD, BEHIND_FORWARD
 from .compute import BACKWARD, FORWARD, RECOMPUTE, WEIGHTS
 from .exchange import EXCHANGE
 from .handler import Handler
+from .sharded import GATHER, REDUCE
 from .update import UPDATE
 
 HANDLERS: dict[str, Handler] = {
@@ -19,6 +20,9 @@ HANDLERS: dict[str, Handler] = {
     "AF": BEHIND_FORWARD,
     "AB": BEHIND_BACKWARD,
     "C": EXCHANGE,
+    "AG": GATHER,
+    "AGB": GATHER,
+    "RS": REDUCE,
     "U": UPDATE,
 }
 

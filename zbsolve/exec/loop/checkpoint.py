@@ -6,6 +6,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...util.errors import BadInput
-from ..transport.peers import together
+from ..dtensors import as_local_of, is_dtensor, local, spread_as
+from .on_mesh import together_on_mesh
 from .on_rank import OnRank
 from .optimizer_state import Entries, Names, entries_of, kinds_of, names_of, options_of, related, restore
 from .random_numbers import random_state, set_random_state
@@ -33,7 +35,8 @@ def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
 
     It has the weights and buffers, the number of steps and the seed, the states of random generators, and `objects` by their
     names: optimizers of this pipeline's parameters, and anything else with `state_dict` and `load_state_dict` (rank 0's is
-    written). With replicas the first pipeline's are written. Raises BadInput on all ranks together, RunFailed.
+    written). With replicas the first pipeline's are written. On a mesh each shard of a DTensor is written once, and so is
+    what several ranks hold. Raises BadInput on all ranks together, RunFailed.
     """
     from .checkpoint_files import as_tensor, replace_folder, write
 
@@ -41,32 +44,34 @@ def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     target = Path(path).resolve()
     new = target.with_name(f".{target.name}.new")
     tensors: dict[str, Tensor] = {}
-    with together(pipeline.peers, WHAT):
-        if not pipeline.place:
+    writers = _Writers.of(pipeline)
+    with together_on_mesh(pipeline, WHAT):
+        if writers.here:
             tensors, rest = _state(pipeline, objects)
-            tensors[f"{LOOP}.{pipeline.rank}"] = as_tensor(rest, WHAT)
-            if pipeline.rank == 0:
+            tensors[f"{LOOP}.{writers.number}"] = as_tensor(rest, WHAT)
+            if writers.number == 0:
                 _made(new, target)
-    if not pipeline.place:
-        write(new, tensors, pipeline.group, pipeline.peers)
-    with together(pipeline.peers, WHAT):
-        if pipeline.rank == 0 and not pipeline.place:
+    if writers.here:
+        write(new, tensors, writers.group, pipeline.peers)
+    with together_on_mesh(pipeline, WHAT):
+        if writers.number == 0 and writers.here:
             replace_folder(new, target)
-    if pipeline.replicas is not None:
+    if pipeline.replicas is not None and pipeline.mesh is None:
         dist.barrier(group=pipeline.replicas.group)
 
 
 def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None:
     """Go on from a checkpoint: the other way round of `save`, with the same `objects`. Every rank calls this.
 
-    The schedule, the partition and the number of ranks may be others. On the same ones training goes on to the same bits.
-    `steps` is the number of steps that were made. What the checkpoint has beside `objects` is not loaded, and rank 0 gets a
-    warning that names it. Raises BadInput on all ranks together, also where a state is of an object of another class.
+    The schedule, the partition, the number of ranks and the mesh may be others. On the same ones training goes on to the
+    same bits. `steps` is the number of steps that were made. What the checkpoint has beside `objects` is not loaded, and
+    rank 0 gets a warning that names it. Raises BadInput on all ranks together, also where a state is of an object of another
+    class.
     """
     from .checkpoint_files import Reader
 
     pipeline.finish()
-    with together(pipeline.peers, WHAT):
+    with together_on_mesh(pipeline, WHAT):
         _load(pipeline, Reader(Path(path).resolve()), objects)
 
 
@@ -78,13 +83,31 @@ def state_dict(pipeline: OnRank) -> dict[str, Any]:
 
 
 def load_state_dict(pipeline: OnRank, state: Mapping[str, Any]) -> None:
-    """Take this rank's part out of a state dict of the whole model or of this part. Raises BadInput."""
+    """Take this rank's part out of a state dict of the whole model or of this part, of whole tensors or of DTensors. Raises
+    BadInput."""
     mine = pipeline.module.state_dict()
     missing = sorted(mine.keys() - state.keys())
     if missing:
         raise BadInput(f"state dict: {missing[0]} is missing")
     pipeline.finish()
-    pipeline.module.load_state_dict({name: state[name] for name in mine})
+    pipeline.module.load_state_dict({name: spread_as(state[name], like) for name, like in mine.items()})
+
+
+@dataclass(frozen=True)
+class _Writers:
+    """Who writes a checkpoint: the ranks of `group`, of which there are `count`; this one is `number`, if it is `here`."""
+
+    group: Any
+    number: int
+    count: int
+    here: bool
+
+    @classmethod
+    def of(cls, pipeline: OnRank) -> _Writers:
+        """All ranks of a mesh, which all call this; else those of the first pipeline."""
+        if pipeline.mesh is None:
+            return cls(pipeline.group, pipeline.rank, pipeline.wires.size, not pipeline.place)
+        return cls(pipeline.mesh.everyone, pipeline.mesh.number, pipeline.mesh.whole.size(), True)
 
 
 def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[tuple[Optimizer, Names]]]:
@@ -107,7 +130,7 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
     rest: dict[str, Any] = {
         "steps": pipeline.steps,
         "seed": pipeline.seed,
-        "ranks": pipeline.wires.size,
+        "ranks": _Writers.of(pipeline).count,
         "random": random_state(),
         "entries": {},
         "options": {},
@@ -127,7 +150,7 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
                 if isinstance(value, Tensor) and value.dim():
                     tensors[f"{key}.{name}.{entry}"] = value
                 else:
-                    rest["entries"][key][name, entry] = value
+                    rest["entries"][key][name, entry] = local(value) if isinstance(value, Tensor) else value
     for key, one in objects.items():
         if key not in optimizers:
             rest["objects"][key] = one.state_dict()
@@ -158,7 +181,7 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any]) -> None:
     left = sorted((loops[0]["options"].keys() | loops[0]["objects"].keys()) - objects.keys() - optimizers.keys())
     if left and pipeline.rank == 0:
         warnings.warn(f"{reader.path}: it has '{left[0]}' too, which is not loaded", stacklevel=3)
-    entries = _entries(reader, optimizers, pipeline.device)
+    entries = _entries(reader, optimizers, pipeline)
     weights = {f"{MODEL}.{name}": value for name, value in pipeline.module.state_dict().items()}
     rooms = {f"{key}.{name}.{entry}": room for key, one in entries.items() for (name, entry), room in one.items()}
     reader.into(weights | rooms)
@@ -172,20 +195,30 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any]) -> None:
     for key in others:
         objects[key].load_state_dict(loops[0]["objects"][key])
     pipeline.steps, pipeline.seed = loops[0]["steps"], loops[0]["seed"]
-    set_random_state(loops[pipeline.rank if len(loops) == pipeline.wires.size else 0]["random"])
+    writers = _Writers.of(pipeline)
+    set_random_state(loops[writers.number if len(loops) == writers.count else 0]["random"])
 
 
 def _entries(
-    reader: Reader, optimizers: Mapping[str, list[tuple[Optimizer, Names]]], device: torch.device
+    reader: Reader, optimizers: Mapping[str, list[tuple[Optimizer, Names]]], pipeline: OnRank
 ) -> dict[str, Entries]:
-    """Room for the tensors that the checkpoint has of these optimizers' parameters."""
+    """Room for the tensors that the checkpoint has of these optimizers' parameters; those of a DTensor lie as it does.
+    Raises BadInput for a state of a DTensor that has another shape."""
     found: dict[str, Entries] = {key: {} for key in optimizers}
     for key, parts in optimizers.items():
-        own = {known[0] for _, names in parts for known in names.values()}
+        own = {known[0]: p for _, names in parts for p, known in names.items()}
         for name in reader.names:
             parameter, _, entry = name.removeprefix(f"{key}.").rpartition(".")
-            if name.startswith(f"{key}.") and parameter in own:
-                found[key][parameter, entry] = reader.empty(name, device)
+            if not name.startswith(f"{key}.") or parameter not in own:
+                continue
+            like, shape = own[parameter], reader.names[name].size
+            if is_dtensor(like) and shape != like.shape:
+                raise BadInput(f"{reader.path}: {name} has shape {tuple(shape)}, not its DTensor's {tuple(like.shape)}")
+            if is_dtensor(like):
+                room = torch.empty_like(local(like), dtype=reader.names[name].properties.dtype)
+                found[key][parameter, entry] = as_local_of(room, like)
+            else:
+                found[key][parameter, entry] = reader.empty(name, pipeline.device)
     return found
 
 

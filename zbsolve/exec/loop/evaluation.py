@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,11 @@ from torch import nn
 from ...util.errors import BadInput
 from ..backward.replay import torch_random_kept
 from ..backward.values import joined
-from ..feed import Batch, cut, first_tensor, in_microbatches, moved, step_seed
+from ..feed import Batch, agreed_shares, cut, first_tensor, in_microbatches, moved, step_seed
 from ..handlers.handler import Data
 from ..transport.peers import Peers, together
 from .forward_round import ForwardRound, handed_out
+from .on_mesh import beside
 from .on_rank import OnRank
 
 WHAT = "evaluation"
@@ -25,7 +26,8 @@ WHAT = "evaluation"
 def evaluate(
     pipeline: OnRank, inputs: Batch | None = None, targets: Batch | None = None, *, microbatches: int | None = None
 ) -> float:
-    """The mean loss of a batch, on every rank; with replicas, of this pipeline's batch. Every rank calls this.
+    """The mean loss of a batch, on every rank; on a mesh over the parts of all data coordinates, with replicas of this
+    pipeline's batch. Every rank calls this.
 
     inputs, targets: a tensor of any number of rows, or a list of microbatches; every row of `targets` counts alike. Inputs
     are read on ranks of the first stage, targets on those of the last. microbatches: into how many a tensor is cut (as many
@@ -36,15 +38,16 @@ def evaluate(
     total = _Total(pipeline.peers)
     for _, one, data in _ran(pipeline, batch, with_loss=True):
         total.add(one.loss, sum(data.shares[m] for m in data.targets))
-    loss, rows = total.whole()
-    return loss / rows
+    everything = beside(pipeline, total.whole(), WHAT)  # coordinates that are not of data have the same part
+    loss, rows = everything.sum(0).tolist()
+    return float(loss / rows)
 
 
 def forward(
     pipeline: OnRank, inputs: Batch | None = None, *, microbatches: int | None = None, everywhere: bool = False
 ) -> Any:
-    """The model's outputs for a batch: on ranks of the last stage, or `everywhere`; None on other ranks. Every rank calls
-    this.
+    """The model's outputs for a batch: on ranks of the last stage, or `everywhere`; None on other ranks. On a mesh for this
+    coordinate's part of it. Every rank calls this.
 
     inputs: a tensor of any number of rows, which gives a tensor, or a list of microbatches, which gives a list; read on
     ranks of the first stage. All else is as in `evaluate`.
@@ -68,12 +71,14 @@ def forward(
 @dataclass(frozen=True)
 class _Batch:
     """A batch in microbatches. inputs, targets: all of them, on ranks that need some; else empty. count: of microbatches.
-    listed: inputs were given as a list."""
+    listed: inputs were given as a list. rows: of the targets of each microbatch, on all ranks, because layers of any rank
+    may add to the loss; {} without a loss."""
 
     inputs: Sequence[Any]
     targets: Sequence[Any]
     count: int
     listed: bool
+    rows: Mapping[int, float]
 
     @classmethod
     def of(
@@ -91,7 +96,9 @@ class _Batch:
         counts = sorted({*everything[:, :2].ravel().tolist()} - {0})
         if len(counts) > 1:
             raise BadInput(f"inputs and targets: {' and '.join(map(str, counts))} microbatches: they must be as many")
-        return cls(first, last, counts[0], bool(everything[:, 2].any()))
+        rows = {m: float(len(first_tensor(target))) for m, target in enumerate(last)}
+        known = agreed_shares(rows, counts[0], pipeline.peers) if with_loss else {}
+        return cls(first, last, counts[0], bool(everything[:, 2].any()), known)
 
 
 def _parts(batch: Batch | None, what: str, usual: int) -> Sequence[Any]:
@@ -123,7 +130,7 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
                 {m: moved(inputs[m], device) for m in one.program.inputs},
                 {m: moved(targets[m], device) for m in one.program.targets} if with_loss else {},
                 step_seed(pipeline.seed, pipeline.steps) + start,
-                {m: float(len(first_tensor(target))) for m, target in enumerate(targets[:count])},
+                {m: batch.rows[start + m] for m in range(count)} if with_loss else {},
             )
             one.run(pipeline, data)
             yield start, one, data

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ...build.forwards import forwards_only
 from ...schedule import Schedule
 from ..backward.forward_stage import ForwardStage
 from ..feed import ShapeNumbers
-from ..handlers.handler import Data, RankState
+from ..handlers.handler import Data, RankState, sum_of
 from ..interpreter import Hooks, Interpreter
 from ..lowering import lower
 from ..program import Program
@@ -39,7 +37,8 @@ class ForwardRound:
         problem, peers = forwards_only(pipeline.schedule.problem, count), pipeline.peers
         order = {s: tuple(n for n in names if n in problem.index) for s, names in pipeline.schedule.order.items()}
         program = lower(Schedule(problem, {s: names for s, names in order.items() if names}), training=False)[pipeline.rank]
-        mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds())
+        mesh = None if pipeline.mesh is None else pipeline.mesh.whole
+        mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds(), mesh)
         stages = {s: ForwardStage(one, with_loss, s == problem.stages - 1) for s, one in pipeline.stages.items()}
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
         shapes = ShapeNumbers(problem.routes, range(count), pipeline.rank, peers.wires.size)
@@ -59,12 +58,14 @@ class ForwardRound:
             interpreter.begin(data)
             interpreter.run_all(self.program.actions)
             self.mailbox.flush()
+            if pipeline.sharding is not None:
+                pipeline.sharding.close()
 
     @property
     def loss(self) -> float:
         """The sum of this rank's losses."""
-        losses = self.interpreter.state.losses
-        return float(torch.stack(losses).double().sum()) if losses else 0.0
+        total = sum_of(self.interpreter.state.losses)
+        return 0.0 if total is None else float(total)
 
     @property
     def outputs(self) -> dict[int, Any]:
@@ -81,18 +82,18 @@ class ForwardRound:
 def handed_out(pipeline: OnRank, mine: Mapping[int, Any], owners: Sequence[int], takers: Sequence[int]) -> dict[int, Any]:
     """The outputs of all `owners`, on each of the `takers`. mine: this rank's, by microbatch. All of them call this, and
     others may. Raises LostRank."""
-    wires, found = pipeline.peers.wires, dict(mine)
+    wires, found, mesh = pipeline.peers.wires, dict(mine), None if pipeline.mesh is None else pipeline.mesh.whole
     for owner in owners:
         for other in (rank for rank in takers if rank != owner):
             if pipeline.rank == owner:
                 send_bytes(wires, json.dumps(list(mine)).encode(), other)
                 for y in mine.values():
                     form = Format.of(y)
-                    send_bytes(wires, form.dumps(), other)
+                    send_bytes(wires, form.dumps(mesh), other)
                     wires.wait(wires.send(form.pack(y, pipeline.device), other), other)
             elif pipeline.rank == other:
                 for m in json.loads(receive_bytes(wires, owner)):
-                    form = Format.loads(receive_bytes(wires, owner))
+                    form = Format.loads(receive_bytes(wires, owner), mesh)
                     row = form.buffer(pipeline.device)
                     wires.wait(wires.receive(row, owner), owner)
                     found[m] = form.unpack(row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,24 +13,44 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...util.errors import BadInput
+from ..dtensors import is_dtensor, laid_out_as, local
 from ..torch_private import default_group, norms_of, scale_all
 from ..transport.failure import RunFailed
+from .on_mesh import beside
 from .on_rank import OnRank
 
 TORCH_CLIP = "torch.nn.utils.clip_grad", "clip_grad_norm_"  # the module, and the function in it
 OURS = "torch's clip_grad_norm_ sees this rank's gradients alone, so every rank clips by another norm: call {}"
 
 
-def norm_power(parameters: Iterable[nn.Parameter], elsewhere: Collection[nn.Parameter], norm_type: float) -> float:
-    """The sum of |g|^norm_type over the gradients of `parameters`, but for those that other ranks count (`elsewhere`); with
-    inf their largest |g|."""
-    skipped = {id(p) for p in elsewhere}
-    mine = [p.grad for p in parameters if p.grad is not None and id(p) not in skipped]
-    norms = norms_of(mine, norm_type, torch.float64) if mine else ()
-    if not norms:
-        return 0.0
-    each = torch.stack([norm.to(norms[0].device) for norm in norms])
-    return float(each.max() if math.isinf(norm_type) else each.pow(norm_type).sum())
+def norm_power(pipeline: OnRank, norm_type: float) -> float:
+    """The sum of |g|^norm_type over the gradients of this rank's parameters; with inf their largest |g|. On a mesh that of
+    all ranks with the same place in the pipeline, which call this together. What several ranks hold counts at the first.
+
+    Sums that are still to be made over ranks of a mesh (DTensors with partial placements) are made. Raises RunFailed, and
+    BadInput for DTensors of a pipeline that has no mesh.
+    """
+    parameters, mesh = list(pipeline.module.parameters()), pipeline.mesh
+    skipped = {id(p) for p in pipeline.shared.elsewhere()}
+    lay_out(pipeline)
+    if mesh is None and any(is_dtensor(p) for p in parameters):
+        raise BadInput("the norm of DTensors' gradients needs the other ranks of their mesh: give Pipeline its mesh")
+    gradients = [p.grad for p in parameters if p.grad is not None and id(p) not in skipped]
+    mine = [local(g) for g in gradients if mesh is None or mesh.counts(g)]
+    norms = norms_of([g for g in mine if g.numel()], norm_type, torch.float64) if any(g.numel() for g in mine) else ()
+    power = 0.0
+    if norms:
+        each = torch.stack([norm.to(norms[0].device) for norm in norms])
+        power = float(each.max() if math.isinf(norm_type) else each.pow(norm_type).sum())
+    return added(beside(pipeline, [power], "norm of the gradients")[:, 0].tolist(), norm_type)
+
+
+def lay_out(pipeline: OnRank) -> None:
+    """Give the gradients of DTensors the placements of their parameters, where a sum over ranks is still to be made."""
+    with pipeline.peers.telling("gradients of distributed parameters"):
+        for p in pipeline.module.parameters():
+            if p.grad is not None:
+                p.grad = laid_out_as(p.grad, p)
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
@@ -41,36 +61,43 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 def total_norm(powers: Iterable[float], norm_type: float) -> float:
     """The norm of the whole from what `norm_power` gave on each rank."""
+    found = added(powers, norm_type)
+    return found if math.isinf(norm_type) else float(found ** (1 / norm_type))
+
+
+def added(powers: Iterable[float], norm_type: float) -> float:
+    """What `norm_power` is of several ranks together, from what it is of each."""
+    found = list(powers)
     if math.isinf(norm_type):
-        found = list(powers)
         return math.nan if any(map(math.isnan, found)) else max(found)
     total = 0.0
-    for power in powers:  # in the order of the ranks, so every rank has the same bits
+    for power in found:  # in the order of the ranks, so every rank has the same bits
         total += power
-    return float(total ** (1 / norm_type))
+    return total
 
 
 def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
     """Scale the gradients of the whole model, on all its ranks, as `torch.nn.utils.clip_grad_norm_` does in one process.
 
     Every rank calls this between `step` and the optimizer's step, and gets the norm that the gradients had: shape (), the
-    same bits everywhere. A parameter that several ranks hold counts once; with replicas the mean gradients count. Raises
-    BadInput, and RunFailed where a rank is lost or, with `error_if_nonfinite`, the norm is NaN or inf.
+    same bits everywhere. A parameter that several ranks hold counts once, as a whole or in shards; with replicas the mean
+    gradients count. On a mesh plain tensors count as the same on all coordinates. Raises BadInput, and RunFailed where a
+    rank is lost or, with `error_if_nonfinite`, the norm is NaN or inf.
     """
     if not max_norm > 0 or not norm_type > 0:
         raise BadInput(f"clip_grad_norm_: max_norm {max_norm:g} and norm_type {norm_type:g} must be positive")
     if pipeline.versions:
         raise BadInput("clip_grad_norm_: the schedule has passes U, which update inside a step and leave no gradients")
     pipeline.wait_gradients()
-    peers, parameters = pipeline.peers, list(pipeline.module.parameters())
-    mine = torch.tensor([norm_power(parameters, pipeline.shared.elsewhere(), norm_type)], dtype=torch.float64)
+    peers = pipeline.peers
+    mine = torch.tensor([norm_power(pipeline, norm_type)], dtype=torch.float64)
     everything = torch.empty((peers.wires.size, 1), dtype=torch.float64)
     peers.wait(peers.wires.control.allgather([list(everything.unbind())], [mine]), "norm of the gradients")
     norm = total_norm(everything.ravel().tolist(), norm_type)
     if error_if_nonfinite and not math.isfinite(norm):
         raise RunFailed(f"clip_grad_norm_: the norm of the gradients is {norm}")
     factor = clip_factor(norm, max_norm)
-    present = [p.grad for p in parameters if p.grad is not None]
+    present = [local(p.grad) for p in pipeline.module.parameters() if p.grad is not None]
     if factor != 1 and present:
         scale_all(present, factor)
     return torch.tensor(norm, dtype=torch.float64)
@@ -106,17 +133,20 @@ def _is_torch_clip(frame: Any) -> bool:
 def loss_scale(pipeline: OnRank, scaler: Any) -> float:
     """What `scaler` multiplies losses by in this step; 1 where it is not enabled. Raises BadInput where a rank would skip a
     step that another one makes."""
-    ranks = dist.get_process_group_ranks(default_group() if pipeline.group is None else pipeline.group)
     if not scaler.is_enabled():
         return 1.0
+    ranks = dist.get_process_group_ranks(default_group() if pipeline.group is None else pipeline.group)
+    if pipeline.mesh is not None:
+        ranks = pipeline.mesh.whole.mesh.reshape(-1).tolist()
     if len(ranks) > 1:
         if not hasattr(scaler, "process_group"):
             raise BadInput(
                 f"scaler: a {type(scaler).__name__} looks for inf on each rank alone: take "
-                "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, on the pipeline's process group"
+                "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, on the process group of all ranks"
             )
         group = default_group() if scaler.process_group is None else scaler.process_group
         missing = sorted(set(ranks) - set(dist.get_process_group_ranks(group)))
         if missing:
-            raise BadInput(f"scaler: its process group lacks rank {missing[0]} of the pipeline")
+            where = "pipeline" if pipeline.mesh is None else "mesh"
+            raise BadInput(f"scaler: its process group lacks rank {missing[0]} of the {where}")
     return float(scaler.scale(torch.ones((), device=pipeline.device)))

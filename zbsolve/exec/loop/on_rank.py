@@ -11,7 +11,9 @@ from torch import nn
 from ...schedule import Schedule
 from ..backward.stage import Stage
 from ..interpreter import Hooks
+from ..mesh.place import PipelineMesh
 from ..replicas import Replicas
+from ..sharding.rank import Sharding
 from ..shared import Shared
 from ..transport.peers import Peers
 from ..transport.wires import Wires
@@ -24,6 +26,7 @@ class OnRank(Protocol):
 
     schedule: Schedule
     group: Any
+    mesh: PipelineMesh | None
     device: torch.device
     rank: int
     inputs: tuple[int, ...]
@@ -36,6 +39,7 @@ class OnRank(Protocol):
     shared: Shared
     versions: Mapping[int, WeightVersions]
     replicas: Replicas | None
+    sharding: Sharding | None
     place: int
     seed: int
     steps: int

@@ -17,22 +17,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...models.model import Place
+from ...models.model import Model
 from ...schedule import Schedule
 from ...timeline import Floats, Timeline
 from ...util.errors import BadInput
 from ..assembly import layer_numbers, stages_of
 from ..backward.by_name import parts_by_name
-from ..backward.layer_split import Loss
 from ..backward.values import copied, tensors_of
-from ..feed import step_seed
-from ..handlers.handler import Data, RankState
+from ..feed import moved, step_seed
+from ..graphs import decisions_of
+from ..handlers.handler import Data, RankState, sum_of
 from ..interpreter import Hooks, Interpreter, Record
-from ..layers import Builder, build, layer_counts
+from ..layers import build, layer_counts
 from ..lowering import lower
 from ..memory import LiveBytes, Memory, predicted
 from ..program import Action, Message
 from ..shared import Bucket, buckets
+from ..splits import Row
 from .streams import Streams
 
 
@@ -78,8 +79,9 @@ class DeviceCopies:
 class OneDevice:
     """The stages of all ranks, and the one program that a schedule makes of them.
 
-    builder: makes layers by their numbers; every rank gets its own. streams: one a rank, on the device where all runs. loss:
-    of the last stage. tied: groups of (layer, name) that hold one parameter. hooks: one a rank (see `interpreter.Hooks`).
+    model: builds layers by their numbers; every rank gets its own. streams: one a rank, on the device where all runs. hooks:
+    one a rank (see `interpreter.Hooks`).
+    split: see `Pipeline`; what is traced and measured is shared by all ranks.
     Raises BadInput where something does not fit. The gradient of the mean loss is added to `.grad` of the parameters.
     """
 
@@ -87,14 +89,13 @@ class OneDevice:
 
     def __init__(
         self,
-        builder: Builder,
+        model: Model,
         schedule: Schedule,
         streams: Streams,
         *,
-        loss: Loss,
-        tied: Sequence[Sequence[Place]] = (),
         seed: int = 0,
         hooks: Sequence[Hooks] = (),
+        split: str = "layers",
     ) -> None:
         problem = schedule.problem
         self.schedule, self.streams, self.seed, self.steps, self.device = schedule, streams, seed, 0, streams.device
@@ -107,15 +108,16 @@ class OneDevice:
         self.copies = DeviceCopies(streams)
         self.parts: list[dict[int, nn.Module]] = []
         self.interpreters: list[Interpreter] = []
+        parts = parts_by_name(split, tight=problem.capacity is not None)
         for program in lower(schedule):
-            mine = self._own(build(builder, layer_numbers(self.counts, program.stages), self.device))
-            stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts_by_name("layers"))
+            mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
+            stages = stages_of(self.counts, program.stages, mine, model.loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else None
             self.parts.append(mine)
             self.interpreters.append(Interpreter(program, RankState(stages), self.copies, hook))
         self.layers = {i: layer for mine in reversed(self.parts) for i, layer in mine.items()}
         stage_of = [s for s, count in enumerate(self.counts) for _ in range(count)]
-        self.shared = _copies([buckets(problem.stage_ranks, stage_of, mine, tied) for mine in self.parts])
+        self.shared = _copies([buckets(problem.stage_ranks, stage_of, mine, model.tied) for mine in self.parts])
         self.modules = [nn.ModuleList(mine.values()) for mine in self.parts]
         self.order = _launches(schedule, self.interpreters)
 
@@ -128,9 +130,14 @@ class OneDevice:
         """The parameters of all ranks, each once."""
         return nn.ModuleList(self.modules).parameters()
 
-    def step(self, inputs: Mapping[int, Tensor], targets: Mapping[int, Tensor], *, memory: bool = False) -> Ran:
-        """Forward and backward of one batch, given as microbatch → tensor. memory: count bytes (slow). Raises RunFailed."""
-        inputs, targets = ({m: x.to(self.device) for m, x in batch.items()} for batch in (inputs, targets))
+    @property
+    def splits(self) -> list[Row]:
+        """How layers are split (see `Pipeline.splits`)."""
+        return decisions_of(stage for one in self.interpreters for stage in one.state.stages.values())
+
+    def step(self, inputs: Mapping[int, Any], targets: Mapping[int, Any], *, memory: bool = False) -> Ran:
+        """Forward and backward of one batch: microbatch → pytree of tensors. memory: count bytes. Raises RunFailed."""
+        inputs, targets = ({m: moved(x, self.device) for m, x in batch.items()} for batch in (inputs, targets))
         data = Data(inputs, targets, step_seed(self.seed, self.steps))
         self.steps += 1
         meters = [self._meter(rank, data) for rank in range(len(self.interpreters))] if memory else []
@@ -143,10 +150,11 @@ class OneDevice:
         launches = self._launch(meters)
         self._add_up(kept)
         start, end, ready = self._columns(launches)
-        losses = torch.stack([loss for record in records for loss in record.losses]).double()
+        loss = sum_of([loss for record in records for loss in record.losses])
         counted = tuple(self._memory(rank, meter) for rank, meter in enumerate(meters))
         timeline = Timeline(self.schedule.problem, start, end)
-        return Ran(timeline, (start, end, ready, self._host_times()), float(losses.mean()), counted, tuple(records))
+        columns, mean = (start, end, ready, self._host_times()), float(loss or 0.0) / len(self.microbatches)
+        return Ran(timeline, columns, mean, counted, tuple(records))
 
     def _launch(self, meters: Sequence[LiveBytes]) -> dict[str, Any]:
         """Launch all passes, and wait until they have run. Pass → its launch."""
@@ -177,7 +185,8 @@ class OneDevice:
 
     def _meter(self, rank: int, data: Data) -> LiveBytes:
         module = self.modules[rank]
-        return LiveBytes([*module.parameters(), *module.buffers(), *data.inputs.values(), *data.targets.values()])
+        batch = [one for value in (*data.inputs.values(), *data.targets.values()) for one in tensors_of(value)]
+        return LiveBytes([*module.parameters(), *module.buffers(), *batch])
 
     def _memory(self, rank: int, meter: LiveBytes) -> Memory:
         interpreter = self.interpreters[rank]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...util.errors import BadInput
+from ..dtensors import local
 from ..loop.gradients import clip_factor, norm_power
 from ..pipeline import Pipeline
 from ..torch_private import scale_all, version_of
@@ -51,8 +52,8 @@ class PostValidated(Optimizer):
 
     Until then parameters are provisional: call `finish` before reading them (`state_dict` of pipeline and optimizer do).
     Gradients are kept till then too; clear them by `zero_grad` here. Ranks that hold the same parameter wait for each other,
-    for its gradient. last: what became of the last validated step. copied_bytes: of the copies of the last step, which are
-    held until it is validated.
+    for its gradient, and ranks beside each other on a mesh for each other's norm. last: what became of the last validated
+    step. copied_bytes: of the copies of the last step, which are held until it is validated.
     """
 
     def __init__(
@@ -91,10 +92,10 @@ class PostValidated(Optimizer):
         if self._snapshot is not None:
             self.finish()
         self._pipeline.wait_gradients()
+        mine = norm_power(self._pipeline, 2)
         self.begin()
         assert self._chain is not None
-        pipeline = self._pipeline  # a gradient that several ranks hold counts at the first of them
-        known = self._chain.give(norm_power(pipeline.parameters(), pipeline.shared.elsewhere(), 2))
+        known = self._chain.give(mine)
         self._gradients = [(g, version_of(g)) for g in self._present()]
         self._snapshot, self.copied_bytes = OptimizerSnapshot(self.optimizer), 0
         self._stepped = self._stands(known)
@@ -178,7 +179,7 @@ class PostValidated(Optimizer):
         return clip_factor(math.sqrt(norm2), self.max_norm)
 
     def _present(self) -> list[Tensor]:
-        return [p.grad for p in self._pipeline.parameters() if p.grad is not None]
+        return [local(p.grad) for p in self._pipeline.parameters() if p.grad is not None]
 
     def _zero(self, set_to_none: bool) -> None:
         for parameter in self._pipeline.parameters():

@@ -23,13 +23,10 @@ from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.machine import cores
-from .. import check
-from ..backward.by_name import SPLITS
 from ..emulate import Times
-from ..feed import step_seed
-from ..handlers.handler import Data
 from ..interpreter import Hooks
 from ..layers import layer_counts
+from ..mesh.sizes import made_mesh, mesh_sizes
 from ..not_finite import first_not_finite
 from ..one_device.green_contexts import GreenContexts
 from ..one_device.pipeline import OneDevice
@@ -37,6 +34,8 @@ from ..one_device.streams import Streams, Turns
 from ..optimizer.by_name import OPTIMIZERS
 from ..pipeline import Pipeline
 from ..reports import trace_of
+from ..splits import SPLITS
+from .checking import checked, mean_over_data
 from .host import keep_freed_memory
 
 
@@ -48,8 +47,9 @@ class Options:
     memory and is checked. seed: of parameters and batches. optimizer, lr: torch's, and its learning rate. check: compare the
     first step with the unsplit model. timeout: seconds that a pass, or waiting for one, may take. start_timeout: seconds for
     the ranks to start, join and build, and for the check. emulate: "schedule" or a profile's file, whose times passes take;
-    None: this machine's own. watch: name the pass that makes the first NaN or inf. replicas: pipelines side by side, each on
-    as many ranks as the schedule has. split: how the backward is split (see `Pipeline`).
+    None: this machine's own. watch: name the pass that makes the first NaN or inf. mesh: its dimensions, the outermost
+    first, as `pp=2,tp=2`; replicas: short for a mesh `dp=<replicas>,pp=<ranks of the schedule>`. split: how the backward is
+    split (see `Pipeline`).
     """
 
     steps: int = 5
@@ -64,6 +64,7 @@ class Options:
     watch: bool = False
     replicas: int = 1
     split: str = "layers"
+    mesh: str = ""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0:
@@ -76,6 +77,16 @@ class Options:
             raise BadInput(f"optimizer '{self.optimizer}': one of {', '.join(OPTIMIZERS)}")
         if not (self.timeout > 0 and self.start_timeout > 0 and self.lr >= 0):
             raise BadInput(f"run: timeouts {self.timeout}, {self.start_timeout} and lr {self.lr} must be positive")
+
+    def sizes(self, ranks: int) -> dict[str, int]:
+        """Dimension → its size, for a schedule of so many ranks. Raises BadInput."""
+        return mesh_sizes(self.mesh, ranks, self.replicas)
+
+    def mesh_words(self, ranks: int) -> str:
+        """The same in words, as the person gave it."""
+        if self.mesh:
+            return f"--mesh {self.mesh}"
+        return f"{ranks} ranks, {self.replicas} times," if self.replicas > 1 else f"{ranks} ranks"
 
     def make_optimizer(self, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of these parameters."""
@@ -93,13 +104,13 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     model = load(spec, options.seed)
     layer_counts(schedule.problem, len(model.layers))
     times = None if options.emulate is None else Times.of(schedule, options.emulate)
-    group, replicas = _groups(schedule.problem.ranks, options)
+    sizes = options.sizes(schedule.problem.ranks)
     pipeline = Pipeline(
         model.build,
         schedule,
         loss=model.loss,
-        group=group,
-        replicas=replicas,
+        mesh=made_mesh(sizes, timedelta(seconds=options.start_timeout)),
+        parallelize=model.parallelize if len(sizes) > 1 else None,
         tied=model.tied,
         seed=options.seed,
         timeout=options.timeout,
@@ -117,8 +128,9 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
         facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}
     timed = trained.results[options.warmup :]
     trace = pipeline.trace(timed, trained.watched.memory, facts)
-    losses = _mean([result.loss for result in timed], replicas)
-    return None if trace is None or pipeline.place else replace(trace, losses=tuple(losses))
+    losses = mean_over_data(pipeline, [result.loss for result in timed])
+    first = pipeline.mesh is not None and pipeline.mesh.first
+    return replace(trace, losses=tuple(losses)) if trace is not None and first else None
 
 
 def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: str) -> Trace:
@@ -128,10 +140,8 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: s
     """
     if options.emulate is not None:
         raise BadInput("one device: emulated times need a process for each rank")
-    if options.replicas > 1:
-        raise BadInput("one device: replicas need processes of their own")
-    if options.split != "layers":
-        raise BadInput(f"one device: its backward is split in the layers, not by {options.split}")
+    if options.replicas > 1 or options.mesh:
+        raise BadInput("one device: replicas and meshes need processes of their own")
     if device not in ("cuda", "cpu"):
         raise BadInput(f"one device: '{device}' is neither cuda nor cpu")
     torch.set_num_threads(1)  # as every rank has
@@ -139,9 +149,10 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: s
     layer_counts(schedule.problem, len(model.layers))
     streams: Streams = Turns(ranks) if device == "cpu" else GreenContexts(ranks)
     hooks = [Hooks(watch=options.watch) for _ in range(ranks)]
-    one = OneDevice(model.build, schedule, streams, loss=model.loss, tied=model.tied, seed=options.seed, hooks=hooks)
+    one = OneDevice(model, schedule, streams, seed=options.seed, hooks=hooks, split=options.split)
     trained = train(one, model, options)
     facts = _facts(one, spec, options, trained) | {**streams.facts, "backend": "one device", "ranks": ranks}
+    facts |= {"splits": one.splits} if one.splits else {}
     facts["host_us"] = float(np.median(trained.results[-1].columns[3]))
     trace = trace_of(schedule, trained.results[options.warmup :], trained.watched.memory, facts)
     return trace if device == "cuda" else replace(trace, host=())  # here the host did all the work itself
@@ -167,7 +178,7 @@ def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Tra
     trainer = Trainer(pipeline, model, options)
     watched = trainer.step(0, memory=True)
     trainer.announce("checking")
-    verdict = _checked(pipeline, model, options, watched.loss) if options.check else None
+    verdict = checked(pipeline, model, options.seed, options.make_optimizer, watched.loss) if options.check else None
     trainer.update()
     results = []
     for number in range(1, options.warmup + options.steps + 1):
@@ -211,68 +222,6 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=False)
 
 
-def _groups(ranks: int, options: Options) -> tuple[Any, Any]:
-    """The process groups of this rank's pipeline, and of the ranks with its stages in all pipelines. None: all ranks, no
-    other pipeline."""
-    if options.replicas == 1:
-        return None, None
-    limit = timedelta(seconds=options.start_timeout)
-    grid = [[place * ranks + rank for rank in range(ranks)] for place in range(options.replicas)]
-    rows, columns = (
-        [dist.new_group(list(one), timeout=limit) for one in lines] for lines in (grid, zip(*grid, strict=True))
-    )
-    place, rank = divmod(dist.get_rank(), ranks)
-    return rows[place], columns[rank]
-
-
-def _mean(values: Sequence[float], replicas: Any) -> list[float]:
-    """The mean of each over all pipelines."""
-    if replicas is None:
-        return list(values)
-    total = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(total, group=replicas)
-    return (total / dist.get_world_size(replicas)).tolist()
-
-
-def _checked(pipeline: Pipeline | OneDevice, model: Model, options: Options, loss: float) -> dict[str, Any] | None:
-    """Compare the first step with the unsplit model, before anything was updated; where the step itself updates, its weights
-    with those of its rule in one process. The verdict, on rank 0 of the first pipeline."""
-    whole, losses, replicas, uneven = None, (0.0, 0.0), 1, None
-    updating = pipeline.schedule.problem.round > 0
-    if isinstance(pipeline, Pipeline) and pipeline.replicas is not None:
-        pipeline.wait_gradients()
-        (loss,), replicas = _mean([loss], pipeline.replicas.group), pipeline.replicas.size
-        if pipeline.place:
-            return None  # the first pipeline's gradients are everybody's
-    if pipeline.rank == 0:
-        whole, right, uneven = _reference(pipeline, model.name, options, replicas)
-        losses = loss, right
-    what = check.weight if updating else check.gradient
-    verdict = check.compare(pipeline.wires, pipeline.owners, pipeline.layers, whole, losses, what)
-    return verdict if verdict is None or uneven is None else verdict | {"uneven_loss": uneven}
-
-
-def _reference(
-    pipeline: Pipeline | OneDevice, spec: str, options: Options, replicas: int
-) -> tuple[list[torch.nn.Module], float, tuple[float, float] | None]:
-    """The layers of the unsplit model after its first step on the batches of all pipelines, the loss of that step, and
-    `uneven_loss` before it. The model is built anew, so its parameters are the starting ones. Raises BadInput."""
-    other, problem = load(spec, options.seed), pipeline.schedule.problem
-    whole = [layer.to(pipeline.device) for layer in other.build()]
-    trained = {id(p) for p in pipeline.parameters()}
-    if any(id(p) in trained for layer in whole for p in layer.parameters()):
-        raise BadInput(f"model '{spec}': its function must make new layers on every call, for the check")
-    batches = {m: other.batch(m, 0) for m in range(replicas * problem.microbatches)}
-    inputs, targets = ({m: pair[i].to(pipeline.device) for m, pair in batches.items()} for i in range(2))
-    data = Data(inputs, targets, step_seed(options.seed, 0))
-    uneven = check.uneven_loss(whole, data, other.loss)
-    if not problem.round:
-        return whole, check.reference(whole, data, other.loss), uneven
-    cuts = [sum(pipeline.counts[:s]) for s in range(len(pipeline.counts) + 1)]
-    stages = [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
-    return whole, check.updated(problem, stages, data, other.loss, options.make_optimizer), uneven
-
-
 def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, trained: Trained) -> dict[str, Any]:
     """What a trace says of its run."""
     facts: dict[str, Any] = {
@@ -290,6 +239,8 @@ def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, trained:
         "peaks_are": "live bytes after each pass of one further step, without parameters and gradients",
         **{f.name: getattr(options, f.name) for f in fields(options) if f.name != "check"},
     }
+    if isinstance(pipeline, Pipeline) and pipeline.mesh is not None:
+        facts |= {"mesh": pipeline.mesh.sizes, "replicas": pipeline.mesh.places}
     if trained.verdict is not None:
         wrong = first_not_finite(trained.losses)
         facts["check"] = trained.verdict | ({"passed": False, "where": wrong} if wrong else {})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +20,7 @@ from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
 from ...util.files import write_text
 from ...util.temporary import temporary_folder
+from ..mesh.sizes import named_rank, process_of
 from ..transport.failure import RunFailed
 from .torchrun import LATE_SECONDS, allowed, fit
 
@@ -39,22 +42,22 @@ def run_local(schedule: Schedule, spec: str, **chosen: Any) -> Trace:
     from .job import Options
 
     options = Options(**chosen)
-    if (processes := schedule.problem.ranks * options.replicas) > MAX_PROCESSES:
+    sizes = options.sizes(schedule.problem.ranks)
+    if (ranks := math.prod(sizes.values())) > MAX_PROCESSES:
         raise BadInput(
-            f"--local: {schedule.problem.ranks} ranks, {options.replicas} times, are {processes} processes here, "
+            f"--local: {options.mesh_words(schedule.problem.ranks)} are {ranks} processes here, "
             f"more than {MAX_PROCESSES}: use torchrun on several machines"
         )
     fit(schedule, spec, options)
     with temporary_folder("run") as folder:
         schedule.save(folder / "schedule.json")
-        ranks = schedule.problem.ranks * options.replicas
         write_text(folder / "job.json", json.dumps({"spec": spec, "ranks": ranks, "options": asdict(options)}))
         (folder / "now").write_bytes(bytes(NOTE_BYTES * ranks))
         children: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(ranks):
                 children.append(_start(folder, rank))
-            _wait_for_all(children, folder, options)
+            _wait_for_all(children, folder, options, sizes)
         finally:
             _end(children)
         return Trace.load(folder / "trace.json")
@@ -83,8 +86,8 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def _wait_for_all(children: list[subprocess.Popen[bytes]], folder: Path, options: Options) -> None:
-    """Wait until every rank has ended well. Raises the error of the first that did not.
+def _wait_for_all(children: list[subprocess.Popen[bytes]], folder: Path, options: Options, sizes: Mapping[str, int]) -> None:
+    """Wait until every rank has ended well. sizes: of the mesh. Raises the error of the first that did not.
 
     Time is counted since any rank went on for the last time: how long starting takes says nothing about a rank that hangs.
     """
@@ -94,7 +97,7 @@ def _wait_for_all(children: list[subprocess.Popen[bytes]], folder: Path, options
         if all(code == 0 for code in codes):
             return
         if any(code not in (None, 0) for code in codes):
-            raise _cause(children, folder, options)
+            raise _cause(children, folder, options, sizes)
         doing = _doing(folder, len(children))
         if doing != before:
             before, since = doing, time.monotonic()
@@ -106,7 +109,9 @@ def _wait_for_all(children: list[subprocess.Popen[bytes]], folder: Path, options
         time.sleep(0.01)
 
 
-def _cause(children: list[subprocess.Popen[bytes]], folder: Path, options: Options) -> ZbsolveError:
+def _cause(
+    children: list[subprocess.Popen[bytes]], folder: Path, options: Options, sizes: Mapping[str, int]
+) -> ZbsolveError:
     """Which rank failed first, and why. A rank that died without a word comes before ranks that said what they saw, and a
     lost connection is only a consequence."""
     until = time.monotonic() + REPORT_SECONDS
@@ -119,15 +124,18 @@ def _cause(children: list[subprocess.Popen[bytes]], folder: Path, options: Optio
         path = folder / f"failure.{rank}"
         if path.exists():
             body = json.loads(path.read_text(encoding="utf-8"))
-            peer, text = body["peer"], body["text"]
-            if body["kind"] == "LostRank" and peer is not None and children[peer].poll() is None:
-                name, text = doing[peer], text.removeprefix(f"rank {peer} is lost: ")
-                text = f"rank {peer}, pass {name}: hangs, not done after {allowed(name, options):g} s ({text})"
+            text, other = body["text"], None if body["peer"] is None else process_of(sizes, rank, body["peer"])
+            if body["kind"] == "LostRank" and other is not None and children[other].poll() is None:
+                name, text = doing[other], text.removeprefix(f"{named_rank(sizes, other)} is lost: ")
+                text = (
+                    f"{named_rank(sizes, other)}, pass {name}: hangs, not done after {allowed(name, options):g} s ({text})"
+                )
             failed = (BadInput if body["kind"] == "BadInput" else RunFailed)(text)
             failed.details = body["details"]
             said.append((body["kind"] == "LostRank", body["time"], text, failed))
         elif code not in (None, 0):
-            return RunFailed(f"rank {rank}, pass {doing[rank] or 'start'}: {_end_of(code or 0, folder, rank)}")
+            where = named_rank(sizes, rank)
+            return RunFailed(f"{where}, pass {doing[rank] or 'start'}: {_end_of(code or 0, folder, rank)}")
     return min(said, key=lambda one: one[:3])[3] if said else RunFailed("a rank ended without a word")
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from ...schedule import Schedule
 from ...trace import Trace
-from ...util.errors import BadInput
+from ...util.errors import BadInput, ZbsolveError
+from ..mesh.sizes import located, others_of
 from ..transport.failure import LostRank, one_line
 
 if TYPE_CHECKING:
@@ -45,13 +47,13 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Schedule, Trac
 
     def prepare() -> Schedule:
         schedules.append(Schedule.load(path))
-        wanted = schedules[0].problem.ranks * options.replicas
+        one = schedules[0].problem.ranks
+        wanted = math.prod(options.sizes(one).values())
         if ranks != wanted:
-            each = f", {options.replicas} times" if options.replicas > 1 else ""
-            one = schedules[0].problem.ranks
             started = f"torchrun started {ranks} (--nproc-per-node {wanted} on one machine)"
-            text = f"run: the schedule is for {one} ranks{each}, but {started}"
-            raise BadInput(text)
+            each = f", {options.replicas} times" if options.replicas > 1 else ""
+            asked = f"--mesh {options.mesh} has {wanted}" if options.mesh else f"the schedule is for {one}"
+            raise BadInput(f"run: {asked} ranks{each}, but {started}")
         fit(schedules[0], spec, options)
         return schedules[0]
 
@@ -67,6 +69,9 @@ def fit(schedule: Schedule, spec: str, options: Options) -> None:
     from ..lowering import lower
 
     model = load(spec, options.seed)
+    spread = others_of(options.sizes(schedule.problem.ranks))
+    if spread and model.parallelize is None:
+        raise BadInput(f"--mesh {options.mesh}: model '{spec}' has no parallelize(stage, mesh), which {spread[0]} needs")
     lower(schedule)
     layer_counts(schedule.problem, len(model.layers))
     if options.emulate is not None:
@@ -96,13 +101,18 @@ def run_group(
         dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=ranks, timeout=limit)
     except Exception as error:
         raise LostRank(f"rank {rank}: cannot join the process group: {one_line(error)}") from None
-    wires = Wires.of()
-    with Peers(wires, options.start_timeout).telling(lambda: clock.name):
-        with agreed(wires, "job", json.dumps([spec, asdict(options)])):
-            schedule = prepare()
-        trace = run_rank(schedule, spec, options, clock.announce)
-        clock.announce("leaving")
-        wires.wait(wires.control.barrier())
+    wires, sizes = Wires.of(), dict[str, int]()
+    try:
+        with Peers(wires, options.start_timeout).telling(lambda: clock.name):
+            with agreed(wires, "job", json.dumps([spec, asdict(options)])):
+                schedule = prepare()
+                sizes |= options.sizes(schedule.problem.ranks)
+            trace = run_rank(schedule, spec, options, clock.announce)
+            clock.announce("leaving")
+            wires.wait(wires.control.barrier())
+    except ZbsolveError as error:
+        error.args = (located(sizes, rank, str(error)),)
+        raise
     dist.destroy_process_group()
     clock.stop()
     return trace

@@ -1,23 +1,27 @@
 """What a message looks like, which both of its ends agree on: the structure of a pytree, its constants and its tensors.
 
 One message is one tensor on the wire: the tensor itself, or all of them as bytes in one row. A message without tensors is
-one byte, so that the pass that takes it waits for the pass that makes it.
+one byte, so that the pass that takes it waits for the pass that makes it. Of a DTensor each coordinate sends its local
+tensor; the coordinate that takes it rebuilds the DTensor on its own slice of the mesh.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from ...util.errors import BadInput
 from ..backward.values import tensors_of
+from ..dtensors import PLAIN_TYPES, is_dtensor, local
 from ..torch_private import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
+from .layout import Layout
 
 ALIGNMENT = 16  # bytes: a tensor of any type may begin there
 FORMAT_BYTES = 1 << 14  # of a format as text, with blanks behind it
@@ -26,11 +30,13 @@ PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # what ba
 
 @dataclass(frozen=True)
 class TensorFormat:
-    """One tensor of a message. trained: it requires a gradient, so one comes back."""
+    """One tensor of a message. trained: it requires a gradient, so one comes back. layout: of the DTensor whose local tensor
+    it is; None: a plain one."""
 
     shape: torch.Size
     dtype: torch.dtype
     trained: bool
+    layout: Layout | None = None
 
     @property
     def nbytes(self) -> int:
@@ -42,12 +48,18 @@ class TensorFormat:
         """Those of a contiguous tensor."""
         return torch.empty(self.shape, device="meta").stride()
 
-    def dumped(self) -> list[Any]:
-        """As plain values: the sizes, the type, whether it is trained."""
-        return [*self.shape, str(self.dtype).removeprefix("torch."), self.trained]
+    @cached_property
+    def gradient(self) -> TensorFormat:
+        """The format of its gradient."""
+        return TensorFormat(self.shape, self.dtype, False, self.layout and self.layout.gradient)
+
+    def dumped(self, mesh: DeviceMesh | None) -> list[Any]:
+        """As plain values: the sizes, the type, whether it is trained, how it is laid out. Raises BadInput."""
+        laid_out = self.layout and self.layout.dumped(mesh)
+        return [*self.shape, str(self.dtype).removeprefix("torch."), self.trained, laid_out]
 
     def __str__(self) -> str:
-        return f"{tuple(self.shape)} {self.dtype}"
+        return f"{tuple(self.shape)} {self.dtype}{self.layout or ''}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ class Format:
     @cached_property
     def gradient(self) -> Format:
         """The format of the gradients that come back: one for each tensor that requires one."""
-        trained = [TensorFormat(leaf.shape, leaf.dtype, False) for leaf in self.tensors if leaf.trained]
+        trained = [leaf.gradient for leaf in self.tensors if leaf.trained]
         return Format(_dumped(tree_flatten(tuple(trained))[1]), tuple(trained))
 
     @cached_property
@@ -104,7 +116,7 @@ class Format:
 
     def pack(self, value: Any, device: torch.device) -> Tensor:
         """The tensor that goes over the wire. value: of this format."""
-        tensors = tensors_of(value)
+        tensors = [local(tensor) for tensor in tensors_of(value)]
         if self.alone is not None:
             return tensors[0].detach().contiguous()
         row = self.buffer(device)
@@ -113,14 +125,17 @@ class Format:
         return row
 
     def unpack(self, row: Tensor) -> Any:
-        """The value that `pack` packed. Its tensors say whether they require a gradient."""
+        """The value that `pack` packed. Its tensors say whether they require a gradient, and each has memory of its own, so
+        that one that is kept does not keep all others."""
         if self.alone is not None:
-            parts = iter((row,))
-        else:
-            parts = iter([_part(row, at, leaf) for at, leaf in zip(self.offsets, self.tensors, strict=False)])
-        leaves = [
-            next(parts).requires_grad_(leaf.trained) if isinstance(leaf, TensorFormat) else leaf for leaf in self.leaves
-        ]
+            return self.filled((_whole(row, self.alone),))
+        parts = zip(self.offsets, self.tensors, strict=False)
+        return self.filled([_whole(_part(row, at, leaf).clone(), leaf) for at, leaf in parts])
+
+    def filled(self, tensors: Iterable[Tensor]) -> Any:
+        """The pytree with these tensors, in order."""
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, TensorFormat) else leaf for leaf in self.leaves]
         return leaves[0] if self.structure is None else tree_unflatten(leaves, self.spec)
 
     @cached_property
@@ -129,32 +144,48 @@ class Format:
         found: TreeSpec = treespec_loads(self.structure or "")
         return found
 
-    def dumps(self) -> bytes:
-        """As JSON, `FORMAT_BYTES` long. Raises BadInput for more leaves than that can name."""
-        leaves = [leaf.dumped() if isinstance(leaf, TensorFormat) else {"is": leaf} for leaf in self.leaves]
+    def dumps(self, mesh: DeviceMesh | None = None) -> bytes:
+        """As JSON, `FORMAT_BYTES` long. mesh: the pipeline's. Raises BadInput for more leaves than that can name, and for a
+        DTensor that cannot be rebuilt at the other end."""
+        leaves = [leaf.dumped(mesh) if isinstance(leaf, TensorFormat) else {"is": leaf} for leaf in self.leaves]
         text = json.dumps([self.structure, leaves]).encode()
         if len(text) > FORMAT_BYTES:
             raise BadInput(f"{len(self.leaves)} leaves are more than a message can have")
         return text.ljust(FORMAT_BYTES)
 
     @classmethod
-    def loads(cls, text: bytes) -> Format:
-        """What `dumps` gave."""
+    def loads(cls, text: bytes, mesh: DeviceMesh | None = None) -> Format:
+        """What `dumps` gave, for a rank at another place of the mesh."""
         structure, leaves = json.loads(text)
-        return cls(structure, tuple(leaf["is"] if isinstance(leaf, dict) else _loaded(leaf) for leaf in leaves))
+        return cls(structure, tuple(leaf["is"] if isinstance(leaf, dict) else _loaded(leaf, mesh) for leaf in leaves))
 
     def __str__(self) -> str:
         words = [str(leaf) if isinstance(leaf, TensorFormat) else repr(leaf) for leaf in self.leaves]
-        return words[0] if self.structure is None else f"({', '.join(words)})"
+        return words[0] if self.structure is None else _shown(tree_unflatten(words, self.spec))
+
+
+def _shown(value: Any) -> str:
+    """A pytree of words, with the names in its dicts."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_shown(one)}" for name, one in value.items()) + "}"
+    return f"({', '.join(map(_shown, value))})" if isinstance(value, list | tuple) else str(value)
 
 
 def _tensor_format(tensor: Tensor) -> TensorFormat:
-    return TensorFormat(tensor.shape, tensor.dtype, tensor.requires_grad)
+    if type(tensor) in PLAIN_TYPES or not is_dtensor(tensor):
+        return TensorFormat(tensor.shape, tensor.dtype, tensor.requires_grad)
+    return TensorFormat(local(tensor).shape, tensor.dtype, tensor.requires_grad, Layout.of(tensor))
 
 
-def _loaded(leaf: Sequence[Any]) -> TensorFormat:
-    *shape, dtype, trained = leaf
-    return TensorFormat(torch.Size(shape), getattr(torch, dtype), trained)
+def _whole(part: Tensor, leaf: TensorFormat) -> Tensor:
+    """The tensor that came, or the DTensor that it is this rank's part of."""
+    return (part if leaf.layout is None else leaf.layout.of_part(part)).requires_grad_(leaf.trained)
+
+
+def _loaded(leaf: Sequence[Any], mesh: DeviceMesh | None) -> TensorFormat:
+    *shape, dtype, trained, laid_out = leaf
+    layout = None if laid_out is None else Layout.loaded(laid_out, mesh)
+    return TensorFormat(torch.Size(shape), getattr(torch, dtype), trained, layout)
 
 
 def _part(row: Tensor, at: int, leaf: TensorFormat) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from ...util.errors import BadInput
 from ..program import Message
@@ -29,7 +30,7 @@ SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # what was sent is not worth a look up t
 
 class Mailbox:
     """One rank's messages, step after step. incoming: source rank → its messages of a step, in their order; timeout: seconds
-    to wait for one.
+    to wait for one. mesh: that of the pipeline, on which DTensors are rebuilt; None: none comes.
 
     A message's format (structure, shapes, dtypes) is agreed once for each shape of input, which the first stage's rank
     numbers. The first activation of a number over a channel is preceded by its format, and both ends know it from then on;
@@ -37,9 +38,14 @@ class Mailbox:
     """
 
     def __init__(
-        self, wires: Wires, incoming: Mapping[int, Sequence[Message]], device: torch.device, timeout: float
+        self,
+        wires: Wires,
+        incoming: Mapping[int, Sequence[Message]],
+        device: torch.device,
+        timeout: float,
+        mesh: DeviceMesh | None = None,
     ) -> None:
-        self._wires = wires
+        self._wires, self._mesh = wires, mesh
         self._incoming = dict(incoming)
         self._device = device
         self._timeout = timedelta(seconds=timeout)
@@ -92,8 +98,8 @@ class Mailbox:
         agreed, found = self._agreed(message), Format.of(value)
         try:
             if agreed is None:
+                header = torch.frombuffer(bytearray(found.dumps(self._mesh)), dtype=torch.uint8)
                 agreed = self._formats[self._key(message)] = found
-                header = torch.frombuffer(bytearray(found.dumps()), dtype=torch.uint8)
                 self._sent.keep(self._wires.send(header, message.destination, FORMATS), header)
             elif found != agreed:
                 raise BadInput(f"makes {found}, not {agreed} as before for an input of the same shape")
@@ -140,7 +146,7 @@ class Mailbox:
         """The format of the first activation of its number, which comes before it."""
         header = torch.empty(FORMAT_BYTES, dtype=torch.uint8)
         self._wires.receive(header, message.source, FORMATS).wait(self._timeout)
-        found = self._formats[self._key(message)] = Format.loads(header.numpy().tobytes())
+        found = self._formats[self._key(message)] = Format.loads(header.numpy().tobytes(), self._mesh)
         return found
 
 

@@ -51,7 +51,8 @@ def agreed(wires: Wires, what: str, content: str) -> Iterator[None]:
     said = _all_say(wires, mark, "", "")
     for rank, one in enumerate(said):
         if one["error"] == "BadInput":
-            raise BadInput(f"rank {rank}: {one['text']}")
+            told = one["text"].startswith(f"rank {rank}")
+            raise BadInput(one["text"] if told else f"rank {rank}: {one['text']}")
         if one["error"]:
             raise RunFailed(f"rank {rank}, building: {one['text']}")
     marks = [one["mark"] for one in said]
@@ -72,9 +73,11 @@ def _all_say(wires: Wires, mark: str, error: str, text: str) -> list[Note]:
 
 class Peers:
     """The other ranks of a pipeline, to a rank that stops or waits. timeout: seconds to wait for them. failure: why this
-    rank stopped; the first cause stays, here and in the rank's note, whatever a loop does that goes on."""
+    rank stopped; the first cause stays, here and in the rank's note, whatever a loop does that goes on. beside: what ends
+    connections to ranks of other pipelines."""
 
     def __init__(self, wires: Wires, timeout: float) -> None:
+        self.beside: list[Callable[[], None]] = []
         self.wires = wires
         self.timeout = timedelta(seconds=timeout)
         self.failure = ""
@@ -128,6 +131,8 @@ class Peers:
         with suppress(Exception):  # where the store is gone with its rank, connections still break
             self.wires.notes.set(str(rank), json.dumps(note))
         self.wires.break_off()
+        for end in self.beside:
+            end()
         if lost:
             return self._heard(note)
         return error if isinstance(error, ZbsolveError) else RunFailed(text)
@@ -188,6 +193,6 @@ def explained(rank: int, notes: Mapping[int, Note], ranks: int) -> LostRank:
     silent = [other for other in range(ranks) if other not in notes]
     if end is None and len(silent) == 1:
         last, end = rank, silent[0]
-    if end is None:
-        return LostRank(text)
+    if end is None:  # the last one waited for ranks of other pipelines, or for all
+        return LostRank(text if last == rank or notes[last]["peer"] is not None else f"{notes[last]['text']}; then {text}")
     return LostRank(f"rank {end} is lost: {notes[last]['text']}" + ("" if last == rank else f"; then {text}"), end)

@@ -115,11 +115,9 @@ class Wires:
         return (self.data if tag == DATA else self.control).recv([tensor], source, tag)
 
     def break_off(self) -> None:
-        """End every connection of this rank, so that nobody waits for it. gloo ends one where a receive runs out of time,
-        unless it is from a rank that is gone already."""
+        """End every connection of this rank, so that nobody waits for it."""
         for other in set(range(self.size)) - {self.rank}:
-            with suppress(Exception):
-                self.control.recv([torch.empty(1)], other, STOPPED).wait(timedelta(milliseconds=1))
+            end_connection(self.control, other)
         for end in self._ends():
             end.break_off()
 
@@ -130,6 +128,13 @@ class Wires:
 
     def _ends(self) -> list[ShmReceiver | ShmSender]:
         return [end for end in self.pairs.values() if isinstance(end, (ShmReceiver, ShmSender))]
+
+
+def end_connection(backend: Any, other: int, device: torch.device = CPU) -> None:
+    """End the connection to another rank. gloo does so where a receive runs out of time, unless that rank is gone
+    already."""
+    with suppress(Exception):
+        backend.recv([torch.empty(1, device=device)], other, STOPPED).wait(timedelta(milliseconds=1))
 
 
 def reason(error: BaseException) -> str:

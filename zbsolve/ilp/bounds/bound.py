@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from ...problem import Problem
 
 # The relaxations that a bound may come from. Certificates name them, so these words stay ("area" is the energy of memory).
 PATH, WORK, IDLE, AREA = "path", "work", "idle", "area"  # closed forms
@@ -12,6 +14,7 @@ WHOLE = "whole problem"  # an exact solver
 # Proofs in words that several places give.
 BUSIEST = "the busiest rank works as long"
 ALL_ORDERS = "CP-SAT searched the orders of all passes"
+IN_ORDER = "microbatches differ: this is about orders that run each stage's microbatches by number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +29,11 @@ class Bound:
     proof: str
     kind: str = ""
     ranks: tuple[int, ...] = ()
+
+
+def with_assumption(bound: Bound, problem: Problem) -> Bound:
+    """The bound with what its proof assumes where microbatches differ: that lanes run in table order. Nothing is assumed
+    where they are alike, nor by the work of the busiest rank."""
+    if problem.alike or bound.value <= problem.work or bound.proof.endswith(IN_ORDER):
+        return bound
+    return replace(bound, proof=f"{bound.proof}; {IN_ORDER}")

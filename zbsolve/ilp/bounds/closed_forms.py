@@ -10,6 +10,7 @@ import numpy as np
 from ...greedy.problem_arrays import arrays_of
 from ...problem import Ints, Problem
 from ...util.clock import Clock
+from .beside import held_beside
 from .bound import AREA, IDLE, PATH, WORK, Bound
 from .closed_form_kernels import one_machine
 from .energy import energy_window, least_lifespans
@@ -60,9 +61,11 @@ def _closed_forms(problem: Problem, clock: Clock | None) -> Iterator[Bound]:
         head, tail = heads_and_tails(problem, whose)
         for rank in look:
             mine = ordered_passes(problem, rank)
-            window = RankWindow(rank, mine, head[mine], tail[mine])
-            yield from _of_rank(problem, window, spans, whose if whose >= 0 else rank)
-            yield from _of_side_streams(problem, rank, head, tail, whose if whose >= 0 else rank)
+            window, within = RankWindow(rank, mine, head[mine], tail[mine]), whose if whose >= 0 else rank
+            yield from _of_rank(problem, window, within)
+            if spans is not None:
+                yield from _of_memory(problem, rank, (head, tail), spans, within)
+            yield from _of_side_streams(problem, rank, head, tail, within)
     yield Bound(0, "nothing", PATH)
 
 
@@ -77,38 +80,42 @@ def _worth_a_look(problem: Problem) -> list[int]:
     return list(dict.fromkeys([0, problem.ranks - 1, int(work.argmax()), *spread]))
 
 
-def _of_rank(problem: Problem, window: RankWindow, spans: Ints | None, whose: int) -> Iterator[Bound]:
-    """The closed forms of one rank within the window of rank `whose` (for the makespan all ranks have the same window).
+def _of_rank(problem: Problem, window: RankWindow, whose: int) -> Iterator[Bound]:
+    """The closed forms of one rank's compute stream within the window of rank `whose` (for the makespan all ranks have the
+    same window).
 
     Passes may lie outside another rank's window where no path leads from it or to it. Those count nowhere, but for idle
-    time, which asks for paths only where it begins and ends. Ranks with several streams have no idle form; passes on side
-    streams are lags here.
+    time, which asks for paths only where it begins and ends. Ranks with several compute streams have none; passes on side
+    streams are lags here, and the bytes that they hold all the time are not there for others.
     """
     rank, sure = window.rank, (window.head > NO_PATH) & (window.tail > NO_PATH)
-    duration, capacity = problem.passes.duration[window.passes], int(arrays_of(problem).capacity[rank])
+    duration = problem.passes.duration[window.passes]
+    capacity = int(arrays_of(problem).capacity[rank] - held_beside(problem).held[rank])
     used = {problem.passes.stream_sets[s] for s in set(problem.passes.streams[window.passes].tolist())}
     ranks, name = _kept(rank, whose)
-    if len(used) == 1 and sure.any():
-        work = int(duration.sum())
-        value = int(one_machine(window.head[sure], duration[sure], window.tail[sure]))
-        yield Bound(value, f"{name}: {ONE_BY_ONE}", WORK, ranks)
-        first, last = unavoidable_idle(problem, window, capacity)
-        proof = (
-            f"{name}: {work} µs of work, and no order avoids {first} µs idle until memory is freed and {last} µs idle once "
-            "all memory was taken"
-        )
-        if work + first + last > 0:
-            yield Bound(work + first + last, proof, IDLE, ranks)
-    if spans is None or problem.capacity is None:
+    if len(used) != 1 or not sure.any():
         return
-    edges = problem.edges
-    rows = np.flatnonzero((edges.bytes > 0) & (problem.passes.rank[edges.before] == rank))
-    at = np.searchsorted(window.passes, np.stack([edges.before[rows], edges.after[rows]]))
-    inside = sure[at[0]] & sure[at[1]]
-    rows, at = rows[inside], at[:, inside]
+    work = int(duration.sum())
+    value = int(one_machine(window.head[sure], duration[sure], window.tail[sure]))
+    yield Bound(value, f"{name}: {ONE_BY_ONE}", WORK, ranks)
+    first, last = unavoidable_idle(problem, window, max(0, capacity))
+    proof = (
+        f"{name}: {work} µs of work, and no order avoids {first} µs idle until memory is freed and {last} µs idle once "
+        "all memory was taken"
+    )
+    if work + first + last > 0:
+        yield Bound(work + first + last, proof, IDLE, ranks)
+
+
+def _of_memory(problem: Problem, rank: int, times: tuple[Ints, Ints], spans: Ints, whose: int) -> Iterator[Bound]:
+    """The energy of one rank's memory within the window of rank `whose`. times: heads and tails, shape (passes,) each."""
+    (head, tail), edges, capacity = times, problem.edges, int(arrays_of(problem).capacity[rank])
+    rows = problem.edges_in(rank)
+    rows = rows[np.all([end[of[rows]] > NO_PATH for end in times for of in (edges.before, edges.after)], axis=0)]
     if len(rows) == 0 or int(edges.bytes[rows].sum()) <= capacity:
         return
-    value = energy_window(edges.bytes[rows], spans[rows], capacity, window.head[at[0]], window.tail[at[1]])
+    value = energy_window(edges.bytes[rows], spans[rows], capacity, head[edges.before[rows]], tail[edges.after[rows]])
+    ranks, name = _kept(rank, whose)
     proof = f"{name}: what its passes hold, for as long as they must hold it, does not fit {capacity} bytes sooner"
     yield Bound(value, proof, AREA, ranks)
 
@@ -130,9 +137,11 @@ def _of_side_streams(problem: Problem, rank: int, head: Ints, tail: Ints, whose:
 
 def _lifespans(problem: Problem) -> Ints | None:
     """The least lifespan of each edge with bytes, µs, by row of the table of edges (0 where it has none)."""
-    rows = np.flatnonzero(problem.edges.bytes > 0)
+    rows = np.flatnonzero(problem.device_bytes > 0)
     if problem.capacity is None or len(rows) == 0:
         return None
     spans = np.zeros(len(problem.edges), np.int64)
     spans[rows] = least_lifespans(problem, rows)
+    beside = held_beside(problem)
+    spans[beside.rows] = np.maximum(spans[beside.rows], beside.span)
     return spans

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...greedy.problem_arrays import ProblemArrays, arrays_of
 from ...problem import Ints, Problem
+from .beside import bytes_within
 from .closed_form_kernels import unbounded_knapsack
 
 MAX_KNAPSACK = 20_000  # units of capacity: beyond, work a byte bounds what a knapsack holds
@@ -82,6 +83,7 @@ def unavoidable_idle(problem: Problem, window: RankWindow, capacity: int) -> tup
 def _chains(problem: Problem, window: RankWindow) -> list[StageChain] | None:
     """The rank's passes by stage, microbatch and position; None where microbatches differ or their passes are no chain."""
     passes, mine = problem.passes, window.passes
+    takes, frees = bytes_within(problem, mine)
     result = []
     for s in np.unique(passes.stage[mine]).tolist():
         here = passes.stage[mine] == s
@@ -90,7 +92,7 @@ def _chains(problem: Problem, window: RankWindow) -> list[StageChain] | None:
         if len(rows) % groups:
             return None
         table = rows.reshape(groups, -1)
-        work, taken, freed = (column[table] for column in (passes.duration, problem.taken, problem.freed))
+        work, taken, freed = (column[table] for column in (passes.duration, takes, frees))
         if (passes.microbatch[table] != passes.microbatch[table[:, :1]]).any():
             return None
         if any((column != column[0]).any() for column in (work, taken, freed)):

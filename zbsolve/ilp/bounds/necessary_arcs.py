@@ -14,11 +14,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...greedy.problem_arrays import arrays_of, compressed_rows
+from ...greedy.compressed import compressed_rows
+from ...greedy.problem_arrays import arrays_of
 from ...problem import Ints, Problem
 from ...util.clock import Clock
 from ...util.columns import runs
 from ...util.kernels import kernel
+from .beside import held_beside, topological_order
 
 NO_PATH = -(1 << 60)  # µs: the length of a path that does not exist, and a start that nothing limits
 INFINITE = 1 << 40  # more µs, or more places in a lane, than any problem has
@@ -112,7 +114,7 @@ def _arcs(problem: Problem, clock: Clock, lanes: bool = True) -> NecessaryArcs |
     lags = np.concatenate([edges.lag, np.zeros(len(sources) - len(edges), np.int64)])
     out_first, out_pass, out_lag = compressed_rows(sources, count, targets, lags)
     in_first, in_pass, in_lag = compressed_rows(targets, count, sources, lags)
-    order = _topological_order(out_first, out_pass, np.diff(in_first))
+    order = topological_order(out_first, out_pass, np.diff(in_first))
     if len(order) < count:
         return None
     clock.check()
@@ -165,7 +167,7 @@ def heads_and_tails(problem: Problem, rank: int) -> tuple[Ints, Ints]:
 
 
 def ordered_passes(problem: Problem, rank: int) -> Ints:
-    """Rows of a rank's passes whose order decides what it holds: all but those on side streams."""
+    """Rows of a rank's passes on its compute stream."""
     mine = problem.passes.rank == rank
     mine[problem.side_stream] = False
     return np.flatnonzero(mine)
@@ -192,19 +194,24 @@ def _memory_arcs(problem: Problem, place: Ints, length: Ints, shift: Ints) -> li
     (or is `t`) to any lane that comes after `f` (or is `f`), all within a microbatch. When pass j of `t` starts, those
     edges of microbatches up to j have taken their bytes; while pass k of `f` has not ended, those from k on are not
     freed. Where the microbatches k … j together exceed the capacity, pass j of `t` must wait for pass k of `f`. Lanes so
-    bound are noted in `shift`.
+    bound are noted in `shift`. What side streams hold whenever a compute pass takes memory is not there for those.
     """
     if problem.capacity is None:
         return []
-    a, edges = arrays_of(problem), problem.edges
-    in_step = np.flatnonzero((place[edges.before] == place[edges.after]) & (edges.bytes > 0))
+    a, edges, size_of = arrays_of(problem), problem.edges, problem.device_bytes
+    beside = held_beside(problem)
+    free = size_of > 0
+    free[beside.rows[beside.always > 0]] = False
+    in_step = np.flatnonzero((place[edges.before] == place[edges.after]) & free)
     reach = shift == 0
     found = []
     for rank in range(problem.ranks):
         rows = in_step[a.rank[edges.before[in_step]] == rank]
-        source, target, size = a.lane[edges.before[rows]], a.lane[edges.after[rows]], edges.bytes[rows]
-        capacity = int(a.capacity[rank])
+        source, target, size = a.lane[edges.before[rows]], a.lane[edges.after[rows]], size_of[rows]
         for t in np.unique(source).tolist():
+            capacity = int(a.capacity[rank])
+            if problem.computing[a.first_pass[t]]:
+                capacity = max(0, capacity - int(beside.held[rank]))
             for f in np.unique(target).tolist():
                 if length[t] != length[f] or t == f:
                     continue
@@ -214,7 +221,8 @@ def _memory_arcs(problem: Problem, place: Ints, length: Ints, shift: Ints) -> li
                 last = np.searchsorted(total, total[:-1] + capacity, side="right") - 1
                 k = np.flatnonzero((last < length[t]) & (last > np.arange(length[t])))
                 if len(k):
-                    shift[f, t] = min(int(shift[f, t]), int((last[k] - k).max()))
+                    # Over all k, for a shift holds for every pass: the last microbatches may take less and wait for nothing.
+                    shift[f, t] = min(int(shift[f, t]), int((last - np.arange(length[t])).max()))
                     found.append((a.lane_passes[a.lane_first[f] + k], a.lane_passes[a.lane_first[t] + last[k]]))
     return found
 
@@ -246,29 +254,6 @@ def _close_shifts(shift):  # type: ignore[no-untyped-def]
                 for j in range(len(shift)):
                     if shift[i, k] + shift[k, j] < shift[i, j]:
                         shift[i, j] = shift[i, k] + shift[k, j]
-
-
-@kernel
-def _topological_order(first, after, waiting):  # type: ignore[no-untyped-def]
-    """The passes in an order that respects all arcs, which come in compressed rows; shorter than all of them where there is
-    a cycle. waiting: how many arcs lead to each pass."""
-    waiting = waiting.copy()
-    order = np.empty(len(waiting), np.int64)
-    n = 0
-    for i in range(len(waiting)):
-        if waiting[i] == 0:
-            order[n] = i
-            n += 1
-    at = 0
-    while at < n:
-        i = order[at]
-        at += 1
-        for e in range(first[i], first[i + 1]):
-            waiting[after[e]] -= 1
-            if waiting[after[e]] == 0:
-                order[n] = after[e]
-                n += 1
-    return order[:n]
 
 
 @kernel

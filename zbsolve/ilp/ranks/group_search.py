@@ -43,7 +43,7 @@ def group_bound(problem: Problem, group: Group, value: int) -> Bound:
     missing = len(left_out(problem, ranks)) if lean else 0
     if missing:
         proof += (
-            f"; left out: {missing} passes of {_rank_names(ranks[1:])} in lanes that nothing waits for and that take no "
+            f"; left out: {missing} passes of {_rank_names(ranks[1:])} in lanes that no compute waits for and that take no "
             "memory, and the bytes that these passes free"
         )
     return Bound(value, proof, GROUP_KINDS[lean], ranks)
@@ -217,7 +217,7 @@ class _GroupSearch:
     def try_induction(self, ranks: tuple[int, ...], lean: bool) -> Iterator[Bound]:
         """Nearly the incumbent's value by induction over microbatches: first without the last rank, which takes the fewest
         partial orders, then with it. Of too many lanes what the first rank gives."""
-        for kept in (ranks[:-1], ranks):
+        for kept in dict.fromkeys((ranks[:-1] or ranks, ranks)):
             value, began = int(INDUCTION_GOAL * self.ceiling) + 1, self.clock.used
             lanes = None if self.over or value <= self.best.value else lanes_of(self.problem, kept, lean)
             if lanes is None:

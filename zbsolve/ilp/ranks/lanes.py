@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...greedy.problem_arrays import UNLIMITED, arrays_of
-from ...problem import Ints, Problem
+from ...greedy.problem_arrays import arrays_of
+from ...problem import UNLIMITED, Ints, Problem
 from ...timeline import Floats
+from ..bounds.beside import bytes_within, held_beside
 from ..bounds.energy import paths_within
 from ..bounds.necessary_arcs import INFINITE, heads_and_tails
 
@@ -48,7 +49,8 @@ def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False) -> La
     """The lanes of `ranks`, but for those on side streams, which remain as lags.
 
     None where the lanes are not alike (lengths, durations, bytes), or where a rank has several other streams or unlimited
-    memory. For the span the window is that of the first rank: others may begin and end outside it, and must depend on its
+    memory. Bytes that side streams hold whenever a pass takes memory are taken off the capacity; their others are not
+    counted. For the span the window is that of the first rank: others may begin and end outside it, and must depend on its
     first start. lean: ranks but the first are kept without the passes that `left_out` names; what only those free is not
     counted.
     """
@@ -56,6 +58,7 @@ def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False) -> La
     capacity = a.capacity[list(ranks)]
     if capacity.max() >= UNLIMITED:
         return None
+    capacity = np.maximum(0, capacity - held_beside(problem).held[list(ranks)])
     kept = np.isin(problem.passes.rank, ranks)
     kept[problem.side_stream] = False
     if lean:
@@ -68,7 +71,7 @@ def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False) -> La
     if len(used) != len(ranks) or max(map(len, used)) > 1:
         return None
     table = np.stack(rows_of)
-    columns = [column[table] for column in (a.duration, _taken(problem, mine), a.freed)]
+    columns = [column[table] for column in (a.duration, *bytes_within(problem, mine))]
     if any((column != column[:, :1]).any() for column in columns):
         return None
     duration, taken, freed = (column[:, 0] for column in columns)
@@ -87,24 +90,16 @@ def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False) -> La
 
 
 def left_out(problem: Problem, ranks: tuple[int, ...]) -> Ints:
-    """Rows of the passes that the lean relaxation of `ranks` leaves out: each lane of all ranks but the first that nothing
-    waits for and that takes no memory."""
-    a = arrays_of(problem)
+    """Rows of the passes that the lean relaxation of `ranks` leaves out: each lane of all ranks but the first that no pass
+    on a compute stream waits for and that takes no memory."""
+    a, e = arrays_of(problem), problem.edges
+    awaited = np.zeros(len(problem.passes), bool)
+    awaited[e.before[problem.computing[e.after]]] = True
     found = [np.zeros(0, np.int64)]
     for rows in (rows for rows in problem.lanes if int(a.rank[rows[0]]) in ranks[1:]):
-        awaited = (a.out_first[rows + 1] > a.out_first[rows]).any()
-        if not awaited and not a.taken[rows].any():
+        if not awaited[rows].any() and not a.taken[rows].any():
             found.append(np.setdiff1d(rows, problem.side_stream))
     return np.concatenate(found)
-
-
-def _taken(problem: Problem, mine: Ints) -> Ints:
-    """Bytes that each pass takes and that passes of `mine` free."""
-    edges = problem.edges
-    kept = np.flatnonzero((edges.bytes > 0) & np.isin(edges.after, mine))
-    taken = np.zeros(len(problem.passes), np.int64)
-    np.add.at(taken, edges.before[kept], edges.bytes[kept])
-    return taken
 
 
 def _thin(lag: Ints, duration: Ints) -> None:
@@ -137,7 +132,9 @@ def _held(problem: Problem, table: Ints, duration: Ints, lag: Ints) -> Ints:
     place = np.full(len(problem.passes), -1, np.int64)
     for number, rows in enumerate(table):
         lane[rows], place[rows] = number, np.arange(len(rows))
-    rows = np.flatnonzero((edges.bytes > 0) & (lane[edges.before] >= 0) & (place[edges.before] == place[edges.after]))
+    rows = np.flatnonzero(
+        (problem.device_bytes > 0) & (lane[edges.before] >= 0) & (place[edges.before] == place[edges.after])
+    )
     found: dict[tuple[int, int], Ints] = {}
     for e in rows.tolist():
         key = int(lane[edges.before[e]]), int(lane[edges.after[e]])
@@ -150,7 +147,7 @@ def _end_energy(problem: Problem, mine: Ints, tail: Ints, rank: int) -> Floats:
     """Rows of (time before the window's end, byte·µs that fit between then and the end, bytes from there on) of a rank; as
     many rows for every rank. `tail`: µs, of the passes `mine`."""
     edges = problem.edges
-    rows = np.flatnonzero((edges.bytes > 0) & np.isin(edges.before, mine) & np.isin(edges.after, mine))
+    rows = np.flatnonzero((problem.device_bytes > 0) & np.isin(edges.before, mine) & np.isin(edges.after, mine))
     here = problem.passes.rank[edges.before[rows]] == rank
     time = np.maximum(tail[np.searchsorted(mine, edges.after[rows])], 0)
     order = np.argsort(time, kind="stable")

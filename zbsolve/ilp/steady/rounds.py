@@ -80,8 +80,12 @@ def rounds_of(problem: Problem) -> Rounds:
     """The problem's rounds. Raises BadInput where they are not alike, or too few to see what one has of others."""
     p = problem.passes
     update = problem.updating
-    if (~problem.in_microbatch & ~update).any():
-        raise BadInput("period: passes C end a step, and this is about training without an end")
+    others = np.flatnonzero(~problem.in_microbatch & ~update)
+    if len(others):
+        kind = p.kind_names[others[0]]
+        raise BadInput(f"period: passes {kind} end a step, and this is about training without an end")
+    if problem.edges.pool.any():
+        raise BadInput("period: bytes in pools beside the devices (offload) are not modelled")
     every = problem.round or 1
     rounds = problem.microbatches // every
     number = np.where(update, p.microbatch, p.microbatch // every)
@@ -96,11 +100,29 @@ def rounds_of(problem: Problem) -> Rounds:
         if len(rows) * rounds != len(p) or (column != column[rows][place]).any():
             raise BadInput(f"period: rounds of {every} microbatches are not alike ({what})")
     found = Rounds(problem, rows, every, number, place)
+    _check_edges(found)
     if rounds > 1 and _sorted_arcs(problem, found, rounds - 1) != _sorted_arcs(problem, found, rounds - 2):
         raise BadInput(f"period: of {rounds} rounds the last two wait for others differently: give more microbatches")
     if rounds == 1 and update.any():
         raise BadInput("period: one round shows nothing of how the next waits for it: give more microbatches")
     return found
+
+
+def _check_edges(rounds: Rounds) -> None:
+    """Raise BadInput where an edge into some round differs in lag or bytes from its like into the last one."""
+    e, into = rounds.problem.edges, rounds.round[rounds.problem.edges.after]
+    key = np.stack([rounds.place[e.before], rounds.place[e.after], into - rounds.round[e.before]])
+    kind = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)
+    single = np.bincount(kind * (rounds.last + 1) + into)[kind * (rounds.last + 1) + into] == 1
+    like = np.full(len(e), -1, np.int64)
+    ours = np.flatnonzero(single & (into == rounds.last))
+    like[kind[ours]] = ours
+    other = np.flatnonzero(single & (like[kind] >= 0))
+    for what, column in (("lag", e.lag), ("bytes", e.bytes)):
+        wrong = other[column[other] != column[like[kind[other]]]]
+        if len(wrong):
+            a, b = (rounds.problem.names[end[wrong[0]]] for end in (e.before, e.after))
+            raise BadInput(f"period: rounds are not alike: edge {a} → {b} has another {what} than in the last one")
 
 
 def _sorted_arcs(problem: Problem, rounds: Rounds, number: int) -> list[tuple[int, ...]]:

@@ -17,6 +17,7 @@ from .style import Style
 from .words import LINE, text_width
 
 LEAST_TYPICAL_WIDTH = 1.5  # pixels; where the median pass is narrower, cells take the place of passes
+MESSAGE = "#5c5c5c"  # within a pass: its message
 LEAST_LETTERS = 5.5  # pixels, four points: smaller labels are left out
 
 
@@ -62,6 +63,8 @@ class Gantt:
         self.shades = {kind: shades(kind, int(self.chunks.max()) + 1, style.palette) for kind in problem.passes.kinds}
         self.begin = float(timeline.start.min())
         self.holds = bool(problem.edges.bytes.any())
+        # Of a measured run nobody knows how much of a pass was its message.
+        self.sent = problem.sending if timeline.turn is not None else np.zeros_like(problem.sending)
 
     @property
     def units(self) -> float:
@@ -118,9 +121,10 @@ class Gantt:
             yield Row(y, tall, self.shades[KINDS[kind]][0], tuple(spans[kind]))
 
     def _passes(self, rows: Ints, axis: Axis, y: float, tall: float) -> Iterator[Mark]:
-        """A box a pass, with its microbatch where there is room."""
+        """A box a pass, with its microbatch where there is room; at its end the message that blocks its sender."""
         p, timeline, names = self.timeline.problem.passes, self.timeline, self.timeline.problem.names
         digits = len(str(int(p.microbatch.max())))
+        sent = self.sent.tolist()
         largest, labels = min(0.92 * self.size, tall * 0.62), list[Mark]()
         for row in rows.tolist():
             start, end = float(timeline.start[row]) - self.begin, float(timeline.end[row]) - self.begin
@@ -129,6 +133,10 @@ class Gantt:
             colour = self.shades[KINDS[p.kind[row]]][self.chunks[row]]
             said = f"{names[row]}: {format_time(start)} to {format_time(end)}" if self.style.hover else ""
             yield Box(x, y, max(wide - (0.6 if wide > 3 else 0), 0.3), tall, colour, said=said)
+            message = min(wide, sent[row] * axis.scale)
+            if message:
+                yield Box(stop - message, y + tall / 3, max(message - (0.6 if wide > 3 else 0), 0.3), tall / 3, MESSAGE)
+                wide -= message
             letters = min(largest, (wide - 1.5) / (0.64 * digits))
             if letters >= max(LEAST_LETTERS, 0.6 * largest):
                 middle = x + wide / 2 - 0.3
@@ -144,6 +152,8 @@ def legend_entries(gantts: Sequence[Gantt]) -> list[tuple[tuple[str, ...], str]]
             colours[kind] = max(colours.get(kind, ()), found, key=len)
     entries = [((colours[kind][0],), f"{kind} {LOOKS[kind].meaning}") for kind in LOOKS if kind in colours]
     stages = max(colours.values(), key=len)
+    if any(gantt.sent.any() for gantt in gantts):
+        entries.append(((MESSAGE,), "message that blocks its sender"))
     return entries + ([(stages, "a rank's stages, first to last")] if len(stages) > 1 else [])
 
 

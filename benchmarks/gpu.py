@@ -1,0 +1,69 @@
+"""`make gpu`: all that needs one GPU, in less than eight minutes; each part is a process with its own time.
+
+The device's facts, the tests marked `gpu`, a profile, the split backwards (layers, graph, inductor) against eager mode, a
+one-device run predicted and measured, and copies between host and device. A part that fails does not stop the others: its
+error is in the file, and the exit code is 1. Without a CUDA device nothing is written, and the exit code is 2.
+Not run on a GPU yet. `--device cpu --tiny` shows that the parts work, where they can without one, not how fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import torch
+
+from .harness import RESULTS, Benchmark
+from .parts import Part, failures, results_of
+
+SECONDS = {  # less than eight minutes together
+    "device": 15.0,
+    "tests": 80.0,
+    "profile": 60.0,
+    "split layers": 35.0,
+    "split graph": 45.0,
+    "split inductor": 80.0,
+    "one device": 130.0,
+    "copies": 20.0,
+}
+
+
+def parts(device: str, tiny: bool) -> list[Part]:
+    """All parts, in the order in which they run."""
+    given = {"device": device, "tiny": tiny}
+    found = []
+    for name, seconds in SECONDS.items():
+        head, _, split = name.partition(" ") if name.startswith("split") else (name, "", "")
+        work = f"benchmarks.gpu_parts:{head.replace(' ', '_')}"
+        found.append(Part(name, work, seconds, given | ({"name": split} if split else {})))
+    return found
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="the smallest sizes: shows that it works, not how fast")
+    parser.add_argument("--parts", nargs="+", choices=tuple(SECONDS), default=list(SECONDS), help="only these")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the parts. Raises SystemExit where there is no device, or where numbers of a CPU would be kept as a GPU's."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(f"make gpu: torch {torch.__version__} sees no CUDA device here: nothing was run", file=sys.stderr)
+        raise SystemExit(2)
+    if options.device == "cpu" and options.output.parent.resolve() == RESULTS.resolve():
+        print("make gpu: with --device cpu, name another place for the file: --output", file=sys.stderr)
+        raise SystemExit(2)
+    began = time.monotonic()
+    chosen = [part for part in parts(options.device, options.tiny) if part.name in options.parts]
+    found = results_of(chosen)
+    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"date": date, "seconds": round(time.monotonic() - began, 1), "failed": failures(found), "parts": found}
+
+
+BENCHMARK = Benchmark("gpu", __doc__, measure, arguments)
+
+if __name__ == "__main__":
+    raise SystemExit(1 if BENCHMARK.main()["failed"] else 0)

@@ -1,0 +1,131 @@
+"""The parts of `make gpu`. Each takes the device ("cuda" or "cpu") and whether to be tiny, and returns its numbers; what
+failed stands under `wrong`, a line each."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+from xml.etree import ElementTree
+
+import torch
+
+from profiler.copies import measure_copies
+from profiler.gpu_facts import cache_bytes, clock_of
+from profiler.measurement import measure
+from zbsolve.util.errors import BadInput
+from zbsolve.util.machine import library_versions
+
+from . import one_device as one_device_benchmark
+
+PROJECT = Path(__file__).parents[1]
+PROFILED, TINY_PROFILED = "gpt-1.5b@layers=2,batch=1,length=1024,dtype=bfloat16", "mlp-tiny"
+ONE_DEVICE = {  # model, ranks, microbatches, steps, seconds to solve
+    False: ("gpt-1.5b@layers=6,batch=1,length=1024,dtype=bfloat16", 4, 8, 5, 10.0),
+    True: ("mlp-tiny", 2, 4, 2, 1.0),
+}
+
+
+def device(device: str, tiny: bool) -> dict[str, Any]:
+    """What the device is, and with which versions it is used."""
+    found: dict[str, Any] = {
+        "name": "cpu",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        **library_versions(("triton", "cuda-bindings", "nvidia-ml-py")),
+    }
+    if device == "cuda":
+        facts = torch.cuda.get_device_properties(0)
+        here = torch.device("cuda", 0)
+        found |= {
+            "name": facts.name,
+            "memory_bytes": facts.total_memory,
+            "multiprocessors": facts.multi_processor_count,
+            "capability": [facts.major, facts.minor],
+            "cache_bytes": cache_bytes(here),
+            "clock_mhz": clock_of(here)(),
+        }
+    return found
+
+
+def tests(device: str, tiny: bool) -> dict[str, Any]:
+    """The tests marked `gpu`, each with its outcome and seconds. That none passes is wrong too: without a device all are
+    skipped, and say so."""
+    files = [path for path in sorted(PROJECT.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+    with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}", *map(str, files)]
+        code = subprocess.run(command, cwd=PROJECT, check=False).returncode
+        if not report.exists():
+            return {"tests": [], "wrong": [f"pytest ended with {code}, without a report"]}
+        rows = [_test_row(case) for case in ElementTree.parse(report).iter("testcase")]
+    wrong = [f"{row['test']}: {row['why']}" for row in rows if row["outcome"] == "failed"]
+    if not any(row["outcome"] == "passed" for row in rows):
+        wrong.append("none passed" + (f" (the first: {rows[0]['why']})" if rows else ": there are none"))
+    return {"tests": rows, "wrong": wrong}
+
+
+def _test_row(case: ElementTree.Element) -> dict[str, Any]:
+    """A test of the report. why: the first line of what it says, where it did not pass."""
+    ends = [(child.tag, child.get("message", "")) for child in case if child.tag in ("failure", "error", "skipped")]
+    tag, message = ends[0] if ends else ("passed", "")
+    outcome = tag if tag in ("passed", "skipped") else "failed"
+    row = {"test": f"{case.get('classname')}.{case.get('name')}", "outcome": outcome}
+    return row | {"seconds": float(case.get("time", 0)), "why": message.partition("\n")[0]}
+
+
+def profile(device: str, tiny: bool) -> dict[str, Any]:
+    """A profile of a small model: each layer's times and bytes, facts and samples. Its warnings are kept as they are."""
+    model = TINY_PROFILED if tiny else PROFILED
+    made = measure(model, seconds=0.5 if tiny else 20.0, device=device, progress=lambda text: print(text, flush=True))
+    names = ("name", "F", "B", "W", "BW", "X", "U", "parameter_bytes")
+    layers = [{name: getattr(layer, name) for name in names} for layer in made.layers]
+    facts = {name: value for name, value in made.facts.items() if name != "host"}  # nobody's business
+    wrong = [f"layer {row['name']}: {kind} is {row[kind]} µs" for row in layers for kind in "FB" if not row[kind] > 0]
+    return {"model": model, "layers": layers, "facts": facts, "samples": made.samples, "wrong": wrong}
+
+
+def split(device: str, tiny: bool, name: str) -> dict[str, Any]:
+    """The split called `name` beside eager mode: how far results are apart, and µs of passes."""
+    from .gpu_splits import LIMITS, SIZES, TINY, split_beside_eager
+
+    rows = {dtype: split_beside_eager(device, name, dtype, TINY if tiny else SIZES) for dtype in LIMITS}
+    wrong = [
+        f"{dtype}: {what} is {far:.1e} of the largest value from eager mode's, more than {LIMITS[dtype]:.0e}"
+        for dtype, row in rows.items()
+        for what, far in row["differences"].items()
+        if not far <= LIMITS[dtype]
+    ]
+    return {"split": name, "limits": LIMITS, "rows": rows, "wrong": wrong}
+
+
+def one_device(device: str, tiny: bool) -> dict[str, Any]:
+    """1F1B and a solved schedule on the parts of the device: steps predicted and measured. How far these are apart is a
+    result, and nothing here calls it wrong."""
+    names = ("model", "ranks", "microbatches", "steps", "seconds")
+    given = dict(zip(names, ONE_DEVICE[tiny], strict=True))
+    with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
+        place = Path(folder) / "one_device.json"  # schedules and traces lie beside it, and go with it
+        found = one_device_benchmark.measure(argparse.Namespace(device=device, output=place, **given))
+    for row in found["rows"].values():
+        row["measured_over_predicted"] = row["measured"] / row["predicted"]
+    return found | {"solved_for_s": given["seconds"]}
+
+
+def copies(device: str, tiny: bool) -> dict[str, Any]:
+    """Copies between host and device, also both ways at once: samples, and GB/s by their medians. Raises BadInput without a
+    GPU."""
+    if device != "cuda":
+        raise BadInput("copies between host and device need a GPU")
+    samples = measure_copies()
+    speeds = {name: round(int(size) / median(row) / 1e3, 3) for name, size, row in _sized(samples)}
+    return {"gigabytes_per_s": speeds, "samples_us": samples}
+
+
+def _sized(samples: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:
+    """(name, bytes, µs) of the samples that are copies: "h2d/1024 beside"."""
+    return [(name, name.partition("/")[2].split()[0], row) for name, row in samples.items() if "/" in name]

@@ -1,0 +1,168 @@
+"""`make gpu` where there is no GPU: what a part that fails leaves of the others, and each part in its smallest form."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import gpu, gpu_parts, gpu_splits  # noqa: E402
+from benchmarks.harness import RESULTS  # noqa: E402
+from benchmarks.parts import Part, failures, results_of  # noqa: E402
+from zbsolve import BadInput  # noqa: E402
+from zbsolve.exec.backward.by_name import parts_by_name  # noqa: E402
+from zbsolve.models.by_name import load  # noqa: E402
+
+HERE = "tests.benchmarks.test_gpu"
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+
+
+def works(number: int) -> dict[str, Any]:
+    return {"number": number}
+
+
+def fails() -> dict[str, Any]:
+    raise BadInput("stage 3: no such thing")
+
+
+def finds_wrong() -> dict[str, Any]:
+    return {"number": 2, "wrong": ["a is not b", "c is not d"]}
+
+
+def hangs(note: str) -> dict[str, Any]:
+    Path(note).write_text(str(os.getpid()))
+    time.sleep(600)
+    return {}
+
+
+@pytest.mark.slow
+def test_parts_that_fail_or_hang_leave_the_others_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    note = tmp_path / "pid"
+    parts = [
+        Part("fails", f"{HERE}:fails", 60),
+        Part("hangs", f"{HERE}:hangs", 20, {"note": str(note)}),
+        Part("finds wrong", f"{HERE}:finds_wrong", 60),
+        Part("works", f"{HERE}:works", 60, {"number": 7}),
+    ]
+    found = results_of(parts)
+    assert list(found) == [part.name for part in parts]
+    assert found["works"]["found"] == {"number": 7}
+    assert found["finds wrong"]["found"]["number"] == 2
+    assert all(row["limit"] >= 20 and row["seconds"] > 0 for row in found.values())
+    assert failures(found) == [
+        "fails: exit code 1: zbsolve.util.errors.BadInput: stage 3: no such thing",
+        "hangs: not done after 20 s",
+        "finds wrong: a is not b",
+        "finds wrong: c is not d",
+    ]
+    assert "Traceback" in capfd.readouterr().err  # of the one that failed, for whoever reads along
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+
+
+def test_all_parts_have_less_than_eight_minutes() -> None:
+    parts = gpu.parts("cuda", tiny=False)
+    assert sum(part.seconds for part in parts) < 480
+    for part in parts:
+        assert callable(getattr(gpu_parts, part.work.partition(":")[2]))
+    for model in (gpu_parts.PROFILED, gpu_parts.ONE_DEVICE[False][0]):
+        assert len(load(model).layers) >= 4
+
+
+@without_gpu
+def test_without_a_gpu_one_line_says_so_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        gpu.BENCHMARK.main(["--output", str(tmp_path)])
+    assert end.value.code == 2
+    assert list(tmp_path.iterdir()) == []
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert len(told.err.splitlines()) == 1
+    assert "sees no CUDA device here: nothing was run" in told.err
+
+
+def test_numbers_of_a_cpu_are_not_kept_as_a_gpus() -> None:
+    before = sorted(RESULTS.iterdir())
+    with pytest.raises(SystemExit) as end:
+        gpu.BENCHMARK.main(["--device", "cpu", "--tiny"])
+    assert end.value.code == 2
+    assert sorted(RESULTS.iterdir()) == before
+
+
+def test_the_file_says_what_ran_and_what_failed(tmp_path: Path) -> None:
+    chosen = ["--parts", "device", "copies"]
+    found = gpu.BENCHMARK.main(["--device", "cpu", "--tiny", *chosen, "--output", str(tmp_path)])
+    body = json.loads((tmp_path / "gpu.json").read_text())
+    assert body["results"] == found
+    assert body["machine"]["cpu"]
+    assert found["parts"]["device"]["found"]["torch"] == torch.__version__
+    (line,) = found["failed"]
+    assert line.endswith("BadInput: copies between host and device need a GPU")
+    assert found["parts"]["copies"].keys() == {"seconds", "limit", "error"}
+
+
+@pytest.mark.parametrize("name", ["layers", "graph", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_splits_are_held_against_eager_mode(name: str) -> None:
+    found = gpu_parts.split("cpu", True, name)
+    assert found["wrong"] == []
+    for row in found["rows"].values():
+        assert {"output 1", "input gradient 0", "gradient of 0.up.weight"} <= row["differences"].keys()
+        assert set(row["samples_us"]) == {"eager", name}
+        assert {kind: len(us) for kind, us in row["samples_us"][name].items()} == {"F": 4, "B": 4, "W": 4}
+    if name == "graph":  # the same operations
+        assert set(found["rows"]["float32"]["differences"].values()) == {0.0}
+
+
+def test_a_split_that_leaves_gradients_out_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Half:
+        def __init__(self, part: Any) -> None:
+            self.forward, self.backward, self.rest, self.calls = part.forward, part.backward, part.weights, 0
+
+        def weights(self, kept: Any) -> None:
+            self.calls += 1
+            if self.calls != 2:  # microbatch 1 of the round that is compared
+                self.rest(kept)
+
+    def parts(name: str) -> Any:
+        return lambda layers, first, loss: [Half(part) for part in parts_by_name(name)(layers, first, loss)]
+
+    monkeypatch.setattr(gpu_splits, "parts_by_name", parts)
+    wrong = gpu_parts.split("cpu", True, "layers")["wrong"]
+    assert any(line.startswith("float32: gradient of 0.up.weight is ") for line in wrong)
+    assert not any("input gradient" in line for line in wrong)
+
+
+def test_speeds_of_copies_are_bytes_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = {"product": [1.0], "h2d/1000000": [40.0, 50.0, 900.0], "d2h/1000000 both": [100.0]}
+    monkeypatch.setattr(gpu_parts, "measure_copies", lambda: samples)
+    found = gpu_parts.copies("cuda", False)
+    assert found["gigabytes_per_s"] == {"h2d/1000000": 20.0, "d2h/1000000 both": 10.0}
+    assert found["samples_us"] == samples
+
+
+@without_gpu
+@pytest.mark.slow
+def test_tests_that_are_all_skipped_are_no_success() -> None:
+    found = gpu_parts.tests("cpu", True)
+    assert {row["outcome"] for row in found["tests"]} == {"skipped"}
+    assert len(found["tests"]) >= 7
+    assert found["wrong"] == ["none passed (the first: no CUDA device here)"]
+
+
+@pytest.mark.slow
+def test_the_profile_and_the_one_device_run_have_all_numbers() -> None:
+    profile = gpu_parts.profile("cpu", True)
+    assert profile["wrong"] == []
+    assert "host" not in profile["facts"]
+    assert profile["samples"]["layer1/F"]
+    run = gpu_parts.one_device("cpu", True)
+    assert set(run["rows"]) == {"1f1b", "solved"}
+    for row in run["rows"].values():
+        assert row["measured_over_predicted"] == row["measured"] / row["predicted"]
+        assert len(row["steps"]) == 2

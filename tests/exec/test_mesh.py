@@ -1,0 +1,188 @@
+"""Pipelines on meshes: tensor and data parallelism beside them, and the gradients of the whole model in one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zbsolve import BadInput
+from zbsolve.cli import main
+from zbsolve.exec.mesh.sizes import coordinate_of, located, mesh_sizes, process_of
+
+from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import a_problem, random_schedule
+
+FOUR = ["tensor_parallel", "dtensors_between_stages", "data_parallel", "refused", "counted_bytes"]
+EXACT = 1e-13
+
+
+@pytest.fixture(scope="module")
+def four() -> dict[str, list[Any]]:
+    found = on_ranks(4, "tests.support.exec_jobs_mesh:several", FOUR, timeout=100)
+    return {name: [one[i] for one in found] for i, name in enumerate(FOUR)}
+
+
+def test_tensor_parallel_stages_have_the_gradients_of_the_whole_model(four: dict[str, list[Any]]) -> None:
+    for rank in four["tensor_parallel"]:
+        for one in rank:
+            assert one["worst"] <= EXACT
+            assert one["loss"] <= EXACT
+            assert one["places"] == [0, 1]
+            assert 0 < one["dtensors"] < one["tensors"]
+    assert [rank[0]["coordinate"] for rank in four["tensor_parallel"]] == ["tp=0", "tp=1", "tp=0", "tp=1"]
+    assert [rank[1]["coordinate"] for rank in four["tensor_parallel"]] == ["tp=0", "tp=0", "tp=1", "tp=1"]
+
+
+def test_dtensors_are_rebuilt_at_the_other_end(four: dict[str, list[Any]]) -> None:
+    """Shards, replicas and partial sums, over the wire and within a rank; the job asserts what arrives."""
+    for rank in four["dtensors_between_stages"]:
+        assert len(rank) == 6
+        assert max(one["worst"] for one in rank) <= EXACT
+        assert max(one["loss"] for one in rank) <= EXACT
+
+
+def test_data_coordinates_average_and_others_do_not(four: dict[str, list[Any]]) -> None:
+    """The second dimension: dp, dp_shard, rows (said to be of data) and cp, which has the same batch."""
+    for rank in four["data_parallel"]:
+        assert [one["places"][1] for one in rank] == [2, 2, 2, 1]
+        assert max(one["worst"] for one in rank) <= EXACT
+        assert max(one["loss"] for one in rank) <= EXACT
+    assert [rank[0]["places"][0] for rank in four["data_parallel"]] == [0, 0, 1, 1]
+    assert [rank[1]["places"][0] for rank in four["data_parallel"]] == [0, 1, 0, 1]
+
+
+def test_what_does_not_fit_is_said_in_a_line(four: dict[str, list[Any]]) -> None:
+    for i, said in enumerate(four["refused"]):
+        rank, tp = divmod(i, 2)
+        where = f"rank {rank}, stage {rank} (tp={tp}): parallelize"
+        assert said[:8] == [
+            "mesh: no dimension is called 'pp': 'stages', 'tp'",
+            "the schedule is for 2 ranks, but the process group has 4",
+            "data: 'rows' is none of the mesh's dimensions beside 'pp': 'pp', 'tp'",
+            "data: 'pp' is none of the mesh's dimensions beside 'pp': 'pp', 'tp'",
+            "Pipeline: mesh says which ranks there are: leave out group and replicas",
+            "mesh: a int is no torch.distributed DeviceMesh",
+            "Pipeline: data names dimensions of a mesh: give mesh too",
+            "Pipeline: parallelize is for a mesh: give mesh too",
+        ]
+        assert said[8].startswith(f"{where} raised ValueError at ")
+        assert said[8].endswith("no plan")
+        assert said[9] == f"{where} gave a Linear without layer '{2 * rank}': wrap layers, not the stage"
+        assert said[10] == f"{where} returned a int: it must be a module, or None"
+        assert said[11] == "mesh: it is of cpu devices, but device is meta"
+
+
+@pytest.mark.slow
+def test_three_dimensions() -> None:
+    for rank, (tensor, data) in enumerate(on_ranks(8, "tests.support.exec_jobs_mesh:three_dimensions", timeout=150)):
+        assert max(tensor["worst"], data["worst"], tensor["loss"], data["loss"]) <= EXACT
+        assert tensor["places"] == [rank // 4, 2]
+        assert tensor["dtensors"]
+        assert data["places"] == [rank % 4, 4]
+
+
+def test_bytes_of_dtensors_are_those_that_are_here(four: dict[str, list[Any]]) -> None:
+    """A product of shards, 4 × 8 numbers on each coordinate, keeps its input for the backward."""
+    assert four["counted_bytes"] == [[0, 128, 256, 256, 0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("pp=2,tp", "'tp' is no NAME=SIZE, such as pp=2"),
+        ("pp=2,tp=two", "'tp=two' is no NAME=SIZE, such as pp=2"),
+        ("pp=2,tp=0", "'tp=0' is no NAME=SIZE, such as pp=2"),
+        ("pp=2,,tp=2", "'' is no NAME=SIZE, such as pp=2"),
+        ("pp=2,pp=2", "'pp' is there twice"),
+        ("dp=2", "'pp' is missing: say pp=2"),
+        ("pp=4,dp=2", "pp is 4, but the schedule is for 2 ranks"),
+    ],
+)
+def test_a_malformed_mesh_is_said_in_a_line(text: str, line: str) -> None:
+    with pytest.raises(BadInput) as said:
+        mesh_sizes(text, 2)
+    assert str(said.value) == f"--mesh '{text}': {line}"
+
+
+def test_replicas_are_short_for_a_mesh() -> None:
+    assert mesh_sizes("", 4) == {"pp": 4}
+    assert list(mesh_sizes("", 4, 2).items()) == [("dp", 2), ("pp", 4)]
+    assert list(mesh_sizes(" pp=4, tp=2", 4).items()) == [("pp", 4), ("tp", 2)]
+    with pytest.raises(BadInput, match="give one of them"):
+        mesh_sizes("pp=4", 4, 2)
+
+
+def test_processes_are_counted_with_the_last_dimension_fastest() -> None:
+    sizes = {"dp": 2, "pp": 3, "tp": 2}
+    assert coordinate_of(sizes, 7) == {"dp": 1, "pp": 0, "tp": 1}
+    assert [process_of(sizes, 7, peer) for peer in range(3)] == [7, 9, 11]
+    assert [process_of({"pp": 3}, 2, peer) for peer in range(3)] == [0, 1, 2]
+    assert located(sizes, 7, "rank 2, pass 0F0: no") == "rank 2 (dp=1, tp=1), pass 0F0: no"
+    assert located({"pp": 3}, 1, "rank 2, pass 0F0: no") == "rank 2, pass 0F0: no"
+
+
+Run = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+@pytest.fixture
+def run(forked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`zbsolve run --local` of a small schedule: exit code, the numbers, standard error."""
+    monkeypatch.delenv("RANK", raising=False)
+    path = tmp_path / "s.json"
+    random_schedule(a_problem((0, 1), microbatches=2, layers=4), 1).save(path)
+
+    def of(model: str, *options: str) -> tuple[int, dict[str, Any], str]:
+        size = ["--steps", "2", "--warmup", "0", "--timeout", "30", "--local", "--json"]
+        code = main(["run", str(path), "--model", f"tests.support.{model}", *size, *options])
+        said = capsys.readouterr()
+        return code, json.loads(said.out) if said.out else {}, said.err
+
+    return of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "places"),
+    [
+        ("pp=2,tp=2", 1),
+        ("tp=2,pp=2", 1),
+        ("pp=2,dp=2", 2),
+        ("dp=2,pp=2,tp=2", 2),
+        ("pp=2,dp_shard=2", 2),  # FSDP reduces
+        ("dp_replicate=2,pp=2,dp_shard=2", 4),  # HSDP
+    ],
+)
+def test_a_run_on_a_mesh_has_the_unsplit_models_gradients(run: Run, mesh: str, places: int) -> None:
+    code, said, errors = run("mesh_model:pipeline", "--mesh", mesh, "--check")
+    assert code == 0, errors
+    assert said["check"]["passed"]
+    assert said["check"]["tensors"] == 24
+    assert said["mesh"] == mesh_sizes(mesh, 2)
+    assert (said["replicas"], said["ranks"], len(said["losses"])) == (places, 2, 2)
+
+
+@pytest.mark.slow
+def test_the_check_looks_at_every_coordinate(run: Run) -> None:
+    code, said, _ = run("mesh_model_wrong:pipeline", "--mesh", "pp=2,tp=2", "--check")
+    assert code == 1
+    assert not said["check"]["passed"]
+    assert said["check"]["where"].endswith("(tp=1)")
+
+
+@pytest.mark.slow
+def test_what_a_mesh_cannot_run_is_refused(run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    many = (
+        "zbsolve run: --local: --mesh pp=2,tp=1000 are 2000 processes here, more than 1000: use torchrun on several machines"
+    )
+    assert run("mesh_model:pipeline", "--mesh", "pp=2,tp=1000") == (2, {}, f"{many}\n")
+    path = tmp_path / "s.json"
+    assert main(["run", str(path), "--model", "mlp-4", "--local", "--mesh", "tp=2,pp=2"]) == 2
+    assert capsys.readouterr().err == (
+        "zbsolve run: --mesh tp=2,pp=2: model 'mlp-4' has no parallelize(stage, mesh), which tp needs\n"
+    )
+    assert main(["run", str(path), "--model", "mlp-4", "--one-device", "cpu", "--mesh", "dp=2,pp=2"]) == 2
+    assert capsys.readouterr().err == "zbsolve run: one device: replicas and meshes need processes of their own\n"

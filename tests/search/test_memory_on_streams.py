@@ -1,0 +1,148 @@
+"""Memory on several streams of a rank (sharded parameters): found, proven, and kept within under any timing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from zbsolve import Infeasible, Problem, Schedule, pipeline, solve, verify
+from zbsolve.build import with_sharding
+from zbsolve.exec.lowering import rank_order
+from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.syncs import pools_with_syncs, with_syncs
+from zbsolve.ilp.bounds.bound import Bound
+from zbsolve.ilp.bounds.closed_forms import all_closed_forms
+from zbsolve.ilp.cp import solve_cp
+from zbsolve.ilp.milp import solve_milp
+from zbsolve.ilp.neighbourhood_search import better_neighbours
+from zbsolve.ilp.proof_check import recheck
+from zbsolve.ilp.ranks.group_search import higher_bounds
+from zbsolve.systems.table import preset
+from zbsolve.util.clock import Clock
+from zbsolve.util.errors import NotFound
+
+from ..support.exact import optimum as by_orders
+from ..support.exact_streams import optimum
+from ..support.problems import random_problem, random_sharded
+
+
+def sharded(seeds: range, passes: int, ranks: int = 2, microbatches: int = 3, **how) -> list[Problem]:
+    """Those of the random problems that can be built, have at most so many passes, and memory on several streams."""
+    found = []
+    for seed in seeds:
+        try:
+            problem = random_sharded(seed, ranks, microbatches, **how)
+        except Infeasible:
+            continue
+        if len(problem.passes) <= passes and pools_with_syncs(problem):
+            found.append(problem)
+    return found
+
+
+def tight(capacity: int = 28, gathers: int = 1) -> Problem:
+    """Two stages a rank, six microbatches, and little room beside gathered parameters."""
+    times = [30] * 4, [40] * 4, [20] * 4
+    step = pipeline(*times, placement=(0, 1, 0, 1), microbatches=6, comm=2, held_until_W=1, capacity=capacity)
+    return with_sharding(step, 15, 20, parameter_bytes=5, gradient_bytes=4, gathers=gathers)
+
+
+def test_the_exact_search_agrees_with_the_one_for_one_stream() -> None:
+    small = [random_problem(seed, 2, 3) for seed in (1, 3, 4, 6, 8, 9, 12, 15, 16, 21)]
+    small = [replace(one, objective="makespan") for one in small if len(one.passes) <= 18]
+    assert len(small) > 4
+    for problem in small:
+        assert optimum(problem) == by_orders(problem)
+
+
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_no_bound_is_above_the_optimum(first: int) -> None:
+    for problem in sharded(range(first, first + 20), 20):
+        best = optimum(problem)
+        for bound in (*all_closed_forms(problem), *higher_bounds(problem, Bound(0, ""), Clock(5.0, 1.0), 1.0)):
+            assert best is None or bound.value <= best
+            assert recheck(problem, bound, 1.0).value == bound.value
+
+
+@pytest.mark.parametrize("first", range(300, 400, 20))
+def test_solve_finds_and_proves_the_optimum_or_that_there_is_none(first: int) -> None:
+    for problem in sharded(range(first, first + 20), 16):
+        best = optimum(problem)
+        if best is None:
+            assert solve_cp(problem, None, 0, 20, effort=5.0).infeasible
+            continue
+        schedule = solve(problem, effort=0.5)
+        assert verify(problem, schedule) == ()
+        assert schedule.certificate is not None
+        assert schedule.certificate.bound <= best == schedule.certificate.value
+
+
+def test_both_exact_models_agree() -> None:
+    for problem in sharded(range(400, 440), 13)[:6]:
+        best = optimum(problem)
+        if best is None:
+            assert solve_cp(problem, None, 0, 20, effort=5.0).infeasible
+            continue
+        for schedule in (solve_cp(problem, None, 0, 20, effort=5.0).schedule, solve_milp(problem, None, 0, 60).schedule):
+            assert schedule is not None
+            assert verify(problem, schedule) == ()
+            assert schedule.timeline().value == best
+
+
+def test_no_timing_holds_more_than_the_capacity() -> None:
+    """Random times for every pass, order and syncs kept. Orders alone let one stream run ahead and hold too much."""
+    over = {True: 0, False: 0}
+    for seed, problem in enumerate([tight(), tight(26, 2), *sharded(range(24), 100, 4, 6)]):
+        try:
+            schedule = solve(problem, effort=0.1, prefer=None)
+        except (Infeasible, NotFound):
+            continue
+        rng, p = np.random.default_rng(seed), problem.passes
+        for _ in range(15):
+            times = np.rint(10 * p.duration * rng.choice([0.1, 0.5, 1, 2, 10], len(p))).astype(np.int64)
+            other = replace(problem, passes=replace(p, duration=times))
+            for kept in over:
+                peaks = Schedule(other, schedule.order, schedule.syncs if kept else ()).timeline().peak_bytes
+                over[kept] += any(np.greater(peaks, problem.capacity))
+    assert over[True] == 0 < over[False]
+
+
+def test_orders_of_compute_streams_get_gathers_and_reductions() -> None:
+    """A named schedule and the list scheduler, in what they need and with a few bytes to spare for gathers ahead."""
+    step = pipeline(30, 40, 20, placement=(0, 1, 2, 3), microbatches=8, comm=2, held_until_W=1, capacity=12)
+    problem = with_sharding(step, 15, 20, parameter_bytes=5, gradient_bytes=3)
+    for schedule in (preset("1f1b", problem), list_schedule(problem, deepest_first(problem))):
+        assert verify(problem, schedule) == ()
+    found = solve(problem, effort=0.3)
+    assert found.timeline().value <= schedule.timeline().value
+    # On rank 3 its one gather and reduction hide nothing of 1F1B: they come before and behind all else.
+    assert preset("1f1b", problem).order["comm:3"] == ("3AG0", "3RS0")
+
+
+def test_neighbourhoods_move_gathers_too() -> None:
+    problem = tight(40, 2)
+    begin = list_schedule(problem, deepest_first(problem))
+    assert verify(problem, begin) == ()
+    found = [one for one in better_neighbours(lambda: begin, Clock(30.0, 1.0), 0, lambda: 0) if one is not None]
+    assert found
+    for one in found:
+        assert verify(problem, one) == ()
+        assert one.timeline().value < begin.timeline().value
+
+
+def test_a_program_keeps_syncs() -> None:
+    """The order of a rank's program has each pass behind those that it waits for."""
+    schedule = solve(tight(32, 2), effort=0.1)
+    assert schedule.syncs
+    for rank in range(2):
+        place = {name: i for i, name in enumerate(rank_order(schedule, rank))}
+        for before, after in schedule.syncs:
+            assert before not in place or place[before] < place[after]
+
+
+def test_syncs_are_for_several_streams_alone() -> None:
+    problem = random_problem(3)
+    schedule = list_schedule(problem, deepest_first(problem))
+    assert schedule.syncs == ()
+    assert with_syncs(schedule) is schedule

@@ -1,0 +1,270 @@
+"""What the tests of meshes run on gloo ranks (see `exec_ranks`): each compares with the unsplit model in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from zbsolve import BadInput, Schedule
+from zbsolve.exec import Pipeline
+from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.dtensors import full, is_dtensor
+from zbsolve.exec.feed import step_seed
+from zbsolve.exec.handlers import Data
+
+from .exec_tools import a_problem, random_schedule
+
+WIDTH, LENGTH, HEADS = 8, 6, 4
+
+
+class Block(nn.Module):
+    """A transformer block with dropout, whose heads may be spread."""
+
+    def __init__(self, rate: float = 0.1) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.q, self.k, self.v, self.o, self.up, self.down = (
+            nn.Linear(a, b) for a, b in [(WIDTH, WIDTH)] * 4 + [(WIDTH, 2 * WIDTH), (2 * WIDTH, WIDTH)]
+        )
+        self.k.bias = None  # its gradient is 0, so its rounding would be all that is compared
+        self.heads, self.dropout = HEADS, nn.Dropout(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        q, k, v = (w(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        x = x + self.dropout(self.o(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+        y: Tensor = x + self.down(gelu(self.up(x)))
+        return y
+
+
+class Layout(nn.Module):
+    """Hands its input on as a DTensor with these placements, or as a local tensor (None)."""
+
+    def __init__(self, inner: nn.Module, mesh: Any, given: Any, made: Any) -> None:
+        super().__init__()
+        self.inner, self.mesh, self.given, self.made = inner, mesh, given, made
+
+    def forward(self, x: Any) -> Any:
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        assert isinstance(x, DTensor) == (self.given is not None)
+        if self.given is not None:
+            assert tuple(x.placements) == (self.given,)
+            assert x.device_mesh == self.mesh
+            x = x.redistribute(placements=[Replicate()]).to_local()
+        y = self.inner(x)
+        if self.made is None:
+            return y
+        y = DTensor.from_local(y, self.mesh, [Replicate()], run_check=False)
+        if self.made.is_partial():  # a product of shards, which nobody has added up
+            whole = DTensor.from_local(torch.eye(WIDTH, dtype=torch.float64), self.mesh, [Replicate()], run_check=False)
+            y = y.redistribute(placements=[Shard(2)]) @ whole.redistribute(placements=[Shard(0)])
+            assert y.placements[0].is_partial()
+            return y
+        return y.redistribute(placements=[self.made])
+
+
+def layers(numbers: list[int] | None = None, rate: float = 0.1) -> list[nn.Module]:
+    """Four blocks, in double precision; each has numbers of its own."""
+    made = []
+    for i in numbers if numbers is not None else range(4):
+        torch.default_generator.manual_seed(1000 + i)
+        made.append(Block(rate).double())
+    return made
+
+
+def loss(y: Tensor, target: Tensor) -> Tensor:
+    return (y - target).square().mean()
+
+
+def batch(microbatch: int, step: int = 0) -> tuple[Tensor, Tensor]:
+    numbers = torch.Generator().manual_seed(100 * step + microbatch)
+    x, y = (torch.randn(2, LENGTH, WIDTH, generator=numbers, dtype=torch.float64) for _ in range(2))
+    return x, y
+
+
+def spread(stage: nn.Module, mesh: Any) -> None:
+    """Tensor parallelism, in place."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    assert mesh.mesh_dim_names.count("pp") == 1
+    tp = mesh["tp"]
+    for block in stage.children():
+        parallelize_module(
+            block,
+            tp,
+            {**dict.fromkeys(("q", "k", "v", "up"), ColwiseParallel()), **dict.fromkeys(("o", "down"), RowwiseParallel())},
+        )
+        block.heads = HEADS // tp.size()
+
+
+def laid_out(made: Sequence[Any], stage: nn.Module, mesh: Any) -> None:
+    """Blocks hand on DTensors with these placements, layer by layer; the last one a local tensor."""
+    spread(stage, mesh)
+    for name, block in list(stage.named_children()):
+        i = int(name)
+        setattr(stage, name, Layout(block, mesh["tp"], made[i - 1] if i else None, made[i]))
+
+
+def right(parts: int, microbatches: int, seed: int = 0, steps: int = 1) -> tuple[list[nn.Module], float]:
+    """The unsplit model with the gradients of whole batches, and the loss of the last."""
+    whole, found = layers(), 0.0
+    for step in range(steps):
+        pairs = {m: batch(m, step) for m in range(parts * microbatches)}
+        inputs, targets = ({m: pair[i] for m, pair in pairs.items()} for i in range(2))
+        found = reference(whole, Data(inputs, targets, step_seed(seed, step)), loss)
+    return whole, found
+
+
+def worst(pipeline: Pipeline, whole: list[nn.Module]) -> float:
+    expected = {tuple(place): p for place, p in named(dict(enumerate(whole))).items()}
+    found = {(i, name.replace("inner.", "")): p for (i, name), p in named(pipeline.layers).items()}
+    return max(difference(full(p.grad), expected[place].grad) for place, p in found.items())
+
+
+def fed(pipeline: Pipeline, step: int = 0) -> Any:
+    m = len(pipeline.microbatches)
+    pairs = [batch(pipeline.place * m + i, step) for i in range(m)]
+    return pipeline.step([x for x, _ in pairs], [y for _, y in pairs])
+
+
+def mesh_of(**sizes: int) -> Any:
+    return dist.init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def schedule_of(placement: tuple[int, ...], microbatches: int = 3, seed: int = 1, **how: Any) -> Schedule:
+    return random_schedule(a_problem(placement, microbatches, layers=4, **how), seed)
+
+
+def ran(mesh: Any, schedule: Schedule, parallelize: Any = None, steps: int = 1, **more: Any) -> dict[str, Any]:
+    """Steps that add up, against one process."""
+    pipeline = Pipeline(layers, schedule, loss=loss, mesh=mesh, parallelize=parallelize, timeout=20, seed=3, **more)
+    results = [fed(pipeline, step) for step in range(steps)]
+    pipeline.wait_gradients()
+    assert pipeline.mesh is not None
+    places, microbatches = pipeline.mesh.places, len(pipeline.microbatches)
+    whole, expected = right(places, microbatches, 3, steps)
+    found = torch.tensor([results[-1].loss], dtype=torch.float64)
+    if pipeline.mesh.replicas is not None:
+        dist.all_reduce(found, group=pipeline.mesh.replicas)
+    spread_out = sum(is_dtensor(p) for p in pipeline.parameters())
+    return {
+        "worst": worst(pipeline, whole),
+        "loss": abs(float(found) / places - expected),
+        "coordinate": pipeline.mesh.coordinate,
+        "places": [pipeline.mesh.place, places],
+        "dtensors": spread_out,
+        "tensors": len(list(pipeline.parameters())),
+        "bytes": sum(results[-1].memory.held) if results[-1].memory else 0,
+    }
+
+
+def tensor_parallel(rank: int, _: None) -> list[dict[str, Any]]:
+    """pp 2 × tp 2, in both orders, with one stage a rank, two, and a vee; with split and fused backwards."""
+    inner, outer = mesh_of(pp=2, tp=2), mesh_of(tp=2, pp=2)
+    return [
+        ran(inner, schedule_of((0, 1)), spread, steps=2),
+        ran(outer, schedule_of((0, 1, 0, 1)), spread),
+        ran(inner, schedule_of((0, 1, 1, 0), recompute="all"), spread),
+        ran(inner, schedule_of((0, 1), fused=True), spread),
+    ]
+
+
+def dtensors_between_stages(rank: int, _: None) -> list[dict[str, Any]]:
+    """Activations that are shards, replicas and partial sums."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    mesh, found = mesh_of(pp=2, tp=2), []
+    for made in ([Shard(1)] * 3, [Shard(2), Replicate(), Partial()], [Partial(), Shard(1), Replicate()]):
+        for placement in ((0, 1, 0, 1), (0, 1, 1, 0)):
+            found.append(ran(mesh, schedule_of(placement), partial(laid_out, [*made, None])))
+    return found
+
+
+def data_parallel(rank: int, _: None) -> list[dict[str, Any]]:
+    """pp 2 × dp 2 without and with a function that does nothing; dimensions of data by other names."""
+
+    def nothing(stage: nn.Module, mesh: Any) -> nn.Module:
+        return stage
+
+    return [
+        ran(mesh_of(dp=2, pp=2), schedule_of((0, 1, 1, 0)), steps=2),
+        ran(mesh_of(pp=2, dp_shard=2), schedule_of((0, 1)), nothing),
+        ran(mesh_of(pp=2, rows=2), schedule_of((0, 1)), nothing, data=("rows",)),
+        ran(mesh_of(pp=2, cp=2), schedule_of((0, 1)), nothing),
+    ]
+
+
+def three_dimensions(rank: int, _: None) -> list[dict[str, Any]]:
+    return [
+        ran(mesh_of(dp=2, pp=2, tp=2), schedule_of((0, 1)), spread, steps=2),
+        ran(mesh_of(pp=2, dp_replicate=2, dp_shard=2), schedule_of((0, 1))),
+    ]
+
+
+def refused(rank: int, _: None) -> list[str]:
+    """What bad input says, on this rank."""
+    mesh, schedule = mesh_of(pp=2, tp=2), schedule_of((0, 1))
+
+    def raising(stage: nn.Module, mesh: Any) -> None:
+        raise ValueError("no plan")
+
+    def another(stage: nn.Module, mesh: Any) -> nn.Module:
+        return nn.Linear(2, 2)
+
+    tries: list[dict[str, Any]] = [
+        {"mesh": mesh_of(stages=2, tp=2)},
+        {"mesh": mesh_of(pp=4)},
+        {"mesh": mesh, "data": ("rows",)},
+        {"mesh": mesh, "data": ("pp",)},
+        {"mesh": mesh, "group": mesh.get_group("pp")},
+        {"mesh": 4},
+        {"data": ("dp",)},
+        {"parallelize": spread, "group": mesh.get_group("pp")},
+        {"mesh": mesh, "parallelize": raising},
+        {"mesh": mesh, "parallelize": another},
+        {"mesh": mesh, "parallelize": lambda stage, mesh: 3},
+        {"mesh": mesh, "device": "meta"},
+    ]
+    said = []
+    for one in tries:
+        try:
+            Pipeline(layers, schedule, loss=loss, timeout=20, **one)
+            said.append("")
+        except BadInput as error:
+            said.append(str(error))
+    return said
+
+
+def several(rank: int, jobs: list[str]) -> list[Any]:
+    """Some of the functions here, one after the other."""
+    return [globals()[name](rank, None) for name in jobs]
+
+
+def counted_bytes(rank: int, _: None) -> list[int]:
+    """Bytes that live while DTensors are made: of what is here, each once."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    from zbsolve.exec.memory import LiveBytes
+
+    mesh = mesh_of(pp=2, tp=2)["tp"]
+    x = DTensor.from_local(torch.randn(4, 8), mesh, [Shard(1)], run_check=False)
+    weight = torch.nn.Parameter(DTensor.from_local(torch.randn(8, 8), mesh, [Shard(0)], run_check=False))
+    found = []
+    with LiveBytes([x, weight]) as meter:
+        found.append(meter.now)
+        doubled = x * 2
+        found.append(meter.now)
+        y = doubled @ weight
+        found.append(meter.now)
+        del doubled
+        found.append(meter.now)
+        del y
+        found.append(meter.now)
+    return found

@@ -1,0 +1,426 @@
+"""What the tests of sharded parameters run on four gloo ranks: two of a pipeline by two of each stage (see `exec_ranks`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+from zbsolve import BadInput, Problem, Schedule
+from zbsolve.build import with_sharding
+from zbsolve.exec import Pipeline, PostValidated
+from zbsolve.exec import torch_private as private
+from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.emulate import Times
+from zbsolve.exec.feed import step_seed
+from zbsolve.exec.handlers import Data
+from zbsolve.systems import preset
+
+from .exec_tools import a_problem, random_schedule
+
+LAYERS, MICROBATCHES, SEED = 4, 4, 3
+LIMIT = {"loss": nn.functional.mse_loss, "timeout": 20, "seed": SEED}
+
+
+class Block(nn.Module):
+    """Shapes that no number of ranks divides, a frozen parameter, one that is never used, one that is not always `used`."""
+
+    def __init__(self, number: int, place: int = 0) -> None:
+        super().__init__()
+        torch.default_generator.manual_seed(number)
+        self.inner, self.norm, self.outer = nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 5)
+        self.frozen = nn.Parameter(torch.randn(5), requires_grad=False)
+        self.never, self.some = nn.Parameter(torch.ones(3)), nn.Parameter(torch.full((1,), 1.5))
+        self.dropout, self.number = nn.Dropout(0.1), number
+        self.used = True
+        self.put(place)
+
+    def put(self, place: int) -> None:
+        """On the ranks of this place."""
+        self.used = not place or self.number < LAYERS - 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.dropout(self.outer(nn.functional.gelu(self.norm(self.inner(x))))) * self.frozen
+        return y * self.some if self.used else y * 1.0
+
+
+def pp_by_dp() -> Any:
+    return dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+
+
+def runner_of(schedule: Schedule, mesh: Any, tied: Any = (), **more: Any) -> Pipeline:
+    def build(numbers: list[int]) -> list[nn.Module]:
+        made: list[nn.Module] = [Block(i, mesh.get_local_rank("dp")).double() for i in numbers]
+        for one in made:
+            fully_shard(one, mesh=mesh["dp"])
+        return made
+
+    return Pipeline(build, schedule, group=mesh.get_group("pp"), tied=tied, **LIMIT, **more)
+
+
+def batch(place: int, step: int) -> tuple[Tensor, Tensor]:
+    numbers = torch.Generator().manual_seed(10 * step + place)
+    x = torch.randn(2 * MICROBATCHES, 5, generator=numbers, dtype=torch.float64)
+    return x, x.flip(0)
+
+
+def whole_model() -> list[Block]:
+    return [Block(i).double() for i in range(LAYERS)]
+
+
+def add_gradients(whole: list[Block], step: int, places: int = 2) -> list[Block]:
+    """Those of a whole batch, in one process."""
+    for place in range(places):
+        for layer in whole:
+            layer.put(place)
+        x, y = batch(place, step)
+        seed = step_seed(SEED, step) + place * MICROBATCHES
+        data = Data(dict(enumerate(x.chunk(MICROBATCHES))), dict(enumerate(y.chunk(MICROBATCHES))), seed)
+        reference(whole, data, lambda a, b: nn.functional.mse_loss(a, b) / places)
+    return whole
+
+
+def full(gradient: Any) -> Tensor | None:
+    found: Tensor | None = None if gradient is None else gradient.full_tensor()
+    return found
+
+
+def worst(runner: Pipeline, whole: list[Any]) -> float:
+    expected, found = named(dict(enumerate(whole))), named(runner.layers)
+    wrong = [place for place, p in found.items() if (p.grad is None) != (expected[place].grad is None)]
+    assert not wrong, f"with or without a gradient: {wrong}"
+    return max(difference(full(p.grad), expected[place].grad) for place, p in found.items())
+
+
+def sharded(runner: Pipeline) -> bool:
+    """Is everything sharded again, and nothing left of what was gathered?"""
+    parameters = [one for stage in runner.sharding.stages.values() for one in stage.parameters]  # type: ignore[union-attr]
+    left = sum(one.gathered_bytes + one.gradient_bytes for one in parameters)
+    return left == 0 and {type(p).__name__ for p in runner.parameters()} == {"DTensor"}
+
+
+def problem_of(gathers: int, placement: tuple[int, ...] = (0, 1, 1, 0), **more: Any) -> Problem:
+    problem = a_problem(placement, MICROBATCHES, layers=LAYERS, **more)
+    return with_sharding(problem, 5, 7, parameter_bytes=100, gradient_bytes=100, gathers=gathers) if gathers else problem
+
+
+JOBS: list[tuple[str, Problem]] = [
+    *(("layers", problem_of(gathers)) for gathers in (0, 1, 2)),
+    ("layers", problem_of(0, (0, 1), fused=True)),
+    ("layers", problem_of(2, fused=True)),
+    ("layers", problem_of(1, recompute="all")),
+    ("graph", problem_of(0)),
+    ("graph", problem_of(2, recompute=(1,))),
+]
+
+
+def gradients(rank: int, _: None) -> list[dict[str, Any]]:
+    """Two steps that add up, by both splits, under random schedules with and without passes AG and RS."""
+    mesh, result = pp_by_dp(), []
+    expected = add_gradients(add_gradients(whole_model(), 0), 1)
+    for number, (split, problem) in enumerate(JOBS):
+        runner = runner_of(random_schedule(problem, number), mesh, split=split)
+        for step in range(2):
+            runner.step(*batch(runner.place, step))
+        runner.wait_gradients()
+        result.append({"worst": worst(runner, expected), "sharded": sharded(runner)})
+    return result
+
+
+def replicated(rank: int, _: None) -> dict[str, Any]:
+    """Two replicas of two shards each (HSDP), in pipelines of one rank."""
+    mesh = dist.init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp_replicate", "dp_shard"))
+    place = mesh["dp_replicate", "dp_shard"].mesh.flatten().tolist().index(rank)
+
+    def build(numbers: list[int]) -> list[nn.Module]:
+        made: list[nn.Module] = [Block(i, place).double() for i in numbers]
+        for one in made:
+            fully_shard(one, mesh=mesh["dp_replicate", "dp_shard"])
+        return made
+
+    runner = Pipeline(build, random_schedule(problem_of(1, (0, 0)), 1), group=mesh.get_group("pp"), **LIMIT)
+    runner.step(*batch(runner.place, 0))
+    runner.wait_gradients()
+    return {"worst": worst(runner, add_gradients(whole_model(), 0, places=4)), "place": runner.place == place}
+
+
+def trained(rank: int, _: None) -> dict[str, Any]:
+    """Three steps of a plain optimizer, without a word about gradients; the last with a scaler. Then an evaluation."""
+    runner = runner_of(random_schedule(problem_of(1), 5), pp_by_dp())
+    optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
+    whole = whole_model()
+    other = torch.optim.AdamW([p for layer in whole for p in layer.parameters()], lr=0.01)
+    scaler = ShardedGradScaler(device="cpu", init_scale=8.0)
+    for step in range(3):
+        runner.step(*batch(runner.place, step), scaler=scaler if step == 2 else None)
+        if step == 2:
+            scaler.step(optimizer)
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+        add_gradients(whole, step)
+        other.step()
+        other.zero_grad()
+    found, values = named(runner.layers), named(dict(enumerate(whole)))
+    x, y = batch(runner.place, 9)
+    loss, z = runner.evaluate(x, y), x
+    for layer in whole:
+        layer.put(runner.place)
+        z = layer.eval()(z)
+    right = float(nn.functional.mse_loss(z, y))
+    return {
+        "worst": max(difference(p.detach().full_tensor(), values[place].detach()) for place, p in found.items()),  # type: ignore[attr-defined]
+        "evaluated": abs(loss - right) / right,
+        "sharded": sharded(runner),
+    }
+
+
+def clipped(rank: int, _: None) -> dict[str, float]:
+    """The norm of the mean gradients, though nobody waited for them."""
+    mesh = pp_by_dp()
+    place = mesh.get_local_rank("dp")
+
+    def shard(stage: nn.Module, mesh: Any) -> None:
+        for layer in stage.children():
+            fully_shard(layer, mesh=mesh["dp"])
+
+    def build(numbers: list[int]) -> list[nn.Module]:
+        return [Block(i, place).double() for i in numbers]
+
+    runner = Pipeline(build, random_schedule(problem_of(1), 2), mesh=mesh, parallelize=shard, **LIMIT)
+    runner.step(*batch(place, 0))
+    norm, whole = float(runner.clip_grad_norm_(0.1)), add_gradients(whole_model(), 0)
+    right = torch.nn.utils.clip_grad_norm_([p for layer in whole for p in layer.parameters()], 0.1)
+    return {"norm": norm, "right": float(right), "worst": worst(runner, whole)}
+
+
+def tied(rank: int, _: None) -> float:
+    """One parameter in layers of both ranks, and in two of one rank, each sharded on its own."""
+    mesh = pp_by_dp()
+    groups = [[(0, "inner.weight"), (1, "inner.weight")], [(0, "outer.bias"), (3, "outer.bias")]]
+    runner = runner_of(random_schedule(problem_of(1), 2), mesh, tied=groups)
+    whole = whole_model()
+    for (a, name), (b, _name) in groups:
+        path, _dot, last = name.partition(".")
+        setattr(getattr(whole[b], path), last, whole[a].get_parameter(name))
+    for step in range(2):
+        runner.step(*batch(runner.place, step))
+    runner.wait_gradients()
+    return worst(runner, add_gradients(add_gradients(whole, 0), 1))
+
+
+class Low(nn.Module):
+    """A layer of a model in bfloat16: its numbers are rounded, its gradients are added up by whoever wants them."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        torch.default_generator.manual_seed(number)
+        self.inner, self.norm, self.outer = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.outer(nn.functional.gelu(self.norm(self.inner(x))))
+        return y
+
+
+def mixed(rank: int, _: None) -> list[float]:
+    """Parameters in bfloat16, gradients added up and reduced in float32."""
+    mesh, policy = pp_by_dp(), MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+    def build(numbers: list[int]) -> list[nn.Module]:
+        made: list[nn.Module] = [Low(i) for i in numbers]
+        for one in made:
+            fully_shard(one, mesh=mesh["dp"], mp_policy=policy)
+        return made
+
+    whole = [Low(i) for i in range(LAYERS)]
+    sums = {place: torch.zeros_like(p) for place, p in named(dict(enumerate(whole))).items()}
+    batches = [torch.randn(8, 6, generator=torch.Generator().manual_seed(place)) for place in range(2)]
+    for x in (part for one in batches for part in one.chunk(MICROBATCHES)):
+        low = nn.Sequential(*(Low(i) for i in range(LAYERS))).bfloat16()
+        (nn.functional.mse_loss(low(x.bfloat16()).float(), x.flip(0)) / MICROBATCHES).backward()
+        for place, p in named(dict(enumerate(low))).items():
+            assert p.grad is not None
+            sums[place] += p.grad.float() / 2
+    for place, p in named(dict(enumerate(whole))).items():
+        p.grad = sums[place]
+    found = []
+    for split, gathers in (("layers", 0), ("layers", 2), ("graph", 1)):
+        schedule = random_schedule(problem_of(gathers), 3)
+        how: dict[str, Any] = {"loss": lambda y, t: nn.functional.mse_loss(y.float(), t), "timeout": 20}
+        runner = Pipeline(build, schedule, group=mesh.get_group("pp"), split=split, **how)
+        x = batches[runner.place]
+        parts = x.chunk(MICROBATCHES)
+        runner.step(list(parts), [part.flip(0) for part in parts])
+        runner.wait_gradients()
+        found.append(worst(runner, whole))
+    return found
+
+
+def refused(rank: int, _: None) -> list[str]:
+    """What is said of layers that cannot be run as they are wrapped."""
+    mesh, world = pp_by_dp(), dist.init_device_mesh("cpu", (4,))
+    schedule = random_schedule(a_problem((0, 1), 2, layers=LAYERS), 1)
+
+    def said(wrap: Any, **more: Any) -> str:
+        def build(numbers: list[int]) -> list[nn.Module]:
+            made: list[nn.Module] = [Block(i) for i in numbers]
+            wrap(dict(zip(numbers, made, strict=True)))
+            return made
+
+        try:
+            Pipeline(build, schedule, **({"group": mesh.get_group("pp")} | LIMIT | more))
+        except BadInput as error:
+            return str(error)
+        return ""
+
+    def all_of(layers: Any, over: Any = mesh["dp"]) -> None:
+        for layer in layers.values():
+            fully_shard(layer, mesh=over)
+
+    def some(layers: Any) -> None:
+        fully_shard(layers[min(layers)], mesh=mesh["dp"])
+
+    def two_ways(layers: Any) -> None:
+        first, second = layers.values()
+        fully_shard(first, mesh=mesh["dp"])
+        fully_shard(second, mesh=world)
+
+    def other_shapes(layers: Any) -> None:
+        if rank == 3:
+            layers[3].never = nn.Parameter(torch.ones(5))
+        all_of(layers)
+
+    def as_one(layers: Any) -> None:
+        fully_shard(list(layers.values()), mesh=mesh["dp"])
+
+    runner = runner_of(schedule, mesh)
+    try:
+        PostValidated(runner, torch.optim.SGD(runner.parameters(), lr=0.1))
+        late = ""
+    except BadInput as error:
+        late = str(error)
+    return [
+        said(some),
+        said(two_ways),
+        said(lambda layers: all_of(layers, world)),
+        said(all_of, replicas=mesh.get_group("dp")),
+        late,
+        said(other_shapes),
+        said(as_one),
+    ]
+
+
+def gathered_late(problem: Problem, plain: Schedule) -> Schedule:
+    """`plain` with gathers that wait for the pass before their first user, and reductions as soon as may be."""
+    order, syncs, edges = dict(plain.order), list[tuple[str, str]](), problem.edges
+    for rank in range(problem.ranks):
+        place, row = {name: i for i, name in enumerate(order[f"compute:{rank}"])}, list[tuple[int, str]]()
+        for i in problem.rows("AG", "AGB", "RS", rank=rank).tolist():
+            name = problem.names[i]
+            if problem.passes[i].kind == "RS":
+                row.append((max(place[problem.names[a]] for a in edges.before[edges.after == i].tolist()), name))
+                continue
+            first = min(place[problem.names[b]] for b in edges.after[edges.before == i].tolist())
+            row.append((first, name))
+            if first:
+                syncs.append((order[f"compute:{rank}"][first - 1], name))
+        order[f"comm:{rank}"] = tuple(name for _, name in sorted(row))
+    return Schedule(problem, order, tuple(syncs))
+
+
+def memories(rank: int, _: None) -> list[dict[str, int]]:
+    """A step in which bytes are counted, where passes gather and reduce. Parameters weigh more than activations."""
+    mesh, width, found = pp_by_dp(), 96, []
+
+    def build(numbers: list[int]) -> list[nn.Module]:
+        made: list[nn.Module] = [nn.Linear(width, width, bias=False) for _ in numbers]
+        for one in made:
+            fully_shard(one, mesh=mesh["dp"])
+        return made
+
+    weight, row = 4 * width * width, 4 * 2 * width
+    for name, placement, gathers in (("zb-h1", (0, 1), 1), ("zb-v", (0, 1, 1, 0), 1), ("gpipe", (0, 1), 2)):
+        first = [0] + [row] * (len(placement) - 1)  # the batch is the caller's
+        held = {"held_until_W": first} | ({} if name == "gpipe" else {"held_until_B": 0, "held_from_B": row})
+        plain = a_problem(placement, MICROBATCHES, layers=len(placement), fused=name == "gpipe", **held)
+        sizes = {"parameter_bytes": weight, "gradient_bytes": weight}
+        problem = with_sharding(plain, 5, 7, **sizes, gathers=gathers)
+        schedule = gathered_late(problem, preset(name, plain))
+        times = Times.of(schedule, "schedule")
+        times = replace(times, passes={name: 300 * us for name, us in times.passes.items()})  # work beside passes is done
+        runner = Pipeline(build, schedule, group=mesh.get_group("pp"), emulate=times, **LIMIT)
+        x = torch.randn(2 * MICROBATCHES, width)
+        runner.step(x, x)
+        memory = runner.step(x, x, memory=True).memory
+        assert memory is not None
+        found.append({"peak": memory.peak, "predicted": memory.predicted_peak, "weight": weight})
+    return found
+
+
+def emulated(rank: int, _: None) -> list[list[float]]:
+    """Passes beside computing on emulated devices: each one's time as a share of its device's, and by how much a user began
+    before its end."""
+    problem = problem_of(2)
+    schedule = random_schedule(problem, 4)
+    times = Times.of(schedule, "schedule")
+    times = replace(times, passes={name: 1000 * us for name, us in times.passes.items()})
+    runner = runner_of(schedule, pp_by_dp(), emulate=times)
+    timeline = runner.step(*batch(runner.place, 0)).timeline
+    found, edges = [], problem.edges
+    for i in problem.rows("AG", "AGB", "RS").tolist():
+        name = problem.names[i]
+        start, end = timeline[name]
+        users = [timeline[problem.names[b]][0] for b in edges.after[edges.before == i].tolist()]
+        found.append([(end - start) / times.passes[name], max([0.0, *(end - one for one in users)])])
+    return found
+
+
+def private_names(rank: int, _: None) -> list[str]:
+    """What of FSDP's private names is not as the executor needs it."""
+    mesh, half = pp_by_dp(), MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float64, cast_forward_inputs=False)
+    plain, low = nn.Linear(4, 3), nn.Linear(4, 3)
+    plain.register_forward_hook(lambda *_: None)
+    fully_shard(plain, mesh=mesh["dp"])
+    fully_shard(low, mesh=mesh["dp"], mp_policy=half)
+    before = private.fsdp_gathers(plain)
+    shard, _bias = private.fsdp_parameters(plain)
+    handle = plain.unshard(async_op=True)
+    (work,) = private.fsdp_gathers(plain)
+    work.wait(timedelta(seconds=20))
+    handle.wait()
+    low.unshard()
+    weight, _bias = private.fsdp_parameters(low)
+    weight.unsharded_param.grad = torch.ones_like(weight.unsharded_param)
+    for _time in range(2):
+        weight.accumulate_unsharded_grad_if_needed()
+        weight.to_accumulated_grad_if_needed()
+        weight.unsharded_param.grad = torch.ones_like(weight.unsharded_param)
+    hooks = {*plain._forward_hooks, *plain._forward_pre_hooks}
+    checks = {
+        "gathers": before == [] == private.fsdp_gathers(plain),
+        "unsharded": plain.weight is shard.unsharded_param and tuple(plain.weight.shape) == (3, 4),
+        "mesh": shard.mesh_info.mesh == mesh["dp"] and shard.fsdp_placement.dim == 0,
+        "types": (shard.reduce_dtype, weight.reduce_dtype) == (None, torch.float32),
+        "sum": weight.unsharded_accumulated_grad.eq(2).all() and weight.unsharded_accumulated_grad.dtype == torch.float32,
+        "casts": private.fsdp_casts(plain) == (None, None) and private.fsdp_casts(low) == (None, torch.float64),
+        "together": private.fsdp_together(plain) == 1,
+        "hooks": len(private.fsdp_hooks(plain) & hooks) == 2 and len(hooks) == 3,
+        "marks": [name for name in vars(plain) if private.fsdp_mark(name)]
+        != []
+        == [name for name in vars(nn.Linear(4, 3)) if private.fsdp_mark(name)],
+        "left": not {name for name in vars(plain) if not private.fsdp_mark(name)} - set(vars(nn.Linear(4, 3))),
+    }
+    plain.reshard()
+    checks["sharded"] = plain.weight is shard.sharded_param
+    return [name for name, holds in checks.items() if not holds]
+
+
+def several(rank: int, jobs: list[str]) -> list[Any]:
+    """Some of the functions here, one after the other: starting ranks takes longer than most of them."""
+    return [globals()[name](rank, None) for name in jobs]

@@ -1,0 +1,158 @@
+"""Offload: activations that go to host memory behind F and come back before the backward (PipeOffload, arXiv 2503.01328).
+
+A pass `O` copies what a stage's F keeps of a microbatch to the host, on `d2h:<rank>`; a pass `R` copies it back, on
+`h2d:<rank>`. The bytes are on the device from F's start to O's end and from R's start to the end of the backward that they
+are for, and in host memory from O's start to R's end. To everybody else O and R are two more passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..problem import Pool, Problem
+from ..tables import Bools, Edges, Ints, Passes
+from ..util.errors import BadInput
+from .numbers import Numbers, whole_numbers
+
+
+class Host(NamedTuple):
+    """Host memory: `capacity` bytes of each node (None: unlimited) for `ranks` ranks a node (None: all are on one node).
+    shared_bus: how many ranks of a node share one stream for both directions of copies (0: each rank has two)."""
+
+    capacity: int | None = None
+    ranks: int | None = None
+    shared_bus: int = 0
+
+
+def with_offload(
+    problem: Problem,
+    O: Numbers,  # noqa: E741 (the name of the pass, as F, B, W and X elsewhere)
+    R: Numbers,
+    *,
+    fraction: Numbers = 1.0,
+    which: Any = None,
+    host: Host = Host(),  # noqa: B008 (immutable)
+) -> Problem:
+    """`problem`, a step of F, B, W (or BW), where stages offload what their F keeps.
+
+    O, R: µs of a copy of all that a stage keeps of one microbatch, one number or one a stage. fraction: how much of it is
+    offloaded, from 0 to 1, one number or one a stage; copies take that part of their time, and bytes are rounded down to
+    whole ones edge by edge. which: None for all passes F with a fraction above 0, or booleans of shape (stages,) or
+    (stages, microbatches). host: see `Host`; the pools are called `host:<node>`.
+
+    F → O → R → B: bytes that F keeps for B lie on an edge R → B, those for W on an edge R → W, and all passes of the stage
+    that wait for F wait for R. What is not offloaded stays where it is. A stage that keeps nothing in between (its X makes
+    it again) offloads nothing of that.
+
+    The capacity of devices stays; a step that only fits with offload is built without a limit and gets it behind.
+    Put offload in behind recompute and before updates and sharding. Raises BadInput for numbers that make no sense, for a
+    step that offloads already, and for a stage that is to offload and has nothing that a later pass frees.
+    """
+    for kind, what in (("O", "offload"), ("U", "updates"), ("RS", "sharding")):
+        if kind in problem.passes.kinds:
+            raise BadInput(f"offload: the problem has {what} already{'' if kind == 'O' else ': put offload in before'}")
+    shares = _fractions(fraction, problem.stages)
+    chosen = _chosen(problem, which, shares)
+    host = _checked(host, problem.ranks)
+    moved = np.floor(problem.edges.bytes * shares[problem.passes.stage[problem.edges.before]]).astype(np.int64)
+    kept = np.flatnonzero(_kept(problem) & chosen[problem.edges.before])
+    fs = np.unique(problem.edges.before[kept[moved[kept] > 0]])
+    own = kept[np.isin(problem.edges.before[kept], fs)]
+    _check_all_move(problem, np.flatnonzero(chosen), fs)
+    if not len(fs):
+        return problem
+    times = [whole_numbers(one, name, problem.stages) for one, name in ((O, "O"), (R, "R"))]
+    return _with_copies(problem, own, moved[own], [np.rint(one * shares).astype(np.int64) for one in times], host)
+
+
+def _with_copies(problem: Problem, own: Ints, size: Ints, times: Sequence[Ints], host: Host) -> Problem:
+    """The problem with copies of `size` bytes of the edges `own`, in O and R µs a stage."""
+    passes, edges, count = problem.passes, problem.edges, len(problem.passes)
+    fs, of = np.unique(edges.before[own], return_inverse=True)
+    stage, rank = passes.stage[fs], passes.rank[fs]
+    columns = {"stage": stage, "microbatch": passes.microbatch[fs], "rank": rank}
+    table = passes.more("O", "d2h", **columns, duration=times[0][stage])
+    table = _on_one_bus(table.more("R", "h2d", **columns, duration=times[1][stage]), host.shared_bus)
+    out, back = count + np.arange(len(fs)), count + len(fs) + np.arange(len(fs))
+    total = np.bincount(of, size, len(fs)).astype(np.int64)
+    node = rank // (host.ranks or problem.ranks)
+    pools = tuple(Pool(f"host:{i}", host.capacity) for i in range(int(rank.max()) // (host.ranks or problem.ranks) + 1))
+    left = edges.bytes.copy()
+    left[own] -= size
+    chain = Edges.of(fs, out, bytes=total)
+    chain += Edges.of(out, back, bytes=total, pool=len(problem.pools) + 1 + node)
+    chain += Edges.of(back[of], edges.after[own], bytes=size)
+    return replace(problem, passes=table, edges=replace(edges, bytes=left) + chain, pools=(*problem.pools, *pools))
+
+
+def _on_one_bus(passes: Passes, ranks: int) -> Passes:
+    """The table with copies of both directions, and of so many neighbouring ranks, on one stream (0: as they are)."""
+    if ranks == 0:
+        return passes
+
+    def bus(stream: str) -> str:
+        where, _, rank = stream.partition(":")
+        return f"bus:{int(rank) // ranks}" if where in ("d2h", "h2d") else stream
+
+    return replace(passes, stream_sets=tuple(tuple(bus(one) for one in streams) for streams in passes.stream_sets))
+
+
+def _kept(problem: Problem) -> Bools:
+    """Which edges go from an F to a later pass of its stage that computes and may use what F keeps, shape (edges,)."""
+    p, e = problem.passes, problem.edges
+    same = (p.stage[e.before] == p.stage[e.after]) & (p.microbatch[e.before] == p.microbatch[e.after])
+    found: Bools = p.are("F")[e.before] & problem.computing[e.after] & same & (e.pool == 0)
+    return found
+
+
+def _chosen(problem: Problem, which: Any, shares: Any) -> Bools:
+    """The passes F that are to offload, shape (passes,). Raises BadInput."""
+    p, shape = problem.passes, (problem.stages, problem.microbatches)
+    table = np.repeat((shares > 0)[:, None], shape[1], axis=1)
+    if which is not None:
+        said = np.asarray(which)
+        if said.dtype != bool or said.shape not in (shape, shape[:1]):
+            raise BadInput(
+                f"offload: which: booleans of shape {shape[:1]} or {shape} are needed, got {said.dtype} {said.shape}"
+            )
+        table &= said if said.ndim == 2 else said[:, None]
+    found: Bools = p.are("F")
+    rows = np.flatnonzero(found)
+    found[rows] = table[p.stage[rows], p.microbatch[rows]]
+    return found
+
+
+def _fractions(fraction: Numbers, stages: int) -> Any:
+    """One number from 0 to 1 a stage. Raises BadInput naming the stage."""
+    try:
+        row = np.asarray(fraction, np.float64)
+    except (TypeError, ValueError):
+        raise BadInput(f"offload: fraction: not numbers: {fraction!r}") from None
+    if row.ndim > 1 or (row.ndim == 1 and len(row) != stages):
+        raise BadInput(f"offload: fraction: shape {row.shape}, not one for each of {stages} stages")
+    shares = np.broadcast_to(row, stages)
+    wrong = np.flatnonzero(~((shares >= 0) & (shares <= 1)))
+    if len(wrong):
+        raise BadInput(f"offload: fraction of stage {wrong[0]} is {shares[wrong[0]]:g}, not from 0 to 1")
+    return shares
+
+
+def _checked(host: Host, ranks: int) -> Host:
+    if host.ranks is not None and not host.ranks >= 1:
+        raise BadInput(f"offload: host: {host.ranks} ranks a node")
+    if not 0 <= host.shared_bus <= ranks:
+        raise BadInput(f"offload: host: {host.shared_bus} of {ranks} ranks share a bus")
+    if host.capacity is not None and host.capacity < 0:
+        raise BadInput(f"offload: host: its capacity is negative ({host.capacity})")
+    return host
+
+
+def _check_all_move(problem: Problem, wanted: Ints, moving: Ints) -> None:
+    """Raise BadInput for a stage that is to offload and keeps nothing."""
+    without = np.setdiff1d(problem.passes.stage[wanted], problem.passes.stage[moving])
+    if len(without):
+        raise BadInput(f"offload: stage {without[0]} keeps nothing from its F that a later pass frees")

@@ -1,0 +1,227 @@
+"""Sharded parameters (FSDP, ZeRO-3: arXiv 1910.02054, section 5; arXiv 2304.11277) inside the graph.
+
+The ranks of a data-parallel group hold a part of a stage's parameters each. A pass `AG` gathers the parameters before the
+stage uses them, and a pass `RS` sums the stage's gradients and leaves a part of the sum on each. Both run on `comm:<rank>`,
+beside computing. Parameters that are gathered, and gradients that are not reduced yet, are bytes on edges, so the schedule
+decides how long they are there.
+
+Every other coordinate of the mesh runs the same schedule. The order on `comm:<rank>` is one, so the members of a group
+call their collectives in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..problem import Problem
+from ..tables import Edges, Ints
+from ..util.errors import BadInput, Infeasible
+from ..util.text import exact_bytes
+from .numbers import Numbers, whole_numbers
+
+
+class _Costs(NamedTuple):
+    """One number a stage, shape (stages,) each, as `with_sharding` takes them."""
+
+    gather: Ints
+    reduce: Ints
+    parameter_bytes: Ints
+    gradient_bytes: Ints
+    gathers: Ints
+
+    @classmethod
+    def of(cls, stages: int, **said: Numbers) -> _Costs:
+        """From what people give. Raises BadInput."""
+        costs = cls(**{name: whole_numbers(one, f"sharding: {name}", stages) for name, one in said.items()})
+        if costs.gathers.min() < 1:
+            raise BadInput(f"sharding: gathers: {costs.gathers.min()}: parameters are gathered once at least")
+        return costs
+
+
+class _Home(NamedTuple):
+    """One stage on one of its ranks: the place among these; how many they are; its passes that use the weights, by group of
+    microbatches and in order: forwards; X, B and BW; and W or BW, which make the last gradients."""
+
+    stage: int
+    rank: int
+    place: int
+    homes: int
+    forwards: list[Ints]
+    backwards: list[Ints]
+    gradients: list[Ints]
+
+
+class _Row(NamedTuple):
+    """One pass to add: kind, stage, number, rank, µs; the passes that wait for a gather, or that a reduction waits for; of
+    these the one with which bytes end, or begin; bytes."""
+
+    kind: str
+    stage: int
+    number: int
+    rank: int
+    duration: int
+    users: Ints
+    end: int
+    size: int
+
+
+def with_sharding(
+    problem: Problem,
+    gather: Numbers,
+    reduce: Numbers,
+    *,
+    parameter_bytes: Numbers = 0,
+    gradient_bytes: Numbers = 0,
+    gathers: Numbers = 1,
+) -> Problem:
+    """`problem` with the parameters of each stage sharded over a data-parallel group.
+
+    gather, reduce: µs of a stage's all-gather and of its reduce-scatter; parameter_bytes: of its parameters when they are
+    gathered; gradient_bytes: of its gradients before they are reduced. gathers: how often a stage's forwards gather. Each is
+    a number, or one a stage.
+
+    gathers = 1: `<stage>AG0` gathers before the first F, and the parameters stay until the last pass that uses them ends.
+    gathers = g > 1: microbatches are cut into g groups in order. `<stage>AG<group>` gathers for the forwards of a group, and
+    `<stage>AGB<group>` for its backwards (X, B, W or BW). What was gathered is freed when the last of these ends.
+    Gradients take `gradient_bytes` from the start of the first pass that makes some (B or BW) to the end of `<stage>RS0`,
+    which waits for all W (or BW). Where a stage lives on r ranks (routes), pass k of the rank at place q among them has the
+    number k·r + q, and a pass C waits for all RS of its stage. An update U waits for the RS of its stage.
+
+    Put it in last. Raises BadInput for numbers that make no sense, where the problem is sharded already, and where it has
+    several updates a stage; Infeasible where a rank cannot hold what its stages gather beside one microbatch.
+    """
+    kinds = problem.passes.kinds
+    if "RS" in kinds:
+        raise BadInput("sharding: the problem is sharded already")
+    if "U" in kinds and problem.round != problem.microbatches:
+        raise BadInput(
+            f"sharding: the problem has an update after each {problem.round} of {problem.microbatches} microbatches: what "
+            "was gathered before an update is old; only one update a step is modelled"
+        )
+    costs = _Costs.of(
+        problem.stages,
+        gather=gather,
+        reduce=reduce,
+        parameter_bytes=parameter_bytes,
+        gradient_bytes=gradient_bytes,
+        gathers=gathers,
+    )
+    homes = [
+        _home(problem, stage, place, int(costs.gathers[stage]))
+        for stage, ranks in enumerate(problem.stage_ranks)
+        for place in range(len(ranks))
+    ]
+    _check_fits(problem, costs, homes)
+    rows = [row for home in homes for row in _gathers(home, costs)] + [_reduction(problem, home, costs) for home in homes]
+    found = _with_rows(problem, rows)
+    return replace(found, edges=found.edges + _ends_of_step(found))
+
+
+def _with_rows(problem: Problem, rows: Sequence[_Row]) -> Problem:
+    """The problem with these passes and their edges."""
+    columns = {name: np.array([getattr(row, name) for row in rows], np.int64) for name in ("stage", "rank", "duration")}
+    numbers = np.array([row.number for row in rows], np.int64)
+    passes = problem.passes.more([row.kind for row in rows], "comm", microbatch=numbers, **columns)
+    own = np.repeat(len(problem.passes) + np.arange(len(rows)), [len(row.users) for row in rows])
+    users = np.concatenate([row.users for row in rows])
+    held = np.concatenate([np.where(row.users == row.end, row.size, 0) for row in rows])
+    reducing = passes.are("RS")[own]
+    edges = Edges.of(np.where(reducing, users, own), np.where(reducing, own, users), bytes=held)
+    return replace(problem, passes=passes, edges=problem.edges + edges)
+
+
+def _home(problem: Problem, stage: int, place: int, groups: int) -> _Home:
+    """A stage on one of its ranks, its microbatches there in so many groups. Raises BadInput where they are fewer."""
+    rank, p = problem.stage_ranks[stage][place], problem.passes
+    forwards, backwards, gradients = (
+        rows[np.argsort(p.microbatch[rows], kind="stable")]
+        for rows in (problem.rows(*kinds, stage=stage, rank=rank) for kinds in (("F",), ("X", "B", "BW"), ("W", "BW")))
+    )
+    count = len(forwards)
+    if count < groups or not len(gradients):
+        why = "no backward" if count >= groups else f"{count} microbatches, which do not make {groups} groups"
+        raise BadInput(f"sharding: stage {stage} has {why} on rank {rank}")
+    cuts = p.microbatch[forwards[[at * count // groups for at in range(1, groups)]]]
+
+    def grouped(rows: Ints) -> list[Ints]:
+        return np.split(rows, np.searchsorted(p.microbatch[rows], cuts))
+
+    homes = len(problem.stage_ranks[stage])
+    return _Home(stage, rank, place, homes, grouped(forwards), grouped(backwards), grouped(gradients))
+
+
+def _gathers(home: _Home, costs: _Costs) -> Iterator[_Row]:
+    """The gathers of a stage on a rank: one for all, or two a group."""
+    duration, size = int(costs.gather[home.stage]), int(costs.parameter_bytes[home.stage])
+    if len(home.forwards) == 1:
+        last = home.gradients[0][-1:]
+        users = np.concatenate([home.forwards[0], last])
+        yield _Row("AG", home.stage, home.place, home.rank, duration, users, int(last[0]), size)
+        return
+    for group, (forwards, backwards, gradients) in enumerate(
+        zip(home.forwards, home.backwards, home.gradients, strict=True)
+    ):
+        number = group * home.homes + home.place
+        yield _Row("AG", home.stage, number, home.rank, duration, forwards, int(forwards[-1]), size)
+        users = np.union1d(backwards, gradients[-1:])
+        yield _Row("AGB", home.stage, number, home.rank, duration, users, int(gradients[-1]), size)
+
+
+def _reduction(problem: Problem, home: _Home, costs: _Costs) -> _Row:
+    """The one reduction of a stage's gradients on a rank."""
+    first = next(row for rows in home.backwards for row in rows.tolist() if problem.passes[row].kind != "X")
+    users = np.union1d(np.concatenate(home.gradients), [first])
+    stage = home.stage
+    return _Row("RS", stage, home.place, home.rank, int(costs.reduce[stage]), users, first, int(costs.gradient_bytes[stage]))
+
+
+def _ends_of_step(problem: Problem) -> Edges:
+    """Sums over a stage's ranks and its update wait for its reductions."""
+    stage, reductions = problem.passes.stage, problem.rows("RS")
+    pairs = [(int(i), int(j)) for j in problem.rows("C", "U") for i in reductions[stage[reductions] == stage[j]]]
+    before, after = np.array(pairs, np.int64).reshape(-1, 2).T
+    return Edges.of(before, after)
+
+
+def _check_fits(problem: Problem, costs: _Costs, homes: list[_Home]) -> None:
+    """Raise Infeasible where the first B of a rank's last stage cannot have what is there whatever the order: parameters of
+    all stages that gather once (of the last one in any case), the last one's gradients, and what its own F keeps."""
+    if problem.capacity is None:
+        return
+    for rank, room in enumerate(problem.capacity):
+        mine = [home for home in homes if home.rank == rank]
+        if not mine:
+            continue
+        last, first = mine[-1].stage, mine[-1].forwards[0][0]
+        before = [one.stage for one in mine[:-1] if len(one.forwards) == 1 and len(problem.routes) == 1]
+        held = problem.edges.bytes[(problem.edges.before == first) & ~problem.passes.are("X")[problem.edges.after]]
+        need = int(costs.parameter_bytes[[*before, last]].sum() + costs.gradient_bytes[last] + held.sum())
+        if need > room:
+            raise Infeasible(
+                f"sharding: rank {rank} needs {exact_bytes(need)} for gathered parameters, gradients and one microbatch of "
+                f"stage {last}, but has {exact_bytes(room)}"
+            )
+
+
+def regathered(problem: Problem, uses: Sequence[Ints]) -> Problem:
+    """`problem`, which is sharded, with other gathers in place of its own: one for each of `uses`, rows of passes of one
+    stage on one rank in order. All of them wait for it, and what it gathered is freed when the last of them ends. They are
+    numbered `<stage>AG<k>` in the order given. Raises BadInput for a stage that gathers nothing."""
+    p, gathers = problem.passes, problem.rows("AG", "AGB")
+    known = {(int(p.stage[i]), int(p.rank[i])): (int(p.duration[i]), int(problem.taken[i])) for i in gathers}
+    keep = np.setdiff1d(np.arange(len(p)), gathers)
+    place = np.full(len(p), -1, np.int64)
+    place[keep] = np.arange(len(keep))
+    base, numbers, rows = problem.only(keep), dict[int, int](), list[_Row]()
+    for use in uses:
+        stage, rank = int(p.stage[use[0]]), int(p.rank[use[0]])
+        if (stage, rank) not in known:
+            raise BadInput(f"gathers: stage {stage} gathers nothing on rank {rank}")
+        duration, size = known[stage, rank]
+        numbers[stage] = numbers.get(stage, -1) + 1
+        rows.append(_Row("AG", stage, numbers[stage], rank, duration, place[use], int(place[use[-1]]), size))
+    return _with_rows(base, rows)

@@ -1,0 +1,122 @@
+"""DTensors in a split backward.
+
+The weight gradient of a linear layer is made of each rank's own parts, where no other rank's are needed. A tensor-parallel
+layer (torch's `ColwiseParallel`, `RowwiseParallel`, `SequenceParallel`) has such placements: then W neither communicates nor
+pays for DTensor's dispatch. `.grad` gets the placements that eager mode gives it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..dtensors import is_dtensor, local
+
+
+class Layout(NamedTuple):
+    """How a DTensor lies on the ranks. shape: of the whole; None where it differs from call to call."""
+
+    mesh: Any
+    placements: tuple[Any, ...]
+    shape: torch.Size | None
+
+    @classmethod
+    def of(cls, tensor: Any) -> Layout:
+        """The layout of a DTensor, also of one without numbers."""
+        fixed = all(type(size) is int for size in tensor.shape)
+        return cls(tensor.device_mesh, tuple(tensor.placements), torch.Size(tensor.shape) if fixed else None)
+
+    def whole(self, part: Tensor) -> Any:
+        """The DTensor of which this is the rank's part."""
+        from torch.distributed.tensor import DTensor
+
+        strides = None if self.shape is None else torch.empty(self.shape, device="meta").stride()
+        return DTensor.from_local(part, self.mesh, self.placements, run_check=False, shape=self.shape, stride=strides)
+
+    def part(self, tensor: Any) -> Tensor:
+        """The rank's part of a DTensor, once it lies so."""
+        found = tensor if tuple(tensor.placements) == self.placements else tensor.redistribute(placements=self.placements)
+        return local(found)
+
+
+def add_linear(dy: Any, x: Any, weight: Any, bias: Any) -> bool:
+    """Add the gradients of weight and bias to their `.grad`, from each rank's parts alone. False, and nothing is done, where
+    placements do not allow that.
+
+    dy: (…, out), x: (…, in), all DTensors on one mesh.
+    """
+    if not all(is_dtensor(one) and one.device_mesh == weight.device_mesh for one in (dy, x, weight)):
+        return False
+    over = [_product(of_dy, of_x, dy.dim() - 1) for of_dy, of_x in zip(dy.placements, x.placements, strict=True)]
+    if None in over:
+        return False
+    sums = [_row_sum(of_dy, dy.dim() - 1) for of_dy in dy.placements]
+    trained = bias is not None and bias.requires_grad
+    if trained and None in sums:
+        return False
+    rows, columns = (_rows(local(one)) for one in (dy, x))
+    grad = weight.grad
+    if grad is not None and grad.placements == tuple(over) and grad.dtype == dy.dtype:
+        local(grad).addmm_(rows.t(), columns)
+    else:
+        add(weight, Layout(weight.device_mesh, tuple(over), weight.shape).whole(rows.t().mm(columns)))
+    if trained:
+        add(bias, Layout(bias.device_mesh, tuple(sums), bias.shape).whole(rows.sum(0)))
+    return True
+
+
+def add(parameter: Any, gradient: Any) -> None:
+    """Add a DTensor to `.grad`, which gets its placements where there is none yet. Equal placements need no other rank."""
+    grad = parameter.grad
+    if grad is None:
+        parameter.grad = gradient.to(parameter.dtype)
+    elif grad.placements == gradient.placements and grad.device_mesh == gradient.device_mesh:
+        local(grad).add_(local(gradient))
+    else:
+        parameter.grad = grad + gradient.to(grad.dtype)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _product(of_dy: Any, of_x: Any, last: int) -> Any:
+    """The placement of dyᵀ·x along one dimension of the mesh; None: a product of the parts is no part of it."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    dy, x = _cut(of_dy, last), _cut(of_x, last)
+    match (dy, x):
+        case ("whole", "whole"):
+            return Replicate()
+        case ("columns", "whole"):
+            return Shard(0)
+        case ("whole", "columns"):
+            return Shard(1)
+        case ("sum", "whole") | ("whole", "sum"):
+            return Partial()
+    return Partial() if isinstance(dy, int) and dy == x else None
+
+
+def _row_sum(of_dy: Any, last: int) -> Any:
+    """The placement of the sum of dy's rows; None: the parts' sums are no part of it."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    found = {"whole": Replicate(), "columns": Shard(0), "sum": Partial()}
+    cut = _cut(of_dy, last)
+    return Partial() if isinstance(cut, int) else found.get(cut)
+
+
+def _cut(placement: Any, last: int) -> str | int:
+    """How a tensor is cut: not at all ("whole"), into summands ("sum"), by its last dimension ("columns"), by another one
+    (its number), or in a way that nothing is known about ("")."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if isinstance(placement, Replicate):
+        return "whole"
+    if type(placement) is Partial and placement.reduce_op == "sum":
+        return "sum"
+    if type(placement) is Shard:  # a subclass is cut in other ways
+        return "columns" if placement.dim % (last + 1) == last else placement.dim % (last + 1)
+    return ""

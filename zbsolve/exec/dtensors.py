@@ -1,0 +1,86 @@
+"""DTensors as the executor sees them: local tensors, each with a place in something larger.
+
+Importing DTensor takes most of a second, so nothing here does so for a model that has none.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .torch_private import awaited
+
+PLAIN_TYPES = (Tensor, nn.Parameter)
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Is it a DTensor, or a parameter that is one?"""
+    if type(tensor) in PLAIN_TYPES:
+        return False
+    module = sys.modules.get("torch.distributed.tensor")  # who has a DTensor has imported it
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_shard(placement: Any) -> bool:
+    """Have ranks along this dimension different parts? (Plainly or strided, as FSDP shards what tensor parallelism has.)"""
+    return any(kind.__name__ in ("Shard", "_StridedShard") for kind in type(placement).__mro__)
+
+
+def local(tensor: Any) -> Tensor:
+    """This rank's part of a DTensor, in the same memory; any other tensor as it is. Without a graph. Waits for a collective
+    that is to bring it."""
+    if not is_dtensor(tensor):
+        found: Tensor = tensor
+        return found
+    with torch.no_grad():  # a detached DTensor would be one more operation
+        return awaited(tensor.to_local())
+
+
+def local_bytes(tensor: Tensor) -> int:
+    """Bytes of what this rank has of it."""
+    return local(tensor).nbytes if is_dtensor(tensor) else tensor.nbytes
+
+
+def as_local_of(part: Tensor, like: Any) -> Tensor:
+    """`part` as this rank's part of a DTensor that is laid out as `like`; `part` itself where that is a plain tensor."""
+    if not is_dtensor(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    shape, stride = like.shape, like.stride()
+    found: Tensor = DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
+    return found
+
+
+def spread_as(tensor: Any, like: Any) -> Any:
+    """`tensor` laid out as `like`, where that is a DTensor; every rank has all of a plain `tensor`."""
+    if not is_dtensor(like):
+        return tensor
+    if is_dtensor(tensor):
+        return tensor.redistribute(like.device_mesh, like.placements)
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def laid_out_as(gradient: Any, like: Any) -> Tensor:
+    """A gradient with the placements of what it is the gradient of. (That of a replicated weight under sequence parallelism
+    comes as a partial sum.) Where `like` is a partial sum itself, its gradient is replicated. Ranks of the mesh call this
+    together."""
+    if not is_dtensor(gradient) or not is_dtensor(like):
+        found: Tensor = gradient
+        return found
+    from torch.distributed.tensor import Replicate
+
+    wanted = tuple(Replicate() if one.is_partial() else one for one in like.placements)
+    found = gradient if gradient.placements == wanted else gradient.redistribute(placements=wanted)
+    return found
+
+
+def full(tensor: Any) -> Tensor:
+    """The whole of a DTensor, which all ranks of its mesh ask for together; any other tensor as it is."""
+    found: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
+    return found

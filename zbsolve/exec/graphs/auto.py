@@ -1,0 +1,143 @@
+"""How each block is split: by its graph because that is asked for, or as is measured faster within the memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ...util.text import format_bytes
+from ..backward.layer_split import LayerSplit, Loss
+from ..backward.split import defer, restore
+from ..backward.stage import Split
+from ..dtensors import is_dtensor
+from ..sharding.wrapped import own_type, wrapped_modules
+from ..torch_private import compiles, unwrapped
+from .block_graphs import Graphs, graphs_of
+from .by_shape import ByShape, Choose, Cost, Decision
+from .joint import Untraceable
+from .sharing import SharedGraphs, shared_key
+from .trial import held, timed
+
+MAKES: dict[str, Callable[[nn.Module, Any], Graphs]] = {
+    "graph": graphs_of,
+    "graph:least": partial(graphs_of, least=True),
+    "inductor": partial(graphs_of, inductor=True),
+    "inductor:least": partial(graphs_of, inductor=True, least=True),
+}
+
+
+def parts_by(choose: Choose) -> Callable[[Sequence[nn.Module], int, Loss | None], list[Split]]:
+    """What splits layers `first` … of a model as `choose` says, and the loss behind them by itself."""
+
+    def parts(layers: Sequence[nn.Module], first: int, loss: Loss | None) -> list[Split]:
+        found: list[Split] = [ByShape(layer, i, choose) for i, layer in enumerate(layers, first)]
+        return found if loss is None else [*found, LayerSplit([], first + len(layers), loss)]
+
+    return parts
+
+
+def always(name: str, shared: SharedGraphs) -> Choose:
+    """Each layer by its graph, of which the split's name says the kind. Refuses those that have none."""
+
+    def choose(layer: nn.Module, number: int, x: Any, seed: int) -> tuple[Split, Decision]:
+        restore(layer)  # another stage may have deferred its gradients
+        try:
+            part = shared.split(layer, number, x, seed)
+        except Untraceable as error:
+            raise Untraceable(f"split {name}: layer {number}: {error} (split auto falls back)") from error
+        return part, Decision(_name(layer), name, "asked for")
+
+    return choose
+
+
+class Auto:
+    """A layer's split is the one that was measured to take the least time for F, B and W of a microbatch; equal layers share
+    that, for inputs of one shape. tight: none may hold more bytes after F or after B than the split of the layers. inductor:
+    graphs that inductor compiles are tried for every block, and not only for blocks that are compiled. alone: see
+    `by_name.parts_by_name`."""
+
+    def __init__(self, tight: bool = False, inductor: bool = False, alone: bool = True) -> None:
+        self.tight = tight
+        self.inductor = inductor
+        self.alone = alone
+        self._shared = {name: SharedGraphs(make) for name, make in MAKES.items()}
+        self._known: dict[Any, Decision] = {}
+        self._layer_splits: dict[int, LayerSplit] = {}
+
+    def choose(self, layer: nn.Module, number: int, x: Any, seed: int) -> tuple[Split, Decision]:
+        """Its split, and why: where it cannot be traced, that of the layers."""
+        restore(layer)  # a trace sees the layer as it is
+        key = shared_key(unwrapped(layer), x)
+        decision = self._known.get(key)
+        if decision is None:
+            decision = self._known[key] = self._decided(layer, number, x, seed)
+        restore(layer)
+        if decision.split == "layers":
+            return self._by_layers(layer, number), decision
+        part = self._shared[decision.split].split(layer, number, x, seed)
+        if id(layer) in self._layer_splits:  # which inputs of another shape take
+            self._by_layers(layer, number)
+        return part, decision
+
+    def _decided(self, layer: nn.Module, number: int, x: Any, seed: int) -> Decision:
+        parts: dict[str, Split] = {}
+        refused: dict[str, str] = {}
+        if not self.alone or wrapped_modules(layer) or any(map(is_dtensor, layer.parameters())):
+            return Decision(_name(layer), "layers", "other ranks take part in its forward, and would have to try in step")
+        for name in ("graph", *(["inductor"] if self.inductor or compiles(layer) else [])):
+            self._try(parts, refused, name, (layer, number, x, seed))
+        if not parts:
+            warnings.warn(f"split auto: layer {number} by layers, not by its graph: {refused['graph']}", stacklevel=2)
+            return Decision(_name(layer), "layers", refused["graph"])
+        parts["layers"] = self._by_layers(layer, number)
+        bytes_of = {name: held(layer, part, x, seed) for name, part in parts.items()}
+        if self.tight:
+            self._keep_small(parts, refused, bytes_of, (layer, number, x, seed))
+        times = timed(layer, parts, x, seed)
+        costs = {name: Cost(*times[name], *bytes_of[name]) for name in parts}
+        best = min(times, key=lambda name: sum(times[name]))
+        return Decision(_name(layer), best, "; ".join(refused.values()), costs)
+
+    def _try(self, parts: dict[str, Split], refused: dict[str, str], name: str, given: tuple[Any, ...]) -> None:
+        try:
+            parts[name] = self._shared[name].split(*given)
+        except Untraceable as error:
+            refused[name] = str(error)
+
+    def _keep_small(
+        self, parts: dict[str, Split], refused: dict[str, str], sizes: dict[str, tuple[int, int]], given: tuple[Any, ...]
+    ) -> None:
+        """Take out the splits that hold more than that of the layers. In place of each comes one that recomputes."""
+        layer, _, x, seed = given
+        for name in [name for name in parts if name != "layers" and _more(sizes[name], sizes["layers"])]:
+            least = f"{name}:least"
+            restore(layer)
+            self._try(parts, refused, least, given)
+            defer(layer, self._layer_splits[id(layer)].deferral)
+            if least in parts:
+                sizes[least] = held(layer, parts[least], x, seed)
+            smallest = least if least in parts else name
+            if _more(sizes[smallest], sizes["layers"]):
+                both = (format_bytes(max(sizes[one])) for one in (smallest, "layers"))
+                refused[name] = "{} holds {}, and layers {}".format(smallest, *both)
+                parts.pop(least, None)
+            del parts[name]
+
+    def _by_layers(self, layer: nn.Module, number: int) -> LayerSplit:
+        found = self._layer_splits.get(id(layer))
+        if found is None:
+            return self._layer_splits.setdefault(id(layer), LayerSplit([layer], number))
+        defer(layer, found.deferral)
+        return found
+
+
+def _more(sizes: tuple[int, int], limits: tuple[int, int]) -> bool:
+    return any(size > limit for size, limit in zip(sizes, limits, strict=True))
+
+
+def _name(layer: nn.Module) -> str:
+    return own_type(unwrapped(layer)).__name__

@@ -1,0 +1,165 @@
+"""This rank's place in a mesh with a dimension "pp": its pipeline, its part of the batch, and who else has the same part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...util.errors import BadInput
+from ..dtensors import is_dtensor, is_shard
+from .sizes import DATA, PIPELINE, beside
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineMesh:
+    """A rank's place in a mesh. Each coordinate beside "pp" runs the same schedule; messages go between equal coordinates.
+
+    whole: torch's mesh. data: the dimensions along which the batch is divided; others: those along which it is the same
+    ("tp", "cp", …); both in the mesh's order. group: the ranks along "pp", this rank's pipeline. place: the number of this
+    rank among the `places` coordinates along `data`, whose process group is `replicas` (None where there is one place).
+    """
+
+    whole: DeviceMesh
+    data: tuple[str, ...]
+    others: tuple[str, ...]
+    group: Any
+    replicas: Any
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh, data: Sequence[str] | None = None) -> PipelineMesh:
+        """The place of this rank. data: names of dimensions; None: those of `DATA` that there are. All ranks of the mesh
+        call this. Raises BadInput for a mesh without this rank or without "pp", and for names that it lacks."""
+        names = _checked(mesh)
+        for name in data or ():
+            if name not in names or name == PIPELINE:
+                raise BadInput(f"data: '{name}' is none of the mesh's dimensions beside 'pp': {_listed(names)}")
+        chosen = tuple(name for name in names if name in (DATA if data is None else data))
+        others = tuple(name for name in names if name not in (PIPELINE, *chosen))
+        return cls(mesh, chosen, others, mesh.get_group(PIPELINE), group_along(mesh, chosen))
+
+    @property
+    def place(self) -> int:
+        """The number of this rank's part of the batch."""
+        return 0 if self.replicas is None else dist.get_rank(self.replicas)
+
+    @property
+    def places(self) -> int:
+        """Into how many parts the batch is divided."""
+        return self.size(self.data)
+
+    @cached_property
+    def beside(self) -> Any:
+        """The process group of the ranks with the same coordinate along "pp"; None where there is one. All of them ask
+        for it together."""
+        return group_along(self.whole, (*self.data, *self.others))
+
+    @cached_property
+    def everyone(self) -> Any:
+        """The process group of all ranks of the mesh, which all ask for it together."""
+        names = _checked(self.whole)
+        return self.group if self.size(names) == dist.get_world_size(self.group) else group_along(self.whole, names)
+
+    @property
+    def number(self) -> int:
+        """This rank's among all ranks of the mesh."""
+        ranks: list[int] = self.whole.mesh.reshape(-1).tolist()
+        return ranks.index(dist.get_rank())
+
+    def counts(self, tensor: Any) -> bool:
+        """Is this the first of the ranks that hold the same part of `tensor`? A plain tensor is the same along all
+        dimensions but "pp"; a DTensor is on those dimensions of its own mesh where it is replicated, and on the others."""
+        own = tensor.device_mesh if is_dtensor(tensor) else None
+        on = set() if own is None else set(own.mesh.reshape(-1).tolist())
+        for name in (*self.data, *self.others):
+            if self.whole.get_local_rank(name) and not set(ranks_along(self.whole, (name,))) <= on:
+                return False
+        if own is None:
+            return True
+        return not any(at for at, one in zip(own.get_coordinate(), tensor.placements, strict=True) if not is_shard(one))
+
+    @property
+    def data_ranks(self) -> list[int]:
+        """The ranks that have another part of the batch, and this one."""
+        return ranks_along(self.whole, self.data)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Dimension → its size, the outermost first."""
+        return dict(zip(_checked(self.whole), self.whole.shape, strict=True))
+
+    def size(self, names: Iterable[str]) -> int:
+        """How many coordinates there are along these dimensions."""
+        return math.prod(self.sizes[name] for name in names)
+
+    @property
+    def first(self) -> bool:
+        """Is this rank's coordinate 0 along every dimension but "pp"?"""
+        return all(self.whole.get_local_rank(name) == 0 for name in (*self.data, *self.others))
+
+    @property
+    def coordinate(self) -> str:
+        """Where this rank is beside its pipeline, such as `tp=1, dp=0`; empty where nothing is beside it."""
+        return beside(self.sizes, self.number)
+
+
+def pipeline_mesh(
+    mesh: DeviceMesh | None, data: Sequence[str] | None, groups: Sequence[Any], device: torch.device
+) -> PipelineMesh | None:
+    """The place in a mesh, where one is given. groups: process groups that are given beside it. Raises BadInput."""
+    if mesh is None:
+        if data is not None:
+            raise BadInput("Pipeline: data names dimensions of a mesh: give mesh too")
+        return None
+    if any(group is not None for group in groups):
+        raise BadInput("Pipeline: mesh says which ranks there are: leave out group and replicas")
+    if not isinstance(mesh, DeviceMesh):
+        raise BadInput(f"mesh: a {type(mesh).__name__} is no torch.distributed DeviceMesh")
+    if mesh.device_type != device.type:
+        raise BadInput(f"mesh: it is of {mesh.device_type} devices, but device is {device}")
+    return PipelineMesh.of(mesh, data)
+
+
+def ranks_along(mesh: DeviceMesh, names: Sequence[str]) -> list[int]:
+    """The ranks whose coordinates differ from this rank's along `names` alone, those of the outermost dimension slowest."""
+    known = _checked(mesh)
+    place: Any = tuple(slice(None) if name in names else mesh.get_local_rank(name) for name in known)
+    found: list[int] = mesh.mesh[place].reshape(-1).tolist()
+    return found
+
+
+def group_along(mesh: DeviceMesh, names: Sequence[str]) -> Any:
+    """The process group of `ranks_along`; None where that is one rank. All of them call this."""
+    ranks = ranks_along(mesh, names)
+    if len(ranks) == 1:
+        return None
+    wide = [name for name in names if mesh[name].size() > 1]
+    if len(wide) == 1:
+        return mesh.get_group(wide[0])
+    like = mesh.get_group(wide[0])
+    return dist.new_group(
+        ranks,
+        backend=dist.get_backend(like),
+        use_local_synchronization=True,
+        group_desc=f"zbsolve {' '.join(wide)}",
+    )
+
+
+def _checked(mesh: DeviceMesh) -> tuple[str, ...]:
+    """The names of a mesh's dimensions. Raises BadInput."""
+    names = mesh.mesh_dim_names
+    if not names or PIPELINE not in names:
+        raise BadInput(f"mesh: no dimension is called 'pp': {_listed(names or ())}")
+    if mesh.get_coordinate() is None:
+        raise BadInput(f"mesh: rank {dist.get_rank()} is not in it")
+    return tuple(names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "it has no names"

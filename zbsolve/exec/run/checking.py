@@ -1,0 +1,90 @@
+"""A run's first step against the unsplit model in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...models.by_name import load
+from ...models.model import Model
+from ...util.errors import BadInput
+from .. import check
+from ..backward.trying import as_written
+from ..feed import moved, step_seed
+from ..handlers.handler import Data
+from ..mesh.place import PipelineMesh, group_along
+from ..one_device.pipeline import OneDevice
+from ..pipeline import Pipeline
+from ..weight_versions import Update
+
+Verdict = dict[str, Any]
+
+
+def mean_over_data(pipeline: Pipeline, losses: Sequence[float]) -> list[float]:
+    """The mean of each over all data coordinates. All ranks call this."""
+    if pipeline.mesh is None or pipeline.mesh.replicas is None:
+        return list(losses)
+    total = torch.tensor(losses, dtype=torch.float64)
+    dist.all_reduce(total, group=pipeline.mesh.replicas)
+    return (total / pipeline.mesh.places).tolist()
+
+
+def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Update, loss: float) -> Verdict | None:
+    """Compare the first step with the unsplit model, before anything was updated; where the step itself updates, its weights
+    with those of its rule in one process. The verdict, on rank 0 of the first pipeline. All ranks call this. seed: of
+    parameters and batches. update: makes an optimizer of parameters. loss: of the step.
+
+    Gradients are whole, whatever mesh they are spread over. Along data dimensions all pipelines have the same ones; along
+    others each pipeline is compared, and the verdict is that of the worst.
+    """
+    whole, right, mesh, uneven = None, 0.0, None, None
+    what = check.weight if pipeline.schedule.problem.round > 0 else check.gradient
+    if isinstance(pipeline, Pipeline):
+        pipeline.wait_gradients()
+        mesh, (loss,) = pipeline.mesh, mean_over_data(pipeline, [loss])
+    mine = check.values(pipeline.layers, what)
+    if mesh is not None and mesh.place:
+        return None  # the first pipeline's gradients are everybody's
+    if pipeline.rank == 0:
+        with as_written():  # as all modules run where bytes are counted, so in the first step
+            other = load(model.name, seed)
+            whole, right, uneven = _reference(pipeline, other, seed, update, 1 if mesh is None else mesh.places)
+    verdict = check.compare(pipeline.wires, pipeline.owners, mine, whole, (loss, right), what)
+    if verdict is not None and mesh is not None:
+        verdict = _worst(verdict, mesh)
+    return verdict if verdict is None or uneven is None else verdict | {"uneven_loss": uneven}
+
+
+def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
+    """The worst of the verdicts along the dimensions beside pipeline and data; it says where it is."""
+    group = group_along(mesh.whole, mesh.others)
+    if group is None:
+        return verdict
+    verdicts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(verdicts, verdict | {"where": f"{verdict['where']} ({mesh.coordinate})"}, group=group)
+    found: Verdict = max(verdicts, key=lambda one: one["worst"] / one["limit"] if one["limit"] else 0.0)
+    return found
+
+
+def _reference(
+    pipeline: Pipeline | OneDevice, other: Model, seed: int, update: Update, places: int
+) -> tuple[list[torch.nn.Module], float, tuple[float, float] | None]:
+    """The layers of the unsplit model after its first step on the batches of all places, the loss of that step, and
+    `uneven_loss` before it. other: the model anew, so its parameters are the starting ones. Raises BadInput."""
+    problem = pipeline.schedule.problem
+    whole = [layer.to(pipeline.device) for layer in other.build()]
+    trained = {id(p) for p in pipeline.parameters()}
+    if any(id(p) in trained for layer in whole for p in layer.parameters()):
+        raise BadInput(f"model '{other.name}': its function must make new layers on every call, for the check")
+    batches = {m: other.batch(m, 0) for m in range(places * problem.microbatches)}
+    inputs, targets = ({m: moved(pair[i], pipeline.device) for m, pair in batches.items()} for i in range(2))
+    data = Data(inputs, targets, step_seed(seed, 0))
+    uneven = check.uneven_loss(whole, data, other.loss)
+    if not problem.round:
+        return whole, check.reference(whole, data, other.loss), uneven
+    cuts = [sum(pipeline.counts[:s]) for s in range(len(pipeline.counts) + 1)]
+    stages = [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return whole, check.updated(problem, stages, data, other.loss, update), uneven

@@ -1,0 +1,191 @@
+"""All sharded stages of a rank, and what its steps and optimizers need of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...util.errors import BadInput
+from ..backward.stage import Stage
+from ..dtensors import local
+from ..handlers.table import HANDLERS
+from ..program import Program
+from ..torch_private import backend_of, fsdp_together
+from ..transport.failure import LostRank
+from ..transport.wires import end_connection, reason
+from .parameters import Parameter, parameters_of_module
+from .stage import ShardedStage, trained
+from .wrapped import wrapped_modules
+
+Layers = Mapping[int, nn.Module]
+
+
+def sharded_parameters(stage: int, layers: Layers, data: Collection[int] | None = None) -> list[Parameter]:
+    """Every parameter of a stage that FSDP shards. layers: of the stage, by number. data: the ranks over which gradients of
+    all others are averaged; None: nobody does that. Raises BadInput where some trained parameters are not sharded and nobody
+    averages their gradients, or are sharded over other ranks than the rest, or several modules are wrapped as one."""
+    found = [
+        one for i, layer in layers.items() for module in wrapped_modules(layer) for one in parameters_of_module(i, module)
+    ]
+    if not found:
+        return []
+    for i, layer in layers.items():
+        if any(fsdp_together(module) > 1 for module in wrapped_modules(layer)):
+            raise BadInput(f"stage {stage}: layer {i}: fully_shard wrapped several modules as one: call it on each of them")
+    known = {id(one.sharded) for one in found}
+    for i, layer in layers.items():
+        for name, parameter in layer.named_parameters():
+            if parameter.requires_grad and id(parameter) not in known and data is None:
+                raise BadInput(
+                    f"stage {stage}: layer {i}'s {name} is not sharded, but layer {found[0].layer} is: call fully_shard on "
+                    "every layer of a stage, or on none"
+                )
+    for one in found:
+        if data is not None and not set(data) <= set(ranks_of(one)):
+            raise BadInput(
+                f"stage {stage}: layer {one.layer} is sharded over ranks {_listed(ranks_of(one))}, but the batch is divided "
+                f"over ranks {_listed(data)}: give fully_shard a mesh of all of these dimensions"
+            )
+        if sorted(ranks_of(one)) != sorted(ranks_of(found[0])):
+            raise BadInput(
+                f"stage {stage}: layer {one.layer} is sharded over ranks {_listed(ranks_of(one))}, but layer "
+                f"{found[0].layer} over ranks {_listed(ranks_of(found[0]))}"
+            )
+    return found
+
+
+def check_beside(stage: int, parameter: Parameter, pipeline: Collection[int]) -> None:
+    """Raise BadInput where a stage is sharded over other ranks of its own `pipeline`, which have other stages."""
+    ranks = ranks_of(parameter)
+    both = [rank for rank in ranks if rank in pipeline and rank != dist.get_rank()]
+    if both:
+        raise BadInput(
+            f"stage {stage}: layer {parameter.layer} is sharded over ranks {_listed(ranks)}, but rank {both[0]} has other "
+            "stages of the same pipeline: give fully_shard a mesh of the ranks with this stage"
+        )
+
+
+def ranks_of(parameter: Parameter) -> list[int]:
+    """The ranks over which its gradient is averaged."""
+    found: list[int] = parameter.mesh.mesh.flatten().tolist()
+    return found
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+class Sharding:
+    """The sharded stages of a rank, by number. place: of this rank in the mesh that the first of them is sharded over, of
+    `size`. ranks: of that mesh. timeout: to wait for any of them."""
+
+    def __init__(self, stages: Mapping[int, ShardedStage], timeout: timedelta) -> None:
+        self.stages, self.timeout = stages, timeout
+        first = next(iter(stages.values())).parameters[0]
+        self.ranks, self.device = ranks_of(first), local(first.sharded.detach()).device
+        self.place, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
+        self.groups = list({id(g): g for s in stages.values() for one in s.parameters for g in _groups(one)}.values())
+        self._mine = {id(p) for s in stages.values() for p in trained(s.parameters)}
+
+    @classmethod
+    def of(
+        cls, sharded: Mapping[int, Sequence[Parameter]], program: Program, stages: Mapping[int, Stage], timeout: timedelta
+    ) -> Sharding:
+        """The sharding of a rank. sharded: stage → its parameters that FSDP shards. stages: of the rank; the sharded ones
+        gather their parameters from now on."""
+        made = {}
+        for s, parameters in sharded.items():
+            does = frozenset(HANDLERS[action.kind].does for action in program.actions if action.stage == s)
+            modules = [module for layer in stages[s].layers for module in wrapped_modules(layer)]
+            made[s] = stages[s].sharding = ShardedStage(s, modules, parameters, timeout, does)
+        order = [made[s] for s in dict.fromkeys(action.stage for action in program.actions) if s in made]
+        for one, following in zip(order, order[1:], strict=False):
+            one.following = None if "gather" in following.by_passes else following
+        for one in order:
+            one.beside = order
+        return cls(made, timeout)
+
+    def done_before(self, other: Callable[[int], None] | None) -> Callable[[int], None]:
+        """A function that says that a stage's last gradients are there, and calls `other` after it."""
+
+        def both(stage: int) -> None:
+            if stage in self.stages:
+                self.stages[stage].done()
+            if other is not None:
+                other(stage)
+
+        return both
+
+    def begin(self) -> None:
+        """A step begins."""
+        for stage in self.stages.values():
+            stage.times.clear()
+
+    def close(self) -> None:
+        """Release all that is open."""
+        for stage in self.stages.values():
+            stage.close()
+
+    def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Does the optimizer update parameters whose gradients are on their way?"""
+        if all(stage.reduction is None for stage in self.stages.values()):
+            return False
+        return any(id(p) in self._mine for group in optimizer.param_groups for p in group["params"])
+
+    def wait(self) -> None:
+        """Until `.grad` holds the mean over the ranks with the same stages. Raises LostRank."""
+        for stage in self.stages.values():
+            stage.reduced()
+
+    def check_alike(self, content: str) -> None:
+        """Raise BadInput where a rank that stages are sharded with has others, or another `content` (what a schedule says).
+        All ranks of all meshes call this. Raises LostRank."""
+        wrong: list[str] = []  # told when all have heard all
+        for number, stage in self.stages.items():
+            ranks = ranks_of(stage.parameters[0])
+            said = _digest([content, number, ranks, [list(p.shape) for p in trained(stage.parameters)]])
+            for group in _groups(stage.parameters[0]):
+                others = _all_say(group, [number, said], stage.parameters[0].sharded.device, self.timeout)
+                for rank, (other, what) in zip(dist.get_process_group_ranks(group), others, strict=True):
+                    if other != number:
+                        wrong.append(f"stage {number}: it is sharded with rank {rank}, which has stage {other} there")
+                    elif what != said:
+                        wrong.append(
+                            f"stage {number}: it is sharded with rank {rank}, whose schedule, layers or mesh differ"
+                        )
+        if wrong:
+            raise BadInput(wrong[0])
+
+    def break_off(self) -> None:
+        """End this rank's connections to the ranks that it shares stages with, so that none of them waits for it."""
+        for group in self.groups:
+            backend = backend_of(group, self.device)
+            for other in set(range(dist.get_world_size(group))) - {dist.get_rank(group)}:
+                end_connection(backend, other, self.device)
+
+
+def _groups(parameter: Parameter) -> list[Any]:
+    return [group for group in (parameter.shard_group, parameter.replica_group) if group is not None]
+
+
+def _digest(content: Any) -> int:
+    return int.from_bytes(hashlib.sha256(json.dumps(content).encode()).digest()[:7], "big")
+
+
+def _all_say(group: Any, numbers: Sequence[int], device: torch.device, timeout: timedelta) -> list[list[int]]:
+    """What every rank of a group says. Raises LostRank."""
+    mine = torch.tensor(numbers, device=device)
+    everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
+    try:
+        dist.all_gather(everyone, mine, group=group, async_op=True).wait(timeout)
+    except RuntimeError as error:
+        ranks = _listed(dist.get_process_group_ranks(group))
+        raise LostRank(f"comparing what is sharded over ranks {ranks}: {reason(error)}") from error
+    return [one.tolist() for one in everyone]

@@ -1,0 +1,94 @@
+"""For the list scheduler: what passes take and free in each pool of memory, and what the account of a microbatch needs.
+
+Where all memory is on devices an account needs the sum of what it takes: that is quick, and as a rule nothing is taken again
+behind what was freed. Offload does take again. With further pools an account needs the peak of its passes run one after the
+other, in an order that frees as soon and takes as late as the graph allows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..problem import Ints, Problem
+from ..tables import Bools
+from .compressed import compressed_rows
+
+
+class AccountMoves(NamedTuple):
+    """Memory by pass, and by pool and account. See `ProblemArrays`; the serial rows are empty where all memory is on
+    devices, else they are the passes of the account that take or free memory in the pool, in the serial order."""
+
+    move_first: Ints
+    move_pool: Ints
+    move_taken: Ints
+    move_freed: Ints
+    account_need: Ints
+    account_gain: Ints
+    serial_first: Ints
+    serial_pass: Ints
+    serial_taken: Ints
+    serial_freed: Ints
+
+
+def serial_places(problem: Problem, depth: Ints, tail: Ints, level: Ints) -> Ints:
+    """The place of each pass in an order that respects the graph: as late as the graph allows, but passes that free device
+    memory and take none come right behind the last pass that they wait for. Shape (passes,)."""
+    count = len(depth)
+    if not problem.pools:
+        return np.arange(count)
+    # With levels the late order respects edges between passes without length.
+    late = np.lexsort((level, depth, -tail))
+    place = np.empty(count, np.int64)
+    place[late] = (count + 1) * np.arange(count)
+    early = ((problem.freed > 0) & (problem.taken == 0)).tolist()
+    moved = np.where(early, -1, place)
+    edges = problem.edges
+    order = np.lexsort((level[edges.after], depth[edges.after]))
+    key = moved.tolist()
+    for a, b in zip(edges.before[order].tolist(), edges.after[order].tolist(), strict=True):
+        if early[b]:
+            key[b] = max(key[b], key[a] + 1)
+    result = np.empty(count, np.int64)
+    result[np.lexsort((level, depth, key))] = np.arange(count)
+    return result
+
+
+def brings_back(problem: Problem) -> Bools:
+    """Which passes bring memory back: on a side stream, take on a device and free in a further pool. Shape (passes,)."""
+    e, freed = problem.edges, np.zeros(len(problem.passes), np.int64)
+    off = e.pool > 0
+    np.add.at(freed, e.after[off], e.bytes[off])
+    found: Bools = (freed > 0) & (problem.taken > 0) & ~problem.computing
+    return found
+
+
+def account_moves(problem: Problem, account: Ints, places: Ints) -> AccountMoves:
+    """The table, from the account of each pass and `serial_places`."""
+    pools, accounts, count = len(problem.room), int(account.max()) + 1, len(account)
+    parts = [_of_pool(problem, pool) for pool in range(problem.ranks - 1, pools)]
+    rows, pool, taken, freed = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
+    need, gain = np.zeros((pools, accounts), np.int64), np.zeros((pools, accounts), np.int64)
+    np.add.at(need, (pool, account[rows]), taken)
+    np.add.at(gain, (pool, account[rows]), freed - taken)
+    moves = compressed_rows(rows, count, pool, taken, freed)
+    if not problem.pools:
+        nothing = np.zeros(0, np.int64)
+        return AccountMoves(*moves, need, gain, nothing, nothing, nothing, nothing)  # type: ignore[call-arg]
+    order = np.argsort(places[rows], kind="stable")
+    columns = (rows[order], taken[order], freed[order])
+    serial = compressed_rows(pool[order] * accounts + account[rows[order]], pools * accounts, *columns)
+    first, _, takes, frees = serial
+    for at in range(pools * accounts):
+        mine = slice(first[at], first[at + 1])
+        need.flat[at] = (np.cumsum(takes[mine]) - np.cumsum(frees[mine]) + frees[mine]).max(initial=0)
+    return AccountMoves(*moves, need, gain, *serial)  # type: ignore[call-arg]
+
+
+def _of_pool(problem: Problem, pool: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Columns of passes, pool, bytes taken and freed: of all devices where `pool` is the last of them, else of one pool."""
+    device = pool < problem.ranks
+    taken, freed = (problem.taken, problem.freed) if device else problem.moved(pool)
+    rows = np.flatnonzero((taken > 0) | (freed > 0))
+    return rows, problem.passes.rank[rows] if device else np.full(len(rows), pool), taken[rows], freed[rows]

@@ -1,0 +1,163 @@
+"""Megatron and Primus: `pp_rank_N.json` and config.json in a folder, as `--dump_pp_data` writes them (`pp_visualizer`).
+
+CUDA events in ms since the rank's own start of the step, in the order in which passes ran. `total` is the schedule function;
+`memory` is reserved GiB, a running maximum, and says nothing of activations. Waiting lies between passes. Files of older
+versions say neither microbatch nor chunk: then the order is Megatron's, groups of pp_size microbatches, chunks in turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ...placement import loop, single, vee
+from ...util.errors import BadInput
+from ...util.files import COUNT, checked, parse_json, read_text
+from ...util.text import printable
+from .recording import OWN, RanPass, RecordedStep, Recording
+
+RANK_FILE, CONFIG = re.compile(r"pp_rank_(\d+)\.json"), "config.json"
+FORMAT = "Primus pipeline events"
+MS = 1e3  # µs
+Places = list[tuple[int, int]]  # chunk and microbatch
+
+
+class ConfigForm(msgspec.Struct):
+    """config.json, as far as it counts here."""
+
+    pp_size: COUNT
+    num_mbs: COUNT
+    vp_size: COUNT | None = None
+
+
+class StepForm(msgspec.Struct):
+    """One step of one rank."""
+
+    fwd_start: list[float]
+    fwd_end: list[float]
+    bwd_start: list[float]
+    bwd_end: list[float]
+    wgrad_start: list[float] = []
+    wgrad_end: list[float] = []
+    fwd_minibatch: list[COUNT] = []
+    fwd_chunk: list[COUNT] = []
+    bwd_minibatch: list[COUNT] = []
+    bwd_chunk: list[COUNT] = []
+    wgrad_minibatch: list[COUNT] = []
+    wgrad_chunk: list[COUNT] = []
+    total: float | None = None
+    memory: float | None = None
+
+
+RankSteps = dict[str, StepForm]
+
+
+def read(folder: Path) -> Recording:
+    """The runs of all ranks. Raises BadInput naming file, rank, step and field."""
+    config = checked(parse_json(read_text(folder / CONFIG), folder / CONFIG), ConfigForm, str(folder / CONFIG))
+    chunks = config.vp_size or 1
+    if not config.pp_size or not config.num_mbs:
+        raise BadInput(f"{folder / CONFIG}: field 'pp_size' is {config.pp_size}, 'num_mbs' {config.num_mbs}: from 1 up")
+    ranks = [_rank(folder, rank, config.pp_size) for rank in range(config.pp_size)]
+    for rank, mine in enumerate(ranks):
+        if mine.keys() != ranks[0].keys():
+            odd = printable(min(mine.keys() ^ ranks[0].keys()))
+            raise BadInput(f"{folder}: rank {rank}: steps are mixed: step {odd} is in one of ranks 0 and {rank} alone")
+    told = [_told(folder, rank, steps, config) for rank, steps in enumerate(ranks)]
+    names = sorted(told[0], key=lambda name: (len(name), name))
+    placement = _placement([rank[names[-1]] for rank in told] if names else [], chunks)
+    stage_of = {(rank, placement[:stage].count(rank)): stage for stage, rank in enumerate(placement)}
+    steps = tuple(
+        RecordedStep(
+            name,
+            tuple(
+                RanPass(kind, stage_of[rank, chunk], microbatch, rank, start * MS, end * MS)
+                for rank, rows in enumerate(told)
+                for kind, (chunk, microbatch), start, end in rows[name].passes
+            ),
+        )
+        for name in names
+    )
+    return Recording(str(folder), FORMAT, OWN, steps, {}, {"backend": "Megatron", "ranks": config.pp_size})
+
+
+def read_rank_alone(path: Path) -> Recording:
+    """One rank's file says nothing of a step. Raises BadInput."""
+    raise BadInput(f"{path}: one rank's file: name its folder, which holds those of all ranks and {CONFIG}")
+
+
+def _rank(folder: Path, rank: int, ranks: int) -> RankSteps:
+    path = folder / f"pp_rank_{rank}.json"
+    if not path.is_file():
+        raise BadInput(f"{folder}: rank {rank}: {path.name} is missing ({CONFIG} says pp_size {ranks})")
+    return checked(parse_json(read_text(path), path), RankSteps, str(path))
+
+
+def _told(folder: Path, rank: int, steps: RankSteps, config: ConfigForm) -> dict[str, _Told]:
+    path = folder / f"pp_rank_{rank}.json"
+    return {
+        printable(name): _Told(step, config.vp_size or 1, config, f"{path}: step {name}") for name, step in steps.items()
+    }
+
+
+class _Told:
+    """What a rank's file says of a step. passes: kind, chunk and microbatch, start and end in ms, in no order."""
+
+    def __init__(self, step: StepForm, chunks: int, config: ConfigForm, where: str) -> None:
+        count = chunks * config.num_mbs
+        split = len(step.wgrad_start) > 0
+        self.chunks_said = bool(step.fwd_chunk)
+        self.passes: list[tuple[str, tuple[int, int], float, float]] = []
+        for field, kind in (("fwd", "F"), ("bwd", "B" if split else "BW"), *((("wgrad", "W"),) if split else ())):
+            starts, ends = getattr(step, f"{field}_start"), getattr(step, f"{field}_end")
+            if len(starts) != count or len(ends) != count:
+                raise BadInput(
+                    f"{where}: field '{field}_start' has {len(starts)} times and '{field}_end' {len(ends)}; "
+                    f"{config.num_mbs} microbatches of {chunks} chunks make {count}"
+                )
+            places = self._places(step, field, chunks, config, where)
+            late = next((i for i in range(1, count) if starts[i] < starts[i - 1]), None)
+            if late is not None:
+                raise BadInput(f"{where}: field '{field}_start'[{late}] is before the one before it: not in the order run")
+            self.passes += [(kind, *row) for row in zip(places, starts, ends, strict=True)]
+
+    @staticmethod
+    def _places(step: StepForm, field: str, chunks: int, config: ConfigForm, where: str) -> Places:
+        said = {name: getattr(step, f"{field}_{name}") for name in ("minibatch", "chunk")}
+        usual = in_groups(config.pp_size, chunks, config.num_mbs, backward=field != "fwd")
+        if not said["minibatch"] and not said["chunk"] and (chunks == 1 or field != "wgrad"):
+            return usual
+        for name, row in said.items():
+            if len(row) != len(usual) and (row or name == "minibatch" or chunks > 1):
+                raise BadInput(f"{where}: field '{field}_{name}' has {len(row)} values for {len(usual)} passes")
+            limit = config.num_mbs if name == "minibatch" else chunks
+            if row and max(row) >= limit:
+                raise BadInput(f"{where}: field '{field}_{name}' has {max(row)}, and {CONFIG} says {limit} of them")
+        return list(zip(said["chunk"] or [0] * len(usual), said["minibatch"], strict=True))
+
+    def wait_at_the_loss(self, chunk: int) -> float:
+        """ms between a forward of this chunk and its backward, at least."""
+        ends = {place: end for kind, place, _, end in self.passes if kind == "F" and place[0] == chunk}
+        return min(start - ends[place] for kind, place, start, _ in self.passes if kind in ("B", "BW") and place in ends)
+
+
+def in_groups(ranks: int, chunks: int, microbatches: int, backward: bool) -> Places:
+    """Chunk and microbatch of a rank's passes as Megatron runs them: groups of `ranks` microbatches, the chunks in turn, the
+    last one first on the way back."""
+    turn = range(chunks - 1, -1, -1) if backward else range(chunks)
+    size = ranks if chunks > 1 else microbatches
+    groups = [range(i, min(i + size, microbatches)) for i in range(0, microbatches, size)]
+    return [(chunk, microbatch) for group in groups for chunk in turn for microbatch in group]
+
+
+def _placement(ranks: Sequence[_Told], chunks: int) -> tuple[int, ...]:
+    """Stage → rank. Files say chunks alone: the loss is where a backward follows its forward soonest, on the last rank of a
+    loop and on the first of a vee."""
+    if chunks == 1 or not ranks:
+        return single(max(1, len(ranks)))
+    first, last = (ranks[rank].wait_at_the_loss(chunks - 1) for rank in (0, -1))
+    vees = chunks % 2 == 0 and ranks[0].chunks_said and first < last
+    return (vee if vees else loop)(len(ranks), chunks)

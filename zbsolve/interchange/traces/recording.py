@@ -1,0 +1,207 @@
+"""`Recording`: what any engine's trace says, in our words: which pass ran where, from when to when, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, NamedTuple, NoReturn
+
+from ...build.plain import MAX_PASSES
+from ...placement import check
+from ...tables import pass_name
+from ...util.errors import BadInput
+
+BACKWARD = ("B", "BW")  # kinds that wait for a gradient and hand one on
+OWN, HOST, ONE = "a clock a rank", "a clock a host", "one clock"  # whose clock times are by
+MOST = 0.9  # of all steps: the others are left out where so many ran one order
+OVERLAP = 0.5  # of the shorter of two passes: what overlaps more was one call
+
+
+class RanPass(NamedTuple):
+    """One pass in one step: kind (our word), stage, microbatch, rank of the pipeline; when it ran, µs, waiting taken off."""
+
+    kind: str
+    stage: int
+    microbatch: int
+    rank: int
+    start: float
+    end: float
+
+    @property
+    def name(self) -> str:
+        """The pass's name."""
+        return pass_name(self.kind, self.stage, self.microbatch)
+
+
+class Hop(NamedTuple):
+    """One message between two ranks: from the end of `sender` to the start of `receiver`, which may wait longer than it."""
+
+    sender: RanPass
+    receiver: RanPass
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """From which rank to which."""
+        return self.sender.rank, self.receiver.rank
+
+    @property
+    def delay(self) -> float:
+        """µs from the one's end to the other's start, each by its own rank's clock."""
+        return self.receiver.start - self.sender.end
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """One step of one pipeline. name: as the file calls it, for messages."""
+
+    name: str
+    passes: tuple[RanPass, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, RanPass]:
+        """Pass name → pass."""
+        return {one.name: one for one in self.passes}
+
+    @cached_property
+    def rows(self) -> tuple[tuple[RanPass, ...], ...]:
+        """The passes of each rank in the order in which they ran."""
+        rows: list[list[RanPass]] = [[] for _ in range(1 + max(one.rank for one in self.passes))]
+        for one in sorted(self.passes, key=lambda one: (one.start, one.end)):
+            rows[one.rank].append(one)
+        return tuple(map(tuple, rows))
+
+    @cached_property
+    def order(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the passes of each rank in the order in which they ran."""
+        return tuple(tuple(one.name for one in row) for row in self.rows)
+
+    @property
+    def length(self) -> float:
+        """First start to last end, µs; across ranks only where their clocks agree."""
+        return max(one.end for one in self.passes) - min(one.start for one in self.passes)
+
+    def hops(self) -> Iterator[Hop]:
+        """All messages between ranks: activations down the stages, gradients up."""
+        forward = {(one.stage, one.microbatch): one for one in self.passes if one.kind == "F"}
+        backward = {(one.stage, one.microbatch): one for one in self.passes if one.kind in BACKWARD}
+        for found, step in ((forward, 1), (backward, -1)):
+            for (stage, microbatch), one in found.items():
+                other = found.get((stage + step, microbatch))
+                if other is not None and other.rank != one.rank:
+                    yield Hop(one, other)
+
+    def moved(self, offsets: Sequence[float]) -> RecordedStep:
+        """The step by other clocks: `offsets[r]` µs are added to the times of rank r."""
+        passes = (one._replace(start=one.start + offsets[one.rank], end=one.end + offsets[one.rank]) for one in self.passes)
+        return RecordedStep(self.name, tuple(passes))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A trace of another engine. where: its path. format: what it is, in words. clocks: OWN (each rank counts from a time of
+    its own), HOST (ranks of one host agree) or ONE. links: µs that messages took, waiting taken off, by pair of ranks; a
+    pair that is missing is told from when passes ran. facts: JSON values for the trace. left_out: what was not taken over,
+    a line each."""
+
+    where: str
+    format: str
+    clocks: str
+    steps: tuple[RecordedStep, ...]
+    links: Mapping[tuple[int, int], Sequence[float]]
+    facts: dict[str, Any]
+    left_out: tuple[str, ...] = ()
+
+    @cached_property
+    def placement(self) -> tuple[int, ...]:
+        """Stage → rank. Raises BadInput where a stage has no pass or several ranks."""
+        homes: dict[int, int] = {}
+        for one in self.steps[0].passes:
+            if homes.setdefault(one.stage, one.rank) != one.rank:
+                raise BadInput(f"{self.where}: stage {one.stage} is on rank {homes[one.stage]} and on rank {one.rank}")
+        hole = next((stage for stage in range(len(homes)) if stage not in homes), None)
+        if hole is not None:
+            raise BadInput(f"{self.where}: no rank has a pass of stage {hole}: is a rank's file missing?")
+        try:
+            return check([homes[stage] for stage in range(len(homes))])
+        except BadInput as error:
+            raise BadInput(f"{self.where}: {error}") from None
+
+    def checked(self) -> Recording:
+        """The recording without steps of another order, where nearly all have one. Raises BadInput, naming step, rank and
+        pass, where there is no such order, a pass is missing or doubled, or two ran at one time."""
+        if not self.steps or not self.steps[0].passes:
+            raise BadInput(f"{self.where}: there is no whole step in it{self._told_left_out()}")
+        for step in self.steps:
+            self._check_times(step)
+        same = self._of_one_order()
+        first = same.steps[0]
+        count = (1 + max(one.stage for one in first.passes)) * (1 + max(one.microbatch for one in first.passes))
+        if count > MAX_PASSES:
+            raise BadInput(f"{self.where}: {count} microbatches of stages are more than zbsolve handles ({MAX_PASSES})")
+        same._check_whole(first, len(same.placement), 1 + max(one.microbatch for one in first.passes))
+        return same
+
+    def _of_one_order(self) -> Recording:
+        orders = [step.order for step in self.steps]
+        usual, count = Counter(orders).most_common(1)[0]
+        if count == len(orders):
+            return self
+        kept = tuple(step for step, order in zip(self.steps, orders, strict=True) if order == usual)
+        odd = next(step for step, order in zip(self.steps, orders, strict=True) if order != usual)
+        if count < MOST * len(orders):
+            self._refuse_other_order(kept[0], odd)
+        said = f"{len(orders) - count} of {len(orders)} steps, which ran another order than most (step {odd.name})"
+        return replace(self, steps=kept, left_out=(*self.left_out, said))
+
+    def _told_left_out(self) -> str:
+        return f" ({self.left_out[0]})" if self.left_out else ""
+
+    def _at(self, step: RecordedStep, rank: int) -> str:
+        return f"{self.where}: step {step.name}: rank {rank}"
+
+    def _check_times(self, step: RecordedStep) -> None:
+        if len(step.by_name) < len(step.passes):
+            double = next(one for one in step.passes if step.by_name[one.name] is not one)
+            raise BadInput(f"{self._at(step, double.rank)}: pass {double.name} ran twice")
+        for one in step.passes:
+            if not (math.isfinite(one.start) and math.isfinite(one.end) and one.start <= one.end):
+                raise BadInput(
+                    f"{self._at(step, one.rank)}: pass {one.name} cannot run from {one.start:g} to {one.end:g} µs"
+                )
+        for rank, row in enumerate(step.rows):
+            for one, other in zip(row, row[1:], strict=False):
+                shorter = min(one.end - one.start, other.end - other.start)
+                if one.end - other.start > OVERLAP * shorter > 0:
+                    raise BadInput(
+                        f"{self._at(step, rank)}: passes {one.name} and {other.name} ran at one time: combined passes "
+                        "cannot be told apart; record the run without combining (overlapping) F and B"
+                    )
+
+    def _check_whole(self, step: RecordedStep, stages: int, microbatches: int) -> None:
+        """Every stage of every microbatch has F, and BW or B and W."""
+        found: dict[tuple[int, int], set[str]] = {}
+        for one in step.passes:
+            found.setdefault((one.stage, one.microbatch), set()).add(one.kind)
+        for stage in range(stages):
+            for microbatch in range(microbatches):
+                kinds = found.get((stage, microbatch), set())
+                if kinds not in ({"F", "BW"}, {"F", "B", "W"}):
+                    raise BadInput(
+                        f"{self._at(step, self.placement[stage])}: stage {stage} of microbatch {microbatch} has "
+                        f"{' and '.join(sorted(kinds)) or 'no pass'}; F and BW, or F, B and W are needed"
+                    )
+
+    def _refuse_other_order(self, first: RecordedStep, step: RecordedStep) -> NoReturn:
+        """Raises BadInput for the first pass at which the orders of two steps differ."""
+        pairs = zip_longest(step.order, first.order, fillvalue=())
+        rank, mine, other = next((rank, mine, other) for rank, (mine, other) in enumerate(pairs) if mine != other)
+        places = enumerate(zip_longest(mine, other, fillvalue="nothing"))
+        i, a, b = next((i, a, b) for i, (a, b) in places if a != b)
+        raise BadInput(
+            f"{self._at(step, rank)}: ran {a} at place {i}, where step {first.name} ran {b}: steps are mixed; a trace has "
+            "one order"
+        )

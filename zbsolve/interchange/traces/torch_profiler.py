@@ -1,0 +1,225 @@
+"""torch.profiler's Chrome traces of torch.distributed.pipelining (and so of torchtitan): a file a rank, JSON or gzip.
+
+Its runtime labels what it does `PP:<stage><kind><microbatch>` (torch 2.13): F, I (input gradient), W (weight gradient), B
+(both) and communication. Without a device, a label of a pass whose input another rank sends begins with the waiting for it:
+the pass itself begins with the first operation inside. With one, labels are on the device's time line too; there they begin
+with the first kernel, and waiting lies between them.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from ...util.errors import BadInput
+from ...util.files import COUNT, checked, parse_json, read_text
+from ...util.text import printable
+from .recording import HOST, RanPass, RecordedStep, Recording
+
+MARK = b'"traceEvents"'
+FORMAT = "torch profiler trace"
+LABEL = re.compile(r"PP:(\d{1,6})([A-Z_]+?)(\d{0,9})")
+OVERLAPPED = re.compile(r"PP:\(.*\)OVERLAP_F_B")
+KINDS = {"F": "F", "I": "B", "W": "W", "B": "BW"}  # torch's word → ours
+ON_HOST, ON_DEVICE, OPERATION, KERNEL = "user_annotation", "gpu_user_annotation", "cpu_op", "kernel"
+SENDS = "SEND_F"
+NO_LABELS = (
+    "no pass has a label PP:…: torch's schedules of one stage a rank write none (Schedule1F1B) or others (ScheduleGPipe); "
+    "run the same order from a CSV (zbsolve export --to torch-csv), or one of several stages a rank"
+)
+Place = tuple[str, int, int]  # our kind, stage, microbatch
+
+
+class EventForm(msgspec.Struct):
+    """An event, as far as it counts here: `ts` and `dur` in µs."""
+
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    tid: int | str = 0
+
+
+class RankForm(msgspec.Struct):
+    """Which rank of how many wrote a file."""
+
+    rank: COUNT
+    world_size: COUNT
+    backend: str = ""
+
+
+class TraceForm(msgspec.Struct):
+    """A file."""
+
+    traceEvents: list[EventForm]
+    distributedInfo: RankForm | None = None
+    baseTimeNanoseconds: int = 0
+
+
+@dataclass(frozen=True)
+class _File:
+    """What one rank wrote."""
+
+    path: Path
+    form: TraceForm
+
+    @cached_property
+    def labels(self) -> list[EventForm]:
+        """Labels of passes by the clock that counts: the device's where there is one. Raises BadInput."""
+        events = self.form.traceEvents
+        overlapped = next((one for one in events if OVERLAPPED.fullmatch(one.name)), None)
+        if overlapped is not None:
+            raise BadInput(
+                f"{self.path}: label {printable(overlapped.name)}: combined passes cannot be told apart; run it without them"
+            )
+        found = {where: [one for one in events if one.cat == where and _place(one)] for where in (ON_HOST, ON_DEVICE)}
+        if found[ON_DEVICE]:
+            streams: dict[int | str, float] = {}
+            for one in found[ON_DEVICE]:
+                streams[one.tid] = streams.get(one.tid, 0.0) + one.dur
+            busiest = max(streams, key=lambda tid: streams[tid])
+            return sorted((one for one in found[ON_DEVICE] if one.tid == busiest), key=lambda one: one.ts)
+        if any(one.cat == KERNEL for one in events):
+            raise BadInput(f"{self.path}: kernels, but no labels of passes on the device's time line (cat '{ON_DEVICE}')")
+        if not found[ON_HOST]:
+            raise BadInput(f"{self.path}: {NO_LABELS}")
+        return sorted(found[ON_HOST], key=lambda one: one.ts)
+
+    @cached_property
+    def stages(self) -> frozenset[int]:
+        """The stages that ran here."""
+        return frozenset(stage for one in self.labels if (place := _place(one)) for stage in (place[1],))
+
+    @cached_property
+    def sending(self) -> set[int]:
+        """The stages that send activations on."""
+        matches = (LABEL.fullmatch(one.name) for one in self.form.traceEvents)
+        return {int(one[1]) for one in matches if one and one[2] == SENDS}
+
+    @property
+    def rank(self) -> int:
+        """The global rank; the lowest stage where the file does not say it."""
+        return self.form.distributedInfo.rank if self.form.distributedInfo else min(self.stages)
+
+    @cached_property
+    def _operations(self) -> dict[int | str, list[float]]:
+        """When operations began, by thread."""
+        found: dict[int | str, list[float]] = {}
+        for one in self.form.traceEvents:
+            if one.cat == OPERATION:
+                found.setdefault(one.tid, []).append(one.ts)
+        return {tid: sorted(times) for tid, times in found.items()}
+
+    def begins(self, label: EventForm) -> float:
+        """When the first operation inside a label begins; its end where there is none."""
+        times = self._operations.get(label.tid, [])
+        i = bisect_left(times, label.ts)
+        return min(times[i], label.ts + label.dur) if i < len(times) else label.ts + label.dur
+
+
+def _place(event: EventForm) -> Place | None:
+    """Which pass a label names; None: none."""
+    match = LABEL.fullmatch(event.name)
+    if match is None or match[2] not in KINDS or not match[3]:
+        return None
+    return KINDS[match[2]], int(match[1]), int(match[3])
+
+
+def read(path: Path, files: Sequence[Path]) -> Recording:
+    """The run of all ranks. path: as it was named. Raises BadInput naming file, rank and label."""
+    everybody = sorted((_read(file) for file in files), key=lambda one: one.rank)
+    kept, left_out = _one_pipeline(everybody)
+    home = {stage: rank for rank, file in enumerate(kept) for stage in file.stages}
+    _check_all_there(path, kept, home)
+    counts = [_steps(file) for file in kept]
+    odd = next((i for i, steps in enumerate(counts) if len(steps) != len(counts[0])), None)
+    if odd is not None:
+        raise BadInput(
+            f"{kept[odd].path}: rank {kept[odd].rank}: {len(counts[odd])} steps, and rank {kept[0].rank} has "
+            f"{len(counts[0])}: steps are mixed"
+        )
+    first = kept[0].form.baseTimeNanoseconds
+    steps = tuple(
+        RecordedStep(
+            str(number + 1),
+            tuple(
+                one
+                for rank, (file, rows) in enumerate(zip(kept, counts, strict=True))
+                for one in _passes(file, rows[number], rank, home, (file.form.baseTimeNanoseconds - first) / 1e3)
+            ),
+        )
+        for number in range(len(counts[0]))
+    )
+    info = kept[0].form.distributedInfo
+    facts = {"ranks": len(kept), **({"backend": info.backend} if info and info.backend else {})}
+    return Recording(str(path), FORMAT, HOST, steps, {}, facts, left_out)
+
+
+def _read(file: Path) -> _File:
+    text = read_text(file)
+    try:
+        return _File(file, msgspec.json.decode(text, type=TraceForm))
+    except (msgspec.DecodeError, RecursionError):  # a ValidationError too: then the second reading names the field
+        return _File(file, checked(parse_json(text, file), TraceForm, str(file)))
+
+
+def _one_pipeline(files: Iterable[_File]) -> tuple[list[_File], tuple[str, ...]]:
+    """One file for each set of stages, that of the lowest rank; others are replicas."""
+    kept: dict[frozenset[int], _File] = {}
+    again: list[int] = []
+    seen: dict[int, Path] = {}
+    for one in files:
+        if one.rank in seen:
+            raise BadInput(f"{one.path}: rank {one.rank}, as {seen[one.rank].name} is: a file a rank is needed")
+        seen[one.rank] = one.path
+        if kept.setdefault(one.stages, one) is not one:
+            again.append(one.rank)
+    said = f"replicas: ranks {', '.join(map(str, again))} ran the same stages as others"
+    return list(kept.values()), (said,) if again else ()
+
+
+def _check_all_there(path: Path, files: Sequence[_File], home: dict[int, int]) -> None:
+    """Raise BadInput where a stage that takes a message is in no file."""
+    for file in files:
+        missing = next((stage + 1 for stage in sorted(file.sending) if stage + 1 not in home), None)
+        if missing is not None:
+            world = f" (world size {file.form.distributedInfo.world_size})" if file.form.distributedInfo else ""
+            ranks = ", ".join(str(one.rank) for one in files)
+            raise BadInput(
+                f"{path}: stage {missing - 1} on rank {file.rank} sends to stage {missing}, and no file has passes of that: "
+                f"the file of a rank is missing (there are those of ranks {ranks}{world}); name the folder of all"
+            )
+
+
+def _steps(file: _File) -> list[dict[Place, EventForm]]:
+    """The n-th label of each pass belongs to step n. Raises BadInput where there are not equally many."""
+    found: dict[Place, list[EventForm]] = {}
+    for label in file.labels:
+        place = _place(label)
+        if place is not None:
+            found.setdefault(place, []).append(label)
+    most = max(found.values(), key=len)
+    fewest = min(found.values(), key=len)
+    if len(fewest) < len(most):
+        raise BadInput(
+            f"{file.path}: rank {file.rank}: label {fewest[0].name} is there {len(fewest)} times and {most[0].name} "
+            f"{len(most)} times: steps are mixed, or the profile begins or ends inside one"
+        )
+    return [{place: row[number] for place, row in found.items()} for number in range(len(most))]
+
+
+def _passes(
+    file: _File, labels: dict[Place, EventForm], rank: int, home: dict[int, int], offset: float
+) -> Iterable[RanPass]:
+    """The passes of one step on one rank, waiting taken off."""
+    for (kind, stage, microbatch), label in labels.items():
+        sender = {"F": stage - 1, "B": stage + 1, "BW": stage + 1}.get(kind, -1)
+        waits = label.cat == ON_HOST and home.get(sender, rank) != rank
+        start = file.begins(label) if waits else label.ts
+        yield RanPass(kind, stage, microbatch, rank, start + offset, label.ts + label.dur + offset)

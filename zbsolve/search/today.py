@@ -1,0 +1,160 @@
+"""What a measured step could be: its bubble, the best schedules of the same passes in the same memory, even stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..build.in_flight import with_units_in_flight
+from ..build.restage import restaged
+from ..placement import describe, loop, vee
+from ..problem import Problem
+from ..schedule import Schedule
+from ..trace import Trace
+from ..util.errors import BadInput, Infeasible, NotFound
+from .solver import solve
+from .state import State
+
+PIECES = 2  # a stage is cut into, where a rank has one alone
+UNITS = PIECES  # that a microbatch of a stage holds where nobody counted bytes: one a piece
+
+
+@dataclass(frozen=True)
+class Better:
+    """The best schedule found on one placement. cut: whether each stage was cut in two alike ones for it, which nobody
+    measured."""
+
+    placement: str
+    cut: bool
+    schedule: Schedule
+
+    @property
+    def value(self) -> int:
+        """µs of its step."""
+        return int(self.schedule.timeline().value)
+
+    def to_json(self) -> dict[str, Any]:
+        """Placement, value, bound, gap, peaks."""
+        certificate = self.schedule.certificate
+        assert certificate is not None
+        peaks = list(self.schedule.timeline().peak_bytes)
+        said = {"placement": self.placement, "cut": self.cut, "value": self.value, "bound": certificate.bound}
+        return {**said, "gap": certificate.gap, "peaks": peaks}
+
+
+@dataclass(frozen=True)
+class Today:
+    """A measured step and what it could be, µs. measured: the median step. bubble: the share of it in which its busiest rank
+    does nothing. replayed: what the order takes by the medians of all steps, which is what other schedules are to be held
+    against. counted: whether peaks are bytes; else a microbatch of a stage counts `UNITS`. peaks: of the order that ran.
+    room: what each rank may hold. even: the same order where all stages take the same. found: by placement, that of today
+    first."""
+
+    measured: int
+    bubble: float
+    replayed: int
+    counted: bool
+    peaks: tuple[int, ...]
+    room: tuple[int, ...]
+    even: int
+    found: tuple[Better, ...]
+
+    @property
+    def best(self) -> Better | None:
+        """The shortest; of equal ones the first."""
+        return min(self.found, key=lambda one: one.value, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields; memory in bytes, or in microbatches of a stage in flight."""
+        unit = 1 if self.counted else UNITS
+        return {
+            "measured": self.measured,
+            "bubble": self.bubble,
+            "replayed": self.replayed,
+            "memory": "bytes" if self.counted else "microbatches in flight",
+            "peaks": [one / unit for one in self.peaks],
+            "room": [one / unit for one in self.room],
+            "even_stages_save": self.replayed - self.even,
+            "found": [one.to_json() | {"peaks": [x / unit for x in one.to_json()["peaks"]]} for one in self.found],
+        }
+
+
+def today_of(
+    trace: Trace,
+    *,
+    seconds: float = 10.0,
+    effort: float | None = None,
+    seed: int = 0,
+    progress: Callable[[str, State], None] = lambda name, state: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Today:
+    """What the run's step could be, in the memory that it has now: its problem's capacity, or else the highest peak of any
+    rank for all of them, in bytes where its problem has some, in microbatches in flight where it has none.
+
+    The search shares its `seconds` (or `effort`) among today's placement, a vee and a loop of two stages a rank; 0 seconds:
+    it is left out. Problems that are no plain step, or whose stages do not make two a rank, keep their placement. `stop` is
+    asked between two of them.
+    """
+    problem = trace.problem
+    counted = bool(problem.edges.bytes.any())
+    if not counted:
+        problem = with_units_in_flight(problem, UNITS)
+    ran = Schedule(problem, trace.schedule, trace.syncs)
+    timeline = ran.timeline()
+    room = problem.capacity or (max(timeline.peak_bytes),) * problem.ranks
+    problem = replace(problem, capacity=room)
+    step = trace.steps[trace.median_step]
+    busiest = _busiest(problem, step.end - step.start)
+    asked = _candidates(problem) if effort is not None or seconds > 0 else []
+    found: list[Better] = []
+    for name, one in asked:
+        if stop() and found:
+            break
+        hint = Schedule(one, trace.schedule, trace.syncs) if one is problem else None
+        limits: dict[str, Any] = {"seconds": seconds / len(asked), "effort": None if effort is None else effort / len(asked)}
+        with suppress(Infeasible, NotFound):
+            schedule = solve(one, **limits, seed=seed, hint=hint, prefer=None, progress=partial(progress, name))
+            found.append(Better(name, one.stages > problem.stages, schedule))
+    return Today(
+        int(np.rint(step.value)),
+        1 - busiest / step.value if step.value else 0.0,
+        int(timeline.value),
+        counted,
+        timeline.peak_bytes,
+        room,
+        int(Schedule(even_stages(problem), trace.schedule, trace.syncs).timeline().value),
+        tuple(found),
+    )
+
+
+def _busiest(problem: Problem, times: np.ndarray[Any, Any]) -> float:
+    """The most that any rank computed, µs."""
+    return float(np.bincount(problem.passes.rank, np.where(problem.computing, times, 0), problem.ranks).max())
+
+
+def _candidates(problem: Problem) -> list[tuple[str, Problem]]:
+    """Today's placement, and on a vee and a loop of two stages a rank what can be built there."""
+    routes = problem.routes
+    found = [(describe(routes[0]) if len(routes) == 1 else "several routes", problem)]
+    for make in (vee, loop):
+        placement = make(problem.ranks, PIECES)
+        if routes == (placement,):
+            continue
+        try:
+            found.append((describe(placement), restaged(problem, placement)))
+        except (BadInput, Infeasible):
+            continue
+    return found
+
+
+def even_stages(problem: Problem) -> Problem:
+    """The same step where passes of one kind take the same at all stages: their mean, rounded to whole µs."""
+    kind, duration = problem.passes.kind, problem.passes.duration
+    mean = np.bincount(kind, duration) / np.maximum(np.bincount(kind), 1)
+    even = np.where(problem.computing, np.rint(mean[kind]).astype(np.int64), duration)
+    return replace(problem, passes=replace(problem.passes, duration=even))

@@ -1,0 +1,79 @@
+"""How torch.distributed.pipelining gathers sharded parameters: a window over the next stages of a rank's order.
+
+Before each action torch's runtime gathers the stages of the next `window` different stages that the rank computes, as far
+as they are not there, and frees all others (`_add_unshard_reshard` in torch.distributed.pipelining.schedules, three stages;
+pytorch issue 196706 asks for more than a fixed window). A stage's gradients are reduced right behind its last backward
+(`_add_reduce_grad`). Neither looks at memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..build.sharded import regathered
+from ..problem import Problem
+from ..schedule import Schedule
+from ..tables import Ints
+from ..util.errors import BadInput
+
+WINDOW = 3
+
+
+def torch_window(schedule: Schedule, window: int = WINDOW) -> Schedule:
+    """`schedule`, one of a sharded problem, as torch gathers: its compute order, and torch's gathers in place of its own.
+
+    A gather is issued when the pass before which torch puts it could begin, and runs on `comm:<rank>` beside computing; so
+    do reductions, though torch makes the next pass wait for them. The problem has no capacity, for torch keeps none.
+    Raises BadInput where a problem is not sharded, or has all-to-alls, which torch does not know of.
+    """
+    problem = schedule.problem
+    if "AG" not in problem.passes.kinds:
+        raise BadInput("torch's window: the problem is not sharded")
+    if {"AF", "AB"} & set(problem.passes.kinds):
+        raise BadInput("torch's window: the problem has all-to-alls, of whose order torch says nothing")
+    if window < 1:
+        raise BadInput(f"torch's window: {window} stages: one at least is needed")
+    orders = [schedule.sequences[f"compute:{rank}"] for rank in range(problem.ranks)]
+    issued = [one for order in orders for one in _uses(problem, order, window)]
+    other = regathered(replace(problem, capacity=None), [rows for _, rows in issued])
+    names, index = problem.names, other.index
+    gathers = len(other.passes) - len(issued) + np.arange(len(issued))
+    sequences = {f"compute:{rank}": [index[names[i]] for i in order] for rank, order in enumerate(orders)}
+    comm: dict[int, list[tuple[float, int]]] = {rank: [] for rank in range(problem.ranks)}
+    syncs = []
+    for (at, rows), gather in zip(issued, gathers.tolist(), strict=True):
+        rank = int(problem.passes.rank[rows[0]])
+        comm[rank].append((at, gather))
+        if at:
+            syncs.append((names[orders[rank][at - 1]], other.names[gather]))
+    for row in other.rows("RS", "C").tolist():
+        rank = int(other.passes.rank[row])
+        comm[rank].append((_behind(other, sequences[f"compute:{rank}"], row), row))
+    sequences |= {f"comm:{rank}": [row for _, row in sorted(found)] for rank, found in comm.items() if found}
+    return Schedule.of(other, sequences, syncs)
+
+
+def _uses(problem: Problem, order: Ints, window: int) -> list[tuple[int, Ints]]:
+    """A rank's gathers as they are issued: before which place of its order, and the passes that use what was gathered."""
+    stages = problem.passes.stage[order].tolist()
+    active: dict[int, list[int]] = {}
+    found: list[tuple[int, list[int]]] = []
+    for at, stage in enumerate(stages):
+        following = list(dict.fromkeys(stages[at:]))[:window]
+        active = {one: rows for one, rows in active.items() if one in following}
+        for new in following:
+            if new not in active:
+                active[new] = []
+                found.append((at, active[new]))
+        active[stage].append(int(order[at]))
+    return [(at, np.array(rows, np.int64)) for at, rows in found]
+
+
+def _behind(problem: Problem, order: list[int], row: int) -> float:
+    """The place right behind the last pass of the order that a pass waits for; behind all where it waits for others."""
+    place = {i: at for at, i in enumerate(order)}
+    inputs = problem.edges.before[problem.edges.after == row].tolist()
+    known = [place[i] for i in inputs if i in place]
+    return max(known) + 0.5 if len(known) == len(inputs) else float(len(order))
