@@ -335,8 +335,9 @@ def gathered_late(problem: Problem, plain: Schedule) -> Schedule:
 
 
 def memories(rank: int, _: None) -> list[dict[str, int]]:
-    """A step in which bytes are counted, where passes gather and reduce. Parameters weigh more than activations."""
-    mesh, width, found = pp_by_dp(), 96, []
+    """A step in which bytes are counted, where passes gather and reduce. Parameters weigh so much more than activations that
+    messages do not count, which live until they are sent: on a busy machine that takes some passes."""
+    mesh, width, found = pp_by_dp(), 384, []
 
     def build(numbers: list[int]) -> list[nn.Module]:
         made: list[nn.Module] = [nn.Linear(width, width, bias=False) for _ in numbers]
