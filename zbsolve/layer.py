@@ -1,10 +1,12 @@
-"""What a layer costs, and the link between two ranks: what a profile is made of."""
+"""What a layer costs, the link between two ranks, and the one to host memory: what a profile is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+
+from .util.errors import BadInput
 
 Tied = tuple[tuple[int, tuple[int, ...]], ...]  # bytes of a parameter that several layers hold, and their numbers
 
@@ -65,6 +67,46 @@ class Link:
 
 
 NO_LINK = Link(0.0, 1e12)  # messages take no time but what layers say
+MIN_BANDWIDTH = 1e-9  # bytes a µs
+
+
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """Copies between a rank's device and its node's host memory: µs = latency + bytes / bandwidth.
+
+    d2h, h2d: bytes a µs to the host and back while nothing goes the other way; d2h_both, h2d_both: each of them while both
+    directions run at once. memory: bytes of host memory that a node has for activations; None: no limit. ranks: of the
+    pipeline on a node; None: all of them. shared_bus: how many neighbouring ranks share one bus, on which one copy runs
+    at a time; 0: each rank copies both ways at once. Raises BadInput for numbers that make no sense.
+    """
+
+    latency: float
+    d2h: float
+    h2d: float
+    d2h_both: float
+    h2d_both: float
+    memory: int | None = None
+    ranks: int | None = None
+    shared_bus: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("d2h", "h2d", "d2h_both", "h2d_both"):
+            if not getattr(self, name) >= MIN_BANDWIDTH:
+                raise BadInput(f"host: bandwidth '{name}' is {getattr(self, name):g} bytes a µs: more than 0 is needed")
+        if not self.latency >= 0:
+            raise BadInput(f"host: latency is {self.latency:g} µs: it cannot be negative")
+        if self.memory is not None and self.memory < 0:
+            raise BadInput(f"host: memory is {self.memory} bytes: it cannot be negative")
+        if self.ranks is not None and self.ranks < 1:
+            raise BadInput(f"host: {self.ranks} ranks a node: at least 1 is needed")
+        if self.shared_bus < 0:
+            raise BadInput(f"host: {self.shared_bus} ranks share a bus: it cannot be negative")
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Bytes a µs that copies to the host and back take their time from: those of both directions at once, since a
+        schedule lets both run at any time; on a shared bus those alone, since it runs one copy at a time."""
+        return (self.d2h, self.h2d) if self.shared_bus else (self.d2h_both, self.h2d_both)
 
 
 def split_known(layers: Sequence[Layer]) -> bool:

@@ -13,6 +13,7 @@ from .partition.file import Partition
 from .partition.stage_costs import StageCosts
 from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem
+from .profile.offload import NO_OFFLOAD, Offload, check_offload, is_none
 from .profile.profile import Profile
 from .profile.sharding import Gathers, check_sharding
 from .profile.spread import spread_over
@@ -28,8 +29,8 @@ class Step:
 
     placement: as `Profile.problem` takes it, or "auto". partition: a name (see `partition_by_name`), layers of each stage,
     a `Partition` from a file, "auto", or None: as `Profile.problem` balances layers by itself. memory: bytes a rank
-    ("40GiB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards, gathers: as `Profile.problem`
-    takes them; gathers also "auto". "auto" is for `solve_auto`, which tries several.
+    ("40GiB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards, gathers, offload: as
+    `Profile.problem` takes them; gathers also "auto". "auto" is for `solve_auto`, which tries several.
 
     Raises BadInput for what makes no sense whatever the profile.
     """
@@ -45,6 +46,7 @@ class Step:
     shards: int = 1
     gathers: str | Gathers = 1
     blocking: bool | None = None
+    offload: Offload = NO_OFFLOAD
 
     def __post_init__(self) -> None:
         for name in ("ranks", "microbatches"):
@@ -61,6 +63,7 @@ class Step:
         check_sharding(self.shards, 1 if isinstance(self.gathers, str) else self.gathers)
         if self.placement != AUTO:
             recomputed_stages(self.recompute, len(self.routes[0]))
+            check_offload(self.offload, len(self.routes[0]))
 
     @property
     def auto(self) -> bool:
@@ -86,8 +89,10 @@ class Step:
         return "gathers and reductions go over the pipeline's link: the profile has none of the group (field 'shard_link')"
 
     def costs(self, profile: Profile) -> StageCosts:
-        """What stages of the profile's layers cost and need on these ranks. Raises BadInput."""
+        """What stages of the profile's layers cost and need on these ranks; with offload without a limit, since what is
+        held then is the schedule's matter. Raises BadInput."""
         limit = profile.capacity if self.memory is None else parse_bytes(self.memory)
+        limit = limit if is_none(self.offload) else None
         return StageCosts.of(profile, self.routes, self.microbatches, limit, self.fused, self.shards)
 
     def too_few_layers(self, profile: Profile) -> str:
@@ -127,4 +132,6 @@ class Step:
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
         placed = (self.ranks, self.microbatches, self.routes, self.memory, self.objective)
         gathers = 1 if isinstance(self.gathers, str) else self.gathers
-        return profile.problem(*placed, counts, self.fused, self.recompute, self.blocking, self.shards, gathers)
+        return profile.problem(
+            *placed, counts, self.fused, self.recompute, self.blocking, self.shards, gathers, self.offload
+        )

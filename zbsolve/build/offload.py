@@ -55,7 +55,7 @@ def with_offload(
     for kind, what in (("O", "offload"), ("U", "updates"), ("RS", "sharding")):
         if kind in problem.passes.kinds:
             raise BadInput(f"offload: the problem has {what} already{'' if kind == 'O' else ': put offload in before'}")
-    shares = _fractions(fraction, problem.stages)
+    shares = checked_fractions(fraction, problem.stages)
     chosen = _chosen(problem, which, shares)
     host = _checked(host, problem.ranks)
     moved = np.floor(problem.edges.bytes * shares[problem.passes.stage[problem.edges.before]]).astype(np.int64)
@@ -101,6 +101,14 @@ def _on_one_bus(passes: Passes, ranks: int) -> Passes:
     return replace(passes, stream_sets=tuple(tuple(bus(one) for one in streams) for streams in passes.stream_sets))
 
 
+def kept_bytes(problem: Problem) -> Ints:
+    """Bytes that a stage's F keeps of each microbatch and that offload may move, shape (stages, microbatches)."""
+    found, rows = np.zeros((problem.stages, problem.microbatches), np.int64), np.flatnonzero(_kept(problem))
+    before = problem.edges.before[rows]
+    np.add.at(found, (problem.passes.stage[before], problem.passes.microbatch[before]), problem.edges.bytes[rows])
+    return found
+
+
 def _kept(problem: Problem) -> Bools:
     """Which edges go from an F to a later pass of its stage that computes and may use what F keeps, shape (edges,)."""
     p, e = problem.passes, problem.edges
@@ -126,8 +134,8 @@ def _chosen(problem: Problem, which: Any, shares: Any) -> Bools:
     return found
 
 
-def _fractions(fraction: Numbers, stages: int) -> Any:
-    """One number from 0 to 1 a stage. Raises BadInput naming the stage."""
+def checked_fractions(fraction: Numbers, stages: int) -> Any:
+    """One number from 0 to 1 a stage, shape (stages,). Raises BadInput naming the stage."""
     try:
         row = np.asarray(fraction, np.float64)
     except (TypeError, ValueError):

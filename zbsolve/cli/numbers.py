@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..profile.given import NUMBERS, given_profile, stage_columns
+from ..profile.given import HOST, NUMBERS, given_profile, stage_columns
 from ..profile.rounding import rounding_note
 from ..util.errors import BadInput
 from .tools import print_json
@@ -37,6 +37,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     rank.add_argument("--shard-latency", help="of a gather in a data-parallel group over which parameters are sharded")
     rank.add_argument("--shard-bandwidth", help="of its link (default: the pipeline's link)")
+    for name, text in HOST.items():
+        rank.add_argument(f"--host-{name}", help=text, type=int if name in ("ranks", "bus") else str)
     rank.add_argument("--blocking", action="store_true", help="a rank computes nothing while it sends a message")
     rank.add_argument("--rank-factors", metavar="1,1,1.3,…", help="how much longer each rank takes than its stages say")
     parser.add_argument("--model", default="numbers", help="its name, for titles")
@@ -53,6 +55,7 @@ def command(options: argparse.Namespace) -> int:
             raise BadInput(f"--{name} {getattr(options, name)}: at least 1 is needed")
     names = ("memory", "states", "latency", "bandwidth", "blocking", "shard_latency", "shard_bandwidth")
     rank = {name: getattr(options, name) for name in names}
+    rank |= {f"host_{name}": getattr(options, f"host_{name}".replace("-", "_")) for name in HOST}
     profile = given_profile(
         options.ranks * options.chunks,
         _said(options),

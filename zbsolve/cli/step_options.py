@@ -38,6 +38,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "one pass for 1f1b)",
     },
     "recompute": {"metavar": "STAGES", "help": "all, or 0,2: stages that drop activations after F, for a pass X"},
+    "offload": {
+        "metavar": "WHAT",
+        "help": "full, half, or a fraction a stage such as 0:0.5,1:1: activations that go to host memory after F and come "
+        "back before the backward (default: none)",
+    },
     "shards": {
         "type": int,
         "metavar": "N",
@@ -52,6 +57,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": argparse.BooleanOptionalAction,
         "help": "a rank computes nothing while it sends a message (default: as the profile's link says)",
     },
+}
+# What a problem does not say as an option does.
+FIXED = {
+    "memory": "ranks have for activations",
+    "shards": "is gathered",
+    "gathers": "is gathered",
+    "offload": "is offloaded",
 }
 PROFILE = {"help": "profile.json, or - for standard input"}
 PROFILE_OR_SCHEDULE = {
@@ -132,10 +144,8 @@ def _said(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> None:
     """Raise BadInput where an option says something else than the problem of a file, which is `where`."""
     for name, said in _said(options, *OPTIONS).items():
-        if name == "memory":
-            raise BadInput(f"--memory {said}: {where}, and its problem says what ranks have for activations: leave it out")
-        if name in ("shards", "gathers"):
-            raise BadInput(f"--{name} {said}: {where}, and its problem says what is gathered: leave it out")
+        if what := FIXED.get(name):
+            raise BadInput(f"--{name} {said}: {where}, and its problem says what {what}: leave it out")
         has, wanted = _both(name, said, problem)
         if has != wanted:
             option = f"--{'' if said else 'no-'}{name}" if isinstance(said, bool) else f"--{name} {said}"

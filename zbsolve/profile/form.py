@@ -8,12 +8,11 @@ from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
-from ..layer import NO_LINK, Layer, Link, Tied
+from ..layer import MIN_BANDWIDTH, NO_LINK, HostLink, Layer, Link, Tied
 from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
 
-MIN_BANDWIDTH = 1e-9  # bytes a µs
 BACKWARD = ("B", "W", "BW")  # of which a layer needs B and W, or BW
 NEEDED = "F"
 STATES = (
@@ -51,6 +50,19 @@ class LinkForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     blocking: bool = False
 
 
+class HostForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Copies to and from host memory in a file; only one bandwidth is needed."""
+
+    d2h: TIME
+    h2d: TIME | None = None
+    d2h_both: TIME | None = None
+    h2d_both: TIME | None = None
+    latency: TIME = 0.0
+    memory: SIZE | None = None
+    ranks: COUNT | None = None
+    shared_bus: COUNT = 0
+
+
 class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A profile in a file: a misspelt field must not pass for one that was left out."""
 
@@ -65,6 +77,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     rank_factors: list[Factor] = []
     tied: list[tuple[SIZE, list[COUNT]]] = []
     shard_link: LinkForm | None = None
+    host: HostForm | None = None
 
 
 def layer_from(form: Any, index: int, where: str) -> Layer:
@@ -103,6 +116,29 @@ def link_from(form: LinkForm, where: str) -> Link:
     if rate < MIN_BANDWIDTH:
         raise BadInput(f"{where}: link: field 'bytes_per_us' is {rate:g}")
     return Link(latency, rate, form.blocking)
+
+
+def host_from(form: HostForm | None, where: str) -> HostLink | None:
+    """The link to host memory, where there is one; what is not said of a way is as on the other, and alone. Raises BadInput
+    naming `where` and the field."""
+    if form is None:
+        return None
+
+    def rate(name: str, otherwise: float = 0.0) -> float:
+        said = getattr(form, name)
+        if said is None:
+            return otherwise
+        return parse_rate(said, f"{where}: host: field '{name}'") if isinstance(said, str) else said
+
+    down = rate("d2h")
+    up = rate("h2d", down)
+    both = rate("d2h_both", down), rate("h2d_both", up)
+    latency = _read(form.latency, float, f"{where}: host: field 'latency'")
+    memory = size_from(form.memory, f"{where}: host: field 'memory'")
+    try:
+        return HostLink(latency, down, up, *both, memory, form.ranks, form.shared_bus)
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
 
 
 def tied_from(form: Sequence[tuple[Any, list[int]]], layers: int, where: str) -> Tied:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
-from ..layer import NO_LINK, Link
+from ..layer import NO_LINK, HostLink, Link
 from ..util.errors import BadInput
 from ..util.files import read_text
 from ..util.text import LARGEST, has_unit, parse_bytes, parse_rate, parse_time
@@ -48,6 +48,15 @@ NUMBERS = {
     "message-bytes": Number(("output_bytes",), parse_bytes, "bytes of the message to the next stage"),
 }
 MAX_STAGES = 100_000
+# Of the link to host memory; each an option --host-….
+HOST = {
+    "bandwidth": "of copies to host memory, and back where it differs, such as 25GB/s,22GB/s; needed for solve --offload",
+    "bandwidth-both": "the same of each while both directions run at once (default: as alone)",
+    "latency": "of a copy (default: 0)",
+    "memory": "bytes of host memory that a node has for activations (default: no limit)",
+    "ranks": "of the pipeline on a node (default: all)",
+    "bus": "how many ranks share one bus, on which one copy runs at a time (default: each copies both ways at once)",
+}
 
 
 def stage_columns(path: str) -> dict[str, list[str]]:
@@ -110,7 +119,7 @@ def given_profile(
     """A profile of so many stages, one layer each, from what `NUMBERS` names; its source is "given".
 
     said: name → as `values` takes it; `name`: of the layers. rank: memory ("60GiB"), states, latency, bandwidth
-    ("50GB/s"), blocking, shard_latency, shard_bandwidth, rank_factors. Raises BadInput.
+    ("50GB/s"), blocking, shard_latency, shard_bandwidth, rank_factors, and of `HOST`. Raises BadInput.
     """
     if not 1 <= stages <= MAX_STAGES:
         raise BadInput(f"stages: {stages}, not 1 to {MAX_STAGES}")
@@ -129,7 +138,8 @@ def given_profile(
     factors = tuple(rank.get("rank_factors") or ())
     shard = rank.get("shard_latency"), rank.get("shard_bandwidth")
     shard_link = _link(shard[0], shard[1], False, "shard-") if any(shard) else None
-    return Profile("given", model, layers, link, states, capacity, dict(facts), {}, factors, shard_link=shard_link)
+    host = _host({name: rank.get(f"host_{name}") for name in HOST})
+    return Profile("given", model, layers, link, states, capacity, dict(facts), {}, factors, (), shard_link, host)
 
 
 def _check_enough(said: Mapping[str, Any], states: float | None) -> None:
@@ -152,3 +162,25 @@ def _link(latency: str | None, bandwidth: str | None, timed: bool, of: str = "")
         parse_time(latency, f"--{of}latency") if latency else NO_LINK.latency,
         parse_rate(bandwidth, f"--{of}bandwidth") if bandwidth else NO_LINK.bytes_per_us,
     )
+
+
+def _host(said: Mapping[str, Any]) -> HostLink | None:
+    """The link to host memory, from what is said of `HOST`; None where nothing is. Raises BadInput."""
+    given = {name: value for name, value in said.items() if value is not None}
+    if not given:
+        return None
+    if "bandwidth" not in given:
+        raise BadInput(f"--host-{next(iter(given))}: --host-bandwidth is needed too")
+    rates = [_ways(f"--host-{name}", given.get(name, given["bandwidth"])) for name in ("bandwidth", "bandwidth-both")]
+    latency = parse_time(given.get("latency", 0.0), "--host-latency")
+    memory = parse_bytes(given["memory"], "--host-memory") if "memory" in given else None
+    return HostLink(latency, *rates[0], *rates[1], memory, given.get("ranks"), given.get("bus", 0))
+
+
+def _ways(option: str, text: str) -> tuple[float, float]:
+    """Bytes a µs to the host and back. Raises BadInput."""
+    parts = str(text).split(",")
+    if len(parts) > 2:
+        raise BadInput(f"{option} '{text[:40]}': one bandwidth, or two: to the host, and back")
+    rates = [parse_rate(part, option) for part in parts]
+    return rates[0], rates[-1]

@@ -10,14 +10,15 @@ from typing import Any
 from .. import placement as placements
 from ..build.plain import pipeline
 from ..build.recompute import Recompute, recomputed_stages
-from ..layer import Layer, Link, Tied, layer_ranges, split_known
+from ..layer import HostLink, Layer, Link, Tied, layer_ranges, split_known
 from ..partition.cuts import balanced_ranks
 from ..partition.stage_costs import StageCosts
 from ..problem import Problem
 from ..util.errors import BadInput, Infeasible
 from ..util.files import checked, read_one_of, write_document
 from ..util.text import exact_bytes, has_unit, parse_bytes
-from .form import ProfileForm, check_some_time, layer_from, link_from, size_from, states_from, tied_from
+from .form import ProfileForm, check_some_time, host_from, layer_from, link_from, size_from, states_from, tied_from
+from .offload import NO_OFFLOAD, Offload, check_host, is_none, offloaded_step
 from .sharding import Gathers, check_sharding, sharded_step
 
 
@@ -31,7 +32,8 @@ class Profile:
     "<layer>/<kind>" or "link/<bytes>".
     rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike. tied: bytes of
     each parameter that several layers hold, and their numbers: a rank with several of them has it once. shard_link: between
-    the ranks of a data-parallel group, for sharded parameters; None: not known, and the pipeline's counts.
+    the ranks of a data-parallel group, for sharded parameters; None: not known, and the pipeline's counts. host: between
+    a device and its node's host memory, for offload; None: not known, and nothing is offloaded.
     """
 
     source: str
@@ -45,6 +47,7 @@ class Profile:
     rank_factors: tuple[float, ...] = ()
     tied: Tied = ()
     shard_link: Link | None = None
+    host: HostLink | None = None
 
     @property
     def fused_only(self) -> bool:
@@ -69,6 +72,7 @@ class Profile:
         blocking: bool | None = None,
         shards: int = 1,
         gathers: Gathers = 1,
+        offload: Offload = NO_OFFLOAD,
     ) -> Problem:
         """The training step of this model on `ranks` ranks.
 
@@ -82,13 +86,14 @@ class Profile:
         blocking: whether messages occupy their sender; None: as the link says. shards: ranks of the data-parallel group over
         which each stage's parameters, gradients and optimizer states are sharded (FSDP); gathers: how often a step's
         forwards gather them, a number or one a stage (see `with_sharding`). Then a rank's fixed memory is its part of them,
-        and what is gathered is the schedule's matter. Raises BadInput, Infeasible.
+        and what is gathered is the schedule's matter. offload: what goes to host memory between F and the backward (see
+        `offloaded_step`); a step that only fits with it is built, too. Raises BadInput, Infeasible.
         """
         check_sharding(shards, gathers)
         if blocking is not None and blocking != self.link.blocking:
             said = replace(self, link=replace(self.link, blocking=blocking))
             step = (ranks, microbatches, placement, memory, objective, layers, fused, recompute)
-            return said.problem(*step, shards=shards, gathers=gathers)
+            return said.problem(*step, shards=shards, gathers=gathers, offload=offload)
         routes = placements.routes_of(placement, ranks)
         limit = self.capacity if memory is None else parse_bytes(memory)
         costs = StageCosts.of(self, routes, microbatches, limit, fused, shards)
@@ -97,11 +102,14 @@ class Profile:
         counts = balanced_ranks(work, routes, costs.factors.tolist()) if layers is None else costs.check(layers)
         left = self._left(costs, counts, recompute, memory)
         try:
-            problem = self._pipeline(costs, counts, left, objective, recompute)
+            stays = is_none(offload)
+            problem = self._pipeline(costs, counts, left if stays else None, objective, recompute)
+            problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
+            problem = problem if stays else offloaded_step(problem, self.host, offload, left)
         except Infeasible as error:
             rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
             raise Infeasible(f"{error}; {rest}{_of(limit, memory)}") from None
-        problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
+        check_host(problem)
         problem = sharded_step(problem, costs, counts, self.shard_link or self.link, gathers)
         if not problem.work:
             raise BadInput(
@@ -179,6 +187,8 @@ class Profile:
             del body["link"]["blocking"]
         if self.shard_link is None:
             del body["shard_link"]
+        if self.host is None:
+            del body["host"]
         write_document(path, "profile", body)
 
     @classmethod
@@ -204,6 +214,7 @@ class Profile:
             tuple(form.rank_factors),
             tied_from(form.tied, len(layers), where),
             None if form.shard_link is None else link_from(form.shard_link, where),
+            host_from(form.host, where),
         )
 
 

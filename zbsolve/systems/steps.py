@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..partition.file import Partition
 from ..problem import Problem
+from ..profile.offload import NO_OFFLOAD
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..step import AUTO, Step
@@ -50,7 +51,7 @@ def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Sch
     elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
         kept = "balanced"
     try:
-        plain = replace(step, placement="single", partition=kept, memory=None)
+        plain = replace(step, placement="single", partition=kept, memory=None, offload=NO_OFFLOAD)
         return preset(USUAL, step_for(USUAL, profile, plain).problem(replace(profile, capacity=None)))
     except (BadInput, Infeasible):
         return None

@@ -314,10 +314,10 @@ def _known(form: type[Any], place: str) -> list[str]:
     """The names of the fields that the form has there."""
     found: Any = msgspec.inspect.type_info(form)
     for name, index in _steps(place):
-        if isinstance(found, msgspec.inspect.UnionType):
-            found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
         if name:
             found = next(one.type for one in found.fields if one.encode_name == name)
         else:
             found = found.value_type if index == "..." else found.item_type
+        if isinstance(found, msgspec.inspect.UnionType):
+            found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
     return [one.encode_name for one in found.fields]

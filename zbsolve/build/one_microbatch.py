@@ -1,0 +1,40 @@
+"""What one microbatch alone needs, in any order: below that no schedule exists."""
+
+from __future__ import annotations
+
+from graphlib import TopologicalSorter
+
+import numpy as np
+
+from ..problem import Problem
+from ..tables import Ints
+
+
+def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
+    """Bytes that each pool needs at least for the passes of this microbatch, shape (pools,): the ranks' devices, then
+    `problem.pools`.
+
+    While a pass runs, bytes lie there that it takes, or a pass before it, and that it frees, or a pass behind it: those
+    of all edges around it in the graph, in whatever order passes run.
+    """
+    mine = np.flatnonzero(problem.in_microbatch & (problem.passes.microbatch == microbatch))
+    one = problem.only(mine)
+    before, after = one.edges.before, one.edges.after
+    upstream = _upstream(len(mine), before.tolist(), after.tolist())
+    around = upstream[:, before] & upstream.T[:, after]  # [pass, edge]
+    needs = np.zeros(len(problem.room), np.int64)
+    for pool in range(len(needs)):
+        rows = one.edges_in(pool)
+        needs[pool] = (around[:, rows] @ one.edges.bytes[rows]).max(initial=0)
+    return needs
+
+
+def _upstream(count: int, before: list[int], after: list[int]) -> np.ndarray:
+    """[i, j]: whether pass j is i or comes before it in the graph, shape (count, count)."""
+    waits: dict[int, list[int]] = {i: [] for i in range(count)}
+    for a, b in zip(before, after, strict=True):
+        waits[b].append(a)
+    found = np.eye(count, dtype=bool)
+    for i in TopologicalSorter(waits).static_order():
+        found[i] |= found[waits[i]].any(axis=0)
+    return found

@@ -1,0 +1,151 @@
+"""A profile's step with offload: what goes to host memory, and how long copies take (PipeOffload, arXiv 2503.01328)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..build.offload import Host, checked_fractions, kept_bytes, with_offload
+from ..build.one_microbatch import one_microbatch_needs
+from ..layer import HostLink
+from ..problem import Problem
+from ..tables import Bools, Ints
+from ..util.errors import BadInput, Infeasible
+from ..util.text import exact_bytes
+
+NO_OFFLOAD, FULL, HALF = "none", "full", "half"
+NAMED = (NO_OFFLOAD, FULL, HALF)
+# A name, "0:0.5,1:1", a fraction a stage, or booleans: one a stage, or of shape (stages, microbatches).
+Offload = str | Sequence[float] | Sequence[bool] | Sequence[Sequence[bool]]
+
+
+def is_none(offload: Offload) -> bool:
+    """Whether nothing is to be offloaded, by name."""
+    return isinstance(offload, str) and offload.strip() == NO_OFFLOAD
+
+
+def check_offload(offload: Offload, stages: int) -> None:
+    """Raise BadInput for what makes no sense whatever the profile and the microbatches are."""
+    if isinstance(offload, str):
+        if offload.strip() not in NAMED:
+            _fractions_in(offload, stages)
+        return
+    said = _table(offload)
+    if said.dtype != bool:
+        checked_fractions(said, stages)
+
+
+def offloaded_step(problem: Problem, host: HostLink | None, offload: Offload, left: Sequence[int] | None) -> Problem:
+    """`problem`, a profile's step without a limit, where stages copy what their F keeps to host memory and back, within
+    `left` bytes a rank (None: without a limit).
+
+    offload: "full": all that stages keep (PO-F). "half" (PO-H): of each rank's v stages the first ⌈v/2⌉, which live longest,
+    since a microbatch's F of a later stage lies between F and B of an earlier one; a rank with one stage offloads half of
+    its bytes, where ⌈1/2⌉ would be all of them. "0:0.5,1:1" or one number a stage: these fractions of what stages keep, no
+    others. Booleans, one a stage or of shape (stages, microbatches): those whole.
+
+    A copy takes latency + bytes / bandwidth (see `HostLink.rates`). Raises BadInput, also where the host link is not known
+    or a stage that is named keeps nothing; Infeasible where a rank has less than one microbatch needs.
+    """
+    if host is None:
+        raise BadInput("offload: the profile knows no host link: give its field 'host', or zbsolve numbers --host-bandwidth")
+    kept = kept_bytes(problem)
+    fraction, which = _chosen(problem, offload, kept.max(axis=1) > 0)
+    times = (_copy_time(host.latency, rate, kept.max(axis=1), fraction) for rate in host.rates)
+    node = Host(host.memory, host.ranks, min(host.shared_bus, problem.ranks))
+    found = with_offload(problem, *times, fraction=fraction, which=which, host=node)
+    if left is None:
+        return found
+    need = _least_needs(found)
+    for rank, room in enumerate(left):
+        if need[rank] > room:
+            need_and_room = f"needs {exact_bytes(need[rank])} for one microbatch, but has {exact_bytes(room)}"
+            raise Infeasible(f"capacity: rank {rank} {need_and_room}, also with this offload: no schedule exists")
+    return replace(found, capacity=tuple(left))
+
+
+def check_host(problem: Problem) -> None:
+    """Raise Infeasible where a node's host memory has less than one microbatch needs there."""
+    if not any(pool.capacity is not None for pool in problem.pools):
+        return
+    need = _least_needs(problem)
+    for pool in range(problem.ranks, len(need)):
+        if need[pool] > problem.room[pool]:
+            need_and_room = f"needs {exact_bytes(need[pool])} for one microbatch, but has {exact_bytes(problem.room[pool])}"
+            raise Infeasible(f"offload: host memory '{problem.pool_name(pool)}' {need_and_room}: no schedule exists")
+
+
+def _least_needs(problem: Problem) -> Ints:
+    """Bytes that each pool needs at least for one microbatch, whichever; of those alike in copies and ranks one is asked."""
+    rows, passes = problem.rows("F", "O"), problem.passes
+    table = np.zeros((2, problem.stages, problem.microbatches), np.int64)
+    copies = passes.are("O")[rows].astype(np.int64)
+    table[copies, passes.stage[rows], passes.microbatch[rows]] = 1 + passes.rank[rows]
+    _, different = np.unique(table.reshape(-1, problem.microbatches), axis=1, return_index=True)
+    return np.asarray(np.max([one_microbatch_needs(problem, i) for i in different.tolist()], axis=0), np.int64)
+
+
+def _chosen(problem: Problem, offload: Offload, keeping: Bools) -> tuple[Any, Bools | None]:
+    """The fraction of each stage, shape (stages,), and which stages or microbatches of them, or None: all. keeping: stages
+    that keep something, shape (stages,): of the others "full" and "half" ask nothing. Raises BadInput."""
+    if isinstance(offload, str):
+        name = offload.strip()
+        if name not in NAMED:
+            return _fractions_in(offload, problem.stages), None
+        if not keeping.any():
+            raise BadInput("offload: no stage keeps anything from its F that a later pass frees")
+        return (_half(problem), keeping) if name == HALF else (keeping.astype(np.float64), None)
+    said = _table(offload)
+    return (1.0, said) if said.dtype == bool else (checked_fractions(said, problem.stages), None)
+
+
+def _half(problem: Problem) -> Any:
+    """The fraction of each stage, shape (stages,), with "half" (see `offloaded_step`). Where a stage lives on several ranks
+    that have unlike numbers of stages, the smallest of theirs."""
+    found = np.full(problem.stages, np.inf)
+    for rank in range(problem.ranks):
+        mine = [stage for stage, ranks in enumerate(problem.stage_ranks) if rank in ranks]
+        first = -(-len(mine) // 2)
+        found[mine] = np.minimum(found[mine], [1.0] * first + [0.0] * (len(mine) - first) if len(mine) > 1 else 0.5)
+    return found
+
+
+def _fractions_in(text: str, stages: int) -> Any:
+    """One number a stage, shape (stages,), from "0:0.5,1:1"; 0 where a stage is not named. Raises BadInput."""
+    found = np.zeros(stages)
+    named = set()
+    for part in text.split(","):
+        stage, _, share = part.partition(":")
+        try:
+            number, fraction = int(stage), float(share)
+        except ValueError:
+            raise BadInput(
+                f"offload '{part.strip()[:40]}': none, full, half, or a fraction a stage such as 0:0.5,1:1"
+            ) from None
+        if not 0 <= number < stages:
+            raise BadInput(f"offload: there is no stage {number} (they are 0 to {stages - 1})")
+        if number in named:
+            raise BadInput(f"offload: stage {number} is named twice")
+        named.add(number)
+        found[number] = fraction
+    return checked_fractions(found, stages)
+
+
+def _table(offload: Any) -> Any:
+    """Booleans or numbers of one or two dimensions as an array. Raises BadInput."""
+    try:
+        said = np.asarray(offload)
+    except ValueError:
+        said = np.zeros(0, object)
+    if said.dtype.kind not in "biuf" or said.ndim not in (1, 2) or (said.dtype != bool and said.ndim == 2):
+        raise BadInput("offload: a name, a fraction a stage, or booleans of shape (stages,) or (stages, microbatches)")
+    return said
+
+
+def _copy_time(latency: float, rate: float, size: Ints, fraction: Any) -> Ints:
+    """µs a stage, of which `with_offload` takes the fraction: all the bytes, and so much latency that one is left."""
+    share = np.where(fraction > 0, fraction, 1.0)
+    return np.asarray(np.rint(latency / share + size / rate), np.int64)
