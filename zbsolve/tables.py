@@ -19,7 +19,8 @@ from .util.errors import BadInput
 KINDS = (
     *("F", "B", "W", "BW", "X", "O", "R", "S", "T", "C", "U"),
     *("AF", "AB"),
-    *("AG", "AGB", "RS"),  # a new kind goes below this line: digests count from the top
+    *("AG", "AGB", "RS"),
+    *("VB", "VR", "VG", "VE", "VS"),  # a new kind goes below this line: digests count from the top
 )
 PER_STEP = ("C", "U", "AG", "AGB", "RS")  # kinds whose number is no microbatch's: a place among the stage's ranks, an update
 CARGO = ("", "activation", "gradient")  # what an edge hands from pass to pass; "": nothing, one only waits for the other

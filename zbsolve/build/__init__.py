@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .sharded import regathered as regathered
     from .sharded import with_sharding as with_sharding
     from .updates import with_updates as with_updates
+    from .vocabulary import Vocabulary as Vocabulary
+    from .vocabulary import with_vocabulary as with_vocabulary
 
 __getattr__, __dir__ = handing_on(
     __name__,
@@ -30,5 +32,6 @@ __getattr__, __dir__ = handing_on(
         "fused_backward": "with_fused_backward",
         "sharded": "regathered with_sharding",
         "updates": "with_updates",
+        "vocabulary": "Vocabulary with_vocabulary",
     },
 )

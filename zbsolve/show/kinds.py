@@ -38,6 +38,11 @@ LOOKS: dict[str, Look] = {
     "AG": Look("#0f00f0", "all-gather of parameters", "G"),
     "AGB": Look("#8778ff", "all-gather for the backward", "H"),
     "RS": Look("#78694b", "reduce-scatter of gradients", "E"),
+    "VB": Look("#b05d9b", "vocabulary: hidden states", "V"),
+    "VR": Look("#a43c0f", "vocabulary: barrier", "N"),
+    "VG": Look("#7e15bd", "vocabulary: input gradient", "I"),
+    "VE": Look("#92a46a", "embedding", "L"),
+    "VS": Look("#e0c411", "embedding: gradient", "Q"),
 }
 
 # Ramps from dark to light for other readers: each kind stands where its own lightness is, so that a new kind needs no colour
