@@ -83,7 +83,7 @@ def test_they_agree_on_random_problems_with_all_to_alls(seed):
 def tight(seed: int):
     """As `small`, with a little more than what one microbatch needs as capacity, so that memory decides."""
     problem = small(seed, 3, 8, 18)
-    needs = arrays_of(problem).account_need.max(axis=1)
+    needs = arrays_of(problem).accounts.need.max(axis=1)
     factors = random.Random(seed).choices([1, 1.4, 2], k=problem.ranks)
     return dataclasses.replace(problem, capacity=tuple(int(n * f) for n, f in zip(needs, factors, strict=True)))
 

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from zbsolve.util.kernels import inner_kernel
 
 SOURCE = """
 from typing import NamedTuple
@@ -36,3 +39,14 @@ def test_an_index_that_names_a_class_of_another_version_is_made_anew(tmp_path: P
         )
         said.append(done.stdout.strip())
     assert said == ["7 0", "7 1", "7 0", "7 1"]  # compiled, read, compiled anew, read
+
+
+def test_an_inner_kernel_that_would_make_an_array_is_refused() -> None:
+    """It could not be given back: nobody counts who uses it."""
+
+    @inner_kernel
+    def wrong(count):  # type: ignore[no-untyped-def]
+        return np.zeros(count).sum()
+
+    with pytest.raises(Exception, match="Only accept returning of array passed"):
+        wrong(3)

@@ -11,21 +11,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..problem import Ints, Problem
+from ..problem import UNLIMITED, Ints, Problem
 from ..tables import Bools
 from .compressed import compressed_rows
 
 
-class AccountMoves(NamedTuple):
-    """Memory by pass, and by pool and account. See `ProblemArrays`; the serial rows are empty where all memory is on
-    devices, else they are the passes of the account that take or free memory in the pool, in the serial order."""
+class Accounts(NamedTuple):
+    """Memory by pass, and by pool and account, as arrays of int64, bytes.
 
-    move_first: Ints
-    move_pool: Ints
-    move_taken: Ints
-    move_freed: Ints
-    account_need: Ints
-    account_gain: Ints
+    One row a pass: pool, taken, freed: the further pools with a limit in which it takes or frees memory, and how much.
+    Shape (pools, accounts): need, what an account needs in a pool; gain, what it frees beyond what it takes (0 as a rule).
+    One row a pool and account (pool · accounts + account): serial_pass, serial_taken, serial_freed, the account's passes
+      that take or free memory in the pool, in the serial order; no rows at all where all memory is on devices.
+    """
+
+    first: Ints
+    pool: Ints
+    taken: Ints
+    freed: Ints
+    need: Ints
+    gain: Ints
     serial_first: Ints
     serial_pass: Ints
     serial_taken: Ints
@@ -64,26 +69,32 @@ def brings_back(problem: Problem) -> Bools:
     return found
 
 
-def account_moves(problem: Problem, account: Ints, places: Ints) -> AccountMoves:
+def accounts_of(problem: Problem, account: Ints, places: Ints) -> Accounts:
     """The table, from the account of each pass and `serial_places`."""
     pools, accounts, count = len(problem.room), int(account.max()) + 1, len(account)
     parts = [_of_pool(problem, pool) for pool in range(problem.ranks - 1, pools)]
     rows, pool, taken, freed = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
-    need, gain = np.zeros((pools, accounts), np.int64), np.zeros((pools, accounts), np.int64)
-    np.add.at(need, (pool, account[rows]), taken)
-    np.add.at(gain, (pool, account[rows]), freed - taken)
-    moves = compressed_rows(rows, count, pool, taken, freed)
+    row = pool * accounts + account[rows]
+    need, gain = (np.bincount(row, size, pools * accounts).astype(np.int64) for size in (taken, freed - taken))
+    away = np.flatnonzero((pool >= problem.ranks) & (problem.room[pool] < UNLIMITED))
+    moves = compressed_rows(rows[away], count, pool[away], taken[away], freed[away])
+    shape, nothing = (pools, accounts), np.zeros(0, np.int64)
     if not problem.pools:
-        nothing = np.zeros(0, np.int64)
-        return AccountMoves(*moves, need, gain, nothing, nothing, nothing, nothing)  # type: ignore[call-arg]
+        return Accounts(*moves, need.reshape(shape), gain.reshape(shape), nothing, nothing, nothing, nothing)  # type: ignore[call-arg]
     order = np.argsort(places[rows], kind="stable")
-    columns = (rows[order], taken[order], freed[order])
-    serial = compressed_rows(pool[order] * accounts + account[rows[order]], pools * accounts, *columns)
-    first, _, takes, frees = serial
-    for at in range(pools * accounts):
-        mine = slice(first[at], first[at + 1])
-        need.flat[at] = (np.cumsum(takes[mine]) - np.cumsum(frees[mine]) + frees[mine]).max(initial=0)
-    return AccountMoves(*moves, need, gain, *serial)  # type: ignore[call-arg]
+    serial = compressed_rows(row[order], pools * accounts, rows[order], taken[order], freed[order])
+    need = _peaks(*serial)
+    return Accounts(*moves, need.reshape(shape), gain.reshape(shape), *serial)  # type: ignore[call-arg]
+
+
+def _peaks(first: Ints, passes: Ints, taken: Ints, freed: Ints) -> Ints:
+    """The most that the passes of each row hold, one after the other, bytes."""
+    held = np.cumsum(taken) - np.cumsum(freed) + freed  # while the pass runs
+    before = np.concatenate([[0], np.cumsum(taken - freed)])[first[:-1]]
+    most, filled = np.zeros(len(first) - 1, np.int64), np.flatnonzero(np.diff(first))
+    if len(filled):
+        most[filled] = np.maximum(0, np.maximum.reduceat(held, first[:-1][filled]) - before[filled])
+    return most
 
 
 def _of_pool(problem: Problem, pool: int) -> tuple[Ints, Ints, Ints, Ints]:

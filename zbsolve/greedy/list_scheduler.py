@@ -2,8 +2,8 @@
 
 This is the parallel schedule-generation scheme of project scheduling (Kolisch, 1996). It knows nothing of kinds. A
 `Policy` gives each lane a priority, a cap on its passes in flight, and a patience. Passes without successors that take no
-memory (weight gradients, mostly) fill gaps, as in the zero-bubble paper (arXiv 2401.10241, section 3.1). A safety test
-keeps tight memory from deadlocking: it is Dijkstra's banker's algorithm, with microbatches as the banker's customers.
+memory (weight gradients, mostly) fill gaps, as in the zero-bubble paper (arXiv 2401.10241, section 3.1). The `ledger`
+keeps tight memory from deadlocking.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..problem import UNLIMITED, Ints, Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..timeline import Floats
 from ..util.errors import NotFound
-from ..util.kernels import kernel
+from ..util.kernels import inner_kernel, kernel
 from .accounts import brings_back
 from .event_heap import pop, push
+from .ledger import Ledger, free, may_take, new_ledger, take
 from .problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch
 from .syncs import moments_of, synced
 
@@ -94,10 +95,7 @@ class _State(NamedTuple):
     One value a lane: begun, how many of its passes have started.
     One value a stream: free, when it is free, µs; wake, when the scheduler looks at it next (`NEVER`: not planned); began,
       when its first pass started; busy, µs of work started on it.
-    One value a pool: used, bytes held; oldest, the first account that may still take or hold memory.
-    Shape (pools, accounts): held, what an account gives back at its end beyond what it has yet to take; still, what it
-      needs yet.
-    One value a pass: phase, 0 before it starts, 1 while it runs, 2 when it has ended.
+    ledger: what is held (see `Ledger`).
     """
 
     waiting: Ints
@@ -107,17 +105,13 @@ class _State(NamedTuple):
     wake: Ints
     began: Ints
     busy: Ints
-    used: Ints
-    oldest: Ints
-    held: Ints
-    still: Ints
-    phase: Ints
+    ledger: Ledger
 
 
 @kernel
 def _initial(a):  # type: ignore[no-untyped-def]
     """The state before anything has started."""
-    count, lanes, streams, pools = len(a.duration), len(a.partner), len(a.stream_lane_first) - 1, len(a.room)
+    count, lanes, streams = len(a.duration), len(a.partner), len(a.stream_lane_first) - 1
     return _State(
         a.inputs.copy(),
         np.zeros(count, np.int64),
@@ -126,52 +120,11 @@ def _initial(a):  # type: ignore[no-untyped-def]
         np.zeros(streams, np.int64),
         np.zeros(streams, np.int64),
         np.zeros(streams, np.int64),
-        np.zeros(pools, np.int64),
-        np.zeros(pools, np.int64),
-        a.account_gain.copy(),
-        a.account_need.copy(),
-        np.zeros(count, np.int64),
+        new_ledger(a),
     )
 
 
-@kernel
-def _safe(a, state, i):  # type: ignore[no-untyped-def]
-    """Whether pass i may take its memory: every account up to its own can then still finish, one after the other. In each
-    pool alone that is enough, for accounts come in the same order everywhere."""
-    account = a.account[i]
-    for k in range(a.move_first[i], a.move_first[i + 1]):
-        pool, taken = a.move_pool[k], a.move_taken[k]
-        if taken == 0 or a.room[pool] == UNLIMITED:
-            continue
-        free = a.room[pool] - state.used[pool] - taken
-        if free < 0:
-            return False
-        for g in range(state.oldest[pool], account):
-            if state.still[pool, g] > free:
-                return False
-            free += state.held[pool, g]
-        still = _peak(a, state, pool, account, i) if len(a.serial_first) else state.still[pool, account] - taken
-        if still > free:
-            return False
-    return True
-
-
-@kernel
-def _peak(a, state, pool, account, starting):  # type: ignore[no-untyped-def]
-    """What an account needs yet in a pool, in its serial order, when pass `starting` (−1: none) has taken its memory."""
-    at = pool * state.still.shape[1] + account
-    held, most = np.int64(0), np.int64(0)
-    for k in range(a.serial_first[at], a.serial_first[at + 1]):
-        j = a.serial_pass[k]
-        if state.phase[j] == 0 and j != starting:
-            held += a.serial_taken[k]
-            most = max(most, held)
-        if state.phase[j] < 2:
-            held -= a.serial_freed[k]
-    return most
-
-
-@kernel
+@inner_kernel
 def _occupied(a, state, i, now):  # type: ignore[no-untyped-def]
     """Whether one of the streams of pass i runs another pass."""
     for k in range(a.pass_stream_first[i], a.pass_stream_first[i + 1]):  # noqa: SIM110 (a generator is slow here)
@@ -180,7 +133,7 @@ def _occupied(a, state, i, now):  # type: ignore[no-untyped-def]
     return False
 
 
-@kernel
+@inner_kernel
 def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
     """The pass to start on stream s at `now`, or −1; and when the next pass that is known of arrives (`NEVER`: none)."""
     best, filler = -1, -1
@@ -210,7 +163,7 @@ def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
             # A lane at its cap waits for its partner's pass. Where that is a filler, the filler is due.
             blocked = blocked or a.partner[partner] < 0
             continue
-        if a.takes[i] > 0 and not _safe(a, state, i):
+        if a.takes[i] > 0 and not may_take(a, state.ledger, i):
             blocked = True
             continue
         if best < 0 or policy.priority[lane] > policy.priority[a.lane[best]]:
@@ -226,39 +179,11 @@ def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
     return best, again
 
 
-@kernel
-def _release(a, state, i):  # type: ignore[no-untyped-def]
-    """Pass i ends: what it frees is free, and accounts that have ended are passed over from now on."""
-    account = a.account[i]
-    state.phase[i] = 2
-    for k in range(a.move_first[i], a.move_first[i + 1]):
-        pool = a.move_pool[k]
-        if a.move_freed[k] == 0:
-            continue
-        state.used[pool] -= a.move_freed[k]
-        state.held[pool, account] -= a.move_freed[k]
-        if len(a.serial_first):
-            state.still[pool, account] = _peak(a, state, pool, account, -1)
-        at = state.oldest[pool]
-        while at < state.held.shape[1] and state.still[pool, at] == 0 and state.held[pool, at] == 0:
-            at += 1
-        state.oldest[pool] = at
-
-
-@kernel
+@inner_kernel
 def _occupy(a, state, i, now):  # type: ignore[no-untyped-def]
     """Pass i starts: it takes its memory and its streams."""
-    account = a.account[i]
     state.begun[a.lane[i]] += 1
-    for k in range(a.move_first[i], a.move_first[i + 1]):
-        pool, taken = a.move_pool[k], a.move_taken[k]
-        if taken > 0:
-            state.used[pool] += taken
-            state.held[pool, account] += taken
-            state.still[pool, account] -= taken
-            if len(a.serial_first):
-                state.still[pool, account] = _peak(a, state, pool, account, i)
-    state.phase[i] = 1
+    take(a, state.ledger, i)
     for k in range(a.pass_stream_first[i], a.pass_stream_first[i + 1]):
         t = a.pass_streams[k]
         state.free[t] = now + a.duration[i]
@@ -289,12 +214,11 @@ def list_schedule_fast(a, policy):  # type: ignore[no-untyped-def]
         size -= 1
         now, what = key // ids, key % ids
         if what < count:
-            _release(a, state, what)
+            free(a, state.ledger, what)
             # Any stream of the rank may have waited for this pass or for what it freed, and any of a pool for that.
-            for m in range(a.move_first[what] - 1, a.move_first[what + 1]):
-                pool = a.rank[what] if m < a.move_first[what] else a.move_pool[m]
-                if m >= a.move_first[what] and pool == a.rank[what]:
-                    continue
+            first = a.accounts.first[what]
+            for m in range(first - 1, a.accounts.first[what + 1]):
+                pool = a.rank[what] if m < first else a.accounts.pool[m]
                 for k in range(a.pool_stream_first[pool], a.pool_stream_first[pool + 1]):
                     s = a.pool_streams[k]
                     if state.wake[s] != now and state.free[s] <= now:

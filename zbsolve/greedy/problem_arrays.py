@@ -9,7 +9,7 @@ import numpy as np
 
 from ..problem import UNLIMITED, Ints, Problem
 from ..timeline import Precedence, longest_path
-from .accounts import account_moves, brings_back, serial_places
+from .accounts import Accounts, accounts_of, brings_back, serial_places
 from .compressed import compressed_rows
 
 NEVER = np.int64(1) << 60  # µs: later than any time
@@ -36,10 +36,7 @@ class ProblemArrays(NamedTuple):
     One row a stream: stream_lanes. One row a pool (see `Problem`): pool_streams, those that run passes of the device's rank,
       or that take memory there.
     One value a rank: capacity (`UNLIMITED` where there is none). One value a pool: room, the same for all of them.
-    One row a pass: move_pool, move_taken, move_freed, the pools in which it takes or frees memory, and how much.
-    Shape (pools, accounts): account_need, the bytes that an account needs in a pool (see `AccountMoves`); account_gain,
-      what it frees beyond what it takes (0 as a rule).
-    One row a pool and account (pool · accounts + account): serial_pass, serial_taken, serial_freed.
+    accounts: memory by pool and account (see `Accounts`).
     """
 
     duration: Ints
@@ -54,16 +51,7 @@ class ProblemArrays(NamedTuple):
     takes: Ints
     capacity: Ints
     room: Ints
-    move_first: Ints
-    move_pool: Ints
-    move_taken: Ints
-    move_freed: Ints
-    account_need: Ints
-    account_gain: Ints
-    serial_first: Ints
-    serial_pass: Ints
-    serial_taken: Ints
-    serial_freed: Ints
+    accounts: Accounts
     lane: Ints
     lane_first: Ints
     lane_passes: Ints
@@ -128,7 +116,7 @@ def _arrays(problem: Problem) -> ProblemArrays:
         (np.bincount(edges.before, edges.bytes, count) > 0).astype(np.int64),
         unlimited if problem.capacity is None else np.array(problem.capacity, np.int64),
         problem.room,
-        *account_moves(problem, account, serial_places(problem, depth, tail, level)),
+        accounts_of(problem, account, serial_places(problem, depth, tail, level)),
         lane,
         np.concatenate([[0], np.cumsum([len(rows) for rows in lanes])]).astype(np.int64),
         np.concatenate(lanes),

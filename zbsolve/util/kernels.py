@@ -14,7 +14,18 @@ def kernel(function: Any) -> Any:
     index that names classes of its own, reading it fails (numba looks at the age of the source only afterwards): then the
     function is compiled anew, as for any change of its source.
     """
-    made: Any = numba.njit(cache=True, nogil=True)(function)
+    return _compiled(function)
+
+
+def inner_kernel(function: Any) -> Any:
+    """A `kernel` that only kernels call, compiled into each of them. It makes no array and returns nothing but numbers, so
+    numba need not count who uses its arrays: in a short function with many of them, counting and handing them over takes
+    longer than all else."""
+    return _compiled(function, _nrt=False, forceinline=True)
+
+
+def _compiled(function: Any, **options: Any) -> Any:
+    made: Any = numba.njit(cache=True, nogil=True, **options)(function)
     cache = made._cache
     load = cache.load_overload
 
