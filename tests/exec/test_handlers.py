@@ -24,7 +24,7 @@ from ..support.exec_kinds import RAN, TOYS, with_pause, with_stop
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule, worst_difference
 
-BUILDERS = {"O": with_pause, "S": with_stop}
+BUILDERS = {"T": with_pause, "S": with_stop}
 
 
 @pytest.fixture
@@ -50,15 +50,15 @@ def test_a_kind_from_outside_runs_and_gradients_are_the_unsplit_models(kind: str
 
 def test_a_kind_from_outside_runs_on_ranks() -> None:
     for rank in on_ranks(2, "tests.support.exec_kinds:on_two_ranks", 3):
-        assert rank["O"]["worst"] <= 1e-6
+        assert rank["T"]["worst"] <= 1e-6
         assert rank["S"]["worst"] <= 1e-6
-        assert rank["O"]["ran"] == 8
+        assert rank["T"]["ran"] == 8
         assert rank["S"]["ran"] in (4, 8)  # the last stage has none
 
 
 def test_a_kind_without_a_handler_is_refused_by_name() -> None:
     with pytest.raises(
-        BadInput, match=r"pass 0O0: run does not know passes of kind O yet \(only F B W BW X AF AB C AG AGB RS U\)"
+        BadInput, match=r"pass 0T0: run does not know passes of kind T yet \(only F B W BW X O R AF AB C AG AGB RS U\)"
     ):
         lower(random_schedule(with_pause(a_problem((0, 1), 2))))
 
@@ -71,10 +71,10 @@ def test_a_handler_may_refuse_a_problem(monkeypatch: pytest.MonkeyPatch) -> None
         raise BadInput(f"pass {graph.one(rows[0]).name}: not today")
 
     problem = with_pause(a_problem((0, 1), 2))
-    monkeypatch.setitem(HANDLERS, "O", Handler(TOYS["O"].run, check))
-    with pytest.raises(BadInput, match="pass 0O0: not today"):
+    monkeypatch.setitem(HANDLERS, "T", Handler(TOYS["T"].run, check))
+    with pytest.raises(BadInput, match="pass 0T0: not today"):
         lower(random_schedule(problem))
-    assert asked == [problem.rows("O").tolist()]
+    assert asked == [problem.rows("T").tolist()]
 
 
 @pytest.mark.usefixtures("toys")

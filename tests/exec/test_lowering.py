@@ -55,8 +55,8 @@ def hand_made(passes: list[Pass], edges: list[Edge]) -> Schedule:
 
 def test_what_cannot_run_is_refused_by_name() -> None:
     F, B, W = (Pass(kind, 0, 0, 0, 1) for kind in ("F", "B", "W"))
-    with pytest.raises(BadInput, match="pass 0O0: run does not know passes of kind O"):
-        lower(hand_made([F, B, W, Pass("O", 0, 0, 0, 1)], []))
+    with pytest.raises(BadInput, match="pass 0T0: run does not know passes of kind T"):
+        lower(hand_made([F, B, W, Pass("T", 0, 0, 0, 1)], []))
     with pytest.raises(BadInput, match="pass 0X0: no edge orders it and 0B0"):
         lower(hand_made([F, B, W, Pass("X", 0, 0, 0, 1)], [Edge("0F0", "0X0")]))
     with pytest.raises(BadInput, match="slices"):

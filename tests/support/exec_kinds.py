@@ -24,17 +24,17 @@ RAN: list[str] = []
 def note(state: Any, action: Any, given: Tensor | None) -> Tensor | None:
     """What both toy kinds do: note that they ran, and hand on what they are given."""
     RAN.append(action.name)
-    assert action.name[1:] in {f"O{action.microbatch}", f"S{action.microbatch}"}
+    assert action.name[1:] in {f"T{action.microbatch}", f"S{action.microbatch}"}
     assert {"F", "B", "W", action.kind} == action.companions
     return given
 
 
-TOYS = {"O": Handler(note), "S": Handler(note, takes="", makes="what S made", repeatable=True)}
+TOYS = {"T": Handler(note), "S": Handler(note, takes="", makes="what S made", repeatable=True)}
 
 
 def with_pause(problem: Problem) -> Problem:
-    """Each stage pauses between F and B of a microbatch: a pass O that carries nothing."""
-    table, place, forwards = with_rows(problem, "O", problem.rows("F"))
+    """Each stage pauses between F and B of a microbatch: a pass T that carries nothing."""
+    table, place, forwards = with_rows(problem, "T", problem.rows("F"))
     waits = problem.edges.only(np.flatnonzero(problem.passes.are("B")[problem.edges.after]))
     own = problem.passes.are("F")[waits.before]
     behind = Edges.of(place[waits.before[own]], waits.after[own])
@@ -62,7 +62,7 @@ def with_rows(problem: Problem, kind: str, beside: Any) -> tuple[Any, Any, Any]:
 def on_two_ranks(rank: int, seed: int) -> dict[str, Any]:
     """A step with each toy kind on two ranks: the worst difference from the unsplit model, and how often the kind ran."""
     found: dict[str, Any] = {}
-    for kind, build in (("O", with_pause), ("S", with_stop)):
+    for kind, build in (("T", with_pause), ("S", with_stop)):
         RAN.clear()
         HANDLERS[kind] = TOYS[kind]
         problem = build(a_problem((0, 1, 1, 0), 4, layers=4))

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..exec.splits import SPLITS, as_lines
 from ..util.errors import BadInput
-from ..util.text import exact_bytes, format_bytes, format_time
+from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
 from .tools import need_torch, print_json, saving
 
 
@@ -62,6 +62,11 @@ def options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare loss and gradients with the unsplit model (weights, where a step updates them)",
     )
+    parser.add_argument(
+        "--memory-limit",
+        metavar="BYTES",
+        help="activations that each rank has room for, such as 40MiB: a pass that needs more fails (steps are slower)",
+    )
     parser.add_argument("--watch", action="store_true", help="stop at the first pass that makes a NaN or inf, and name it")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a pass or its message may take")
     parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds for ranks to start and build the model")
@@ -82,6 +87,8 @@ def command(options: argparse.Namespace) -> int:
         raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
     try:
         chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__}
+        if options.memory_limit is not None:
+            chosen["memory_limit"] = parse_bytes(options.memory_limit, "--memory-limit")
         if options.one_device or options.local:
             schedule = Schedule.load(options.schedule)
             if options.one_device:
@@ -124,6 +131,9 @@ def _print_run(schedule: Any, trace: Any) -> None:
     same = emulated is None or schedule.problem.source.endswith(f": {trace.facts['model']}")  # or one stands in for it
     beside = f" (predicted {', '.join(map(format_bytes, predicted.peak_bytes))})" if same else ""
     print(f"peak activations, rank by rank: {', '.join(map(format_bytes, trace.peaks[0]))}{beside}")
+    if "host_peaks" in trace.facts:
+        peaks, other = (", ".join(map(format_bytes, trace.facts[f"{one}host_peaks"])) for one in ("", "predicted_"))
+        print(f"peak in host memory, rank by rank: {peaks}" + (f" (predicted {other})" if same else ""))
     sent = [whole - own for whole, own in zip(trace.facts["predicted_peaks"], predicted.peak_bytes, strict=True)]
     for rank, room in enumerate(schedule.problem.capacity or ()):
         if trace.peaks[0][rank] > room + sent[rank]:  # messages are not among what the capacity is for

@@ -19,12 +19,14 @@ from .backward.stage import Stage
 from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
 from .handlers.handler import RankState
+from .handlers.offload import buffers_of
 from .handlers.table import HANDLERS
 from .interpreter import Hooks, Interpreter
 from .layers import Layers, build, layer_counts, listed, materialise
 from .lowering import lower
 from .mesh.place import PipelineMesh
 from .mesh.stage_module import Parallelize, parallelized
+from .offload.rank import Offload
 from .program import Program
 from .rank import RankRunner
 from .reports import Reports
@@ -173,6 +175,9 @@ def connected(
     versions = {} if update is None else {s: WeightVersions(one.parameters(), update) for s, one in stages.items()}
     if emulate is not None:
         hooks.emulated = EmulatedDevice(emulate, problem.names, Board.shared(wires, len(problem.names)))
+    state = RankState(stages, versions, None if part.sharded else shared.exchange)
+    buffers = buffers_of(program)
+    state.offload = Offload(given.device, buffers, peers.timeout.total_seconds()) if buffers else None
     sharding = Sharding.of(part.sharded, program, stages, peers.timeout) if part.sharded else None
     whole = None if given.mesh is None else given.mesh.whole
     mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole)
@@ -184,9 +189,7 @@ def connected(
         shared=shared,
         sharding=sharding,
         # What FSDP shards is summed over ranks after its shards are there, at the end of the step.
-        interpreter=Interpreter(
-            program, RankState(stages, versions, None if part.sharded else shared.exchange), mailbox, hooks
-        ),
+        interpreter=Interpreter(program, state, mailbox, hooks),
         reports=Reports(part.schedule, part.programs, peers, clock_lead(wires)),
         shapes=ShapeNumbers(problem.routes, range(problem.microbatches), wires.rank, wires.size),
     )

@@ -6,7 +6,7 @@ Importing DTensor takes most of a second, so nothing here does so for a model th
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,14 +44,29 @@ def local_bytes(tensor: Tensor) -> int:
     return local(tensor).nbytes if is_dtensor(tensor) else tensor.nbytes
 
 
+class LaidOut(NamedTuple):
+    """How a DTensor lies on its mesh: all but its numbers."""
+
+    mesh: Any
+    placements: tuple[Any, ...]
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Any) -> LaidOut:
+        """The layout of a DTensor."""
+        return cls(tensor.device_mesh, tuple(tensor.placements), tensor.shape, tensor.stride())
+
+    def whole(self, part: Tensor) -> Any:
+        """The DTensor of which this rank has `part`."""
+        from torch.distributed.tensor import DTensor
+
+        return DTensor.from_local(part, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride)
+
+
 def as_local_of(part: Tensor, like: Any) -> Tensor:
     """`part` as this rank's part of a DTensor that is laid out as `like`; `part` itself where that is a plain tensor."""
-    if not is_dtensor(like):
-        return part
-    from torch.distributed.tensor import DTensor
-
-    shape, stride = like.shape, like.stride()
-    found: Tensor = DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
+    found: Tensor = LaidOut.of(like).whole(part) if is_dtensor(like) else part
     return found
 
 

@@ -41,8 +41,8 @@ class Record:
 
     began: when the step began. arrived, waited, start, end: a number for each pass of the program: when its message was
     there (0: it takes none), how long this rank waited for that message, its start and its end. losses: parts of the losses
-    of microbatches that are made here: by the last stage, and by layers themselves. held: bytes after each pass, where a
-    meter counts them.
+    of microbatches that are made here: by the last stage, and by layers themselves. held, host: bytes after each pass on
+    the device and in host memory, where a meter counts them.
     """
 
     began: int
@@ -52,6 +52,7 @@ class Record:
     end: list[int] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
+    host: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -59,13 +60,15 @@ class Hooks:
     """What else happens around passes.
 
     announce: called with each pass's name before it. emulated: the device whose times passes and messages take. done: called
-    with a stage after the last pass that adds to its gradients. watch: look for NaN and inf in all that passes make.
+    with a stage after the last pass that adds to its gradients. watch: look for NaN and inf in all that passes make. limit:
+    bytes of activations that the device has; a pass that needs more fails, in every step, which are slower for it.
     """
 
     announce: Callable[[str], None] | None = None
     emulated: EmulatedDevice | None = None
     done: Callable[[int], None] | None = None
     watch: bool = False
+    limit: int | None = None
 
 
 class Interpreter:
@@ -88,6 +91,8 @@ class Interpreter:
             self.hooks.emulated.begin()
         for versions in self.state.versions.values():
             versions.begin()
+        if self.state.offload is not None:
+            self.state.offload.begin()
         self._looked, self.record = 0, Record(time.monotonic_ns())
         self.state.data, self.state.losses = data, self.record.losses
         return self.record
@@ -106,22 +111,30 @@ class Interpreter:
         self._looked = 0
         for stage in self.state.stages.values():
             stage.live.clear()
-        for column in (record.arrived, record.waited, record.start, record.end, record.losses, record.held):
+        for column in (record.arrived, record.waited, record.start, record.end, record.losses, record.held, record.host):
             column.clear()
 
     def weigh(self, meter: LiveBytes) -> None:
         """Note what is held after a pass: with versions of weights and with what passes gather, without gradients of
         parameters unless passes reduce them."""
+        self.ignore_weights(meter)
         versions = self.state.versions.values()
-        for one in versions:
-            meter.ignore(one.tensors())
-        meter.ignore(p.grad for s in self.state.stages.values() for p in s.parameters() if p.grad is not None)
         sharded = [stage.sharding for stage in self.state.stages.values() if stage.sharding is not None]
-        for stage in sharded:
-            meter.ignore(stage.tensors())
         self.handed_bytes |= {name: bytes_of(value) for name, value in self._handed.items()}
         kept = sum(one.kept_bytes for one in versions) + sum(stage.held_bytes for stage in sharded)
         self.record.held.append(meter.now + kept)
+        if self.state.offload is not None:
+            self.record.host.append(self.state.offload.pool.held)
+
+    def ignore_weights(self, meter: LiveBytes) -> None:
+        """Parameters, what makes them, and their gradients are no activations."""
+        for one in self.state.versions.values():
+            meter.ignore(one.tensors())
+        stages = self.state.stages.values()
+        meter.ignore(p.grad for s in stages for p in s.parameters() if p.grad is not None)
+        for stage in stages:
+            if stage.sharding is not None:
+                meter.ignore(stage.sharding.tensors())
 
     def run(self, action: Action) -> None:
         """One pass: post receives, wait for its input, run it, send its output on."""
@@ -132,6 +145,8 @@ class Interpreter:
         try:
             for message in action.posts:
                 self.transport.post(message)
+            for kind, name in action.awaits:
+                HANDLERS[kind].settle(self.state, name)  # type: ignore[misc]
             if action.takes is not None or hooks.emulated is not None:
                 given, arrived, waited = self._input(action)
             start = time.monotonic_ns()

@@ -24,6 +24,7 @@ from ..schedule import Schedule
 from ..tables import PER_STEP
 from ..util.errors import BadInput
 from ..verifier import verify
+from .awaits import awaits_of, shares
 from .handlers.graph import Graph
 from .handlers.table import HANDLERS, passes_where
 from .program import Action, Message, Program, VersionUse
@@ -53,13 +54,13 @@ def rank_order(schedule: Schedule, rank: int) -> tuple[str, ...]:
     turn = np.arange(len(problem.passes)) if timeline.turn is None else timeline.turn
     rows = rows[np.lexsort((turn[rows], timeline.start[rows]))]
     begins, beside = ~passes_where(problem, "does", "")[rows], ~problem.computing[rows]
-    start, behind, busy = timeline.start[rows].copy(), np.ones(len(rows), bool), -1
+    place, busy = np.arange(len(rows), dtype=np.float64), -1
     for i in range(len(rows)):
         if not beside[i]:
             busy = i
-        elif begins[i] and busy >= 0 and start[i] < timeline.end[rows[busy]]:
-            start[i], behind[i] = start[busy], False
-    return tuple(problem.names[i] for i in rows[np.lexsort((behind, start))])
+        elif begins[i] and busy >= 0 and timeline.start[rows[i]] < timeline.end[rows[busy]]:
+            place[i] = busy - 0.5
+    return tuple(problem.names[i] for i in rows[np.argsort(place, kind="stable")])
 
 
 def check_runs(problem: Problem, training: bool = True) -> None:
@@ -119,6 +120,7 @@ class _Lowering:
             self.gives.setdefault(message.before, []).append(message)
         self.companions = _companions(self.problem)
         self.makers, self.made = _makers(self.problem)
+        self.shares = shares(self.problem)
         self.taking = passes_where(self.problem, "takes", "activation")
         self.adding, self.weighted = passes_where(self.problem, "adds_gradients"), passes_where(self.problem, "uses_weights")
 
@@ -129,9 +131,13 @@ class _Lowering:
         posts, uses = _posts(self.schedule, order, incoming), uses_of(problem, order, self.weighted)
         rows = [problem.index[name] for name in order]
         last = {int(p.stage[row]): row for row in rows if self.adding[row]}
-        done, releases = set(last.values()), self._releases(rows)
+        done, releases, awaits = set(last.values()), self._releases(rows), awaits_of(self.schedule, rows)
         actions = [
-            replace(self._action(row, posts.get(name, ()), row in done, uses.get(name)), releases=releases.get(row, ()))
+            replace(
+                self._action(row, posts.get(name, ()), row in done, uses.get(name)),
+                releases=releases.get(row, ()),
+                awaits=awaits.get(row, ()),
+            )
             for row, name in zip(rows, order, strict=True)
         ]
         stages = tuple(s for s, ranks in enumerate(problem.stage_ranks) if rank in ranks)
@@ -191,6 +197,8 @@ class _Lowering:
             hands=next((m for m in given if m.destination == one.rank), None),
             done=done,
             use=use,
+            stream=one.streams[0],
+            share=float(self.shares[row]),
         )
 
 

@@ -14,20 +14,26 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..problem import Problem
+from ..problem import Ints, Problem
+from ..util.text import exact_bytes
 from .dtensors import local
+from .handlers.table import HANDLERS
 from .program import Message, Program
 from .torch_private import TorchDispatchMode, storage_key, tree_leaves
+from .transport.failure import RunFailed
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages that are made while it is active, each once, until they die. Storages given to `ignore`
-    (parameters, gradients) do not count. most: the most ever so far, between any two operations."""
+    (parameters, gradients) do not count. most: the most ever so far, between any two operations. limit: of a device that has
+    no more; full: called where it is reached, to `ignore` what was not known before."""
 
     supports_higher_order_operators = True  # a graph with checkpointing in it calls some
 
-    def __init__(self, ignore: Iterable[Tensor] = ()) -> None:
+    def __init__(self, ignore: Iterable[Tensor] = (), limit: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.limit = limit
+        self.full: Callable[[], None] | None = None
         self.most = 0
         self._now = 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -77,7 +83,19 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = storage.nbytes() if counted else 0
         self._known[key] = weakref.ref(storage, died), size
         self._now += size
+        if self.limit is not None and self.now > self.limit:
+            self._full(size)
         self.most = max(self.most, self.now)
+
+    def _full(self, size: int) -> None:
+        """Raise RunFailed where the device has no room for `size` bytes more."""
+        if self.full is not None:
+            self.full()
+        if self.limit is not None and self.now > self.limit:
+            held, limit = exact_bytes(self.now - size), exact_bytes(self.limit)
+            raise RunFailed(
+                f"out of memory: the device has {limit} for activations, {held} are held, and {size} are asked for"
+            )
 
 
 @dataclass(frozen=True)
@@ -85,13 +103,16 @@ class Memory:
     """Activation bytes of one rank in one step, without parameters and their gradients.
 
     names: of its passes, in the order of its program. held, predicted: bytes after each of them, counted and predicted.
-    most: bytes at any moment, inside passes too.
+    most: bytes at any moment, inside passes too. host, predicted_host: bytes of the rank in host memory after each of them,
+    where passes take some there.
     """
 
     names: tuple[str, ...]
     held: tuple[int, ...]
     predicted: tuple[int, ...]
     most: int
+    host: tuple[int, ...] = ()
+    predicted_host: tuple[int, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -103,6 +124,16 @@ class Memory:
         """The same, predicted."""
         return max(self.predicted, default=0)
 
+    @property
+    def host_peak(self) -> int:
+        """The most in host memory after a pass."""
+        return max(self.host, default=0)
+
+    @property
+    def predicted_host_peak(self) -> int:
+        """The same, predicted."""
+        return max(self.predicted_host, default=0)
+
 
 def predicted(problem: Problem, program: Program, size: Callable[[Message], int] = lambda message: 0) -> tuple[int, ...]:
     """Bytes held after each pass of `program`: what the problem's edges hold, and messages.
@@ -113,7 +144,7 @@ def predicted(problem: Problem, program: Program, size: Callable[[Message], int]
     actions = program.actions
     place = {action.name: i for i, action in enumerate(actions)}
     rows = [problem.index[action.name] for action in actions]
-    change = [*(problem.taken[rows] - problem.freed[rows]).tolist(), 0]
+    change = _changes(program, problem.taken[rows], problem.freed[rows])
     for i, action in enumerate(actions):
         spans = [(i, place[m.after], m) for m in action.posts]
         spans += [(i, i + 1, m) for m in action.sends]
@@ -122,3 +153,24 @@ def predicted(problem: Problem, program: Program, size: Callable[[Message], int]
             change[begin] += size(message)
             change[end] -= size(message)
     return tuple(np.cumsum(change[:-1]).tolist())
+
+
+def predicted_host(problem: Problem, program: Program) -> tuple[int, ...]:
+    """Bytes that a rank holds in pools beside the devices after each pass of `program`."""
+    rows, total = [problem.index[action.name] for action in program.actions], np.zeros(len(program.actions), np.int64)
+    for pool in range(problem.ranks, len(problem.room)):
+        taken, freed = problem.moved(pool)
+        total += np.cumsum(_changes(program, taken[rows], freed[rows])[:-1])
+    return tuple(total.tolist())
+
+
+def _changes(program: Program, taken: Ints, freed: Ints) -> list[int]:
+    """How what is held changes with each pass, and behind the last one. taken, freed: by passes, in order. What only begins
+    in a pass ends before the pass that awaits it."""
+    change, actions = [0] * (len(program.actions) + 1), program.actions
+    over = {name: i for i, action in enumerate(actions) for _, name in action.awaits}
+    begun = {i for i, action in enumerate(actions) if HANDLERS[action.kind].settle is not None}
+    for i, action in enumerate(actions):
+        change[i] += int(taken[i])
+        change[over.get(action.name, len(actions)) if i in begun else i] -= int(freed[i])
+    return change

@@ -44,7 +44,9 @@ class Action:
     message with its input, or the name of the pass on this rank that hands it over, or None where it needs neither. reads:
     its input is the batch. sends, hands: where its output goes: to other ranks, and to a pass of this rank (None: to none).
     done: it is the last pass here that adds to its stage's gradients. use: of versions of weights, where there are updates.
-    releases: (kind, stage) of the passes here whose work is over with this one (see `Handler.release`).
+    releases: (kind, stage) of the passes here whose work is over with this one (see `Handler.release`). awaits: (kind, name)
+    of passes before it that only began work, which is to be done now (see `Handler.settle`). stream: what it occupies.
+    share: of the bytes that a pass before it holds, how much it moves to another pool.
     """
 
     name: str
@@ -60,6 +62,9 @@ class Action:
     done: bool
     use: VersionUse | None = None
     releases: tuple[tuple[str, int], ...] = ()
+    awaits: tuple[tuple[str, str], ...] = ()
+    stream: str = ""
+    share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from .feed import ShapeNumbers
 from .handlers.handler import Data, sum_of
 from .handlers.table import HANDLERS
 from .interpreter import Interpreter, Record
-from .memory import LiveBytes, Memory, predicted
+from .memory import LiveBytes, Memory, predicted, predicted_host
 from .optimizer.ahead import Ahead
 from .program import Message
 from .replicas import Replicas
@@ -70,11 +71,12 @@ class RankRunner:
         with self.peers.telling(f"pass {self.interpreter.program.actions[0].name}"):
             self.mailbox.begin(self.shapes.agree(self.mailbox, data.inputs, device))
         with self.peers.telling("end of the step"), torch_random_kept():
-            record, counted = self._metered(data) if memory else (self._passes(data), None)
+            metered = memory or self.interpreter.hooks.limit is not None
+            record, counted = self._metered(data) if metered else (self._passes(data), None)
             self._end(record)
             loss = sum_of(record.losses)
             self.last = self.reports.start(record, loss)
-            return StepResult(self.last, counted)
+            return StepResult(self.last, counted if memory else None)
 
     def wait_gradients(self) -> None:
         """Wait until `.grad` is the mean over all replicas of the pipeline, or over the ranks with the other shards. Raises
@@ -142,13 +144,16 @@ class RankRunner:
                     record.end[i] = max(record.end[i], sleep_until(emulated.run_on_side_stream(action.name)[1]))
 
     def _metered(self, data: Data) -> tuple[Record, Memory]:
-        meter, program = LiveBytes([*self.module.parameters(), *self.module.buffers()]), self.interpreter.program
+        program = self.interpreter.program
+        meter = LiveBytes([*self.module.parameters(), *self.module.buffers()], self.interpreter.hooks.limit)
+        meter.full = partial(self.interpreter.ignore_weights, meter)
         meter.ignore(leaf for value in (*data.inputs.values(), *data.targets.values()) for leaf in tensors_of(value))
         with meter:
             record = self._passes(data, meter)
         names = tuple(action.name for action in program.actions)
         curve = predicted(self.schedule.problem, program, self._size)
-        return record, Memory(names, tuple(record.held), curve, meter.most)
+        host = predicted_host(self.schedule.problem, program) if record.host else ()
+        return record, Memory(names, tuple(record.held), curve, meter.most, tuple(record.host), host)
 
     def _size(self, message: Message) -> int:
         local = message.source == message.destination

@@ -127,6 +127,10 @@ class MeasuredStep(Protocol):
 def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence[Memory], facts: dict[str, Any]) -> Trace:
     """A trace of these steps. memory: of each rank, from one step like them."""
     held = {name: size for one in memory for name, size in zip(one.names, one.held, strict=True)}
+    host: dict[str, Any] = {}
+    if any(one.host for one in memory):
+        host["host_peaks"] = [one.host_peak for one in memory]
+        host["predicted_host_peaks"] = [one.predicted_host_peak for one in memory]
     return Trace(
         schedule.problem,
         dict(schedule.order),
@@ -136,6 +140,7 @@ def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence
         (tuple(one.peak for one in memory),) * len(steps),
         {
             **facts,
+            **host,
             "predicted_peaks": [one.predicted_peak for one in memory],
             "transient_peaks": [one.most for one in memory],
             "predicted_held": {name: size for one in memory for name, size in zip(one.names, one.predicted, strict=True)},

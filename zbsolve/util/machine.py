@@ -29,6 +29,31 @@ def cores() -> int:
     return given or 1
 
 
+def free_memory() -> int | None:
+    """Bytes of memory that new work on this machine may take, no more than its container gives; None where the system does
+    not say."""
+    found = [one for one in (_available(), _left_in_container()) if one is not None]
+    return min(found, default=None)
+
+
+def _available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Control groups, version 2: the limit without what is in use, which counts cached files that could go."""
+    try:
+        limit, used = ((folder / name).read_text(encoding="utf-8").strip() for name in ("memory.max", "memory.current"))
+        rows = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - int(used) + int(rows.get("inactive_file", 0)))
+
+
 def machine_facts() -> dict[str, Any]:
     """Processor, cores that may be used, architecture, system, Python. No name of the host."""
     return {

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...models.auxiliary import auxiliary_losses
+from ..offload.keeper import Keeper
 from .stage import Stage
 from .values import constant
 
@@ -21,8 +22,18 @@ class ForwardStage(Stage):
         self.outputs: dict[int, Any] = {}
         self._keeps = last and not with_loss
 
-    def forward(self, microbatch: int, x: Any, target: Any, *, split: bool, seed: int = 0, recompute: bool = False) -> Any:
-        """The F pass: see `Stage.forward`."""
+    def forward(
+        self,
+        microbatch: int,
+        x: Any,
+        target: Any,
+        *,
+        split: bool,
+        seed: int = 0,
+        recompute: bool = False,
+        keeper: Keeper | None = None,
+    ) -> Any:
+        """The F pass: see `Stage.forward`. Nothing is kept."""
         self._gathered()
         with torch.no_grad(), auxiliary_losses() as extra:
             y = self.output(constant(x), target, seed)

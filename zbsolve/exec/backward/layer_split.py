@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...models.auxiliary import auxiliary_loss, auxiliary_losses
 from ...util.errors import BadInput
+from ..offload.keeper import Keeper, release_memory
 from ..torch_private import gradient_edge, run_backward
 from .deferral import Deferral, Queue, run_queue
 from .replay import torch_generators
@@ -79,6 +80,10 @@ class LayerSplit:
                 self.deferral.splitting, self.deferral.queue = False, None
         inputs, kept.inputs, kept.roots, kept.extra = kept.inputs, [], [], None
         return gradients_of(inputs)
+
+    def give(self, kept: Kept, keeper: Keeper) -> None:
+        """Autograd's hooks have given what the graph saved; leaves are there for their gradients alone (see `Split`)."""
+        release_memory(kept.inputs)
 
     def weights(self, kept: Kept) -> None:
         """W: the weight gradients that B queued."""

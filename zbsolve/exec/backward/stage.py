@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
+from ..offload.keeper import Keeper, opened_all
 from ..sharding.stage import ShardedStage
 from ..torch_private import version_of
 from .layer_split import LayerSplit, Loss, outputs
@@ -34,6 +36,9 @@ class Split(Protocol):
     def weights(self, kept: Any) -> None:
         """W: adds to `.grad` of parameters what B left out."""
 
+    def give(self, kept: Any, keeper: Keeper) -> None:
+        """Behind a forward under `keeper.saving()`: all else that it keeps goes into the keeper's hands."""
+
 
 @dataclass(slots=True)
 class Live:
@@ -45,7 +50,8 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What a microbatch keeps whose activations are recomputed: what its F was given, and what it found (see `replay`)."""
+    """What a microbatch keeps whose activations are recomputed: what its F was given, and what it found (see `replay`).
+    versions: of the tensors of the input, where those are here."""
 
     input: Any
     versions: tuple[int, ...]
@@ -84,20 +90,36 @@ class Stage:
         self.live: dict[int, Live | Dropped] = {}
         self.parts: tuple[Split, ...] = tuple(parts or [LayerSplit(layers, first, loss, norms)])
 
-    def forward(self, microbatch: int, x: Any, target: Any, *, split: bool, seed: int = 0, recompute: bool = False) -> Any:
+    def forward(
+        self,
+        microbatch: int,
+        x: Any,
+        target: Any,
+        *,
+        split: bool,
+        seed: int = 0,
+        recompute: bool = False,
+        keeper: Keeper | None = None,
+    ) -> Any:
         """The F pass. Returns the outputs, detached; on the last stage the microbatch's loss (its mean, not its share).
 
         x: a pytree; its tensors that require a gradient get one, but none does on the first stage. split: B and W follow,
         not BW. seed: fixes what random layers (dropout) do, whichever rank runs them. recompute: keep the inputs alone; an X
-        pass must come before the backward. Raises BadInput for outputs that cannot be handed on.
+        pass must come before the backward. keeper: gets what is kept, but for the parameters. Raises BadInput for outputs
+        that cannot be handed on.
         """
         self._gathered()
         if self.first == 0:
             x = constant(x)
+        if keeper is not None:
+            keeper.fix(t for layer in self.layers for t in (*layer.parameters(), *layer.buffers()))
         if not recompute:
-            with auxiliary_losses() as extra:
-                y, self.live[microbatch] = self._run(x, target, split, seed)
-            self.auxiliary = extra.total
+            with auxiliary_losses() as extra, nullcontext() if keeper is None else keeper.saving():
+                y, live = self._run(x, target, split, seed)
+            if keeper is not None:
+                for part, kept in zip(self.parts, live.kept, strict=True):
+                    part.give(kept, keeper)
+            self.live[microbatch], self.auxiliary = live, extra.total
             return y
         versions = _versions(x)
         # The same operations as in X (without a graph, layers may choose others), but nothing is saved for a backward.
@@ -106,6 +128,9 @@ class Stage:
             y, _ = self._run(x, target, split, seed)
         self.auxiliary = extra.total
         self.live[microbatch] = Dropped(x, versions, target, split, seed, moment)
+        if keeper is not None:
+            _check_unchanged(x, versions)  # what comes back is another tensor, with a version of its own
+            self.live[microbatch] = Dropped(keeper.keep_all(x), (), target, split, seed, moment)
         return y
 
     @cached_property
@@ -137,10 +162,11 @@ class Stage:
         dropped = self.live[microbatch]
         if not isinstance(dropped, Dropped):
             raise BadInput("F kept its activations: there is nothing to recompute")
-        if _versions(dropped.input) != dropped.versions:
-            raise BadInput("the input was changed in place after F began, so F cannot run again")
+        x = opened_all(dropped.input)
+        if dropped.versions:
+            _check_unchanged(x, dropped.versions)
         with self.replay.again(dropped.moment):
-            _, self.live[microbatch] = self._run(dropped.input, dropped.target, dropped.split, dropped.seed)
+            _, self.live[microbatch] = self._run(x, dropped.target, dropped.split, dropped.seed)
 
     def backward(
         self, microbatch: int, gradients: Sequence[Tensor | None] | None, weight: float = 1.0
@@ -194,6 +220,11 @@ class Stage:
 
 def _versions(value: Any) -> tuple[int, ...]:
     return tuple(version_of(tensor) for tensor in tensors_of(value))
+
+
+def _check_unchanged(x: Any, versions: tuple[int, ...]) -> None:
+    if _versions(x) != versions:
+        raise BadInput("the input was changed in place after F began, so F cannot run again")
 
 
 def _forget(tensor: Tensor) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..backward.stage import Split, Stage
+from ..offload.keeper import Keeper
 from ..splits import Row, merged
 from .graph_split import Saved
 from .keys import inputs_key
@@ -67,6 +68,10 @@ class ByShape:
     def backward(self, kept: tuple[Split, Any], gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
         """B (see `stage.Split`)."""
         return kept[0].backward(kept[1], gradients, unit)
+
+    def give(self, kept: tuple[Split, Any], keeper: Keeper) -> None:
+        """Into the keeper's hands (see `stage.Split`)."""
+        kept[0].give(kept[1], keeper)
 
     def weights(self, kept: tuple[Split, Any]) -> None:
         """W (see `stage.Split`)."""

@@ -16,6 +16,7 @@ from ..backward.distributed import Layout
 from ..backward.layer_split import seed_layer
 from ..backward.values import constant, leaves_of
 from ..dtensors import is_dtensor, local
+from ..offload.keeper import Keeper, opened
 from ..torch_private import LOCAL_PART, buffers_of, parameters_of, storage_key, tree_unflatten
 from .block_graphs import Graphs
 from .cutting import Piece
@@ -82,7 +83,7 @@ class GraphSplit:
     def backward(self, kept: Saved, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
         """B: the gradients of the inputs that require one. Those of vectors among the parameters are added to `.grad`.
         gradients: of the outputs that need one; None: it is 0. unit: of what layers added to the loss."""
-        graphs, values = self.graphs, kept.values
+        graphs, values = self.graphs, [opened(one) for one in kept.values]
         given = dict(zip(graphs.trained_outputs, gradients, strict=True))
         for leaf, zeros, layout in self._tangents:
             if leaf == graphs.extra:
@@ -99,6 +100,10 @@ class GraphSplit:
                 if (more := given[output]) is not None:
                     found[leaf] = found[leaf] + more if leaf in found else more
         return [found[leaf] if leaf in found else zeros.made() for leaf, zeros in graphs.trained_inputs.items()]
+
+    def give(self, kept: Saved, keeper: Keeper) -> None:
+        """What F saved (see `stage.Split`)."""
+        kept.values = [keeper.keep(one) if isinstance(one, Tensor) else one for one in kept.values]
 
     def weights(self, kept: Saved) -> None:
         """W: the other gradients of parameters."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...tables import Ints, Pass, pass_name
 from ...util.errors import BadInput
+from ..backward.values import tensors_of
 from ..program import Action
 from .graph import Graph
 from .handler import Handler, RankState
@@ -16,7 +17,10 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     m, data, stage, companions = action.microbatch, state.data, state.stages[action.stage], action.companions
     x = data.inputs[m] if given is None else given
     split, recompute = "B" in companions, "X" in companions
-    y = stage.forward(m, x, data.targets.get(m), split=split, seed=data.seed + m, recompute=recompute)
+    keeper = None
+    if "O" in companions and state.offload is not None:
+        keeper = state.offload.keeper(action, tensors_of([data.inputs.get(m), data.targets.get(m)]))
+    y = stage.forward(m, x, data.targets.get(m), split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
     share = data.share(m)
     if stage.auxiliary is not None:
         state.losses.append(stage.auxiliary * share)

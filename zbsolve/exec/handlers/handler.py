@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...tables import Ints
 from ..backward.stage import Stage
+from ..offload.rank import Offload
 from ..program import Action
 from ..weight_versions import WeightVersions
 from .graph import Graph
@@ -45,17 +46,20 @@ def sum_of(losses: Sequence[Tensor]) -> Tensor | None:
 @dataclass(slots=True)
 class RankState:
     """What the passes of one rank work on. stages, versions: by stage number (versions only where there are updates);
-    exchange: starts to sum a stage's gradients over its ranks; data, losses: of the step that runs."""
+    exchange: starts to sum a stage's gradients over its ranks; offload: what is in host memory, where passes bring it there;
+    data, losses: of the step that runs."""
 
     stages: Mapping[int, Stage]
     versions: Mapping[int, WeightVersions] = field(default_factory=dict)
     exchange: Callable[[int], None] | None = None
+    offload: Offload | None = None
     data: Data = field(default_factory=lambda: Data({}, {}))
     losses: list[Tensor] = field(default_factory=list)
 
 
-# (state, stage) → nothing; (state, pass) → monotonic ns, 0 where nothing ran.
+# (state, stage) → nothing; (state, name of a pass) → nothing; (state, pass) → monotonic ns, 0 where nothing ran.
 Release = Callable[[RankState, int], None]
+Settle = Callable[[RankState, str], None]
 Ended = Callable[[RankState, Action], int]
 Run = Callable[[RankState, Action, Any], Any]
 Check = Callable[[Graph, Ints], None]
@@ -80,8 +84,10 @@ class Handler:
     repeatable: it leaves nothing that stays, so it can run once more (see `optimizer.ahead`).
     only_time: nothing runs; an emulated device gives it a time.
     ends_with_step: it joins passes of other ranks, and when it has ended is known only when the step ends.
-    does: what it does with sharded parameters ("gather", "reduce"), so that no one else needs to.
+    does: what it does beside the passes that compute: with sharded parameters ("gather", "reduce"), so that no one else
+    needs to, or with what a microbatch keeps ("offload", "reload").
     release(state, stage): the last pass has ended that an edge from this one goes to.
+    settle(state, name): work that pass `name` began is to be done now, by what waits for it or takes what it frees.
     ended(state, action): for a pass that only begins work, while its rank goes on. Asked when the step ends: waits until the
     work is done, and says when that was.
     """
@@ -97,6 +103,7 @@ class Handler:
     ends_with_step: bool = False
     does: str = ""
     release: Release | None = None
+    settle: Settle | None = None
     ended: Ended | None = None
 
     @property

@@ -8,6 +8,7 @@ from .all_to_all import BEHIND_BACKWARD, BEHIND_FORWARD
 from .compute import BACKWARD, FORWARD, RECOMPUTE, WEIGHTS
 from .exchange import EXCHANGE
 from .handler import Handler
+from .offload import OFFLOAD, RELOAD
 from .sharded import GATHER, REDUCE
 from .update import UPDATE
 
@@ -17,6 +18,8 @@ HANDLERS: dict[str, Handler] = {
     "W": WEIGHTS,
     "BW": BACKWARD,
     "X": RECOMPUTE,
+    "O": OFFLOAD,
+    "R": RELOAD,
     "AF": BEHIND_FORWARD,
     "AB": BEHIND_BACKWARD,
     "C": EXCHANGE,

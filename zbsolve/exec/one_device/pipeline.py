@@ -27,6 +27,7 @@ from ..backward.values import copied, tensors_of
 from ..feed import moved, step_seed
 from ..graphs import decisions_of
 from ..handlers.handler import Data, RankState, sum_of
+from ..handlers.table import passes_where
 from ..interpreter import Hooks, Interpreter, Record
 from ..layers import build, layer_counts
 from ..lowering import lower
@@ -101,6 +102,8 @@ class OneDevice:
         self.schedule, self.streams, self.seed, self.steps, self.device = schedule, streams, seed, 0, streams.device
         if problem.round:
             raise BadInput("one device: passes U need a process for each rank")
+        if passes_where(problem, "does", "offload").any():
+            raise BadInput("one device: passes O and R need a process for each rank")
         self.counts = layer_counts(problem)
         self.owners = [(0,)] * sum(self.counts)
         self.hooks = Hooks()

@@ -49,7 +49,7 @@ class Options:
     the ranks to start, join and build, and for the check. emulate: "schedule" or a profile's file, whose times passes take;
     None: this machine's own. watch: name the pass that makes the first NaN or inf. mesh: its dimensions, the outermost
     first, as `pp=2,tp=2`; replicas: short for a mesh `dp=<replicas>,pp=<ranks of the schedule>`. split: how the backward is
-    split (see `Pipeline`).
+    split (see `Pipeline`). memory_limit: bytes of activations that each rank has; None: what this machine has.
     """
 
     steps: int = 5
@@ -65,12 +65,15 @@ class Options:
     replicas: int = 1
     split: str = "layers"
     mesh: str = ""
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0:
             raise BadInput(f"run: steps {self.steps}, warm-up {self.warmup}: at least 1 and 0 are needed")
         if self.replicas < 1:
             raise BadInput(f"run: replicas {self.replicas}: at least 1 is needed")
+        if self.memory_limit is not None and self.memory_limit < 1:
+            raise BadInput(f"run: memory limit {self.memory_limit}: at least 1 byte is needed")
         if self.split not in SPLITS:
             raise BadInput(f"split '{self.split}': one of {', '.join(SPLITS)}")
         if self.optimizer not in OPTIMIZERS:
@@ -114,7 +117,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
         tied=model.tied,
         seed=options.seed,
         timeout=options.timeout,
-        hooks=Hooks(announce=announce),
+        hooks=Hooks(announce=announce, limit=options.memory_limit),
         emulate=times,
         watch=options.watch,
         update=options.make_optimizer if schedule.problem.round else None,
@@ -142,6 +145,8 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: s
         raise BadInput("one device: emulated times need a process for each rank")
     if options.replicas > 1 or options.mesh:
         raise BadInput("one device: replicas and meshes need processes of their own")
+    if options.memory_limit is not None:
+        raise BadInput("one device: a memory limit is for a rank with a process of its own")
     if device not in ("cuda", "cpu"):
         raise BadInput(f"one device: '{device}' is neither cuda nor cpu")
     torch.set_num_threads(1)  # as every rank has

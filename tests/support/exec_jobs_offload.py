@@ -1,0 +1,175 @@
+"""What the tests of offload run on two gloo ranks (see `exec_ranks`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zbsolve import Problem, Schedule
+from zbsolve.build import with_offload
+from zbsolve.exec import Pipeline, RunFailed
+from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.feed import step_seed
+from zbsolve.exec.handlers import Data
+from zbsolve.exec.interpreter import Hooks
+from zbsolve.exec.memory import Memory
+from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.syncs import with_syncs
+from zbsolve.systems import preset
+
+from .exec_tools import a_problem, random_schedule
+from .systems_jobs import INNER, MESSAGE, bytes_of
+from .systems_jobs import batch as wide_batch
+from .systems_jobs import layers as wide_layers
+
+LAYERS, MICROBATCHES, SEED, ROWS, WIDTH, HIDDEN = 4, 4, 3, 6, 4, 96
+SMALL, LARGE = ROWS * WIDTH * 8, ROWS * HIDDEN * 8  # bytes of what a layer takes, and of what is inside
+
+
+class Layer(nn.Module):
+    """Keeps its input, three larger tensors of which two share a storage, and a mask; a buffer is a part of its work."""
+
+    scale: Tensor
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        torch.default_generator.manual_seed(number)
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, HIDDEN))
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = torch.tanh(self.up(x)) * self.scale
+        left, right = inside[:, ::2], inside[:, 1::2]
+        y: Tensor = x + self.dropout(self.down(torch.cat([left * right, right], 1)))
+        return y
+
+
+def layers(numbers: list[int]) -> list[nn.Module]:
+    return [Layer(i).double() for i in numbers]
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    numbers = torch.Generator().manual_seed(step)
+    x = torch.randn(ROWS * MICROBATCHES, WIDTH, dtype=torch.float64, generator=numbers)
+    return x, x.flip(0)
+
+
+def expected(steps: int) -> list[nn.Module]:
+    """The unsplit model with the gradients of so many steps."""
+    whole = layers(list(range(LAYERS)))
+    for step in range(steps):
+        inputs, targets = (dict(enumerate(part.chunk(MICROBATCHES))) for part in batch(step))
+        reference(whole, Data(inputs, targets, step_seed(SEED, step)), nn.functional.mse_loss)
+    return whole
+
+
+def worst(runner: Pipeline, whole: list[nn.Module]) -> float:
+    right, found = named(dict(enumerate(whole))), named(runner.layers)
+    return max(difference(p.grad, right[place].grad) for place, p in found.items())
+
+
+def pipeline_of(schedule: Schedule, **more: Any) -> Pipeline:
+    return Pipeline(layers, schedule, loss=nn.functional.mse_loss, timeout=20, seed=SEED, **more)
+
+
+def gradients(rank: int, _: None) -> list[dict[str, Any]]:
+    whole, result = expected(2), []
+    for number, (split, problem) in enumerate(CASES.values()):
+        runner = pipeline_of(random_schedule(problem, number), split=split)
+        for step in range(2):
+            runner.step(*batch(step))
+        pool = runner._runner.interpreter.state.offload.pool  # type: ignore[union-attr]
+        result.append({"worst": worst(runner, whole), "left": pool.held, "buffers": len(pool.free)})
+    return result
+
+
+def offloaded(fraction: Any = 1.0, which: Any = None, placement: tuple[int, ...] = (0, 1), **more: Any) -> Problem:
+    problem = a_problem(placement, MICROBATCHES, layers=LAYERS, held_until_B=600, held_until_W=400, held_input=100, **more)
+    return with_offload(problem, 5, 6, fraction=fraction, which=which)
+
+
+CASES: dict[str, tuple[str, Problem]] = {
+    "full": ("layers", offloaded()),
+    "half": ("layers", offloaded(0.5, placement=(0, 1, 1, 0))),
+    "some": ("layers", offloaded([1.0, 0.3], [[True, False, True, True], [False, True, True, False]])),
+    "fused": ("layers", offloaded(fused=True)),
+    "recomputed": ("layers", offloaded(recompute=(1,))),
+    "graph": ("graph", offloaded()),
+    "graph, half, recomputed": ("graph", offloaded(0.5, recompute=(1,), placement=(0, 1, 1, 0))),
+}
+
+
+def sized(placement: tuple[int, ...], fraction: Any) -> Problem:
+    """A step of `systems_jobs.Layer`, with the bytes that it keeps."""
+    stages = len(placement)
+    return with_offload(a_problem(placement, 8, layers=stages, **bytes_of(stages)), 4, 4, fraction=fraction)
+
+
+def memories(rank: int, _: None) -> list[dict[str, Any]]:
+    """What a rank holds on its device and in host memory, and what is predicted."""
+    result = []
+    for number, (placement, fraction) in enumerate([((0, 1), 1.0), ((0, 1), 0.5), ((0, 1, 1, 0), [1.0, 0.25, 0.0, 0.6])]):
+        schedule = random_schedule(sized(placement, fraction), number)
+        runner = Pipeline(wide_layers, schedule, loss=nn.functional.mse_loss, timeout=20, seed=SEED)
+        inputs, targets = wide_batch(8)
+        runner.step(inputs, targets)
+        memory = runner.step(inputs, targets, memory=True).memory
+        assert memory is not None
+        result.append({name: getattr(memory, name) for name in ("held", "predicted", "host", "predicted_host")})
+    return result
+
+
+def limited(rank: int, _: None) -> dict[str, Any]:
+    """1F1B, and offload in a third of what that needs at any moment."""
+    kept = INNER + MESSAGE
+    plain = a_problem((0, 1), 8, layers=8, fused=True, held_until_B=4 * kept)
+    runner, memory = wide_run(preset("1f1b", plain), None)
+    most = torch.tensor([memory.most, memory.peak])
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    limit = int(most[0]) // 3
+    other, small = wide_run(in_parts(4, kept), limit)
+    whole = wide_layers(list(range(8)))
+    inputs, targets = (dict(enumerate(part)) for part in wide_batch(8))
+    for _step in range(2):
+        reference(whole, Data(inputs, targets), nn.functional.mse_loss)
+    return {
+        "worst": max(worst(one, whole) for one in (runner, other)),
+        "limit": limit,
+        "most": small.most,
+        "peaks": (int(most[1]), small.peak, small.predicted_peak),
+    }
+
+
+def cheats(rank: int, limit: int) -> str:
+    """The same stages with slow copies, whose schedule minds no memory. Its process group is of no use afterwards."""
+    try:
+        wide_run(in_parts(400, None), limit, group=dist.new_group())
+    except RunFailed as error:
+        return str(error)
+    return ""
+
+
+def in_parts(copy: int, capacity: int | None) -> Schedule:
+    """Eight stages on two ranks, whose copies take `copy` µs."""
+    problem = a_problem((0, 1) * 4, 8, layers=8, fused=True, held_until_B=INNER + MESSAGE)
+    made = replace(with_offload(problem, copy, copy), capacity=None if capacity is None else (capacity,) * 2)
+    return with_syncs(list_schedule(made, deepest_first(made)))
+
+
+def wide_run(schedule: Schedule, limit: int | None, **more: Any) -> tuple[Pipeline, Memory]:
+    """Two steps, and what the second one held."""
+    how = {"loss": nn.functional.mse_loss, "timeout": 20, "hooks": Hooks(limit=limit)}
+    runner = Pipeline(wide_layers, schedule, **how, **more)
+    memory = [runner.step(*wide_batch(8), memory=True).memory for _ in range(2)][-1]
+    assert memory is not None
+    return runner, memory
+
+
+def several(rank: int, names: list[tuple[str, Any]]) -> list[Any]:
+    """One process group for all."""
+    return [globals()[name](rank, argument) for name, argument in names]

@@ -1,0 +1,78 @@
+"""Handlers of O and R: what a microbatch keeps on a stage goes to host memory, and comes back before its backward.
+
+They only begin the copies. R takes device memory when it begins, and O gives it up when a pass comes that the schedule puts
+behind its end. Where nothing is trained, there is nothing to take away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...tables import Ints, Pass
+from ...util.errors import BadInput
+from ..program import Action, Program
+from .graph import Graph
+from .handler import Handler, RankState
+
+
+def _offload(state: RankState, action: Action, given: Any) -> Any:
+    assert state.offload is not None
+    state.offload.send_out(action)
+
+
+def _reload(state: RankState, action: Action, given: Any) -> Any:
+    assert state.offload is not None
+    state.offload.bring_back(action)
+
+
+def buffers_of(program: Program) -> dict[int, int]:
+    """Stage → how many microbatches of it are in host memory at one time, where some are."""
+    most, now, stage_of = dict[int, int](), dict[int, int](), dict[str, int]()
+    for action in program.actions:
+        for kind, name in action.awaits:
+            if kind == "R":
+                now[stage_of[name]] -= 1
+        stage_of[action.name] = action.stage
+        if action.kind == "O":
+            now[action.stage] = now.get(action.stage, 0) + 1
+            most[action.stage] = max(most.get(action.stage, 0), now[action.stage])
+    return most
+
+
+def _settle(state: RankState, name: str) -> None:
+    assert state.offload is not None
+    state.offload.settle(name)
+
+
+def _ended(state: RankState, action: Action) -> int:
+    assert state.offload is not None
+    return state.offload.ended(action.name)
+
+
+def _check_offload(graph: Graph, rows: Ints) -> None:
+    """An O is behind its F, and its R behind it, on the same rank."""
+    for row in rows.tolist():
+        one = graph.one(row)
+        for before, after in ((graph.need("F", one), row), (row, graph.need("R", one))):
+            _check_ordered(graph, one, before, after)
+
+
+def _check_reload(graph: Graph, rows: Ints) -> None:
+    """An R is before the first pass that uses what its F keeps: X, or else B or BW."""
+    for row in rows.tolist():
+        one = graph.one(row)
+        graph.need("O", one)
+        first = next((kind for kind in ("X", "B", "BW") if graph.row(kind, one) is not None), "B")
+        _check_ordered(graph, one, row, graph.need(first, one))
+
+
+def _check_ordered(graph: Graph, one: Pass, before: int, after: int) -> None:
+    a, b = graph.one(before), graph.one(after)
+    if not graph.ordered(before, after):
+        raise BadInput(f"pass {one.name}: no edge orders {a.name} and {b.name}")
+    if a.rank != b.rank:
+        raise BadInput(f"pass {one.name}: {a.name} and {b.name} are on two ranks")
+
+
+OFFLOAD = Handler(_offload, _check_offload, does="offload", settle=_settle, ended=_ended)
+RELOAD = Handler(_reload, _check_reload, does="reload", settle=_settle, ended=_ended)

@@ -1,0 +1,60 @@
+"""Host memory for what is offloaded: buffers that are taken, given back and taken again."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...util.errors import BadInput
+from ...util.machine import free_memory
+from ...util.text import format_bytes
+from ..torch_private import without_modes
+
+WASTE = 2  # a free buffer serves for a need that is not smaller than this part of it
+
+
+class HostPool:
+    """One rank's buffers. pinned: the device copies from and to them by itself. held: bytes that are in use now. free:
+    the others."""
+
+    def __init__(self, pinned: bool) -> None:
+        self.pinned, self.held = pinned, 0
+        self.free: list[Tensor] = []
+
+    def make(self, count: int, size: int) -> None:
+        """Make `count` buffers of `size` bytes ahead of their use, as far as free ones do not serve. Raises BadInput where
+        this machine lacks the memory."""
+        missing = count - sum(self._serves(one, size) for one in self.free)
+        free = free_memory()
+        if free is not None and missing * size > free:
+            need, has = format_bytes(missing * size), format_bytes(free)
+            raise BadInput(f"{count} host buffers of {format_bytes(size)} need {need}, but this machine has {has} free")
+        self.free += [self._made(size) for _ in range(missing)]
+
+    def take(self, size: int) -> Tensor:
+        """A buffer of at least `size` bytes, shape (bytes,)."""
+        self.held += size
+        fitting = [one for one in self.free if self._serves(one, size)]
+        if fitting:
+            found = min(fitting, key=len)
+            self.free = [one for one in self.free if one is not found]
+            return found
+        if self.free:  # inputs of another shape came: the buffers of the old one go, one by one
+            largest = max(self.free, key=len)
+            self.free = [one for one in self.free if one is not largest]
+        return self._made(size)
+
+    def give_back(self, buffer: Tensor, size: int) -> None:
+        """The buffer that was taken for `size` bytes is free again."""
+        self.held -= size
+        self.free.append(buffer)
+
+    def _serves(self, buffer: Tensor, size: int) -> bool:
+        return size <= len(buffer) <= max(size, WASTE * size)
+
+    def _made(self, size: int) -> Tensor:
+        with without_modes():  # who counts the device's bytes does not count these
+            try:
+                return torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
+            except RuntimeError as error:
+                raise BadInput(f"no host memory for a buffer of {format_bytes(size)}: {error}") from error

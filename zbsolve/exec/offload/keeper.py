@@ -1,0 +1,162 @@
+"""What a microbatch keeps on a stage, in the hands of one who may take it off the device.
+
+Autograd saves tensors through `torch.autograd.graph.saved_tensors_hooks`, and a graph split gives what its F saved. Of each
+tensor a `View` stays, which names a piece of memory. Views that share a storage share the piece, so it moves once. Nothing
+is taken from others: who holds the tensor itself (a message on its way, the next stage) keeps its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from ...util.errors import BadInput
+from ..dtensors import PLAIN_TYPES, LaidOut, is_dtensor, local
+from ..torch_private import storage_key, tree_map
+
+ALIGNED = 64  # bytes: where a piece begins in a host buffer
+SMALL = 0.005  # a share of the bytes to move that is not worth cutting a piece in two for
+
+
+class Piece:
+    """One storage that is kept. storage: on the device (None: it is not there). moved: how many of its bytes go to the host,
+    from the first on. rest: the others, while those are there. place: where they lie in the host buffer."""
+
+    __slots__ = ("device", "moved", "place", "rest", "size", "storage")
+
+    def __init__(self, storage: Any, device: torch.device) -> None:
+        self.storage, self.device = storage, device
+        self.size = int(storage.nbytes())
+        self.moved, self.place = 0, 0
+        self.rest: Tensor | None = None
+
+    def bytes_on_device(self) -> Tensor:
+        """The storage as bytes, shape (size,)."""
+        return _bytes(self.storage, self.device)
+
+    def leave(self) -> None:
+        """The bytes to move are in the host buffer: give up the storage."""
+        if self.moved < self.size:
+            self.rest = self.bytes_on_device()[self.moved :].clone()
+        self.storage = None
+
+    def come_back(self) -> Tensor:
+        """Take memory on the device again. The bytes that the host has to fill in, shape (moved,)."""
+        whole = torch.empty(self.size, dtype=torch.uint8, device=self.device)
+        if self.rest is not None:
+            whole[self.moved :].copy_(self.rest)
+            self.rest = None
+        self.storage = whole.untyped_storage()
+        return whole[: self.moved]
+
+
+class View:
+    """A tensor as a part of a piece. layout: of a DTensor."""
+
+    __slots__ = ("dtype", "layout", "offset", "piece", "requires_grad", "shape", "stride")
+
+    def __init__(self, piece: Piece, part: Tensor, tensor: Tensor) -> None:
+        self.piece, self.dtype, self.offset = piece, part.dtype, part.storage_offset()
+        self.shape, self.stride = part.shape, part.stride()
+        self.requires_grad = tensor.requires_grad
+        self.layout = LaidOut.of(tensor) if is_dtensor(tensor) else None
+
+    def tensor(self) -> Tensor:
+        """The tensor, without a graph. Raises BadInput where it is in host memory."""
+        piece = self.piece
+        if piece.storage is None:
+            raise BadInput("what its F keeps is in host memory: its reload must come before")
+        with torch.no_grad():
+            made = torch.empty(0, dtype=self.dtype, device=piece.device)
+            made.set_(piece.storage, self.offset, self.shape, self.stride)
+            whole = made if self.layout is None else self.layout.whole(made)
+        return whole.requires_grad_() if self.requires_grad else whole
+
+
+def opened(value: Any) -> Any:
+    """The tensor of a view; anything else as it is."""
+    return value.tensor() if isinstance(value, View) else value
+
+
+def opened_all(value: Any) -> Any:
+    """A pytree with the tensors of its views."""
+    return tree_map(opened, value)
+
+
+class Keeper:
+    """What one microbatch keeps on one stage. device: only memory there is moved. batch: stays there. pieces: by their
+    storage, until they move."""
+
+    def __init__(self, device: torch.device, batch: Iterable[Tensor] = ()) -> None:
+        self.device = device
+        self.pieces: dict[int, Piece] = {}
+        self._fixed = set[int]()
+        self.fix(batch)
+
+    def fix(self, tensors: Iterable[Tensor]) -> None:
+        """These stay where they are, such as parameters and buffers."""
+        self._fixed.update(storage_key(local(one)) for one in tensors)
+
+    def saving(self) -> AbstractContextManager[Any]:
+        """What autograd saves inside is kept here."""
+        return saved_tensors_hooks(self.keep, opened)
+
+    def keep(self, tensor: Tensor) -> Any:
+        """A view of the tensor; the tensor itself where it is not moved."""
+        if type(tensor) not in PLAIN_TYPES and not is_dtensor(tensor):
+            return tensor
+        part = local(tensor)
+        if type(part) not in PLAIN_TYPES or part.layout is not torch.strided or part.is_conj() or part.is_neg():
+            return tensor
+        key = storage_key(part)
+        if part.device != self.device or key in self._fixed or not part.untyped_storage().nbytes():
+            return tensor
+        piece = self.pieces.get(key)
+        if piece is None:
+            piece = self.pieces[key] = Piece(part.untyped_storage(), self.device)
+        return View(piece, part, tensor)
+
+    def keep_all(self, value: Any) -> Any:
+        """A pytree with views of its tensors."""
+        return tree_map(lambda leaf: self.keep(leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+    def chosen(self, share: float = 1.0) -> list[Piece]:
+        """The pieces to move, which say how much of them: of all bytes the share, in whole pieces but for one at most. They
+        are no longer kept here, but by their views alone."""
+        pieces, self.pieces = sorted(self.pieces.values(), key=lambda one: -one.size), {}
+        total = sum(one.size for one in pieces)
+        left = round(total * share)
+        for one in pieces:
+            if one.size <= left:
+                one.moved = one.size
+                left -= one.size
+        whole = [one for one in pieces if not one.moved]
+        if whole and left > SMALL * total:
+            whole[-1].moved = left
+        moving, at = [one for one in pieces if one.moved], 0
+        for one in moving:
+            one.place = at
+            at += -(-one.moved // ALIGNED) * ALIGNED
+        return moving
+
+
+def release_memory(leaves: Iterable[Tensor]) -> None:
+    """Give up the memory of leaves that are there for their gradients alone. Where a layer needs its input, it is saved."""
+    for leaf in leaves:
+        part = local(leaf)
+        part.data = part.new_empty(()).expand(part.shape)
+
+
+def room_for(pieces: Iterable[Piece]) -> int:
+    """Bytes of a host buffer for these pieces."""
+    return max((-(-(one.place + one.moved) // ALIGNED) * ALIGNED for one in pieces), default=0)
+
+
+def _bytes(storage: Any, device: torch.device) -> Tensor:
+    with torch.no_grad():
+        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (int(storage.nbytes()),), (1,))
