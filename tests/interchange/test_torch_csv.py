@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from zbsolve import BadInput, Deadlock, Edge, Pass, Problem, Schedule, pipeline
 from zbsolve.cli import main
 from zbsolve.exec.run.launch import child_environment
-from zbsolve.exec.torch_runtime import Deferred, check_version, torch_schedule
+from zbsolve.exec.torch_runtime import check_version, torch_schedule
 from zbsolve.interchange.torch_csv import torch_order
 from zbsolve.systems import preset
 
@@ -248,30 +247,6 @@ def test_four_ranks_in_torchs_runtime(tmp_path: Path) -> None:
         "vee": (random_schedule(a_problem((0, 1, 2, 3, 3, 2, 1, 0), 4), 6), "mlp", False),
     }
     check(in_torch(tmp_path, cases, 4))
-
-
-def test_weight_gradients_wait_for_w() -> None:
-    stage = Deferred(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)))
-    linear, norm, _ = stage.inner
-    x = torch.randn(5, 3)
-    stage(x).sum().backward()  # as torch does to find out shapes: nothing of it may stay
-    norm.zero_grad()
-    first, second = stage(x), stage(2 * x)
-    second.sum().backward()
-    later = stage.weights()
-    assert linear.weight.grad is None
-    assert norm.weight.grad is not None
-    first.sum().backward()
-    stage.weights()()
-    one = linear.weight.grad.clone()
-    later()
-    whole = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    whole.load_state_dict(stage.inner.state_dict())
-    whole(x).sum().backward()
-    torch.testing.assert_close(one, whole[0].weight.grad)
-    whole(2 * x).sum().backward()
-    for mine, right in zip(stage.inner.parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, right.grad)
 
 
 @pytest.mark.parametrize(("version", "defer", "text"), [("2.10.1", False, "2.11"), ("2.12.0+cpu", True, "2.13")])

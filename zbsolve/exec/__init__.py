@@ -1,6 +1,6 @@
 """The executor runs schedules on torch.distributed. `Pipeline` is for a training loop, `PostValidated` is an optimizer for
 it. `auxiliary_loss` lets a layer add to the loss. A step raises `RunFailed` when a rank fails. `torch_schedule` lets torch's
-own runtime run a schedule."""
+own runtime run a schedule, `split_stage` gives one of its stages our split of the backward."""
 
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .pipeline import Pipeline as Pipeline
     from .rank import StepResult as StepResult
     from .torch_runtime import torch_schedule as torch_schedule
+    from .torch_stages import split_stage as split_stage
     from .transport.failure import RunFailed as RunFailed
 
 # Torch is imported with the first use: the command line reads parts of this package without it.
@@ -25,5 +26,6 @@ __getattr__, __dir__ = handing_on(
         "optimizer.post_validation": "PostValidated",
         "transport.failure": "RunFailed",
         "torch_runtime": "torch_schedule",
+        "torch_stages": "split_stage",
     },
 )

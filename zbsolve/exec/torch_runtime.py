@@ -1,29 +1,20 @@
-"""A schedule in torch's own pipeline runtime (torch.distributed.pipelining), with our deferred weight gradients.
-
-torch's split of the backward goes through autograd's graph again for every group of parameters. Here its stages get a
-`dw_builder` instead: I is one backward that queues what weight gradients need, and W works that queue off.
-"""
+"""A schedule in torch's own pipeline runtime (torch.distributed.pipelining), with our deferred weight gradients."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 
 from ..interchange.torch_csv import TorchOrder, torch_order
-from ..models.auxiliary import auxiliary_losses
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.temporary import temporary_folder
-from .backward.deferral import Deferral, Queue, run_queue
-from .backward.split import defer
 from .torch_private import load_order, pipeline_runtime
+from .torch_stages import check_wrappers, split_stage
 
 MIN_TORCH = (2, 11)  # the first release that reads the compute-only CSV as all later ones do
 MIN_TORCH_DEFER_RECV = (2, 13)  # the first with defer_pp_recv
@@ -42,7 +33,7 @@ def torch_schedule(
     """This rank's `_PipelineScheduleRuntime` for `schedule`, ready for `.step(inputs, target=targets, losses=[])`.
 
     Every rank of `group` (None: all) calls it. stages: stage → module, for the stages that the schedule puts on this rank;
-    their layers are changed as in `split.defer`. loss(output, target): a mean over the microbatch. device: where the stages
+    `split_stage` says what becomes of them. loss(output, target): a mean over the microbatch. device: where the stages
     live (None: where their parameters are). scale_grads: divide gradients by the number of microbatches, as for a mean over
     the batch. defer_recv: use torch's `defer_pp_recv`. The whole batch goes to `.step`; torch splits it along dimension 0
     into the microbatches that `zbsolve.interchange.torch_csv.torch_order(schedule).microbatches` names.
@@ -60,9 +51,8 @@ def torch_schedule(
 
     made = []
     for number in sorted(stages):  # torch hands shapes from one stage of a rank to its next in this order
-        module = Deferred(stages[number])
         place = _device(stages[number]) if device is None else torch.device(device)
-        made.append(PipelineStage(module, number, len(order.placement), place, group=group, dw_builder=module.weights))
+        made.append(split_stage(PipelineStage(stages[number], number, len(order.placement), place, group=group)))
     more = {"defer_pp_recv": True} if defer_recv else {}
     runtime = pipeline_runtime(made, len(order.microbatches), loss_fn=loss, scale_grads=scale_grads, **more)
     with temporary_folder("order") as folder:
@@ -81,35 +71,6 @@ def check_version(version: str, defer_recv: bool = False) -> None:
         raise BadInput(f"torch {version}: {what} needs torch {oldest[0]}.{oldest[1]} or newer")
 
 
-class Deferred(nn.Module):
-    """A stage whose weight gradients wait for W. Nothing is pending between two actions of torch's runtime: one backward
-    fills the queue, and `weights` empties it at once."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.pending: Queue = deque()
-        deferral = Deferral()
-        deferral.splitting, deferral.queue = True, self.pending
-        defer(inner, deferral)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The stage's own forward. Raises BadInput where a layer adds to the loss."""
-        # torch finds out shapes by a backward of its own before the first step, which leaves work that must not be done.
-        self.pending.clear()
-        with auxiliary_losses() as extra:
-            result = self.inner(*args, **kwargs)
-        if extra.total is not None:
-            raise BadInput("auxiliary_loss: torch's runtime knows the loss of the last stage's output alone")
-        return result
-
-    def weights(self) -> Callable[[], None]:
-        """torch's `dw_builder`: the work of the W that belongs to the backward that just ran."""
-        mine = deque(self.pending)
-        self.pending.clear()
-        return lambda: run_queue(mine)
-
-
 def _check_stages(order: TorchOrder, stages: Mapping[int, nn.Module], rank: int, ranks: int) -> None:
     if ranks != len(order.rows):
         raise BadInput(f"schedule: it is for {len(order.rows)} ranks, but the process group has {ranks}")
@@ -118,10 +79,7 @@ def _check_stages(order: TorchOrder, stages: Mapping[int, nn.Module], rank: int,
         raise BadInput(f"stages: {sorted(stages)} were given on rank {rank}, but the schedule puts {mine} there")
     owner: dict[int, tuple[int, str]] = {}
     for number in mine:
-        for module in stages[number].modules():
-            if isinstance(module, DistributedDataParallel | FSDPModule):
-                kind = type(module).__name__
-                raise BadInput(f"stage {number}: wrapped in {kind}, whose hooks deferred weight gradients do not pass")
+        check_wrappers(number, stages[number])
         for name, parameter in stages[number].named_parameters():
             first = owner.setdefault(id(parameter), (number, name))
             if first[0] != number:

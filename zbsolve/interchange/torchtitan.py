@@ -43,9 +43,9 @@ class Titan:
             found.append("torchtitan's modules are those of its decoders (tok_embeddings, layers.N, norm, lm_head)")
         if self.last:
             found.append(
-                f"torchtitan, behind all flags: {self.last} (selective checkpointing, its default, ends in an error where a "
-                "backward is split: 'Trying to backward an extra time'; activation-checkpoint:full runs, but makes forwards "
-                "again that the schedule does not count)"
+                f"torchtitan, behind all flags: {self.last} (selective checkpointing, its default, ends in an error where "
+                "torch splits the backward: 'Trying to backward an extra time'; with `import zbsolve.exec.torchtitan` in "
+                "your configuration it runs. Any checkpointing makes forwards again that the schedule does not count)"
             )
         return found
 

@@ -11,6 +11,7 @@ Row = TypeVar("Row")
 # What a subclass may have of its own while calling it still does what the layer does.
 HARMLESS = {"__init__", "__repr__", "extra_repr", "reset_parameters", "__module__", "__qualname__", "__doc__"}
 HARMLESS |= {"__annotations__", "__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
+HARMLESS |= {"__init_subclass__", "_apply"}  # asked when a class is made, and by `to` and `to_empty` (torchtitan's layers)
 
 
 def row_of(kind: type, table: Mapping[type, Row]) -> Row | None:

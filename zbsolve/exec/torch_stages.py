@@ -1,0 +1,142 @@
+"""torch's pipeline stages (torch.distributed.pipelining) with our split of the backward.
+
+torch's own split keeps the graph from I to W, and goes through it again for every group of parameters. Here I is one
+backward in which layers queue what their weight gradients need; the graph is freed, and W works the queue off.
+
+The seam is three public names of a stage. In its `forward_one_chunk` layers prepare a split backward. In its
+`backward_one_chunk` they queue, where the schedule has I and not B. By its `dw_builder` torch asks for the work of W.
+Whatever runs outside of these is autograd's: torch's search for shapes, evaluation, a loss that runs a backward of its own.
+The module is not wrapped: its parameters keep their names, and FSDP2 or checkpointing may wrap parts of it afterwards.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any
+
+from torch import nn
+
+from ..models.auxiliary import auxiliary_losses
+from ..util.errors import BadInput
+from .backward.deferral import Deferral, Queue, run_queue
+from .backward.split import WRAPPERS, defer
+from .sharding.parameters import Parameter, parameters_of_module
+from .sharding.wrapped import is_wrapped, wrapped_modules
+from .torch_private import compiles
+
+OURS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+
+
+def split_stage(stage: Any) -> Any:
+    """Give one of torch's pipeline stages our split, in place; returns it. A second time changes nothing.
+
+    stage: a `torch.distributed.pipelining.PipelineStage`. Layers of its `submod` are changed as in `split.defer`. All other
+    weight gradients (of other layers, norms, and what torch.compile compiled) are made in I; a stage without any for W warns
+    of that once. A B (the whole backward in one) is not split.
+
+    Raises BadInput for anything but torch's own stage, and for one with a `dw_builder` of its own. Raises it, here or at the
+    first forward, for what deferred gradients do not pass: DistributedDataParallel, FSDP1, FSDP2 of parts of `submod` alone.
+    """
+    from torch.distributed.pipelining import PipelineStage
+
+    kind = type(stage)
+    if not isinstance(stage, PipelineStage):
+        raise BadInput(f"stage: {kind.__name__} is no PipelineStage of torch.distributed.pipelining")
+    number = stage.stage_index
+    if isinstance(getattr(stage.dw_builder, "__self__", None), _Passes):
+        return stage
+    for name in OURS:
+        if getattr(kind, name) is not getattr(PipelineStage, name):
+            raise BadInput(f"stage {number}: {kind.__name__} has a {name} of its own: it splits its backward as it likes")
+    if stage.dw_builder is not None:
+        raise BadInput(f"stage {number}: it has a dw_builder already: somebody else splits its backward")
+    check_wrappers(number, stage.submod)
+    passes = _Passes(stage)
+    vars(stage).update(forward_one_chunk=passes.forward, backward_one_chunk=passes.backward, dw_builder=passes.weights)
+    return stage
+
+
+def check_wrappers(number: int, module: nn.Module) -> None:
+    """Raise BadInput where the module of stage `number` is wrapped so that deferred gradients would not be reduced."""
+    for part in module.modules():
+        found = WRAPPERS & {kind.__name__ for kind in type(part).__mro__}
+        if found:
+            raise BadInput(f"stage {number}: wrapped in {found.pop()}, whose hooks deferred weight gradients do not pass")
+    # Of other modules torch's runtime neither knows when to gather nor when to reduce.
+    if wrapped_modules(module) and not is_wrapped(module):
+        raise BadInput(f"stage {number}: fully_shard wraps parts of its module: call it on the module itself too")
+
+
+class _Passes:
+    """The passes of one stage around torch's own. pending: what a backward that runs now queues, until torch asks for its W,
+    at once; None: it is not split."""
+
+    def __init__(self, stage: Any) -> None:
+        self.stage, self.deferral, self.warned = stage, Deferral(), False
+        self.pending: Queue | None = None
+        self._forward, self._backward = stage.forward_one_chunk, stage.backward_one_chunk
+        defer(stage.submod, self.deferral)
+
+    @contextmanager
+    def _splitting(self, queue: Queue | None) -> Iterator[None]:
+        self.deferral.splitting, self.deferral.queue = True, queue
+        try:
+            yield
+        finally:
+            self.deferral.splitting, self.deferral.queue = False, None
+
+    @cached_property
+    def _sharded(self) -> list[Parameter]:
+        """What FSDP shards; first asked for when all wrappers are there. Raises BadInput."""
+        number, module = self.stage.stage_index, self.stage.submod
+        check_wrappers(number, module)
+        return [one for wrapped in wrapped_modules(module) for one in parameters_of_module(number, wrapped)]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """F. Raises BadInput where a layer adds to the loss."""
+        _ = self._sharded
+        with self._splitting(None), auxiliary_losses() as extra:
+            result = self._forward(*args, **kwargs)
+        if extra.total is not None:
+            raise BadInput("auxiliary_loss: torch's runtime knows the loss of the last stage's output alone")
+        return result
+
+    def backward(self, chunk: int, loss: Any = None, full_backward: bool = True, **more: Any) -> Any:
+        """I, or a whole B, of which autograd does all at once. Forwards that checkpointing runs again inside prepare a split
+        as those of F did: they must save the same."""
+        self.pending = None if full_backward else deque()
+        with self._splitting(self.pending):
+            return self._backward(chunk, loss=loss, full_backward=full_backward, **more)
+
+    def weights(self) -> Callable[[], None]:
+        """torch's `dw_builder`: the work of the W that belongs to the backward that just ran."""
+        queue, self.pending = self.pending, None
+        if queue is None:
+            return _nothing
+        if not queue:
+            self._warn()
+        return partial(self._work_off, queue)
+
+    def _work_off(self, queue: Queue) -> None:
+        run_queue(queue)
+        for one in self._sharded:
+            one.settle()
+
+    def _warn(self) -> None:
+        module = self.stage.submod
+        if self.warned or all(p.dim() < 2 or not p.requires_grad for p in module.parameters()):
+            return
+        self.warned = True
+        why = "it is compiled by torch.compile" if compiles(module) else "none of its layers is one of torch's own"
+        warnings.warn(
+            f"stage {self.stage.stage_index}: {why}, so I makes all its weight gradients, and W has nothing to do",
+            stacklevel=2,
+        )
+
+
+def _nothing() -> None:
+    """What is left for W after a whole B."""

@@ -1,0 +1,63 @@
+"""torchtitan's pipeline stages with our split of the backward. One import, in the module that has your configuration:
+
+    import zbsolve.exec.torchtitan
+
+From then on every stage that torchtitan makes is one of `split_stage`. It becomes so before torchtitan shards, checkpoints
+or compiles its module: tensor parallelism gives layers a forward of its own, which must find ours inside. Tried with
+torchtitan 0.3.0.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+from ..util.errors import BadInput
+from .torch_stages import split_stage
+
+STAGES = "torchtitan.distributed.pipeline_parallel"
+W = re.compile(r"\d+W\d+$")  # an action's name
+MAKES_STAGE, MAKES_SCHEDULE = "PipelineStage", "_build_pipeline_schedule"
+
+
+def install() -> None:
+    """What the import does; a second time nothing. torchtitan's stages and schedules that were made before stay as they are.
+    Raises BadInput for a torchtitan that makes its stages elsewhere, ModuleNotFoundError without torchtitan."""
+    module = import_module(STAGES)
+    stage, build = (getattr(module, name, None) for name in (MAKES_STAGE, MAKES_SCHEDULE))
+    if stage is None or build is None:
+        missing = MAKES_STAGE if stage is None else MAKES_SCHEDULE
+        raise BadInput(f"{STAGES}: no {missing} in this torchtitan (0.3.0 has it): give its stages to split_stage yourself")
+    if isinstance(stage, type):
+        vars(module).update({MAKES_STAGE: _splitting(stage), MAKES_SCHEDULE: _looking_for_w(build)})
+
+
+def _splitting(kind: type) -> Callable[..., Any]:
+    """Makes a stage, with our split."""
+
+    @wraps(kind, updated=())
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return split_stage(kind(*args, **kwargs))
+
+    return made
+
+
+def _looking_for_w(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a schedule, and warns where it has nothing to split."""
+
+    @wraps(build)
+    def built(*args: Any, **kwargs: Any) -> Any:
+        schedule = build(*args, **kwargs)
+        rows = getattr(schedule, "pipeline_order", {}).values()
+        if not any(W.match(str(action)) for row in rows for action in row):
+            warnings.warn("schedule: no W in it, so zbsolve.exec.torchtitan has no backward to split", stacklevel=2)
+        return schedule
+
+    return built
+
+
+install()
