@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from zbsolve import BadInput, Schedule, Trace
+from zbsolve import BadInput, Schedule, Timeline, Trace
 from zbsolve.cli import main
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.presets import mlp
 from zbsolve.show.schedule_trace import schedule_as_trace
 
 from .support.exec_tools import a_problem, random_schedule, run_here
-from .support.runs import one_f_one_b, random_run, trace_of
+from .support.runs import one_f_one_b, random_run, run_of, trace_of
 from .support.trace_events import faults
 
 
@@ -95,6 +95,27 @@ def test_one_column_of_host_times_a_step(trace: Trace) -> None:
     body = trace.to_json()
     with pytest.raises(BadInput, match="field 'host' has 2 columns for 3 steps"):
         Trace.from_json({**body, "host": body["host"][:2]})
+
+
+def test_a_pass_that_was_shorter_than_its_message_is_replayed() -> None:
+    """It sends for all of its time; a step with the problem's own times is replayed as predicted."""
+    schedule = one_f_one_b(3, 4, comm=5, blocking=True)
+    trace = trace_of(schedule, random_run(schedule, 1))
+    assert trace.problem.sending.max() == 5
+    assert trace_of(schedule, _as_planned(schedule)).replayed(0).value == schedule.timeline().value
+    step = trace.steps[0]
+    row = trace.problem.index["0F1"]
+    step.end[row] = step.start[row] + 2
+    replayed = trace.replayed(0)
+    assert replayed.problem.sending[row] == 2
+    assert (replayed.problem.sending <= replayed.problem.passes.duration).all()
+    assert trace.computed()[0, row] == 0
+    assert trace.problem.sending[row] == 5
+
+
+def _as_planned(schedule: Schedule) -> tuple[Timeline, np.ndarray]:
+    none = np.zeros(len(schedule.problem.passes))
+    return run_of(schedule, none, none)
 
 
 def test_waiting_is_idle_time_before_inputs_are_there(schedule: Schedule) -> None:

@@ -28,7 +28,8 @@ class Trace:
     per step, the most activation bytes each rank held. `facts`: JSON values about the run (backend, ranks, threads,
     host, torch version, emulation, gradient check). `host`: per step, µs that the interpreter itself took before each
     pass: from the end of the one before, less waiting for its message; () where nobody measured it. `held`: bytes that
-    the pass's rank held after it, in one more step; None where nobody counted. `syncs`: the schedule's.
+    the pass's rank held after it, in one more step; None where nobody counted. `syncs`: the schedule's. `sent`: per step, µs
+    at the end of each pass in which it sent what holds its sender up; (): as the problem has it.
     """
 
     problem: Problem
@@ -41,6 +42,7 @@ class Trace:
     host: tuple[np.ndarray[Any, Any], ...] = ()
     held: np.ndarray[Any, Any] | None = None
     syncs: tuple[tuple[str, str], ...] = ()
+    sent: tuple[np.ndarray[Any, Any], ...] = ()
 
     @property
     def median_step(self) -> int:
@@ -72,16 +74,25 @@ class Trace:
                 f"{where}: pass {problem.names[i]} ran on rank {ran}, and the schedule has it on {problem.passes.rank[i]}"
             )
         steps = tuple(Timeline(problem, step.start[rows], step.end[rows]) for step in self.steps)
-        ready, host = tuple(one[rows] for one in self.ready), tuple(one[rows] for one in self.host)
+        ready, host, sent = (tuple(one[rows] for one in column) for column in (self.ready, self.host, self.sent))
         held = None if self.held is None else self.held[rows]
-        return replace(self, problem=problem, steps=steps, ready=ready, host=host, held=held)
+        return replace(self, problem=problem, steps=steps, ready=ready, host=host, held=held, sent=sent)
+
+    def computed(self) -> Floats:
+        """µs that each pass took in each step, but for what it sent, shape (steps, passes)."""
+        took = np.stack([step.end - step.start for step in self.steps]).astype(np.float64)
+        return np.asarray(np.maximum(0.0, took - (np.stack(self.sent) if self.sent else self.problem.sending)))
 
     def replayed(self, step: int) -> Timeline:
         """The order that ran, every pass as early as it can and as long as in this step (whole µs), messages as the problem
-        has them: what the measured step has beyond it are launches and messages that took longer."""
+        has them: what the measured step has beyond it are launches and messages that took longer. A pass that was shorter
+        than what the problem has it send sends for all of its time."""
+        problem, edges = self.problem, self.problem.edges
         took = np.rint(self.steps[step].end - self.steps[step].start).astype(np.int64)
-        problem = replace(self.problem, passes=replace(self.problem.passes, duration=took))
-        return Schedule(problem, self.schedule, self.syncs).timeline()
+        part = np.minimum(1.0, took / np.maximum(problem.sending, 1))
+        sent = np.floor(edges.sent * part[edges.before]).astype(np.int64)
+        own = replace(problem, passes=replace(problem.passes, duration=took), edges=replace(edges, sent=sent))
+        return Schedule(own, self.schedule, self.syncs).timeline()
 
     def waits(self, step: int) -> Floats:
         """µs that each pass's stream stood idle before it because its inputs were not there: the shortest over its
@@ -117,6 +128,7 @@ class Trace:
             "ready": [named(one) for one in self.ready],
             "wait": [named(np.round(self.waits(i), 3)) for i in range(len(self.steps))],
             "host": [named(one) for one in self.host],
+            **({"sent": [named(one) for one in self.sent]} if self.sent else {}),
             "held": None if self.held is None else named(self.held),
             "problem": self.problem.to_json(),
         }
@@ -132,8 +144,11 @@ class Trace:
         form = checked(body, TraceForm, where)
         problem = Problem.from_form(form.problem, where)
         ready = tuple(_column(one, problem, f"{where}: field 'ready'") for one in form.ready)
-        host = tuple(_finite(one, problem, f"{where}: field 'host'") for one in form.host)
-        for name, columns in (("ready", ready), ("host", host)):
+        host, sent = (
+            tuple(_finite(one, problem, f"{where}: field '{name}'") for one in columns)
+            for name, columns in (("host", form.host), ("sent", form.sent))
+        )
+        for name, columns in (("ready", ready), ("host", host), ("sent", sent)):
             if len(columns) != len(form.steps) and (columns or name == "ready"):
                 raise BadInput(f"{where}: field '{name}' has {len(columns)} columns for {len(form.steps)} steps")
         order = order_from(problem, form.order)
@@ -150,6 +165,7 @@ class Trace:
             host,
             None if form.held is None else _finite(form.held, problem, f"{where}: field 'held'"),
             tuple(form.syncs),
+            sent,
         )
 
 
@@ -166,6 +182,7 @@ class TraceForm(msgspec.Struct):
     host: list[dict[str, float]] = []
     held: dict[str, float] | None = None
     syncs: list[tuple[str, str]] = []
+    sent: list[dict[str, float]] = []
 
 
 def _column(body: Mapping[str, float], problem: Problem, where: str) -> Floats:

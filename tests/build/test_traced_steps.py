@@ -41,6 +41,21 @@ def test_cut_stages_add_up() -> None:
         restaged(step, (0, 1, 2, 0, 1, 2))
 
 
+def test_microbatches_that_differ_are_cut_one_by_one() -> None:
+    """Times and bytes are tables, a number a microbatch; messages that hold their sender up stay such."""
+    lengths = (1.0, 3.0, 0.5, 1.0, 2.0, 1.5)
+    step = with_units_in_flight(fused(blocking=True), 2).scaled(lengths)
+    halves = restaged(step, (0, 1, 2, 3, 3, 2, 1, 0))
+    own = (halves.passes.duration - halves.sending)[halves.rows("F")].reshape(8, 6)
+    whole = (step.passes.duration - step.sending)[step.rows("F")].reshape(4, 6)
+    assert (own.reshape(4, 2, 6).sum(axis=1) == whole).all()
+    assert (halves.taken.sum(), halves.edges.sent.max()) == (step.taken.sum(), 2)
+    assert restaged(halves, (0, 1, 2, 3)).passes.duration.tolist() == step.passes.duration.tolist()
+    assert with_halved_backward(step).work == step.work
+    uneven = pipeline([4, 4], [6, 6], [5, 5], microbatches=2, held_until_W=[[7, 1], [2, 8]])
+    assert restaged(uneven, (0, 1)) == uneven
+
+
 def test_half_a_backward_is_marked_as_an_estimate() -> None:
     step = with_units_in_flight(fused(source="measured: x"), 2)
     split = with_halved_backward(step)

@@ -286,6 +286,28 @@ def test_no_partition_has_a_schedule_below_the_bound():
     assert tight > 3
 
 
+@pytest.mark.parametrize(("placement", "ranks"), [("single", 2), ("single", 3), ("vee", 2)])
+def test_the_bound_of_every_partition_knows_the_lengths_of_microbatches(placement: str, ranks: int) -> None:
+    """Also where a long microbatch is alone, and where all are short: m times the layers' own time is above the best."""
+    rng, tight = random.Random(3), 0
+    stages = len(parse_routes(placement, ranks)[0])
+    for lengths in ((0.3, 0.5), (0.25, 2.5, 0.5), (1.7, 1.2)):
+        plain = random_profile(rng, stages + 1)
+        layers = tuple(replace(one, F=100 * one.F, B=100 * one.B, W=100 * one.W) for one in plain.layers)
+        profile = replace(plain, layers=layers, microbatch_factors=lengths)
+        problems = [
+            profile.problem(ranks, len(lengths), placement, layers=one) for one in all_partitions(stages + 1, stages)
+        ]
+        assert not any(one.alike for one in problems)
+        best = min(solve_cp(one, None, 0, 10.0).bound for one in problems)
+        bound = least_step(costs_of(profile, placement, ranks, len(lengths)), "makespan")
+        assert bound <= best
+        tight += bound > 0.8 * best
+        alike = least_step(costs_of(replace(profile, microbatch_factors=()), placement, ranks, len(lengths)), "makespan")
+        assert alike > best or max(lengths) > 1
+    assert tight
+
+
 # Slow ranks
 
 
@@ -315,6 +337,27 @@ def test_rank_factors_are_kept_and_checked(tmp_path):
     del body["rank_factors"]
     path.write_text(json.dumps(body))
     assert Profile.load(path) == replace(profile, rank_factors=())
+
+
+def test_lengths_of_microbatches_are_kept_and_checked(tmp_path):
+    """They make steps of as many microbatches alone; a file without them is as before there were such."""
+    path = tmp_path / "p.json"
+    plain = random_profile(random.Random(1), 4)
+    profile = replace(plain, microbatch_factors=(1.0, 2.5, 0.5), rank_factors=(1.0, 1.3))
+    profile.save(path)
+    assert Profile.load(path) == profile
+    problem = profile.problem(2, 3)
+    assert problem == replace(profile, microbatch_factors=()).problem(2, 3).scaled((1.0, 2.5, 0.5))
+    known = r"knows how long 3 microbatches are \(field 'microbatch_factors'\), not 4"
+    with pytest.raises(BadInput, match=known):
+        profile.problem(2, 4)
+    body = json.loads(path.read_text())
+    for wrong in ([1, 0], [1, "x"], 3):
+        path.write_text(json.dumps(body | {"microbatch_factors": wrong}))
+        with pytest.raises(BadInput, match=r"field 'microbatch_factors'(\[\d\])? (is 0|has a wrong type)"):
+            Profile.load(path)
+    plain.save(path)
+    assert "microbatch_factors" not in json.loads(path.read_text())
 
 
 # Submeshes

@@ -21,18 +21,19 @@ def primus() -> Trace:
 
 
 def test_a_real_1f1b_step_could_be_a_fifth_shorter(primus: Trace) -> None:
-    """8 GPUs, 8 microbatches in flight. Each stage cut in two on a vee: 2,640 ms at most with the fused backward, within 2 %
-    of what is proven; the 1F1B order itself is proven to be the best one of its placement."""
+    """8 GPUs, 8 microbatches in flight. Each stage cut in two on a vee: 2,655 ms at most with the fused backward, within 2 %
+    of what is proven; the 1F1B order itself is proven to be the best one of its placement. Messages hold their sender up:
+    without that, today's order took 3,188.6 ms and the vee 2,595 (published: 3,189 and 2,629)."""
     today = today_of(primus, effort=3.0)
-    assert (today.measured, today.replayed, today.counted) == (3_244_700, 3_188_588, False)
+    assert (today.measured, today.replayed, today.counted) == (3_244_700, 3_202_876, False)
     assert today.bubble == pytest.approx(0.300, abs=1e-3)
     assert today.peaks == tuple(UNITS * n for n in (8, 7, 6, 5, 4, 3, 2, 1))
     assert today.room == (8 * UNITS,) * 8
     assert [(one.placement, one.cut) for one in today.found] == [("single", False), ("vee", True), ("loop", True)]
     single, vee, loop = today.found
-    assert single.value == 3_188_588
-    assert vee.value <= 2_640_000
-    assert loop.value <= 2_740_000
+    assert single.value == 3_202_876
+    assert vee.value <= 2_655_000
+    assert loop.value <= 2_755_000
     for one in today.found:
         certificate, problem = one.schedule.certificate, one.schedule.problem
         assert certificate is not None
@@ -44,7 +45,7 @@ def test_a_real_1f1b_step_could_be_a_fifth_shorter(primus: Trace) -> None:
     line = today_line(today)
     assert line.startswith("today's step takes 3,244.70 ms, of which bubble 30.0%")
     assert "in the same memory (8 microbatches in flight)" in line
-    assert "on placement vee, each stage cut in two; balancing stages would save 145.54 ms" in line
+    assert "on placement vee, each stage cut in two; balancing stages would save 152.23 ms" in line
     assert len(today_as_text(today).splitlines()) == 5
     assert today.to_json()["room"] == [8.0] * 8
 
@@ -54,10 +55,10 @@ def test_a_real_step_with_a_long_last_stage() -> None:
     pytest.importorskip("pyarrow")
     today = today_of(read_trace(SAMPLES / "bytedance-ST.parquet"), effort=1.0)
     single, vee, _ = today.found
-    assert single.value == today.replayed == 2_020_871
+    assert single.value == today.replayed == 2_023_232
     assert single.schedule.certificate is not None
     assert single.schedule.certificate.gap == 0
-    assert today.replayed - today.even == pytest.approx(296_130, abs=200)
+    assert today.replayed - today.even == pytest.approx(297_710, abs=200)
     assert vee.value < 0.76 * today.replayed
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,17 @@ PRIMUS = SAMPLES / "primus-pp8"
 FIELDS = {"F": "fwd", "B": "bwd", "BW": "bwd", "W": "wgrad"}
 
 
-def a_schedule(placement: str, split: bool, comm: int = 40) -> Schedule:
-    """A named schedule of eight microbatches on four ranks, each stage with times of its own."""
+def a_schedule(placement: str, split: bool, comm: int = 40, blocking: bool = False, times: int = 1) -> Schedule:
+    """A named schedule of eight microbatches on four ranks, each stage with times of its own; `times` as long."""
     stages = 4 if placement == "single" else 8
-    F, B, W = [100 + 3 * s for s in range(stages)], [110 + s for s in range(stages)], [90] * stages
+    F, B, W = (
+        [(100 + 3 * s) * times for s in range(stages)],
+        [(110 + s) * times for s in range(stages)],
+        [90 * times] * stages,
+    )
     backward: dict[str, Any] = {"B": B, "W": W} if split else {"BW": [b + w for b, w in zip(B, W, strict=True)]}
-    problem = zbsolve.pipeline(F, **backward, placement=placement, microbatches=8, comm=comm, layers=(1,) * stages)
+    step: dict[str, Any] = {"placement": placement, "microbatches": 8, "comm": comm, "blocking": blocking}
+    problem = zbsolve.pipeline(F, **backward, **step, layers=(1,) * stages)
     if placement == "loop" and not split:
         return interleaved_in_groups(problem, 4)
     names = {("single", False): "1f1b", ("single", True): "zb-h1"}
@@ -46,25 +53,50 @@ def refused(path: Path, *words: str) -> None:
 
 
 def primus_folder(folder: Path, schedule: Schedule, *, places: bool, steps: int = 2, clocks: float = 1000.0) -> Path:
-    """Files as Primus writes them of a run exactly as predicted, each rank's clock off by `clocks` µs times its number.
-    places: with microbatch and chunk, as its newer versions do."""
-    problem, timeline = schedule.problem, schedule.timeline()
-    placement, p = problem.placement, problem.passes
+    """Files as Primus writes them of a run exactly as predicted, each rank's clock off by `clocks` µs times its number. A
+    message that holds its sender up is no part of the pass. places: with microbatch and chunk, as its newer versions do."""
+    return primus_run(folder, [schedule] * steps, places=places, clocks=clocks)
+
+
+def primus_run(folder: Path, steps: Sequence[Schedule], *, places: bool = True, clocks: float = 1000.0) -> Path:
+    """The same of steps that differ, a schedule of one order each."""
+    problem = steps[0].problem
+    placement = problem.placement
     chunk_of = {stage: placement[:stage].count(rank) for stage, rank in enumerate(placement)}
     config = {"pp_size": problem.ranks, "vp_size": len(placement) // problem.ranks, "num_mbs": problem.microbatches}
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     for rank in range(problem.ranks):
-        step: dict[str, Any] = {"total": timeline.makespan / 1e3, "memory": 1.0}
-        rows = np.flatnonzero(p.rank == rank)
-        for row in rows[np.lexsort((timeline.end[rows], timeline.start[rows]))].tolist():
-            field = FIELDS[p.kind_names[row]]
-            said = {"start": (timeline.start[row] + clocks * rank) / 1e3, "end": (timeline.end[row] + clocks * rank) / 1e3}
-            said |= {"minibatch": int(p.microbatch[row]), "chunk": chunk_of[int(p.stage[row])]} if places else {}
-            for name, value in said.items():
-                step.setdefault(f"{field}_{name}", []).append(float(value) if name in ("start", "end") else value)
-        (folder / f"pp_rank_{rank}.json").write_text(json.dumps({str(i + 1): step for i in range(steps)}))
+        body = {str(i + 1): _primus_step(one, rank, clocks * rank, chunk_of, places) for i, one in enumerate(steps)}
+        (folder / f"pp_rank_{rank}.json").write_text(json.dumps(body))
     return folder
+
+
+def _primus_step(schedule: Schedule, rank: int, clock: float, chunk_of: dict[int, int], places: bool) -> dict[str, Any]:
+    timeline, p = schedule.timeline(), schedule.problem.passes
+    end = timeline.end - schedule.problem.sending
+    step: dict[str, Any] = {"total": timeline.makespan / 1e3, "memory": 1.0}
+    rows = np.flatnonzero(p.rank == rank)
+    for row in rows[np.lexsort((end[rows], timeline.start[rows]))].tolist():
+        field = FIELDS[p.kind_names[row]]
+        said = {"start": (timeline.start[row] + clock) / 1e3, "end": (end[row] + clock) / 1e3}
+        said |= {"minibatch": int(p.microbatch[row]), "chunk": chunk_of[int(p.stage[row])]} if places else {}
+        for name, value in said.items():
+            step.setdefault(f"{field}_{name}", []).append(float(value) if name in ("start", "end") else value)
+    return step
+
+
+def with_lengths(
+    schedule: Schedule, lengths: Sequence[Sequence[float]], noise: float = 0.0, seed: int = 0
+) -> list[Schedule]:
+    """The same order where microbatches compute so many times as long, a row a step, and each pass by chance more."""
+    random, steps = np.random.default_rng(seed), []
+    for row in lengths:
+        problem = schedule.problem.scaled(row)
+        own = problem.passes.duration - problem.sending
+        took = np.rint(own * np.exp(noise * random.standard_normal(len(own)))).astype(np.int64) + problem.sending
+        steps.append(Schedule(replace(problem, passes=replace(problem.passes, duration=took)), schedule.order))
+    return steps
 
 
 def changed(folder: Path, rank: int, step: str, **fields: Any) -> None:

@@ -19,33 +19,33 @@ def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
 
     Where the placement has k times fewer stages, each k neighbouring ones become one: their times, bytes and layers add up.
     Where it has k times more, each becomes k alike, as far as whole µs and bytes allow; nobody knows then how many layers.
-    A link between ranks that had no message takes as long as the slowest that had one. Raises BadInput where the problem is
-    no plain step with all microbatches alike, or its stages do not make so many; Infeasible where one microbatch no longer
-    fits a rank.
+    Microbatches may differ. A link between ranks takes as long as its slowest message, and one that had none as long as the
+    slowest that had one. Raises BadInput where the problem is no plain step, or its stages do not make so many; Infeasible
+    where one microbatch no longer fits a rank.
     """
     plain = rebuilt(problem, problem.placement)
     if _without_lags(plain) != _without_lags(problem):
-        raise BadInput("problem: no plain pipeline of F, B, W (or F, BW) passes with all microbatches alike")
+        raise BadInput("problem: no plain pipeline of F, B, W (or F, BW) passes alone")
     return rebuilt(problem, tuple(placement))
 
 
 def rebuilt(
     problem: Problem, placement: tuple[int, ...], stage_times: Mapping[str, Ints] | None = None, source: str | None = None
 ) -> Problem:
-    """`problem`, a plain step, made anew on `placement` (see `restaged`). stage_times: µs a stage of each kind, in place of
-    its own. Raises BadInput, Infeasible."""
+    """`problem`, a plain step, made anew on `placement` (see `restaged`). stage_times: µs of each kind in place of its
+    own, shape (stages, microbatches) each. Raises BadInput, Infeasible."""
     stages, wanted = problem.stages, len(placement)
     if stages % wanted and wanted % stages:
         raise BadInput(f"placement: {stages} stages do not make {wanted}")
 
-    def each(column: Ints) -> list[int]:
+    def each(table: Ints) -> Ints:
         if wanted > stages:
-            parts = np.arange(wanted // stages + 1) * stages
-            return [int(x) for one in column for x in np.diff(one * parts // wanted)]
-        return [int(x) for x in column.reshape(wanted, -1).sum(axis=1)]
+            parts = np.arange(wanted // stages + 1)[:, None] * stages
+            return np.asarray(np.diff(table[:, None] * parts // wanted, axis=1).reshape(wanted, -1))
+        return np.asarray(table.reshape(wanted, stages // wanted, -1).sum(axis=1))
 
     own = stage_times or {kind: durations_of(problem, kind) for kind in problem.passes.kinds}
-    times = {kind: each(column) for kind, column in own.items()}
+    times: dict[str, Any] = {kind: each(table) for kind, table in own.items()}
     held: dict[str, Any] = {
         "held_until_B": each(_held(problem, "F", "B")),
         "held_until_W": each(_held(problem, "F", "W") + _held(problem, "F", "BW")),
@@ -60,27 +60,30 @@ def rebuilt(
         comm=_links(problem, placement),
         capacity=problem.capacity,
         objective=problem.objective,
-        layers=each(np.array(problem.layers, np.int64)) if problem.layers and wanted <= stages else (),
+        layers=each(np.array(problem.layers, np.int64)).ravel().tolist() if problem.layers and wanted <= stages else (),
         source=problem.source if source is None else source,
     )
 
 
 def durations_of(problem: Problem, kind: str) -> Ints:
-    """µs that each stage's first pass of this kind computes, shape (stages,). Raises BadInput where a stage has none."""
+    """µs that the passes of this kind compute, shape (stages, microbatches). Raises BadInput where one is missing."""
     if kind not in ("F", "B", "W", "BW"):
         raise BadInput(f"problem: no plain pipeline of F, B, W (or F, BW) passes: it has passes of kind {kind}")
-    found = [problem.rows(kind, stage=stage) for stage in range(problem.stages)]
-    if not all(len(rows) for rows in found):
-        raise BadInput(f"problem: not every stage has a pass of kind {kind}")
-    own = problem.passes.duration - problem.sending
-    return np.array([own[rows[0]] for rows in found], np.int64)
+    rows, p = problem.rows(kind), problem.passes
+    found = np.full((problem.stages, problem.microbatches), -1, np.int64)
+    found[p.stage[rows], p.microbatch[rows]] = (p.duration - problem.sending)[rows]
+    if found.min() < 0:
+        raise BadInput(f"problem: not every stage has a pass of kind {kind} for each microbatch")
+    return found
 
 
 def _held(problem: Problem, before: str, after: str) -> Ints:
-    """Bytes of a microbatch on the edges between two kinds of passes, shape (stages,)."""
+    """Bytes of each microbatch on the edges between two kinds of passes, shape (stages, microbatches)."""
     p, e = problem.passes, problem.edges
-    here = p.are(before)[e.before] & p.are(after)[e.after] & (p.microbatch[e.before] == 0) & (e.bytes > 0)
-    return np.bincount(p.stage[e.before[here]], e.bytes[here], problem.stages).astype(np.int64)
+    found = np.zeros((problem.stages, problem.microbatches), np.int64)
+    here = np.flatnonzero(p.are(before)[e.before] & p.are(after)[e.after] & (e.bytes > 0))
+    np.add.at(found, (p.stage[e.before[here]], p.microbatch[e.before[here]]), e.bytes[here])
+    return found
 
 
 def _links(problem: Problem, placement: tuple[int, ...]) -> dict[tuple[int, int], float]:

@@ -52,7 +52,7 @@ def from_trace(options: argparse.Namespace) -> int:
     from ..profile.profile import Profile
     from ..profile.stalls import stalls_of
     from ..search.today import today_of
-    from ..show.run_text import run_as_text, stage_times, stages_as_text, stalls_as_text
+    from ..show.run_text import lengths_as_text, links_as_text, run_as_text, stage_times, stages_as_text, stalls_as_text
     from ..show.today_text import today_as_text, today_line
 
     if options.seconds < 0:
@@ -67,10 +67,12 @@ def from_trace(options: argparse.Namespace) -> int:
     with saving(*[partial(found.save, options.output)] * bool(options.output)):
         if options.json:
             told = {"model": found.model, "source": found.source, "rank_factors": found.rank_factors, **found.facts}
+            told |= {"blocking": trace.facts.get("blocking"), "microbatch_factors": found.microbatch_factors}
             told |= {"stages": stage_times(trace), "stalls": [one.to_json() for one in stalls]}
             print_json(told | {"today": today.to_json() | {"line": today_line(today)}})
         elif options.output != "-":
-            print(run_as_text(trace) + stages_as_text(trace) + stalls_as_text(trace, stalls), end="")
+            said = run_as_text(trace) + stages_as_text(trace) + links_as_text(trace) + lengths_as_text(trace)
+            print(said + stalls_as_text(trace, stalls), end="")
             print(_ranks_in_words(found, told=base is not None or trace.facts.get(LINKS) != FROM_STEPS))
             print(today_as_text(today), end="")
     return 0

@@ -24,8 +24,9 @@ def least_step(costs: StageCosts, objective: str) -> int:
     sums = [spans([getattr(c, kind) for c in costs.layers]) for kind in kinds]
     if not costs.single:
         factors = np.array(costs.rank_factors or (1.0,) * costs.ranks)
-        total = sum(one[0, -1] - HALF * costs.stages * (1 + 1 / factors.min()) for one in sums)
-        return max(0, ceil(costs.microbatches * float(total) / float((1 / factors).sum()) - 1e-6))
+        once = sum(one[0, -1] - HALF * costs.stages * (1 + 1 / factors.min()) for one in sums)
+        total = _of_all(costs, np.asarray(once), len(sums) * costs.stages / factors.min())
+        return ceil(float(total) / float((1 / factors).sum()) - 1e-6)
 
     def price(s: int) -> Floats:
         return _stage_at_least(costs, sums, costs.stages - s, objective)[None]
@@ -33,9 +34,18 @@ def least_step(costs: StageCosts, objective: str) -> int:
     return ceil(cut_dp(len(costs.layers), costs.stages, price, maximum=True).cost(costs.stages) - 1e-6)
 
 
+def _of_all(costs: StageCosts, one: Floats, roundings: float = 1.0) -> Floats:
+    """µs that all microbatches take at least, from those of one as long as the layers say. roundings: how many times are in
+    it, since a microbatch's factor rounds each once more."""
+    if not costs.microbatch_factors:
+        return np.asarray(np.maximum(0.0, costs.microbatches * one))
+    rounded = HALF * roundings * costs.microbatches
+    return np.asarray(np.maximum(0.0, sum(costs.microbatch_factors) * one - rounded))
+
+
 def _stage_at_least(costs: StageCosts, sums: list[Floats], stage: int, objective: str) -> Floats:
     """[a, b]: µs of a step where this stage holds layers a … b − 1, at least. sums: [a, b] of each kind of pass."""
-    m, factors = costs.microbatches, np.array(costs.rank_factors or (1.0,) * costs.ranks)
+    factors, shortest = np.array(costs.rank_factors or (1.0,) * costs.ranks), min(costs.microbatch_factors, default=1.0)
     slower = HALF if costs.rank_factors else 0.0  # a factor's product is rounded once more
 
     def lower(value: Floats, factor: float) -> Floats:
@@ -44,12 +54,14 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], stage: int, objective
     apart = spans([c.all_to_all for c in costs.layers])  # no factor: they are not the rank's work
     own = [lower(one, float(costs.factors[stage])) for one in sums]
     sent = np.maximum(0.0, apart - HALF)
-    work = m * np.maximum(np.sum(own, axis=0), 2 * sent)
+    all_own = [_of_all(costs, one) for one in own]
+    work = np.maximum(np.sum(all_own, axis=0), costs.microbatches * 2 * sent)
     if objective == "span" or stage == 0:
         return np.asarray(work)
     rounding = stage * (HALF * factors.max() + slower)
     before = [np.maximum(0.0, factors.min() * np.nan_to_num(one[0], posinf=0.0) - rounding) for one in sums[:2]]
+    before = [np.maximum(0.0, shortest * one - HALF * stage * bool(costs.microbatch_factors)) for one in before]
     others = np.maximum(0.0, np.nan_to_num(apart[0], posinf=0.0) - HALF * stage)
     message = round(min(costs.link.message(c) for c in costs.layers))
     head, tail = (np.asarray(one) + others + stage * message for one in before)
-    return np.asarray(np.maximum(head[:, None] + work, head[:, None] + m * (own[0] + own[1]) + tail[:, None] + sent))
+    return np.asarray(np.maximum(head[:, None] + work, head[:, None] + all_own[0] + all_own[1] + tail[:, None] + sent))

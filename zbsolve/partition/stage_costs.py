@@ -39,14 +39,18 @@ class Layered(Protocol):
     def rank_factors(self) -> tuple[float, ...]:
         """How much longer each rank takes than the layers say; () where all are alike."""
 
+    @property
+    def microbatch_factors(self) -> tuple[float, ...]:
+        """How much longer each microbatch takes than the layers say; () where all are alike."""
+
 
 @dataclass(frozen=True)
 class StageCosts:
     """Layers on the stages of a pipeline: what is partitioned, and for what.
 
-    layers, link, states, tied, rank_factors: as in a `Profile`. routes: stage → rank, as `placement.check_routes` gives
-    them; microbatches of a step; limit: bytes a rank, or None; fused: one backward BW in place of B and W; shards: ranks of
-    the data-parallel group over which a stage's parameters are sharded.
+    layers, link, states, tied, rank_factors, microbatch_factors: as in a `Profile`. routes: stage → rank, as
+    `placement.check_routes` gives them; microbatches of a step; limit: bytes a rank, or None; fused: one backward BW in
+    place of B and W; shards: ranks of the data-parallel group over which a stage's parameters are sharded.
     """
 
     layers: tuple[Layer, ...]
@@ -54,6 +58,7 @@ class StageCosts:
     states: float
     tied: Tied
     rank_factors: tuple[float, ...]
+    microbatch_factors: tuple[float, ...]
     routes: tuple[tuple[int, ...], ...]
     microbatches: int
     limit: int | None
@@ -71,11 +76,17 @@ class StageCosts:
         shards: int = 1,
     ) -> StageCosts:
         """Of a profile's layers; fused too where it knows nothing else. Raises BadInput where it knows how fast another
-        number of ranks is."""
+        number of ranks is, or how long another number of microbatches."""
         ranks, known = max(routes[0]) + 1, len(model.rank_factors)
         if known not in (0, ranks):
             raise BadInput(f"ranks: the profile knows how fast {known} ranks are (field 'rank_factors'), not {ranks}")
-        parts = (model.layers, model.link, model.states, model.tied, model.rank_factors)
+        lengths = model.microbatch_factors
+        if len(lengths) not in (0, microbatches):
+            raise BadInput(
+                f"microbatches: the profile knows how long {len(lengths)} microbatches are (field 'microbatch_factors'), "
+                f"not {microbatches}; without that field all are alike"
+            )
+        parts = (model.layers, model.link, model.states, model.tied, model.rank_factors, lengths)
         return cls(*parts, routes, microbatches, limit, fused or not split_known(model.layers), shards)
 
     @property

@@ -78,6 +78,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tied: list[tuple[SIZE, list[COUNT]]] = []
     shard_link: LinkForm | None = None
     host: HostForm | None = None
+    microbatch_factors: list[Factor] = []
 
 
 def layer_from(form: Any, index: int, where: str) -> Layer:

@@ -13,6 +13,7 @@ from ..problem import Problem
 from ..timeline import Floats
 from ..trace import Trace
 from ..util.errors import BadInput
+from .lengths import factors_of, lengths_of
 from .profile import Profile
 
 ALIKE = 0.05  # ranks that are less than this slower or faster than the middle one count as alike
@@ -29,12 +30,13 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
     problem has them, and bytes are unknown, 0). A rank whose passes together take 5 % more or less of what `base` says than
     the middle rank's do is taken for a slower or faster device (`rank_factors`); all else is put on the layers. Kinds that
     did not run change as their nearest did (BW with B and W, X with F). Message times are scaled as those took that an idle
-    rank was waiting for. Raises BadInput.
+    rank was waiting for. Where the problem's microbatches differ, those of the median step get factors (`factors_of`).
+    Raises BadInput.
     """
     problem = trace.problem
     groups = _groups(problem)
     layers = _layers(problem, base, groups)
-    times = np.stack([step.end - step.start for step in trace.steps]).astype(np.float64)
+    times = trace.computed()
     kinds = tuple(dict.fromkeys(one.kind for one in groups))
     cuts = layer_cuts(problem.layers)
     ratio = _rank_ratios(problem, groups, layers, times, cuts)
@@ -65,14 +67,22 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
         _source(trace, base),
         (problem.source.rpartition(": ")[2] or "trace") if base is None else base.model,
         new,
-        Link(link.latency * scale, link.bytes_per_us / scale, link.blocking),
+        Link(link.latency * scale, link.bytes_per_us / scale, _blocking(trace, base)),
         0.0 if base is None else base.states,
         None if base is None else base.capacity,
         facts,
         {f"{layers[i].name}/{kind}": row for (i, kind), row in samples.items()},
         tuple(factors) if any(one != 1.0 for one in factors) else (),
         () if base is None else base.tied,
+        microbatch_factors=() if problem.alike else factors_of(trace, lengths_of(trace)),
     )
+
+
+def _blocking(trace: Trace, base: Profile | None) -> bool:
+    """Whether messages hold their sender up: as the run showed it, and the base knows of a schedule that was made for it."""
+    if base is not None and trace.facts.get(LINKS) != FROM_STEPS:
+        return base.link.blocking
+    return bool(trace.problem.sending.any())
 
 
 def _source(trace: Trace, base: Profile | None) -> str:
@@ -148,7 +158,7 @@ def _messages(problem: Problem, stages: int) -> list[float]:
     apart = (p.rank[e.before] != p.rank[e.after]) & e.carrying("activation", "gradient")
     behind = np.minimum(p.stage[e.before], p.stage[e.after])[apart]
     count = np.bincount(behind, minlength=stages)
-    means = np.bincount(behind, e.lag[apart], stages) / np.maximum(count, 1)
+    means = np.bincount(behind, (e.lag + e.sent)[apart], stages) / np.maximum(count, 1)
     found: list[float] = np.where(count > 0, means, means.max(initial=0.0)).tolist()
     return found
 

@@ -33,7 +33,9 @@ class Profile:
     rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike. tied: bytes of
     each parameter that several layers hold, and their numbers: a rank with several of them has it once. shard_link: between
     the ranks of a data-parallel group, for sharded parameters; None: not known, and the pipeline's counts. host: between
-    a device and its node's host memory, for offload; None: not known, and nothing is offloaded.
+    a device and its node's host memory, for offload; None: not known, and nothing is offloaded. microbatch_factors: how much
+    longer each microbatch computes than the layers say, where they differ in length: then steps have so many microbatches;
+    () where all are alike. Bytes and messages are the same for all.
     """
 
     source: str
@@ -48,6 +50,7 @@ class Profile:
     tied: Tied = ()
     shard_link: Link | None = None
     host: HostLink | None = None
+    microbatch_factors: tuple[float, ...] = ()
 
     @property
     def fused_only(self) -> bool:
@@ -105,6 +108,7 @@ class Profile:
             stays = is_none(offload)
             problem = self._pipeline(costs, counts, left if stays else None, objective, recompute)
             problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
+            problem = problem.scaled(self.microbatch_factors) if self.microbatch_factors else problem
             problem = problem if stays else offloaded_step(problem, self.host, offload, left)
         except Infeasible as error:
             rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
@@ -185,10 +189,9 @@ class Profile:
                 del layer["message"]
         if not self.link.blocking:
             del body["link"]["blocking"]
-        if self.shard_link is None:
-            del body["shard_link"]
-        if self.host is None:
-            del body["host"]
+        for name in ("shard_link", "host", "microbatch_factors"):
+            if not body[name]:
+                del body[name]
         write_document(path, "profile", body)
 
     @classmethod
@@ -215,6 +218,7 @@ class Profile:
             tied_from(form.tied, len(layers), where),
             None if form.shard_link is None else link_from(form.shard_link, where),
             host_from(form.host, where),
+            tuple(form.microbatch_factors),
         )
 
 

@@ -53,7 +53,8 @@ class Today:
     does nothing. replayed: what the order takes by the medians of all steps, which is what other schedules are to be held
     against. counted: whether peaks are bytes; else a microbatch of a stage counts `UNITS`. peaks: of the order that ran.
     room: what each rank may hold. even: the same order where all stages take the same. found: by placement, that of today
-    first."""
+    first. alike: whether microbatches are; else each is as long as in the median step.
+    """
 
     measured: int
     bubble: float
@@ -63,6 +64,7 @@ class Today:
     room: tuple[int, ...]
     even: int
     found: tuple[Better, ...]
+    alike: bool = True
 
     @property
     def best(self) -> Better | None:
@@ -80,6 +82,7 @@ class Today:
             "peaks": [one / unit for one in self.peaks],
             "room": [one / unit for one in self.room],
             "even_stages_save": self.replayed - self.even,
+            "microbatches_alike": self.alike,
             "found": [one.to_json() | {"peaks": [x / unit for x in one.to_json()["peaks"]]} for one in self.found],
         }
 
@@ -109,7 +112,7 @@ def today_of(
     room = problem.capacity or (max(timeline.peak_bytes),) * problem.ranks
     problem = replace(problem, capacity=room)
     step = trace.steps[trace.median_step]
-    busiest = _busiest(problem, step.end - step.start)
+    busiest = _busiest(problem, trace.computed()[trace.median_step])
     asked = _candidates(problem) if effort is not None or seconds > 0 else []
     found: list[Better] = []
     for name, one in asked:
@@ -129,6 +132,7 @@ def today_of(
         room,
         int(Schedule(even_stages(problem), trace.schedule, trace.syncs).timeline().value),
         tuple(found),
+        problem.alike,
     )
 
 
@@ -153,8 +157,10 @@ def _candidates(problem: Problem) -> list[tuple[str, Problem]]:
 
 
 def even_stages(problem: Problem) -> Problem:
-    """The same step where passes of one kind take the same at all stages: their mean, rounded to whole µs."""
-    kind, duration = problem.passes.kind, problem.passes.duration
-    mean = np.bincount(kind, duration) / np.maximum(np.bincount(kind), 1)
-    even = np.where(problem.computing, np.rint(mean[kind]).astype(np.int64), duration)
-    return replace(problem, passes=replace(problem.passes, duration=even))
+    """The same step where the passes of one kind and microbatch compute as long at all stages: their mean, rounded to whole
+    µs. What they send takes as long as before."""
+    p, sent = problem.passes, problem.sending
+    alike = p.kind * (int(p.microbatch.max()) + 1) + p.microbatch
+    mean = np.bincount(alike, p.duration - sent) / np.maximum(np.bincount(alike), 1)
+    even = np.where(problem.computing, np.rint(mean[alike]).astype(np.int64) + sent, p.duration)
+    return replace(problem, passes=replace(p, duration=even))

@@ -33,19 +33,43 @@ def stalls_as_text(trace: Trace, stalls: tuple[Stall, ...]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def links_as_text(trace: Trace) -> str:
+    """A line where the run showed that messages hold their sender up: how long ranks stood idle behind such passes."""
+    gaps = trace.facts.get("blocking")
+    if not isinstance(gaps, dict):
+        return ""
+    sending, silent, message = (format_time(gaps[name]) for name in ("sending", "silent", "message"))
+    return (
+        f"messages hold their sender up: with its inputs there, a pass began {sending} behind one that sends, and {silent} "
+        f"behind one that does not; a message takes {message}\n"
+    )
+
+
+def lengths_as_text(trace: Trace) -> str:
+    """A line where microbatches differ in length: by how much, and how far one factor each explains it."""
+    factors = trace.facts.get("microbatch_factors")
+    if not isinstance(factors, list):
+        return ""
+    spread, left = trace.facts["spread"], trace.facts["spread_left"]
+    return (
+        f"microbatches differ in length: in the median step they take {min(factors):.2f} to {max(factors):.2f} times the "
+        f"median; passes lie {spread:.1%} from their stage's median, {left:.1%} with a factor a microbatch\n"
+    )
+
+
 def stage_times(trace: Trace) -> list[dict[str, Any]]:
     """Of each stage: its ranks; of each of its kinds of compute pass the median and the quartiles over all microbatches and
     steps, µs; and the message to the next stage, as the problem has it (None behind the last, and within a rank)."""
     problem = trace.problem
     p, e = problem.passes, problem.edges
-    times = np.stack([step.end - step.start for step in trace.steps])
+    times = trace.computed()
     found = []
     for stage in range(problem.stages):
         rows = np.flatnonzero((p.stage == stage) & problem.computing)
         kinds = {KINDS[k]: times[:, rows[p.kind[rows] == k]] for k in np.unique(p.kind[rows])}
         sent = (p.stage[e.before] == stage) & e.carrying("activation") & (p.rank[e.before] != p.rank[e.after])
         passes = {kind: {"median": median(one.ravel().tolist()), "quartiles": quartiles(one)} for kind, one in kinds.items()}
-        message = float(np.median(e.lag[sent])) if sent.any() else None
+        message = float(np.median((e.lag + e.sent)[sent])) if sent.any() else None
         found.append({"stage": stage, "ranks": list(problem.stage_ranks[stage]), "passes": passes, "message": message})
     return found
 

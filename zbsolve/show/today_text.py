@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..ilp.bounds.bound import IN_ORDER
 from ..search.today import UNITS, Better, Today
 from ..util.text import aligned, exact_time, format_bytes, format_gap, format_time
 
@@ -9,7 +10,8 @@ from ..util.text import aligned, exact_time, format_bytes, format_gap, format_ti
 def today_line(today: Today) -> str:
     """The answer, one line."""
     said = f"today's step takes {format_time(today.measured)}, of which bubble {today.bubble:.1%}"
-    said += f" (its order by the medians of all steps: {format_time(today.replayed)})"
+    lengths = "" if today.alike else ", microbatches as long as in this one"
+    said += f" (its order by the medians of all steps{lengths}: {format_time(today.replayed)})"
     best, saved = today.best, today.replayed - today.even
     if best is not None:
         said += (
@@ -32,7 +34,8 @@ def _memory(today: Today) -> str:
 def _proven(one: Better) -> str:
     certificate = one.schedule.certificate
     assert certificate is not None
-    return "proven optimal" if certificate.gap == 0 else f"proven within {format_gap(certificate.gap)}"
+    order = ", for orders that run each stage's microbatches by number" if certificate.proof.endswith(IN_ORDER) else ""
+    return ("proven optimal" if certificate.gap == 0 else f"proven within {format_gap(certificate.gap)}") + order
 
 
 def today_as_text(today: Today) -> str:

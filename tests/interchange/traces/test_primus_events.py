@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
 
 from zbsolve import Schedule, Trace
-from zbsolve.interchange.traces import read_trace
+from zbsolve.interchange.traces import primus_events, read_trace
+from zbsolve.interchange.traces.clocks import aligned, least_delays
+from zbsolve.interchange.traces.to_trace import problem_of
 from zbsolve.profile import from_trace
 from zbsolve.profile.stalls import stalls_of
 
@@ -39,25 +43,100 @@ def test_a_run_as_predicted_gives_its_schedule_back(placement: str, split: bool,
 
 
 def test_a_real_run_is_replayed(primus: Trace) -> None:
-    """8 GPUs, 19 steps: each step's own times replay 0.7 % short (messages really hold their sender up), 0.74 % of the whole
-    schedule function; medians alone 1.7 %."""
+    """8 GPUs, 19 steps: each step's own times replay 0.36 % short, 0.40 % of the whole schedule function; medians 1.29 %."""
     measured = np.array([step.makespan for step in primus.steps])
     replayed = np.array([primus.replayed(i).makespan for i in range(len(primus.steps))])
-    assert (replayed / measured - 1).mean() == pytest.approx(-0.0071, abs=3e-4)
+    assert (replayed / measured - 1).mean() == pytest.approx(-0.0036, abs=1e-4)
+    assert np.abs(replayed / measured - 1).max() < 0.005
     totals = json.loads((PRIMUS / "pp_rank_0.json").read_text())
     whole = np.array([1e3 * totals[name]["total"] for name in primus.facts["steps"]])
-    assert (replayed / whole - 1).mean() == pytest.approx(-0.0074, abs=3e-4)
-    assert primus.planned().timeline().makespan == 3_188_588
+    assert (replayed / whole - 1).mean() == pytest.approx(-0.0040, abs=1e-4)
+    assert primus.planned().timeline().makespan == 3_202_876
     assert primus.median().makespan == pytest.approx(3_244_700, abs=1)
 
 
+def test_a_real_run_with_messages_beside_compute_replays_shorter() -> None:
+    """What was published of this run, a step of 3,189 ms and 0.7 % short by its own times, had messages beside compute, and
+    each as long as the shortest one of its link and step (0.67 to 0.70 ms; they take 0.72 to 0.85 in the median)."""
+    everything = aligned(primus_events.read(PRIMUS).checked())
+    recording = replace(everything, steps=everything.steps[1:])
+    beside = problem_of(recording)
+    order = {f"compute:{rank}": names for rank, names in enumerate(recording.steps[0].order)}
+    shortest: dict[tuple[int, int], list[float]] = {}
+    for step in everything.steps:
+        for pair, delay in least_delays(step).items():
+            shortest.setdefault(pair, []).append(delay)
+    p, e = beside.passes, beside.edges
+    pairs = zip(p.rank[e.before].tolist(), p.rank[e.after].tolist(), strict=True)
+    lags = np.array([round(median(shortest[pair])) if pair[0] != pair[1] else 0 for pair in pairs])
+    assert set(lags.tolist()) == {0, 671, 683, 685, 691, 699, 704}
+    published = replace(beside, edges=replace(e, lag=lags))
+    assert Schedule(published, order).timeline().makespan == 3_188_588
+    took = [
+        np.array([step.by_name[name].end - step.by_name[name].start for name in beside.names]) for step in recording.steps
+    ]
+    own = [replace(published, passes=replace(p, duration=np.rint(one).astype(np.int64))) for one in took]
+    replays = [
+        Schedule(one, order).timeline().makespan / step.length - 1 for one, step in zip(own, recording.steps, strict=True)
+    ]
+    assert np.mean(replays) == pytest.approx(-0.0071, abs=1e-4)
+
+
+def test_a_real_run_shows_that_messages_hold_their_sender_up(primus: Trace) -> None:
+    """Behind a pass that sends, a rank stands idle for as long as a message takes; behind one that does not, for 5 µs."""
+    problem, gaps = primus.problem, primus.facts["blocking"]
+    assert (round(gaps["sending"]), round(gaps["silent"]), round(gaps["message"])) == (792, 5, 805)
+    assert set(problem.edges.sent.tolist()) - {0} == {720, 788, 800, 805, 808, 848, 852}
+    assert not problem.edges.lag.any()
+    assert from_trace(primus).link.blocking
+    row = problem.index["7F0"]
+    assert problem.sending[row] == 0
+    for step, sent in zip(primus.steps, primus.sent, strict=True):
+        assert (sent <= problem.sending).all()
+        assert (step.end - step.start > sent).all()
+
+
+@pytest.mark.parametrize(("placement", "split"), [("single", False), ("loop", False), ("single", True), ("vee", True)])
+def test_a_run_whose_messages_hold_their_sender_up(placement: str, split: bool, tmp_path: Path) -> None:
+    """Times, order and the link of a prediction come back; the profile says so, too."""
+    schedule = a_schedule(placement, split, blocking=True)
+    found = read_trace(primus_folder(tmp_path / "run", schedule, places=True))
+    assert found.facts["blocking"]["silent"] < 1
+    assert found.facts["blocking"]["sending"] == pytest.approx(40, abs=1)
+    assert np.abs(found.problem.passes.duration - schedule.problem.passes.duration).max() <= 2
+    assert np.abs(found.problem.edges.sent - schedule.problem.edges.sent).max() <= 1
+    assert not found.problem.edges.lag.any()
+    for i, step in enumerate(found.steps):
+        assert step.makespan == pytest.approx(schedule.timeline().makespan, abs=2)
+        assert found.replayed(i).makespan == pytest.approx(schedule.timeline().makespan, rel=0.005)
+    profile = from_trace(found)
+    assert profile.link.blocking
+    again = profile.problem(4, 8, found.problem.placement)
+    assert again.passes.duration.tolist() == pytest.approx(found.problem.passes.duration.tolist(), abs=1)
+
+
+def test_messages_beside_compute_stay_there(tmp_path: Path) -> None:
+    found = read_trace(primus_folder(tmp_path / "run", a_schedule("single", split=False), places=True))
+    assert "blocking" not in found.facts
+    assert not found.problem.sending.any()
+    assert found.sent == ()
+
+
+def test_what_a_run_sent_is_kept_in_a_file(primus: Trace, tmp_path: Path) -> None:
+    few = replace(primus, steps=primus.steps[:2], ready=primus.ready[:2], sent=primus.sent[:2])
+    few.save(tmp_path / "run.json")
+    again = Trace.load(tmp_path / "run.json")
+    assert np.array_equal(again.sent, few.sent)
+    assert [again.replayed(i).value for i in range(2)] == [few.replayed(i).value for i in range(2)]
+    assert np.array_equal(again.computed(), few.computed())
+
+
 def test_a_real_run_has_one_time_for_all_ranks(primus: Trace) -> None:
-    """No message arrives before it was sent; links take 0.67 to 0.70 ms."""
+    """No message arrives before it was sent; messages take 0.72 to 0.85 ms in the median, 0.59 at least."""
     edges, rank = primus.problem.edges, primus.problem.passes.rank
     apart = rank[edges.before] != rank[edges.after]
-    assert set(np.unique(edges.lag[apart])) == {671, 683, 685, 691, 699, 704}
-    for step in primus.steps:
-        assert (step.start[edges.after] - step.end[edges.before])[apart].min() > 590
+    for step, sent in zip(primus.steps, primus.sent, strict=True):
+        assert (step.start[edges.after] - step.end[edges.before] + sent[edges.before])[apart].min() > 590
     assert primus.facts["clocks"] == "aligned by messages"
     assert primus.facts["left_out"] == ["warm-up: the first 1 of 20 steps, over 1.25 times as long as the median"]
 
@@ -72,8 +151,8 @@ def test_a_real_run_has_four_stalls(primus: Trace) -> None:
         ("15", "1F4"),
     ]
     saved = {one.name: one.measured - one.without for one in found}
-    assert saved["3F10"] == pytest.approx(243_321, abs=1)
-    assert saved["2F8"] == pytest.approx(209_001, abs=1)
+    assert saved["3F10"] == pytest.approx(241_140, abs=1)
+    assert saved["2F8"] == pytest.approx(206_224, abs=1)
     assert saved["0F7"] == saved["1F4"] == 0
 
 

@@ -27,13 +27,15 @@ def trace() -> Trace:
 
 
 def test_a_real_run_is_replayed(trace: Trace) -> None:
-    """32 steps of two replicas, four stages: the longest path with each step's own times is 0.07 % short, that of the
-    medians 0.03 % long."""
+    """32 steps of two replicas, four stages: the longest path with each step's own times is 0.01 % short, that of the
+    medians 0.15 % long. With messages beside compute it was 0.07 % short and 0.03 % long."""
     measured = np.array([step.makespan for step in trace.steps])
     replayed = np.array([trace.replayed(i).makespan for i in range(len(trace.steps))])
     assert len(measured) == 64
-    assert (replayed / measured - 1).mean() == pytest.approx(-0.0007, abs=5e-5)
-    assert trace.planned().timeline().makespan / np.median(measured) - 1 == pytest.approx(0.0003, abs=5e-5)
+    assert (replayed / measured - 1).mean() == pytest.approx(-0.00006, abs=3e-5)
+    assert trace.planned().timeline().makespan / np.median(measured) - 1 == pytest.approx(0.0015, abs=5e-5)
+    assert trace.facts["blocking"]["silent"] < 5 < 770 < trace.facts["blocking"]["sending"] < 780
+    assert "microbatch_factors" not in trace.facts
     assert trace.facts["replicas"] == 2
     assert trace.facts["steps"][:3] == ["23, replica 0", "23, replica 1", "25, replica 0"]
 
@@ -41,11 +43,12 @@ def test_a_real_run_is_replayed(trace: Trace) -> None:
 def test_its_last_stage_is_twice_as_long(trace: Trace) -> None:
     """What the trace was published for."""
     problem = trace.problem
-    F, BW = ([int(problem.passes.duration[problem.rows(kind, stage=s)[0]]) for s in range(4)] for kind in ("F", "BW"))
+    own = problem.passes.duration - problem.sending
+    F, BW = ([int(own[problem.rows(kind, stage=s)[0]]) for s in range(4)] for kind in ("F", "BW"))
     assert F == [67_229, 67_634, 67_982, 140_157]
     assert BW == [143_895, 144_431, 145_578, 204_946]
     assert " ".join(trace.schedule["compute:3"]) == "3F0 3BW0 3F1 3BW1 3F2 3BW2 3F3 3BW3"
-    assert all(400 < lag < 800 for lag in set(problem.edges.lag.tolist()) - {0})
+    assert all(400 < sent < 800 for sent in set(problem.edges.sent.tolist()) - {0})
 
 
 @pytest.fixture

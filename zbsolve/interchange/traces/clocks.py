@@ -8,7 +8,6 @@ waited.
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
 
 from ...util.errors import BadInput
 from ...util.text import format_time
@@ -17,6 +16,7 @@ from .recording import HOST, MOST, ONE, OWN, RecordedStep, Recording
 # So early a message may seem to arrive: this share of a step, or so many µs; clocks that were synchronised over a network
 # and are said to be one are some 0.5 ms apart.
 TOLERANCE, LEAST_TOLERANCE = 1e-3, {OWN: 50.0, HOST: 50.0, ONE: 500.0}
+ALIGNED = "aligned by messages"
 Pair = tuple[int, int]
 Delays = dict[Pair, float]
 
@@ -65,25 +65,16 @@ def only_fitting(recording: Recording) -> Recording:
 
 
 def aligned(recording: Recording) -> Recording:
-    """The recording by one clock, rank 0's; with what messages between ranks took, where the alignment tells it. Raises
-    BadInput, naming step and ranks, where no clocks would do."""
-    steps, links = [], {pair: list(times) for pair, times in recording.links.items()}
-    for step in recording.steps:
-        offsets, times = _offsets(step, recording.where)
-        moved = step.moved(offsets)
-        steps.append(moved)
-        usual = median(times.values()) if times else 0.0
-        for pair, delay in least_delays(moved).items():
-            links.setdefault(pair, []).append(max(0.0, times.get(pair, min(delay, usual))))
-    facts = recording.facts | {"clocks": "aligned by messages"}
-    return replace(recording, clocks=OWN, steps=tuple(steps), links=links, facts=facts)
+    """The recording by one clock, rank 0's. Raises BadInput, naming step and ranks, where no clocks would do."""
+    steps = tuple(step.moved(_offsets(step, recording.where)) for step in recording.steps)
+    return replace(recording, clocks=OWN, steps=steps, facts=recording.facts | {"clocks": ALIGNED})
 
 
-def _offsets(step: RecordedStep, where: str) -> tuple[list[float], Delays]:
-    """µs to add to each rank's times, and what messages took between ranks that were compared: of all pairs those with the
-    shortest messages that reach every rank, since there ranks waited for each other."""
+def _offsets(step: RecordedStep, where: str) -> list[float]:
+    """µs to add to each rank's times: of all pairs of ranks those with the shortest messages that reach every rank tell it,
+    since there ranks waited for each other."""
     delays, ranks, limit = least_delays(step), len(step.rows), tolerance(step, OWN)
-    offsets, times = {0: 0.0}, Delays()
+    offsets = {0: 0.0}
     while len(offsets) < ranks:
         near = [
             (delays[a, b] + delays[b, a], a, b) for a, b in delays if a in offsets and b not in offsets and (b, a) in delays
@@ -100,5 +91,4 @@ def _offsets(step: RecordedStep, where: str) -> tuple[list[float], Delays]:
                 f"{format_time(both)} together, less than nothing"
             )
         offsets[b] = offsets[a] + (delays[b, a] - delays[a, b]) / 2
-        times[a, b] = times[b, a] = both / 2
-    return [offsets[rank] for rank in range(ranks)], times
+    return [offsets[rank] for rank in range(ranks)]

@@ -2,51 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, median_low
+from typing import Any
 
 import numpy as np
 
 from ...build.fused_backward import with_fused_backward
 from ...build.plain import pipeline
 from ...problem import Problem
+from ...profile.lengths import factors_of, lengths_of
 from ...profile.measured_run import FROM_STEPS, LINKS
-from ...schedule import Schedule
 from ...tables import Bools
 from ...timeline import Floats, Timeline
 from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.text import printable
 from ...verifier import verify
-from .clocks import aligned, fit, only_fitting
+from .blocking import gaps_of, miss
+from .clocks import ALIGNED, aligned, fit, only_fitting
 from .recording import HOST, OWN, RecordedStep, Recording
 
 WARM = 1.25  # times the median step: longer steps at the beginning are warm-up
 Pair = tuple[int, int]
+Order = dict[str, tuple[str, ...]]
 
 
 def trace_of(recording: Recording) -> Trace:
-    """The measured run of a recording. Its problem: medians of passes a kind and stage, of messages a pair of ranks; a stage
-    counts as one layer; no bytes. Raises BadInput, naming file, step, rank and pass, for what does not hold together."""
+    """The measured run of a recording. Its problem: medians of passes a kind and stage, times a factor a microbatch where
+    lengths differ (see `factors_of`); medians of messages a pair of ranks, which hold their sender up where the run shows it
+    (see `gaps_of`) and replays closer so; a stage counts as one layer; no bytes. Raises BadInput, naming file, step, rank
+    and pass, for what does not hold together."""
     recording = recording.checked()
     if recording.clocks == OWN or (recording.clocks == HOST and not fit(recording)):
         recording = aligned(recording)
     recording = _without_warm_up(only_fitting(recording))
-    problem = problem_of(recording)
-    order = {f"compute:{rank}": names for rank, names in enumerate(recording.steps[0].order)}
-    violations = verify(problem, Schedule(problem, order))
+    trace = _run(recording, problem_of(recording))
+    violations = verify(trace.problem, trace.planned())
     if violations:
         raise BadInput(f"{recording.where}: the order in which passes ran does not hold: {violations[0]}")
-    steps = tuple(_timeline(problem, step) for step in recording.steps)
-    facts = recording.facts | {
-        "format": recording.format,
-        "steps": [step.name for step in recording.steps],
-        LINKS: FROM_STEPS,
-    }
-    if recording.left_out:
-        facts["left_out"] = list(recording.left_out)
-    return Trace(problem, order, steps, tuple(_ready(problem, one) for one in steps), (), (), facts)
+    trace = _held_up(recording, trace)
+    lengths = lengths_of(trace)
+    factors = factors_of(trace, lengths)
+    if not factors:
+        return trace
+    told = {"microbatch_factors": list(factors), "spread": lengths.spread, "spread_left": lengths.left}
+    return _run(recording, trace.problem.scaled(factors), trace.facts | told)
+
+
+def _held_up(recording: Recording, trace: Trace) -> Trace:
+    """The run with messages that hold their sender up, where it shows such."""
+    gaps = gaps_of(trace)
+    if not gaps.blocked:
+        return trace
+    blocked = _run(recording, problem_of(recording, blocking=True), trace.facts | {"blocking": gaps.to_json()})
+    return blocked if miss(blocked) < miss(trace) else trace
+
+
+def _run(recording: Recording, problem: Problem, facts: Mapping[str, Any] | None = None) -> Trace:
+    """The recording as a run of this problem. facts: what is said of it; None: what the recording says."""
+    order = {f"compute:{rank}": names for rank, names in enumerate(recording.steps[0].order)}
+    computed = [_timeline(problem, step) for step in recording.steps]
+    sent = tuple(_sent(problem, order, step) for step in computed)
+    steps = tuple(replace(step, end=step.end + more) for step, more in zip(computed, sent, strict=True))
+    if facts is None:
+        names = [step.name for step in recording.steps]
+        left_out = {"left_out": list(recording.left_out)} if recording.left_out else {}
+        facts = recording.facts | {"format": recording.format, "steps": names, LINKS: FROM_STEPS} | left_out
+    return Trace(
+        problem,
+        order,
+        steps,
+        tuple(_ready(problem, one) for one in steps),
+        (),
+        (),
+        dict(facts),
+        sent=sent if problem.sending.any() else (),
+    )
 
 
 def _without_warm_up(recording: Recording) -> Recording:
@@ -58,8 +92,9 @@ def _without_warm_up(recording: Recording) -> Recording:
     return replace(recording, steps=recording.steps[warm:], left_out=(*recording.left_out, said))
 
 
-def problem_of(recording: Recording) -> Problem:
-    """The step that ran, with medians over all microbatches and steps, whole µs. Raises BadInput."""
+def problem_of(recording: Recording, blocking: bool = False) -> Problem:
+    """The step that ran, with medians over all microbatches and steps, whole µs. blocking: whether messages hold their
+    sender up. Raises BadInput."""
     stages, first = len(recording.placement), recording.steps[0]
     microbatches = 1 + max(one.microbatch for one in first.passes)
     times = _medians(recording)
@@ -77,6 +112,7 @@ def problem_of(recording: Recording) -> Problem:
         placement=recording.placement,
         microbatches=microbatches,
         comm=_comm(recording),
+        blocking=blocking,
         layers=(1,) * stages,
         source=f"measured: {printable(Path(recording.where).name) or recording.format}",
     )
@@ -94,32 +130,49 @@ def _medians(recording: Recording) -> dict[tuple[str, int], int]:
 def _comm(recording: Recording) -> dict[Pair, float]:
     """µs of a message by pair of ranks: as recorded, else as told from when passes ran."""
     found: dict[Pair, float] = {pair: round(median(times)) for pair, times in recording.links.items() if len(times)}
-    told = _told(recording.steps)
+    told = _told(recording.steps, both_ways=recording.facts.get("clocks") == ALIGNED)
     for a, b in zip(recording.placement, recording.placement[1:], strict=False):
         for pair in ((a, b), (b, a)):
             if a != b and pair not in found:
-                found[pair] = round(max(0.0, median(told.get(pair, [0.0]))))
+                found[pair] = round(max(0.0, told.get(pair, 0.0)))
     return found
 
 
-def _told(steps: tuple[RecordedStep, ...]) -> dict[Pair, list[float]]:
-    """What messages took whose receiver stood idle from before they were sent; where there is no such one, the least time
-    from the sender's end to the receiver's start, which is no less than the message took."""
+def _told(steps: tuple[RecordedStep, ...], both_ways: bool) -> dict[Pair, float]:
+    """What messages took, by pair of ranks: the median of those whose receiver stood idle from before they were sent; where
+    there is no such one, the least time from the sender's end to the receiver's start, but no more than messages of other
+    pairs took. both_ways: one time for both, as where clocks were aligned by it."""
     waited: dict[Pair, list[float]] = {}
     least: dict[Pair, float] = {}
     for step in steps:
         idle_since = {one: before.end for row in step.rows for before, one in zip(row, row[1:], strict=False)}
         for hop in step.hops():
-            least[hop.pair] = min(hop.delay, least.get(hop.pair, hop.delay))
+            pair = (min(hop.pair), max(hop.pair)) if both_ways else hop.pair
+            least[pair] = min(hop.delay, least.get(pair, hop.delay))
             if idle_since.get(hop.receiver, -np.inf) <= hop.sender.end:
-                waited.setdefault(hop.pair, []).append(hop.delay)
-    return {pair: waited.get(pair, [delay]) for pair, delay in least.items()}
+                waited.setdefault(pair, []).append(hop.delay)
+    medians = {pair: median(delays) for pair, delays in waited.items()}
+    usual = median(medians.values()) if medians else np.inf
+    found = {pair: medians.get(pair, min(delay, usual)) for pair, delay in least.items()}
+    return found | {(b, a): took for (a, b), took in found.items()} if both_ways else found
 
 
 def _timeline(problem: Problem, step: RecordedStep) -> Timeline:
     origin = min(one.start for one in step.passes)
     times = np.array([step.by_name[name][-2:] for name in problem.names], np.float64) - origin
     return Timeline(problem, times[:, 0].copy(), times[:, 1].copy())
+
+
+def _sent(problem: Problem, order: Order, step: Timeline) -> Floats:
+    """µs behind each pass in which it sent, where messages hold their sender up: as long as the problem has it, since no
+    trace says when a message was there; but no longer than until the rank's next pass or the receiver began."""
+    edges, until = problem.edges, np.full(len(problem.passes), np.inf)
+    sends = edges.sent > 0
+    np.minimum.at(until, edges.before[sends], step.start[edges.after[sends]])
+    for names in order.values():
+        rows = [problem.index[name] for name in names]
+        np.minimum.at(until, rows[:-1], step.start[rows[1:]])
+    return np.asarray(np.clip(until - step.end, 0.0, problem.sending), np.float64)
 
 
 def _ready(problem: Problem, timeline: Timeline) -> Floats:

@@ -1,0 +1,73 @@
+"""How long microbatches are: one factor each, where the sequences that they hold differ in length.
+
+A longer microbatch takes longer at every stage, so what others of its stage took in the median, times one factor a
+microbatch, is what its passes took. A pipeline waits for the longest, so medians alone give too short a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..problem import Problem
+from ..schedule import Schedule
+from ..timeline import Floats
+from ..trace import Trace
+
+LEFT = 0.5  # of the spread that medians leave: what factors may leave at most, to be said to explain it
+CLOSER = 0.005  # of the median step: so much closer its order must come with its own factors
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """usual: µs that each pass computes, the median of its lane (all microbatches and steps), shape (passes,). each: how
+    much longer a microbatch took in a step, the median over its passes, shape (steps, microbatches). spread: how far passes
+    lie from their usual time, the median as a share; left: the same with the factors."""
+
+    usual: Floats
+    each: Floats
+    spread: float
+    left: float
+
+    @property
+    def explain(self) -> bool:
+        """Whether factors take away half of the spread or more: of passes that vary by themselves they take less."""
+        return self.spread > 0 and self.left <= LEFT * self.spread
+
+
+def lengths_of(trace: Trace) -> Lengths:
+    """The factors of all steps of a run."""
+    problem = trace.problem
+    times = trace.computed()
+    usual = np.zeros(len(problem.passes))
+    for rows in problem.lanes:
+        usual[rows] = np.median(times[:, rows])
+    rows = np.flatnonzero(problem.in_microbatch & problem.computing & (usual > 0))
+    of, ratio = problem.passes.microbatch[rows], times[:, rows] / usual[rows]
+    each = np.ones((len(times), problem.microbatches))
+    for i in np.unique(of).tolist():
+        each[:, i] = np.median(ratio[:, of == i], axis=1)
+    each = np.where(each > 0, each, 1.0)
+    spread, left = (float(np.median(np.abs(one - 1))) for one in (ratio, ratio / each[:, of]))
+    return Lengths(usual, each, spread, left)
+
+
+def factors_of(trace: Trace, lengths: Lengths) -> tuple[float, ...]:
+    """The factors of the median step, where they explain what passes took and bring its order closer to what was measured
+    than medians alone do, by half a per cent of it; else ()."""
+    factors, measured = lengths.each[trace.median_step], trace.steps[trace.median_step].value
+    if not lengths.explain or not measured:
+        return ()
+    alike = _of_medians(trace.problem, lengths.usual)
+    misses = [
+        abs(Schedule(one, trace.schedule, trace.syncs).timeline().value / measured - 1)
+        for one in (alike, alike.scaled(factors))
+    ]
+    return tuple(round(one, 6) for one in factors.tolist()) if misses[0] - misses[1] >= CLOSER else ()
+
+
+def _of_medians(problem: Problem, usual: Floats) -> Problem:
+    p = problem.passes
+    alike = np.rint(usual).astype(np.int64) + problem.sending
+    return replace(problem, passes=replace(p, duration=np.where(problem.computing, alike, p.duration)))
