@@ -11,11 +11,11 @@ from ...greedy.problem_arrays import arrays_of
 from ...problem import Ints, Problem
 from ...util.clock import Clock
 from .beside import held_beside
-from .bound import AREA, IDLE, PATH, WORK, Bound
+from .bound import IDLE, PATH, WORK, Bound
 from .closed_form_kernels import one_machine
-from .energy import energy_window, least_lifespans
 from .idle_time import RankWindow, unavoidable_idle
 from .necessary_arcs import NO_PATH, heads_and_tails, necessary_arcs_of, ordered_passes
+from .pool_energy import bounds_of_pools, stays_of_pools
 
 LONGEST_CHAIN = "the longest chain of passes that wait for each other, or for memory to be freed, takes as long"
 ONE_BY_ONE = "its passes run one at a time, none before its input can be there, and others wait for the last ones"
@@ -55,7 +55,7 @@ def _closed_forms(problem: Problem, clock: Clock | None) -> Iterator[Bound]:
         a = necessary_arcs_of(problem, clock)
         value = int((a.head + problem.passes.duration + a.tail).max())
         yield Bound(value, LONGEST_CHAIN, PATH)
-    spans = _lifespans(problem)
+    pools = stays_of_pools(problem)
     look = _worth_a_look(problem)
     for whose in look if problem.objective == "span" else [-1]:
         head, tail = heads_and_tails(problem, whose)
@@ -63,9 +63,8 @@ def _closed_forms(problem: Problem, clock: Clock | None) -> Iterator[Bound]:
             mine = ordered_passes(problem, rank)
             window, within = RankWindow(rank, mine, head[mine], tail[mine]), whose if whose >= 0 else rank
             yield from _of_rank(problem, window, within)
-            if spans is not None:
-                yield from _of_memory(problem, rank, (head, tail), spans, within)
             yield from _of_side_streams(problem, rank, head, tail, within)
+        yield from bounds_of_pools(pools, (head, tail), whose)
     yield Bound(0, "nothing", PATH)
 
 
@@ -107,41 +106,17 @@ def _of_rank(problem: Problem, window: RankWindow, whose: int) -> Iterator[Bound
         yield Bound(work + first + last, proof, IDLE, ranks)
 
 
-def _of_memory(problem: Problem, rank: int, times: tuple[Ints, Ints], spans: Ints, whose: int) -> Iterator[Bound]:
-    """The energy of one rank's memory within the window of rank `whose`. times: heads and tails, shape (passes,) each."""
-    (head, tail), edges, capacity = times, problem.edges, int(arrays_of(problem).capacity[rank])
-    rows = problem.edges_in(rank)
-    rows = rows[np.all([end[of[rows]] > NO_PATH for end in times for of in (edges.before, edges.after)], axis=0)]
-    if len(rows) == 0 or int(edges.bytes[rows].sum()) <= capacity:
-        return
-    value = energy_window(edges.bytes[rows], spans[rows], capacity, head[edges.before[rows]], tail[edges.after[rows]])
-    ranks, name = _kept(rank, whose)
-    proof = f"{name}: what its passes hold, for as long as they must hold it, does not fit {capacity} bytes sooner"
-    yield Bound(value, proof, AREA, ranks)
-
-
 def _kept(rank: int, whose: int) -> tuple[tuple[int, ...], str]:
     """The ranks that a closed form of `rank` in the window of `whose` keeps, and what it calls them."""
     return ((rank,), f"rank {rank}") if whose == rank else ((whose, rank), f"rank {rank} in the window of rank {whose}")
 
 
 def _of_side_streams(problem: Problem, rank: int, head: Ints, tail: Ints, whose: int) -> Iterator[Bound]:
-    """The one closed form of side streams: their passes run one at a time."""
-    rows = problem.side_stream[problem.passes.rank[problem.side_stream] == rank]
-    rows = rows[(head[rows] > NO_PATH) & (tail[rows] > NO_PATH)]
-    for number in np.unique(problem.passes.streams[rows]).tolist():
-        mine, stream = rows[problem.passes.streams[rows] == number], problem.passes.stream_sets[number][0]
-        value = int(one_machine(head[mine], problem.passes.duration[mine], tail[mine]))
-        yield Bound(value, f"{stream}: {ONE_BY_ONE}", WORK, _kept(rank, whose)[0])
-
-
-def _lifespans(problem: Problem) -> Ints | None:
-    """The least lifespan of each edge with bytes, µs, by row of the table of edges (0 where it has none)."""
-    rows = np.flatnonzero(problem.device_bytes > 0)
-    if problem.capacity is None or len(rows) == 0:
-        return None
-    spans = np.zeros(len(problem.edges), np.int64)
-    spans[rows] = least_lifespans(problem, rows)
-    beside = held_beside(problem)
-    spans[beside.rows] = np.maximum(spans[beside.rows], beside.span)
-    return spans
+    """The one closed form of side streams: their passes run one at a time. A stream that ranks share counts with the first
+    of them."""
+    p, side = problem.passes, ~problem.computing
+    for stream, rows in problem.members.items():
+        mine = rows[side[rows] & (head[rows] > NO_PATH) & (tail[rows] > NO_PATH)]
+        if len(mine) and int(p.rank[mine].min()) == rank:
+            value = int(one_machine(head[mine], p.duration[mine], tail[mine]))
+            yield Bound(value, f"{stream}: {ONE_BY_ONE}", WORK, _kept(rank, whose)[0])

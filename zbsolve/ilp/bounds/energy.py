@@ -9,7 +9,7 @@ from math import gcd
 import numpy as np
 
 from ...problem import Ints, Problem
-from .closed_form_kernels import ByMicrobatch, least_window, longest_paths_between
+from .closed_form_kernels import ByMicrobatch, least_window, longest_paths_between, one_machine
 from .necessary_arcs import necessary_arcs_of
 
 MAX_REACHED, MAX_WEIGHTS = 4_000, 8  # beyond so many units of capacity or different sizes, sums of sizes are not looked at
@@ -60,6 +60,23 @@ def energy_window(size: Ints, span: Ints, capacity: int, head: Ints, tail: Ints)
     held = -(-size // unit)
     rise, fall = np.argsort(head, kind="stable"), np.argsort(tail, kind="stable")
     return int(least_window(energy, most, head[rise], held[rise], tail[fall], held[fall]))
+
+
+def energy_machine(size: Ints, span: Ints, capacity: int, head: Ints, tail: Ints) -> int:
+    """The least window, µs, for what `energy_window` asks for, by another relaxation: for the worst set of edges their least
+    head, their energy over the capacity, and their least tail.
+
+    That set's energy lies between its least head and its least tail, and no moment there holds more than the capacity. Such
+    a set is the worst of one machine that works off byte·µs, `capacity` of them in a µs (Carlier and Pinson, *Jackson's
+    pseudo-preemptive schedule and cumulative scheduling problems*, 2004).
+    """
+    unit = reduce(gcd, np.unique(size).tolist())
+    most = max(1, _reachable(size, capacity) // unit)
+    longest = float(head.max() + tail.max())
+    while longest * most + float(size.sum()) / unit * float(span.max()) > 1 << 61:
+        unit *= 2
+        most = max(1, -(-capacity // unit))
+    return -(-int(one_machine(head * most, size // unit * span, tail * most)) // most)
 
 
 def _reachable(size: Ints, capacity: int) -> int:

@@ -20,10 +20,11 @@ from ...problem import Ints, Problem
 from ...util.clock import Clock
 from ...util.columns import runs
 from ...util.kernels import kernel
-from .beside import held_beside, topological_order
+from .beside import topological_order
+from .memory_arcs import INFINITE, Arcs, add_memory_arcs
 
 NO_PATH = -(1 << 60)  # µs: the length of a path that does not exist, and a start that nothing limits
-INFINITE = 1 << 40  # more µs, or more places in a lane, than any problem has
+ROUNDS, MAX_LANES = 4, 500  # looks for arcs that memory forces; of more lanes only one
 
 
 class NecessaryArcs(NamedTuple):
@@ -107,7 +108,7 @@ def _arcs(problem: Problem, clock: Clock, lanes: bool = True) -> NecessaryArcs |
         for rows in problem.lanes:
             before.append(rows[:-1])
             after.append(rows[1:])
-        for b, t in _memory_arcs(problem, place, length, shift):
+        for b, t in _memory_arcs(problem, place, shift, clock).values():
             before.append(b)
             after.append(t)
     sources, targets = np.concatenate(before), np.concatenate(after)
@@ -117,8 +118,6 @@ def _arcs(problem: Problem, clock: Clock, lanes: bool = True) -> NecessaryArcs |
     order = topological_order(out_first, out_pass, np.diff(in_first))
     if len(order) < count:
         return None
-    clock.check()
-    _close_shifts(shift)
     clock.check()
     mate_first, mates = _mates(problem, length) if lanes else (np.zeros(len(length) + 1, np.int64), np.zeros(0, np.int64))
     return NecessaryArcs(
@@ -177,54 +176,14 @@ def _mates(problem: Problem, length: Ints) -> tuple[Ints, Ints]:
     """For each lane whose passes use one stream and only that: the lanes that use the same, itself among them; in
     compressed rows."""
     passes = problem.passes
-    stream = np.full(len(length), -1, np.int64)
+    stream, number_of = np.full(len(length), -1, np.int64), {name: i for i, name in enumerate(problem.streams)}
     for number, rows in enumerate(problem.lanes):
-        used = np.unique(passes.streams[rows])
-        if len(used) == 1 and len(passes.stream_sets[used[0]]) == 1:
-            stream[number] = used[0]
+        used = {passes.stream_sets[i] for i in np.unique(passes.streams[rows]).tolist()}
+        if len(used) == 1 and len(one := used.pop()) == 1:
+            stream[number] = number_of[one[0]]
     groups = [np.flatnonzero(stream == s) if s >= 0 else np.zeros(0, np.int64) for s in stream.tolist()]
     first = np.concatenate([[0], np.cumsum([len(g) for g in groups])]).astype(np.int64)
     return first, np.concatenate(groups).astype(np.int64)
-
-
-def _memory_arcs(problem: Problem, place: Ints, length: Ints, shift: Ints) -> list[tuple[Ints, Ints]]:
-    """Arcs that memory forces, as pairs of columns (before, after).
-
-    Take a lane `t` that takes and a lane `f` that frees on one rank, and the edges from any lane that comes before `t`
-    (or is `t`) to any lane that comes after `f` (or is `f`), all within a microbatch. When pass j of `t` starts, those
-    edges of microbatches up to j have taken their bytes; while pass k of `f` has not ended, those from k on are not
-    freed. Where the microbatches k … j together exceed the capacity, pass j of `t` must wait for pass k of `f`. Lanes so
-    bound are noted in `shift`. What side streams hold whenever a compute pass takes memory is not there for those.
-    """
-    if problem.capacity is None:
-        return []
-    a, edges, size_of = arrays_of(problem), problem.edges, problem.device_bytes
-    beside = held_beside(problem)
-    free = size_of > 0
-    free[beside.rows[beside.always > 0]] = False
-    in_step = np.flatnonzero((place[edges.before] == place[edges.after]) & free)
-    reach = shift == 0
-    found = []
-    for rank in range(problem.ranks):
-        rows = in_step[a.rank[edges.before[in_step]] == rank]
-        source, target, size = a.lane[edges.before[rows]], a.lane[edges.after[rows]], size_of[rows]
-        for t in np.unique(source).tolist():
-            capacity = int(a.capacity[rank])
-            if problem.computing[a.first_pass[t]]:
-                capacity = max(0, capacity - int(beside.held[rank]))
-            for f in np.unique(target).tolist():
-                if length[t] != length[f] or t == f:
-                    continue
-                use = reach[source, t] & reach[f, target]
-                held = np.bincount(place[edges.before[rows[use]]], size[use], int(length[t])).astype(np.int64)
-                total = np.concatenate([[0], np.cumsum(held)])
-                last = np.searchsorted(total, total[:-1] + capacity, side="right") - 1
-                k = np.flatnonzero((last < length[t]) & (last > np.arange(length[t])))
-                if len(k):
-                    # Over all k, for a shift holds for every pass: the last microbatches may take less and wait for nothing.
-                    shift[f, t] = min(int(shift[f, t]), int((last - np.arange(length[t])).max()))
-                    found.append((a.lane_passes[a.lane_first[f] + k], a.lane_passes[a.lane_first[t] + last[k]]))
-    return found
 
 
 def _lanes_in_step(problem: Problem, place: Ints, length: Ints) -> Ints:
@@ -243,6 +202,20 @@ def _lanes_in_step(problem: Problem, place: Ints, length: Ints) -> Ints:
         from_here = np.flatnonzero(reach[:, k])
         reach[from_here] |= reach[k]
     return np.where(reach, 0, INFINITE).astype(np.int64)
+
+
+def _memory_arcs(problem: Problem, place: Ints, shift: Ints, clock: Clock) -> Arcs:
+    """What memory forces, again as long as that says more about who comes before whom; `shift` is closed over other lanes,
+    in place. Raises TimeUp."""
+    found: Arcs = {}
+    for _ in range(ROUNDS):
+        lower = add_memory_arcs(problem, place, shift, found)
+        clock.check()
+        _close_shifts(shift)
+        clock.check()
+        if not lower or len(shift) > MAX_LANES:
+            break
+    return found
 
 
 @kernel
