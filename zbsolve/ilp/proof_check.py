@@ -8,7 +8,7 @@ from ..problem import Problem
 from ..util.clock import Clock, TimeUp
 from .bounds.bound import ALL_ORDERS, BUSIEST, GROUP_KINDS, LEAN_RANKS, WHOLE, WORK, Bound, with_assumption
 from .bounds.closed_forms import each_closed_form
-from .bounds.necessary_arcs import INFINITE
+from .bounds.memory_arcs import INFINITE
 from .ranks.group_search import group_bound
 from .ranks.induction import refute_by_induction
 from .ranks.lanes import Lanes, lanes_of

@@ -76,7 +76,8 @@ def energy_machine(size: Ints, span: Ints, capacity: int, head: Ints, tail: Ints
     while longest * most + float(size.sum()) / unit * float(span.max()) > 1 << 61:
         unit *= 2
         most = max(1, -(-capacity // unit))
-    return -(-int(one_machine(head * most, size // unit * span, tail * most)) // most)
+    scaled = int(one_machine(head * most, size // unit * span, tail * most))
+    return int(-(-scaled // most))
 
 
 def _reachable(size: Ints, capacity: int) -> int:

@@ -108,7 +108,7 @@ def _first_waits(held, lanes, shift, f, t, room):  # type: ignore[no-untyped-def
     result = np.full(length, length)
     j = np.int64(0)
     for k in range(length):
-        j = max(j, k + 1 if shift[t, f] == 0 else k)
+        j = max(j, np.int64(k + 1 if shift[t, f] == 0 else k))
         while j < length:
             used = np.int64(0)
             for c in range(len(takes)):

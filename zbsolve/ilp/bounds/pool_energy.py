@@ -112,34 +112,43 @@ def _alone(problem: Problem, rows: Ints) -> Stays:
 def _joined(problem: Problem, rows: Ints) -> Stays:
     """What these edges (rows) of several pools need, those that meet in a pass in a row.
 
-    Bytes that a pass frees are joined to bytes that it takes, as far as both go; each byte of an edge is in one row of edges
-    alone, so the needs add up. Two edges of a row that meet hold twice the bytes for as long as their pass runs, between the
-    first and the last such pass of the row.
+    Two edges of a row that meet hold twice the bytes for as long as their pass runs, between the first and the last such
+    pass of the row.
     """
-    e, duration = problem.edges, problem.passes.duration
+    found, duration = _in_rows(problem, rows), problem.passes.duration
+    first, last = (np.array([path[end] for path, _ in found], np.int64) for end in (0, -1))
+    size = np.array([held for _, held in found], np.int64)
+    whole, meeting = (np.array([int(duration[path[a:b]].sum()) for path, _ in found]) for a, b in ((0, None), (1, -1)))
+    span = np.maximum(paths_within(problem, first, last), whole) + meeting
+    twice = np.array([(path[1], path[-2], held, 0) for path, held in found if len(path) > 2], np.int64)
+    return _together(Stays(first, last, size, span), Stays(*twice.reshape(-1, 4).T))
+
+
+def _in_rows(problem: Problem, rows: Ints) -> list[tuple[list[int], int]]:
+    """Edges (rows) that follow each other: the passes in which they meet, with the first and the last, and bytes.
+
+    Bytes that a pass frees are joined to bytes that it takes, as far as both go. Each byte of an edge is in one row of edges
+    alone, so what rows of edges need adds up.
+    """
+    e = problem.edges
     left = dict(zip(rows.tolist(), e.bytes[rows].tolist(), strict=True))
     taken: dict[int, list[int]] = {}
     for row in rows.tolist():
         taken.setdefault(int(e.before[row]), []).append(row)
     freed = set(e.after[rows].tolist())
     begins = [row for row in rows.tolist() if int(e.before[row]) not in freed]
-    found: list[tuple[list[int], int]] = []  # the passes of a row of edges, and its bytes
+    found = []
     for row in (*begins, *rows.tolist()):
         while left[row]:
-            size, path, last = left[row], [int(e.before[row]), int(e.after[row])], [row]
+            size, path, used = left[row], [int(e.before[row]), int(e.after[row])], [row]
             while (onward := next((one for one in taken.get(path[-1], ()) if left[one]), None)) is not None:
                 size = min(size, left[onward])
                 path.append(int(e.after[onward]))
-                last.append(onward)
-            for one in last:
+                used.append(onward)
+            for one in used:
                 left[one] -= size
             found.append((path, size))
-    first, last = (np.array([path[end] for path, _ in found], np.int64) for end in (0, -1))
-    size = np.array([size for _, size in found], np.int64)
-    own, meeting = (np.array([int(duration[path[a:b]].sum()) for path, _ in found]) for a, b in ((0, None), (1, -1)))
-    span = np.maximum(paths_within(problem, first, last), own) + meeting
-    twice = [(path[1], path[-2], size, 0) for path, size in found if len(path) > 2]
-    return _together(Stays(first, last, size, span), Stays(*np.array(twice, np.int64).reshape(-1, 4).T))
+    return found
 
 
 def _together(*stays: Stays) -> Stays:

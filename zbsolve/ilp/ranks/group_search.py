@@ -8,7 +8,7 @@ from ...problem import Ints, Problem
 from ...util.clock import Clock
 from ..bounds.bound import GROUP_KINDS, Bound
 from ..bounds.closed_forms import all_closed_forms
-from ..bounds.necessary_arcs import INFINITE
+from ..bounds.memory_arcs import INFINITE
 from .induction import has_many_waves, refute_by_induction
 from .lanes import lanes_of, left_out
 from .refutation import NO_INCUMBENT, Answer, refute

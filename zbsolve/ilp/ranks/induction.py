@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import Ints
-from ..bounds.necessary_arcs import INFINITE
+from ..bounds.memory_arcs import INFINITE
 from .lanes import Lanes
 from .order_search import Induction, Limits, search_orders
 from .refutation import MAX_WINDOW, NO_INCUMBENT, Answer, refute

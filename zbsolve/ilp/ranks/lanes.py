@@ -16,7 +16,8 @@ from ...problem import UNLIMITED, Ints, Problem
 from ...timeline import Floats
 from ..bounds.beside import bytes_within, held_beside
 from ..bounds.energy import paths_within
-from ..bounds.necessary_arcs import INFINITE, heads_and_tails
+from ..bounds.memory_arcs import INFINITE
+from ..bounds.necessary_arcs import heads_and_tails
 
 
 class Lanes(NamedTuple):

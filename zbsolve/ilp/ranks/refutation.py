@@ -7,7 +7,7 @@ from enum import Enum
 import numpy as np
 
 from ...problem import Ints
-from ..bounds.necessary_arcs import INFINITE
+from ..bounds.memory_arcs import INFINITE
 from . import order_search
 from .lanes import Lanes
 from .order_search import Induction, Limits, search_orders
