@@ -3,10 +3,16 @@ computing loses by them. This needs a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+
+from zbsolve.layer import HostLink
+
+from .links import fit
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 REPEATS, WARMUPS = 20, 3
@@ -33,6 +39,31 @@ def measure_copies() -> dict[str, list[float]]:
             if size == SIZES[-1]:
                 found[f"product beside {way}"] = [second for _, second in both]
     return found
+
+
+def host_link(copies: Mapping[str, Sequence[float]], memory: int | None, ranks: int | None) -> HostLink | None:
+    """The link to host memory that samples (see `measure_copies`) say; None where there are none.
+
+    Latency and bandwidth alone: a line through the medians of all sizes, and of the two latencies the longer. Both ways at
+    once: the largest copies' bytes over their median time, and no more than alone. memory, ranks: of a node.
+    """
+    sizes = sorted(int(key[4:]) for key in copies if key.startswith("d2h/") and key[4:].isdecimal())
+    if not sizes:
+        return None
+    alone = [fit({size: list(copies[f"{way}/{size}"]) for size in sizes}) for way in ("d2h", "h2d")]
+    both = [sizes[-1] / median(copies[f"{way}/{sizes[-1]} both"]) for way in ("d2h", "h2d")]
+    down, up = (link.bytes_per_us for link in alone)
+    return HostLink(max(link.latency for link in alone), down, up, min(both[0], down), min(both[1], up), memory, ranks)
+
+
+def free_host_memory() -> int | None:
+    """Bytes of host memory that programs may take now, as Linux says; None elsewhere. A container may get less."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
 
 
 def _copy(size: int, up: bool) -> Callable[[], Any]:

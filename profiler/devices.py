@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from zbsolve.layer import HostLink
 from zbsolve.util.errors import BadInput
 
 
@@ -12,8 +13,9 @@ from zbsolve.util.errors import BadInput
 class Device:
     """A device's peaks. half, single: TFLOP/s of matrix products in 16 bits (bfloat16, float16) and in float32 (without
     TF32, torch's default). bandwidth: of memory, GB/s. memory: GB, taken as 10⁹ bytes; the devices show some 6 % more (an
-    H200 139 GiB), which the driver, the allocator's gaps and NCCL take. link: GB/s to a neighbour in one direction. source:
-    where the numbers are printed."""
+    H200 139 GiB), which the driver, the allocator's gaps and NCCL take. link: GB/s to a neighbour in one direction. host:
+    GB/s to host memory in one direction. node: devices a node, and GB of its host memory (None: as the server's maker says).
+    source: where the numbers are printed."""
 
     name: str
     half: float
@@ -21,6 +23,8 @@ class Device:
     bandwidth: float
     memory: float
     link: float
+    host: float
+    node: tuple[int, float | None]
     source: str
 
 
@@ -34,7 +38,10 @@ DEVICES = {
             2039,
             80,
             300,
-            "NVIDIA A100 datasheet, SXM 80 GB: BFLOAT16 312, FP32 19.5, 2,039 GB/s, NVLink 600 GB/s both directions",
+            32,
+            (8, 2000),
+            "NVIDIA A100 datasheet, SXM 80 GB: BFLOAT16 312, FP32 19.5, 2,039 GB/s, NVLink 600 GB/s and PCIe Gen4 64 GB/s "
+            "both directions; DGX A100 640 GB: 8 of them, 2 TB system memory",
         ),
         Device(
             "h100",
@@ -43,8 +50,11 @@ DEVICES = {
             3350,
             80,
             450,
+            64,
+            (8, 2000),
             "NVIDIA H100 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense (its architecture paper prints "
-            "989.4, and 66.9 for FP32), 80 GB, 3.35 TB/s, NVLink 900 GB/s both directions",
+            "989.4, and 66.9 for FP32), 80 GB, 3.35 TB/s, NVLink 900 GB/s and PCIe Gen5 128 GB/s both directions; DGX "
+            "H100: 8 of them, 2 TB system memory",
         ),
         Device(
             "h200",
@@ -53,8 +63,10 @@ DEVICES = {
             4800,
             141,
             450,
+            64,
+            (8, 2000),
             "NVIDIA H200 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, FP32 67 (the H100's chip), 141 GB, "
-            "4.8 TB/s, NVLink 900 GB/s both directions",
+            "4.8 TB/s, NVLink 900 GB/s and PCIe Gen5 128 GB/s both directions; DGX H200: 8 of them, 2 TB system memory",
         ),
         Device(
             "mi300x",
@@ -63,8 +75,10 @@ DEVICES = {
             5300,
             192,
             64,
+            64,
+            (8, None),
             "AMD Instinct MI300X datasheet: bfloat16 1,307.4, FP32 matrix 163.4, 5.3 TB/s, Infinity Fabric 128 GB/s both "
-            "directions a link",
+            "directions a link, PCIe Gen5 128 GB/s both directions; its platform has 8",
         ),
     )
 }
@@ -75,11 +89,15 @@ MATRIX_SHARE = 0.8
 ATTENTION_SHARE = 0.6
 MEMORY_SHARE = 0.8
 LINK_SHARE = 0.8
+HOST_SHARE, HOST_BOTH_SHARE = 0.8, 0.65  # copies one way, and each way while both run
+HOST_MEMORY_SHARE = 0.8
 KERNEL_US = 2.0
 LATENCY_US = 10.0
 ASSUMED = (
     f"assumed: matrix products at {MATRIX_SHARE:.0%} of peak, fused attention at {ATTENTION_SHARE:.0%}, memory at "
-    f"{MEMORY_SHARE:.0%}, links at {LINK_SHARE:.0%} and {LATENCY_US:g} µs; no kernel under {KERNEL_US:g} µs; nothing fused; "
+    f"{MEMORY_SHARE:.0%}, links at {LINK_SHARE:.0%} and {LATENCY_US:g} µs; copies to host memory at {HOST_SHARE:.0%} of "
+    f"PCIe one way, at {HOST_BOTH_SHARE:.0%} each way at once, into {HOST_MEMORY_SHARE:.0%} of that memory; "
+    f"no kernel under {KERNEL_US:g} µs; nothing fused; "
     "kernels run one after the other, and the host is never late"
 )
 
@@ -91,3 +109,11 @@ def device(name: str) -> Device:
     near = difflib.get_close_matches(name, DEVICES, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise BadInput(f"device '{name}': unknown{hint} (devices: {', '.join(DEVICES)})")
+
+
+def host_link(on: Device) -> HostLink:
+    """Copies between the device and its node's host memory, where every device of a node is a rank with a bus of its own."""
+    ranks, memory = on.node
+    one, both = (on.host * 1e3 * share for share in (HOST_SHARE, HOST_BOTH_SHARE))
+    room = None if memory is None else int(memory * 1e9 * HOST_MEMORY_SHARE)
+    return HostLink(LATENCY_US, one, one, both, both, room, ranks)

@@ -35,7 +35,7 @@ from zbsolve.util.machine import cores, processor
 
 from .alike import chosen
 from .busy_process import FAILURE_PREFIX
-from .copies import measure_copies
+from .copies import free_host_memory, host_link, measure_copies
 from .dataflow import Flow, fake_mode, flow, quiet
 from .gpu_facts import cache_bytes, clock_of
 from .links import Pair, measure_links, samples_of, slowest, survey
@@ -141,6 +141,7 @@ def measure(
         _facts(found, run, bench, pairs),
         {**found.named(found.timed.samples), **hosts, **samples_of(pairs), **copies},
         tied=found.through.tied,
+        host=host_link(copies, free_host_memory(), torch.cuda.device_count()),
     )
 
 

@@ -21,7 +21,18 @@ from zbsolve.util.errors import BadInput
 
 from .alike import chosen
 from .dataflow import Flow, batch_of, fake_mode, flow, load_fake, naming, place, quiet
-from .devices import ASSUMED, ATTENTION_SHARE, KERNEL_US, LATENCY_US, LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Device, device
+from .devices import (
+    ASSUMED,
+    ATTENTION_SHARE,
+    KERNEL_US,
+    LATENCY_US,
+    LINK_SHARE,
+    MATRIX_SHARE,
+    MEMORY_SHARE,
+    Device,
+    device,
+    host_link,
+)
 from .memory import LayerMemory, costs_of, held
 from .operation_costs import Op, total
 from .optimizer_states import OptimizerState, state_of
@@ -76,6 +87,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
         },
         {},
         tied=look.through.tied,
+        host=host_link(target),
     )
 
 

@@ -13,7 +13,7 @@ from .partition.file import Partition
 from .partition.stage_costs import StageCosts
 from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem
-from .profile.offload import NO_OFFLOAD, Offload, check_offload, is_none
+from .profile.offload import FULL, NO_OFFLOAD, NothingKept, Offload, check_offload, copying_work, is_none
 from .profile.profile import Profile
 from .profile.sharding import Gathers, check_sharding
 from .profile.spread import spread_over
@@ -87,6 +87,19 @@ class Step:
         if profile.link == NO_LINK:
             return "gathers and reductions take no time: the profile knows no link (give its field 'shard_link')"
         return "gathers and reductions go over the pipeline's link: the profile has none of the group (field 'shard_link')"
+
+    def copy_ratio(self, profile: Profile) -> float | None:
+        """k = T_offload / T_compute (PipeOffload, arXiv 2503.01328, Figure 1): µs that a microbatch takes of the busiest
+        copy stream when all that stages keep is offloaded, over those that it takes of the busiest rank. None where the
+        profile knows no host link, or nothing is kept. Raises BadInput, Infeasible."""
+        if profile.host is None:
+            return None
+        free = replace(self, memory=None, microbatches=len(self.routes), offload=FULL, gathers=1, shards=1)
+        try:
+            problem = free.problem(replace(profile, capacity=None, host=replace(profile.host, memory=None)))
+        except NothingKept:
+            return None
+        return copying_work(problem) / problem.work
 
     def costs(self, profile: Profile) -> StageCosts:
         """What stages of the profile's layers cost and need on these ranks; with offload without a limit, since what is

@@ -171,3 +171,25 @@ def test_wrong_host_links_are_named(tmp_path: Path, said: dict[str, Any], line: 
     body = {**json.loads((tmp_path / "p.json").read_text()), "host": said}
     with pytest.raises(BadInput, match=line):
         typed(tmp_path, body)
+
+
+def test_k_is_the_papers() -> None:
+    """PipeOffload: k = 10 / (3(6h + s)) · B_compute / B_copy, for 20 bsh bytes of a layer of bsh(72h + 12s) FLOPs and one
+    stream for both directions. Figure 1, 220 TFLOP/s and 15 GB/s, its column of s = 4k; for longer sequences the figure
+    prints less than its formula gives."""
+    s, figure = 4096, {4096: 1.70, 5120: 1.40, 6144: 1.19, 7168: 1.03, 8192: 0.92, 10240: 0.74}
+    for h, printed in figure.items():
+        k = 10 / (3 * (6 * h + s)) * 220e12 / 15e9
+        assert k == pytest.approx(printed, abs=0.01)
+        work = s * h * (72 * h + 12 * s) / 220e6  # µs
+        layer = Layer("block", work / 3, work / 3, work / 3, 2 * work / 3, 20 * s * h, 0, 0, 8)
+        host = HostLink(0.0, 15_000.0, 15_000.0, 15_000.0, 15_000.0, shared_bus=1)
+        profile = replace(PROFILE, layers=(layer,) * 8, host=host)
+        assert Step(4, 8, "vee", offload="half").copy_ratio(profile) == pytest.approx(k, rel=1e-3)
+        two = replace(profile, host=replace(host, shared_bus=2))
+        assert Step(4, 8, "vee").copy_ratio(two) == pytest.approx(2 * k, rel=1e-3)
+        both = replace(profile, host=replace(host, shared_bus=0))
+        assert Step(4, 8, "vee").copy_ratio(both) == pytest.approx(k / 2, rel=1e-3)
+    assert Step(4, 8).copy_ratio(replace(PROFILE, host=None)) is None
+    empty = replace(PROFILE, layers=tuple(replace(one, held_until_B=0, held_until_W=0) for one in LAYERS))
+    assert Step(4, 8).copy_ratio(empty) is None

@@ -1,4 +1,4 @@
-"""Links: two processes here, torchrun's ranks, and copies between host and device."""
+"""Links: two processes here, and torchrun's ranks."""
 
 import os
 import subprocess
@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from profiler.links import REPEATS, SIZES, Pair, fit, measure_links, samples_of, slowest
 from zbsolve import Profile
@@ -72,13 +71,3 @@ def test_every_pair_of_neighbours_under_torchrun(tmp_path: Path) -> None:
     assert [row["ranks"] for row in profile.facts["links"]] == [[0, 1], [1, 2]]
     assert len(profile.samples["link/1024 1-2"]) == 2 * REPEATS
     assert profile.samples["link/1024"] in (profile.samples["link/1024 0-1"], profile.samples["link/1024 1-2"])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_copies_between_host_and_device() -> None:
-    from profiler.copies import measure_copies
-
-    found = measure_copies()
-    assert min(found["h2d/67108864"]) > min(found["h2d/65536"]) > 0
-    assert {"product", "product beside h2d", "product beside d2h", "d2h/1048576 beside", "h2d/65536 both"} <= set(found)

@@ -13,13 +13,15 @@ from .step_options import OPTIONS, add_step_options
 if TYPE_CHECKING:
     from ..explore.state import State
 
+NOT_ON_PAGE = ("blocking", "shards", "gathers", "offload")
+
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     file = {"nargs": "?", "help": "profile.json, or - for standard input; without one the page sets the model's times too"}
     add_step_options(
         parser,
-        *(name for name in OPTIONS if name != "blocking"),
+        *(name for name in OPTIONS if name not in NOT_ON_PAGE),
         file=file,
         partition={"help": "equal, balanced, F+B, alpa, memory, or layers a stage such as 5,5,6,4 (default: balanced)"},
         recompute={

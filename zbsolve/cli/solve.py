@@ -15,6 +15,7 @@ from .tools import add_search_limits, print_json, saving, search_limits, searchi
 if TYPE_CHECKING:
     from ..problem import Problem
     from ..profile.profile import Profile
+    from ..schedule import Schedule
     from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
     from ..show.solved_text import Solved
@@ -64,8 +65,10 @@ def command(options: argparse.Namespace) -> int:
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **search.rest(arguments))
     every = {} if isinstance(given, Problem) else _bounds_of_all(*given, tried)
     usual = None if isinstance(given, Problem) else usual_schedule(*given, schedule.problem.layers)
+    copies = None if isinstance(given, Problem) else _copy_ratio(*given, schedule)
+    solved = Solved(schedule, usual, peaks[-1] if peaks else None, options.effort is None, copies)
     with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
-        _print_solved(options, Solved(schedule, usual, peaks[-1] if peaks else None, options.effort is None), tried, every)
+        _print_solved(options, solved, tried, every)
     if not isinstance(given, Problem):
         for note in (rounding_note(given[0], schedule.problem.layers), given[1].sharding_note(given[0])):
             if note:
@@ -117,6 +120,16 @@ def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> di
         return {}
     placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
     return {one: least_step(replace(step, placement=one).costs(profile), step.objective) for one in placed}
+
+
+def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | None:
+    """`Step.copy_ratio` on the stages that were solved, of a step that offloads."""
+    from ..profile.offload import is_none
+
+    if is_none(step.offload):
+        return None
+    problem = schedule.problem
+    return replace(step, placement=problem.routes, partition=problem.layers or None).copy_ratio(profile)
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:

@@ -74,6 +74,8 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
         {f"{layers[i].name}/{kind}": row for (i, kind), row in samples.items()},
         tuple(factors) if any(one != 1.0 for one in factors) else (),
         () if base is None else base.tied,
+        None if base is None else base.shard_link,
+        None if base is None else base.host,
         microbatch_factors=() if problem.alike else factors_of(trace, lengths_of(trace)),
     )
 

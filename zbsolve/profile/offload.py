@@ -22,6 +22,10 @@ NAMED = (NO_OFFLOAD, FULL, HALF)
 Offload = str | Sequence[float] | Sequence[bool] | Sequence[Sequence[bool]]
 
 
+class NothingKept(BadInput):
+    """Of a step no stage keeps anything that could be offloaded."""
+
+
 def is_none(offload: Offload) -> bool:
     """Whether nothing is to be offloaded, by name."""
     return isinstance(offload, str) and offload.strip() == NO_OFFLOAD
@@ -67,6 +71,12 @@ def offloaded_step(problem: Problem, host: HostLink | None, offload: Offload, le
     return replace(found, capacity=tuple(left))
 
 
+def copying_work(problem: Problem) -> int:
+    """µs for which the busiest copy stream is occupied."""
+    length = np.where(problem.passes.are("O", "R"), problem.passes.duration, 0)
+    return max(int(length[rows].sum()) for rows in problem.members.values())
+
+
 def check_host(problem: Problem) -> None:
     """Raise Infeasible where a node's host memory has less than one microbatch needs there."""
     if not any(pool.capacity is not None for pool in problem.pools):
@@ -96,7 +106,7 @@ def _chosen(problem: Problem, offload: Offload, keeping: Bools) -> tuple[Any, Bo
         if name not in NAMED:
             return _fractions_in(offload, problem.stages), None
         if not keeping.any():
-            raise BadInput("offload: no stage keeps anything from its F that a later pass frees")
+            raise NothingKept("offload: no stage keeps anything from its F that a later pass frees")
         return (_half(problem), keeping) if name == HALF else (keeping.astype(np.float64), None)
     said = _table(offload)
     return (1.0, said) if said.dtype == bool else (checked_fractions(said, problem.stages), None)

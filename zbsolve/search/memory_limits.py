@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..build.one_microbatch import one_microbatch_needs
 from ..greedy.syncs import with_syncs
 from ..problem import Ints, Problem
 from ..schedule import Certificate, Schedule, relative_gap
@@ -147,7 +148,8 @@ class MemoryLimits:
     def plan(self, points: int) -> None:
         """The limits: from the least to the unlimited optimum's peak, evenly by ratio of activation memory; and the peaks
         of the named schedules between."""
-        least, best = int((self.fixed + _one_microbatch(self.free)).max()), self.best(None)
+        one = one_microbatch_needs(self.free)[: self.free.ranks]
+        least, best = int((self.fixed + one).max()), self.best(None)
         if best is None:
             raise Infeasible("no schedule was found without a memory limit in this time")
         top = max(least, best[1])
@@ -214,12 +216,6 @@ class MemoryLimits:
 def needs(schedule: Schedule, fixed: Ints) -> int:
     """Bytes a rank that `schedule` needs on its fullest rank, with the `fixed` ones."""
     return int((fixed + np.array(schedule.timeline().peak_bytes)).max())
-
-
-def _one_microbatch(problem: Problem) -> Ints:
-    """Bytes a rank that one microbatch alone needs: its first B waits for all its F. A profile's are alike."""
-    one = problem.passes.microbatch == 0
-    return np.bincount(problem.passes.rank[one], problem.taken[one], problem.ranks).astype(np.int64)
 
 
 def known_orders(problem: Problem) -> list[tuple[str, Schedule]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..profile.profile import Profile
 from ..util.text import aligned, printable
+from .offload_text import host_lines
 from .pages import render
 from .profile_meaning import meaning
 from .profile_rows import copy_rows, layer_rows, link_rows, pair_rows, ratio_line, stage_rows
@@ -25,7 +26,8 @@ def banner(profile: Profile) -> list[str]:
 
 def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: int | None = None) -> str:
     """The profile as text; with `ranks` also its stages (microbatches: four a rank without) and what they mean."""
-    lines = [*banner(profile), *aligned(layer_rows(profile)), ratio_line(profile), *_warnings(profile)]
+    lines = [*banner(profile), *aligned(layer_rows(profile)), ratio_line(profile), *host_lines(profile, ranks)]
+    lines += _warnings(profile)
     for rows in (pair_rows(profile), copy_rows(profile)):
         lines += ["", *aligned(rows)] if len(rows) > 1 else []
     if ranks is not None:
@@ -42,7 +44,7 @@ def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = Non
         facts=printable(_facts(profile)),
         warnings=_warnings(profile),
         ranks=ranks,
-        meaning=meaning(profile, ranks, microbatches or 4 * ranks),
+        meaning=[*meaning(profile, ranks, microbatches or 4 * ranks), *host_lines(profile, ranks)],
         stages=stage_rows(profile, ranks),
         layers=layer_rows(profile),
         ratio=ratio_line(profile),

@@ -17,7 +17,7 @@ from .comparison_text import comparison_as_text
 from .kinds import LOOKS, shades
 from .packing import packed
 from .pages import render
-from .sentences import certificate_lines, headline, value_line
+from .sentences import certificate_lines, headline, pool_lines, value_line
 from .tracks import chunk_numbers, tracks_of
 
 TENTHS = 10  # measured times are kept to a tenth of a µs; predicted ones are whole
@@ -42,7 +42,7 @@ def schedule_as_page(schedule: Schedule, trace: Trace | None = None, title: str 
 
 def _sentences(schedule: Schedule, comparison: Comparison | None) -> list[str]:
     """The page in words, for readers who do not see the chart."""
-    lines = [headline(schedule), value_line(schedule), *certificate_lines(schedule)]
+    lines = [headline(schedule), value_line(schedule), *pool_lines(schedule), *certificate_lines(schedule)]
     if comparison is not None:
         lines.append(
             f"measured {comparison.objective} {format_time(comparison.measured)}, median of {len(comparison.steps)} steps "

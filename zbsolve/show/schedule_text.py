@@ -13,7 +13,7 @@ from ..trace import Trace
 from ..util.text import format_bytes, format_time, printable
 from .comparison import check_trace, step_time
 from .kinds import LOOKS, brightness, letters, levels
-from .sentences import certificate_lines, headline, value_line
+from .sentences import certificate_lines, headline, pool_lines, value_line
 from .tracks import Track, cell_kinds, chunk_numbers, tracks_of
 
 IDLE = "·"
@@ -52,7 +52,7 @@ def schedule_as_text(schedule: Schedule, trace: Trace | None = None, width: int 
         if trace is None
         else [f"measured {schedule.problem.objective} {format_time(step_time(runs[1][1]))} (median step)"]
     )
-    below = [headline(schedule), value_line(schedule), *measured, *certificate_lines(schedule)]
+    below = [headline(schedule), value_line(schedule), *pool_lines(schedule), *measured, *certificate_lines(schedule)]
     return "\n".join([title, *body, paint.legend(), "", *below]) + "\n"
 
 

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ..problem import KINDS
 from ..schedule import Schedule
 from ..timeline import Timeline
@@ -50,7 +52,8 @@ def _run(
         found.append(_name("process_name", offset + rank, 0, f"rank {rank} {run}"))
         found.append({"ph": "M", "name": "process_sort_index", "pid": offset + rank, "args": {"sort_index": offset + rank}})
     for thread, track in enumerate(tracks_of(schedule.problem)):
-        found.append(_name("thread_name", offset + track.rank, thread, printable(track.stream)))
+        for rank in np.unique(schedule.problem.passes.rank[track.rows]).tolist():  # a bus is several ranks'
+            found.append(_name("thread_name", offset + rank, thread, printable(track.stream)))
         found += _slices(timeline, track, offset, thread, extra or {})
         for row in track.rows.tolist():
             home.setdefault(row, (offset + int(schedule.problem.passes.rank[row]), thread))
@@ -111,9 +114,13 @@ def _within(timeline: Timeline, row: int) -> float:
 def _memory(timeline: Timeline, offset: int) -> list[Event]:
     if timeline.held is None and not timeline.problem.edges.bytes.any():
         return []
-    found = []
-    for rank in range(timeline.problem.ranks):
-        times, held = timeline.memory(rank)
+    problem, found = timeline.problem, list[Event]()
+    homes = [(rank, "memory") for rank in range(problem.ranks)]
+    for pool in range(problem.ranks, problem.ranks + len(problem.pools)):  # beside the first rank that has bytes there
+        users = problem.passes.rank[problem.edges.before[problem.edges_in(pool)]]
+        homes.append((int(users.min(initial=problem.ranks - 1)), printable(problem.pool_name(pool))))
+    for pool, (rank, name) in enumerate(homes):
+        times, held = timeline.memory(pool)
         for time, size in zip(times.tolist(), held.tolist(), strict=True):
-            found.append({"ph": "C", "name": "memory", "pid": offset + rank, "ts": time, "args": {"bytes": size}})
+            found.append({"ph": "C", "name": name, "pid": offset + rank, "ts": time, "args": {"bytes": size}})
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ilp.bounds.bound import IN_ORDER
 from ..schedule import Certificate, Schedule
-from ..util.text import exact_time, format_time, printable
+from ..util.text import exact_time, format_bytes, format_time, printable
 
 
 def headline(schedule: Schedule) -> str:
@@ -30,6 +30,15 @@ def value_line(schedule: Schedule) -> str:
         f"{objective} {format_time(timeline.value)}, bubble {timeline.bubble_rate:.2%} of it "
         f"({other} {format_time(rest)}, work {format_time(schedule.problem.work)})"
     )
+
+
+def pool_lines(schedule: Schedule) -> list[str]:
+    """A line a pool beside the devices (a node's host memory): what it holds at most, of what it has."""
+    pools = schedule.problem.pools
+    peaks = schedule.timeline().pool_peaks if pools else ()
+    limits = ["" if one.capacity is None else f" of {format_bytes(one.capacity)}" for one in pools]
+    found = zip(pools, peaks, limits, strict=True)
+    return [f"{printable(one.name)}: {format_bytes(peak)}{limit}" for one, peak, limit in found]
 
 
 def verdict(certificate: Certificate) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..schedule import Schedule
 from ..util.text import aligned, format_bytes, format_time, in_one_unit, printable
-from .sentences import proof_line, verdict
+from .offload_text import copies_in_words
+from .sentences import pool_lines, proof_line, verdict
 
 if TYPE_CHECKING:
     from ..search.least_peak import LeastPeak
@@ -20,12 +21,14 @@ NO_CHANGE = 0.0005  # a share that would be shown as 0.0 %
 @dataclass(frozen=True)
 class Solved:
     """A solved schedule. usual: 1F1B of the same layers on the same ranks, where there is one. peak: what the search for
-    less memory came to, where there was one. timed: whether seconds say how long it took (with an effort they do not)."""
+    less memory came to, where there was one. timed: whether seconds say how long it took (with an effort they do not).
+    copies: of a step that offloads, k (see `Step.copy_ratio`)."""
 
     schedule: Schedule
     usual: Schedule | None = None
     peak: LeastPeak | None = None
     timed: bool = True
+    copies: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Peaks and capacities, bytes a rank; what every schedule of this value needs, as far as proven; and the changes
@@ -38,6 +41,8 @@ class Solved:
         if problem.pools:
             found = zip(problem.pools, self.schedule.timeline().pool_peaks, strict=True)
             body["pools"] = [{"name": one.name, "peak": peak, "capacity": one.capacity} for one, peak in found]
+        if self.copies is not None:
+            body["copies"] = {"k": self.copies}
         if self.peak is not None:
             before = self.peak.before.timeline()
             body["least_peak"] = {
@@ -78,6 +83,8 @@ def solved_as_text(solved: Solved) -> str:
     ]
     if any(timeline.peak_bytes):
         lines += _memory_lines(solved)
+    if solved.copies is not None:
+        lines.append(copies_in_words(solved.copies))
     if solved.usual is not None:
         lines.append(f"against 1F1B on these ranks: {_changes_in_words(schedule, solved.usual)}")
     return "\n".join(lines) + "\n"
@@ -86,7 +93,7 @@ def solved_as_text(solved: Solved) -> str:
 def _memory_lines(solved: Solved) -> list[str]:
     """The activations of each rank, or of the fullest where there are many; what the search for less memory came to."""
     problem, peaks = solved.schedule.problem, solved.schedule.timeline().peak_bytes
-    rows, peak = [*_peak_rows(peaks, problem.capacity), *_pool_rows(solved.schedule)], solved.peak
+    rows, peak = [*_peak_rows(peaks, problem.capacity), *pool_lines(solved.schedule)], solved.peak
     if peak is None:
         return rows
     if peak.enough > peak.before.timeline().value and peak.schedule is not peak.before:
@@ -95,13 +102,6 @@ def _memory_lines(solved: Solved) -> list[str]:
         order = "no order" if problem.alike else "no order by microbatch"  # what proofs are about where microbatches differ
         rows.append(f"least memory: proven, for this time {order} needs less on its fullest rank")
     return rows
-
-
-def _pool_rows(schedule: Schedule) -> list[str]:
-    """What each pool beside the devices holds at most."""
-    found = zip(schedule.problem.pools, schedule.timeline().pool_peaks, strict=True)
-    limits = [(one, peak, "" if one.capacity is None else f" of {format_bytes(one.capacity)}") for one, peak in found]
-    return [f"{one.name}: {format_bytes(peak)}{limit}" for one, peak, limit in limits]
 
 
 def _peak_rows(peaks: Sequence[int], capacity: Sequence[int] | None) -> list[str]:

@@ -12,7 +12,7 @@ from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.text import format_bytes, format_time, printable
 from ..comparison import NOT_COUNTED, check_trace, step_time
-from ..sentences import certificate_lines, headline, value_line
+from ..sentences import certificate_lines, headline, pool_lines, value_line
 from .drawing import SOFT, TICK, Drawing, Line, Mark, Words
 from .gantt import Axis, Gantt, axis_height, legend_entries, rows_height
 from .memory import MemoryStrips
@@ -42,7 +42,7 @@ def schedule_drawing(schedule: Schedule, trace: Trace | None = None, style: Styl
         unsure = measured.held is None and schedule.problem.edges.bytes.any()
         both = ("predicted", "", runs[0][1]), ("measured", f" (memory: {NOT_COUNTED})" if unsure else "", measured)
         runs = [(f"{name}: {format_time(step_time(one))}{note}", one) for name, note, one in both]
-    said = [value_line(schedule), *certificate_lines(schedule)]
+    said = [value_line(schedule), *pool_lines(schedule), *certificate_lines(schedule)]
     return _Chart(runs, style).drawing(headline(schedule), said)
 
 

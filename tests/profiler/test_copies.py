@@ -1,0 +1,63 @@
+"""Copies between host and device: what samples say of the link, what estimates assume, and measured ones on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from profiler.copies import SIZES, free_host_memory, host_link, measure_copies
+from profiler.devices import DEVICES
+from profiler.devices import host_link as estimated
+from zbsolve.layer import HostLink
+
+
+def samples(both: float) -> dict[str, list[float]]:
+    """Copies of 20 µs and 50 GB/s down, 15 µs and 40 GB/s up; both ways at once those of so many times the time."""
+    found: dict[str, list[float]] = {"product": [3.0]}
+    for way, latency, rate in (("d2h", 20.0, 50_000.0), ("h2d", 15.0, 40_000.0)):
+        for size in SIZES:
+            time = latency + size / rate
+            found |= {f"{way}/{size}": [time, time + 1, time - 1], f"{way}/{size} beside": [2 * time]}
+            found[f"{way}/{size} both"] = [both * time]
+    return found
+
+
+def test_a_link_to_the_host_is_what_copies_took() -> None:
+    found = host_link(samples(1.25), 10**9, 2)
+    assert found is not None
+    assert (found.latency, found.d2h, found.h2d) == pytest.approx((20, 50_000, 40_000))
+    largest = SIZES[-1]
+    assert found.d2h_both == pytest.approx(largest / (1.25 * (20 + largest / 50_000)))
+    assert found.h2d_both == pytest.approx(largest / (1.25 * (15 + largest / 40_000)))
+    assert (found.memory, found.ranks, found.shared_bus) == (10**9, 2, 0)
+    assert host_link({}, 10**9, 1) is None
+
+
+def test_both_at_once_is_never_faster_than_alone() -> None:
+    found = host_link(samples(0.5), None, None)
+    assert found is not None
+    assert (found.d2h_both, found.h2d_both) == (found.d2h, found.h2d)
+
+
+def test_estimates_are_shares_of_what_data_sheets_print() -> None:
+    """PCIe Gen4 is 32 GB/s each way and Gen5 64; PipeOffload (arXiv 2503.01328, Figure 1) found 15 GB/s on A100s, whose
+    buses ranks shared."""
+    assert estimated(DEVICES["a100"]) == HostLink(10, 25_600, 25_600, 20_800, 20_800, 1600 * 10**9, 8)
+    assert estimated(DEVICES["h100"]) == HostLink(10, 51_200, 51_200, 41_600, 41_600, 1600 * 10**9, 8)
+    assert estimated(DEVICES["mi300x"]).memory is None
+
+
+def test_linux_says_what_host_memory_is_free() -> None:
+    free = free_host_memory()
+    assert free is None or free > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_copies_between_host_and_device() -> None:
+    found = measure_copies()
+    assert min(found["h2d/67108864"]) > min(found["h2d/65536"]) > 0
+    assert {"product", "product beside h2d", "product beside d2h", "d2h/1048576 beside", "h2d/65536 both"} <= set(found)
+    link = host_link(found, free_host_memory(), torch.cuda.device_count())
+    assert link is not None
+    assert 1_000 < min(link.rates) <= max(link.d2h, link.h2d) < 1_000_000
