@@ -96,7 +96,8 @@ class Step:
             return None
         free = replace(self, memory=None, microbatches=len(self.routes), offload=FULL, gathers=1, shards=1)
         try:
-            problem = free.problem(replace(profile, capacity=None, host=replace(profile.host, memory=None)))
+            host = replace(profile.host, memory=None)
+            problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))
         except NothingKept:
             return None
         return copying_work(problem) / problem.work
