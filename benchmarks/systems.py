@@ -13,8 +13,8 @@ from typing import Any
 from zbsolve.bench import timed_solve
 from zbsolve.placement import parse_routes
 from zbsolve.search.solver import compiled
-from zbsolve.systems import preset
-from zbsolve.systems.table import SYSTEMS, System, problem_for
+from zbsolve.systems import System, preset
+from zbsolve.systems.table import SYSTEMS, problem_for
 from zbsolve.util.errors import BadInput
 
 from .harness import Benchmark

@@ -23,7 +23,8 @@ from ..support.exec_ranks import on_ranks
 from ..support.systems_jobs import INNER, batch, layers, simulated
 
 RANKS, MICROBATCHES = 4, 8
-PLAIN = [one.name for one in SYSTEMS if one.group != "asynchronous"]
+WITHOUT_HANDLERS = ("po-f", "po-h")  # the executor has no handlers for O and R yet
+PLAIN = [one.name for one in SYSTEMS if one.group != "asynchronous" and one.name not in WITHOUT_HANDLERS]
 MIRRORED = [one.name for one in SYSTEMS if one.placement == "mirror"]
 CASES = {
     **{name: {"name": name} for name in PLAIN},

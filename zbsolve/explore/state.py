@@ -14,7 +14,8 @@ from urllib.parse import parse_qsl, urlencode
 from ..partition.by_name import SEARCHED
 from ..placement import parse_routes
 from ..problem import OBJECTIVES
-from ..systems.table import ASYNCHRONOUS, SYSTEMS
+from ..systems.entry import ASYNCHRONOUS, OFFLOAD
+from ..systems.table import SYSTEMS
 from ..util.errors import BadInput
 
 BEST = "best"  # the system that is a search
@@ -169,7 +170,8 @@ def _same(*texts: str) -> tuple[tuple[str, str], ...]:
 
 
 STEP, MODEL, UNEVEN, MORE = GROUPS = ("Step", "Model", "Uneven stages", "More")
-SYSTEM_NAMES = tuple(one.name for one in SYSTEMS if one.group != ASYNCHRONOUS)  # those have no step with an end
+# Asynchronous ones have no step with an end; the page's steps have no copies to host memory.
+SYSTEM_NAMES = tuple(one.name for one in SYSTEMS if one.group not in (ASYNCHRONOUS, OFFLOAD))
 _USUAL = {field.name: field.default for field in fields(State)}
 CONTROLS: tuple[Slider | Choice, ...] = (
     Slider("ranks", "ranks p", "", 1, 64, 32, 1, STEP),

@@ -29,11 +29,14 @@ def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
     """A schedule at once; then, where asked for, the best of the starting policies (kept in `starts`); and named ones."""
     state.offer_policy(deepest_first(state.problem), "greedy")
     yield
-    if pools_with_syncs(state.problem):
+    several = bool(pools_with_syncs(state.problem))
+    if several:  # named orders are better than policies that are careful, and no dearer
+        yield from _named(state)
         yield from _serial(state)
     if policies:
         yield from _policies(state, starts)
-    yield from _named(state)
+    if not several:
+        yield from _named(state)
 
 
 def _policies(state: State, starts: list[Policy]) -> Iterator[None]:

@@ -10,7 +10,8 @@ from ..ilp.steady.rounds import period, rounds_of
 from ..placement import parse_routes
 from ..problem import Problem
 from ..schedule import Schedule
-from ..systems.table import GROUPS, SYSTEMS, System, preset, problem_for
+from ..systems.entry import GROUPS, System
+from ..systems.table import SYSTEMS, preset, problem_for
 from ..util.errors import BadInput
 from ..util.text import aligned
 from .pages import picture, render

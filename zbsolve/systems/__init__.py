@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
+    from .entry import System as System
     from .steps import step_for as step_for
     from .table import PRESETS as PRESETS
     from .table import SYSTEMS as SYSTEMS
-    from .table import System as System
     from .table import name_on as name_on
     from .table import preset as preset
     from .table import presets_of as presets_of
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
+        "entry": "System",
         "steps": "step_for",
-        "table": "PRESETS SYSTEMS System name_on preset presets_of problem_for system",
+        "table": "PRESETS SYSTEMS name_on preset presets_of problem_for system",
         "torch_gathers": "torch_window",
     },
 )

@@ -6,13 +6,13 @@ holds: p microbatches of one rank's activations. Bubble: time beyond a rank's wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from .. import placement as placements
 from ..build.numbers import Numbers
+from ..build.offload import Host, with_offload
 from ..build.plain import pipeline
 from ..build.updates import with_updates
 from ..greedy.side_stream import with_side_streams, without_side_streams
@@ -20,6 +20,7 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .asynchronous import pipedream
+from .entry import ASYNCHRONOUS, OFFLOAD, TWO_DIRECTIONS, System
 from .one_direction import (
     gis,
     gis_h,
@@ -33,46 +34,10 @@ from .one_direction import (
     zb_h1,
     zb_h2,
 )
+from .pipeoffload import full_copies, half_copies, po_full, po_half
 from .plain_step import WrongPlacement
 from .two_directions import chimera, dualpipe, dualpipe_v, gems
 from .vee import one_f_one_b_v, v_half, v_min, v_zb, zb_v
-
-ONE_DIRECTION, TWO_DIRECTIONS, ASYNCHRONOUS = GROUPS = ("one direction", "two directions", "asynchronous")
-
-
-@dataclass(frozen=True, slots=True)
-class System:
-    """One schedule of the literature.
-
-    name: as `--method` takes it. order: makes its schedule of a problem without side streams, and raises BadInput where it
-    is not defined for it; memory is not looked at (`verify` does). placement: as `placement.parse_routes` reads it. bubble,
-    memory, weights: formulas, in words. fused: its backward is one pass BW. split: what its order is called where the
-    backward of a problem is split ("": the same). needs: what a problem must fulfil, in words.
-    rounds: of ranks and microbatches, how many of these an update takes in and how many updates late its weights are used.
-    searched: its order is a policy of the list scheduler, which searches try anyway.
-    """
-
-    name: str
-    title: str
-    order: Callable[[Problem], Schedule]
-    paper: str
-    placement: str
-    bubble: str
-    memory: str
-    fused: bool = False
-    needs: str = ""
-    group: str = ONE_DIRECTION
-    weights: str = "1×"
-    rounds: Callable[[int, int], tuple[int, Any]] | None = None
-    searched: bool = False
-    split: str = ""
-
-    @property
-    def words(self) -> dict[str, Any]:
-        """What can be said of it in a file: everything but functions."""
-        said = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
-        return {name: getattr(self, name) for name in said}
-
 
 SYSTEMS: tuple[System, ...] = (
     System("gpipe", "GPipe", gpipe, "arXiv 1811.06965", "single", "(p−1)(F+B+W)", "m microbatches", fused=True),
@@ -146,6 +111,30 @@ SYSTEMS: tuple[System, ...] = (
         "(p−1)(F+B−W) of a chunk",
         "2p+1 chunks",
         needs="m ≥ 2p",
+    ),
+    System(
+        "po-f",
+        "PipeOffload, full (PO-F)",
+        po_full,
+        "arXiv 2503.01328",
+        "loop",
+        "under v(p−1)(F+B+W) of a chunk",
+        "about 4 chunks",
+        needs="copies out and back in F+B+W",
+        group=OFFLOAD,
+        copies=full_copies,
+    ),
+    System(
+        "po-h",
+        "PipeOffload, half (PO-H)",
+        po_half,
+        "arXiv 2503.01328",
+        "loop",
+        "under v(p−1)(F+B+W) of a chunk",
+        "(v+2)/(8v)·M",
+        needs="copies out and back in twice F+B+W",
+        group=OFFLOAD,
+        copies=half_copies,
     ),
     System(
         "gems",
@@ -238,9 +227,11 @@ def name_on(name: str, problem: Problem) -> str:
 def preset(name: str, problem: Problem) -> Schedule:
     """The schedule called `name` on a problem (it is `name_on` there). Raises BadInput for an unknown name or a problem
     that it is not defined for."""
-    order = PRESETS[name_on(name, problem)]
+    one = system(name_on(name, problem))
     try:
-        return with_side_streams(problem, order(without_side_streams(problem)))
+        if one.copies is not None:
+            return one.order(problem)
+        return with_side_streams(problem, one.order(without_side_streams(problem)))
     except WrongPlacement as error:
         raise WrongPlacement(f"{error}; {_known_on(problem)}") from None
 
@@ -249,7 +240,9 @@ def _known_on(problem: Problem) -> str:
     """Which systems there are for the placement of a problem, in words."""
     placed = "/".join(map(placements.describe, problem.routes))
     shape = "mirror" if len(problem.routes) > 1 else placed.rstrip("0123456789")
-    names = [one.name for one in SYSTEMS if one.placement == shape and one.rounds is None]
+    offloads = "O" in problem.passes.kinds
+    known = [one for one in SYSTEMS if one.rounds is None and (offloads or one.copies is None)]
+    names = [one.name for one in known if one.placement == shape]
     return f"for {'mirror' if names and shape == 'mirror' else placed} there are {', '.join(names) or 'no named ones'}"
 
 
@@ -267,15 +260,21 @@ def problem_for(
 ) -> Problem:
     """A problem on which the system is defined: its placement, its kinds of passes, its updates; F, B, W in µs a stage.
 
-    options: `update`, `parameter_bytes`: µs and bytes of a stage's update and weights, for the asynchronous systems; others
-    go to `pipeline` (AF: the all-to-alls that DualPipe is about). Raises BadInput for an unknown system or numbers that it
-    does not allow.
+    options: `update`, `parameter_bytes`: µs and bytes of a stage's update and weights, for the asynchronous systems; `O`,
+    `R`: µs of a stage's copies out and back (as long as its F where nothing is said), both on one stream of their rank, for
+    those that offload, where F holds one byte if nothing else is said; others go to `pipeline` (AF: the all-to-alls that
+    DualPipe is about). Raises BadInput for an unknown system or numbers that it does not allow.
     """
     one = system(name)
     update = {"time": options.pop("update", 0), "parameter_bytes": options.pop("parameter_bytes", 0)}
+    out, back = options.pop("O", F), options.pop("R", F)
+    if one.copies is not None and not {"held_until_B", "held_until_W"} & set(options):
+        options["held_until_W"] = 1
     routes = placements.parse_routes(one.placement, ranks)
     times: dict[str, Any] = {"BW": _sum(B, W)} if one.fused else {"B": B, "W": W}
     step = pipeline(F, placement=routes, microbatches=microbatches, **times, **options)
+    if one.copies is not None:
+        return with_offload(step, out, back, which=one.copies(step, out, back), host=Host(shared_bus=1))
     if one.rounds is None:
         return step
     every, delay = one.rounds(ranks, microbatches)

@@ -1,0 +1,55 @@
+"""What is known of one system of the literature: a row of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..build.numbers import Numbers
+from ..problem import Problem
+from ..schedule import Schedule
+
+ONE_DIRECTION, OFFLOAD, TWO_DIRECTIONS, ASYNCHRONOUS = GROUPS = (
+    "one direction",
+    "offload to host memory",
+    "two directions",
+    "asynchronous",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One schedule of the literature.
+
+    name: as `--method` takes it. order: makes its schedule of a problem without side streams, and raises BadInput where it
+    is not defined for it; memory is not looked at (`verify` does). placement: as `placement.parse_routes` reads it. bubble,
+    memory, weights: formulas, in words. fused: its backward is one pass BW. split: what its order is called where the
+    backward of a problem is split ("": the same). needs: what a problem must fulfil, in words.
+    copies: of a plain step and of µs of copies out and back, one number or one a stage each, which stages it offloads; its
+    order is then one of the whole problem, with the copies.
+    rounds: of ranks and microbatches, how many of these an update takes in and how many updates late its weights are used.
+    searched: its order is a policy of the list scheduler, which searches try anyway.
+    """
+
+    name: str
+    title: str
+    order: Callable[[Problem], Schedule]
+    paper: str
+    placement: str
+    bubble: str
+    memory: str
+    fused: bool = False
+    needs: str = ""
+    group: str = ONE_DIRECTION
+    weights: str = "1×"
+    rounds: Callable[[int, int], tuple[int, Any]] | None = None
+    searched: bool = False
+    split: str = ""
+    copies: Callable[[Problem, Numbers, Numbers], Any] | None = None
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What can be said of it in a file: everything but functions."""
+        said = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
+        return {name: getattr(self, name) for name in said}

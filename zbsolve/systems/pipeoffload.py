@@ -1,0 +1,219 @@
+"""PipeOffload (arXiv 2503.01328): a uniform interleaved order, and copies to host memory and back beside its passes.
+
+Microbatches follow each other at one distance in time, so that all of them live equally long, their first chunks longest.
+Copies of a rank take turns, out and back: out as early as possible behind F, back as late as possible before the backward.
+Ranks are paired, for two share a host bus: one copies out while the other copies back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..build.numbers import Numbers, whole_numbers
+from ..greedy.list_scheduler import schedule_by_start
+from ..greedy.side_stream import without_side_streams
+from ..placement import describe
+from ..problem import Problem
+from ..schedule import Schedule
+from ..tables import Bools, Edges, Ints
+from ..timeline import Timeline, simulate
+from ..util.errors import BadInput
+from .plain_step import WrongPlacement, plain_stages
+
+SLOTS = 3  # of one chunk of a microbatch: F, B and W
+PAIR = 2  # ranks
+
+
+class Block(NamedTuple):
+    """One microbatch's slots, which repeat every `period` slots. forward, backward: of F and of B, one a stage; length: µs
+    of a slot."""
+
+    forward: Ints
+    backward: Ints
+    period: int
+    length: float
+
+    @property
+    def gap(self) -> Ints:
+        """Slots between F and the backward, one a stage."""
+        return self.backward - self.forward - 1
+
+
+class Turns(NamedTuple):
+    """When a rank may copy: out for `out` µs from `first` on every `cycle` µs, and back for `back` µs that begin `behind`
+    later."""
+
+    first: int
+    cycle: int
+    out: int
+    back: int
+    behind: int
+
+    @property
+    def least(self) -> int:
+        """µs that there have to be between F and the backward, however turns fall: three turns out and back where one stream
+        has both. The paper's code (`add_send_recv`) leaves out what has less."""
+        return 2 * self.cycle + self.out + self.back
+
+
+def po_full(problem: Problem) -> Schedule:
+    """PO-F (arXiv 2503.01328): all chunks are offloaded, but those that are needed again too soon. What a device holds does
+    not grow with the ranks or the chunks: about four chunks."""
+    if not _beyond_half(problem, _offloaded(problem, "po-f")).any():
+        raise BadInput("po-f: the step offloads nothing but of the first half of the chunks, which is po-h")
+    return _schedule(problem, "po-f")
+
+
+def po_half(problem: Problem) -> Schedule:
+    """PO-H (arXiv 2503.01328): the half of the chunks that live longest is offloaded, the first ⌈v/2⌉ of each rank. A device
+    holds (v + 2)/(8v)·M and what is in transit."""
+    if _beyond_half(problem, _offloaded(problem, "po-h")).any():
+        raise BadInput("po-h: the step offloads more than the first half of the chunks, which is po-f")
+    return _schedule(problem, "po-h")
+
+
+def full_copies(step: Problem, O: Numbers, R: Numbers) -> Bools:  # noqa: E741 (as in `with_offload`)
+    """Which stages of a step without offload PO-F offloads, shape (stages,), where copies take O and R µs a stage: those
+    that have time for both between F and the backward."""
+    return _in_time(step, O, R, "po-f")
+
+
+def half_copies(step: Problem, O: Numbers, R: Numbers) -> Bools:  # noqa: E741
+    """Which stages PO-H offloads: as `full_copies`, but of the first half of the chunks only."""
+    return _in_time(step, O, R, "po-h") & ~_beyond_half(step, np.arange(step.stages))
+
+
+def _in_time(step: Problem, O: Numbers, R: Numbers, name: str) -> Bools:  # noqa: E741
+    block = _block(without_side_streams(step), name)
+    times = (whole_numbers(one, what, step.stages).tolist() for one, what in ((O, "O"), (R, "R")))
+    least = [Turns(0, out + back, out, back, out).least for out, back in zip(*times, strict=True)]
+    found: Bools = block.gap * block.length >= least
+    return found
+
+
+def _beyond_half(problem: Problem, stages: Ints) -> Bools:
+    """Which of the stages are of none of the first ⌈v/2⌉ chunks."""
+    chunks = problem.stages // problem.ranks
+    found: Bools = stages >= (chunks + 1) // 2 * problem.ranks
+    return found
+
+
+def _offloaded(problem: Problem, name: str) -> Ints:
+    """The stages that offload. Raises BadInput where there are none."""
+    found = np.unique(problem.passes.stage[problem.rows("O")])
+    if not len(found):
+        raise BadInput(f"{name}: the step offloads nothing; it is defined where passes O and R copy activations")
+    return found
+
+
+def _schedule(problem: Problem, name: str) -> Schedule:
+    """The order, and syncs that hold each device to what it holds where passes run as planned: so copies back come late, and
+    forwards wait for copies out."""
+    plain, p = without_side_streams(problem), problem.passes
+    cycles, start = _turns(problem, np.zeros(problem.ranks, np.int64)), np.zeros(len(p), np.int64)
+    start[problem.computing] = _starts(plain, _with_time_to_copy(_block(plain, name), problem, cycles))
+    start = _behind_inputs(problem, start)
+    begun = np.array([start[problem.rows("F", rank=rank)].min() for rank in range(problem.ranks)])
+    for rank, turns in _turns(problem, begun).items():
+        _put_copies(problem, start, rank, turns, name)
+    peaks = Timeline(problem, start, start + p.duration).peak_bytes
+    found = schedule_by_start(replace(problem, capacity=peaks), start)
+    return Schedule(problem, found.order, found.syncs)
+
+
+def _block(plain: Problem, name: str) -> Block:
+    """The uniform block. A microbatch starts every 3v slots; of it, chunks follow each other at 3k slots, ranks at one slot
+    forwards and at two backwards, so that F, B and W fill all slots. k: the least from ⌈p/2⌉ on that leaves a chunk the time
+    to pass through all ranks (the paper's code: `get_optimal_building_block`). Raises BadInput."""
+    stages, split = plain_stages(plain, name)
+    ranks, chunks = plain.ranks, len(stages) // plain.ranks
+    if chunks == 1 or describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}"):
+        raise WrongPlacement(f"{name}: is defined for placement loop only")
+    total = {kind: int(plain.passes.duration[plain.rows(kind)].sum()) for kind in plain.passes.kinds}
+    chains = max(total["F"], total["B"] if split else 0)
+    k = max((ranks + 1) // 2, math.ceil(ranks * chains / max(sum(total.values()), 1)))
+    chunk, rank = np.divmod(np.arange(len(stages)), ranks)
+    turn = np.arange(chunks)
+    at = SLOTS * (k * turn + turn * math.gcd(chunks, k) // chunks)  # no two chunks in one slot modulo 3v
+    late = np.minimum(rank, max(0, 2 * ranks - SLOTS * k))  # else gradients would come back to rank 0 too late
+    backward = at[-1] + SLOTS * ranks - 2 - 2 * rank + at[chunks - 1 - chunk]
+    length = plain.work / (plain.microbatches * chunks * SLOTS)
+    return Block(at[chunk] + rank + late, backward + late, SLOTS * chunks, length)
+
+
+def _with_time_to_copy(block: Block, problem: Problem, turns: dict[int, Turns]) -> Block:
+    """The block with its backwards so much later that what is offloaded can come back: PO leaves out what cannot."""
+    stages = _offloaded(problem, "")
+    least = np.array([turns[rank].least for rank in (stages % problem.ranks).tolist()])
+    short = least / max(block.length, 1e-9) - block.gap[stages]
+    return block._replace(backward=block.backward + SLOTS * max(0, math.ceil(short.max() / SLOTS)))
+
+
+def _starts(plain: Problem, block: Block) -> Ints:
+    """µs at which each pass of a step without side streams starts, shape (passes,): in the order of the slots, none before
+    the time that its slot says."""
+    p, source = plain.passes, int(plain.rows("F", stage=0)[0])
+    slot = np.where(p.are("F"), block.forward[p.stage], block.backward[p.stage] + p.are("W")) + block.period * p.microbatch
+    orders = [rows[np.argsort(slot[rows])] for rows in plain.members.values()]
+    others = np.flatnonzero(np.arange(len(p)) != source)
+    wait = np.rint(slot[others] * block.length).astype(np.int64) - p.duration[source]
+    waits = Edges.of(np.full(len(others), source), others, lag=np.maximum(wait, 0))
+    return simulate(replace(plain, edges=plain.edges + waits), orders).start
+
+
+def _behind_inputs(problem: Problem, start: Ints) -> Ints:
+    """`start` with passes on side streams as early as their inputs allow."""
+    e, side = problem.edges, np.zeros(len(start), bool)
+    side[problem.side_stream] = True
+    into = np.flatnonzero(side[e.after])
+    while True:
+        ready = np.where(side, 0, start)
+        np.maximum.at(ready, e.after[into], start[e.before[into]] + problem.passes.duration[e.before[into]] + e.lag[into])
+        if (ready == start).all():
+            return ready
+        start = ready
+
+
+def _turns(problem: Problem, begun: Ints) -> dict[int, Turns]:
+    """Of each rank that copies; with a stream for each direction, at once out and back. begun: µs at which each rank may
+    begin; those that share a stream begin with their first one, and so do pairs."""
+    p, found = problem.passes, {}
+    every, returns = problem.rows("O"), problem.rows("R")
+    for stream in np.unique(p.streams[every]).tolist():
+        here = every[p.streams[every] == stream]
+        ranks = np.unique(p.rank[here]).tolist()
+        there = returns[np.isin(p.rank[returns], ranks)]
+        out, back = int(p.duration[here].max()), int(p.duration[there].max())
+        one = bool((p.streams[there] == stream).all())
+        turn = max(out + back if one else max(out, back), 1)
+        for place, rank in enumerate(ranks):
+            lead = ranks[0] if len(ranks) > 1 else rank - rank % PAIR
+            shift = place * turn if len(ranks) > 1 else rank % PAIR * out
+            found[rank] = Turns(int(begun[lead]) + shift, len(ranks) * turn, out, back, out if one else 0)
+    return found
+
+
+def _put_copies(problem: Problem, start: Ints, rank: int, turns: Turns, name: str) -> None:
+    """Fill in when a rank's copies start: each has a turn of its own. Raises BadInput where one would come back before it
+    has gone out."""
+    p, e = problem.passes, problem.edges
+    end = start + p.duration
+    out, back = problem.rows("O", rank=rank), problem.rows("R", rank=rank)
+    left, wanted = np.zeros(len(p), np.int64), np.full(len(p), end.max())
+    np.maximum.at(left, e.after, end[e.before])
+    np.minimum.at(wanted, e.before, start[e.after])
+    out, back = out[np.argsort(left[out])], back[np.argsort(-wanted[back])]
+    place = np.arange(len(out))
+    first = np.maximum.accumulate(-((turns.first - left[out]) // turns.cycle) - place) + place
+    last = np.minimum.accumulate((wanted[back] - turns.back - turns.behind - turns.first) // turns.cycle + place) - place
+    start[out] = turns.first + turns.cycle * first
+    start[back] = turns.first + turns.cycle * last + turns.behind
+    pairs = np.flatnonzero(np.isin(e.after, back))
+    early = pairs[start[e.after[pairs]] < start[e.before[pairs]] + p.duration[e.before[pairs]]]
+    if len(early):
+        stage = int(p.stage[e.after[early[0]]])
+        raise BadInput(f"{name}: copies of rank {rank} take too long: stage {stage} would come back before it has gone out")
