@@ -30,7 +30,7 @@ class Step:
     placement: as `Profile.problem` takes it, or "auto". partition: a name (see `partition_by_name`), layers of each stage,
     a `Partition` from a file, "auto", or None: as `Profile.problem` balances layers by itself. memory: bytes a rank
     ("40GiB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards, gathers, offload: as
-    `Profile.problem` takes them; gathers also "auto". "auto" is for `solve_auto`, which tries several.
+    `Profile.problem` takes them; gathers, recompute, offload also "auto". "auto" is for `solve_auto`, which tries several.
 
     Raises BadInput for what makes no sense whatever the profile.
     """
@@ -62,13 +62,20 @@ class Step:
             raise BadInput(f"gathers '{self.gathers}': auto, a number, or one a stage")
         check_sharding(self.shards, 1 if isinstance(self.gathers, str) else self.gathers)
         if self.placement != AUTO:
-            recomputed_stages(self.recompute, len(self.routes[0]))
-            check_offload(self.offload, len(self.routes[0]))
+            if not _is_auto(self.recompute):
+                recomputed_stages(self.recompute, len(self.routes[0]))
+            if not _is_auto(self.offload):
+                check_offload(self.offload, len(self.routes[0]))
 
     @property
     def auto(self) -> bool:
-        """Whether placement, partition or gathers are left to `solve_auto`."""
-        return AUTO in (self.placement, self.partition, self.gathers)
+        """Whether placement, partition, gathers or what stages keep is left to `solve_auto`."""
+        return AUTO in (self.placement, self.partition, self.gathers) or self.keeping_open
+
+    @property
+    def keeping_open(self) -> bool:
+        """Whether it is left open what becomes of stages' activations."""
+        return _is_auto(self.recompute) or _is_auto(self.offload)
 
     @cached_property
     def routes(self) -> tuple[tuple[int, ...], ...]:
@@ -146,6 +153,10 @@ class Step:
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
         placed = (self.ranks, self.microbatches, self.routes, self.memory, self.objective)
         gathers = 1 if isinstance(self.gathers, str) else self.gathers
-        return profile.problem(
-            *placed, counts, self.fused, self.recompute, self.blocking, self.shards, gathers, self.offload
-        )
+        again = () if _is_auto(self.recompute) else self.recompute
+        away = NO_OFFLOAD if _is_auto(self.offload) else self.offload
+        return profile.problem(*placed, counts, self.fused, again, self.blocking, self.shards, gathers, away)
+
+
+def _is_auto(said: object) -> bool:
+    return isinstance(said, str) and said == AUTO

@@ -106,6 +106,16 @@ def test_a_step_that_only_fits_with_offload() -> None:
         PROFILE.problem(2, 4, "vee", memory=300, offload="full")
 
 
+def test_a_fraction_a_stage_of_some_microbatches() -> None:
+    rows = ((0.5, 0.0), (0.0, 0.0), (0.0, 1.0), (1.0, 1.0))
+    problem = PROFILE.problem(4, 2, offload=rows)
+    assert sorted(name for name in problem.names if "O" in name) == ["0O0", "2O1", "3O0", "3O1"]
+    half, whole = (PROFILE.problem(4, 2, offload=one) for one in ("0:0.5", "2:1"))
+    for other, name in ((half, "0O0"), (whole, "2O1")):
+        times = [one.passes.duration[one.index[name]] for one in (problem, other)]
+        assert times[0] == times[1]
+
+
 @pytest.mark.parametrize(
     ("change", "offload", "error", "line"),
     [
@@ -117,9 +127,10 @@ def test_a_step_that_only_fits_with_offload() -> None:
         ({}, "1:-1", BadInput, "offload: fraction of stage 1 is -1, not from 0 to 1"),
         ({}, "1:nan", BadInput, "offload: fraction of stage 1 is nan, not from 0 to 1"),
         ({}, (1, 1), BadInput, r"offload: fraction: shape \(2,\), not one for each of 4 stages"),
-        ({}, ((0.5, 1),) * 4, BadInput, "offload: a name, a fraction a stage, or booleans"),
+        ({}, ((0.5, 1),) * 4, BadInput, "offload: stage 0 has several fractions: one a stage, and 0 for"),
+        ({}, ((0.5,),) * 4, BadInput, r"offload: shape \(4, 1\), not \(4, 2\): a row a stage"),
         ({}, ((True,),) * 4, BadInput, "offload: which: booleans of shape"),
-        ({}, ((True,), (True, False)), BadInput, "offload: a name, a fraction a stage, or booleans"),
+        ({}, ((True,), (True, False)), BadInput, "offload: a name, or fractions or booleans of"),
         (
             {"host": replace(HOST, memory=399)},
             "full",

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import combinations, pairwise, product
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from zbsolve import BadInput, Profile, Schedule, solve, verify
+from zbsolve import BadInput, Layer, Link, Profile, Schedule, solve, verify
 from zbsolve.cli import main
+from zbsolve.layer import HostLink
+from zbsolve.search.keeping import curves
 from zbsolve.search.memory_limits import Named
 from zbsolve.search.pareto import Frontier, frontier
+from zbsolve.show.curves_report import curves_as_text, save_curves
 from zbsolve.show.frontier_report import frontier_as_page, frontier_as_svg, frontier_as_text
 from zbsolve.show.pictures.drawing import Area, Words
 from zbsolve.show.pictures.frontier import frontier_drawing
@@ -212,3 +216,41 @@ def test_little_time_is_kept_to(placement, monkeypatch):
     assert bounds == sorted(bounds, reverse=True)
     for point in found.points:
         assert verify(point.schedule.problem, point.schedule) == ()
+
+
+def test_curves_of_what_stages_keep(tmp_path: Path) -> None:
+    """Each is at least as low as those with less to choose from, all are above one bound, and every point holds."""
+    layers = tuple(Layer(f"layer{i}", 20, 31, 23, 50, 30, 50, 10, 8) for i in range(3))
+    profile = Profile("given", "toy", layers, Link(1, 100), 1, 400, {}, {}, host=HostLink(1, 4, 4, 3, 3))
+    found = curves(profile, Step(3, 3, recompute="auto", offload="auto"), points=3, effort=2.0)
+    assert list(found.frontiers) == ["keep only", "recompute", "offload", "both"]
+    for one in found.frontiers.values():
+        assert [point.value for point in one.points] == sorted((point.value for point in one.points), reverse=True)
+        for point in one.points:
+            assert verify(point.schedule.problem, point.schedule) == ()
+            assert point.schedule.timeline().value == point.value >= found.bound
+            assert point.peak <= point.memory
+    for wide, narrow in (("recompute", "keep only"), ("offload", "keep only"), ("both", "recompute"), ("both", "offload")):
+        for point in found.frontiers[narrow].points:
+            assert min(one.value for one in found.frontiers[wide].points if one.memory <= point.memory) <= point.value
+    assert found.frontiers["both"].points[0].memory <= found.frontiers["keep only"].points[0].memory
+    text = curves_as_text(found)
+    assert "On the device's 400 B: keep only " in text
+    for ending in ("json", "svg", "html"):
+        save_curves(found, tmp_path / f"c.{ending}")
+    body = json.loads((tmp_path / "c.json").read_text())
+    assert body["frontiers"]["both"]["points"][0]["memory"] == found.frontiers["both"].points[0].memory
+    root = ElementTree.fromstring((tmp_path / "c.svg").read_text())
+    assert {"keep only", "recompute", "offload", "both"} <= {node.text for node in root.iter() if node.tag.endswith("text")}
+    assert (tmp_path / "c.html").read_text().count("<script") == 1  # ours
+
+
+def test_curves_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "p.json")
+    equal_layers(2).save(path)
+    step = ["frontier", path, "--ranks", "2", "--microbatches", "2", "--points", "2", "--effort", "0.2"]
+    assert main([*step, "--recompute", "auto", "--schedules", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["memory", "keep", "only", "recompute", "chosen"]
+    assert list(tmp_path.glob("schedule-recompute-*.json"))
+    assert main([*step, "--offload", "auto"]) == 2
+    assert "the profile knows no host link" in capsys.readouterr().err

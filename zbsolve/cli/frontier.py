@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..util.errors import BadInput
 from .picture_options import add_picture_options, style_from
 from .step_options import OPTIONS, add_step_options, step_from
 from .tools import add_search_limits, print_json, saving, search_limits, searching
+
+if TYPE_CHECKING:
+    from ..profile.profile import Profile
+    from ..search.memory_limits import Point
+    from ..show.pictures.style import Style
+    from ..step import Step
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -28,30 +37,61 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Value and bound over memory, as a table, JSON and pictures."""
     from ..profile.profile import Profile
-    from ..search.pareto import frontier
-    from ..show.frontier_report import check_frontier_path, frontier_as_text, save_frontier
+    from ..show.frontier_report import check_frontier_path
 
     for path in options.output:
         check_frontier_path(path)
     style = style_from(options, *options.output)
     profile, step = Profile.load(options.profile), step_from(options)
-    if step.auto:
+    if replace(step, recompute=(), offload="none").auto:
         raise BadInput("frontier: placement 'auto' and partition 'auto' are for solve: name one of each")
-    limits = search_limits(options)
+    limits = search_limits(options) | {"points": options.points}
     if options.schedules:
         _make_folder(options.schedules)
     with searching("frontier") as (search, pressed):
-        found = frontier(profile, step, points=options.points, progress=search.show, stop=pressed, **limits)
-    saves = [partial(save_frontier, found, path, style) for path in options.output]
+        limits |= {"progress": search.show, "stop": pressed}
+        found = _curves(profile, step, limits) if step.auto else _frontier(profile, step, limits)
+    saves = [partial(found.save, path, style) for path in options.output]
     if options.schedules:
-        names = [(point, Path(options.schedules) / f"schedule-{point.memory}.json") for point in found.points]
+        names = [(point, Path(options.schedules) / f"schedule-{name}.json") for name, point in found.points]
         saves += [partial(point.schedule.save, name) for point, name in names]
     with saving(*saves):
         if options.json:
-            print_json(found.to_json())
+            print_json(found.body)
         elif "-" not in options.output:
-            print(frontier_as_text(found), end="")
+            print(found.text, end="")
     return 0
+
+
+class _Found(NamedTuple):
+    """What came out: as text and as JSON, how a file of it is written, and points by the names of their schedules."""
+
+    text: str
+    body: dict[str, Any]
+    save: Callable[[str, Style], None]
+    points: list[tuple[str, Point]]
+
+
+def _frontier(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
+    """One frontier."""
+    from ..search.pareto import frontier
+    from ..show.frontier_report import frontier_as_text, save_frontier
+
+    found = frontier(profile, step, **limits)
+    points = [(f"{point.memory}", point) for point in found.points]
+    return _Found(frontier_as_text(found), found.to_json(), partial(save_frontier, found), points)
+
+
+def _curves(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
+    """One frontier for each way to keep activations."""
+    from ..search.keeping import curves
+    from ..show.curves_report import curves_as_text, save_curves
+
+    found = curves(profile, step, **limits)
+    points = [
+        (f"{name.replace(' ', '-')}-{point.memory}", point) for name, one in found.frontiers.items() for point in one.points
+    ]
+    return _Found(curves_as_text(found), found.to_json(), partial(save_curves, found), points)
 
 
 def _make_folder(name: str) -> None:

@@ -37,11 +37,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "one backward pass in place of B and W, or both (default: both, but for a named schedule as it is known: "
         "one pass for 1f1b)",
     },
-    "recompute": {"metavar": "STAGES", "help": "all, or 0,2: stages that drop activations after F, for a pass X"},
+    "recompute": {
+        "metavar": "STAGES",
+        "help": "all, or 0,2: stages that drop activations after F, for a pass X; auto: as the search decides",
+    },
     "offload": {
         "metavar": "WHAT",
         "help": "full, half, or a fraction a stage such as 0:0.5,1:1: activations that go to host memory after F and come "
-        "back before the backward (default: none)",
+        "back before the backward; auto: as the search decides (default: none)",
     },
     "shards": {
         "type": int,

@@ -18,8 +18,8 @@ from ..util.text import exact_bytes
 
 NO_OFFLOAD, FULL, HALF = "none", "full", "half"
 NAMED = (NO_OFFLOAD, FULL, HALF)
-# A name, "0:0.5,1:1", a fraction a stage, or booleans: one a stage, or of shape (stages, microbatches).
-Offload = str | Sequence[float] | Sequence[bool] | Sequence[Sequence[bool]]
+# A name, "0:0.5,1:1", or fractions or booleans: one a stage, or of shape (stages, microbatches).
+Offload = str | Sequence[float] | Sequence[bool] | Sequence[Sequence[bool]] | Sequence[Sequence[float]]
 
 
 class NothingKept(BadInput):
@@ -39,7 +39,7 @@ def check_offload(offload: Offload, stages: int) -> None:
         return
     said = _table(offload)
     if said.dtype != bool:
-        checked_fractions(said, stages)
+        checked_fractions(said if said.ndim == 1 else said.max(axis=1), stages)
 
 
 def offloaded_step(problem: Problem, host: HostLink | None, offload: Offload, left: Sequence[int] | None) -> Problem:
@@ -49,13 +49,13 @@ def offloaded_step(problem: Problem, host: HostLink | None, offload: Offload, le
     offload: "full": all that stages keep (PO-F). "half" (PO-H): of each rank's v stages the first ⌈v/2⌉, which live longest,
     since a microbatch's F of a later stage lies between F and B of an earlier one; a rank with one stage offloads half of
     its bytes, where ⌈1/2⌉ would be all of them. "0:0.5,1:1" or one number a stage: these fractions of what stages keep, no
-    others. Booleans, one a stage or of shape (stages, microbatches): those whole.
+    others. Booleans, one a stage or of shape (stages, microbatches): those whole. Numbers of that shape: a stage's fraction,
+    and 0 for its microbatches that stay.
 
     A copy takes latency + bytes / bandwidth (see `HostLink.rates`). Raises BadInput, also where the host link is not known
     or a stage that is named keeps nothing; Infeasible where a rank has less than one microbatch needs.
     """
-    if host is None:
-        raise BadInput("offload: the profile knows no host link: give its field 'host', or zbsolve numbers --host-bandwidth")
+    host = known_host(host)
     kept = kept_bytes(problem)
     fraction, which = _chosen(problem, offload, kept.max(axis=1) > 0)
     times = (_copy_time(host.latency, rate, kept.max(axis=1), fraction) for rate in host.rates)
@@ -75,6 +75,13 @@ def copying_work(problem: Problem) -> int:
     """µs for which the busiest copy stream is occupied."""
     length = np.where(problem.passes.are("O", "R"), problem.passes.duration, 0)
     return max(int(length[rows].sum()) for rows in problem.members.values())
+
+
+def known_host(host: HostLink | None) -> HostLink:
+    """The link to host memory. Raises BadInput where it is not known."""
+    if host is None:
+        raise BadInput("offload: the profile knows no host link: give its field 'host', or zbsolve numbers --host-bandwidth")
+    return host
 
 
 def check_host(problem: Problem) -> None:
@@ -107,20 +114,40 @@ def _chosen(problem: Problem, offload: Offload, keeping: Bools) -> tuple[Any, Bo
             return _fractions_in(offload, problem.stages), None
         if not keeping.any():
             raise NothingKept("offload: no stage keeps anything from its F that a later pass frees")
-        return (_half(problem), keeping) if name == HALF else (keeping.astype(np.float64), None)
+        return (half_fractions(problem.stage_ranks), keeping) if name == HALF else (keeping.astype(np.float64), None)
     said = _table(offload)
-    return (1.0, said) if said.dtype == bool else (checked_fractions(said, problem.stages), None)
+    if said.ndim == 1 and said.dtype != bool:
+        return checked_fractions(said, problem.stages), None
+    return (1.0, said) if said.dtype == bool else _by_microbatch(said, problem)
 
 
-def _half(problem: Problem) -> Any:
-    """The fraction of each stage, shape (stages,), with "half" (see `offloaded_step`). Where a stage lives on several ranks
-    that have unlike numbers of stages, the smallest of theirs."""
-    found = np.full(problem.stages, np.inf)
-    for rank in range(problem.ranks):
-        mine = [stage for stage, ranks in enumerate(problem.stage_ranks) if rank in ranks]
+def _by_microbatch(said: Any, problem: Problem) -> tuple[Any, Bools]:
+    """The fraction of each stage and of which microbatches, from one number each. Raises BadInput where a stage has several
+    fractions."""
+    if said.shape != (problem.stages, problem.microbatches):
+        raise BadInput(f"offload: shape {said.shape}, not ({problem.stages}, {problem.microbatches}): a row a stage")
+    share = checked_fractions(said.max(axis=1), problem.stages)
+    unlike = np.flatnonzero(((said != 0) & (said != share[:, None])).any(axis=1))
+    if len(unlike):
+        raise BadInput(f"offload: stage {unlike[0]} has several fractions: one a stage, and 0 for microbatches that stay")
+    return share, said > 0
+
+
+def half_fractions(stage_ranks: Sequence[Sequence[int]]) -> Any:
+    """The fraction of each stage, shape (stages,), with "half" (see `offloaded_step`); stage_ranks: where each stage lives.
+    Where it lives on several ranks that have unlike numbers of stages, the smallest of theirs."""
+    found = np.full(len(stage_ranks), np.inf)
+    for rank in range(1 + max(map(max, stage_ranks))):
+        mine = [stage for stage, ranks in enumerate(stage_ranks) if rank in ranks]
         first = -(-len(mine) // 2)
         found[mine] = np.minimum(found[mine], [1.0] * first + [0.0] * (len(mine) - first) if len(mine) > 1 else 0.5)
     return found
+
+
+def fractions_by_name(text: str, stages: int) -> Any:
+    """The fraction of each stage, shape (stages,), with "none", "full" or "0:0.5,1:1". Raises BadInput."""
+    whole = {NO_OFFLOAD: 0.0, FULL: 1.0}.get(text.strip())
+    return _fractions_in(text, stages) if whole is None else np.full(stages, whole)
 
 
 def _fractions_in(text: str, stages: int) -> Any:
@@ -150,8 +177,8 @@ def _table(offload: Any) -> Any:
         said = np.asarray(offload)
     except ValueError:
         said = np.zeros(0, object)
-    if said.dtype.kind not in "biuf" or said.ndim not in (1, 2) or (said.dtype != bool and said.ndim == 2):
-        raise BadInput("offload: a name, a fraction a stage, or booleans of shape (stages,) or (stages, microbatches)")
+    if said.dtype.kind not in "biuf" or said.ndim not in (1, 2):
+        raise BadInput("offload: a name, or fractions or booleans of shape (stages,) or (stages, microbatches)")
     return said
 
 

@@ -29,7 +29,7 @@ from .state import State
 class Point:
     """One memory limit. `memory`: bytes of every rank, parameters and optimizer state included; `peak`: bytes that the
     schedule needs of them on its fullest rank; `value`, `bound` in µs; `proof`: where the bound comes from; `solver`:
-    who found the schedule; `seconds` spent here."""
+    who found the schedule; `seconds` spent here; `choice`: what becomes of activations, where that was left open."""
 
     memory: int
     peak: int
@@ -39,6 +39,7 @@ class Point:
     solver: str
     seconds: float
     schedule: Schedule
+    choice: str = ""
 
     @property
     def gap(self) -> float:
@@ -48,6 +49,7 @@ class Point:
     def to_json(self) -> dict[str, Any]:
         """All but the schedule, and the gap and status."""
         body = {name: getattr(self, name) for name in ("memory", "peak", "value", "bound", "proof", "solver", "seconds")}
+        body |= {"choice": self.choice} if self.choice else {}
         return {**body, "gap": self.gap, "status": "optimal" if self.bound >= self.value else "feasible"}
 
 

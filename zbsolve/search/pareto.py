@@ -33,7 +33,7 @@ class Frontier:
     """Points by rising memory, from the least in which any schedule exists to what the best schedule without a limit
     takes; named schedules; `fixed`: bytes a rank beside activations; `work`: µs of the busiest rank;
     `device`: bytes that the profiled device has, or None; `effort`: in place of the seconds, where it was given;
-    `source`: the profile's."""
+    `source`: the profile's; `free_bound`, `free_proof`: µs that hold without a limit of memory."""
 
     model: str
     ranks: int
@@ -49,6 +49,8 @@ class Frontier:
     points: tuple[Point, ...]
     named: tuple[Named, ...]
     source: str = "measured"
+    free_bound: int = 0
+    free_proof: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the schedules."""
@@ -98,6 +100,8 @@ def frontier(
     found.plan(points)
     found.down()
     found.up()
+    proven = found.bound(None)
+    free_bound = (0, "") if proven is None else (proven[1].bound, proven[1].proof)
     return Frontier(
         profile.title,
         step.ranks,
@@ -113,6 +117,7 @@ def frontier(
         found.points(),
         named,
         profile.source,
+        *free_bound,
     )
 
 

@@ -7,27 +7,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Problem
 from ..schedule import Schedule
 from ..step import Step
 from ..util.errors import Infeasible, NotFound
-from .certify import check_bound
+from .certify import QUICK_PASSES, check_bound
+from .hints import hint_on
 from .solver import solve
 from .state import State
 
 
 @dataclass(eq=False)
 class Run:
-    """A step in the race: a placement with a partition; `partition` has every name that gives these layers."""
+    """A step in the race. name: its placement and what else was chosen for it; place: the placement (and gathers) alone;
+    `partition` has every name that gives these layers; moved: what was changed one by one to come here, or ""."""
 
     step: Step
-    placement: str
+    name: str
     partition: str = ""
     layers: tuple[int, ...] = ()
     problem: Problem | None = None
     schedule: Schedule | None = None
     seconds: float = 0.0
     failed: str = ""
+    place: str = ""
+    moved: str = ""
 
     @property
     def value(self) -> int:
@@ -50,7 +55,8 @@ class Run:
 
 @dataclass
 class Race:
-    """All that are in it, what is left to spend, and how one of them is solved. `named`: whether partitions differ."""
+    """All that are in it, what is left to spend, and how one of them is solved. `named`: whether partitions differ;
+    `choosing`: whether passes do."""
 
     runs: list[Run]
     left: float
@@ -60,18 +66,25 @@ class Race:
     progress: Callable[[str, State], None] | None
     stop: Callable[[], bool]
     named: bool = False
+    choosing: bool = False
 
     def label(self, run: Run) -> str:
         """What a run is called where runs are told apart."""
-        return f"{run.placement} {run.partition}" if self.named else run.placement
+        return f"{run.name} {run.partition}" if self.named else run.name
 
     def solve(self, run: Run, amount: float, hint: Schedule | None = None, **options: Any) -> None:
         """Spend `amount` seconds (or effort) on `run`, from `hint` where it has nothing yet, with further options of
-        `search.solve`; what it had is kept where nothing better comes."""
+        `search.solve`; what it had is kept where nothing better comes. Where choices differ in their passes,
+        nothing is spent on what a bound rules out."""
         assert run.problem is not None
+        if self.choosing and run.schedule is None and (why := self.ruled_out(run)):
+            run.failed = why
+            return
         began = time.monotonic()
         options = {**self.options, "seconds" if self.timed else "effort": amount, "prefer": None, **options}
         hint = run.schedule or hint or self._hint(run.problem)
+        if hint is not None and self.choosing:
+            hint = hint_on(run.problem, hint)
         if hint is not None:
             options["hint"] = hint
         if self.progress is not None:
@@ -89,6 +102,16 @@ class Race:
         spent = time.monotonic() - began
         self.left = max(0.0, self.left - (spent if self.timed else amount))
         run.seconds += spent if self.timed else 0.0
+
+    def ruled_out(self, run: Run) -> str:
+        """Why nothing in `run` is as short as the best so far, by a bound in closed form; or ""."""
+        best = self.best()
+        if best is None or run.problem is None or len(run.problem.passes) > QUICK_PASSES:
+            return ""
+        bound = max(run.problem.work, closed_form(run.problem).value)
+        if bound <= best.value:
+            return ""
+        return f"at least {bound / best.value - 1:.2%} longer than {self.label(best)}: proven, not tried"
 
     def _hint(self, problem: Problem) -> Schedule | None:
         """The user's earlier schedule, for the placement that it was made for."""

@@ -43,13 +43,13 @@ def frontier_as_svg(frontier: Frontier, width: int = 1200) -> str:
 
 
 def _drawing(frontier: Frontier, style: Style) -> Drawing:
-    return frontier_drawing(frontier, _headline(frontier), _sentence(frontier), style)
+    return frontier_drawing(frontier, frontier_headline(frontier), _sentence(frontier), style)
 
 
 def frontier_as_page(frontier: Frontier) -> str:
     """The picture and its table as one HTML page that loads nothing."""
     chart = picture(frontier_as_svg(frontier))
-    return render("frontier.html", title=_headline(frontier), picture=chart, rows=_rows(frontier))
+    return render("frontier.html", title=frontier_headline(frontier), picture=chart, rows=_rows(frontier))
 
 
 def frontier_as_text(frontier: Frontier) -> str:
@@ -59,7 +59,7 @@ def frontier_as_text(frontier: Frontier) -> str:
     return "\n".join([*note, *aligned(rows, left=(-1,)), _sentence(frontier)]) + "\n"
 
 
-def _headline(frontier: Frontier) -> str:
+def frontier_headline(frontier: Frontier) -> str:
     """One line: model, ranks, microbatches, placement, objective."""
     return (
         f"{printable(frontier.model)}: {frontier.objective} over memory a rank, {frontier.ranks} ranks, "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
-from ...search.memory_limits import Named
+from ...search.memory_limits import Named, Point
 from ...search.pareto import Frontier
 from ...util.errors import BadInput
 from ...util.text import format_bytes, format_gap, format_time, printable
@@ -21,6 +21,7 @@ VALUE_COLOUR, BOUND_COLOUR, NAMED_COLOUR, BETWEEN_COLOUR = "#1a5a9c", "#2fa583",
 TEXT_GAP, DIAMOND_GAP = 13.0, 12.0  # pixels from the middle of a text up or down to that of another one, of a diamond
 
 Corners = list[tuple[float, float]]
+Entry = tuple[str, Callable[[float, float], list[Mark]]]  # of a legend: its words, and its sample at (x, y)
 Boxes = list[tuple[float, float, float, float]]  # left, right, middle height, and how far from it a text's must be
 
 
@@ -38,28 +39,47 @@ def excess(frontier: Frontier, named: Named) -> str:
 def frontier_drawing(frontier: Frontier, headline: str, sentence: str, style: Style = USUAL) -> Drawing:
     """The picture in this style, with its headline above and its sentence below. Raises BadInput for a style that cannot
     be."""
+
+    def inside(chart: Chart) -> Iterator[Mark]:
+        yield from chart.curves()
+        yield from chart.device()
+        yield from chart.named()
+
+    return chart_drawing(frontier, _entries(bool(frontier.named)), inside, (headline, sentence), style)
+
+
+def chart_drawing(
+    frontier: Frontier,
+    entries: Sequence[Entry],
+    inside: Callable[[Chart], Iterable[Mark]],
+    said: tuple[str, str],
+    style: Style,
+) -> Drawing:
+    """A chart over memory with what is `inside` it: entries of its legend and a headline above, a sentence below (`said`);
+    its scales are those of `frontier`. Raises BadInput for a style that cannot be."""
+    headline, sentence = said
     scale = style.size / LETTERS  # laid out at letters of 12 pixels, then drawn larger or smaller
     width = style.width / scale
     title = headline if style.title is None else printable(style.title)
     heading = wrapped(title, 15, width - LEFT - 12, bold=True)
-    keys, top = _legend(bool(frontier.named), 10 + 15 * LINE * len(heading), width)
+    keys, top = _legend(entries, 10 + 15 * LINE * len(heading), width)
     below = [wrapped(text, 12, width - LEFT - 12) for text in (sentence, printable(style.footer))]
     foot = 50 + 12 * LINE * sum(map(len, below)) + 10
     height = style.height / scale if style.height else top + 40 + min(374.0, 0.62 * width) + foot
     if height - foot - top < 100:
         raise BadInput(f"height of {height * scale:.0f} pixels: at least {(foot + top + 100) * scale:.0f} are needed")
-    chart = _Chart(frontier, width, top + 34, height - foot)
+    chart = Chart(frontier, width, top + 34, height - foot)
     words = (
         *paragraph(heading, LEFT, 10, Words(0, 0, "", 15, bold=True)),
         *paragraph([line for lines in below for line in lines], LEFT, height - foot + 50, Words(0, 0, "", 12, SOFT)),
     )
-    marks = (*words, *keys, *chart.grid(), *chart.curves(), *chart.device(), *chart.named())
+    marks = (*words, *keys, *chart.grid(), *inside(chart))
     return scaled(Drawing(width, height, title or headline, sentence, marks, style.unit), scale)
 
 
-class _Chart:
-    """Where memory and value lie in the picture. Upwards: the bubble rate 1 − work/value, which keeps serial schedules
-    (many times the work) and near-perfect ones in one picture; times stand at the right."""
+class Chart:
+    """Where memory and value lie in a picture of this frontier. Upwards: the bubble rate 1 − work/value, which keeps serial
+    schedules (many times the work) and near-perfect ones in one picture; times stand at the right."""
 
     def __init__(self, frontier: Frontier, width: float, top: float, floor: float) -> None:
         self.frontier, self.right, self.top, self.floor = frontier, width - RIGHT, top, floor
@@ -113,7 +133,7 @@ class _Chart:
 
     def curves(self) -> Iterator[Mark]:
         """Value from above and bound from below as steps, what is between shaded, and every point."""
-        upper, lower = self._values(), self._bounds()
+        upper, lower = self.values(self.frontier.points), self._bounds()
         yield Area((*upper, *reversed(lower)), BETWEEN_COLOUR)
         yield Line(tuple(lower), BOUND_COLOUR, 1.6)
         yield Line(tuple(upper), VALUE_COLOUR, 2.2)
@@ -123,9 +143,8 @@ class _Chart:
             said += f"{format_gap(point.gap)}, by {point.solver}"
             yield Dot(self.x(point.memory), self.y(point.value), 4, fill, VALUE_COLOUR, 1.6, said)
 
-    def _values(self) -> Corners:
-        """A schedule's value holds from the memory that it really needs."""
-        points = self.frontier.points
+    def values(self, points: Sequence[Point]) -> Corners:
+        """The corners of a line through points: a schedule's value holds from the memory that it really needs."""
         corners = [(self.x(points[0].memory), self.y(points[0].value))]
         for before, point in pairwise(points):
             at = self.x(max(point.peak, before.memory))
@@ -203,22 +222,25 @@ def _scaled(mark: Mark, scale: float) -> Mark:
     return replace(mark, **changed)
 
 
-def _legend(named: bool, y: float, width: float) -> tuple[list[Mark], float]:
-    """What the marks mean, in as many rows as they need from `y` down, and where the next thing begins; `named`: whether
-    named schedules are among them."""
-    texts = (
-        "optimal",
-        "best found",
-        "proven bound: nothing is shorter",
-        "named schedules, against the best in their memory",
-    )
+def _entries(named: bool) -> list[Entry]:
+    """What the marks of one frontier mean; `named`: whether named schedules are among them."""
+    found: list[Entry] = [
+        ("optimal", lambda x, y: [Dot(x + 6, y, 4, VALUE_COLOUR, VALUE_COLOUR, 1.6)]),
+        ("best found", lambda x, y: [Dot(x + 6, y, 4, PAPER, VALUE_COLOUR, 1.6)]),
+        ("proven bound: nothing is shorter", lambda x, y: [Line(((x, y), (x + 14, y)), BOUND_COLOUR, 2)]),
+        ("named schedules, against the best in their memory", lambda x, y: [_diamond(x + 6, y)]),
+    ]
+    return found if named else found[:-1]
+
+
+def _legend(entries: Sequence[Entry], y: float, width: float) -> tuple[list[Mark], float]:
+    """The entries in as many rows as they need from `y` down, and where the next thing begins."""
     marks, x, row = list[Mark](), LEFT, y + 9
-    for i, text in enumerate(texts if named else texts[:-1]):
+    for text, sample in entries:
         wide = 19 + text_width(text, 12)
         if x > LEFT and x + wide > width - 8:
             x, row = LEFT, row + 12 * LINE
-        closed, still_open = (Dot(x + 6, row, 4, fill, VALUE_COLOUR, 1.6) for fill in (VALUE_COLOUR, PAPER))
-        marks.append((closed, still_open, Line(((x, row), (x + 14, row)), BOUND_COLOUR, 2), _diamond(x + 6, row))[i])
+        marks += sample(x, row)
         marks.append(Words(x + 19, row, text, 12))
         x += wide + 20
     return marks, row + 9

@@ -1,0 +1,125 @@
+"""What stages keep, `auto`: the race is never worse than a named choice, and finds what trying all choices finds."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, combinations, product
+from typing import Any
+
+import pytest
+
+from zbsolve import BadInput, Infeasible, Layer, Link, Profile, solve, verify
+from zbsolve.cli import main
+from zbsolve.layer import HostLink
+from zbsolve.search.auto import solve_auto
+from zbsolve.search.hints import hint_on
+from zbsolve.step import Step
+
+
+def uneven() -> Profile:
+    """Layers that keep more and more, and take unlike times; copies take about as long as passes."""
+    layers = tuple(Layer(f"layer{i}", 20 + 7 * i, 31, 23 + 3 * i, 50, 30, 50 + 20 * i, 10, 8) for i in range(4))
+    return Profile("estimated: by hand", "toy", layers, Link(1.0, 100.0), 1.0, None, {}, {}, host=HostLink(1, 4, 4, 3, 3))
+
+
+def value_and_bound(profile: Profile, step: Step) -> tuple[int, int]:
+    """Of a step, as far as a short search comes."""
+    certificate = solve(step.problem(profile), effort=0.4).certificate
+    assert certificate is not None
+    return certificate.value, certificate.bound
+
+
+def test_the_race_finds_what_trying_all_choices_finds() -> None:
+    profile, step = uneven(), Step(3, 3, memory=380)
+    chosen = chain.from_iterable(combinations(range(3), count) for count in range(4))
+    found = [value_and_bound(profile, replace(step, recompute=recompute)) for recompute in chosen]
+    least = min(value for value, _ in found)
+    assert least == min(bound for _, bound in found)  # proven over all choices
+    schedule, tried = solve_auto(profile, replace(step, recompute="auto"), effort=2.0)
+    assert schedule.certificate is not None
+    assert schedule.certificate.value == least == min(one.value for one in tried if one.value is not None)
+    assert verify(schedule.problem, schedule) == ()
+    assert [one.placement for one in tried if one.why == ""] == ["single recompute=0"]
+
+
+def test_it_finds_as_much_over_stages_that_keep_recompute_or_offload() -> None:
+    """All 16 choices of two stages, with a fraction of a half too; the bound of each choice holds for it alone."""
+    profile, step = uneven(), Step(2, 2, memory=420, recompute="auto", offload="auto")
+    ways = product([(False, 0.0), (True, 0.0), (False, 1.0), (False, 0.5)], repeat=2)
+    found = {}
+    for way in ways:
+        again, away = tuple(i for i in range(2) if way[i][0]), tuple(share for _, share in way)
+        one = replace(step, recompute=again, offload=away if any(away) else "none")
+        with suppress(Infeasible):
+            found[way] = value_and_bound(profile, one)
+    assert len(found) > 8
+    schedule, tried = solve_auto(profile, step, effort=2.0)
+    certificate = schedule.certificate
+    assert certificate is not None
+    assert verify(schedule.problem, schedule) == ()
+    assert certificate.value <= min(value for value, _ in found.values())
+    assert certificate.value >= min(bound for _, bound in found.values())
+    assert certificate.value == min(one.value for one in tried if one.value is not None)
+    names = {one.placement for one in tried}
+    assert {"single", "single offload=full", "single offload=half", "single recompute=all"} <= names
+
+
+@pytest.mark.parametrize("said", [{"recompute": "auto"}, {"offload": "auto", "recompute": "auto"}])
+def test_auto_is_never_worse_than_a_named_choice(said: dict[str, Any]) -> None:
+    profile, step = uneven(), Step(3, 3, memory=440)
+    schedule, _ = solve_auto(profile, replace(step, **said), effort=1.0)
+    named = [{}] + [{"offload": one} for one in ("full", "half") if "offload" in said]
+    named += [{"recompute": "all"}] if "recompute" in said else []
+    for one in named:
+        alone = solve(replace(step, **one).problem(profile), effort=0.2)
+        assert schedule.timeline().value <= alone.timeline().value, one
+
+
+def test_a_schedule_starts_another_choice() -> None:
+    """Its times say when what both have runs; copies of what was not there come at the last moment."""
+    profile, step = uneven(), Step(3, 4)
+    kept = solve(step.problem(profile), effort=0.5)
+    more = replace(step, recompute="0,2").problem(profile)
+    started = hint_on(more, kept)
+    assert started is not None
+    assert verify(more, started) == ()
+    back = hint_on(kept.problem, started)
+    assert back is not None
+    assert back.timeline().value <= started.timeline().value
+    assert hint_on(replace(step, placement="vee", ranks=2).problem(profile), kept) is None
+
+
+def test_effort_gives_the_same_bytes() -> None:
+    step = Step(3, 4, memory=460, recompute="auto")
+    first, second = (solve_auto(uneven(), step, effort=1.0, seed=3) for _ in range(2))
+    assert first[0].to_json() == second[0].to_json()
+    assert first[1] == second[1]
+
+
+def test_placements_partitions_and_choices_race_together() -> None:
+    schedule, tried = solve_auto(uneven(), Step(2, 4, "auto", "auto", memory=900, recompute="auto"), effort=2.0)
+    assert verify(schedule.problem, schedule) == ()
+    assert {"single", "single recompute=all", "loop", "loop recompute=all"} <= {one.placement for one in tried}
+    assert len({one.partition for one in tried}) > 1
+
+
+def test_on_the_command_line(tmp_path, capsys) -> None:
+    path = str(tmp_path / "p.json")
+    uneven().save(path)
+    step = ["solve", path, "--ranks", "3", "--microbatches", "4", "--memory", "460", "--recompute", "auto", "--effort", "1"]
+    assert main(step) == 0
+    assert "single recompute=all" in capsys.readouterr().out
+    assert main([*step, "--offload", "auto", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert {"single", "single offload=full"} <= {one["placement"] for one in body["tried"]}
+
+
+def test_what_does_not_fit_is_told() -> None:
+    with pytest.raises(Infeasible, match=r"no choice of what stages keep fits: .*\(single recompute=all\)"):
+        solve_auto(uneven(), Step(3, 4, memory=100, recompute="auto"), effort=0.5)
+    with pytest.raises(BadInput, match="the profile knows no host link"):
+        solve_auto(replace(uneven(), host=None), Step(3, 4, memory=100, offload="auto"), effort=0.5)
+    with pytest.raises(BadInput, match="recompute: 'often'"):
+        Step(3, 4, recompute="often")

@@ -1,0 +1,149 @@
+"""What a step leaves open, and what is tried for it: a step with open fields → named steps without.
+
+The first of each list is the simplest. Which layers lie on which stage needs the profile, and stays open here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from ..build.recompute import Recompute, recomputed_stages
+from ..partition.file import Partition
+from ..placement import parse
+from ..profile.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
+from ..step import AUTO, Step
+from ..util.errors import BadInput
+
+PLACEMENTS = ("single", "loop", "loop4", "vee")
+GATHERS = (1, 2, 4, 8)
+
+ALL_WAYS = 100  # so few choices of all stages are all looked at
+
+Named = tuple[str, Step]
+
+
+class Stage(NamedTuple):
+    """What becomes of a stage's activations: whether a pass makes them again, and which part lies in host memory."""
+
+    again: bool = False
+    away: float = 0.0
+
+
+AWAY = (0.0, 1.0, 0.5)
+WAYS = (*(Stage(away=one) for one in AWAY), Stage(again=True))
+
+
+def closed_steps(step: Step) -> list[tuple[str, str, Step]]:
+    """Every step that is tried first: its placement (and gathers), what else was chosen, and the step. Raises BadInput where
+    no placement has as many stages as the partition says."""
+    placed = [
+        (f"{place}{gathers}", one) for place, before in _placements(step) for gathers, one in _gathers(before, step.gathers)
+    ]
+    return [(place, kept, one) for place, before in placed for kept, one in _kept(before, step)]
+
+
+def _placements(step: Step) -> list[Named]:
+    if step.placement != AUTO:
+        return [(step.title, step)]
+    wanted = list(PLACEMENTS if step.ranks > 1 else PLACEMENTS[:1])
+    if not isinstance(step.partition, str):
+        stages = len(step.partition.layers if isinstance(step.partition, Partition) else step.partition or ())
+        wanted = [one for one in wanted if len(parse(one, step.ranks)) == stages]
+        if not wanted:
+            raise BadInput(f"layers: no placement of {step.ranks} ranks that is tried has {stages} stages")
+    return [(one, replace(step, placement=one)) for one in wanted]
+
+
+def _gathers(step: Step, said: object) -> list[Named]:
+    if said != AUTO:
+        return [("", step)]
+    most = step.microbatches // len(step.routes)
+    counts = [one for one in GATHERS if one == 1 or (one <= most and step.shards > 1)]
+    return [(f" gathers={one}", replace(step, gathers=one)) for one in counts]
+
+
+def _kept(step: Step, said: Step) -> list[Named]:
+    """What stages keep, by names: nothing is changed, all is recomputed, offloaded fully or by half. Nothing is mixed yet
+    (see `stage_moves`)."""
+    again = () if is_open(said.recompute) else step.recompute
+    away = NO_OFFLOAD if is_open(said.offload) else step.offload
+    found = [("", replace(step, recompute=again, offload=away))]
+    if is_open(said.offload):
+        found += [(f" offload={name}", replace(step, recompute=again, offload=name)) for name in (FULL, HALF)]
+    if is_open(said.recompute):
+        found.append((" recompute=all", replace(step, recompute="all", offload=away)))
+    return found
+
+
+def is_open(said: object) -> bool:
+    """Whether a field is left to the search."""
+    return isinstance(said, str) and said == AUTO
+
+
+def stages_of(step: Step) -> tuple[Stage, ...]:
+    """What becomes of each stage's activations; of microbatches that differ the most."""
+    count, offload = len(step.routes[0]), step.offload
+    again = set(recomputed_stages(step.recompute, count).tolist())
+    if isinstance(offload, str) and offload.strip() == HALF:
+        away = half_fractions([sorted(set(ranks)) for ranks in zip(*step.routes, strict=True)])
+    else:
+        away = fractions_by_name(offload, count) if isinstance(offload, str) else np.asarray(offload, np.float64)
+    away = np.asarray(away).reshape(count, -1).max(axis=1)
+    return tuple(Stage(one in again, float(away[one])) for one in range(count))
+
+
+def with_stages(step: Step, stages: Sequence[Stage]) -> Named:
+    """The step with this of its stages, and its name. Of a first stage that recomputes nothing is offloaded: its input is
+    the batch."""
+    again = tuple(i for i, one in enumerate(stages) if one.again)
+    away = tuple(one.away if i or not one.again else 0.0 for i, one in enumerate(stages))
+    offload: Offload = NO_OFFLOAD if not any(away) else FULL if set(away) == {1.0} else away
+    recompute: Recompute = "all" if len(again) == len(stages) else again
+    return _name(recompute, offload), replace(step, recompute=recompute, offload=offload)
+
+
+def _name(recompute: Recompute, offload: Offload) -> str:
+    """As one writes it on the command line."""
+    name = f" recompute={recompute if isinstance(recompute, str) else ','.join(map(str, recompute))}" if recompute else ""
+    if isinstance(offload, str):
+        return name if offload == NO_OFFLOAD else f"{name} offload={offload}"
+    parts = ",".join(f"{stage}:{share:g}" for stage, share in enumerate(offload) if share)
+    return f"{name} offload={parts}"
+
+
+def stage_moves(step: Step, said: Step, keeps: Sequence[bool]) -> Iterator[Named]:
+    """Steps where the first so many stages, or the others, or a single one changes, for what `said` leaves open; then, where
+    there are few, all others. A microbatch's activations live longest on the first stages. keeps: which stages keep
+    anything."""
+    now, count = stages_of(step), len(keeps)
+    ways = [[one for one in _ways(now[i], said) if keeps[i] or not one.away] for i in range(count)]
+    found: dict[tuple[Stage, ...], None] = {}
+
+    def change(first: int, last: int, way: int) -> None:
+        changed = (ways[i][way % len(ways[i])] if first <= i < last else now[i] for i in range(count))
+        found[tuple(changed)] = None
+
+    for cut, way in product(dict.fromkeys(count * quarter // 4 for quarter in (2, 1, 3, 4)), range(len(WAYS))):
+        change(0, cut, way)
+        change(cut, count, way)
+    for at, way in product(range(count), range(len(WAYS))):
+        change(at, at + 1, way)
+    if prod(map(len, ways)) <= ALL_WAYS:
+        found |= dict.fromkeys(product(*ways))
+    found.pop(now, None)
+    return (with_stages(step, one) for one in found)
+
+
+def _ways(now: Stage, said: Step) -> list[Stage]:
+    """What may become of a stage, where `said` leaves it open."""
+    if is_open(said.recompute) and is_open(said.offload):
+        return list(WAYS)
+    if is_open(said.recompute):
+        return [Stage(False, now.away), Stage(True, now.away)]
+    return [Stage(now.again, away) for away in AWAY]

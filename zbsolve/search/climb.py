@@ -1,0 +1,87 @@
+"""From the best step of a race to better ones, one change at a time, for as long as the schedule gets shorter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ..profile.profile import Profile
+from ..util.errors import Infeasible
+from .race import Race, Run
+
+LOOK_EFFORT = 0.05  # effort for one of these
+CLOSE_EFFORT, MAX_CLOSE_EFFORT, CLOSE_RUNS = 0.5, 4.0, 8  # effort for one that came close, doubled until; how many of them
+
+
+def built(profile: Profile, run: Run) -> Run:
+    """The run with the layers of its stages and its problem, or with why there is none."""
+    run.layers = run.step.counts(profile) or ()
+    try:
+        run.problem = run.step.problem(profile)
+    except Infeasible as error:
+        run.failed = str(error)
+    return run
+
+
+@dataclass
+class Moves:
+    """One way to change a step: `near` gives the runs beside one, unbuilt; all that were looked at are kept."""
+
+    name: str
+    near: Callable[[Run], Iterable[Run]]
+    looked: dict[tuple[str, tuple[int, ...]], Run] = field(default_factory=dict)
+
+
+def move(race: Race, profile: Profile, moves: Moves, amount: float) -> None:
+    """Changes one by one from the best run of each placement, the best placement first and with half of the amount."""
+    until = race.left - amount
+    ranked = sorted((run for run in race.runs if run.schedule is not None), key=lambda run: run.value)
+    starts = list({run.place: run for run in reversed(ranked)}.values())
+    starts.sort(key=lambda run: run.value)
+    for i, start in enumerate(starts):
+        best = race.best()
+        if best is not None and (start is best or start.problem is None or start.problem.work < best.value):
+            keep = until if i == len(starts) - 1 else (race.left + until) / 2
+            end = _climb(race, profile, moves, start, max(until, keep))
+            if end not in race.runs:
+                race.runs = [run for run in race.runs if (run.place, run.moved) != (end.place, moves.name)] + [end]
+
+
+def _climb(race: Race, profile: Profile, moves: Moves, run: Run, keep: float) -> Run:
+    """From `run`, one change at a time, as long as a quick look at the changed step is better, or longer and longer ones at
+    those that came close and are not ruled out; until nothing is, or no more than `keep` is left."""
+
+    def ended() -> bool:
+        return race.left <= keep or race.stop()
+
+    def quicker() -> Run | None:
+        for one in moves.near(run):
+            one = moves.looked.get((one.name, one.layers), one)
+            if (one.name, one.layers) not in moves.looked:
+                if ended():
+                    return None
+                moves.looked[one.name, one.layers] = built(profile, one)
+                if one.problem is not None and one.problem.work < run.value:
+                    # By effort also where time is the limit: alike looks, however busy the machine is.
+                    race.solve(one, LOOK_EFFORT, run.schedule, method="greedy", effort=LOOK_EFFORT)
+            if one.beats(run):
+                return one
+        return None
+
+    def closer() -> Run | None:
+        effort, here = CLOSE_EFFORT, [one for one in moves.looked.values() if one.place == run.place]
+        while effort <= MAX_CLOSE_EFFORT and not ended():
+            near = [one for one in here if one.schedule is not None and one.bound < run.value and one is not run]
+            for one in (run, *sorted(near, key=lambda one: one.value)[:CLOSE_RUNS]) if near else ():
+                if ended() or race.left - keep < effort:
+                    return None
+                if one.bound < one.value:
+                    race.solve(one, effort, effort=effort)
+                if one.beats(run):
+                    return one
+            effort *= 2
+        return None
+
+    while (better := quicker() or closer()) is not None:
+        run = better
+    return run

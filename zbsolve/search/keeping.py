@@ -1,0 +1,178 @@
+"""Frontiers of one step beside each other: with activations kept alone, and with those recomputed, offloaded, or both.
+
+Each further frontier is a race at each memory limit (`solve_auto`), from the tightest up: a schedule that fits less memory
+also fits more, and one with less to choose from is one of those with more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..build.one_microbatch import one_microbatch_needs
+from ..profile.offload import NO_OFFLOAD, known_host
+from ..profile.profile import Profile
+from ..step import AUTO, Step
+from ..util.clock import Clock
+from ..util.errors import Infeasible, NotFound
+from ..util.files import write_document
+from .auto import Tried, solve_auto
+from .choices import closed_steps, is_open
+from .memory_limits import Point
+from .pareto import AMPLE, Frontier, frontier
+from .state import State
+
+KEPT, RECOMPUTED, OFFLOADED, BOTH = "keep only", "recompute", "offload", "both"
+WITHIN = {RECOMPUTED: (KEPT,), OFFLOADED: (KEPT,), BOTH: (KEPT, RECOMPUTED, OFFLOADED)}  # whose schedules count too
+EVERY_CHOICE = "without a limit of memory, and whatever is kept, recomputed or offloaded: "
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Frontiers by name, the first with what the step says of activations where nothing is left open. `bound`: µs that no
+    schedule of any of them is below."""
+
+    frontiers: dict[str, Frontier]
+    bound: int
+
+    @property
+    def first(self) -> Frontier:
+        """The frontier in which nothing was left open."""
+        return next(iter(self.frontiers.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the schedules."""
+        return {"bound": self.bound, "frontiers": {name: one.to_json() for name, one in self.frontiers.items()}}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file with all frontiers, whole or not at all; `-` is standard output."""
+        write_document(path, "frontiers", self.to_json())
+
+
+def curves(
+    profile: Profile,
+    step: Step,
+    *,
+    points: int = 12,
+    seconds: float = 60.0,
+    effort: float | None = None,
+    progress: Callable[[str, State], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> Curves:
+    """The frontiers of a step that leaves recompute, offload or both open (see `frontier`), in equal parts of `seconds` or
+    `effort`. Raises BadInput, Infeasible."""
+    if is_open(step.offload):
+        known_host(profile.host)
+    steps = _steps(step)
+    clock, shared = Clock(seconds, effort), {"stop": stop, **options}
+    (name, plain), *others = steps.items()
+    part = _granted(clock, len(steps))
+    base = frontier(profile, plain, points=points, progress=_named(progress, name), **part, **shared)
+    clock.spend(part.get("effort", 0.0))
+    limits, found = _limits(profile, step, base, points), {name: base}
+    still = len(others) * len(limits)
+    for name, one in others:
+        race = _Race(profile, one, base, [found[other] for other in WITHIN[name] if other in found])
+        for limit in limits:
+            if clock.left > 0 and not stop():
+                part = _granted(clock, still)
+                race.solve(limit, {"progress": _named(progress, name), **part, **shared})
+                clock.spend(part.get("effort", 0.0))
+            still -= 1
+        found[name] = replace(base, points=race.frontier(), named=())
+    return Curves(found, base.free_bound)
+
+
+def _granted(clock: Clock, parts: int) -> dict[str, Any]:
+    """One of so many equal parts of what is left."""
+    return {"effort" if clock.counted else "seconds": clock.left / parts}
+
+
+def _steps(step: Step) -> dict[str, Step]:
+    """The steps of the frontiers by name: as closed as may be, then with what is open, one by one and together."""
+    again, away = is_open(step.recompute), is_open(step.offload)
+    plain = replace(step, recompute=() if again else step.recompute, offload=NO_OFFLOAD if away else step.offload)
+    found = {KEPT: plain}
+    if again:
+        found[RECOMPUTED] = replace(plain, recompute=AUTO)
+    if away:
+        found[OFFLOADED] = replace(plain, offload=AUTO)
+    return {**found, BOTH: step} if again and away else found
+
+
+def _named(progress: Callable[[str, State], None] | None, name: str) -> Callable[[str, State], None] | None:
+    return None if progress is None else lambda label, state: progress(f"{name}, {label}", state)
+
+
+def _limits(profile: Profile, step: Step, base: Frontier, points: int) -> list[int]:
+    """Memory limits, from the least that any choice may do with to what the best schedule that keeps all takes."""
+    least = base.points[0].memory
+    for _, _, one in closed_steps(step):
+        try:
+            problem = replace(one, memory=AMPLE).problem(profile)
+        except Infeasible:
+            continue
+        assert problem.capacity is not None
+        fixed = AMPLE - np.array(problem.capacity)
+        least = min(least, int((fixed + one_microbatch_needs(problem)[: problem.ranks]).max()))
+    floor, top = int(max(base.fixed)), base.points[-1].memory
+    low, high = max(1, least - floor), max(1, top - floor)
+    ladder = {floor + round(low * (high / low) ** (i / (points - 1))) for i in range(points)}
+    return sorted({min(max(at, least), top) for at in ladder} | {least, top})
+
+
+@dataclass
+class _Race:
+    """One frontier: the step, the frontiers whose schedules count too, and what was found from the tightest limit up."""
+
+    profile: Profile
+    step: Step
+    base: Frontier
+    others: list[Frontier]
+
+    def __post_init__(self) -> None:
+        bound, proof = self.base.free_bound, f"{EVERY_CHOICE}{self.base.free_proof}"
+        known = [point for other in self.others for point in other.points]
+        self.found = [replace(point, bound=bound, proof=proof) for point in known]
+
+    def best(self, limit: int) -> Point | None:
+        """The shortest known that fits."""
+        fitting = [point for point in self.found if point.memory <= limit]
+        return min(fitting, key=lambda point: (point.value, point.memory), default=None)
+
+    def solve(self, limit: int, options: dict[str, Any]) -> None:
+        """Look for a shorter schedule within so much memory."""
+        best = self.best(limit)
+        if best is None or best.value > self.base.free_bound:
+            hint = {} if best is None else {"hint": best.schedule}
+            self.found += self._race(limit, {**options, **hint})
+
+    def frontier(self) -> tuple[Point, ...]:
+        """All points by rising memory, each with the shortest schedule that fits."""
+        limits = sorted({point.memory for point in self.found})
+        shortest = [(limit, best) for limit in limits if (best := self.best(limit)) is not None]
+        return tuple(replace(best, memory=limit) for limit, best in shortest)
+
+    def _race(self, limit: int, options: dict[str, Any]) -> list[Point]:
+        try:
+            schedule, tried = solve_auto(self.profile, replace(self.step, memory=limit), prefer=None, **options)
+        except (Infeasible, NotFound):
+            return []
+        certificate, problem = schedule.certificate, schedule.problem
+        assert certificate is not None
+        assert problem.capacity is not None
+        held = limit - np.array(problem.capacity) + np.array(schedule.timeline().peak_bytes)
+        bound, proof = self.base.free_bound, f"{EVERY_CHOICE}{self.base.free_proof}"
+        numbers = (limit, int(held.max()), certificate.value, bound, proof, certificate.solver, certificate.seconds)
+        return [Point(*numbers, schedule, _choice(tried, self.step))]
+
+
+def _choice(tried: tuple[Tried, ...], step: Step) -> str:
+    """What the winner chose, as one writes it."""
+    best = next(one for one in tried if not one.why)
+    return best.placement.removeprefix(step.title).strip()

@@ -1,0 +1,85 @@
+"""Several frontiers of one step in words and numbers: as text, as a page with their picture, and as files."""
+
+from __future__ import annotations
+
+import os
+
+from ..search.keeping import Curves
+from ..search.pareto import Frontier
+from ..util.files import write_text
+from ..util.text import aligned, format_bytes, format_time, printable, times_note
+from .frontier_report import check_frontier_path, frontier_headline
+from .pages import picture, render
+from .pictures.drawing import Drawing
+from .pictures.files import PICTURES, save_drawing
+from .pictures.frontier_curves import curves_drawing
+from .pictures.style import USUAL, Style
+from .pictures.svg import to_svg
+
+
+def save_curves(curves: Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
+    """Write the frontiers as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
+    Raises BadInput otherwise."""
+    check_frontier_path(path)
+    if str(path).endswith(tuple(PICTURES)):
+        save_drawing(_drawing(curves, style), path)
+    elif str(path).endswith(".html"):
+        write_text(path, curves_as_page(curves))
+    else:
+        curves.save(path)
+
+
+def curves_as_page(curves: Curves) -> str:
+    """The picture and its table as one HTML page that loads nothing."""
+    chart = picture(to_svg(_drawing(curves, Style(1200))))
+    return render("frontier.html", title=frontier_headline(curves.first), picture=chart, rows=_rows(curves))
+
+
+def curves_as_text(curves: Curves) -> str:
+    """The table as text, and what it says."""
+    note = [one for one in (printable(times_note(curves.first.source)),) if one]
+    return "\n".join([*note, *aligned(_rows(curves), left=(-1,)), _sentence(curves)]) + "\n"
+
+
+def _drawing(curves: Curves, style: Style) -> Drawing:
+    return curves_drawing(curves, frontier_headline(curves.first), _sentence(curves), style)
+
+
+def _best(frontier: Frontier, memory: int) -> tuple[int, str] | None:
+    """The least value within so much memory, and what was chosen for it."""
+    fitting = [(point.value, point.choice) for point in frontier.points if point.memory <= memory]
+    return min(fitting, default=None, key=lambda row: row[0])
+
+
+def _rows(curves: Curves) -> list[tuple[str, ...]]:
+    """The table: a header, then a row a memory limit; the last column says what the shortest of the row chose."""
+    limits = sorted({point.memory for one in curves.frontiers.values() for point in one.points})
+    found: list[tuple[str, ...]] = [("memory", *curves.frontiers, "chosen")]
+    for memory in limits:
+        row = [_best(one, memory) for one in curves.frontiers.values()]
+        least = min((one for one in row if one is not None), key=lambda one: one[0])
+        found.append((format_bytes(memory), *(format_time(one[0]) if one else "–" for one in row), least[1] or "–"))
+    return found
+
+
+def _sentence(curves: Curves) -> str:
+    """What the picture says, in words: where each begins, and the price on the device's memory."""
+    parts = [
+        f"{name} from {format_bytes(one.points[0].memory)} ({format_time(one.points[0].value)})"
+        for name, one in curves.frontiers.items()
+        if one.points
+    ]
+    first = curves.first
+    at = first.device if first.device is not None else first.points[0].memory
+    prices = []
+    for name, one in curves.frontiers.items():
+        best = _best(one, at)
+        if best is None:
+            prices.append(f"{name} does not fit")
+        else:
+            prices.append(f"{name} {format_time(best[0])} ({best[0] / curves.bound - 1:+.1%})")
+    where = f"On the device's {format_bytes(at)}" if first.device is not None else f"With {format_bytes(at)}"
+    return (
+        f"Least memory a rank: {'; '.join(parts)}. {where}: {', '.join(prices)}, against the bound of "
+        f"{format_time(curves.bound)} that holds for every choice and any memory."
+    )
