@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +90,33 @@ def test_no_timing_holds_more_than_devices_and_host_have() -> None:
                 over[kept] += any(np.greater((*timeline.peak_bytes, *timeline.pool_peaks), problem.room))
     assert beside > 2
     assert over[True] == 0 < over[False]
+
+
+def follows(schedule: Schedule, sync: tuple[str, str]) -> bool:
+    """Whether a sync follows from edges, orders and the other syncs."""
+    arcs, index = schedule.precedence(), schedule.problem.index
+    first, last = index[sync[0]], index[sync[1]]
+    after: dict[int, list[int]] = {}
+    for a, b in zip(arcs.before.tolist(), arcs.after.tolist(), strict=True):
+        after.setdefault(a, []).append(b)
+    after[first].remove(last)  # the sync itself
+    seen, ahead = {first}, [first]
+    while ahead:
+        new = set(after.get(ahead.pop(), ())) - seen
+        seen |= new
+        ahead += new
+    return last in seen
+
+
+def test_no_sync_follows_from_the_others() -> None:
+    problems = [tight(), tight(8, 16), tight(bus=2), *offloaded(range(12), 100, ranks=4, microbatches=6)]
+    count = 0
+    for problem in problems:
+        with suppress(NotFound):
+            schedule = list_schedule(problem, deepest_first(problem))
+            assert [sync for sync in schedule.syncs if follows(schedule, sync)] == []
+            count += len(schedule.syncs)
+    assert count > 100
 
 
 @pytest.mark.parametrize(("host", "bus"), [(48, 0), (16, 0), (48, 2)])

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..problem import UNLIMITED, Ints, Problem
 from ..tables import Bools
+from ..util.loops import looped
 from .compressed import compressed_rows
 
 
@@ -47,17 +48,22 @@ def serial_places(problem: Problem, depth: Ints, tail: Ints, level: Ints) -> Int
     late = np.lexsort((level, depth, -tail))
     place = np.empty(count, np.int64)
     place[late] = (count + 1) * np.arange(count)
-    early = ((problem.freed > 0) & (problem.taken == 0)).tolist()
-    moved = np.where(early, -1, place)
+    early = (problem.freed > 0) & (problem.taken == 0)
     edges = problem.edges
     order = np.lexsort((level[edges.after], depth[edges.after]))
-    key = moved.tolist()
-    for a, b in zip(edges.before[order].tolist(), edges.after[order].tolist(), strict=True):
-        if early[b]:
-            key[b] = max(key[b], key[a] + 1)
+    order = order[early[edges.after[order]]]
+    key = np.asarray(looped(_behind, edges.before[order], edges.after[order], np.where(early, -1, place)), np.int64)
     result = np.empty(count, np.int64)
     result[np.lexsort((level, depth, key))] = np.arange(count)
     return result
+
+
+def _behind(before, after, key):  # type: ignore[no-untyped-def]
+    """Raise each pass's key above those of what it waits for, one arc after the other."""
+    for k in range(len(before)):
+        if key[before[k]] >= key[after[k]]:
+            key[after[k]] = key[before[k]] + 1
+    return key
 
 
 def brings_back(problem: Problem) -> Bools:

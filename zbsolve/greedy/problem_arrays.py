@@ -159,10 +159,11 @@ def _lanes_of_streams(problem: Problem) -> tuple[Ints, Ints]:
 def _streams_of_pools(problem: Problem) -> tuple[Ints, Ints]:
     """The streams of each pool, in compressed rows."""
     pools, ranks = len(problem.room), problem.ranks
+    takers = [problem.moved(pool)[0] > 0 for pool in range(ranks, pools)]
     pairs = []
     for number, rows in enumerate(problem.members.values()):
         pairs += [(rank, number) for rank in np.unique(problem.passes.rank[rows]).tolist()]
-        pairs += [(pool, number) for pool in range(ranks, pools) if problem.moved(pool)[0][rows].any()]
+        pairs += [(pool, number) for pool, taking in enumerate(takers, ranks) if taking[rows].any()]
     owner, stream = np.array(pairs, np.int64).T
     first, streams = compressed_rows(owner, pools, stream)
     return first, streams

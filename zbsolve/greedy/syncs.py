@@ -8,14 +8,17 @@ that have started, take the last one in the row; what it does not wait for, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from ..problem import Ints, Problem
 from ..schedule import Schedule
+from ..tables import Bools
 from ..timeline import Timeline
+from .compressed import compressed_rows
+from .sync_kernel import SyncTable, needed_syncs
 
 Names = tuple[tuple[str, str], ...]
 
@@ -49,11 +52,11 @@ def pools_with_syncs(problem: Problem) -> list[int]:
     found = []
     if problem.capacity is not None:
         p = problem.passes
-        held = (problem.taken > 0) | (problem.freed > 0)
-        pairs = {(rank, streams) for rank, streams in zip(p.rank[held].tolist(), p.streams[held].tolist(), strict=True)}
-        several = [rank for rank in range(problem.ranks) if sum(one == rank for one, _ in pairs) > 1]
+        held = np.flatnonzero((problem.taken > 0) | (problem.freed > 0))
+        width = len(p.stream_sets)
+        several = np.bincount(np.unique(p.rank[held] * width + p.streams[held]) // width, minlength=problem.ranks) > 1
         need = np.bincount(p.rank, problem.taken, problem.ranks)
-        found = [rank for rank in several if need[rank] > problem.capacity[rank]]
+        found = np.flatnonzero(several & (need > problem.capacity)).tolist()
     for pool in range(problem.ranks, len(problem.room)):
         taken, freed = problem.moved(pool)
         streams = np.unique(problem.passes.streams[(taken > 0) | (freed > 0)])
@@ -72,91 +75,93 @@ def with_syncs(schedule: Schedule) -> Schedule:
 
 def synced(problem: Problem, sequences: Mapping[str, Ints], row: Moments, syncs: Names = ()) -> Schedule:
     """The schedule with these orders, and with syncs for memory by a row of starts and ends in which it fits."""
-    names = problem.names
-    found = [*syncs]
-    for pool in pools_with_syncs(problem):
-        found += [(names[a], names[b]) for a, b in _Pool(problem, pool, sequences, syncs).syncs(row)]
-    return Schedule.of(problem, sequences, found)
+    pools = pools_with_syncs(problem)
+    if not pools:
+        return Schedule.of(problem, sequences, syncs)
+    index, names = problem.index, problem.names
+    pairs = np.array([(index[a], index[b]) for a, b in syncs], np.int64).reshape(-1, 2)
+    ranked = _Ranked.of(problem, sequences, row)
+    for pool in pools:
+        table, members = _table(problem, pool, ranked, pairs)
+        pairs = np.concatenate([pairs, members[needed_syncs(table)]])
+    return Schedule.of(problem, sequences, [(names[a], names[b]) for a, b in pairs.tolist()])
 
 
-class _Pool:
-    """The streams of one pool: of a device all that run passes of its rank, else those whose passes hold bytes there.
+class _Ranked(NamedTuple):
+    """Passes of each rank in order of their starts, rows; streams: rows in order; on: which rank has passes on which stream,
+    shape (streams, ranks); before and after: who waits for whom, in compressed rows by the rank of who waits. row: starts
+    and ends."""
 
-    Of each: its passes in order; the bytes that its first k passes free; where its next pass that frees is. at: pass → its
-    streams and its places there. inputs: pass → those of other streams that it waits for.
+    first: Ints
+    passes: Ints
+    streams: list[Ints]
+    on: Bools
+    arc_first: Ints
+    before: Ints
+    after: Ints
+    row: Moments
+
+    @classmethod
+    def of(cls, problem: Problem, sequences: Mapping[str, Ints], row: Moments) -> _Ranked:
+        """What edges and orders say."""
+        rank, e, by_start = problem.passes.rank, problem.edges, np.argsort(row.start)
+        orders = [rows for rows in sequences.values() if len(rows)]
+        before = np.concatenate([e.before, *(rows[:-1] for rows in orders)])
+        after = np.concatenate([e.after, *(rows[1:] for rows in orders)])
+        first, passes = compressed_rows(rank[by_start], problem.ranks, by_start)
+        arc_first, before, after = compressed_rows(rank[after], problem.ranks, before, after)
+        on = np.zeros((len(orders), problem.ranks), bool)
+        for number, rows in enumerate(orders):
+            on[number, rank[rows]] = True
+        return cls(first, passes, orders, on, arc_first, before, after, row)
+
+    def of_ranks(self, ranks: Ints) -> tuple[Ints, Ints, Ints]:
+        """Their passes in order of their starts; before and after of all that waits on them."""
+        passes = np.concatenate([self.passes[self.first[r] : self.first[r + 1]] for r in ranks])
+        rows = [slice(self.arc_first[r], self.arc_first[r + 1]) for r in ranks]
+        before, after = (np.concatenate([column[one] for one in rows]) for column in (self.before, self.after))
+        return passes[np.argsort(self.row.start[passes])], before, after
+
+
+def _table(problem: Problem, pool: int, ranked: _Ranked, pairs: Ints) -> tuple[SyncTable, Ints]:
+    """What the kernel needs to know of a pool, and the rows of its passes, in order of their starts. pairs: syncs by now,
+    shape (pairs, 2).
+
+    Passes are those of all ranks that take or free memory there, or share a stream with one that does: one of them may know
+    of another from a third.
     """
-
-    def __init__(self, problem: Problem, pool: int, sequences: Mapping[str, Ints], syncs: Names) -> None:
-        p = problem.passes
-        self.taken, freed = problem.moved(pool)
-        self.capacity = int(problem.room[pool])
-        inside = p.rank == pool if pool < problem.ranks else (self.taken > 0) | (freed > 0)
-        self.orders = [rows.tolist() for rows in sequences.values() if len(rows) and inside[rows].any()]
-        self.at: dict[int, list[tuple[int, int]]] = {}
-        for s, order in enumerate(self.orders):
-            for k, i in enumerate(order):
-                self.at.setdefault(i, []).append((s, k))
-        self.freed, self.next_free = [], []
-        for s, order in enumerate(self.orders):
-            own = [int(freed[i]) if self.at[i][0][0] == s else 0 for i in order]
-            self.freed.append(np.concatenate([[0], np.cumsum(own)]).astype(np.int64).tolist())
-            self.next_free.append(_next(own))
-        e = problem.edges
-        known = np.isin(np.arange(len(p)), list(self.at))
-        here = np.flatnonzero(known[e.before] & known[e.after])
-        cross = here[p.streams[e.before[here]] != p.streams[e.after[here]]]
-        pairs = [*zip(e.before[cross].tolist(), e.after[cross].tolist(), strict=True)]
-        pairs += [(problem.index[a], problem.index[b]) for a, b in syncs]
-        self.inputs: dict[int, list[int]] = {}
-        for a, b in pairs:
-            if a in self.at and b in self.at:
-                self.inputs.setdefault(b, []).append(a)
-
-    def syncs(self, row: Moments) -> Iterable[tuple[int, int]]:
-        """Pairs of rows: a pass that frees, and one that takes and waits for it."""
-        taken, held = self.taken, 0
-        ended: dict[int, list[int]] = {}  # pass → how many passes of each stream have surely ended when it starts
-        for i in sorted(self.at, key=lambda i: int(row.start[i])):
-            known = [0] * len(self.orders)
-            for s, k in self.at[i]:
-                if k > 0:
-                    known = _later(known, ended.get(self.orders[s][k - 1], known))
-                    known[s] = max(known[s], k)
-            for before in self.inputs.get(i, ()):
-                known = _later(known, ended.get(before, known))
-                for s, k in self.at[before]:
-                    known[s] = max(known[s], k + 1)
-            held += int(taken[i])
-            if taken[i]:
-                yield from self._waits(i, known, held, row)
-            ended[i] = known
-
-    def _waits(self, i: int, known: list[int], held: int, row: Moments) -> Iterable[tuple[int, int]]:
-        """What pass i has to wait for, so that it fits; `known` is brought up to date."""
-        waits: dict[int, int] = {}
-        over = held - self.capacity - sum(freed[k] for freed, k in zip(self.freed, known, strict=True))
-        while over > 0:
-            ready = [
-                (int(row.end[order[after[k]]]), s, after[k])
-                for s, (order, after, k) in enumerate(zip(self.orders, self.next_free, known, strict=True))
-                if after[k] < len(order)
-            ]
-            first = min(ready, default=None)
-            if first is None or first[0] > row.start[i]:
-                break
-            _, s, k = first
-            over -= self.freed[s][k + 1] - self.freed[s][known[s]]
-            known[s], waits[s] = k + 1, self.orders[s][k]
-        return [(before, i) for before in waits.values()]
+    rank, (taken, freed) = problem.passes.rank, problem.moved(pool)
+    own = np.unique(rank[(taken > 0) | (freed > 0)])
+    ranks = np.flatnonzero(ranked.on[ranked.on[:, own].any(axis=1)].any(axis=0))
+    members, before, after = ranked.of_ranks(ranks)
+    before, after = np.concatenate([before, pairs[:, 0]]), np.concatenate([after, pairs[:, 1]])
+    place = np.full(len(rank), -1, np.int64)
+    place[members] = np.arange(len(members))
+    within = np.flatnonzero((place[before] >= 0) & (place[after] >= 0))
+    streams = [ranked.streams[k] for k in np.flatnonzero(ranked.on[:, ranks].any(axis=1))]
+    levels, frees = _levels([rows[place[rows] >= 0] for rows in streams], freed)
+    table = SyncTable(
+        ranked.row.start[members],
+        taken[members],
+        *compressed_rows(place[after[within]], len(members), place[before[within]]),
+        *compressed_rows(place[levels[0]], len(members), levels[1], levels[2]),
+        *compressed_rows(frees[0], int(levels[1].max()) + 1, place[frees[1]], ranked.row.end[frees[1]], frees[2]),
+        problem.room[[pool]],
+    )  # type: ignore[call-arg]
+    return table, members
 
 
-def _later(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    return [max(pair) for pair in zip(one, other, strict=True)]
-
-
-def _next(freed: list[int]) -> list[int]:
-    """Shape (passes + 1,): the first place from each on whose pass frees something."""
-    found = [len(freed)] * (len(freed) + 1)
-    for k in range(len(freed) - 1, -1, -1):
-        found[k] = k if freed[k] else found[k + 1]
-    return found
+def _levels(streams: list[Ints], freed: Ints) -> tuple[Ints, Ints]:
+    """Of the streams that free memory: pass, stream and level of all passes, shape (3, passes); stream, pass and sum of what
+    frees, shape (3, passes) (see `SyncTable`). freed: bytes of each pass."""
+    levels: list[Ints] = []
+    frees: list[Ints] = []
+    left = freed > 0
+    for rows in streams:
+        own = rows[left[rows]]
+        if len(own):
+            number = np.full(len(rows), len(frees))
+            levels.append(np.stack([rows, number, np.cumsum(left[rows])]))
+            frees.append(np.stack([number[: len(own)], own, np.cumsum(freed[own])]))
+            left[own] = False  # a pass of several streams frees once
+    return np.concatenate(levels, axis=1), np.concatenate(frees, axis=1)
