@@ -9,7 +9,7 @@ import pytest
 from ..support.exec_jobs_offload import CASES
 from ..support.exec_ranks import on_ranks
 
-JOBS = [("gradients", None), ("memories", None), ("limited", None), ("cheats", 100_000)]
+JOBS = [("gradients", None), ("memories", None), ("limited", None), ("shared", None), ("cheats", 100_000)]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,15 @@ def test_a_third_of_1f1bs_memory_is_enough_and_enforced(two: dict[str, list[Any]
         plain, held, predicted = rank["peaks"]
         assert held == pytest.approx(predicted, rel=0.03)
         assert held < plain / 3
+
+
+def test_copies_wait_for_those_of_other_ranks(two: dict[str, list[Any]]) -> None:
+    """On one bus, and in one host memory; on this machine's time and on emulated devices'."""
+    for rank in two["shared"]:
+        for one in rank:
+            assert one["crossings"] > 10
+            assert one["early"] == 0
+            assert one["worst"] <= 1e-12
 
 
 def test_a_schedule_that_holds_more_fails_with_rank_pass_and_bytes(two: dict[str, list[Any]]) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from zbsolve import Problem, Schedule
-from zbsolve.build import with_offload
+from zbsolve.build import Host, with_offload
 from zbsolve.exec import Pipeline, RunFailed
+from zbsolve.exec.awaits import crossings
 from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.emulate import Times
 from zbsolve.exec.feed import step_seed
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.interpreter import Hooks
 from zbsolve.exec.memory import Memory
+from zbsolve.exec.offload import rank as offload_rank
 from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.syncs import with_syncs
 from zbsolve.systems import preset
@@ -26,6 +33,7 @@ from .systems_jobs import INNER, MESSAGE, bytes_of
 from .systems_jobs import batch as wide_batch
 from .systems_jobs import layers as wide_layers
 
+copy_back = offload_rank._copy_back
 LAYERS, MICROBATCHES, SEED, ROWS, WIDTH, HIDDEN = 4, 4, 3, 6, 4, 96
 SMALL, LARGE = ROWS * WIDTH * 8, ROWS * HIDDEN * 8  # bytes of what a layer takes, and of what is inside
 
@@ -168,6 +176,30 @@ def wide_run(schedule: Schedule, limit: int | None, **more: Any) -> tuple[Pipeli
     memory = [runner.step(*wide_batch(8), memory=True).memory for _ in range(2)][-1]
     assert memory is not None
     return runner, memory
+
+
+def shared(rank: int, _: None) -> list[dict[str, Any]]:
+    """Two ranks on one bus, and two with little host memory; the second one's copies are slow. How often a copy ended before
+    one of the other rank that it had to wait for, really and on emulated devices."""
+    result, right = [], wide_layers([0, 1])
+    reference(right, Data(*(dict(enumerate(part)) for part in wide_batch(8))), nn.functional.mse_loss)
+    for host in (Host(shared_bus=2), Host(2 * (INNER + MESSAGE))):
+        problem = a_problem((0, 1), 8, layers=2, fused=True, held_until_B=INNER + MESSAGE)
+        made = replace(with_offload(problem, 20, 20, host=host), capacity=(2 * (INNER + MESSAGE),) * 2)
+        schedule = with_syncs(list_schedule(made, deepest_first(made)))
+        before, after = np.array(crossings(schedule)).T
+        for times in (None, Times.of(schedule, "schedule")):
+            runner = Pipeline(wide_layers, schedule, loss=nn.functional.mse_loss, timeout=20, emulate=times)
+            with mock.patch.object(offload_rank, "_copy_back", slowed) if rank else nullcontext():
+                end = runner.step(*wide_batch(8)).seen.columns[1]
+            early = int((end[after] < end[before] - 1e-3).sum())
+            result.append({"worst": worst(runner, right), "early": early, "crossings": len(before)})
+    return result
+
+
+def slowed(targets: Any, away: Any) -> None:
+    time.sleep(0.01)
+    copy_back(targets, away)
 
 
 def several(rank: int, names: list[tuple[str, Any]]) -> list[Any]:

@@ -27,12 +27,14 @@ from .lowering import lower
 from .mesh.place import PipelineMesh
 from .mesh.stage_module import Parallelize, parallelized
 from .offload.rank import Offload
+from .offload.signals import Signals
 from .program import Program
 from .rank import RankRunner
 from .reports import Reports
 from .sharding.parameters import Parameter
 from .sharding.rank import Sharding, check_beside, sharded_parameters
 from .shared import Shared, buckets
+from .transport.cells import shared_cells
 from .transport.clocks import clock_lead
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
@@ -177,7 +179,9 @@ def connected(
         hooks.emulated = EmulatedDevice(emulate, problem.names, Board.shared(wires, len(problem.names)))
     state = RankState(stages, versions, None if part.sharded else shared.exchange)
     buffers = buffers_of(program)
-    state.offload = Offload(given.device, buffers, peers.timeout.total_seconds()) if buffers else None
+    seconds = peers.timeout.total_seconds()
+    signals = _signals(part, wires, seconds)
+    state.offload = Offload(given.device, buffers, seconds, signals, emulate is not None) if buffers else None
     sharding = Sharding.of(part.sharded, program, stages, peers.timeout) if part.sharded else None
     whole = None if given.mesh is None else given.mesh.whole
     mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole)
@@ -193,6 +197,16 @@ def connected(
         reports=Reports(part.schedule, part.programs, peers, clock_lead(wires)),
         shapes=ShapeNumbers(problem.routes, range(problem.microbatches), wires.rank, wires.size),
     )
+
+
+def _signals(part: Part, wires: Wires, seconds: float) -> Signals | None:
+    """What copies of several ranks tell each other, where some wait for others. All ranks call this."""
+    if not any(action.hears for program in part.programs for action in program.actions):
+        return None
+    problem = part.schedule.problem
+    ranks = dict(zip(problem.names, problem.passes.rank.tolist(), strict=True))
+    cells = shared_cells(wires, (len(problem.names),), "offload: copies wait for those of other ranks")
+    return Signals(cells, problem.index, ranks, seconds)
 
 
 def layer_numbers(counts: Sequence[int], stages: Sequence[int]) -> list[int]:

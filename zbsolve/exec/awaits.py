@@ -1,4 +1,4 @@
-"""What passes wait for on their own rank: work that passes before them only began, such as copies."""
+"""What passes wait for that other passes only began, such as copies: of their own rank, and of others."""
 
 from __future__ import annotations
 
@@ -9,35 +9,65 @@ from numpy.typing import NDArray
 
 from ..problem import Problem
 from ..schedule import Schedule
-from .handlers.table import HANDLERS
+from ..util.errors import BadInput
+from .handlers.table import HANDLERS, passes_where
+from .program import Await
 
 
-def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[tuple[str, str], ...]]:
-    """Pass of a rank → (kind, name) of the passes whose work is to be done when it begins. rows: the rank's passes in order.
+def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await, ...]]:
+    """Pass of a rank → the passes whose work is to be done when it begins. rows: the rank's passes in order.
 
-    An edge or a sync says so. And a pass that frees device memory has ended for all that come behind its end in the
-    schedule's own time: so a rank holds what the schedule says, whatever copies really take.
+    An edge or a sync says so. And a pass that frees memory has ended for all that come behind its end in the schedule's own
+    time. On the device that must be so: then a rank holds what the schedule says, whatever copies really take. In other
+    pools, whose syncs do that, it only should.
     """
     problem, timeline = schedule.problem, schedule.timeline()
-    settled = set(problem.rows(*(kind for kind in problem.passes.kinds if HANDLERS[kind].settle is not None)).tolist())
+    settled = _settled(problem)
     if not settled:
         return {}
     needs = _needs(schedule, settled)
-    begun: list[int] = []
+    begun: list[int] = []  # not surely done
+    known: set[int] = set()  # of these, those that should be
     found = {}
     for row in rows:
-        start, asked = timeline.start[row], needs.get(row, set())
-        over = [one for one in begun if one in asked or (problem.freed[one] and timeline.end[one] <= start)]
-        if over:
-            found[row] = tuple((problem.passes[one].kind, problem.names[one]) for one in over)
-        begun = [one for one in begun if one not in over]
+        asked, start = needs.get(row, set()), timeline.start[row]
+        over = [one for one in begun if timeline.end[one] <= start and one not in known]
+        must = [one for one in begun if one in asked or (one in over and problem.freed[one])]
+        known.update(over)
+        if must or over:
+            pairs = [*((one, True) for one in must), *((one, False) for one in over if one not in must)]
+            found[row] = tuple(Await(problem.passes[one].kind, problem.names[one], sure) for one, sure in pairs)
+        begun = [one for one in begun if one not in must]
         if row in settled:
             begun.append(row)
     return found
 
 
+def crossings(schedule: Schedule) -> list[tuple[int, int]]:
+    """Pairs of rows on two ranks, of which the second waits for the first though no edge says so: a sync, or a stream that
+    the ranks share. Raises BadInput for a sync of passes that do not tell other ranks of their end."""
+    problem, rank, settled = schedule.problem, schedule.problem.passes.rank, _settled(schedule.problem)
+    pairs = [(problem.index[a], problem.index[b]) for a, b in schedule.syncs]
+    found = [(a, b) for a, b in pairs if rank[a] != rank[b]]
+    for a, b in found:
+        if a not in settled or b not in settled:
+            names = f"{problem.names[a]} → {problem.names[b]}"
+            raise BadInput(f"sync {names}: it links two ranks, and run keeps such syncs between copies alone")
+    for rows in schedule.sequences.values() if settled else ():
+        order = rows.tolist()
+        for a, b in zip(order, order[1:], strict=False):
+            if rank[a] != rank[b] and a in settled and b in settled:
+                found.append((a, b))
+    return found
+
+
+def _settled(problem: Problem) -> set[int]:
+    kinds = [kind for kind in problem.passes.kinds if HANDLERS[kind].settle is not None]
+    return set(problem.rows(*kinds).tolist()) if kinds else set()
+
+
 def _needs(schedule: Schedule, settled: set[int]) -> dict[int, set[int]]:
-    """Row → rows among `settled` that an edge or a sync puts before it."""
+    """Row → rows among `settled` of its rank that an edge or a sync puts before it."""
     problem, found = schedule.problem, dict[int, set[int]]()
     edges = problem.edges
     pairs = [*zip(edges.before.tolist(), edges.after.tolist(), strict=True)]
@@ -56,3 +86,11 @@ def shares(problem: Problem) -> NDArray[np.float64]:
     held = np.bincount(e.after[given], problem.taken[e.before[given]], count)
     moved = np.bincount(e.before, np.where(e.pool > 0, e.bytes, 0), count)
     return np.where((moved > 0) & (held > 0), moved / np.maximum(held, 1), 1.0)
+
+
+def offloaded_shares(problem: Problem) -> list[float]:
+    """Of what each stage keeps of a microbatch, how much goes to host memory, where some does; else no row."""
+    rows = np.flatnonzero(passes_where(problem, "does", "offload"))
+    found = np.zeros(problem.stages)
+    np.maximum.at(found, problem.passes.stage[rows], shares(problem)[rows])
+    return found.tolist() if len(rows) else []

@@ -19,12 +19,9 @@ all-to-alls that come behind it in its stream begin without it.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,10 +31,11 @@ from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from ..util.temporary import temporary_folder
+from .awaits import crossings, offloaded_shares
 from .handlers.table import passes_where
 from .program import Message
-from .transport.wires import Wires, receive_bytes, send_bytes
+from .transport.cells import shared_cells
+from .transport.wires import Wires
 
 OWN_TIMES = "schedule"  # emulate the times of the schedule's own problem
 
@@ -69,7 +67,8 @@ class Times:
         problem = schedule.problem
         passes, links = _times(problem)
         streams, waits = _side_streams(problem)
-        for before, after in schedule.syncs:
+        shared = [(problem.names[a], problem.names[b]) for a, b in crossings(schedule)]
+        for before, after in (*schedule.syncs, *shared):
             if before in streams or after in streams:
                 waits.setdefault(after, []).append((before, 0))
         if source == OWN_TIMES:
@@ -104,7 +103,12 @@ def _profiled(profile: Profile, problem: Problem) -> Problem:
     how: dict[str, Any] = {"layers": problem.layers, "fused": "BW" in problem.passes.kinds, "recompute": again}
     if problem.sending.any() or problem.edges.lag.any():  # else the profile says whether messages block their sender
         how["blocking"] = bool(problem.sending.any())
-    return profile.problem(problem.ranks, problem.microbatches, problem.routes, **how)
+    if profile.host is not None and (fractions := offloaded_shares(problem)):
+        how["offload"] = fractions
+    made = profile.problem(problem.ranks, problem.microbatches, problem.routes, **how)
+    copies = passes_where(made, "does", "offload") | passes_where(made, "does", "reload")
+    there = np.array([name in problem.index for name in made.names])
+    return made.only(np.flatnonzero(~copies | there))  # single microbatches may stay on the device
 
 
 def _times(problem: Problem) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
@@ -146,22 +150,8 @@ class Board:
 
     @classmethod
     def shared(cls, wires: Wires, passes: int) -> Board:
-        """Memory that all ranks share; all of them call this. It is a file that rank 0 makes, and that loses its name once
-        all have it. Raises BadInput where a rank does not find it: on another machine."""
-        others = range(1, wires.size) if wires.rank == 0 else ()
-        with nullcontext() if wires.rank else temporary_folder("emulate") as folder:
-            path = receive_bytes(wires, 0).decode() if folder is None else _made(folder / "board", cls.FIELDS * passes * 8)
-            try:
-                for other in others:
-                    send_bytes(wires, path.encode(), other)
-                cells = np.memmap(path, np.int64, "r+", shape=(cls.FIELDS, passes))
-                if wires.rank:
-                    send_bytes(wires, b"", 0)
-                for other in others:
-                    receive_bytes(wires, other)
-            except OSError:
-                raise BadInput("emulate: all ranks must be on one machine") from None
-        return cls(cells)
+        """A board that all ranks share; all of them call this. Raises BadInput where a rank is on another machine."""
+        return cls(shared_cells(wires, (cls.FIELDS, passes), "emulate"))
 
     def facts(self) -> dict[str, Any]:
         """Sums over all passes, for the trace."""
@@ -172,13 +162,6 @@ class Board:
             "worst_late_us": int(self.worst.max()) / 1000,
             "waited": int(self.waited.sum()),
         }
-
-
-def _made(path: Path, size: int) -> str:
-    """A new file of zeros."""
-    path.touch()
-    os.truncate(path, size)
-    return str(path)
 
 
 class EmulatedDevice:

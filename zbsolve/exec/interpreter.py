@@ -83,6 +83,7 @@ class Interpreter:
         self.record = Record(0)
         self.handed_bytes: dict[str, int] = {}
         self._handed: dict[str, Any] = {}
+        self.counting = False  # bytes, so that memory goes when it is predicted to
         self._looked = 0  # losses of this step that were looked at
 
     def begin(self, data: Data) -> Record:
@@ -99,6 +100,7 @@ class Interpreter:
 
     def run_all(self, actions: Iterable[Action], meter: LiveBytes | None = None) -> None:
         """Some passes in turn. Raises RunFailed naming rank, pass and cause."""
+        self.counting = meter is not None
         for action in actions:
             self.run(action)
             if meter is not None:
@@ -145,8 +147,8 @@ class Interpreter:
         try:
             for message in action.posts:
                 self.transport.post(message)
-            for kind, name in action.awaits:
-                HANDLERS[kind].settle(self.state, name)  # type: ignore[misc]
+            for one in action.awaits:
+                HANDLERS[one.kind].settle(self.state, one.name, one.sure or self.counting)  # type: ignore[misc]
             if action.takes is not None or hooks.emulated is not None:
                 given, arrived, waited = self._input(action)
             start = time.monotonic_ns()
@@ -156,7 +158,7 @@ class Interpreter:
                 output = self._labelled(handler, action, given)
             end = time.monotonic_ns()
             if hooks.emulated is not None and not handler.ends_with_step:
-                start, end = hooks.emulated.finish(action.name, start)
+                start, end = self._emulated(hooks.emulated, action, start)
             if hooks.watch:
                 self._look(handler, action, output)
             del given  # its memory goes before the output is copied
@@ -179,6 +181,18 @@ class Interpreter:
         record.waited.append(waited)
         record.start.append(start)
         record.end.append(end)
+
+    def _emulated(self, device: EmulatedDevice, action: Action, start: int) -> tuple[int, int]:
+        """When the pass, whose real work is done, started and ended on its device."""
+        signals = None if self.state.offload is None else self.state.offload.signals
+        if signals is None:
+            return device.finish(action.name, start)
+        for name in action.hears:
+            signals.hear(name, signals.step)
+        found = device.finish(action.name, start)
+        if action.tells:
+            signals.tell(action.name, signals.step)
+        return found
 
     def _input(self, action: Action) -> tuple[Any, int, int]:
         """What the pass takes, when it was here, and how long this rank waited for it, ns."""

@@ -24,7 +24,7 @@ from ..schedule import Schedule
 from ..tables import PER_STEP
 from ..util.errors import BadInput
 from ..verifier import verify
-from .awaits import awaits_of, shares
+from .awaits import awaits_of, crossings, shares
 from .handlers.graph import Graph
 from .handlers.table import HANDLERS, passes_where
 from .program import Action, Message, Program, VersionUse
@@ -109,7 +109,8 @@ def _check_inputs(problem: Problem) -> None:
 class _Lowering:
     """One schedule on its way to programs. orders: each rank's passes in order. takes: pass → the message with its input;
     gives: pass → the messages that its output goes to. companions: (stage, microbatch) → the kinds of its passes. makers:
-    pass → those passes before it whose work is released (see `Handler.release`); made: the stages that have such."""
+    pass → those passes before it whose work is released (see `Handler.release`); made: the stages that have such. hears,
+    tells: see `Action`."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.problem = schedule, schedule.problem
@@ -121,6 +122,11 @@ class _Lowering:
         self.companions = _companions(self.problem)
         self.makers, self.made = _makers(self.problem)
         self.shares = shares(self.problem)
+        self.hears: dict[int, list[str]] = {}
+        self.tells: set[int] = set()
+        for before, after in crossings(schedule):
+            self.hears.setdefault(after, []).append(self.problem.names[before])
+            self.tells.add(before)
         self.taking = passes_where(self.problem, "takes", "activation")
         self.adding, self.weighted = passes_where(self.problem, "adds_gradients"), passes_where(self.problem, "uses_weights")
 
@@ -197,6 +203,8 @@ class _Lowering:
             hands=next((m for m in given if m.destination == one.rank), None),
             done=done,
             use=use,
+            hears=tuple(self.hears.get(row, ())),
+            tells=row in self.tells,
             stream=one.streams[0],
             share=float(self.shares[row]),
         )

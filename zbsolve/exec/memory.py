@@ -168,7 +168,10 @@ def _changes(program: Program, taken: Ints, freed: Ints) -> list[int]:
     """How what is held changes with each pass, and behind the last one. taken, freed: by passes, in order. What only begins
     in a pass ends before the pass that awaits it."""
     change, actions = [0] * (len(program.actions) + 1), program.actions
-    over = {name: i for i, action in enumerate(actions) for _, name in action.awaits}
+    over: dict[str, int] = {}
+    for i, action in enumerate(actions):
+        for one in action.awaits:
+            over.setdefault(one.name, i)
     begun = {i for i, action in enumerate(actions) if HANDLERS[action.kind].settle is not None}
     for i, action in enumerate(actions):
         change[i] += int(taken[i])

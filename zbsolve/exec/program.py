@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +37,14 @@ class VersionUse:
     over: bool
 
 
+class Await(NamedTuple):
+    """A pass `name` before another one, which only began work that is to be done now: surely, or else if it is done."""
+
+    kind: str
+    name: str
+    sure: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Action:
     """One pass of a rank's program.
@@ -44,9 +53,10 @@ class Action:
     message with its input, or the name of the pass on this rank that hands it over, or None where it needs neither. reads:
     its input is the batch. sends, hands: where its output goes: to other ranks, and to a pass of this rank (None: to none).
     done: it is the last pass here that adds to its stage's gradients. use: of versions of weights, where there are updates.
-    releases: (kind, stage) of the passes here whose work is over with this one (see `Handler.release`). awaits: (kind, name)
-    of passes before it that only began work, which is to be done now (see `Handler.settle`). stream: what it occupies.
-    share: of the bytes that a pass before it holds, how much it moves to another pool.
+    releases: (kind, stage) of the passes here whose work is over with this one (see `Handler.release`). awaits: work
+    that passes before it only began (see `Handler.settle`). hears: passes of other ranks that it waits for though it takes
+    nothing of them; tells: others wait for it so. stream: what it occupies. share: of the bytes that a pass before it holds,
+    how much it moves to another pool.
     """
 
     name: str
@@ -62,7 +72,9 @@ class Action:
     done: bool
     use: VersionUse | None = None
     releases: tuple[tuple[str, int], ...] = ()
-    awaits: tuple[tuple[str, str], ...] = ()
+    awaits: tuple[Await, ...] = ()
+    hears: tuple[str, ...] = ()
+    tells: bool = False
     stream: str = ""
     share: float = 1.0
 

@@ -57,9 +57,9 @@ class RankState:
     losses: list[Tensor] = field(default_factory=list)
 
 
-# (state, stage) → nothing; (state, name of a pass) → nothing; (state, pass) → monotonic ns, 0 where nothing ran.
+# (state, stage) → nothing; (state, name of a pass, surely?) → nothing; (state, pass) → monotonic ns, 0 where nothing ran.
 Release = Callable[[RankState, int], None]
-Settle = Callable[[RankState, str], None]
+Settle = Callable[[RankState, str, bool], None]
 Ended = Callable[[RankState, Action], int]
 Run = Callable[[RankState, Action, Any], Any]
 Check = Callable[[Graph, Ints], None]
@@ -87,7 +87,8 @@ class Handler:
     does: what it does beside the passes that compute: with sharded parameters ("gather", "reduce"), so that no one else
     needs to, or with what a microbatch keeps ("offload", "reload").
     release(state, stage): the last pass has ended that an edge from this one goes to.
-    settle(state, name): work that pass `name` began is to be done now, by what waits for it or takes what it frees.
+    settle(state, name, sure): work that pass `name` began is to be done now, for what waits for it or takes what it frees;
+    not sure: only if it is done anyway.
     ended(state, action): for a pass that only begins work, while its rank goes on. Asked when the step ends: waits until the
     work is done, and says when that was.
     """

@@ -29,9 +29,9 @@ def buffers_of(program: Program) -> dict[int, int]:
     """Stage → how many microbatches of it are in host memory at one time, where some are."""
     most, now, stage_of = dict[int, int](), dict[int, int](), dict[str, int]()
     for action in program.actions:
-        for kind, name in action.awaits:
-            if kind == "R":
-                now[stage_of[name]] -= 1
+        for one in action.awaits:
+            if one.kind == "R" and one.sure:
+                now[stage_of[one.name]] -= 1
         stage_of[action.name] = action.stage
         if action.kind == "O":
             now[action.stage] = now.get(action.stage, 0) + 1
@@ -39,9 +39,9 @@ def buffers_of(program: Program) -> dict[int, int]:
     return most
 
 
-def _settle(state: RankState, name: str) -> None:
+def _settle(state: RankState, name: str, sure: bool) -> None:
     assert state.offload is not None
-    state.offload.settle(name)
+    state.offload.settle(name, sure)
 
 
 def _ended(state: RankState, action: Action) -> int:

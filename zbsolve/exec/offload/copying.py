@@ -17,11 +17,12 @@ import torch
 
 
 class Copy:
-    """A copy that was begun. Its work is given up when it is done. ended: when that was, monotonic ns, 0 until then."""
+    """A copy that was begun. work: launches or does it; over: called when it is really done. Both are given up then. ended:
+    when that was, monotonic ns, 0 until then."""
 
-    def __init__(self, work: Callable[[], None], behind: Any) -> None:
+    def __init__(self, work: Callable[[], None], over: Callable[[], None] | None, behind: Any) -> None:
         self.work: Callable[[], None] | None = work
-        self.behind, self.event = behind, None
+        self.over, self.behind, self.event = over, behind, None
         self.ended = 0
         self.error: BaseException | None = None
         self.launched, self.done = threading.Event(), threading.Event()
@@ -34,13 +35,13 @@ class CopyStreams:
         self.device = device
         self._queues: dict[str, SimpleQueue[Copy | None]] = {}
 
-    def begin(self, stream: str, work: Callable[[], None]) -> Copy:
-        """Copy what `work` copies, behind all that was begun on the stream. It never waits."""
+    def begin(self, stream: str, work: Callable[[], None], over: Callable[[], None] | None = None) -> Copy:
+        """Copy what `work` copies, behind all that was begun on the stream, and call `over`. It never waits itself."""
         if stream not in self._queues:
             queue = self._queues[stream] = SimpleQueue()
             threading.Thread(target=_run, args=(queue, self.device), daemon=True, name=f"copies {stream}").start()
         behind = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
-        copy = Copy(work, behind)
+        copy = Copy(work, over, behind)
         self._queues[stream].put(copy)
         return copy
 
@@ -79,6 +80,9 @@ def _run(queue: SimpleQueue[Copy | None], device: torch.device) -> None:
         copy.launched.set()
         if copy.event is not None:
             copy.event.synchronize()
+        if copy.over is not None and copy.error is None:
+            copy.over()
+            copy.over = None
         copy.ended = time.monotonic_ns()
         copy.done.set()
         del copy  # the next one may be long in coming

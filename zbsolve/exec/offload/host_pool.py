@@ -14,11 +14,11 @@ WASTE = 2  # a free buffer serves for a need that is not smaller than this part 
 
 
 class HostPool:
-    """One rank's buffers. pinned: the device copies from and to them by itself. held: bytes that are in use now. free:
-    the others."""
+    """One rank's buffers. pinned: the device copies from and to them by itself. keeps: those that are free, in `free`; else
+    the system gets them. held: bytes of what lies in them now."""
 
-    def __init__(self, pinned: bool) -> None:
-        self.pinned, self.held = pinned, 0
+    def __init__(self, pinned: bool, keeps: bool = True) -> None:
+        self.pinned, self.keeps, self.held = pinned, keeps, 0
         self.free: list[Tensor] = []
 
     def make(self, count: int, size: int) -> None:
@@ -33,7 +33,6 @@ class HostPool:
 
     def take(self, size: int) -> Tensor:
         """A buffer of at least `size` bytes, shape (bytes,)."""
-        self.held += size
         fitting = [one for one in self.free if self._serves(one, size)]
         if fitting:
             found = min(fitting, key=len)
@@ -44,10 +43,10 @@ class HostPool:
             self.free = [one for one in self.free if one is not largest]
         return self._made(size)
 
-    def give_back(self, buffer: Tensor, size: int) -> None:
-        """The buffer that was taken for `size` bytes is free again."""
-        self.held -= size
-        self.free.append(buffer)
+    def give_back(self, buffer: Tensor) -> None:
+        """The buffer is free again."""
+        if self.keeps:
+            self.free.append(buffer)
 
     def _serves(self, buffer: Tensor, size: int) -> bool:
         return size <= len(buffer) <= max(size, WASTE * size)
