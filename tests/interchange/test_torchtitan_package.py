@@ -1,5 +1,5 @@
 """torchtitan 0.3.0 itself, on CPU: its command line reads our flags, and it builds the stages of its debug model and its
-schedule from them. It wants a newer torch than ours to train, and its attention has no backward on a CPU, so no step runs.
+schedule from them, and trains with our split (see `tests.support.titan_training` for what is not its own there).
 
 The package is installed in a folder of its own, beside the torch that is here; where that fails the test is skipped.
 """
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 
 NEEDED = ("torchtitan==0.3.0", "spmd_types==0.2.3", "tyro", "docstring_parser", "typeguard")
 LAYERS = 6  # of its Llama debug model; embedding and head count as one each
+MATRICES = 5 * LAYERS + 1  # queries, keys and values in one; the head; the embedding is looked up
 SECONDS = 90
 
 
@@ -45,12 +46,13 @@ def schedules() -> dict[str, Schedule]:
         "loop": random_schedule(step((1, 3, 2, 2), (0, 1, 0, 1), split), 1),
         "loop of three": random_schedule(step((2, 1, 1, 1, 1, 2), (0, 1) * 3, fused), 2),
         "zb-v": preset("zb-v", step((2, 2, 2, 2), (0, 1, 1, 0), split)),
+        "uneven vee of four": random_schedule(step((3, 1, 3, 1), (0, 1, 1, 0), split), 5),
         "uneven vee": random_schedule(step((3, 1, 3, 1), (0, 1, 1, 0), split, 5), 4),
     }
 
 
-def in_torchtitan(packages: Path, folder: Path, cases: dict[str, list[str]], ranks: int) -> list[dict[str, Any]]:
-    """What each rank built from the flags of each case."""
+def in_torchtitan(packages: Path, folder: Path, cases: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
+    """What each rank made of each case (see `tests.support.titan_worker`)."""
     (folder / "cases.json").write_text(json.dumps(cases))
     environment = child_environment()
     environment["PYTHONPATH"] = os.pathsep.join([str(packages), environment["PYTHONPATH"]])
@@ -69,21 +71,28 @@ def in_torchtitan(packages: Path, folder: Path, cases: dict[str, list[str]], ran
     return [json.loads((folder / f"result.{rank}").read_text()) for rank in range(ranks)]
 
 
-def test_torchtitan_builds_our_stages_and_our_order(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What torchtitan did on each rank, by case."""
     packages = installed(NEEDED, tmp_path_factory.mktemp("torchtitan"))
     folder = tmp_path_factory.mktemp("runs")
-    made, cases = schedules(), {}
-    for name, schedule in made.items():
+    cases = {}
+    for name, (schedule, more) in {**{name: (one, {}) for name, one in schedules().items()}, **training()}.items():
         path = folder / f"{name.replace(' ', '-')}.csv"
         exported = export(schedule, "torch-csv", Options(path=str(path)))
         path.write_text(exported.text)
         told = exported.facts["torchtitan"]
-        cases[name] = " ".join([told["flags"], told["0.3.0"], told["last"]]).split()
+        flags = [told["flags"], told["0.3.0"], more.pop("flags", ""), more.pop("last", told["last"])]
+        cases[name] = {"arguments": " ".join(flags).split(), **more}
     found = in_torchtitan(packages, folder, cases, 2)
-    for name, schedule in made.items():
+    return {name: [one[name] for one in found] for name in cases}
+
+
+def test_torchtitan_builds_our_stages_and_our_order(ran: dict[str, list[dict[str, Any]]]) -> None:
+    for name, schedule in schedules().items():
         order, problem = torch_order(schedule), schedule.problem
         parts = modules(problem.layers)
-        for rank, one in enumerate(row[name] for row in found):
+        for rank, one in enumerate(ran[name]):
             mine = [stage for stage, home in enumerate(order.placement) if home == rank]
             assert one["stages"] == {str(stage): parts[stage] for stage in mine}, name
             assert one["order"] == list(order.rows[rank]), name
@@ -91,6 +100,47 @@ def test_torchtitan_builds_our_stages_and_our_order(tmp_path_factory: pytest.Tem
             assert one["count"] == problem.stages
             assert one["microbatches"] == problem.microbatches
             assert one["checkpointing"] == ("BW" in problem.passes.kinds), name
+
+
+def training() -> dict[str, tuple[Schedule, dict[str, Any]]]:
+    """The whole backward first, then ours, without and with what torchtitan does by default."""
+    made = schedules()
+    exact = {"train": True, "flags": "--training.mixed_precision_param float32", "last": "activation-checkpoint:none"}
+    by_default = {"train": True, "last": "", "chunked": True}
+    return {
+        "whole": (made["1f1b"], exact),
+        "whole by default": (made["1f1b"], by_default),
+        "split": (made["zb-v"], {**exact, "split": True}),
+        "split uneven": (made["uneven vee of four"], {**exact, "split": True}),
+        "split by default": (made["zb-v"], {**by_default, "split": True}),
+        "nothing to split": (made["1f1b"], {**exact, "split": True}),
+    }
+
+
+def losses(ranks: list[dict[str, Any]]) -> list[float]:
+    """Of a run's steps, wherever its last stage is."""
+    (found,) = (one["losses"] for one in ranks if one["losses"])
+    return list(found)
+
+
+def test_the_debug_model_trains_with_our_order_and_our_split(ran: dict[str, list[dict[str, Any]]]) -> None:
+    """W has a product a matrix and microbatch: none is left in I, but for the head's, which a chunked loss makes in F."""
+    for name in ("split", "split uneven"):
+        assert losses(ran[name]) == pytest.approx(losses(ran["whole"]), rel=1e-5)
+        assert sum(one["products"]["W"] for one in ran[name]) == 4 * MATRICES
+        assert all(one["products"]["I"] == one["products"]["W"] == one["products"]["F"] for one in ran[name])
+        assert all(one["said"] == [] for one in ran[name])
+    assert losses(ran["split by default"]) == pytest.approx(losses(ran["whole by default"]), rel=1e-3)
+    assert sum(one["products"]["W"] for one in ran["split by default"]) == 4 * (MATRICES - 1)
+    found = losses(ran["whole"])
+    assert len(found) == 4
+    assert len(set(found)) == 4
+
+
+def test_a_schedule_without_w_is_told(ran: dict[str, list[dict[str, Any]]]) -> None:
+    for one in ran["nothing to split"]:
+        assert one["said"] == ["schedule: no W in it, so zbsolve.exec.torchtitan has no backward to split"]
+    assert losses(ran["nothing to split"]) == pytest.approx(losses(ran["whole"]), rel=1e-6)
 
 
 def modules(layers: tuple[int, ...]) -> list[list[str]]:

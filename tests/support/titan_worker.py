@@ -1,14 +1,18 @@
-"""One rank in torchtitan's own code: its command line, the stages of its debug model and its schedule, on gloo.
+"""One rank in torchtitan's own code: its command line, the stages of its debug model, its schedule and some steps, on gloo.
 
-`python -m tests.support.titan_worker FOLDER RANK RANKS` with torchtitan on the path; cases and results are files there."""
+`python -m tests.support.titan_worker FOLDER RANK RANKS` with torchtitan on the path; cases and results are files there. A
+case is {"arguments": torchtitan's, "train": False for its stages and order alone, "chunked": see `trained`, "split": by us}.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import types
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.exec.run.worker import end_with_parent, local_network
+
+from .titan_training import trained
 
 KERNELS = "torchtitan.distributed.minimal_async_ep.kernels"  # of experts, in Triton, which torch for a CPU has not
 
@@ -102,13 +108,26 @@ def main() -> None:
     local_network()
     torch.set_num_threads(1)
     sys.modules[KERNELS] = Absent(KERNELS)
+    on_cpu()
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-    cases: dict[str, list[str]] = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
-    found = {name: built(arguments) for name, arguments in cases.items()}
+    cases: dict[str, dict[str, Any]] = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
+    found = {}
+    for name, case in cases.items():
+        if case.get("split"):
+            importlib.import_module("zbsolve.exec.torchtitan")  # from here on
+        train = partial(trained, chunked=case.get("chunked", False))
+        found[name] = train(parsed(case["arguments"])) if case.get("train") else built(case["arguments"])
     (folder / f"result.{rank}").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def on_cpu() -> None:
+    """torchtitan takes a machine without an accelerator for one with CUDA."""
+    from torchtitan.tools import utils
+
+    utils.device_type, utils.device_module = "cpu", torch.cpu
 
 
 if __name__ == "__main__":
