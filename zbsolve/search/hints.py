@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 import numpy as np
 
 from ..greedy.list_scheduler import schedule_by_start
 from ..greedy.serial_orders import serial_schedule
+from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..greedy.syncs import pools_with_syncs
-from ..problem import Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..timeline import Floats
+from ..timeline import Floats, Precedence, longest_path
+from ..util.errors import Deadlock
 from ..verifier import verify
 
 
@@ -27,11 +32,41 @@ def hint_on(problem: Problem, hint: Schedule) -> Schedule | None:
     begin = _begins(problem, hint)
     if begin is None:
         return None
-    found = [schedule_by_start(problem, begin.astype(np.int64))]
+    start, rest = _starts(problem, begin), np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
+    plain = schedule_by_start(without_side_streams(problem), start[rest])
+    found = [
+        (schedule.timeline().value, schedule) for schedule in _tries(problem, plain, start) if not verify(problem, schedule)
+    ]
+    return min(found, key=lambda row: row[0], default=(0, None))[1]
+
+
+def _tries(problem: Problem, plain: Schedule, start: Ints) -> Iterator[Schedule]:
+    """Side streams put in behind the order of the others, and orders made pass by pass, where memory is tight."""
+    with suppress(Deadlock):  # in tight memory copies may wait in a circle
+        schedule = with_side_streams(problem, plain)
+        schedule.timeline()
+        yield schedule
     if pools_with_syncs(problem):
-        found += [one for one in [serial_schedule(problem, begin, 0.0)] if one is not None]
-    holding = [one for one in found if not verify(problem, one)]
-    return min(holding, key=lambda one: one.timeline().value, default=None)
+        with suppress(Deadlock):
+            serial = serial_schedule(problem, start, 0.0)
+            if serial is not None:
+                serial.timeline()
+                yield serial
+
+
+def _starts(problem: Problem, begin: Floats) -> Ints:
+    """Starts that all edges allow, µs, none before `begin`."""
+    edges, duration = problem.edges, problem.passes.duration
+    source = int(
+        np.setdiff1d(np.arange(len(begin)), edges.after)[0]
+    )  # it waits for nothing, so no arc from it is in a circle
+    later = np.setdiff1d(np.arange(len(begin)), [source])
+    arcs = Precedence(
+        np.concatenate([edges.before, np.full(len(later), source)]),
+        np.concatenate([edges.after, later]),
+        np.concatenate([edges.lag, begin.astype(np.int64)[later] - duration[source]]),
+    )
+    return longest_path(problem, arcs)[0]
 
 
 def _begins(problem: Problem, hint: Schedule) -> Floats | None:
