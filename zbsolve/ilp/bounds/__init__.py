@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ...util.lazy import handing_on
 
 if TYPE_CHECKING:
+    from .any_choice import bound_over_choices as bound_over_choices
     from .bound import Bound as Bound
     from .closed_forms import closed_form as closed_form
     from .necessary_arcs import NecessaryArcs as NecessaryArcs
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
+        "any_choice": "bound_over_choices",
         "bound": "Bound",
         "closed_forms": "closed_form",
         "necessary_arcs": "NecessaryArcs necessary_arcs_of",

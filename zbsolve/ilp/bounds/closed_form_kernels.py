@@ -61,7 +61,7 @@ def least_window(energy, capacity, rise_time, rise_bytes, fall_time, fall_bytes)
     high = np.int64(rise_time[-1] + fall_time[-1] + energy // max(capacity, 1) + 1)
     while low < high:
         middle = (low + high) // 2
-        if _most_energy(middle, capacity, rise_time, rise_bytes, fall_time, fall_bytes) >= energy:
+        if most_energy(middle, capacity, rise_time, rise_bytes, fall_time, fall_bytes) >= energy:
             high = middle
         else:
             low = middle + 1
@@ -69,7 +69,7 @@ def least_window(energy, capacity, rise_time, rise_bytes, fall_time, fall_bytes)
 
 
 @kernel
-def _most_energy(window, capacity, rise_time, rise_bytes, fall_time, fall_bytes):  # type: ignore[no-untyped-def]
+def most_energy(window, capacity, rise_time, rise_bytes, fall_time, fall_bytes):  # type: ignore[no-untyped-def]
     """The most byte·µs that a window of so many µs can hold (see `least_window`); it grows with the window."""
     energy = 0.0
     up, at = np.int64(0), np.int64(0)

@@ -1,0 +1,130 @@
+"""The bound over every choice of what is offloaded: never above the best of all choices, each solved exactly."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from zbsolve import Problem, pipeline
+from zbsolve.build import Host, with_offload
+from zbsolve.ilp.bounds import bound_over_choices
+from zbsolve.ilp.bounds.closed_forms import closed_form
+from zbsolve.ilp.bounds.copies import without_copies
+from zbsolve.ilp.cp import solve_cp
+
+from ..support.exact_streams import optimum
+
+
+class Open(NamedTuple):
+    """A step, µs of copies a stage, and its host: what is offloaded is open."""
+
+    step: Problem
+    out: list[int]
+    back: list[int]
+    host: Host
+
+    def choice(self, fraction: tuple[float, ...], which: np.ndarray | None = None) -> Problem:
+        return with_offload(self.step, self.out, self.back, fraction=fraction, which=which, host=self.host)
+
+    @property
+    def whole(self) -> Problem:
+        return self.choice((1.0,) * self.step.stages)
+
+    def choices(self, *fractions: tuple[float, ...]) -> list[Problem]:
+        """All subsets of passes, each with these fractions a stage."""
+        shape = self.step.stages, self.step.microbatches
+        subsets = [np.array(bits).reshape(shape) for bits in product([False, True], repeat=shape[0] * shape[1])]
+        return [self.choice(fraction, which) for fraction in fractions for which in subsets]
+
+
+def some(seed: int, objective: str = "makespan") -> Open:
+    """A random step with two stages of one microbatch, or one or two of up to four; memory is short or not."""
+    rng = random.Random(seed)
+    p, m = rng.choice([(1, 2), (1, 3), (2, 1), (2, 2), (2, 2)])
+    placement = (0, 0) if (p, m) == (1, 2) and rng.random() < 0.5 else tuple(range(p))
+
+    def times(low: int, high: int) -> list[int]:
+        return [rng.randint(low, high) for _ in placement]
+
+    backward = {"BW": times(2, 30)} if rng.random() < 0.6 else {"B": times(2, 20), "W": times(0, 15)}
+    sizes = {"held_until_B": [20 * n for n in times(0, 4)], "held_until_W": [20 * n for n in times(1, 4)]}
+    step = pipeline(times(2, 20), placement=placement, microbatches=m, comm=5, objective=objective, **sizes, **backward)
+    one = np.bincount(step.passes.rank, np.where(step.passes.microbatch == 0, step.taken, 0), step.ranks)
+    room = tuple(int(need * rng.choice([0.6, 0.8, 1, 1, 1.3, 1.6])) for need in one)
+    whole, longest = int(one.sum()), rng.choice([10, 40, 120])
+    host = Host(rng.choice([None, None, whole // 2, whole]), rng.choice([None, 1]), rng.choice([0, 0, 1, p]))
+    return Open(replace(step, capacity=room), times(0, longest), times(0, longest), host)
+
+
+@pytest.mark.parametrize("first", range(0, 36, 12))
+def test_no_choice_is_below_the_bound(first: int) -> None:
+    tried = reached = 0
+    for seed in range(first, first + 12):
+        case = some(seed)
+        bound, stages = bound_over_choices(case.whole).value, case.step.stages
+        shares = tuple(random.Random(seed).choice([0.25, 0.5, 0.8]) for _ in range(stages))
+        found = [optimum(one) for one in case.choices((1.0,) * stages, shares) if len(one.passes) <= 15]
+        values = [value for value in found if value is not None]
+        if values:
+            assert bound <= min(values)
+            tried, reached = tried + 1, reached + (bound == min(values))
+    assert tried > 3
+    assert 3 * reached > tried
+
+
+def test_no_choice_is_below_the_bound_of_the_span() -> None:
+    tried = 0
+    for case in (some(seed, "span") for seed in range(200, 210)):
+        if case.step.stages * case.step.microbatches > 3:
+            continue
+        bound = bound_over_choices(case.whole).value
+        for one in case.choices((1.0,) * case.step.stages):
+            result = solve_cp(one, None, 0, 20, effort=2.0)
+            tried += result.schedule is not None
+            assert result.schedule is None or bound <= result.schedule.timeline().value
+    assert tried > 10
+
+
+def slow(copy: int, ranks: int = 4, microbatches: int = 8, **host) -> Open:
+    step = pipeline([30] * ranks, [40] * ranks, [20] * ranks, comm=3, microbatches=microbatches, held_until_W=20)
+    return Open(replace(step, capacity=(40,) * ranks), [copy] * ranks, [copy] * ranks, Host(**host))
+
+
+def test_slow_copies_ask_for_time() -> None:
+    """Without copies two microbatches in flight are too few; with fast ones memory is no limit; slow ones count."""
+    case = slow(45)
+    without, free = closed_form(case.step).value, closed_form(replace(case.step, capacity=None)).value
+    values = [bound_over_choices(slow(copy).whole).value for copy in (1, 45, 100, 2000)]
+    assert values == sorted(values)
+    assert values[0] == free < values[2] < values[3] <= without
+    assert "d2h:0: no copies there" in bound_over_choices(slow(2000).whole).proof
+    assert values[2] < bound_over_choices(slow(100, shared_bus=4).whole).value  # all ranks on one bus
+
+
+def test_a_host_without_room_is_no_help() -> None:
+    case = slow(45, capacity=0)
+    assert bound_over_choices(case.whole).value == closed_form(case.step).value
+
+
+def test_a_problem_without_its_copies_is_the_step() -> None:
+    case = some(3)
+    base, copies = without_copies(case.whole)
+    assert base.names == case.step.names
+    assert (base.taken.tolist(), base.freed.tolist()) == (case.step.taken.tolist(), case.step.freed.tolist())
+    assert len(copies.out) == case.step.stages * case.step.microbatches
+    plain = case.step
+    assert bound_over_choices(plain).value == closed_form(plain).value  # nothing to choose
+
+
+def test_every_choice_of_a_larger_step_found_is_above_the_bound() -> None:
+    """Values of schedules, not optima: still none is below."""
+    case = slow(90, 3, 6, capacity=150)
+    bound = bound_over_choices(case.whole).value
+    for fraction in ((1.0, 0.5, 0.0), (1.0, 1.0, 1.0), (0.8, 0.4, 0.2)):
+        result = solve_cp(case.choice(fraction), None, 0, 20, effort=0.3)
+        assert result.schedule is None or result.schedule.timeline().value >= bound

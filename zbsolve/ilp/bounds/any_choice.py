@@ -1,0 +1,111 @@
+"""A bound over every choice of what is copied: none, all, or any fraction of each copy that a problem has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import Ints, Problem
+from .bound import Bound
+from .closed_forms import closed_form
+from .copies import Copies, in_one_pool, with_more_room, without_copies
+from .copy_work import Device, device_of, least_work
+from .necessary_arcs import NO_PATH, heads_and_tails
+
+ANY_CHOICE = "whatever is copied"
+SLACK = 1e-6  # µs, and relative: work is a float
+
+
+class _StreamWork(NamedTuple):
+    """One stream: `own`, µs in the window before its first copy can start and after its last must have ended; for each of
+    its devices the index among all, and whether its copies out and its copies back are there."""
+
+    stream: str
+    own: int
+    devices: list[tuple[int, bool, bool]]
+
+
+def bound_over_choices(problem: Problem) -> Bound:
+    """A value that no schedule undercuts of any problem that copies less than `problem` does, in µs.
+
+    `problem` makes all copies that may be made, whole (`with_offload` with the fraction 1). The others are those of the same
+    step, copy times, capacities and pools, in which each pair of copies is left out, or moves a fraction from 0 to 1 of its
+    bytes in that part of its time, rounded as `with_offload` does. `problem` itself is one of them. As everywhere, lanes run
+    in table order.
+
+    Proof. A schedule of any of them, without its copies, is one of the step alone, which needs no more room on a device than
+    there is on it and in the pools that it may copy to (`with_more_room`, `in_one_pool`). So bounds of the step with that
+    room hold. They give heads and tails, and then a window must be long enough for the copies that memory asks for within it
+    (`copy_work`): on each stream between the first moment when a pass that takes has ended and the last one when a pass that
+    needs the bytes must start.
+    """
+    base, copies = without_copies(problem)
+    step = with_more_room(problem, base, copies)
+    one_pool = (in_one_pool(problem, step, copies, pool) for pool in np.unique(copies.pool).tolist())
+    best = max((closed_form(one) for one in (step, *one_pool) if one is not None), key=lambda bound: bound.value)
+    best = Bound(best.value, f"{ANY_CHOICE}: {best.proof}")
+    for whose in [-1] if problem.objective == "makespan" else range(problem.ranks):
+        best = max(best, _copying(problem, step, copies, whose, best.value), key=lambda bound: bound.value)
+    return best
+
+
+def _copying(problem: Problem, step: Problem, copies: Copies, whose: int, low: int) -> Bound:
+    """The least window of rank `whose` (−1: of all), `low` µs or more, with time for the copies that memory asks for."""
+    times = heads_and_tails(step, whose)
+    ranks = range(problem.ranks) if whose < 0 else [whose]
+    found = [(rank, device_of(problem, step, copies, rank, times)) for rank in ranks]
+    devices = [(rank, one) for rank, one in found if one is not None]
+    streams = list(_streams(problem, step, copies, [rank for rank, _ in devices], times))
+    longest = int(problem.passes.duration.sum() + problem.edges.lag.sum())  # no schedule need take longer, if one exists
+    least, high = low, max(low, longest)
+    while least < high:
+        middle = (least + high) // 2
+        if _too_short(middle, [one for _, one in devices], streams) is None:
+            high = middle
+        else:
+            least = middle + 1
+    why = _too_short(least - 1, [one for _, one in devices], streams) if least > low else None
+    return Bound(low, "") if why is None else Bound(least, f"{ANY_CHOICE}: {why}")
+
+
+def _too_short(window: int, devices: list[Device], streams: list[_StreamWork]) -> str | None:
+    """Why a window, µs, has no time for the copies that memory asks for; None where it has."""
+    missing = [one.missing(window) for one in devices]
+    for stream, own, its in streams:
+        work = 0.0
+        for i, out, back in its:
+            s = devices[i].savings
+            work += least_work(s, missing[i], out * s.out + back * s.back, 0.5 * (out + back))
+        if work == np.inf:
+            return f"{stream}: no copies there free enough memory in less time"
+        if work > 0 and own + work * (1 - SLACK) - SLACK > window:
+            return f"{stream}: the copies that memory asks for take longer than less time"
+    return None
+
+
+def _streams(
+    problem: Problem, step: Problem, copies: Copies, ranks: list[int], times: tuple[Ints, Ints]
+) -> Iterator[_StreamWork]:
+    """The streams of copies of these ranks' devices."""
+    (head, tail), duration, e = times, step.passes.duration, step.edges
+    first = head[copies.taker] + duration[copies.taker]
+    last = (duration + tail)[e.after[copies.edge]]
+    sure = (head[copies.taker] > NO_PATH) & (tail[copies.taker] > NO_PATH)
+    known = sure[copies.pair] & (tail[e.after[copies.edge]] > NO_PATH) & (head[e.after[copies.edge]] > NO_PATH)
+    rank = problem.passes.rank[copies.out]
+    for stream, rows in problem.members.items():
+        out, back = np.isin(copies.out, rows), np.isin(copies.back, rows)
+        its = []
+        for i, one in enumerate(ranks):
+            mine = rank == one
+            if (
+                (out | back)[mine].all()
+                and (out[mine].all() or not out[mine].any())
+                and (back[mine].all() or not back[mine].any())
+            ):
+                its.append((i, bool(out[mine].any()), bool(back[mine].any())))
+        use = known & np.isin(rank[copies.pair], [ranks[i] for i, _, _ in its])
+        if its and use.any():
+            yield _StreamWork(stream, int(first[copies.pair[use]].min() + last[use].min()), its)
