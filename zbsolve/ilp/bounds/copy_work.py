@@ -113,16 +113,15 @@ def _after_the_copy(base: Problem, edge: Ints, pair: Ints) -> Ints:
 
 
 def saved(s: Savings, x: Floats) -> Floats:
-    """The most byte·µs that copies of the fractions x, shape (n, …) save, each alone."""
-    longer = np.maximum(0.0, x * _shaped(s.out + s.back, x) - 1.0)
-    total = np.zeros_like(x)
+    """The most byte·µs that copies of the fractions x, shape (n, …), save, each alone."""
+
+    def shaped(column: Floats) -> Floats:
+        return column.reshape(-1, *(1,) * (x.ndim - 1))
+
+    longer, total = np.maximum(0.0, x * shaped(s.out + s.back) - 1.0), np.zeros_like(x)
     for k in range(2):
-        total += x * _shaped(s.size[:, k], x) * np.maximum(0.0, _shaped(s.least[:, k], x) - longer)
+        total += x * shaped(s.size[:, k]) * np.maximum(0.0, shaped(s.least[:, k]) - longer)
     return total
-
-
-def _shaped(column: Floats, x: Floats) -> Floats:
-    return column.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 def least_work(s: Savings, missing: float, cost: Floats, rounding: float) -> float:
@@ -130,34 +129,32 @@ def least_work(s: Savings, missing: float, cost: Floats, rounding: float) -> flo
     where none do. cost: µs, shape (n,)."""
     if missing <= 0:
         return 0.0
-    most = float((s.alike * _most(s, 0.0, cost, rounding)).sum())
-    if most * (1 + TOLERANCE) < missing:
+    if float(s.alike @ _most(s, np.zeros(1), cost, rounding)[:, 0]) * (1 + TOLERANCE) < missing:
         return np.inf
-    used = (cost > 0) & (s.size[:, 0] > 0) & (s.least[:, 0] > 0)
+    used = (cost > 0) & ((s.size * s.least).sum(axis=1) > 0)
     if not used.any():
         return 0.0
     price = cost[used] / (s.size * s.least).sum(axis=1)[used]  # µs a byte·µs
-    best = 0.0
-    for one in np.geomspace(float(price.min()) / 4, float(price.max()) * 64, MULTIPLIERS).tolist():
-        best = max(best, one * (missing - float((s.alike * _most(s, 1 / one, cost, rounding)).sum())))
-    return best
+    tried = np.geomspace(float(price.min()) / 4, float(price.max()) * 64, MULTIPLIERS)
+    return max(0.0, float((tried * (missing - s.alike @ _most(s, 1 / tried, cost, rounding))).max()))
 
 
-def _most(s: Savings, weight: float, cost: Floats, rounding: float) -> Floats:
-    """max over x from 0 to 1 of saved(x) − weight · max(0, cost · x − rounding), each pair alone, shape (n,).
+def _most(s: Savings, weight: Floats, cost: Floats, rounding: float) -> Floats:
+    """max over x from 0 to 1 of saved(x) − weight · max(0, cost · x − rounding), each pair alone, shape (n, weights).
 
     Between the points where one of its pieces begins this is concave; its maximum is at one of those, or where a piece has
     slope 0.
     """
-    longer = s.out + s.back
+    longer, cost = (s.out + s.back)[:, None], cost[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         points = [np.zeros_like(cost), np.ones_like(cost), 1 / longer, rounding / cost]
         for k in range(2):
-            points.append((s.least[:, k] + 1) / longer)  # from here on edge k saves nothing
-            size = s.size[:, : k + 1].sum(axis=1)
-            gain = (s.size * (s.least + 1))[:, : k + 1].sum(axis=1)
+            points.append((s.least[:, k : k + 1] + 1) / longer)  # from here on edge k saves nothing
+            size = s.size[:, : k + 1].sum(axis=1)[:, None]
+            gain = (s.size * (s.least + 1))[:, : k + 1].sum(axis=1)[:, None]
             points += [(gain - weight * slope) / (2 * size * longer) for slope in (0 * cost, cost)]
-    x = np.clip(np.nan_to_num(np.stack(points, axis=1), nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
+    x = np.stack([np.broadcast_to(one, (len(cost), len(weight))) for one in points], axis=1)
+    x = np.clip(np.nan_to_num(x, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
     value = saved(s, x) - weight * np.maximum(0.0, x * cost[:, None] - rounding)
     result: Floats = value.max(axis=1)
     return result
