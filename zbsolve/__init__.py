@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from . import systems as systems
     from .build.plain import pipeline as pipeline
     from .build.updates import with_updates as updates
+    from .ilp.bounds.any_choice import bound_over_choices as bound_over_choices
     from .layer import HostLink as HostLink
     from .layer import Layer as Layer
     from .layer import Link as Link
@@ -51,6 +52,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "build.plain": "pipeline",
     "build.updates": "with_updates=updates",
+    "ilp.bounds.any_choice": "bound_over_choices",
     "layer": "HostLink Layer Link",
     "problem": "Edge Pass Problem",
     "profile.profile": "Profile",
