@@ -8,6 +8,8 @@ from benchmarks.profiles import FOLDER, kept, names
 from benchmarks.profiles.__main__ import DEVICES, MODELS, sources
 from benchmarks.published import line, model_row
 from profiler import estimate
+from profiler.devices import DEVICES as DATA_SHEETS
+from profiler.devices import host_link
 from zbsolve import solve, verify
 from zbsolve.models.by_name import load
 
@@ -29,6 +31,7 @@ def test_a_kept_profile_says_where_it_comes_from_and_is_solved(name: str) -> Non
         assert profile.source == f"estimated: {profile.facts['device']} roofline"
         assert profile.samples == {}
         assert name.endswith(profile.facts["device"])
+        assert profile.host == host_link(DATA_SHEETS[profile.facts["device"]])
     else:
         assert name.startswith("measured")
         assert profile.source == "measured"
@@ -51,6 +54,7 @@ def test_estimates_are_what_the_code_gives(name: str) -> None:
     new = estimate(old.model, old.facts["device"])
     assert old.layers == new.layers
     assert (old.link, old.states, old.capacity, old.tied) == (new.link, new.states, new.capacity, new.tied)
+    assert old.host == new.host
 
 
 def test_what_there_is_to_win() -> None:

@@ -124,12 +124,14 @@ def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> di
 
 def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | None:
     """`Step.copy_ratio` on the stages that were solved, of a step that offloads."""
+    from ..partition.file import Partition
     from ..profile.offload import is_none
 
     if is_none(step.offload):
         return None
     problem = schedule.problem
-    return replace(step, placement=problem.routes, partition=problem.layers or None).copy_ratio(profile)
+    layers = step.partition if isinstance(step.partition, Partition) else problem.layers or None
+    return replace(step, placement=problem.routes, partition=layers).copy_ratio(profile)
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:

@@ -128,12 +128,24 @@ class _Beside:
         self.taking = taken[self.side] > 0
         rest = self.side[~self.taking]
         self.at[rest] = np.maximum(self.at[rest], np.searchsorted(self.time, timeline.start[rest]))
+        self._keep_in_order(timeline)
         change = np.zeros(len(order) + 1, np.int64)
         change[:-1] = np.concatenate([taken[own], -freed[own]])[order]
         takers = self.side[self.taking]
         np.add.at(change, self.until[takers], taken[takers])  # at the latest; `_put` sees how much earlier
         np.subtract.at(change, self.at[rest], freed[rest])
         self.held = np.cumsum(change)
+
+    def _keep_in_order(self, timeline: Timeline) -> None:
+        """Of two side passes where one waits for the other, it is never put before that."""
+        e = self.problem.edges
+        aside = np.zeros(len(self.at), bool)
+        aside[self.side] = True
+        both = np.flatnonzero(aside[e.before] & aside[e.after])
+        before, after = e.before[both], e.after[both]
+        ends = np.searchsorted(self.time, timeline.end[before])
+        while (np.maximum(ends, self.at[before]) > self.at[after]).any():  # a turn for each of a chain
+            np.maximum.at(self.at, after, np.maximum(ends, self.at[before]))
 
     def placed(self) -> Iterator[tuple[int, Ints]]:
         """Places in the row, and the side passes that start behind each of them (−1: before all), in order."""
