@@ -40,8 +40,7 @@ def test_both_at_once_is_never_faster_than_alone() -> None:
 
 
 def test_estimates_are_shares_of_what_data_sheets_print() -> None:
-    """PCIe Gen4 is 32 GB/s each way and Gen5 64; PipeOffload (arXiv 2503.01328, Figure 1) found 15 GB/s on A100s, whose
-    buses ranks shared."""
+    """PCIe Gen4 is 32 GB/s each way and Gen5 64; PipeOffload (arXiv 2503.01328, Figure 1) counts with 15 GB/s of an A100."""
     assert estimated(DEVICES["a100"]) == HostLink(10, 25_600, 25_600, 20_800, 20_800, 1600 * 10**9, 8)
     assert estimated(DEVICES["h100"]) == HostLink(10, 51_200, 51_200, 41_600, 41_600, 1600 * 10**9, 8)
     assert estimated(DEVICES["mi300x"]).memory is None
