@@ -116,6 +116,24 @@ def one_device(device: str, tiny: bool) -> dict[str, Any]:
     return found | {"solved_for_s": given["seconds"]}
 
 
+def offload(device: str, tiny: bool) -> dict[str, Any]:
+    """A stage's step where activations go to host memory and back beside computing, and where they stay: times, peaks, bytes
+    saved."""
+    from .gpu_offload import SIZES, TINY, with_and_without
+    from .gpu_splits import LIMITS
+
+    dtype = "float32" if tiny else "bfloat16"
+    found = with_and_without(device, TINY if tiny else SIZES, getattr(torch, dtype))
+    kept, moved = (found["rows"][name] for name in ("kept", "offloaded"))
+    found["saved_bytes"] = kept["peak_bytes"] - moved["peak_bytes"]
+    found["step_over_kept"] = median(moved["samples_us"]) / median(kept["samples_us"])
+    wrong = (
+        [f"gradients differ by {found['differs']:.1e} of their largest value"] if found["differs"] > LIMITS[dtype] else []
+    )
+    wrong += [] if found["saved_bytes"] > 0 else ["offload saves no bytes"]
+    return found | {"wrong": wrong}
+
+
 def copies(device: str, tiny: bool) -> dict[str, Any]:
     """Copies between host and device, also both ways at once: samples, and GB/s by their medians. Raises BadInput without a
     GPU."""

@@ -155,6 +155,15 @@ def test_tests_that_are_all_skipped_are_no_success() -> None:
     assert found["wrong"] == ["none passed (the first: no CUDA device here)"]
 
 
+def test_a_step_with_offload_saves_bytes_and_has_the_same_gradients() -> None:
+    torch.set_num_threads(1)
+    found = gpu_parts.offload("cpu", True)
+    assert found["wrong"] == []
+    assert found["differs"] == 0.0
+    assert found["saved_bytes"] > 0.3 * found["rows"]["kept"]["peak_bytes"]
+    assert all(len(row["samples_us"]) == 2 for row in found["rows"].values())
+
+
 @pytest.mark.slow
 def test_the_profile_and_the_one_device_run_have_all_numbers() -> None:
     profile = gpu_parts.profile("cpu", True)

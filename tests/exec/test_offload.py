@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from ..support.exec_jobs_offload import CASES
+from benchmarks.gpu_offload import OneStage, all_forwards_first
+from benchmarks.gpu_splits import Sizes
+from zbsolve import BadInput, Problem, Trace
+from zbsolve.build import with_offload
+from zbsolve.cli import main
+from zbsolve.exec.lowering import lower
+from zbsolve.models.presets import mlp
+from zbsolve.problem import Edge, Pass
+
+from ..support.exec_jobs_offload import CASES, offloaded
 from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import a_problem, random_schedule, run_here
 
+SMALL = Sizes(width=512, heads=8, blocks=2, batch=4, length=256, rounds=1)
 JOBS = [("gradients", None), ("memories", None), ("limited", None), ("shared", None), ("cheats", 100_000)]
 
 
@@ -60,3 +75,61 @@ def test_a_schedule_that_holds_more_fails_with_rank_pass_and_bytes(two: dict[str
         assert "out of memory: the device has 100000 bytes (97.7 KiB) for activations, " in said
         assert said.startswith(("rank 0, pass 0F", "rank 0, pass 2F", "rank 1, pass 1F"))
         assert "\n" not in said
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A schedule with copies runs as it says, and `compare` and the trace know them; one that no machine has the memory for
+    does not begin."""
+    path, out = str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
+    schedule = random_schedule(offloaded(0.5, layers=8), 5)
+    schedule.save(path)
+    options = ["--model", "mlp-tiny", "--local", "--steps", "1", "--warmup", "0"]
+    assert main(["run", path, *options, "--check", "--memory-limit", "4MiB", "--json", "-o", out]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["check"]["passed"] is True
+    assert found["memory_limit"] == 4 << 20
+    assert min(found["host_peaks"]) > 0
+    assert main(["compare", path, out]) == 0
+    assert "\n  O " in capsys.readouterr().out
+    step, index = Trace.load(out).median(), schedule.problem.index
+    assert all(step.start[index[f"0R{m}"]] >= step.end[index[f"0O{m}"]] for m in range(4))
+    random_schedule(with_offload(a_problem((0, 1), 4, held_until_W=10**15), 5, 5)).save(path)
+    assert main(["run", path, *options]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"zbsolve run: run: the schedule keeps [\d.,]+ TiB in host:0, but this machine has .* free\n", said)
+
+
+@pytest.mark.parametrize(
+    ("edges", "line"),
+    [
+        (["0F0 0R0", "0R0 0B0", "0O0 0R0"], "pass 0O0: no edge orders 0F0 and 0O0"),
+        (["0F0 0O0", "0R0 0B0"], "pass 0O0: no edge orders 0O0 and 0R0"),
+        (["0F0 0O0", "0O0 0R0"], "pass 0R0: no edge orders 0R0 and 0B0"),
+    ],
+)
+def test_a_copy_that_would_come_too_early_or_too_late_is_refused(edges: list[str], line: str) -> None:
+    passes = [Pass(kind, 0, 0, 0, 1) for kind in ("F", "B", "W")]
+    passes += [Pass("O", 0, 0, 0, 1, streams=("d2h:0",)), Pass("R", 0, 0, 0, 1, streams=("h2d:0",))]
+    rows = [Edge(*pair.split()) for pair in ("0F0 0B0", "0B0 0W0", *edges)]
+    with pytest.raises(BadInput, match=line):
+        lower(random_schedule(Problem.of(passes, rows)))
+
+
+def test_one_device_refuses_copies_by_name() -> None:
+    with pytest.raises(BadInput, match="one device: passes O and R need a process for each rank"):
+        run_here(random_schedule(offloaded(layers=8)), mlp(0))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_copies_run_on_streams_of_a_real_gpu_from_and_to_pinned_memory() -> None:
+    kept, moved = (OneStage(all_forwards_first(offload), "cuda", SMALL) for offload in (False, True))
+    for one in (kept, moved, kept, moved):
+        one.step()
+    for found, right in zip(moved.gradients(), kept.gradients(), strict=True):
+        assert float((found - right).abs().max()) <= 1e-5 * float(right.abs().max())
+    assert moved.offload is not None
+    assert moved.offload.pool.free
+    assert all(buffer.is_pinned() for buffer in moved.offload.pool.free)
+    assert moved.peak() < 0.7 * kept.peak()

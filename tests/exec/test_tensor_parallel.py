@@ -33,6 +33,7 @@ def test_W_has_every_matrix_and_needs_no_other_rank(two: list[list[Any]]) -> Non
     for found in two:
         for job, one in zip(JOBS, found[0], strict=True):
             assert one["left"] == one["matrices"] == 14, job
+            assert one["moved"] > 3, job
             if job[0] == "tensor" or job[1] == "layers":  # else the graph of the words' layer, which has no B, gathers there
                 assert one["collectives"] == 0, job
 

@@ -97,7 +97,8 @@ def gradients(rank: int, _: None) -> list[dict[str, Any]]:
 
 
 def offloaded(fraction: Any = 1.0, which: Any = None, placement: tuple[int, ...] = (0, 1), **more: Any) -> Problem:
-    problem = a_problem(placement, MICROBATCHES, layers=LAYERS, held_until_B=600, held_until_W=400, held_input=100, **more)
+    how = {"layers": LAYERS, "held_until_B": 600, "held_until_W": 400, "held_input": 100, **more}
+    problem = a_problem(placement, MICROBATCHES, **how)
     return with_offload(problem, 5, 6, fraction=fraction, which=which)
 
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from zbsolve import BadInput, Problem, Schedule
-from zbsolve.build import with_sharding
+from zbsolve.build import with_offload, with_sharding
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec import torch_private as private
 from zbsolve.exec.check import difference, named, reference
@@ -105,8 +105,9 @@ def sharded(runner: Pipeline) -> bool:
     return left == 0 and {type(p).__name__ for p in runner.parameters()} == {"DTensor"}
 
 
-def problem_of(gathers: int, placement: tuple[int, ...] = (0, 1, 1, 0), **more: Any) -> Problem:
-    problem = a_problem(placement, MICROBATCHES, layers=LAYERS, **more)
+def problem_of(gathers: int, placement: tuple[int, ...] = (0, 1, 1, 0), offload: float = 0.0, **more: Any) -> Problem:
+    problem = a_problem(placement, MICROBATCHES, layers=LAYERS, held_until_W=100 if offload else 0, **more)
+    problem = with_offload(problem, 3, 3, fraction=offload) if offload else problem
     return with_sharding(problem, 5, 7, parameter_bytes=100, gradient_bytes=100, gathers=gathers) if gathers else problem
 
 
@@ -115,6 +116,8 @@ JOBS: list[tuple[str, Problem]] = [
     ("layers", problem_of(0, (0, 1), fused=True)),
     ("layers", problem_of(2, fused=True)),
     ("layers", problem_of(1, recompute="all")),
+    ("layers", problem_of(0, offload=1.0)),
+    ("layers", problem_of(2, offload=0.6)),
     ("graph", problem_of(0)),
     ("graph", problem_of(2, recompute=(1,))),
 ]

@@ -19,6 +19,7 @@ from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.check import difference
 from zbsolve.exec.graphs.block_graphs import graphs_of
 from zbsolve.exec.graphs.sharing import SharedGraphs
+from zbsolve.exec.offload.keeper import Keeper, room_for
 
 from .tensor_parallel import WIDTH, WORDS, Block, loss, model, parallel, placements, whole
 
@@ -55,14 +56,17 @@ def compared(layers: nn.Module, eager: nn.Module, plain: nn.Module) -> dict[str,
 
 
 def without_pipeline(rank: int, jobs: list[tuple[str, str, bool]]) -> list[dict[str, Any]]:
-    """(plan, split, biases) → gradients of one stage against eager's; what W has to do."""
+    """(plan, split, biases) → gradients of one stage against eager's; what W has to do; how many pieces of memory one of the
+    microbatches had elsewhere between F and B."""
     warnings.simplefilter("ignore")
     mesh, found = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), []
     for how, split, bias in jobs:
         layers = parallel(model(BLOCKS, bias), mesh, how)
         stage = Stage(layers, 0, loss, 1 / MICROBATCHES, parts=parts_by_name(split)(layers, 0, loss))
+        keeper = Keeper(torch.device("cpu"), batch(1))
         for m in range(MICROBATCHES):
-            stage.forward(m, *batch(m), split=True)
+            stage.forward(m, *batch(m), split=True, keeper=keeper if m == 1 else None)
+        moved = away_and_back(keeper, 0.7)
         for m in range(MICROBATCHES):
             stage.backward(m, None)
         before = [p.grad is None for layer in layers[1:-1] for p in layer.parameters() if p.dim() > 1]
@@ -72,9 +76,21 @@ def without_pipeline(rank: int, jobs: list[tuple[str, str, bool]]) -> list[dict[
         eager, plain = trained(parallel(model(BLOCKS, bias), mesh, how)), trained(model(BLOCKS, bias))
         found.append(
             compared(nn.Sequential(*layers), eager, plain)
-            | {"left": sum(before), "matrices": len(before), "collectives": collectives.get_total_counts()}
+            | {"moved": moved, "left": sum(before), "matrices": len(before), "collectives": collectives.get_total_counts()}
         )
     return found
+
+
+def away_and_back(keeper: Keeper, share: float) -> int:
+    """What a microbatch keeps leaves the device and comes back. How many pieces of memory moved."""
+    pieces = keeper.chosen(share)
+    buffer = torch.empty(room_for(pieces), dtype=torch.uint8)
+    for one in pieces:
+        buffer[one.place : one.place + one.moved].copy_(one.bytes_on_device()[: one.moved])
+        one.leave()
+    for one in pieces:
+        one.come_back().copy_(buffer[one.place : one.place + one.moved])
+    return len(pieces)
 
 
 def graphs(rank: int, _: None) -> dict[str, Any]:

@@ -53,7 +53,8 @@ class Offload:
         signals: Signals | None = None,
         emulated: bool = False,
     ) -> None:
-        self.device, self.signals = device, signals
+        index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+        self.device, self.signals = torch.device(device.type, index), signals
         self.timeout = timeout + 1.0  # beyond a signal's, which knows the rank that it waited for
         self.pool = HostPool(pinned=device.type == "cuda", keeps=signals is None)
         self._heard = None if emulated else signals

@@ -67,6 +67,7 @@ def fit(schedule: Schedule, spec: str, options: Options) -> None:
     from ..emulate import Times
     from ..layers import layer_counts
     from ..lowering import lower
+    from .host import check_host_memory
 
     model = load(spec, options.seed)
     spread = others_of(options.sizes(schedule.problem.ranks))
@@ -76,6 +77,8 @@ def fit(schedule: Schedule, spec: str, options: Options) -> None:
     layer_counts(schedule.problem, len(model.layers))
     if options.emulate is not None:
         Times.of(schedule, options.emulate)
+    elif schedule.problem.source == "" or schedule.problem.source.endswith(f": {spec}"):  # else another model stands in
+        check_host_memory(schedule)
 
 
 def run_group(
