@@ -18,6 +18,8 @@ from .timeline import Floats, Timeline
 from .util.errors import BadInput
 from .util.files import checked, read_one_of, write_document
 
+REPLAYED = 12  # steps that `replay_error` replays, up to twice as many
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -93,6 +95,13 @@ class Trace:
         sent = np.floor(edges.sent * part[edges.before]).astype(np.int64)
         own = replace(problem, passes=replace(problem.passes, duration=took), edges=replace(edges, sent=sent))
         return Schedule(own, self.schedule, self.syncs).timeline()
+
+    def replay_error(self) -> float:
+        """How much longer (or, below 0, shorter) than measured steps are when replayed, the mean as a share of them; of some
+        twelve steps where there are more."""
+        some = range(0, len(self.steps), 1 + len(self.steps) // REPLAYED)
+        errors = [self.replayed(i).value / self.steps[i].value - 1 for i in some if self.steps[i].value]
+        return float(np.mean(errors)) if errors else 0.0
 
     def waits(self, step: int) -> Floats:
         """µs that each pass's stream stood idle before it because its inputs were not there: the shortest over its

@@ -52,7 +52,7 @@ def from_trace(options: argparse.Namespace) -> int:
     from ..profile.profile import Profile
     from ..profile.stalls import stalls_of
     from ..search.today import today_of
-    from ..show.run_text import lengths_as_text, links_as_text, run_as_text, stage_times, stages_as_text, stalls_as_text
+    from ..show.run_text import run_in_words, stage_times
     from ..show.today_text import today_as_text, today_line
 
     if options.seconds < 0:
@@ -71,8 +71,7 @@ def from_trace(options: argparse.Namespace) -> int:
             told |= {"stages": stage_times(trace), "stalls": [one.to_json() for one in stalls]}
             print_json(told | {"today": today.to_json() | {"line": today_line(today)}})
         elif options.output != "-":
-            said = run_as_text(trace) + stages_as_text(trace) + links_as_text(trace) + lengths_as_text(trace)
-            print(said + stalls_as_text(trace, stalls), end="")
+            print(run_in_words(trace, stalls), end="")
             print(_ranks_in_words(found, told=base is not None or trace.facts.get(LINKS) != FROM_STEPS))
             print(today_as_text(today), end="")
     return 0

@@ -14,19 +14,22 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..timeline import Floats
 from ..trace import Trace
+from ..util.statistics import weighted_median
 
 LEFT = 0.5  # of the spread that medians leave: what factors may leave at most, to be said to explain it
-CLOSER = 0.005  # of the median step: so much closer its order must come with its own factors
+CLOSER = 0.01  # of the median step: so much closer its order must come with its own factors
 
 
 @dataclass(frozen=True)
 class Lengths:
     """usual: µs that each pass computes, the median of its lane (all microbatches and steps), shape (passes,). each: how
-    much longer a microbatch took in a step, the median over its passes, shape (steps, microbatches). spread: how far passes
-    lie from their usual time, the median as a share; left: the same with the factors."""
+    much longer a microbatch took in a step, the median over its passes, shape (steps, microbatches). base: µs of a pass of a
+    microbatch whose factor is 1, so that base times factor has the least absolute deviations from its lane's times; shape
+    (passes,). spread: how far passes lie from their usual time, the median as a share; left: the same with the factors."""
 
     usual: Floats
     each: Floats
+    base: Floats
     spread: float
     left: float
 
@@ -49,25 +52,28 @@ def lengths_of(trace: Trace) -> Lengths:
     for i in np.unique(of).tolist():
         each[:, i] = np.median(ratio[:, of == i], axis=1)
     each = np.where(each > 0, each, 1.0)
+    base = usual.copy()
+    for lane in problem.lanes:
+        if problem.in_microbatch[lane[0]]:
+            factor = each[:, problem.passes.microbatch[lane]]
+            base[lane] = weighted_median(times[:, lane] / factor, factor)
     spread, left = (float(np.median(np.abs(one - 1))) for one in (ratio, ratio / each[:, of]))
-    return Lengths(usual, each, spread, left)
+    return Lengths(usual, each, base, spread, left)
 
 
 def factors_of(trace: Trace, lengths: Lengths) -> tuple[float, ...]:
     """The factors of the median step, where they explain what passes took and bring its order closer to what was measured
-    than medians alone do, by half a per cent of it; else ()."""
+    than medians alone do, by a per cent of it; else ()."""
     factors, measured = lengths.each[trace.median_step], trace.steps[trace.median_step].value
     if not lengths.explain or not measured:
         return ()
-    alike = _of_medians(trace.problem, lengths.usual)
-    misses = [
-        abs(Schedule(one, trace.schedule, trace.syncs).timeline().value / measured - 1)
-        for one in (alike, alike.scaled(factors))
-    ]
+    tried = with_times(trace.problem, lengths.usual), with_times(trace.problem, lengths.base).scaled(factors)
+    misses = [abs(Schedule(one, trace.schedule, trace.syncs).timeline().value / measured - 1) for one in tried]
     return tuple(round(one, 6) for one in factors.tolist()) if misses[0] - misses[1] >= CLOSER else ()
 
 
-def _of_medians(problem: Problem, usual: Floats) -> Problem:
+def with_times(problem: Problem, times: Floats) -> Problem:
+    """The same step where passes compute so many µs, shape (passes,), rounded to whole ones."""
     p = problem.passes
-    alike = np.rint(usual).astype(np.int64) + problem.sending
-    return replace(problem, passes=replace(p, duration=np.where(problem.computing, alike, p.duration)))
+    own = np.rint(times).astype(np.int64) + problem.sending
+    return replace(problem, passes=replace(p, duration=np.where(problem.computing, own, p.duration)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from statistics import median, median_low
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..problem import Problem
 from ..timeline import Floats
 from ..trace import Trace
 from ..util.errors import BadInput
+from ..util.statistics import weighted_median
 from .lengths import factors_of, lengths_of
 from .profile import Profile
 
@@ -30,30 +31,33 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
     problem has them, and bytes are unknown, 0). A rank whose passes together take 5 % more or less of what `base` says than
     the middle rank's do is taken for a slower or faster device (`rank_factors`); all else is put on the layers. Kinds that
     did not run change as their nearest did (BW with B and W, X with F). Message times are scaled as those took that an idle
-    rank was waiting for. Where the problem's microbatches differ, those of the median step get factors (`factors_of`).
-    Raises BadInput.
+    rank was waiting for. Where the problem's microbatches differ, those of the median step get factors (`factors_of`), and
+    times and samples are those of a microbatch whose factor is 1. Raises BadInput.
     """
     problem = trace.problem
     groups = _groups(problem)
     layers = _layers(problem, base, groups)
-    times = trace.computed()
+    times, lengths = trace.computed(), lengths_of(trace)
+    lasting = () if problem.alike else factors_of(trace, lengths)
+    factor = (lengths.each if lasting else np.ones_like(lengths.each))[:, problem.passes.microbatch * problem.in_microbatch]
     kinds = tuple(dict.fromkeys(one.kind for one in groups))
     cuts = layer_cuts(problem.layers)
-    ratio = _rank_ratios(problem, groups, layers, times, cuts)
+    ratio = _rank_ratios(problem, groups, layers, lengths.base if lasting else lengths.usual, cuts)
     middle = median_low(ratio)
     factors = [one / middle if abs(one / middle - 1) >= ALIKE else 1.0 for one in ratio]
-    samples: Samples = {}
+    samples, weights = Samples(), Samples()
     for stage, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False)):
         for kind in kinds:
             rows = [one for one in groups if (one.stage, one.kind) == (stage, kind)]
             if not rows:
                 continue
-            own = np.concatenate([times[:, one.rows].ravel() / factors[one.rank] for one in rows])
+            own = np.concatenate([(times / factor)[:, one.rows].ravel() / factors[one.rank] for one in rows])
+            weight = np.concatenate([factor[:, one.rows].ravel() for one in rows]).tolist()
             shares = _shares([getattr(layer, kind) for layer in layers[a:b]])
             for i, share in zip(range(a, b), shares, strict=True):
-                samples[i, kind] = (own * share).tolist()
+                samples[i, kind], weights[i, kind] = (own * share).tolist(), weight
     scale, heard = _link_scale(trace)
-    new = tuple(replace(_retimed(i, c, samples), message=c.message * scale) for i, c in enumerate(layers))
+    new = tuple(replace(_retimed(i, c, samples, weights), message=c.message * scale) for i, c in enumerate(layers))
     link = Link(0.0, 1.0) if base is None else base.link
     facts: dict[str, Any] = {
         "steps": len(trace.steps),
@@ -76,7 +80,7 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
         () if base is None else base.tied,
         None if base is None else base.shard_link,
         None if base is None else base.host,
-        microbatch_factors=() if problem.alike else factors_of(trace, lengths_of(trace)),
+        lasting,
     )
 
 
@@ -166,12 +170,13 @@ def _messages(problem: Problem, stages: int) -> list[float]:
 
 
 def _rank_ratios(
-    problem: Problem, groups: list[_Group], layers: tuple[Layer, ...], times: Floats, cuts: list[int]
+    problem: Problem, groups: list[_Group], layers: tuple[Layer, ...], usual: Floats, cuts: list[int]
 ) -> list[float]:
-    """Measured over what the layers say, of all passes of each rank; medians of each kind and stage."""
+    """Measured over what the layers say, of all passes of each rank. usual: µs of each pass as its kind and stage usually
+    take there, shape (passes,)."""
     measured, said = np.zeros(problem.ranks), np.zeros(problem.ranks)
     for one in groups:
-        measured[one.rank] += len(one.rows) * float(np.median(times[:, one.rows]))
+        measured[one.rank] += float(usual[one.rows].sum())
         said[one.rank] += len(one.rows) * sum(getattr(c, one.kind) for c in layers[cuts[one.stage] : cuts[one.stage + 1]])
     for rank in np.flatnonzero((measured <= 0) | (said <= 0)):
         raise BadInput(f"trace: rank {rank} ran {measured[rank]:.0f} µs where its layers say {said[rank]:.0f}: no ratio")
@@ -184,9 +189,9 @@ def _shares(times: list[float]) -> list[float]:
     return [one / whole for one in times] if whole else [1 / len(times)] * len(times)
 
 
-def _retimed(i: int, layer: Layer, samples: Samples) -> Layer:
+def _retimed(i: int, layer: Layer, samples: Samples, weights: Samples) -> Layer:
     """The layer with its measured times, and with those of kinds that did not run in proportion."""
-    new: dict[str, Any] = {kind: median(row) for (of, kind), row in samples.items() if of == i}
+    new: dict[str, Any] = {kind: weighted_median(row, weights[of, kind]) for (of, kind), row in samples.items() if of == i}
     for kind, partners in WITH.items():
         if (i, kind) not in samples and all((i, one) in samples for one in partners):
             before = sum(getattr(layer, one) for one in partners)

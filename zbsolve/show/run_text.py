@@ -15,6 +15,7 @@ from ..util.statistics import quartiles
 from ..util.text import aligned, format_time, printable
 
 MAX_STALLS = 5  # that are told
+NOTABLE_ERROR = 0.02  # of a step, of which nothing is told
 MAX_STAGES = 32  # that have a line each
 
 
@@ -43,6 +44,15 @@ def links_as_text(trace: Trace) -> str:
         f"messages hold their sender up: with its inputs there, a pass began {sending} behind one that sends, and {silent} "
         f"behind one that does not; a message takes {message}\n"
     )
+
+
+def replay_as_text(trace: Trace) -> str:
+    """A line where steps replay notably shorter or longer with their own times: then there is more in them than is told."""
+    off = trace.replay_error()
+    if abs(off) < NOTABLE_ERROR:
+        return ""
+    more = "ranks also did something else" if off < 0 else "some passes overlapped"
+    return f"by its passes and messages alone a step takes {abs(off):.1%} {'less' if off < 0 else 'more'}: {more}\n"
 
 
 def lengths_as_text(trace: Trace) -> str:
@@ -105,3 +115,9 @@ def run_as_text(trace: Trace) -> str:
     left = facts.get("left_out")
     lines += [f"left out: {printable(str(one))}" for one in left] if isinstance(left, list) else []
     return "".join(f"{line}\n" for line in lines)
+
+
+def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
+    """All that is told of a run: what ran, what stages took, what messages and lengths do, what stalled."""
+    told = run_as_text(trace) + stages_as_text(trace) + links_as_text(trace) + lengths_as_text(trace)
+    return told + replay_as_text(trace) + stalls_as_text(trace, stalls)

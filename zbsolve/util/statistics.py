@@ -14,6 +14,16 @@ def quartiles(samples: ArrayLike) -> tuple[float, float]:
     return low, high
 
 
+def weighted_median(samples: ArrayLike, weights: ArrayLike) -> float:
+    """The number u with the least sum of weight · |sample − u|, the middle of them where there are several: the median where
+    weights are alike. Arrays of one shape, over all of it; weights above 0."""
+    values, parts = np.ravel(np.asarray(samples, np.float64)), np.ravel(np.asarray(weights, np.float64))
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(parts[order])
+    low, high = (int(np.searchsorted(below, below[-1] / 2, side)) for side in ("left", "right"))
+    return float((values[order[low]] + values[order[high]]) / 2)
+
+
 def median_error(samples: Sequence[float]) -> float:
     """Half the width of a 95 % interval around the median, relative to the median: 1.57 interquartile ranges over √n
     (McGill, Tukey and Larsen 1978, the notch of a box plot). 0 where the median is 0."""

@@ -176,6 +176,11 @@ def test_a_missing_rank_is_named(folder: Path) -> None:
     refused(folder, str(folder), "rank 2", "pp_rank_2.json is missing", "pp_size 4")
 
 
+def test_a_file_of_a_rank_too_many_is_told(folder: Path) -> None:
+    shutil.copy(folder / "pp_rank_0.json", folder / "pp_rank_4.json")
+    assert read_trace(folder).facts["left_out"] == ["the files of rank 4: config.json says pp_size 4"]
+
+
 def test_a_missing_config_is_named(folder: Path) -> None:
     (folder / "config.json").unlink()
     refused(folder, "config.json: no such file")

@@ -77,6 +77,7 @@ def test_another_schema_is_named(table: Any, write: Callable[[Any], Path]) -> No
 def test_a_missing_stage_is_named(table: Any, write: Callable[[Any], Path]) -> None:
     stage = table["stage"].to_numpy()
     refused(write(table.filter(pa.array(stage != 1))), "no rank has a pass of stage 1")
+    refused(write(table.filter(pa.array(stage < 3))), "stage 2 sends to stage 3, of which no row has a pass")
 
 
 def test_steps_that_are_not_whole_are_left_out(table: Any, write: Callable[[Any], Path]) -> None:

@@ -17,7 +17,6 @@ from ...util.statistics import quartiles
 
 SHARE = 0.5  # of a message: so much longer ranks stand idle behind passes that send, where it holds them up
 MIN_GAPS = 4  # without which nothing is told
-MAX_STEPS = 12  # that are replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,3 @@ def gaps_of(trace: Trace) -> Gaps:
     least = min((median(row) for row in silent.values() if row), default=0.0)
     row = behind or [0.0]
     return Gaps(len(behind), median(row), quartiles(row)[0], least, median(sizes or [0.0]))
-
-
-def miss(trace: Trace) -> float:
-    """How far steps with their own times are replayed from what was measured, the mean as a share of it."""
-    every = range(0, len(trace.steps), 1 + len(trace.steps) // MAX_STEPS)
-    return float(np.mean([abs(trace.replayed(i).value / trace.steps[i].value - 1) for i in every if trace.steps[i].value]))

@@ -81,7 +81,8 @@ def read(folder: Path) -> Recording:
         )
         for name in names
     )
-    return Recording(str(folder), FORMAT, OWN, steps, {}, {"backend": "Megatron", "ranks": config.pp_size})
+    facts = {"backend": "Megatron", "ranks": config.pp_size}
+    return Recording(str(folder), FORMAT, OWN, steps, {}, facts, _further(folder, config.pp_size))
 
 
 def read_rank_alone(path: Path) -> Recording:
@@ -94,6 +95,14 @@ def _rank(folder: Path, rank: int, ranks: int) -> RankSteps:
     if not path.is_file():
         raise BadInput(f"{folder}: rank {rank}: {path.name} is missing ({CONFIG} says pp_size {ranks})")
     return checked(parse_json(read_text(path), path), RankSteps, str(path))
+
+
+def _further(folder: Path, ranks: int) -> tuple[str, ...]:
+    """A line where there are files of more ranks than the pipeline has."""
+    found = (RANK_FILE.fullmatch(one.name) for one in folder.iterdir())
+    more = sorted(int(one[1]) for one in found if one and int(one[1]) >= ranks)
+    said = f"rank {more[0]}" if len(more) == 1 else f"ranks {', '.join(map(str, more[:8]))}"
+    return (f"the files of {said}: {CONFIG} says pp_size {ranks}",) if more else ()
 
 
 def _told(folder: Path, rank: int, steps: RankSteps, config: ConfigForm) -> dict[str, _Told]:

@@ -44,8 +44,16 @@ def read(path: Path) -> Recording:
         if min(stage, microbatch, rank) < 0:
             raise BadInput(f"{path}: step {step}: a {kind} without stage or microbatch (gmc {stage}, mb_id {microbatch})")
         groups.setdefault((step, replica), []).append(RanPass(KINDS[kind], stage, microbatch, rank, a, b))
+    _check_last(path, table)
     steps, left_out = _whole(groups)
     return Recording(str(path), FORMAT, ONE, steps, _links(table), {"replicas": len({one for _, one in groups})}, left_out)
+
+
+def _check_last(path: Path, table: Columns) -> None:
+    """Raise BadInput where each rank has one stage, and the last one sends activations on: then another one is missing."""
+    last = int(table["stage"].max(initial=-1))
+    if table["gmc"].max(initial=-1) == last and ((table["optype"] == MESSAGES[0][0]) & (table["stage"] == last)).any():
+        raise BadInput(f"{path}: stage {last} sends to stage {last + 1}, of which no row has a pass: a rank is missing")
 
 
 def _columns(path: Path) -> Columns:

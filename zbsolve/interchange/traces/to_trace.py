@@ -13,7 +13,7 @@ import numpy as np
 from ...build.fused_backward import with_fused_backward
 from ...build.plain import pipeline
 from ...problem import Problem
-from ...profile.lengths import factors_of, lengths_of
+from ...profile.lengths import factors_of, lengths_of, with_times
 from ...profile.measured_run import FROM_STEPS, LINKS
 from ...tables import Bools
 from ...timeline import Floats, Timeline
@@ -21,7 +21,7 @@ from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.text import printable
 from ...verifier import verify
-from .blocking import gaps_of, miss
+from .blocking import gaps_of
 from .clocks import ALIGNED, aligned, fit, only_fitting
 from .recording import HOST, OWN, RecordedStep, Recording
 
@@ -49,7 +49,7 @@ def trace_of(recording: Recording) -> Trace:
     if not factors:
         return trace
     told = {"microbatch_factors": list(factors), "spread": lengths.spread, "spread_left": lengths.left}
-    return _run(recording, trace.problem.scaled(factors), trace.facts | told)
+    return _run(recording, with_times(trace.problem, lengths.base).scaled(factors), trace.facts | told)
 
 
 def _held_up(recording: Recording, trace: Trace) -> Trace:
@@ -58,7 +58,7 @@ def _held_up(recording: Recording, trace: Trace) -> Trace:
     if not gaps.blocked:
         return trace
     blocked = _run(recording, problem_of(recording, blocking=True), trace.facts | {"blocking": gaps.to_json()})
-    return blocked if miss(blocked) < miss(trace) else trace
+    return blocked if abs(blocked.replay_error()) < abs(trace.replay_error()) else trace
 
 
 def _run(recording: Recording, problem: Problem, facts: Mapping[str, Any] | None = None) -> Trace:
