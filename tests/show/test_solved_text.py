@@ -44,6 +44,28 @@ def test_a_placement_of_two_stages_a_rank_is_held_against_1f1b_of_one(profile: s
     assert json.loads(capsys.readouterr().out)["against_1f1b"]["value"] == 660
 
 
+def test_a_proof_about_a_split_backward_says_that_a_fused_one_is_another_problem(tmp_path, capsys) -> None:
+    """Where one pass takes notably less than B and W, 1F1B with it may be shorter than what is proven optimal."""
+    path = str(tmp_path / "p.json")
+    slow = replace(equal_layers(), layers=tuple(replace(one, BW=0.7 * (one.B + one.W)) for one in equal_layers().layers))
+    slow.save(path)
+    step = ["solve", path, "--ranks", "2", "--microbatches", "8", "--effort", "0.1"]
+    assert main(step) == 0
+    said = capsys.readouterr().out
+    assert "proven optimal" in said
+    assert said.splitlines()[-1] == (
+        "all of this is about B and W apart. One pass BW takes 30.0% less than both, and 1F1B, which runs it, is shorter "
+        "than this: that is another problem, which --fused solves"
+    )
+    assert main([*step, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fused_saves"] == pytest.approx(0.3)
+    assert main([*step, "--fused"]) == 0
+    assert "another problem" not in capsys.readouterr().out
+    replace(slow, layers=equal_layers().layers).save(path)
+    assert main(step) == 0
+    assert "another problem" not in capsys.readouterr().out
+
+
 def test_peaks_of_each_rank_stand_beside_their_room() -> None:
     problem = pipeline(**STEP, capacity=[8 << 20, 9 << 20, 9 << 20, 8 << 20])
     schedule = solve(problem, effort=0.2)

@@ -66,7 +66,9 @@ def command(options: argparse.Namespace) -> int:
     every = {} if isinstance(given, Problem) else _bounds_of_all(*given, tried)
     usual = None if isinstance(given, Problem) else usual_schedule(*given, schedule.problem.layers)
     copies = None if isinstance(given, Problem) else _copy_ratio(*given, schedule)
-    solved = Solved(schedule, usual, peaks[-1] if peaks else None, options.effort is None, copies)
+    solved = Solved(
+        schedule, usual, peaks[-1] if peaks else None, options.effort is None, copies, _fused_saves(given, schedule)
+    )
     with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
         _print_solved(options, solved, tried, every)
     if not isinstance(given, Problem):
@@ -109,6 +111,14 @@ def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) 
         f"{layers} layers on {step.ranks} stages: neighbours are joined, {each} a stage; --placement vee{chunks} or "
         f"loop{chunks} gives each layer its own stage"
     )
+
+
+def _fused_saves(given: tuple[Profile, Step] | Problem, schedule: Schedule) -> float:
+    """By which share one pass BW is shorter than B and W, where a profile has both and the schedule runs them apart."""
+    if not isinstance(given, tuple) or "W" not in schedule.problem.passes.kinds:
+        return 0.0
+    apart, fused = (sum(one) for one in zip(*((c.B + c.W, c.BW) for c in given[0].layers), strict=True))
+    return max(0.0, 1 - fused / apart) if apart and fused else 0.0
 
 
 def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> dict[str, int]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..search.least_peak import LeastPeak
 
 MAX_RANKS = 16  # whose peaks stand in a line
+NOTABLE = 0.005  # of B and W: a fused backward that is so much shorter is told
 NO_CHANGE = 0.0005  # a share that would be shown as 0.0 %
 
 
@@ -22,19 +23,22 @@ NO_CHANGE = 0.0005  # a share that would be shown as 0.0 %
 class Solved:
     """A solved schedule. usual: 1F1B of the same layers on the same ranks, where there is one. peak: what the search for
     less memory came to, where there was one. timed: whether seconds say how long it took (with an effort they do not).
-    copies: of a step that offloads, k (see `Step.copy_ratio`)."""
+    copies: of a step that offloads, k (see `Step.copy_ratio`). fused_saves: by which share one pass BW is shorter than B and
+    W, which the schedule has; 0 where that is not known."""
 
     schedule: Schedule
     usual: Schedule | None = None
     peak: LeastPeak | None = None
     timed: bool = True
     copies: float | None = None
+    fused_saves: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Peaks and capacities, bytes a rank; what every schedule of this value needs, as far as proven; and the changes
-        against 1F1B as shares of its value and of its largest peak."""
+        """What a fused backward saves; peaks and capacities, bytes a rank; what every schedule of this value needs, as far
+        as proven; and the changes against 1F1B as shares of its value and of its largest peak."""
         problem, peaks = self.schedule.problem, self.schedule.timeline().peak_bytes
         body: dict[str, Any] = {
+            "fused_saves": self.fused_saves,
             "peaks": list(peaks),
             "capacity": None if problem.capacity is None else list(problem.capacity),
         }
@@ -87,7 +91,19 @@ def solved_as_text(solved: Solved) -> str:
         lines.append(copies_in_words(solved.copies))
     if solved.usual is not None:
         lines.append(f"against 1F1B on these ranks: {_changes_in_words(schedule, solved.usual)}")
+    if solved.fused_saves > NOTABLE:
+        lines.append(_another_problem(solved))
     return "\n".join(lines) + "\n"
+
+
+def _another_problem(solved: Solved) -> str:
+    """That nothing here is proven about a fused backward, which takes less."""
+    shorter = solved.usual is not None and solved.usual.timeline().value < solved.schedule.timeline().value
+    also = ", and 1F1B, which runs it, is shorter than this" if shorter else ""
+    return (
+        f"all of this is about B and W apart. One pass BW takes {solved.fused_saves:.1%} less than both{also}: that is "
+        "another problem, which --fused solves"
+    )
 
 
 def _memory_lines(solved: Solved) -> list[str]:
