@@ -226,6 +226,8 @@ def test_what_fails_late_names_its_pass(failing: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_is_timed_by_its_events() -> None:
     profile = measure("gpt-1.5b@layers=2,batch=1", seconds=2.0, device="cuda")
+    assert profile.host is not None
+    assert profile.host.ranks == torch.cuda.device_count()
     assert profile.capacity
     assert profile.layers[1].F > 0
     assert len(profile.samples["block0/F host"]) == len(profile.samples["block0/F"])

@@ -15,7 +15,8 @@ def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
     `problem.pools`.
 
     While a pass runs, bytes lie there that it takes, or a pass before it, and that it frees, or a pass behind it: those
-    of all edges around it in the graph, in whatever order passes run.
+    of all edges around it in the graph, in whatever order passes run. `least_room` is its closed form for a plain step that
+    is not built yet.
     """
     mine = np.flatnonzero(problem.in_microbatch & (problem.passes.microbatch == microbatch))
     one = problem.only(mine)

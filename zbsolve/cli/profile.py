@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..exec.splits import SPLITS, as_lines
@@ -124,6 +125,7 @@ def _print_profile(options: argparse.Namespace, found: Profile) -> None:
         kinds = ("F", "B", "W", "BW")
         total = {kind: sum(getattr(layer, kind) for layer in found.layers) for kind in kinds}
         link = {"latency": found.link.latency, "bytes_per_us": found.link.bytes_per_us}
+        host = {} if found.host is None else {"host_link": asdict(found.host)}
         print_json(
             {
                 "model": found.model,
@@ -131,6 +133,7 @@ def _print_profile(options: argparse.Namespace, found: Profile) -> None:
                 "layers": len(found.layers),
                 "total": total,
                 "link": link,
+                **host,
                 **found.facts,
             }
         )
