@@ -56,6 +56,13 @@ def test_emulated_devices() -> None:
         assert words == [*name.split(), *numbers, *faster]
 
 
+def test_there_and_back() -> None:
+    rows, lines = kept("torch_round")["rows"], shown("docs/export-torch.md", "torch_round")[1:]
+    for words, row in zip(lines, rows, strict=True):
+        times = row["predicted_ms"], median(row["samples_ms"])
+        assert words == [*row["run"].split(), *(f"{one:.1f}" for one in times), f"{100 * (times[1] / times[0] - 1):+.1f}%"]
+
+
 def test_suites_have_so_many_problems() -> None:
     counts = f"`small` has {len(suite('small'))} problems, `full` has {len(suite('full'))}"
     assert counts in sentences("docs/benchmarks.md")
