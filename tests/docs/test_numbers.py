@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.offload_memory import LAYERS
+from benchmarks.offload_memory import table as memory_table
 from benchmarks.traced import MESSAGES, ranks_table, replays_table, table
 from zbsolve.bench.suites import suite
 
@@ -210,3 +212,26 @@ def test_splits_of_the_backward() -> None:
         llama["ratios"]["graph:least"]["eager"] / llama["ratios"]["graph"]["eager"] - 1,
     )
     assert f"For a Llama block that was {100 * less:.0f} % less, and B + W took {100 * longer:.0f} % longer" in text
+
+
+def test_memory_on_more_ranks() -> None:
+    rows = kept("offload_memory")["rows"]
+    assert shown("docs/offload.md", "offload_memory") == [line.split() for line in memory_table(rows).splitlines()]
+    at = {(row["system"], row["ranks"], row["chunks"]): row for row in rows}
+    sizes = sorted({row["ranks"] for row in rows})
+    assert (sizes[0], sizes[-1]) == (4, 64)
+    for chunks in (2, 4):
+        assert {at["po-f", p, chunks]["memory"] * p * chunks for p in sizes} == {3.0}
+        for p in sizes:
+            transit = at["po-h", p, chunks]["memory"] * p * chunks - (1 + 2 / chunks) / 8 * p * chunks
+            assert 1 <= transit <= 4
+    said = sentences("docs/offload.md")
+    half, full, found, plain = (at[name, 64, 2] for name in ("po-h", "po-f", "search in PO-F", "gis-h"))
+    assert f"it is {at['po-h', 4, 2]['memory']:.1f} M on 4 ranks and {half['memory']:.3f} M on 64" in said
+    assert f"a bubble of {found['bubble']:.1%} on 64 ranks where PO-F's is {full['bubble']:.1%}".replace("%", " %") in said
+    assert found["bubble"] <= plain["bubble"] <= found["bubble"] + 0.001
+    assert (found["solver"], found["memory"] * 32) == ("gis", plain["memory"])
+    assert f"At least {found['bound']:.1%} is proven".replace("%", " %") in said
+    assert all(at["search in PO-H", p, 2]["bubble"] == at["po-h", p, 2]["bubble"] for p in sizes)
+    assert f"{at['search in PO-H', 64, 2]['bound']:.1%} is proven there".replace("%", " %") in said
+    assert f"{full['host_layers'][0] / 64 / LAYERS:.1f}" == "0.5"

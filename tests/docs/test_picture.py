@@ -11,6 +11,12 @@ from ..support.docs import text_of
 from ..support.house import ROOT
 
 
+def test_the_picture_of_offload_shows_the_kept_results() -> None:
+    """After a new measurement: `python docs/offload_memory.py` writes it anew."""
+    script = runpy.run_path(str(ROOT / "docs" / "offload_memory.py"))
+    assert script["picture"]() == (ROOT / "docs" / "offload_memory.svg").read_text(encoding="utf-8")
+
+
 def test_the_committed_picture_is_what_the_script_draws() -> None:
     """After a change of the pictures or the search: `python docs/picture.py` writes it anew."""
     script = runpy.run_path(str(ROOT / "docs" / "picture.py"))
