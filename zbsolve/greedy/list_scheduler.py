@@ -17,10 +17,10 @@ from ..schedule import Schedule
 from ..timeline import Floats
 from ..util.errors import NotFound
 from ..util.kernels import inner_kernel, kernel
-from .accounts import brings_back
 from .event_heap import pop, push
 from .ledger import Ledger, free, may_take, new_ledger, take
 from .problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch
+from .returns import usual_ahead
 from .syncs import moments_of, synced
 
 
@@ -42,12 +42,12 @@ class Policy(NamedTuple):
 
 def deepest_first(problem: Problem) -> Policy:
     """The policy that prefers the pass furthest along the graph, fills only gaps that fit the filler, and has no caps but
-    that of each lane that brings memory back one pass at most is ahead of its use."""
+    on how far memory that is brought back is ahead of its use (see `returns`)."""
     a = arrays_of(problem)
     lanes = len(a.first_pass)
     return Policy(
         np.where(a.partner < 0, -1, a.depth[a.first_pass]),
-        np.where(brings_back(problem)[a.first_pass], 1, len(a.duration)).astype(np.int64),
+        usual_ahead(problem, a),
         np.ones(lanes),
         np.full(lanes, NEVER),
     )

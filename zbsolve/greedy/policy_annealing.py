@@ -15,14 +15,17 @@ import numpy as np
 from ..problem import Ints, Problem
 from ..util.clock import Clock
 from ..util.kernels import kernel
+from .accounts import brings_back
 from .list_scheduler import Policy, deepest_first, list_schedule_fast
 from .problem_arrays import NEVER, arrays_of
+from .returns import most_ahead
 
 SECONDS_PER_SCHEDULED_PASS = 7e-7  # that list scheduling takes, or counts for
 ANNEALED_STARTS = 4  # policies that are annealed for a short time each before the best of all is annealed
 SHORT_RUNS = 12  # short annealings that the whole time would allow
 ROUNDS_AT_ONCE, SECONDS_AT_ONCE = 2000, 0.1  # rounds and seconds between two answers, at most
 HEAT = 0.004  # what annealing takes lightly at first, as a share of the value
+AHEAD = (0.0, 0.75, 0.5, 0.95, 0.25)  # of a device's room is for memory that came back early
 SAMPLED_PASSES, SAMPLE_SIZE = 6_000, 4_000  # beyond so many passes a sample is annealed, of about so many passes
 
 
@@ -73,8 +76,10 @@ def _candidates(problem: Problem) -> Iterator[Policy]:
     shallow = np.where(a.partner < 0, -1, a.depth.max() - a.depth[first])
     flying = [few + share * (many - few) for share in (0.0, 0.5, 0.25, 0.75, 1.0)]
     caps = [base.cap, *(np.where(leads, np.ceil(most), base.cap).astype(np.int64) for most in (whole, *flying))]
-    for priority, patience, cap in product((base.priority, shallow), (1.0, 0.1, 0.5), caps):
-        yield Policy(priority, cap, np.full(len(first), patience), base.slack)
+    back = brings_back(problem)[first]
+    ahead = [base.cap, *(most_ahead(problem, a, share) for share in AHEAD)] if back.any() else [base.cap]
+    for priority, patience, cap, early in product((base.priority, shallow), (1.0, 0.1, 0.5), caps, ahead):
+        yield Policy(priority, np.where(back, early, cap), np.full(len(first), patience), base.slack)
 
 
 def _with_slack(problem: Problem, policy: Policy) -> Policy:

@@ -8,7 +8,6 @@ inputs are there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -93,9 +92,9 @@ def with_side_streams(problem: Problem, schedule: Schedule) -> Schedule:
     scale = 2 * len(problem.passes) + 2  # of the row, so that all passes on side streams fit between two others
     start, end = scale * row.start, scale * row.end
     for rank in (pool for pool in pools_with_syncs(problem) if pool < problem.ranks):
-        for at, rows in _Beside(problem, rank, timeline, row).placed():
-            start[rows] = scale * at + 1 + 2 * np.arange(len(rows))
-            end[rows] = start[rows] + 1
+        behind, turn, rows = _Beside(problem, rank, timeline, row).placed()
+        start[rows] = scale * behind + 1 + 2 * turn
+        end[rows] = start[rows] + 1
     for stream, rows in problem.members.items():
         if stream not in given:
             sequences[stream] = rows[np.lexsort((row.start[rows], start[rows]))]
@@ -147,8 +146,9 @@ class _Beside:
         while (np.maximum(ends, self.at[before]) > self.at[after]).any():  # a turn for each of a chain
             np.maximum.at(self.at, after, np.maximum(ends, self.at[before]))
 
-    def placed(self) -> Iterator[tuple[int, Ints]]:
-        """Places in the row, and the side passes that start behind each of them (−1: before all), in order."""
+    def placed(self) -> tuple[Ints, Ints, Ints]:
+        """The place in the row that each side pass starts behind (−1: before all), its turn among those of one place, and
+        the side passes, shape (side passes,) each."""
         problem, streams = self.problem, self.problem.passes.streams
         takers = self.side[self.taking]
         takers = takers[np.argsort(self.until[takers], kind="stable")].tolist()
@@ -164,8 +164,9 @@ class _Beside:
             earlier[stream] = int(self.at[i])
         keys = (np.where(self.taking, self.until[self.side], self.row.start[self.side]), self.taking, self.at[self.side])
         ordered = self.side[np.lexsort(keys)]
-        for at in np.unique(self.at[ordered]).tolist():
-            yield int(self.moment[at - 1]) if at else -1, ordered[self.at[ordered] == at]
+        at = self.at[ordered]
+        turn = np.arange(len(at)) - np.searchsorted(at, at)
+        return np.where(at > 0, self.moment[at - 1], -1), turn, ordered
 
     def _put(self, i: int, earliest: int, wanted: float) -> int:
         """Before which start or end pass i takes its memory: early enough for its first user, or as early as it fits."""

@@ -23,6 +23,7 @@ TRIED_BESIDE = 8  # starting policies that are tried with side streams put in be
 # By how many mean passes what needs a new gather is put off, and starts are shifted at random.
 PUT_OFF, SHIFTS = (0.0, 1.0, 4.0, 1e9), (0.3, 1.0, 3.0)
 SECONDS_PER_SERIAL_PASS = 4e-5
+SERIAL_SHARE = 0.2  # of the time is for serial generation at most, where there is a schedule
 SERIAL_SOLVER = "serial generation"
 
 
@@ -66,11 +67,14 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     problem, clock = state.problem, state.clock
     total = clock.left
     annealed = _annealed(state, seed, total, starts)
-    # Trying policies takes long on a large problem: blocks need not wait for them.
-    sources = [_blocks(state, seed, total, room) for room in rooms_beside(problem)]
+    annealed = annealed if starts else chain(_policies(state, starts), annealed)
+    # Shares of the room are for what passes on side streams take; with pools they free it too.
+    rooms = rooms_beside(problem)[: 1 if problem.pools else None]
+    sources = [_blocks(state, seed, total, room) for room in rooms]
     if pools_with_syncs(problem):
-        sources += [_beside(state, seed, total, room) for room in rooms_beside(problem)] + [_shifted(state, seed, total)]
-    sources.append(annealed if starts else chain(_policies(state, starts), annealed))
+        sources += [_beside(state, seed, total, room) for room in rooms] + [_shifted(state, seed, total)]
+    # Trying policies takes long on a large problem: blocks need not wait for them, but they do not know of pools.
+    sources.insert(0 if problem.pools else len(sources), annealed)
     while sources and not state.done:
         for source in list(sources):
             try:
@@ -120,11 +124,15 @@ def _beside(state: State, seed: int, total: float, room: float) -> Iterator[None
 
 
 def _serial(state: State) -> Iterator[None]:
-    """Orders made pass by pass, for however little memory; of a large problem until there is one."""
+    """Orders made pass by pass, for however little memory; of a large problem until there is one, else for a part of the
+    time."""
     problem, clock = state.problem, state.clock
-    mean = float(problem.passes.duration.mean())
+    mean, large = float(problem.passes.duration.mean()), len(problem.passes) > LARGE_PASSES
+    if large and state.schedule is not None:
+        return
+    until = clock.used + SERIAL_SHARE * clock.left
     for begin, put_off in product(serial_targets(problem), PUT_OFF):
-        if state.schedule is not None and len(problem.passes) > LARGE_PASSES:
+        if state.schedule is not None and (large or clock.used > until):
             return
         clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
         found = serial_schedule(problem, begin, mean * put_off)
