@@ -13,12 +13,14 @@ import pytest
 
 from zbsolve import Schedule, Trace
 from zbsolve.interchange.traces import primus_events, read_trace
+from zbsolve.interchange.traces.blocking import gaps_of
 from zbsolve.interchange.traces.clocks import aligned, least_delays
 from zbsolve.interchange.traces.to_trace import problem_of
 from zbsolve.profile import from_trace
 from zbsolve.profile.stalls import stalls_of
 
 from ...support.recorded import PRIMUS, a_schedule, changed, primus_folder, refused
+from ...support.runs import run_of, trace_of
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,21 @@ def test_a_run_whose_messages_hold_their_sender_up(placement: str, split: bool, 
     assert profile.link.blocking
     again = profile.problem(4, 8, found.problem.placement)
     assert again.passes.duration.tolist() == pytest.approx(found.problem.passes.duration.tolist(), abs=1)
+
+
+@pytest.mark.parametrize(("gap", "told"), [(0, False), (15, False), (30, True), (40, True), (75, True), (90, False)])
+@pytest.mark.parametrize("launch", [0, 20])
+def test_gaps_tell_it_where_they_are_about_a_message_long(gap: int, told: bool, launch: int) -> None:
+    """Of 40 µs: each pass begins `launch` µs later than it could, and `gap` more behind one that sends."""
+    schedule = a_schedule("single", split=False)
+    problem = schedule.problem
+    sends = np.isin(np.arange(len(problem.passes)), problem.edges.before[problem.edges.lag > 0])
+    late = np.full(len(sends), launch)
+    for rows in schedule.sequences.values():
+        late[rows[1:]] += gap * sends[rows[:-1]]
+    gaps = gaps_of(trace_of(schedule, run_of(schedule, np.zeros(len(sends)), late)))
+    assert (gaps.sending, gaps.silent, gaps.message) == (gap + launch, launch, 40)
+    assert gaps.blocked == told
 
 
 def test_messages_beside_compute_stay_there(tmp_path: Path) -> None:

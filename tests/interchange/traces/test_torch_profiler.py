@@ -71,8 +71,8 @@ def _label_minus_pass(path: Path, found: Trace, name: str) -> list[float]:
     form = msgspec.json.decode(path.read_text(), type=TraceForm)
     seen = [one for one in form.traceEvents if one.name == f"PP:{name}" and one.cat == "user_annotation"]
     labels = [one.dur for one in sorted(seen, key=lambda one: one.ts)]
-    steps = zip(found.facts["steps"], found.steps, strict=True)
-    return [labels[int(number) - 1] - (step[name][1] - step[name][0]) for number, step in steps]
+    took = found.computed()[:, found.problem.index[name]].tolist()
+    return [labels[int(number) - 1] - one for number, one in zip(found.facts["steps"], took, strict=True)]
 
 
 @pytest.fixture

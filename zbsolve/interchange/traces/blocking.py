@@ -15,7 +15,7 @@ import numpy as np
 from ...trace import Trace
 from ...util.statistics import quartiles
 
-SHARE = 0.5  # of a message: so much longer ranks stand idle behind passes that send, where it holds them up
+SHARE, MOST = 0.5, 2.0  # of a message: so much longer ranks stand idle behind passes that send, where it holds them up
 MIN_GAPS = 4  # without which nothing is told
 
 
@@ -34,8 +34,9 @@ class Gaps:
 
     @property
     def blocked(self) -> bool:
-        """Whether the message is in the gap, of nearly all of them: delays by chance are in some."""
-        return self.count >= MIN_GAPS and self.message > 0 and self.lower - self.silent >= SHARE * self.message
+        """Whether the message is in the gap, of nearly all of them (delays by chance are in some), and little else is."""
+        longer = self.lower - self.silent, self.sending - self.silent
+        return self.count >= MIN_GAPS and longer[0] >= SHARE * self.message > 0 and longer[1] <= MOST * self.message
 
     def to_json(self) -> dict[str, Any]:
         """The fields."""
