@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from .build.offload import NothingKept
 from .build.recompute import Recompute, recomputed_stages
 from .layer import NO_LINK
 from .partition.by_name import SEARCHED, partition_by_name
@@ -13,7 +14,7 @@ from .partition.file import Partition
 from .partition.stage_costs import StageCosts
 from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem
-from .profile.offload import FULL, NO_OFFLOAD, NothingKept, Offload, check_offload, copying_work, is_none
+from .profile.offload import FULL, NO_OFFLOAD, Offload, check_offload, copying_work, is_none
 from .profile.profile import Profile
 from .profile.sharding import Gathers, check_sharding
 from .profile.spread import spread_over

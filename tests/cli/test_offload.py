@@ -68,6 +68,14 @@ def test_what_does_not_fit_without_is_solved_with_it(folder: Path, capsys: pytes
     assert found["pools"][0]["name"] == "host:0"
 
 
+def test_a_choice_that_leaves_nothing_to_offload_only_loses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where all stages recompute and messages have no bytes, F keeps nothing."""
+    assert run(f"solve @p.json {SOLVE} --offload full --recompute auto", folder) == 0
+    assert "recompute=all" in capsys.readouterr().out
+    assert run(f"solve @p.json {SOLVE} --offload full --recompute all", folder) == 2
+    assert "offload: no stage keeps anything from its F that a later pass frees" in capsys.readouterr().err
+
+
 def test_pictures_and_traces_have_the_copies(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("x.svg", "x.html", "x.trace.json"):
         assert run(f"show @s.json -o @{name}", folder) == 0

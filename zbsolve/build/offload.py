@@ -19,6 +19,10 @@ from ..util.errors import BadInput
 from .numbers import Numbers, whole_numbers
 
 
+class NothingKept(BadInput):
+    """A stage that is to offload, or every stage, keeps nothing from its F that a later pass frees."""
+
+
 class Host(NamedTuple):
     """Host memory: `capacity` bytes of each node (None: unlimited) for `ranks` ranks a node (None: all are on one node).
     shared_bus: how many ranks of a node share one stream for both directions of copies (0: each rank has two)."""
@@ -160,7 +164,7 @@ def _checked(host: Host, ranks: int) -> Host:
 
 
 def _check_all_move(problem: Problem, wanted: Ints, moving: Ints) -> None:
-    """Raise BadInput for a stage that is to offload and keeps nothing."""
+    """Raise NothingKept for a stage that is to offload and keeps nothing."""
     without = np.setdiff1d(problem.passes.stage[wanted], problem.passes.stage[moving])
     if len(without):
-        raise BadInput(f"offload: stage {without[0]} keeps nothing from its F that a later pass frees")
+        raise NothingKept(f"offload: stage {without[0]} keeps nothing from its F that a later pass frees")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..build.offload import Host, checked_fractions, kept_bytes, with_offload
+from ..build.offload import Host, NothingKept, checked_fractions, kept_bytes, with_offload
 from ..build.one_microbatch import one_microbatch_needs
 from ..layer import HostLink
 from ..problem import Problem
@@ -20,10 +20,6 @@ NO_OFFLOAD, FULL, HALF = "none", "full", "half"
 NAMED = (NO_OFFLOAD, FULL, HALF)
 # A name, "0:0.5,1:1", or fractions or booleans: one a stage, or of shape (stages, microbatches).
 Offload = str | Sequence[float] | Sequence[bool] | Sequence[Sequence[bool]] | Sequence[Sequence[float]]
-
-
-class NothingKept(BadInput):
-    """Of a step no stage keeps anything that could be offloaded."""
 
 
 def is_none(offload: Offload) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ..build.offload import NothingKept
 from ..profile.profile import Profile
 from ..util.errors import Infeasible
 from .race import Race, Run
@@ -18,7 +19,7 @@ def built(profile: Profile, run: Run) -> Run:
     run.layers = run.step.counts(profile) or ()
     try:
         run.problem = run.step.problem(profile)
-    except Infeasible as error:
+    except (Infeasible, NothingKept) as error:  # what recomputes has nothing left to offload
         run.failed = str(error)
     return run
 
