@@ -21,19 +21,22 @@ from .torch_stages import split_stage
 
 STAGES = "torchtitan.distributed.pipeline_parallel"
 W = re.compile(r"\d+W\d+$")  # an action's name
-MAKES_STAGE, MAKES_SCHEDULE = "PipelineStage", "_build_pipeline_schedule"
+MAKES_STAGE = "PipelineStage"
+MAKE_SCHEDULES = ("_build_pipeline_schedule", "build_pipeline_schedule")  # now, and before 0.3.0
 
 
 def install() -> None:
     """What the import does; a second time nothing. torchtitan's stages and schedules that were made before stay as they are.
     Raises BadInput for a torchtitan that makes its stages elsewhere, ModuleNotFoundError without torchtitan."""
     module = import_module(STAGES)
-    stage, build = (getattr(module, name, None) for name in (MAKES_STAGE, MAKES_SCHEDULE))
-    if stage is None or build is None:
-        missing = MAKES_STAGE if stage is None else MAKES_SCHEDULE
-        raise BadInput(f"{STAGES}: no {missing} in this torchtitan (0.3.0 has it): give its stages to split_stage yourself")
+    stage = getattr(module, MAKES_STAGE, None)
+    if stage is None:
+        raise BadInput(
+            f"{STAGES}: no {MAKES_STAGE} in this torchtitan (0.3.0 has it): give its stages to split_stage yourself"
+        )
     if isinstance(stage, type):
-        vars(module).update({MAKES_STAGE: _splitting(stage), MAKES_SCHEDULE: _looking_for_w(build)})
+        hooks = {name: _looking_for_w(getattr(module, name)) for name in MAKE_SCHEDULES if hasattr(module, name)}
+        vars(module).update({MAKES_STAGE: _splitting(stage), **hooks})
 
 
 def _splitting(kind: type) -> Callable[..., Any]:
