@@ -79,6 +79,19 @@ def test_the_question_is_answered_in_one_line(capsys: pytest.CaptureFixture[str]
     assert [one["name"] for one in body["stalls"]] == ["0F7", "3F10", "2F8", "1F4"]
 
 
+def test_a_step_with_more_in_it_than_passes_and_messages_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The first step alone, whose warm-up lies between passes; of others nothing is told."""
+    for name, told in (("1", True), ("2", False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text((PRIMUS / "config.json").read_text())
+        for path in PRIMUS.glob("pp_rank_*.json"):
+            (folder / path.name).write_text(json.dumps({name: json.loads(path.read_text())[name]}))
+        assert main(["profile", "--from-trace", str(folder), "--seconds", "0"]) == 0
+        line = "by its passes and messages alone a step takes 16.1% less: ranks also did something else\n"
+        assert (line in capsys.readouterr().out) == told
+
+
 def test_schedules_side_by_side_may_be_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(PRIMUS), "1f1b", "best", "--effort", "0.1", "--json"]) == 0
     values = [row["value"] for row in json.loads(capsys.readouterr().out)["schedules"]]
