@@ -55,10 +55,11 @@ def _named(state: State) -> Iterator[None]:
         if state.done:
             return
         room = state.problem.capacity
-        if room is None or all(np.less_equal(named.timeline().peak_bytes, room)):
-            state.offer(named, name)
-        if state.schedule is not named:
-            state.leads.append(named)
+        with suppress(Deadlock):  # where copies take long an order may have them in a circle
+            if room is None or all(np.less_equal(named.timeline().peak_bytes, room)):
+                state.offer(named, name)
+            if state.schedule is not named and named.timeline():
+                state.leads.append(named)
         yield
 
 
