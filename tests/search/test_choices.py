@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
-from zbsolve import BadInput, Infeasible, Layer, Link, Profile, solve, verify
+from zbsolve import BadInput, Infeasible, Layer, Link, NotFound, Profile, solve, verify
 from zbsolve.cli import main
 from zbsolve.layer import HostLink
 from zbsolve.search.auto import solve_auto
+from zbsolve.search.choice_bound import bound_of_every_choice
 from zbsolve.search.hints import hint_on
 from zbsolve.step import Step
+
+
+AWAY = ("none", "full", "half", "1:1", "0:0.5")
 
 
 def uneven() -> Profile:
@@ -66,6 +70,18 @@ def test_it_finds_as_much_over_stages_that_keep_recompute_or_offload() -> None:
     assert {"single", "single offload=full", "single offload=half", "single recompute=all"} <= names
 
 
+def test_bounds_of_every_choice_are_below_all_of_them() -> None:
+    """Copies that are given get shorter where their stage recomputes: then they are left out."""
+    profile, step = uneven(), Step(2, 3, memory=600)
+    for again, away in (("auto", "auto"), ((), "auto"), ("auto", "none"), ("auto", "full"), ("0", "auto")):
+        bound = bound_of_every_choice(profile, replace(step, recompute=again, offload=away))
+        others = product(("", "0", "1", "all") if again == "auto" else (again,), AWAY if away == "auto" else (away,))
+        for one in (replace(step, recompute=a, offload=b) for a, b in others):
+            with suppress(BadInput, Infeasible, NotFound):
+                assert solve(one.problem(profile), effort=0.05, method="greedy").timeline().value >= bound
+        assert bound >= step.problem(profile).work
+
+
 @pytest.mark.parametrize("said", [{"recompute": "auto"}, {"offload": "auto", "recompute": "auto"}])
 def test_auto_is_never_worse_than_a_named_choice(said: dict[str, Any]) -> None:
     profile, step = uneven(), Step(3, 3, memory=440)
@@ -114,6 +130,8 @@ def test_on_the_command_line(tmp_path, capsys) -> None:
     assert main([*step, "--offload", "auto", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert {"single", "single offload=full"} <= {one["placement"] for one in body["tried"]}
+    assert 0 < body["bound_of_every_choice"]["single"] <= body["value"]
+    assert main([*step[:-4], "--recompute", "0-1", "--offload", "2:1", "--effort", "0.1"]) == 0
 
 
 def test_what_does_not_fit_is_told() -> None:

@@ -13,28 +13,30 @@ import numpy as np
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
+from ..util.text import numbers_in
 from .numbers import Numbers, Table, whole_numbers, whole_table
 
 Recompute = Sequence[int] | str
 
 
 def recomputed_stages(recompute: Recompute, stages: int) -> Ints:
-    """The stages named by "all", by "0,2", or by their numbers; sorted, each once. Raises BadInput."""
+    """The stages named by "all", by "0,2" or "0,4-7", or by their numbers; sorted, each once. Raises BadInput."""
     if isinstance(recompute, str):
         if recompute == "all":
             return np.arange(stages)
         parts: Sequence[int | str] = [part.strip() for part in recompute.split(",")] if recompute.strip() else []
     else:
         parts = list(recompute)
-    found = set()
+    found: set[int] = set()
     for part in parts:
         try:
-            number = int(part)
+            numbers = numbers_in(part) if isinstance(part, str) else [int(part)]
         except (TypeError, ValueError):
             raise BadInput(f"recompute: '{part}' is neither 'all' nor a stage") from None
-        if not 0 <= number < stages:
-            raise BadInput(f"recompute: there is no stage {number} (they are 0 to {stages - 1})")
-        found.add(number)
+        for number in numbers:
+            if not 0 <= number < stages:
+                raise BadInput(f"recompute: there is no stage {number} (they are 0 to {stages - 1})")
+        found.update(numbers)
     return np.array(sorted(found), np.int64)
 
 

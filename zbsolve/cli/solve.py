@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ..show.solved_text import Solved
     from ..step import Step
 
+PARTITION, CHOICE = "partition", "choice"  # which bounds hold for all
+
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
@@ -63,14 +65,14 @@ def command(options: argparse.Namespace) -> int:
 
             problem = given if isinstance(given, Problem) else given[1].problem(given[0])
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **search.rest(arguments))
-    every = {} if isinstance(given, Problem) else _bounds_of_all(*given, tried)
+    bounds = {} if isinstance(given, Problem) else _bounds_of_all(*given, tried)
     usual = None if isinstance(given, Problem) else usual_schedule(*given, schedule.problem.layers)
     copies = None if isinstance(given, Problem) else _copy_ratio(*given, schedule)
     solved = Solved(
         schedule, usual, peaks[-1] if peaks else None, options.effort is None, copies, _fused_saves(given, schedule)
     )
     with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
-        _print_solved(options, solved, tried, every)
+        _print_solved(options, solved, tried, bounds)
     if not isinstance(given, Problem):
         for note in (rounding_note(given[0], schedule.problem.layers), given[1].sharding_note(given[0])):
             if note:
@@ -121,15 +123,19 @@ def _fused_saves(given: tuple[Profile, Step] | Problem, schedule: Schedule) -> f
     return max(0.0, 1 - fused / apart) if apart and fused else 0.0
 
 
-def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> dict[str, int]:
-    """Placement → µs that no schedule of any partition is below, where partitions were tried: other bounds hold for their
-    own."""
+def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> dict[str, dict[str, int]]:
+    """What bounds hold for, and placement → µs, where partitions or what stages keep were tried: other bounds hold for
+    their own."""
     from ..partition.lower_bound import least_step
+    from ..search.choice_bound import bound_of_every_choice
 
-    if step.partition != "auto":
-        return {}
     placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
-    return {one: least_step(replace(step, placement=one).costs(profile), step.objective) for one in placed}
+    steps = {one: replace(step, placement=one) for one in placed}
+    if step.partition == "auto":
+        return {PARTITION: {place: least_step(one.costs(profile), step.objective) for place, one in steps.items()}}
+    if step.keeping_open and step.gathers != "auto":
+        return {CHOICE: {place: bound_of_every_choice(profile, one) for place, one in steps.items()}}
+    return {}
 
 
 def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | None:
@@ -154,8 +160,10 @@ def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     return arguments
 
 
-def _print_solved(options: argparse.Namespace, solved: Solved, tried: tuple[Tried, ...], every: dict[str, int]) -> None:
-    """What was found; `every`: bounds that hold for every partition, by placement."""
+def _print_solved(
+    options: argparse.Namespace, solved: Solved, tried: tuple[Tried, ...], bounds: dict[str, dict[str, int]]
+) -> None:
+    """What was found; `bounds`: see `_bounds_of_all`."""
     from ..show.solved_text import solved_as_text
 
     schedule, certificate = solved.schedule, solved.schedule.certificate
@@ -166,7 +174,7 @@ def _print_solved(options: argparse.Namespace, solved: Solved, tried: tuple[Trie
             | {"source": schedule.problem.source}
             | solved.to_json()
             | ({"tried": [one.to_json() for one in tried]} if tried else {})
-            | ({"bound_of_every_partition": every} if every else {})
+            | {f"bound_of_every_{what}": every for what, every in bounds.items()}
         )
         return
     if options.output == "-":
@@ -178,6 +186,6 @@ def _print_solved(options: argparse.Namespace, solved: Solved, tried: tuple[Trie
     if note := times_note(schedule.problem.source):
         print(note)
     print(solved_as_text(solved), end="")
-    if every:
+    for what, every in bounds.items():
         least = ", ".join(f"{placement} {bound} µs" for placement, bound in every.items())
-        print(f"each bound is for its own partition; for every partition: at least {least}")
+        print(f"each bound is for its own {what}; for every {what}: at least {least}")

@@ -39,11 +39,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "recompute": {
         "metavar": "STAGES",
-        "help": "all, or 0,2: stages that drop activations after F, for a pass X; auto: as the search decides",
+        "help": "all, or 0,4-7: stages that drop activations after F, for a pass X; auto: as the search decides",
     },
     "offload": {
         "metavar": "WHAT",
-        "help": "full, half, or a fraction a stage such as 0:0.5,1:1: activations that go to host memory after F and come "
+        "help": "full, half, or a fraction a stage such as 0:0.5,1-3:1: activations that go to host memory after F and come "
         "back before the backward; auto: as the search decides (default: none)",
     },
     "shards": {

@@ -14,7 +14,7 @@ from ..layer import HostLink
 from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput, Infeasible
-from ..util.text import exact_bytes
+from ..util.text import exact_bytes, numbers_in
 
 NO_OFFLOAD, FULL, HALF = "none", "full", "half"
 NAMED = (NO_OFFLOAD, FULL, HALF)
@@ -147,23 +147,24 @@ def fractions_by_name(text: str, stages: int) -> Any:
 
 
 def _fractions_in(text: str, stages: int) -> Any:
-    """One number a stage, shape (stages,), from "0:0.5,1:1"; 0 where a stage is not named. Raises BadInput."""
+    """One number a stage, shape (stages,), from "0:0.5,1:1" or "0-3:1"; 0 where a stage is not named. Raises BadInput."""
     found = np.zeros(stages)
-    named = set()
+    named: set[int] = set()
     for part in text.split(","):
         stage, _, share = part.partition(":")
         try:
-            number, fraction = int(stage), float(share)
+            numbers, fraction = numbers_in(stage), float(share)
         except ValueError:
             raise BadInput(
                 f"offload '{part.strip()[:40]}': none, full, half, or a fraction a stage such as 0:0.5,1:1"
             ) from None
-        if not 0 <= number < stages:
-            raise BadInput(f"offload: there is no stage {number} (they are 0 to {stages - 1})")
-        if number in named:
-            raise BadInput(f"offload: stage {number} is named twice")
-        named.add(number)
-        found[number] = fraction
+        for number in numbers:
+            if not 0 <= number < stages:
+                raise BadInput(f"offload: there is no stage {number} (they are 0 to {stages - 1})")
+            if number in named:
+                raise BadInput(f"offload: stage {number} is named twice")
+            named.add(number)
+            found[number] = fraction
     return checked_fractions(found, stages)
 
 

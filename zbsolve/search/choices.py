@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import groupby, product
 from math import prod
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from ..placement import parse
 from ..profile.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
 from ..step import AUTO, Step
 from ..util.errors import BadInput
+from ..util.text import rows_of_numbers
 
 PLACEMENTS = ("single", "loop", "loop4", "vee")
 GATHERS = (1, 2, 4, 8)
@@ -110,11 +111,13 @@ def with_stages(step: Step, stages: Sequence[Stage]) -> Named:
 
 def _name(recompute: Recompute, offload: Offload) -> str:
     """As one writes it on the command line."""
-    name = f" recompute={recompute if isinstance(recompute, str) else ','.join(map(str, recompute))}" if recompute else ""
+    again = recompute if isinstance(recompute, str) else ",".join(rows_of_numbers([int(one) for one in recompute]))
+    name = f" recompute={again}" if again else ""
     if isinstance(offload, str):
         return name if offload == NO_OFFLOAD else f"{name} offload={offload}"
-    parts = ",".join(f"{stage}:{share:g}" for stage, share in enumerate(offload) if share)
-    return f"{name} offload={parts}"
+    rows = groupby(enumerate(offload), key=lambda one: one[1])
+    parts = [(share, rows_of_numbers([stage for stage, _ in row])) for share, row in rows if share]
+    return f"{name} offload={','.join(f'{row}:{share:g}' for share, row_parts in parts for row in row_parts)}"
 
 
 def stage_moves(step: Step, said: Step, keeps: Sequence[bool]) -> Iterator[Named]:

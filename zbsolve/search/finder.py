@@ -14,9 +14,8 @@ from ..greedy.policy_annealing import improve_policies, starting_policies
 from ..greedy.serial_orders import serial_schedule, serial_targets
 from ..greedy.side_stream import rooms_beside, with_room_for_them, with_side_streams
 from ..greedy.syncs import pools_with_syncs
-from ..schedule import Schedule
 from ..systems.table import presets_of
-from ..util.errors import Deadlock, NotFound
+from ..util.errors import NotFound
 from .state import BLOCK_SOLVER, LARGE_PASSES, State
 
 TRIED_BESIDE = 8  # starting policies that are tried with side streams put in behind
@@ -55,11 +54,10 @@ def _named(state: State) -> Iterator[None]:
         if state.done:
             return
         room = state.problem.capacity
-        with suppress(Deadlock):  # where copies take long an order may have them in a circle
-            if room is None or all(np.less_equal(named.timeline().peak_bytes, room)):
-                state.offer(named, name)
-            if state.schedule is not named and named.timeline():
-                state.leads.append(named)
+        if room is None or all(np.less_equal(named.timeline().peak_bytes, room)):
+            state.offer(named, name)
+        if state.schedule is not named:
+            state.leads.append(named)
         yield
 
 
@@ -104,7 +102,7 @@ def _annealed(state: State, seed: int, total: float, starts: list[Policy]) -> It
 def _blocks(state: State, seed: int, total: float, room: float) -> Iterator[None]:
     others = (state.problem, state.clock, 0.7 * total, seed, state.target, lambda: state.leads, room)
     for schedule in block_schedules(*others):
-        _offer(state, schedule, BLOCK_SOLVER)
+        state.offer(schedule, BLOCK_SOLVER)
         yield
 
 
@@ -120,7 +118,7 @@ def _beside(state: State, seed: int, total: float, room: float) -> Iterator[None
         if policy is not None:
             clock.spend(len(problem.passes) * 1e-6)
             with suppress(NotFound):
-                _offer(state, with_side_streams(problem, list_schedule(plain, policy)), "annealed policy")
+                state.offer(with_side_streams(problem, list_schedule(plain, policy)), "annealed policy")
         yield
 
 
@@ -138,7 +136,7 @@ def _serial(state: State) -> Iterator[None]:
         clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
         found = serial_schedule(problem, begin, mean * put_off)
         if found is not None:
-            _offer(state, found, SERIAL_SOLVER)
+            state.offer(found, SERIAL_SOLVER)
         yield
 
 
@@ -154,12 +152,5 @@ def _shifted(state: State, seed: int, total: float) -> Iterator[None]:
         clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
         found = serial_schedule(problem, begin + shifts, mean * float(rng.choice(PUT_OFF)))
         if found is not None:
-            _offer(state, found, SERIAL_SOLVER)
+            state.offer(found, SERIAL_SOLVER)
         yield
-
-
-def _offer(state: State, schedule: Schedule, solver: str) -> None:
-    """Offer a schedule whose side streams came in behind its order: in tight memory their passes may wait in a circle, and
-    then it is none."""
-    with suppress(Deadlock):
-        state.offer(schedule, solver)

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from ..build.one_microbatch import one_microbatch_needs
-from ..profile.offload import NO_OFFLOAD, known_host
+from ..profile.offload import NO_OFFLOAD, is_none, known_host
 from ..profile.profile import Profile
 from ..step import AUTO, Step
 from ..util.clock import Clock
 from ..util.errors import Infeasible, NotFound
 from ..util.files import write_document
 from .auto import Tried, solve_auto
+from .choice_bound import bound_of_every_choice
 from .choices import closed_steps, is_open
 from .memory_limits import Point
 from .pareto import AMPLE, Frontier, frontier
@@ -73,6 +74,8 @@ def curves(
     (name, plain), *others = steps.items()
     part = _granted(clock, len(steps))
     base = frontier(profile, plain, points=points, progress=_named(progress, name), **part, **shared)
+    if not is_open(step.offload) and not is_none(step.offload):  # what is copied differs where stages recompute
+        base = replace(base, free_bound=bound_of_every_choice(profile, step), free_proof="a bound in closed form")
     clock.spend(part.get("effort", 0.0))
     limits, found = _limits(profile, step, base, points), {name: base}
     still = len(others) * len(limits)

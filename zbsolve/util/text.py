@@ -140,3 +140,22 @@ def times_note(source: str) -> str:
 def format_gap(gap: float) -> str:
     """A certificate's gap as a share, or "optimal" where nothing is left: `1.24%`."""
     return f"{gap:.2%}" if gap > 0 else "optimal"
+
+
+def numbers_in(text: str) -> Sequence[int]:
+    """The whole numbers of "5" or "4-7", at most a million. Raises ValueError."""
+    first, dash, last = text.strip().partition("-")
+    if not dash or not first:
+        return [int(text)]
+    low, high = int(first), int(last)
+    if not low <= high < low + 1_000_000:
+        raise ValueError(text)
+    return range(low, high + 1)
+
+
+def rows_of_numbers(numbers: Sequence[int]) -> list[str]:
+    """Rising whole numbers as `numbers_in` reads them, a row of neighbours as one: "0", "4-7"."""
+    ends = [i for i, one in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != one + 1]
+    starts = [0, *(end + 1 for end in ends[:-1])] if ends else []
+    pairs = zip(starts, ends, strict=True)
+    return [f"{numbers[a]}" if a == b else f"{numbers[a]}-{numbers[b]}" for a, b in pairs]
