@@ -16,8 +16,9 @@ from zbsolve.layer import HostLink
 from zbsolve.search.auto import solve_auto
 from zbsolve.search.choice_bound import bound_of_every_choice
 from zbsolve.search.hints import hint_on
+from zbsolve.search.keeping import curves
+from zbsolve.show.curves_report import curves_as_text
 from zbsolve.step import Step
-
 
 AWAY = ("none", "full", "half", "1:1", "0:0.5")
 
@@ -141,3 +142,22 @@ def test_what_does_not_fit_is_told() -> None:
         solve_auto(replace(uneven(), host=None), Step(3, 4, memory=100, offload="auto"), effort=0.5)
     with pytest.raises(BadInput, match="recompute: 'often'"):
         Step(3, 4, recompute="often")
+
+
+@pytest.mark.slow
+def test_a_large_model_fits_with_offload_alone_and_the_frontier_says_the_price(tmp_path) -> None:
+    """Llama 3 70B on 16 H100s, estimated: one microbatch of long sequences needs more than the device has."""
+    pytest.importorskip("torch")
+    path = tmp_path / "llama.json"
+    model = ["llama3-70b@length=16384", "--estimate", "h100", "--optimizer-states", "adam"]
+    assert main(["profile", *model, "-o", str(path)]) == 0
+    profile, step = Profile.load(path), Step(16, 4, "vee", "memory")
+    with pytest.raises(Infeasible, match="for one microbatch"):
+        step.problem(profile)
+    schedule, tried = solve_auto(profile, replace(step, offload="auto"), effort=1.0)
+    assert verify(schedule.problem, schedule) == ()
+    assert next(one for one in tried if one.placement == "vee").value is None
+    found = curves(profile, replace(step, offload="auto"), points=2, effort=2.0)
+    least = {name: one.points[0].memory for name, one in found.frontiers.items()}
+    assert least["offload"] < profile.capacity < least["keep only"]
+    assert "On the device's 74.5 GiB: keep only does not fit, offload " in curves_as_text(found)
