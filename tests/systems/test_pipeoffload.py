@@ -93,6 +93,25 @@ def test_table_1_full(p: int, v: int, k: float) -> None:
     assert schedule.timeline().makespan - problem.work < v * (p - 1) * 18
 
 
+@pytest.mark.parametrize(("v", "fits", "too_long"), [(2, 1.9, 2.2), (3, 1.4, 1.9), (4, 1.9, 2.2), (5, 1.6, 1.9)])
+def test_half_of_an_odd_number_of_chunks_fits_less(v: int, fits: float, too_long: float) -> None:
+    """That half fits wherever k < 2 is true of even v. ⌈v/2⌉ of v chunks keep the copy stream busy k·⌈v/2⌉/v of the time,
+    so for v = 3 copies keep up with computing to k = 3/2 only."""
+    assert too_long * ((v + 1) // 2) / v > 1
+    few, many = (preset("po-h", offloaded("po-h", step(9, v, m), fits)).timeline().makespan for m in (18, 36))
+    assert many - few == pytest.approx(18 * v * 18, rel=0.01)  # the work of 18 more microbatches and no more
+    with pytest.raises(BadInput, match=r"po-h: copies of rank [0-8] take too long"):
+        preset("po-h", offloaded("po-h", step(9, v, 36), too_long))
+
+
+def test_planned_copies_take_turns_on_their_streams() -> None:
+    """No two copies of a stream at one time, and with copies in time no pass waits: as short as without any copies."""
+    for v, k, bus in ((2, 1.9, 1), (3, 1.4, 1), (4, 0.95, 2), (4, 1.9, 0)):
+        plain = step(9, v, 27)
+        spans = [preset("po-h", offloaded("po-h", plain, one, bus)).timeline().makespan for one in (k, 0.0)]
+        assert spans[0] <= 1.01 * spans[1]
+
+
 def test_copies_that_overlap_cost_under_two_percent() -> None:
     """Section 5 of the paper: the full overlap costs less than 1 to 2 % of the time. Against copies without length."""
     for name, k in (("po-f", 1.0), ("po-h", 1.9)):

@@ -139,18 +139,19 @@ def gallery_as_page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> 
 
 def _card(one: Exhibit, longest: float) -> dict[str, Any]:
     """What the page shows of one system: its words, its numbers, its picture on a scale of `longest` µs where it fits."""
-    s = one.system
+    s, timeline = one.system, one.schedule.timeline()
     facts = (
         ("placement", s.placement),
         ("bubble, published", s.bubble),
         ("bubble here", f"{one.makespan_bubble:.2%} of the makespan, {one.span_bubble:.2%} of the span"),
         ("activations, published", s.memory),
         ("activations here", f"{one.peak[0]:g} microbatches at most, {one.peak[1]:g} on the emptiest rank"),
+        *(("in host memory here", f"{peak / HELD_BYTES:g} microbatches' of all ranks") for peak in timeline.pool_peaks),
         *((("bubble in the steady state", f"{one.period_bubble:.2%}"),) if one.period_bubble is not None else ()),
         ("weights", s.weights),
         *((("needs", s.needs),) if s.needs else ()),
     )
-    own = one.schedule.timeline().makespan > longest
+    own = timeline.makespan > longest
     style = Style(1000, title="", notes=False, longest=None if own else longest, hover=True)
     chart = to_svg(schedule_drawing(one.schedule, None, style))
     scale = " · on a time scale of its own" if own else ""

@@ -183,12 +183,13 @@ def _turns(problem: Problem, begun: Ints) -> dict[int, Turns]:
     begin; those that share a stream begin with their first one, and so do pairs."""
     p, found = problem.passes, {}
     every, returns = problem.rows("O"), problem.rows("R")
-    for stream in np.unique(p.streams[every]).tolist():
-        here = every[p.streams[every] == stream]
+    for stream in sorted({p.stream_sets[i] for i in np.unique(p.streams[every]).tolist()}):
+        on_it = np.array([streams == stream for streams in p.stream_sets])[p.streams]
+        here = every[on_it[every]]
         ranks = np.unique(p.rank[here]).tolist()
         there = returns[np.isin(p.rank[returns], ranks)]
         out, back = int(p.duration[here].max()), int(p.duration[there].max())
-        one = bool((p.streams[there] == stream).all())
+        one = bool(on_it[there].all())
         turn = max(out + back if one else max(out, back), 1)
         for place, rank in enumerate(ranks):
             lead = ranks[0] if len(ranks) > 1 else rank - rank % PAIR
