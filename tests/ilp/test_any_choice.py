@@ -12,10 +12,15 @@ import pytest
 
 from zbsolve import Problem, pipeline
 from zbsolve.build import Host, with_offload
+from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
 from zbsolve.ilp.bounds import bound_over_choices
+from zbsolve.ilp.bounds.any_choice import stream_work
 from zbsolve.ilp.bounds.closed_forms import closed_form
-from zbsolve.ilp.bounds.copies import without_copies
+from zbsolve.ilp.bounds.copies import with_more_room, without_copies
+from zbsolve.ilp.bounds.copy_work import Savings, least_work
+from zbsolve.ilp.bounds.necessary_arcs import heads_and_tails
 from zbsolve.ilp.cp import solve_cp
+from zbsolve.util.errors import NotFound
 
 from ..support.exact_streams import optimum
 
@@ -119,3 +124,45 @@ def test_a_problem_without_its_copies_is_the_step() -> None:
     assert len(copies.out) == case.step.stages * case.step.microbatches
     plain = case.step
     assert bound_over_choices(plain).value == closed_form(plain).value  # nothing to choose
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_fractions_save_as_much_in_less_time(seed: int) -> None:
+    """Two pairs of copies, each of every fraction, with bytes and times rounded as in the problem."""
+    rng = np.random.default_rng(seed)
+    size, least = rng.integers(1, 40, (2, 2)), -np.sort(-rng.integers(0, 60, (2, 2)), axis=1)
+    out, back = rng.integers(0, rng.choice([4, 40]), (2, 2))
+    x = np.arange(201) / 200
+    times = [np.rint(out[i] * x) for i in range(2)], [np.rint(back[i] * x) for i in range(2)]
+    saved = [sum(np.floor(size[i, k] * x) * (least[i, k] - times[0][i] - times[1][i]) for k in range(2)) for i in range(2)]
+    s = Savings(*(one.astype(float) for one in (size, least, np.ones(2), out, back)))
+    tried = 0
+    for missing in rng.integers(1, 1 + int((size * least).sum()), 30).tolist():
+        enough = saved[0][:, None] + saved[1][None, :] >= missing
+        for which in ((True, False), (False, True), (True, True)):
+            work = sum(use * (one[0][:, None] + one[1][None, :]) for use, one in zip(which, times, strict=True))
+            if enough.any():
+                assert least_work(s, missing, *which) <= work[enough].min() + 1e-6
+                tried += 1
+    assert tried > 5
+
+
+def test_before_the_first_copy_and_behind_the_last_is_as_much_time_as_said() -> None:
+    tried = reached = 0
+    for seed in range(60):
+        case = some(seed)
+        whole = replace(case.whole, capacity=tuple(3 * n for n in case.step.capacity or ()))
+        base, copies = without_copies(whole)
+        step = with_more_room(whole, base, copies)
+        ranks = list(range(whole.ranks))
+        try:
+            timeline = list_schedule(whole, deepest_first(whole)).timeline()
+        except NotFound:
+            continue
+        for stream, own, _ in stream_work(whole, step, copies, ranks, heads_and_tails(step, -1)):
+            rows = whole.members[stream]
+            around = timeline.start[rows].min() + timeline.makespan - timeline.end[rows].max()
+            assert own <= around
+            tried, reached = tried + 1, reached + (own == around)
+    assert tried > 30
+    assert reached > 5

@@ -65,6 +65,7 @@ def test_no_closed_form_of_the_span_is_above_the_optimum() -> None:
         (offloaded(45, 8, shared_bus=2), 810, "bus:0: its passes run one at a time"),
         (offloaded(45, 8, capacity=4), 810, "host:0: what passes hold there"),
         (offloaded(90, 16), 616, "the longest chain"),
+        (random_offloaded(8834, 2, 4), 30, "rank "),  # a device and the host together
     ],
 )
 def test_closed_forms_reach_known_optima(problem: Problem, value: int, why: str) -> None:

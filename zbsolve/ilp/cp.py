@@ -53,20 +53,38 @@ def horizon_of(problem: Problem, limit: int) -> int:
     return problem.ranks * limit + (problem.ranks - 1) * lag
 
 
-def build_cp(problem: Problem, bound: int, limit: int) -> CpModel:
-    """A model whose value lies in [bound, limit], µs; it holds a best schedule where one is that good."""
-    model, horizon = cp_model.CpModel(), horizon_of(problem, limit)
-    a = arrays_of(problem)
-    start = [model.new_int_var(d, max(d, horizon - t), "") for d, t in zip(a.depth.tolist(), a.tail.tolist(), strict=True)]
-    interval = [model.new_fixed_size_interval_var(s, d, "") for s, d in zip(start, a.duration.tolist(), strict=True)]
+def build_cp(problem: Problem, bound: int, limit: int, times: tuple[Ints, Ints] | None = None) -> CpModel:
+    """A model whose value lies in [bound, limit], µs; it holds a best schedule where one is that good.
+
+    times: of each pass the least time before its start and after its end, µs, shape (passes,) each, where the problem is a
+    part of another. Then the value is the window that these times are for, and no objective: the question is whether one is.
+    """
+    model, horizon = cp_model.CpModel(), limit if times is not None else horizon_of(problem, limit)
+    duration = problem.passes.duration.tolist()
+    least, behind = times if times is not None else _least_times(problem)
+    start = [
+        model.new_int_var(head, max(head, horizon - d - tail), "")
+        for head, d, tail in zip(least.tolist(), duration, behind.tolist(), strict=True)
+    ]
+    interval = [model.new_fixed_size_interval_var(s, d, "") for s, d in zip(start, duration, strict=True)]
     value = model.new_int_var(bound, limit, "value")
     built = CpModel(problem, model, start, interval, value)
     _streams(built)
     _edges(built)
     _lanes(built)
     _memory(built, horizon)
-    _objective(built, horizon)
+    if times is None:
+        _objective(built, horizon)
+    else:
+        for one, d, tail in zip(start, duration, behind.tolist(), strict=True):
+            model.add(value >= one + d + tail)
     return built
+
+
+def _least_times(problem: Problem) -> tuple[Ints, Ints]:
+    """The longest paths along edges to each pass's start, and from its end to the end of all, µs."""
+    a = arrays_of(problem)
+    return a.depth, a.tail - a.duration
 
 
 def _streams(m: CpModel) -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from ..problem import Problem
 from ..util.clock import Clock, TimeUp
-from .bounds.bound import ALL_ORDERS, BUSIEST, GROUP_KINDS, LEAN_RANKS, WHOLE, WORK, Bound, with_assumption
+from .bounds.bound import ALL_ORDERS, BUSIEST, GROUP_KINDS, LEAN_RANKS, STREAMS, WHOLE, WORK, Bound, with_assumption
 from .bounds.closed_forms import each_closed_form
 from .bounds.memory_arcs import INFINITE
 from .ranks.group_search import group_bound
@@ -34,8 +34,14 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     if bound.kind == WHOLE:
         from .cp import refutes  # CP-SAT takes a second to load, and few bounds need it
 
-        proven = refutes(problem, bound.value, seconds)
+        proven: bool | None = refutes(problem, bound.value, seconds)
         return Bound(bound.value, ALL_ORDERS, WHOLE) if proven else Bound(0, NOT_PROVEN, WHOLE)
+    if bound.kind == STREAMS:
+        from .cp_ranks import ranks_refute, streams_bound
+        from .cp_solver import half_of_cores, make_solver
+
+        proven = ranks_refute(problem, bound.ranks, bound.value, make_solver(seconds, half_of_cores()))
+        return streams_bound(bound.ranks, bound.value) if proven else Bound(0, NOT_PROVEN, STREAMS, bound.ranks)
     if bound.kind in GROUP_KINDS:
         lean = bound.kind == LEAN_RANKS
         lanes = lanes_of(problem, bound.ranks, lean)

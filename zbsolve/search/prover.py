@@ -16,10 +16,20 @@ def prove(state: State, seed: int) -> None:
     state.raise_closed_forms()
     if state.done and len(problem.passes) > LARGE_PASSES:
         return
-    for bound in higher_bounds(problem, state.bound, clock, clock.left * (0.4 if small else 1.0), state.incumbent):
+    from ..ilp.cp_ranks import higher_stream_bounds, holds_beside
+
+    beside = holds_beside(problem)
+    share = 0.25 if beside else 0.4 if small else 1.0
+    for bound in higher_bounds(problem, state.bound, clock, clock.left * share, state.incumbent):
         state.raise_bound(bound)
         if state.done:
             return
+    if beside:
+        share, stop = clock.left * (0.5 if small else 1.0), state.stoppers.append
+        for bound in higher_stream_bounds(problem, state.bound.value, state.incumbent, clock, share, seed, stop):
+            state.raise_bound(bound)
+            if state.done:
+                return
     if small or state.schedule is None:
         cp(state, seed, clock.left)
 

@@ -18,7 +18,7 @@ ANY_CHOICE = "whatever is copied"
 SLACK = 1e-6  # µs, and relative: work is a float
 
 
-class _StreamWork(NamedTuple):
+class StreamWork(NamedTuple):
     """One stream: `own`, µs in the window before its first copy can start and after its last must have ended; for each of
     its devices the index among all, and whether its copies out and its copies back are there."""
 
@@ -57,7 +57,7 @@ def _copying(problem: Problem, step: Problem, copies: Copies, whose: int, low: i
     ranks = range(problem.ranks) if whose < 0 else [whose]
     found = [(rank, device_of(problem, step, copies, rank, times)) for rank in ranks]
     devices = [(rank, one) for rank, one in found if one is not None]
-    streams = list(_streams(problem, step, copies, [rank for rank, _ in devices], times))
+    streams = list(stream_work(problem, step, copies, [rank for rank, _ in devices], times))
     longest = int(problem.passes.duration.sum() + problem.edges.lag.sum())  # no schedule need take longer, if one exists
     least, high = low, max(low, longest)
     while least < high:
@@ -70,14 +70,13 @@ def _copying(problem: Problem, step: Problem, copies: Copies, whose: int, low: i
     return Bound(low, "") if why is None else Bound(least, f"{ANY_CHOICE}: {why}")
 
 
-def _too_short(window: int, devices: list[Device], streams: list[_StreamWork]) -> str | None:
+def _too_short(window: int, devices: list[Device], streams: list[StreamWork]) -> str | None:
     """Why a window, µs, has no time for the copies that memory asks for; None where it has."""
     missing = [one.missing(window) for one in devices]
     for stream, own, its in streams:
         work = 0.0
         for i, out, back in its:
-            s = devices[i].savings
-            work += least_work(s, missing[i], out * s.out + back * s.back, 0.5 * (out + back))
+            work += least_work(devices[i].savings, missing[i], out, back)
         if work == np.inf:
             return f"{stream}: no copies there free enough memory in less time"
         if work > 0 and own + work * (1 - SLACK) - SLACK > window:
@@ -85,9 +84,9 @@ def _too_short(window: int, devices: list[Device], streams: list[_StreamWork]) -
     return None
 
 
-def _streams(
+def stream_work(
     problem: Problem, step: Problem, copies: Copies, ranks: list[int], times: tuple[Ints, Ints]
-) -> Iterator[_StreamWork]:
+) -> Iterator[StreamWork]:
     """The streams of copies of these ranks' devices."""
     (head, tail), duration, e = times, step.passes.duration, step.edges
     first = head[copies.taker] + duration[copies.taker]
@@ -108,4 +107,4 @@ def _streams(
                 its.append((i, bool(out[mine].any()), bool(back[mine].any())))
         use = known & np.isin(rank[copies.pair], [ranks[i] for i, _, _ in its])
         if its and use.any():
-            yield _StreamWork(stream, int(first[copies.pair[use]].min() + last[use].min()), its)
+            yield StreamWork(stream, int(first[copies.pair[use]].min() + last[use].min()), its)

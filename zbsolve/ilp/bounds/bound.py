@@ -10,6 +10,7 @@ from ...problem import Problem
 PATH, WORK, IDLE, AREA = "path", "work", "idle", "area"  # closed forms
 RANKS, LEAN_RANKS = "ranks", "lean ranks"  # searches over some ranks' orders: whole, and without what `lanes.left_out` names
 GROUP_KINDS = (RANKS, LEAN_RANKS)
+STREAMS = "ranks with streams"  # an exact solver on some ranks, with all their streams
 WHOLE = "whole problem"  # an exact solver
 # Proofs in words that several places give.
 BUSIEST = "the busiest rank works as long"

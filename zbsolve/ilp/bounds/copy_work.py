@@ -26,6 +26,7 @@ from .energy import least_lifespans, paths_within
 from .necessary_arcs import NO_PATH
 
 MULTIPLIERS = 96  # tried, in geometric steps
+ROUNDING = 0.5  # µs that a copy may be shorter than its fraction of the whole
 TOLERANCE = 1e-9  # relative: sums of energy are floats
 
 
@@ -124,11 +125,12 @@ def saved(s: Savings, x: Floats) -> Floats:
     return total
 
 
-def least_work(s: Savings, missing: float, cost: Floats, rounding: float) -> float:
-    """The least Σ max(0, cost · x − rounding), µs, for fractions x of the pairs that save what is missing, byte·µs; infinite
-    where none do. cost: µs, shape (n,)."""
+def least_work(s: Savings, missing: float, out: bool, back: bool) -> float:
+    """The least time, µs, of copies out, back, or both, for fractions of the pairs that save what is missing, byte·µs;
+    infinite where none do."""
     if missing <= 0:
         return 0.0
+    cost, rounding = out * s.out + back * s.back, ROUNDING * (out + back)
     if float(s.alike @ _most(s, np.zeros(1), cost, rounding)[:, 0]) * (1 + TOLERANCE) < missing:
         return np.inf
     used = (cost > 0) & ((s.size * s.least).sum(axis=1) > 0)
