@@ -16,6 +16,8 @@ from zbsolve import BadInput, Problem, Trace
 from zbsolve.build import with_offload
 from zbsolve.cli import main
 from zbsolve.exec.lowering import lower
+from zbsolve.exec.offload.host_pool import HostPool
+from zbsolve.exec.offload.keeper import Keeper, room_for
 from zbsolve.models.presets import mlp
 from zbsolve.problem import Edge, Pass
 
@@ -24,7 +26,7 @@ from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule, run_here
 
 SMALL = Sizes(width=512, heads=8, blocks=2, batch=4, length=256, rounds=1)
-JOBS = [("gradients", None), ("memories", None), ("limited", None), ("shared", None), ("cheats", 100_000)]
+JOBS = [("gradients", None), ("memories", None), ("limited", None), ("shared", None), ("trained", None), ("cheats", 100_000)]
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +72,59 @@ def test_copies_wait_for_those_of_other_ranks(two: dict[str, list[Any]]) -> None
             assert one["worst"] <= 1e-12
 
 
+def test_an_optimizer_that_is_validated_late_steps_as_without_offload(two: dict[str, list[Any]]) -> None:
+    for rank in two["trained"]:
+        assert rank["worst"] <= 1e-12
+        assert rank["amended"] > 0
+        assert 0 < rank["loss"] < 10
+
+
 def test_a_schedule_that_holds_more_fails_with_rank_pass_and_bytes(two: dict[str, list[Any]]) -> None:
     for said in two["cheats"]:
         assert "out of memory: the device has 100000 bytes (97.7 KiB) for activations, " in said
         assert said.startswith(("rank 0, pass 0F", "rank 0, pass 2F", "rank 1, pass 1F"))
         assert "\n" not in said
+
+
+def test_views_of_one_storage_are_one_piece_and_weights_and_batch_stay() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(8, 8, generator=numbers).requires_grad_() for _ in range(2))
+    keeper = Keeper(torch.device("cpu"), [x])
+    keeper.fix([weight])
+    with keeper.saving():
+        inside = (x @ weight).tanh()  # the product's factors stay, the value is kept
+        left, right = inside[:, ::2], inside.t()[1:]
+        y = (left.square().sum() + (right * right).sum()) * 2
+    assert [piece.size for piece in keeper.pieces.values()] == [8 * 8 * 4]
+    (piece,) = keeper.chosen(0.25)
+    host = torch.empty(room_for([piece]), dtype=torch.uint8)
+    assert piece.moved == len(host) == 64
+    host.copy_(piece.bytes_on_device()[:64])
+    want = torch.autograd.grad(2 * (x @ weight).tanh()[:, ::2].square().sum(), [x], retain_graph=True)
+    piece.leave()
+    assert piece.rest is not None
+    assert piece.rest.nbytes == 8 * 8 * 4 - 64
+    with pytest.raises(BadInput, match="its reload must come before"):
+        torch.autograd.grad(y, [x], retain_graph=True)
+    piece.come_back().copy_(host)
+    z = 2 * (x @ weight).tanh().t()[1:].square().sum()
+    want = [a + b for a, b in zip(want, torch.autograd.grad(z, [x]), strict=True)]
+    assert torch.allclose(torch.autograd.grad(y, [x])[0], want[0])
+
+
+def test_host_buffers_are_used_again_and_a_lack_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = HostPool(pinned=False)
+    pool.make(2, 1000)
+    first, second = pool.take(1000), pool.take(900)
+    assert (len(first), len(second), pool.free) == (1000, 1000, [])
+    pool.give_back(first)
+    assert pool.take(600) is first
+    pool.give_back(first)
+    assert len(pool.take(4000)) == 4000  # the other shape's buffer goes
+    assert pool.free == []
+    monkeypatch.setattr("zbsolve.exec.offload.host_pool.free_memory", lambda: 5 << 20)
+    with pytest.raises(BadInput, match=r"3 host buffers of 2.00 MiB need 6.00 MiB, but this machine has 5.00 MiB free"):
+        pool.make(3, 2 << 20)
 
 
 @pytest.mark.usefixtures("forked")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zbsolve import Problem, Schedule
 from zbsolve.build import Host, with_offload
-from zbsolve.exec import Pipeline, RunFailed
+from zbsolve.exec import Pipeline, PostValidated, RunFailed
 from zbsolve.exec.awaits import crossings
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.emulate import Times
@@ -108,7 +108,6 @@ CASES: dict[str, tuple[str, Problem]] = {
     "some": ("layers", offloaded([1.0, 0.3], [[True, False, True, True], [False, True, True, False]])),
     "fused": ("layers", offloaded(fused=True)),
     "recomputed": ("layers", offloaded(recompute=(1,))),
-    "graph": ("graph", offloaded()),
     "graph, half, recomputed": ("graph", offloaded(0.5, recompute=(1,), placement=(0, 1, 1, 0))),
 }
 
@@ -201,6 +200,25 @@ def shared(rank: int, _: None) -> list[dict[str, Any]]:
 def slowed(targets: Any, away: Any) -> None:
     time.sleep(0.01)
     copy_back(targets, away)
+
+
+def trained(rank: int, _: None) -> dict[str, Any]:
+    """Steps whose optimizer is validated late and steps anew, with and without offload; and an evaluation."""
+    found = []
+    for problem in (offloaded(fraction=0.0), offloaded()):
+        runner = pipeline_of(random_schedule(problem, 2))
+        optimizer = PostValidated(runner, torch.optim.SGD(runner.parameters(), lr=0.1), max_norm=4.0)
+        amended = 0
+        for step in range(4):
+            runner.step(*batch(step))
+            amended += 0 if optimizer.last is None else optimizer.last.amended
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.finish()
+        found.append([p.detach() for p in runner.parameters()])
+        loss = runner.evaluate(*batch(9))
+    worst = max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
+    return {"worst": worst, "loss": loss, "amended": amended}
 
 
 def several(rank: int, names: list[tuple[str, Any]]) -> list[Any]:
