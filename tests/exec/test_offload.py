@@ -75,8 +75,8 @@ def test_copies_wait_for_those_of_other_ranks(two: dict[str, list[Any]]) -> None
 def test_an_optimizer_that_is_validated_late_steps_as_without_offload(two: dict[str, list[Any]]) -> None:
     for rank in two["trained"]:
         assert rank["worst"] <= 1e-12
-        assert rank["amended"] > 0
         assert 0 < rank["loss"] < 10
+    assert sum(rank["amended"] for rank in two["trained"]) > 0  # a rank that hears of all in time steps rightly at once
 
 
 def test_a_schedule_that_holds_more_fails_with_rank_pass_and_bytes(two: dict[str, list[Any]]) -> None:
