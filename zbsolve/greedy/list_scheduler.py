@@ -28,7 +28,8 @@ class Policy(NamedTuple):
     """How the list scheduler chooses: one value a lane each.
 
     priority: of the lanes whose next pass is ready, the highest goes first.
-    cap: at most so many of the lane's passes are in flight (started, while the partner's pass of their microbatch is not).
+    cap: at most so many of the lane's passes are in flight (started, while the partner's pass of their microbatch is not),
+      but for one that brings memory back for a pass that waits for nothing else any more.
     patience: a filler starts where the gap is at least `patience` times as long as the filler.
     slack: a filler also starts where the stream would otherwise have been idle for more than `slack` µs since its first
       pass: a W may wait while the bubble stays under the largest one of any stage (arXiv 2401.10241, section 3.1).
@@ -134,6 +135,12 @@ def _occupied(a, state, i, now):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
+def _due(a, state, i):  # type: ignore[no-untyped-def]
+    """Whether pass i brings memory back for a pass that waits for nothing else but what runs already."""
+    return a.user[i] >= 0 and state.waiting[a.user[i]] <= a.returns[a.user[i]]
+
+
+@inner_kernel
 def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
     """The pass to start on stream s at `now`, or −1; and when the next pass that is known of arrives (`NEVER`: none)."""
     best, filler = -1, -1
@@ -159,7 +166,7 @@ def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
             if filler < 0 or policy.priority[lane] > policy.priority[a.lane[filler]]:
                 filler = i
             continue
-        if partner >= 0 and state.begun[lane] - state.begun[partner] >= policy.cap[lane]:
+        if partner >= 0 and state.begun[lane] - state.begun[partner] >= policy.cap[lane] and not _due(a, state, i):
             # A lane at its cap waits for its partner's pass. Where that is a filler, the filler is due.
             blocked = blocked or a.partner[partner] < 0
             continue
@@ -248,6 +255,13 @@ def list_schedule_fast(a, policy):  # type: ignore[no-untyped-def]
             j = a.out_pass[e]
             state.ready[j] = max(state.ready[j], end + a.out_lag[e])
             state.waiting[j] -= 1
+            if state.waiting[j] == a.returns[j]:  # what is to be brought back for it is due
+                for k in range(a.pool_stream_first[a.rank[j]], a.pool_stream_first[a.rank[j] + 1]):
+                    t = a.pool_streams[k]
+                    if a.returns[j] > 0 and state.wake[t] != now and state.free[t] <= now:
+                        state.wake[t] = now
+                        heap = push(heap, size, now * ids + count + t)
+                        size += 1
             if state.waiting[j] == 0:
                 for k in range(a.pass_stream_first[j], a.pass_stream_first[j + 1]):
                     t = a.pass_streams[k]

@@ -37,6 +37,8 @@ class ProblemArrays(NamedTuple):
       or that take memory there.
     One value a rank: capacity (`UNLIMITED` where there is none). One value a pool: room, the same for all of them.
     accounts: memory by pool and account (see `Accounts`).
+    One value a pass: user, the first pass that waits for one that brings memory back, else −1; returns, how many
+      edges from passes that bring memory back lead to it.
     """
 
     duration: Ints
@@ -52,6 +54,8 @@ class ProblemArrays(NamedTuple):
     capacity: Ints
     room: Ints
     accounts: Accounts
+    user: Ints
+    returns: Ints
     lane: Ints
     lane_first: Ints
     lane_passes: Ints
@@ -117,6 +121,7 @@ def _arrays(problem: Problem) -> ProblemArrays:
         unlimited if problem.capacity is None else np.array(problem.capacity, np.int64),
         problem.room,
         accounts_of(problem, account, serial_places(problem, depth, tail, level)),
+        *_returning(problem, depth),
         lane,
         np.concatenate([[0], np.cumsum([len(rows) for rows in lanes])]).astype(np.int64),
         np.concatenate(lanes),
@@ -210,6 +215,16 @@ def _partners(problem: Problem, lanes: list[Ints], depth: Ints, level: Ints) -> 
     for e in back[np.argsort(-depth[edges.after[back]], kind="stable")].tolist():  # the first to use it comes last
         partner[lane_of[edges.before[e]]] = lane_of[edges.after[e]]
     return partner
+
+
+def _returning(problem: Problem, depth: Ints) -> tuple[Ints, Ints]:
+    """Whom each pass brings memory back for, and how many edges of such passes lead to each."""
+    e, count = problem.edges, len(depth)
+    back = np.flatnonzero(brings_back(problem)[e.before])  # edges without bytes too: who waits need not be who frees
+    user = np.full(count, -1)
+    back = back[np.argsort(-depth[e.after[back]], kind="stable")]
+    user[e.before[back]] = e.after[back]  # the first one comes last
+    return user, np.bincount(e.after[back], minlength=count).astype(np.int64)
 
 
 def _depth_and_tail(problem: Problem) -> tuple[Ints, Ints]:

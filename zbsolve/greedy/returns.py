@@ -23,12 +23,12 @@ def most_ahead(problem: Problem, a: ProblemArrays, share: float = 1.0) -> Ints:
     rank = a.rank[first]
     together = np.bincount(rank[back], a.taken[first[back]], len(a.capacity))[rank[back]]
     room = a.capacity[rank[back]]
-    cap[back] = np.where(room == UNLIMITED, len(a.duration), np.maximum(1, share * room / together))
+    cap[back] = np.where(room == UNLIMITED, len(a.duration), share * room / together)
     return cap
 
 
 def usual_ahead(problem: Problem, a: ProblemArrays) -> Ints:
-    """The same: one where pools have room for what is in flight, else as many as fit well. Shape (lanes,).
+    """The same: at most one where pools have room for what is in flight, else as many as fit well. Shape (lanes,).
 
     What is in flight of a lane: from the start of the pass that sends memory away to that of the first that uses it again,
     over the work of the rank for a microbatch.
@@ -41,4 +41,5 @@ def usual_ahead(problem: Problem, a: ProblemArrays) -> Ints:
     lane, pool = a.lane[e.after[away]], problem.ranks + e.pool[away] - 1
     flight = (a.depth[first[a.partner[lane]]] - a.depth[e.before[away]]) / np.maximum(1, work[a.rank[first[lane]]])
     in_flight = np.bincount(pool, e.bytes[away] * np.maximum(1, flight), len(a.room))
-    return most_ahead(problem, a, FULL_SHARE if (in_flight > a.room).any() else 0.0)
+    most = most_ahead(problem, a, FULL_SHARE)
+    return most if (in_flight > a.room).any() else np.where(brings_back(problem)[first], np.minimum(most, 1), most)
