@@ -8,13 +8,16 @@ from dataclasses import replace
 from itertools import chain, combinations, product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zbsolve import BadInput, Infeasible, Layer, Link, NotFound, Profile, solve, verify
+from zbsolve.build.offload import time_away
 from zbsolve.cli import main
 from zbsolve.layer import HostLink
 from zbsolve.search.auto import solve_auto
 from zbsolve.search.choice_bound import bound_of_every_choice
+from zbsolve.search.choices import copy_moves
 from zbsolve.search.hints import hint_on
 from zbsolve.search.keeping import curves
 from zbsolve.show.curves_report import curves_as_text
@@ -106,6 +109,30 @@ def test_a_schedule_starts_another_choice() -> None:
     assert back is not None
     assert back.timeline().value <= started.timeline().value
     assert hint_on(replace(step, placement="vee", ranks=2).problem(profile), kept) is None
+
+
+def test_copies_of_those_that_are_away_shortest_are_left_out_first() -> None:
+    profile, step = uneven(), Step(2, 4, offload="full")
+    schedule = solve(step.problem(profile), effort=0.1)
+    away = time_away(schedule)
+    assert away.shape == (2, 4)
+    assert away[1, 2] == schedule.timeline()["1R2"][1] - schedule.timeline()["1O2"][0]
+    moves = dict(copy_moves(step, schedule))
+    assert " offload=0:1(4 of 4),1:1(2 of 4)" in moves
+    for name, one in moves.items():
+        problem = one.problem(profile)
+        table = np.array(one.offload) > 0
+        assert problem.passes.are("O").sum() == table.sum() < 8
+        assert name.count(" of 4") == table.any(axis=1).sum()
+        stays, goes = ([away[at] for at in np.ndindex(table.shape) if table[at] == side] for side in (False, True))
+        if "0:1(4" not in name and "1:1(4" not in name:
+            assert max(stays) <= max(goes)
+        started = hint_on(problem, schedule)
+        assert started is not None
+        assert verify(problem, started) == ()
+    table = ((1.0, 0.0), *[(1.0, 1.0)] * 3)
+    solve(replace(step, placement="vee", microbatches=2, offload=table).problem(profile), effort=0.05)  # named ones ask
+    assert np.isinf(time_away(hint_on(Step(2, 4).problem(profile), schedule))).all()
 
 
 def test_effort_gives_the_same_bytes() -> None:

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..problem import Pool, Problem
+from ..schedule import Schedule
 from ..tables import Bools, Edges, Ints, Passes
+from ..timeline import Floats
 from ..util.errors import BadInput
 from .numbers import Numbers, whole_numbers
 
@@ -168,3 +170,15 @@ def _check_all_move(problem: Problem, wanted: Ints, moving: Ints) -> None:
     without = np.setdiff1d(problem.passes.stage[wanted], problem.passes.stage[moving])
     if len(without):
         raise NothingKept(f"offload: stage {without[0]} keeps nothing from its F that a later pass frees")
+
+
+def time_away(schedule: Schedule) -> Floats:
+    """µs from the start of a copy out to the end of the one back, shape (stages, microbatches); infinite where nothing is
+    copied."""
+    problem, timeline = schedule.problem, schedule.timeline()
+    p, found = problem.passes, np.full((problem.stages, problem.microbatches), np.inf)
+    for kind, times, sign in (("R", timeline.end, 1), ("O", timeline.start, -1)):
+        rows = problem.rows(kind)
+        at = p.stage[rows], p.microbatch[rows]
+        found[at] = np.where(np.isinf(found[at]), 0, found[at]) + sign * times[rows]
+    return found

@@ -20,7 +20,7 @@ from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..step import AUTO, Step
 from ..util.errors import BadInput, Infeasible
-from .choices import closed_steps, is_open, stage_moves
+from .choices import closed_steps, copy_moves, is_open, stage_moves
 from .climb import Moves, built, move
 from .least_peak import PREFER_TIME, memory_clock, value_clock
 from .race import Race, Run
@@ -29,6 +29,7 @@ from .state import State
 
 LEAST_SECONDS = 0.01  # that are left for the search, however long building took
 LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
+BREADTH = 24  # changed stages that are looked at before the best of them is taken
 FIRST_PARTITION = "balanced"
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
 
@@ -68,12 +69,12 @@ def solve_auto(
     Placement "auto" is single, loop with 2 and 4 chunks and vee (those with as many stages as the partition has, where that
     is layers a stage); partition "auto" is all names, and single layers moved from the best of them; gathers "auto" is once
     a step and 2, 4 and 8 times; recompute "auto" is none, all, and from there single stages and rows of stages; offload
-    "auto" is none, full, half, and the same. Each is looked at for an equal part of a fifth of `seconds` (or `effort`); up
-    to three tenths go to moved layers and changed stages; the rest to those whose bound does not rule them out: half of it
-    to the best so far, half of what is left to the next, and so on; what nobody needs then goes to moves again. Further
-    `options` go to `solve`; `progress` is called with a name too; `stop` is asked between two solves. Of equal schedules the
-    one with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner alone. Raises Infeasible where
-    nothing fits the memory, BadInput where nothing can be built.
+    "auto" is none, full, half, the same, and copies of fewer microbatches. Each is looked at for an equal part of a fifth of
+    `seconds` (or `effort`); up to three tenths go to moved layers and changed stages; the rest to those whose bound does not
+    rule them out: half of it to the best so far, half of what is left to the next, and so on; what nobody needs then goes to
+    moves again. Further `options` go to `solve`; `progress` is called with a name too; `stop` is asked between two solves.
+    Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner alone.
+    Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
     """
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
@@ -167,7 +168,13 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
             one = replace(run.step, partition=counts)
             yield Run(one, run.name, "moved", counts, place=run.place, moved="layers")
 
-    found = [Moves("stages", stages)] if step.keeping_open else []
+    def copies(run: Run) -> Iterator[Run]:
+        if run.schedule is not None:
+            for kept, one in copy_moves(run.step, run.schedule):
+                yield Run(one, f"{run.place}{kept}", run.partition, run.layers, place=run.place, moved="copies")
+
+    found = [Moves("stages", stages, BREADTH)] if step.keeping_open else []
+    found += [Moves("copies", copies)] if is_open(step.offload) else []
     return found + ([Moves("layers", layers)] if step.partition == AUTO else [])
 
 

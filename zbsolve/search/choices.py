@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..build.offload import time_away
 from ..build.recompute import Recompute, recomputed_stages
 from ..partition.file import Partition
 from ..placement import parse
 from ..profile.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
+from ..schedule import Schedule
 from ..step import AUTO, Step
 from ..util.errors import BadInput
 from ..util.text import rows_of_numbers
@@ -141,6 +143,24 @@ def stage_moves(step: Step, said: Step, keeps: Sequence[bool]) -> Iterator[Named
         found |= dict.fromkeys(product(*ways))
     found.pop(now, None)
     return (with_stages(step, one) for one in found)
+
+
+def copy_moves(step: Step, schedule: Schedule) -> Iterator[Named]:
+    """Steps without the copies of some microbatches, those that are away for the shortest time: a half, a quarter or an
+    eighth of all copies, or of one stage's."""
+    away, shares = time_away(schedule), np.array([one.away for one in stages_of(step)])
+    for stage in (None, *np.flatnonzero(np.isfinite(away).any(axis=1)).tolist()):
+        mine = away if stage is None else np.where(np.arange(len(away))[:, None] == stage, away, np.inf)
+        order = np.argsort(mine, axis=None, kind="stable")[: int(np.isfinite(mine).sum())]
+        for part in (2, 4, 8):
+            stay = np.isinf(away).ravel()
+            stay[order[: len(order) // part]] = True
+            table = np.where(stay.reshape(away.shape), 0.0, shares[:, None])
+            if len(order) >= part and table.any():
+                counts = (table > 0).sum(axis=1)
+                rows = [f"{i}:{shares[i]:g}({n} of {len(away[0])})" for i, n in enumerate(counts.tolist()) if n]
+                again = _name(step.recompute, NO_OFFLOAD)
+                yield f"{again} offload={','.join(rows)}", replace(step, offload=tuple(map(tuple, table.tolist())))
 
 
 def _ways(now: Stage, said: Step) -> list[Stage]:

@@ -26,10 +26,12 @@ def built(profile: Profile, run: Run) -> Run:
 
 @dataclass
 class Moves:
-    """One way to change a step: `near` gives the runs beside one, unbuilt; all that were looked at are kept."""
+    """One way to change a step: `near` gives the runs beside one, unbuilt; of the first `breadth` the best is taken, of
+    others the first that is better. All that were looked at are kept."""
 
     name: str
     near: Callable[[Run], Iterable[Run]]
+    breadth: int = 1
     looked: dict[tuple[str, tuple[int, ...]], Run] = field(default_factory=dict)
 
 
@@ -56,18 +58,21 @@ def _climb(race: Race, profile: Profile, moves: Moves, run: Run, keep: float) ->
         return race.left <= keep or race.stop()
 
     def quicker() -> Run | None:
-        for one in moves.near(run):
+        best = run
+        for i, one in enumerate(moves.near(run)):
+            if i >= moves.breadth and best is not run:
+                break
             one = moves.looked.get((one.name, one.layers), one)
             if (one.name, one.layers) not in moves.looked:
                 if ended():
-                    return None
+                    break
                 moves.looked[one.name, one.layers] = built(profile, one)
                 if one.problem is not None and one.problem.work < run.value:
                     # By effort also where time is the limit: alike looks, however busy the machine is.
                     race.solve(one, LOOK_EFFORT, run.schedule, method="greedy", effort=LOOK_EFFORT)
-            if one.beats(run):
-                return one
-        return None
+            if one.beats(best):
+                best = one
+        return None if best is run else best
 
     def closer() -> Run | None:
         effort, here = CLOSE_EFFORT, [one for one in moves.looked.values() if one.place == run.place]

@@ -8,7 +8,6 @@ too, within the memory that the block itself needs, so an order depends on p and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import numpy as np
 
@@ -131,7 +130,10 @@ def _check(problem: Problem, name: str, fused: bool = False) -> None:
 def _repeated(problem: Problem, name: str, slots: Callable[[int], Slots], peak: float, *, fused: bool = False) -> Schedule:
     """The block repeated every six slots, squeezed and its ramps re-ordered within `peak` microbatches' activations."""
     _check(problem, name, fused)
-    t = _unit(problem, cast(MicrobatchGraph, microbatch_graph(with_mean_microbatches(problem))), round(2 * peak))
+    graph = microbatch_graph(with_mean_microbatches(problem))
+    if graph is None:
+        raise BadInput(f"{name}: microbatches differ in what they wait for")
+    t = _unit(problem, graph, round(2 * peak))
     backward = "BW" if fused else "B"
     passes, rows = problem.passes, t.passes[:, 0]
     lane = {(passes.kind_names[row], int(passes.stage[row])): k for k, row in enumerate(rows)}
