@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, product
+from itertools import combinations_with_replacement, groupby, product
 from math import prod
 from typing import NamedTuple
 
@@ -123,9 +123,9 @@ def _name(recompute: Recompute, offload: Offload) -> str:
 
 
 def stage_moves(step: Step, said: Step, keeps: Sequence[bool]) -> Iterator[Named]:
-    """Steps where the first so many stages, or the others, or a single one changes, for what `said` leaves open; then, where
-    there are few, all others. A microbatch's activations live longest on the first stages. keeps: which stages keep
-    anything."""
+    """Steps where the first stages are offloaded, the next recompute and the last keep all, where both are open; where the
+    first so many stages, or the others, or a single one changes; then, where there are few, all others. A microbatch's
+    activations live longest on the first stages. keeps: which stages keep anything."""
     now, count = stages_of(step), len(keeps)
     ways = [[one for one in _ways(now[i], said) if keeps[i] or not one.away] for i in range(count)]
     found: dict[tuple[Stage, ...], None] = {}
@@ -134,6 +134,10 @@ def stage_moves(step: Step, said: Step, keeps: Sequence[bool]) -> Iterator[Named
         changed = (ways[i][way % len(ways[i])] if first <= i < last else now[i] for i in range(count))
         found[tuple(changed)] = None
 
+    if is_open(said.recompute) and is_open(said.offload):  # by how long activations live: out, made again, kept
+        for away, again in combinations_with_replacement([count * quarter // 4 for quarter in range(5)], 2):
+            graded = [Stage(away=1.0)] * away + [Stage(again=True)] * (again - away) + [Stage()] * (count - again)
+            found[tuple(one if keeps[i] or not one.away else now[i] for i, one in enumerate(graded))] = None
     for cut, way in product(dict.fromkeys(count * quarter // 4 for quarter in (2, 1, 3, 4)), range(len(WAYS))):
         change(0, cut, way)
         change(cut, count, way)
