@@ -19,13 +19,13 @@ def prove(state: State, seed: int) -> None:
     from ..ilp.cp_ranks import higher_stream_bounds, holds_beside
 
     beside = holds_beside(problem)
-    share = 0.25 if beside else 0.4 if small else 1.0
+    share = 0.2 if beside else 0.4 if small else 1.0
     for bound in higher_bounds(problem, state.bound, clock, clock.left * share, state.incumbent):
         state.raise_bound(bound)
         if state.done:
             return
     if beside:
-        share, stop = clock.left * (0.5 if small else 1.0), state.stoppers.append
+        share, stop = clock.left * (0.25 if small else 1.0), state.stoppers.append
         for bound in higher_stream_bounds(problem, state.bound.value, state.incumbent, clock, share, seed, stop):
             state.raise_bound(bound)
             if state.done:
