@@ -22,7 +22,7 @@ TRIED_BESIDE = 8  # starting policies that are tried with side streams put in be
 # By how many mean passes what needs a new gather is put off, and starts are shifted at random.
 PUT_OFF, SHIFTS = (0.0, 1.0, 4.0, 1e9), (0.3, 1.0, 3.0)
 SECONDS_PER_SERIAL_PASS = 4e-5
-SERIAL_SHARE = 0.2  # of the time is for serial generation at most, where there is a schedule
+SERIAL_SHARE = 0.3  # of the time is for serial generation at most, where there is a schedule
 SERIAL_SOLVER = "serial generation"
 
 
@@ -130,7 +130,7 @@ def _serial(state: State) -> Iterator[None]:
     if large and state.schedule is not None:
         return
     until = clock.used + SERIAL_SHARE * clock.left
-    for begin, put_off in product(serial_targets(problem), PUT_OFF):
+    for put_off, begin in product(reversed(PUT_OFF), serial_targets(problem)):  # the longest one is the best as a rule
         if state.schedule is not None and (large or clock.used > until):
             return
         clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
