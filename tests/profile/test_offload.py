@@ -172,6 +172,7 @@ def typed(folder: Path, body: Any) -> HostLink | None:
         ({"d2h": "-1GB/s"}, "p.json: host: field 'd2h' '-1GB/s': not a bandwidth"),
         ({"d2h": 1, "h2d_both": 0}, "p.json: host: bandwidth 'h2d_both' is 0"),
         ({"d2h": 1, "ranks": 0}, "p.json: host: 0 ranks a node"),
+        ({"d2h": 1, "ranks": 3, "shared_bus": 2}, "p.json: host: 2 ranks share a bus, but a node has 3"),
         ({"d2h": 1, "memory": "much"}, "p.json: host: field 'memory' 'much'"),
         ({"d2h": 1, "latency": "-3us"}, "p.json: host: field 'latency'"),
         ({"d2h": 1, "rate": 3}, "p.json: host: field 'rate' is unknown \\(one of d2h, h2d,"),

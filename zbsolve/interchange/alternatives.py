@@ -86,7 +86,7 @@ def _obstacle(problem: Problem, place: str) -> str:
         for placement in placements:
             restaged(problem, placement)
     except ZbsolveError as error:
-        return str(error)
+        return str(error).removeprefix("problem: ")
     return "" if placements else f"{place} is not possible with {chunks:g} stage{'s' * (chunks != 1)} a rank"
 
 

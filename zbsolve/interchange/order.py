@@ -129,7 +129,9 @@ def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
     for row in _strange(problem, known)[:1]:
         one, name = problem.passes[row], problem.names[row]
         if one.kind not in known:
-            raise Refused(f"pass {name}: {engine} has no passes of kind {one.kind} (only {' '.join(known)})")
+            others = [kind for kind in problem.passes.kinds if kind not in known and kind != one.kind]
+            missing = ", ".join((one.kind, *others))
+            raise Refused(f"pass {name}: {engine} has no passes of kind {missing} (only {' '.join(known)})")
         if one.slice:
             raise Refused(f"pass {name}: {engine} has no slices of a microbatch")
         first = problem.stage_ranks[one.stage][0]

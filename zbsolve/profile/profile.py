@@ -112,7 +112,8 @@ class Profile:
             problem = problem if stays else offloaded_step(problem, self.host, offload, left)
         except Infeasible as error:
             rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
-            raise Infeasible(f"{error}; {rest}{_of(limit, memory)}") from None
+            less = "; recompute and offload keep less" if stays and not recompute else ""
+            raise Infeasible(f"{error}; {rest}{_of(limit, memory)}{less}") from None
         check_host(problem)
         problem = sharded_step(problem, costs, counts, self.shard_link or self.link, gathers)
         if not problem.work:
