@@ -236,6 +236,8 @@ def test_curves_of_what_stages_keep(tmp_path: Path) -> None:
     assert found.frontiers["both"].points[0].memory <= found.frontiers["keep only"].points[0].memory
     text = curves_as_text(found)
     assert "On the device's 400 B: keep only " in text
+    small = replace(found, frontiers={name: replace(one, device=1) for name, one in found.frontiers.items()})
+    assert "On the device's 1 B: none of them fits; the bound " in curves_as_text(small)
     for ending in ("json", "svg", "html"):
         save_curves(found, tmp_path / f"c.{ending}")
     body = json.loads((tmp_path / "c.json").read_text())

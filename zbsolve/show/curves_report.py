@@ -71,15 +71,14 @@ def _sentence(curves: Curves) -> str:
     ]
     first = curves.first
     at = first.device if first.device is not None else first.points[0].memory
-    prices = []
-    for name, one in curves.frontiers.items():
-        best = _best(one, at)
-        if best is None:
-            prices.append(f"{name} does not fit")
-        else:
-            prices.append(f"{name} {format_time(best[0])} ({best[0] / curves.bound - 1:+.1%})")
+    found = {name: _best(one, at) for name, one in curves.frontiers.items()}
+    prices = [
+        f"{name} does not fit" if best is None else f"{name} {format_time(best[0])} ({best[0] / curves.bound - 1:+.1%})"
+        for name, best in found.items()
+    ]
+    prices = prices if any(found.values()) else ["none of them fits"]
     where = f"On the device's {format_bytes(at)}" if first.device is not None else f"With {format_bytes(at)}"
     return (
-        f"Least memory a rank: {'; '.join(parts)}. {where}: {', '.join(prices)}, against the bound of "
-        f"{format_time(curves.bound)} that holds for every choice and any memory."
+        f"Least memory a rank: {'; '.join(parts)}. {where}: {', '.join(prices)}; the bound for every choice and any memory "
+        f"is {format_time(curves.bound)}."
     )
