@@ -146,3 +146,15 @@ def test_syncs_are_for_several_streams_alone() -> None:
     schedule = list_schedule(problem, deepest_first(problem))
     assert schedule.syncs == ()
     assert with_syncs(schedule) is schedule
+
+
+@pytest.mark.parametrize("seed", [91292, 92000])
+def test_gradients_are_held_from_the_first_microbatch_on_whatever_the_order(seed: int) -> None:
+    """Bytes of gradients lie from microbatch 0's backward on. Serial generation once ran another one first, and so held too
+    little: 42 and 32 µs, where 45 and 38 are the least."""
+    problem = random_sharded(seed)
+    schedule = solve(problem, effort=0.1)
+    start = schedule.timeline().start
+    assert all((np.diff(start[rows]) >= 0).all() for rows in problem.lanes)
+    assert schedule.certificate is not None
+    assert schedule.certificate.value == optimum(problem)

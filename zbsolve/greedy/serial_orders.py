@@ -2,13 +2,15 @@
 
 One pass after the other is appended to its rank's order, the one with the least target first (Kolisch, 1996). A pass on a
 side stream that takes memory (a gather) comes right before the first pass that waits for it, every other one as soon as its
-inputs are there. A pass that would need a new one can be put off, so that all that waits for the same memory runs together.
+inputs are there. The passes of a lane keep their order: bytes that lie from the first of them, or to the last, count on it.
+A pass that would need a new one can be put off, so that all that waits for the same memory runs together.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 
@@ -68,6 +70,11 @@ class _Serial:
         self.side, self.done = np.zeros(count, bool), [False] * count
         self.side[problem.side_stream] = True
         self.on_demand = (self.side & (a.taken > 0)).tolist()
+        self.behind = [-1] * count  # the next pass of its lane
+        for lane in (rows.tolist() for rows in problem.lanes if not self.side[rows[0]]):
+            for i, j in pairwise(lane):
+                self.behind[i] = j
+                self.waiting[j] += 1
         self.needs: list[list[int]] = [[] for _ in range(count)]
         for i in np.flatnonzero(self.on_demand).tolist():
             for j in self._after(i):
@@ -133,3 +140,5 @@ class _Serial:
                 heappush(self.ready, (self.target[j], j))
         for j in self._after(i):
             self._one_less(j)
+        if self.behind[i] >= 0:
+            self._one_less(self.behind[i])

@@ -41,7 +41,7 @@ LOOKS: dict[str, Look] = {
     "VB": Look("#b05d9b", "vocabulary: hidden states", "V"),
     "VR": Look("#a43c0f", "vocabulary: barrier", "N"),
     "VG": Look("#7e15bd", "vocabulary: input gradient", "I"),
-    "VE": Look("#92a46a", "embedding", "L"),
+    "VE": Look("#b8bb67", "embedding", "K"),
     "VS": Look("#e0c411", "embedding: gradient", "Q"),
 }
 

@@ -26,13 +26,14 @@ def banner(profile: Profile) -> list[str]:
 
 def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: int | None = None) -> str:
     """The profile as text; with `ranks` also its stages (microbatches: four a rank without) and what they mean."""
+    stages = (
+        [] if ranks is None else [*aligned(stage_rows(profile, ranks)), *meaning(profile, ranks, microbatches or 4 * ranks)]
+    )
     lines = [*banner(profile), *aligned(layer_rows(profile)), ratio_line(profile), *host_lines(profile, ranks)]
     lines += _warnings(profile)
     for rows in (pair_rows(profile), copy_rows(profile)):
         lines += ["", *aligned(rows)] if len(rows) > 1 else []
-    if ranks is not None:
-        lines += ["", *aligned(stage_rows(profile, ranks)), *meaning(profile, ranks, microbatches or 4 * ranks)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *stages] if stages else lines) + "\n"
 
 
 def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
