@@ -153,50 +153,53 @@ def uneven_microbatches(seed: int, ranks: int = 3, most: int = 4) -> Problem:
     return problem.scaled([rng.choice([0.5, 1, 1, 2, 3]) for _ in range(m)]) if what == "factors" else problem
 
 
+class _Drawn:
+    """Ranks, placement, microbatches and times of the backward of a small random step; `rng` goes on from there."""
+
+    def __init__(self, seed: int, ranks: int, microbatches: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.ranks = p = rng.randint(1, ranks)
+        shapes = [tuple(range(p)), tuple(range(p)), tuple(range(p)) * 2, (*range(p), *reversed(range(p)))]
+        self.placement = rng.choice(shapes)
+        self.microbatches = rng.randint(1, microbatches)
+        some = self.some
+        self.backward = {"BW": some(1, 7)} if rng.random() < 0.3 else {"B": some(1, 5), "W": some(0, 5)}
+
+    def some(self, low: int, high: int) -> list[int]:
+        """A number a stage."""
+        return [self.rng.randint(low, high) for _ in self.placement]
+
+
 def random_offloaded(seed: int, ranks: int = 2, microbatches: int = 3, objective: str = "makespan") -> Problem:
     """A random step of which some stages offload; device and host memory are short or not."""
-    rng = random.Random(seed)
-    p = rng.randint(1, ranks)
-    placement = rng.choice([tuple(range(p)), tuple(range(p)), tuple(range(p)) * 2, (*range(p), *reversed(range(p)))])
-    stages, m = len(placement), rng.randint(1, microbatches)
-
-    def some(low: int, high: int) -> list[int]:
-        return [rng.randint(low, high) for _ in range(stages)]
-
-    backward = {"BW": some(1, 7)} if rng.random() < 0.3 else {"B": some(1, 5), "W": some(0, 5)}
+    drawn = _Drawn(seed, ranks, microbatches)
+    rng, some, m = drawn.rng, drawn.some, drawn.microbatches
     sizes = {"held_until_B": some(0, 2), "held_until_W": some(1, 3)}
-    step = pipeline(some(1, 5), placement=placement, microbatches=m, objective=objective, **sizes, **backward)
+    step = pipeline(some(1, 5), placement=drawn.placement, microbatches=m, objective=objective, **sizes, **drawn.backward)
     fraction = [rng.choice([0, 0.5, 1, 1]) if min(2, size) > 1 else rng.choice([0, 1]) for size in sizes["held_until_W"]]
     one = np.bincount(step.passes.rank, np.where(step.passes.microbatch == 0, step.taken, 0), step.ranks)
     room = tuple(int(need * rng.choice([0.7, 1, 1, 1.2, 1.5, 2])) for need in one)
     whole = int(one.sum())
-    host = Host(rng.choice([None, whole // 2, whole, 2 * whole]), rng.choice([None, 1]), rng.choice([0, 0, 1, p]))
+    host = Host(rng.choice([None, whole // 2, whole, 2 * whole]), rng.choice([None, 1]), rng.choice([0, 0, 1, drawn.ranks]))
     return with_offload(replace(step, capacity=room), some(0, 4), some(0, 4), fraction=fraction, host=host)
 
 
 def random_sharded(seed: int, ranks: int = 3, microbatches: int = 3, objective: str = "makespan") -> Problem:
     """A random step with sharded parameters, and memory that is short or not. Raises Infeasible at times."""
-    rng = random.Random(seed)
-    p = rng.randint(1, ranks)
-    placement = rng.choice([tuple(range(p)), tuple(range(p)), tuple(range(p)) * 2, (*range(p), *reversed(range(p)))])
-    stages, m = len(placement), rng.randint(1, microbatches)
-
-    def some(low: int, high: int) -> list[int]:
-        return [rng.randint(low, high) for _ in range(stages)]
-
-    backward = {"BW": some(1, 7)} if rng.random() < 0.3 else {"B": some(1, 5), "W": some(0, 5)}
+    drawn = _Drawn(seed, ranks, microbatches)
+    rng, some, m = drawn.rng, drawn.some, drawn.microbatches
     step = pipeline(
         some(1, 5),
-        placement=placement,
+        placement=drawn.placement,
         microbatches=m,
         comm=rng.choice([0, 0, 2]),
         held_until_B=some(0, 2),
         held_until_W=some(0, 3),
         AF=rng.choice([0, 0, 0, 2]),
         objective=objective,
-        **backward,
+        **drawn.backward,
     )
-    gathers = [rng.randint(1, m) if rng.random() < 0.6 else 1 for _ in range(stages)]
+    gathers = [rng.randint(1, m) if rng.random() < 0.6 else 1 for _ in drawn.placement]
     sizes = {"parameter_bytes": some(0, 5), "gradient_bytes": some(0, 4), "gathers": gathers}
     whole = with_sharding(step, some(0, 6), some(0, 6), **sizes)
     if rng.random() < 0.15:

@@ -6,12 +6,10 @@ import os
 
 from ..search.keeping import Curves
 from ..search.pareto import Frontier
-from ..util.files import write_text
 from ..util.text import aligned, format_bytes, format_time, printable, times_note
-from .frontier_report import check_frontier_path, frontier_headline
+from .frontier_report import frontier_headline, save_report
 from .pages import picture, render
 from .pictures.drawing import Drawing
-from .pictures.files import PICTURES, save_drawing
 from .pictures.frontier_curves import curves_drawing
 from .pictures.style import USUAL, Style
 from .pictures.svg import to_svg
@@ -20,13 +18,7 @@ from .pictures.svg import to_svg
 def save_curves(curves: Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
     """Write the frontiers as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
     Raises BadInput otherwise."""
-    check_frontier_path(path)
-    if str(path).endswith(tuple(PICTURES)):
-        save_drawing(_drawing(curves, style), path)
-    elif str(path).endswith(".html"):
-        write_text(path, curves_as_page(curves))
-    else:
-        curves.save(path)
+    save_report(path, lambda: _drawing(curves, style), lambda: curves_as_page(curves), curves.save)
 
 
 def curves_as_page(curves: Curves) -> str:

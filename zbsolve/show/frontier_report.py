@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from ..search.pareto import Frontier
 from ..util.errors import BadInput
@@ -22,13 +23,23 @@ NEAR_BEST = 1.01  # times the best value: memory beyond that buys little
 def save_frontier(frontier: Frontier, path: str | os.PathLike[str], style: Style = USUAL) -> None:
     """Write the frontier as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
     Raises BadInput otherwise."""
+    save_report(path, lambda: _drawing(frontier, style), lambda: frontier_as_page(frontier), frontier.save)
+
+
+def save_report(
+    path: str | os.PathLike[str],
+    drawing: Callable[[], Drawing],
+    page: Callable[[], str],
+    save: Callable[[str | os.PathLike[str]], None],
+) -> None:
+    """Write a picture, a page, or else what `save` writes, by the ending of `path`. Raises BadInput for others."""
     check_frontier_path(path)
     if str(path).endswith(tuple(PICTURES)):
-        save_drawing(_drawing(frontier, style), path)
+        save_drawing(drawing(), path)
     elif str(path).endswith(".html"):
-        write_text(path, frontier_as_page(frontier))
+        write_text(path, page())
     else:
-        frontier.save(path)
+        save(path)
 
 
 def check_frontier_path(path: str | os.PathLike[str]) -> None:
