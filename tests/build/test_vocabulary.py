@@ -44,11 +44,11 @@ def test_one_barrier_joins_all_ranks_before_the_last_backward() -> None:
 
 
 def test_two_barriers_put_the_gradients_before_the_last_backward() -> None:
-    problem = with_vocabulary(plain(), Vocabulary(6, 3, broadcast=1, reduce=2, barriers=2))
+    problem = with_vocabulary(plain(), Vocabulary(6, 3, broadcast=1, reduce=2, barriers=2, statistics=4))
     assert waits(problem, "3VG0") == {"2T0", "3T0"}
     assert waits(problem, "2VG0") == {"2T0"}
     assert waits(problem, "1B0") == {"1F0", "3VG0"}
-    assert solve(problem, effort=0.2).certificate.value == 10 + 10 + 1 + 6 + 2 + 3 + 2 + 20 + 20 + 5
+    assert solve(problem, effort=0.2).certificate.value == 10 + 10 + 1 + 6 + 4 + 3 + 2 + 20 + 20 + 5
 
 
 def test_the_embedding_comes_before_the_first_forward_and_goes_behind_its_backward() -> None:

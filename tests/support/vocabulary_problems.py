@@ -41,5 +41,6 @@ def random_vocabulary(seed: int, ranks: int = 2, microbatches: int = 2, objectiv
         held_shard=shard,
         held_hidden=hidden,
         barriers=rng.choice([1, 2]),
+        statistics=some(0, 2, p),
     )
     return with_vocabulary(step, costs)

@@ -33,10 +33,11 @@ BARRIERS = (1, 2)  # algorithm 2 and algorithm 1 of the paper
 class Vocabulary(NamedTuple):
     """What a sharded vocabulary costs. Each is a number, or one a rank.
 
-    S, T: µs of a shard's passes. broadcast, reduce: µs of the collectives VB, and VR or VG. lookup: µs of VE and of VS,
-    where the input embedding is sharded too; None: it is not. held_shard: bytes that S keeps for T (what it made of the
-    logits). held_hidden: bytes of the hidden states of one microbatch: held from VB to T's end; the input gradient of a
-    shard is as large, from S (with two barriers from T) to the end of its reduction. barriers: 1 or 2, algorithm 2 and
+    S, T: µs of a shard's passes. broadcast: µs of VB. reduce: µs of summing the input gradient; statistics: of telling all
+    shards' maxima and sums. VR takes both with one barrier; with two, VR takes statistics and VG reduce. lookup: µs of VE
+    and of VS, where the input embedding is sharded too; None: it is not. held_shard: bytes that S keeps for T (what it made
+    of the logits). held_hidden: bytes of the hidden states of one microbatch: held from VB to T's end; the input gradient
+    of a shard is as large, from S (with two barriers from T) to the end of its reduction. barriers: 1 or 2, algorithm 2 and
     algorithm 1 of the paper.
     """
 
@@ -48,6 +49,7 @@ class Vocabulary(NamedTuple):
     held_shard: Numbers = 0
     held_hidden: Numbers = 0
     barriers: int = 1
+    statistics: Numbers = 0
 
     def checked(self, ranks: int) -> Vocabulary:
         """The same with whole numbers, one a rank. Raises BadInput."""
@@ -111,7 +113,8 @@ def _of_stage(problem: Problem, stage: int) -> _Ends:
 def _with_shards(problem: Problem, costs: Vocabulary) -> _Step:
     """The table with the passes of all shards."""
     ranks, count, passes = problem.ranks, problem.microbatches, problem.passes
-    table = [("VB", "comm", costs.broadcast), ("S", "compute", costs.S), ("VR", "comm", costs.reduce)]
+    barrier = np.add(costs.statistics, costs.reduce if costs.barriers == 1 else 0)
+    table = [("VB", "comm", costs.broadcast), ("S", "compute", costs.S), ("VR", "comm", barrier)]
     table += [("T", "compute", costs.T)]
     table += [("VG", "comm", costs.reduce)] if costs.barriers == 2 else []
     table += [] if costs.lookup is None else [("VE", "comm", costs.lookup), ("VS", "comm", costs.lookup)]

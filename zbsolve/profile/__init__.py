@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from .measured_run import from_trace as from_trace
     from .profile import Profile as Profile
     from .spread import spread_over as spread_over
+    from .vocabulary import ShardCosts as ShardCosts
+    from .vocabulary import ShardPasses as ShardPasses
+    from .vocabulary import VocabularyCosts as VocabularyCosts
 
 __getattr__, __dir__ = handing_on(
     __name__,
@@ -19,5 +22,6 @@ __getattr__, __dir__ = handing_on(
         "measured_run": "from_trace",
         "profile": "Profile",
         "spread": "spread_over",
+        "vocabulary": "ShardCosts ShardPasses VocabularyCosts",
     },
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
@@ -12,6 +12,7 @@ from ..layer import MIN_BANDWIDTH, NO_LINK, HostLink, Layer, Link, Tied
 from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
+from .vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
 BACKWARD = ("B", "W", "BW")  # of which a layer needs B and W, or BW
 NEEDED = "F"
@@ -63,6 +64,44 @@ class HostForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     shared_bus: COUNT = 0
 
 
+class ShardPassesForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """S and T of a shard in a file."""
+
+    S: TIME
+    T: TIME
+    held: SIZE = 0
+    transient: SIZE = 0
+
+
+class ShardForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A vocabulary in so many parts in a file."""
+
+    ranks: COUNT
+    one: ShardPassesForm
+    two: ShardPassesForm
+    parameter_bytes: SIZE = 0
+    lookup: TIME = 0.0
+    broadcast: TIME | None = None
+    reduce: TIME | None = None
+    statistics: TIME | None = None
+    scaled: Literal[""] = ""
+
+
+class VocabularyForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What a sharded vocabulary costs in a file."""
+
+    size: COUNT
+    hidden_bytes: SIZE
+    output: COUNT
+    output_rest: LayerForm  # type: ignore[valid-type]
+    shards: list[ShardForm]
+    source: str = "given"
+    statistic_bytes: SIZE = 0
+    embedding: COUNT | None = None
+    embedding_rest: LayerForm | None = None  # type: ignore[valid-type]
+    tied: bool = False
+
+
 class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A profile in a file: a misspelt field must not pass for one that was left out."""
 
@@ -79,14 +118,13 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     shard_link: LinkForm | None = None
     host: HostForm | None = None
     microbatch_factors: list[Factor] = []
+    vocabulary: VocabularyForm | None = None
 
 
-def layer_from(form: Any, index: int, where: str) -> Layer:
-    """A layer from its form. Raises BadInput naming `where` and the field."""
-    body, where = msgspec.structs.asdict(form), f"{where}: layers[{index}]"
-    hints = get_type_hints(Layer)
-    found = {name: _read(value, hints[name], f"{where}: field '{name}'") for name, value in body.items()}
-    return complete(found, index, where)
+def layer_from(form: Any, where: str, index: int = 0) -> Layer:
+    """A layer from its form; index: its number, for a name where it has none. Raises BadInput naming `where` and the
+    field."""
+    return complete(_fields(form, Layer, where), index, where)
 
 
 def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
@@ -140,6 +178,41 @@ def host_from(form: HostForm | None, where: str) -> HostLink | None:
         return HostLink(latency, down, up, *both, memory, form.ranks, form.shared_bus)
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
+
+
+def vocabulary_from(form: VocabularyForm | None, layers: int, where: str) -> VocabularyCosts | None:
+    """What a sharded vocabulary costs, where that is known. Raises BadInput naming `where` and the field."""
+    if form is None:
+        return None
+    where = f"{where}: vocabulary"
+    rests = {name: getattr(form, name) for name in ("output_rest", "embedding_rest")}
+    known = {f.name: getattr(form, f.name) for f in fields(VocabularyCosts) if f.name not in (*rests, "shards")}
+    known |= {name: _read(known[name], int, f"{where}: field '{name}'") for name in ("hidden_bytes", "statistic_bytes")}
+    known |= {name: None if one is None else layer_from(one, f"{where}: {name}") for name, one in rests.items()}
+    shards = tuple(_shard_from(row, f"{where}: shards[{i}]") for i, row in enumerate(form.shards))
+    try:
+        found = VocabularyCosts(**known, shards=shards)
+        found.check(layers)
+    except BadInput as error:
+        raise BadInput(f"{where.removesuffix('vocabulary')}{error}") from None
+    return found
+
+
+def _shard_from(form: ShardForm, where: str) -> ShardCosts:
+    return ShardCosts(**_fields(form, ShardCosts, where, one=_passes_from, two=_passes_from))
+
+
+def _passes_from(form: ShardPassesForm, where: str) -> ShardPasses:
+    return ShardPasses(**_fields(form, ShardPasses, where))
+
+
+def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """A form's fields as those of a dataclass; text says a time or bytes. inner: what reads a field that is a form."""
+    found, hints = {}, get_type_hints(kind)
+    for name, value in msgspec.structs.asdict(form).items():
+        place = f"{where}: field '{name}'"
+        found[name] = inner[name](value, f"{where}: {name}") if name in inner else _read(value, hints[name], place)
+    return found
 
 
 def tied_from(form: Sequence[tuple[Any, list[int]]], layers: int, where: str) -> Tied:

@@ -17,9 +17,20 @@ from ..problem import Problem
 from ..util.errors import BadInput, Infeasible
 from ..util.files import checked, read_one_of, write_document
 from ..util.text import exact_bytes, has_unit, parse_bytes
-from .form import ProfileForm, check_some_time, host_from, layer_from, link_from, size_from, states_from, tied_from
+from .form import (
+    ProfileForm,
+    check_some_time,
+    host_from,
+    layer_from,
+    link_from,
+    size_from,
+    states_from,
+    tied_from,
+    vocabulary_from,
+)
 from .offload import NO_OFFLOAD, Offload, check_host, is_none, offloaded_step
 from .sharding import Gathers, check_sharding, sharded_step
+from .vocabulary import VocabularyCosts
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,8 @@ class Profile:
     the ranks of a data-parallel group, for sharded parameters; None: not known, and the pipeline's counts. host: between
     a device and its node's host memory, for offload; None: not known, and nothing is offloaded. microbatch_factors: how much
     longer each microbatch computes than the layers say, where they differ in length: then steps have so many microbatches;
-    () where all are alike. Bytes and messages are the same for all.
+    () where all are alike. Bytes and messages are the same for all. vocabulary: what output layer, loss and embedding cost
+    that are sharded over all ranks; None: not known.
     """
 
     source: str
@@ -51,6 +63,7 @@ class Profile:
     shard_link: Link | None = None
     host: HostLink | None = None
     microbatch_factors: tuple[float, ...] = ()
+    vocabulary: VocabularyCosts | None = None
 
     @property
     def fused_only(self) -> bool:
@@ -182,6 +195,18 @@ class Profile:
             left.append(int(costs.limit - fixed - moving))
         return left
 
+    def without_vocabulary(self) -> Profile:
+        """The same profile without the parts of output layer, loss and embedding that are sharded: layers keep their
+        numbers. The shards' parameters, with their optimizer states, are on all ranks beside it (see
+        `VocabularyCosts.parameter_bytes`). Raises BadInput where nobody knows what a sharded vocabulary costs."""
+        costs = self.vocabulary
+        if costs is None:
+            raise BadInput("vocabulary: the profile has no field 'vocabulary': what a sharded one costs is not known")
+        gone = {costs.output, costs.embedding}
+        groups = ((size, tuple(i for i in group if i not in gone)) for size, group in self.tied)
+        tied = tuple((size, group) for size, group in groups if len(group) > 1)
+        return replace(self, layers=costs.rest(self.layers), tied=tied, vocabulary=None)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a profile file, whole or not at all; `-` is standard output."""
         body = asdict(self)
@@ -190,7 +215,7 @@ class Profile:
                 del layer["message"]
         if not self.link.blocking:
             del body["link"]["blocking"]
-        for name in ("shard_link", "host", "microbatch_factors"):
+        for name in ("shard_link", "host", "microbatch_factors", "vocabulary"):
             if not body[name]:
                 del body[name]
         write_document(path, "profile", body)
@@ -204,7 +229,7 @@ class Profile:
     def from_json(cls, body: Any, where: str = "profile") -> Profile:
         """The profile that `save` wrote, or that a person typed. Raises BadInput naming `where` and the field."""
         form = checked(body, ProfileForm, where)
-        layers = tuple(layer_from(row, i, where) for i, row in enumerate(form.layers))
+        layers = tuple(layer_from(row, f"{where}: layers[{i}]", i) for i, row in enumerate(form.layers))
         check_some_time(layers, where)
         return cls(
             _checked_source(form.source, where),
@@ -220,6 +245,7 @@ class Profile:
             None if form.shard_link is None else link_from(form.shard_link, where),
             host_from(form.host, where),
             tuple(form.microbatch_factors),
+            vocabulary_from(form.vocabulary, len(layers), where),
         )
 
 

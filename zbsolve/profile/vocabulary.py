@@ -1,0 +1,201 @@
+"""What a vocabulary that is sharded over all ranks costs (arXiv 2411.05288): shards, collectives, what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from math import ceil, log2
+
+from ..build.vocabulary import BARRIERS, Vocabulary
+from ..layer import Layer, Link
+from ..util.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPasses:
+    """S and T of one shard for one microbatch, µs each. held: bytes that S keeps until T ends, without the hidden states.
+    transient: the most bytes that S or T takes on top of that while it runs."""
+
+    S: float
+    T: float
+    held: int
+    transient: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCosts:
+    """A vocabulary in `ranks` parts; costs are those of the largest.
+
+    one: with one barrier (algorithm 2: S makes its part of the input gradient, T the weight gradient alone). two: with two
+    (algorithm 1: T makes both). parameter_bytes: of a shard of the output's weight and, where it is sharded and not tied,
+    of the embedding's. lookup: µs that the shard's embedding takes for one microbatch, there or back (the longer), without
+    the collective. broadcast, reduce, statistics: µs of the collectives where they were measured on so many ranks.
+    scaled: from which rows this one was made where nobody measured it; "" otherwise.
+    """
+
+    ranks: int
+    one: ShardPasses
+    two: ShardPasses
+    parameter_bytes: int
+    lookup: float = 0.0
+    broadcast: float | None = None
+    reduce: float | None = None
+    statistics: float | None = None
+    scaled: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyCosts:
+    """What the sharded output layer, loss and input embedding of a model cost.
+
+    source: where the shards' times come from, as in `Profile.source`. size: rows of the output's weight. hidden_bytes: the
+    last hidden states of one microbatch. statistic_bytes: what one shard tells the others at the barrier, two numbers a
+    token of a microbatch. output: the number of the layer that ends with logits and loss, the last; output_rest: what stays
+    of it where it is. embedding, embedding_rest: the same of the input embedding, the first layer; None where it is not
+    sharded. tied: output and embedding share one weight. shards: a row each number of ranks, ascending. Raises BadInput for
+    what makes no sense.
+    """
+
+    source: str
+    size: int
+    hidden_bytes: int
+    statistic_bytes: int
+    output: int
+    output_rest: Layer
+    shards: tuple[ShardCosts, ...]
+    embedding: int | None = None
+    embedding_rest: Layer | None = None
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        ranks = [row.ranks for row in self.shards]
+        if not ranks or ranks != sorted(set(ranks)) or not 1 <= ranks[0] <= ranks[-1] <= self.size:
+            raise BadInput(f"vocabulary: shards are for {ranks} ranks: ascending numbers from 1 to {self.size} are needed")
+        if (self.embedding is None) != (self.embedding_rest is None):
+            raise BadInput("vocabulary: 'embedding' and 'embedding_rest' go together")
+        if self.tied and self.embedding is None:
+            raise BadInput("vocabulary: tied: an embedding that shares the output's weight is sharded with it")
+
+    def shard(self, ranks: int) -> ShardCosts:
+        """The row of so many ranks; where there is none, one interpolated in 1/ranks between its neighbours, or scaled from
+        the nearest rows, which `scaled` says. Raises BadInput for more ranks than words."""
+        self._check(ranks)
+        rows = {row.ranks: row for row in self.shards}
+        return rows[ranks] if ranks in rows else self._made(ranks)
+
+    def parameter_bytes(self, ranks: int) -> int:
+        """Bytes of the largest shard's parameters."""
+        self._check(ranks)
+        row = self.shards[0]
+        return ceil(self.size / ranks) * row.parameter_bytes // ceil(self.size / row.ranks)
+
+    def broadcast(self, ranks: int, link: Link) -> float:
+        """µs until all ranks have the hidden states of one microbatch: measured, else the shorter of a binomial tree and of
+        scatter and all-gather over the pipeline's link (Thakur et al. 2005, doi 10.1177/1094342005051521)."""
+        known = self._collective(ranks, "broadcast")
+        return _rooted(ranks, self.hidden_bytes, link, ranks - 1) if known is None else known
+
+    def reduce(self, ranks: int, link: Link) -> float:
+        """µs until one rank has the sum of all shards' input gradients, or of their parts of the embedding's output:
+        measured, else the shorter of a binomial tree and of reduce-scatter and gather (same source)."""
+        known = self._collective(ranks, "reduce")
+        return _rooted(ranks, self.hidden_bytes, link, log2(ranks)) if known is None else known
+
+    def statistics(self, ranks: int, link: Link) -> float:
+        """µs until all ranks have every shard's sums of exponentials and label's logits: measured, else an all-gather by
+        recursive doubling (same source)."""
+        known = self._collective(ranks, "statistics")
+        gathered = log2(ranks) * link.latency + (ranks - 1) * self.statistic_bytes / link.bytes_per_us
+        return gathered if known is None else known
+
+    def collectives_measured(self, ranks: int) -> bool:
+        """Whether the collectives were measured on so many ranks; else they follow from the link by formulas."""
+        return self._collective(ranks, "broadcast") is not None
+
+    def passes(self, ranks: int, link: Link, barriers: int = 1) -> Vocabulary:
+        """What `with_vocabulary` takes, one number for all ranks: whole µs and bytes. Raises BadInput."""
+        if barriers not in BARRIERS:
+            raise BadInput(f"vocabulary: barriers: {barriers}: 1 (the paper's algorithm 2) or 2 (algorithm 1)")
+        row = self.shard(ranks)
+        here = row.one if barriers == 1 else row.two
+        broadcast, reduce = self.broadcast(ranks, link), self.reduce(ranks, link)
+        return Vocabulary(
+            S=round(here.S),
+            T=round(here.T),
+            broadcast=round(broadcast),
+            reduce=round(reduce),
+            statistics=round(self.statistics(ranks, link)),
+            lookup=None if self.embedding is None else round(row.lookup + max(broadcast, reduce)),
+            held_shard=here.held,
+            held_hidden=self.hidden_bytes,
+            barriers=barriers,
+        )
+
+    def rest(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+        """The model's layers with what stays of the output layer and of the embedding in their places."""
+        found = [*layers]
+        found[self.output] = self.output_rest
+        if self.embedding is not None and self.embedding_rest is not None:
+            found[self.embedding] = self.embedding_rest
+        return tuple(found)
+
+    def check(self, layers: int) -> None:
+        """Raise BadInput where a model of so many layers does not end with this output layer."""
+        if self.output != layers - 1 or self.embedding not in (None, 0) or layers == 1:
+            place = f"output is layer {self.output} and embedding {self.embedding} of {layers} layers"
+            raise BadInput(f"vocabulary: {place}: the last one, and the first one or none, are needed")
+
+    def _check(self, ranks: int) -> None:
+        if not 1 <= ranks <= self.size:
+            raise BadInput(f"vocabulary: {self.size} words cannot be sharded over {ranks} ranks")
+
+    def _collective(self, ranks: int, name: str) -> float | None:
+        found: list[float | None] = [getattr(row, name) for row in self.shards if row.ranks == ranks]
+        return found[0] if found else None
+
+    def _made(self, ranks: int) -> ShardCosts:
+        """A row that is not there, from the two nearest ones, or the only one."""
+        below = [row for row in self.shards if row.ranks < ranks]
+        above = [row for row in self.shards if row.ranks > ranks]
+        nearest = [below[-1], above[0]] if below and above else below[-2:][::-1] or above[:2]
+        between = f"interpolated between {nearest[0].ranks} and {nearest[-1].ranks} ranks"
+        scaled = between if below and above else f"scaled from {nearest[0].ranks} ranks"
+
+        def at(read: Callable[[ShardCosts], float]) -> float:
+            return _line(ranks, [(row.ranks, read(row)) for row in nearest])
+
+        return ShardCosts(
+            ranks,
+            _passes_at(at, lambda row: row.one),
+            _passes_at(at, lambda row: row.two),
+            self.parameter_bytes(ranks),
+            at(lambda row: row.lookup),
+            scaled=scaled,
+        )
+
+
+def _passes_at(at: Callable[[Callable[[ShardCosts], float]], float], of: Callable[[ShardCosts], ShardPasses]) -> ShardPasses:
+    found = {one.name: at(lambda row, name=one.name: getattr(of(row), name)) for one in fields(ShardPasses)}  # type: ignore[misc]
+    return ShardPasses(found["S"], found["T"], ceil(found["held"]), ceil(found["transient"]))
+
+
+def _line(ranks: int, rows: Sequence[tuple[int, float]]) -> float:
+    """The value at `ranks` on the line in 1/ranks through two rows (ranks, value). Beyond them, what lies between the first
+    row's value and that value in proportion: a shard's cost has a part that does not shrink, but grows no faster than the
+    shard."""
+    near, value = rows[0]
+    proportional = value * near / ranks
+    if len(rows) == 1:
+        return proportional
+    other, second = rows[1]
+    found = value + (second - value) * (1 / ranks - 1 / near) / (1 / other - 1 / near)
+    if min(near, other) < ranks < max(near, other):
+        return found
+    return min(max(found, min(value, proportional)), max(value, proportional))
+
+
+def _rooted(ranks: int, size: int, link: Link, starts: float) -> float:
+    """µs of one rank's bytes to all or of all ranks' bytes to one: the shorter of a binomial tree, ⌈log₂ p⌉ messages, and
+    of two halves that each send (p − 1)/p of the bytes; starts: messages of the second half, the first has log₂ p."""
+    tree = ceil(log2(ranks)) * link.time(size)
+    return min(tree, (log2(ranks) + starts) * link.latency + 2 * (ranks - 1) / ranks * size / link.bytes_per_us)
