@@ -40,7 +40,7 @@ def _trained(bias: Tensor | None) -> bool:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])  # (of no numbers -1 says nothing)
 
 
 def _linear_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> Gradients:
@@ -48,8 +48,8 @@ def _linear_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
     return rows.t().mm(_rows(x)), rows.sum(0) if _trained(bias) else None
 
 
-def _linear_add(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> None:
-    """With a gradient there already, product and sum are one kernel."""
+def linear_add(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> None:
+    """Add the gradients of a linear layer to `.grad`. With a gradient there already, product and sum are one kernel."""
     if is_dtensor(weight) and add_linear(dy, x, weight, bias):
         return
     rows = _rows(dy)
@@ -66,7 +66,7 @@ LINEAR = Op(
     forward=lambda x, weight, bias: (functional.linear(x, weight, bias), ()),
     x_gradient=lambda dy, x, weight, kept: dy.matmul(weight),
     gradients=_linear_gradients,
-    add=_linear_add,
+    add=linear_add,
     low=True,
 )
 

@@ -1,0 +1,61 @@
+"""The loss of a language model as data: what a vocabulary that is split over ranks needs to know of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..util.errors import BadInput
+
+
+def capped(logits: Tensor, cap: float) -> Tensor:
+    """Logits within ±cap: cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2); as they are where cap is 0."""
+    return (logits / cap).tanh() * cap if cap else logits
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The mean cross entropy in nats over all labels that count, called as `loss(logits, labels)`.
+
+    logits: (…, vocabulary). labels: (…), whole numbers; those that are `ignore_index` do not count, and where none counts
+    the loss is 0 (torch's own gives NaN). With Y the logits of one label y behind the soft cap, V the vocabulary and
+    Z = Σ exp(Y_j), a label's loss is
+
+        log Z − (1 − ε)·Y_y − ε/V · Σ_j Y_j + λ·log² Z
+
+    label_smoothing: ε (arXiv 1512.00567, section 7). z_loss: λ (PaLM, arXiv 2204.02311, section 5). soft_cap: see `capped`;
+    0: none. It is computed in float32, or in float64 where logits are. Raises BadInput for a number that makes no sense.
+    """
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    soft_cap: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing <= 1:
+            raise BadInput(f"CrossEntropy: label_smoothing {self.label_smoothing} is not between 0 and 1")
+        for name in ("z_loss", "soft_cap"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadInput(f"CrossEntropy: {name} {getattr(self, name)} is no number from 0 up")
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss, one number."""
+        rows, flat = logits.flatten(0, -2), labels.flatten()
+        rows = capped(rows.to(exact(rows.dtype)), self.soft_cap)
+        counted = flat != self.ignore_index
+        total = functional.cross_entropy(
+            rows, flat, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing, reduction="sum"
+        )
+        if self.z_loss:
+            total = total + self.z_loss * rows.logsumexp(-1).square().masked_fill(~counted, 0).sum()
+        return total / counted.sum().clamp(min=1)
+
+
+def exact(kind: torch.dtype) -> torch.dtype:
+    """The type that sums over a vocabulary are made in: float64 for float64, else float32."""
+    return torch.float64 if kind == torch.float64 else torch.float32
