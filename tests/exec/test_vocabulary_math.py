@@ -13,7 +13,7 @@ from torch.nn import functional
 from zbsolve.exec.vocabulary import lookup, shard
 from zbsolve.exec.vocabulary.lookup import EmbeddingShard, add_gradient, look_up
 from zbsolve.exec.vocabulary.shard import OutputShard, input_gradient, merge, pass_s, pass_t, shard_rows
-from zbsolve.models.cross_entropy import CrossEntropy
+from zbsolve.models.losses import CrossEntropy
 from zbsolve.util.errors import BadInput
 
 HIDDEN = 6

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...models.cross_entropy import CrossEntropy, capped, exact
+from ...models.losses import CrossEntropy, capped, exact
 from ...util.errors import BadInput
 from ..backward.deferral import accumulate
 from ..backward.split import linear_add
