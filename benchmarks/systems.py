@@ -17,7 +17,7 @@ from zbsolve.systems import System, preset
 from zbsolve.systems.table import SYSTEMS, problem_for
 from zbsolve.util.errors import BadInput
 
-from .harness import Benchmark
+from .harness import RESULTS, Benchmark, kept
 
 Setting = tuple[int, int, tuple[int, int, int], int]
 # ranks, microbatches, F, B, W of a rank's share of a microbatch (µs), communication (µs)
@@ -40,22 +40,33 @@ SETTINGS: tuple[Setting, ...] = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
     parser.add_argument("--seconds", type=float, default=3.0, help="for each solve")
+    names = [one.name for one in SYSTEMS]
+    parser.add_argument("--only", nargs="+", choices=names, help="measure these anew, and keep the others' rows as they are")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """One line a system and setting, and the medians; all rows are kept."""
     compiled()
-    rows = []
+    rows, systems = [], [one for one in SYSTEMS if options.only is None or one.name in options.only]
     for setting in SETTINGS:
-        for one in SYSTEMS:
+        for one in systems:
             row = beside(one, setting, options.seconds)
             if row is not None:
                 rows.append(row)
                 print(line(row), flush=True)
-    for one in SYSTEMS:
-        ratios = [row["solved"] / row["value"] for row in rows if row["system"] == one.name]
-        print(f"{one.name:14} solve/system: median {median(ratios):.4f}, least {min(ratios):.4f}, most {max(ratios):.4f}")
-    return {"seconds": options.seconds, "rows": rows}
+    if options.only is not None:
+        others = [row for row in kept(RESULTS / "systems.json")["rows"] if row["system"] not in options.only]
+        rows = sorted([*others, *rows], key=_place)
+    for name in dict.fromkeys(row["system"] for row in rows):
+        ratios = [row["solved"] / row["value"] for row in rows if row["system"] == name]
+        print(f"{name:14} solve/system: median {median(ratios):.4f}, least {min(ratios):.4f}, most {max(ratios):.4f}")
+    return {"seconds": options.seconds, "rows": rows}  # of rows that are kept from before each says its own time
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int]:
+    """Where a row stands in the file: by setting, then by system in the table's order."""
+    setting = (row["ranks"], row["microbatches"], tuple(row["times"]), row["comm"])
+    return SETTINGS.index(setting), [one.name for one in SYSTEMS].index(row["system"])
 
 
 def beside(one: System, setting: Setting, seconds: float) -> dict[str, Any] | None:

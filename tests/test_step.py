@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from zbsolve import BadInput, Infeasible, Step
+from zbsolve import BadInput, Infeasible, Step, frontier
 from zbsolve.partition.file import Partition, parse_partition
+from zbsolve.step import OPEN
+from zbsolve.systems.steps import usual_schedule
 
 from .support.profiles import equal_layers, toy_profile
 
@@ -57,8 +59,15 @@ def test_auto_is_for_a_race() -> None:
     assert Step(2, 4, "auto").auto
     assert Step(2, 4, partition="auto").auto
     assert not Step(2, 4).auto
-    with pytest.raises(BadInput, match="placement 'auto'"):
-        Step(2, 4, "auto").problem(toy_profile())
+    for name in OPEN:
+        step = Step(2, 4, **{name: "auto"})
+        with pytest.raises(BadInput, match=f"{name} 'auto': one problem needs it named"):
+            step.problem(toy_profile())
+        assert step.closed == (step if name in ("placement", "partition") else Step(2, 4))
+    open_choices = Step(2, 4, recompute="auto", offload="auto")
+    with pytest.raises(BadInput, match="recompute 'auto'"):
+        frontier(toy_profile(), open_choices)
+    assert usual_schedule(toy_profile(), open_choices, ()) is not None  # 1F1B, beside what is found
 
 
 def test_memory_is_the_devices_unless_said() -> None:

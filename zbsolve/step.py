@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from .build.offload import NothingKept
 from .build.recompute import Recompute, recomputed_stages
@@ -22,6 +23,7 @@ from .util.errors import BadInput
 from .util.text import parse_bytes
 
 AUTO = "auto"
+OPEN = ("placement", "partition", "recompute", "gathers", "offload")  # fields that may be left to the search
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,18 @@ class Step:
     @property
     def auto(self) -> bool:
         """Whether placement, partition, gathers or what stages keep is left to `solve_auto`."""
-        return AUTO in (self.placement, self.partition, self.gathers) or self.keeping_open
+        return any(_is_auto(getattr(self, name)) for name in OPEN)
 
     @property
     def keeping_open(self) -> bool:
         """Whether it is left open what becomes of stages' activations."""
         return _is_auto(self.recompute) or _is_auto(self.offload)
+
+    @property
+    def closed(self) -> Step:
+        """The step where stages recompute and offload nothing, and gather once, if that is left open."""
+        simplest: dict[str, Any] = {"recompute": (), "gathers": 1, "offload": NO_OFFLOAD}
+        return replace(self, **{name: one for name, one in simplest.items() if _is_auto(getattr(self, name))})
 
     @cached_property
     def routes(self) -> tuple[tuple[int, ...], ...]:
@@ -102,7 +110,7 @@ class Step:
         profile knows no host link, or nothing is kept. Raises BadInput, Infeasible."""
         if profile.host is None:
             return None
-        free = replace(self, memory=None, microbatches=len(self.routes), offload=FULL, gathers=1, shards=1)
+        free = replace(self.closed, memory=None, microbatches=len(self.routes), offload=FULL, gathers=1, shards=1)
         try:
             host = replace(profile.host, memory=None)
             problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))
@@ -148,15 +156,17 @@ class Step:
         return replace(self, fused=fused, partition=replace(self, fused=False).counts(profile))
 
     def problem(self, profile: Profile) -> Problem:
-        """The step of this model. Raises BadInput, Infeasible."""
+        """The step of this model. Raises BadInput, also where something is left open; Infeasible."""
+        for name in OPEN:
+            if _is_auto(getattr(self, name)):
+                raise BadInput(f"{name} 'auto': one problem needs it named; solve_auto and zbsolve solve try several")
         counts = self.counts(profile)
         if isinstance(self.partition, Partition):
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
         placed = (self.ranks, self.microbatches, self.routes, self.memory, self.objective)
-        gathers = 1 if isinstance(self.gathers, str) else self.gathers
-        again = () if _is_auto(self.recompute) else self.recompute
-        away = NO_OFFLOAD if _is_auto(self.offload) else self.offload
-        return profile.problem(*placed, counts, self.fused, again, self.blocking, self.shards, gathers, away)
+        assert not isinstance(self.gathers, str)
+        sharded = (self.shards, self.gathers)
+        return profile.problem(*placed, counts, self.fused, self.recompute, self.blocking, *sharded, self.offload)
 
 
 def _is_auto(said: object) -> bool:

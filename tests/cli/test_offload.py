@@ -36,7 +36,7 @@ def test_numbers_say_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert run(f"{NUMBERS} -o @p.json", tmp_path) == 0
     out = capsys.readouterr().out
     assert "takes 10 µs and its bytes at 50.0 GB/s and back at 48.0, at 40.0 GB/s and back at 40.0 both ways at once" in out
-    assert "copies of all activations take k = 0.77 times as long as computing: all fits beside it" in out
+    assert "of all layers together, copies of all activations take k = 0.77 times as long as computing: all fits" in out
     assert Profile.load(tmp_path / "p.json").host == HostLink(10, 50_000, 48_000, 40_000, 40_000, 60 * 2**30, 2)
     for bandwidth, fits in (
         ("25GB/s", "k = 1.23 times as long as computing: 81% of them fits beside it, more than half"),
@@ -64,7 +64,7 @@ def test_what_does_not_fit_without_is_solved_with_it(folder: Path, capsys: pytes
     assert run(f"solve @p.json {SOLVE} --memory 1.5GiB --offload full", folder) == 0
     out = capsys.readouterr().out
     assert "of 60.0 GiB" in out
-    assert "k = 0.77" in out
+    assert "of the busiest of these stages' ranks, copies of all activations take k = 0.77" in out
     assert run(f"solve @p.json {SOLVE} --memory 1.5GiB --offload full --json", folder) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["copies"]["k"] == pytest.approx(0.767, abs=0.001)
@@ -137,6 +137,15 @@ WRONG: list[Any] = [
     ("numbers --ranks 1 --F 1 --BW 1 --host-bandwidth=-5GB/s -o @x", "--host-bandwidth '-5GB/s': not a bandwidth"),
     ("numbers --ranks 1 --F 1 --BW 1 --host-memory 5GiB -o @x", "--host-memory: --host-bandwidth is needed too"),
     ("numbers --ranks 1 --F 1 --BW 1 --host-bandwidth 1,2,3 -o @x", "one bandwidth, or two"),
+    (
+        "numbers --ranks 1 --F 1 --BW 1 --host-bandwidth 9GB/s,8GB/s --host-bandwidth-both 8.5GB/s -o @x",
+        "--host-bandwidth-both: 8.5GB/s a direction is more than --host-bandwidth 9GB/s,8GB/s",
+    ),
+    (
+        "compare @s.json @plain.json --offload half",
+        "--offload half: is of no use here: a schedule's file says what its step is",
+    ),
+    ("compare @s.json zb-v --placement vee", "--placement vee: is of no use here: a schedule's file says what its"),
 ]
 
 

@@ -118,12 +118,12 @@ def test_copies_of_those_that_are_away_shortest_are_left_out_first() -> None:
     assert away.shape == (2, 4)
     assert away[1, 2] == schedule.timeline()["1R2"][1] - schedule.timeline()["1O2"][0]
     moves = dict(copy_moves(step, schedule))
-    assert " offload=0:1(4 of 4),1:1(2 of 4)" in moves
+    assert " offload=0:1,1:1(2 of 4)" in moves
     for name, one in moves.items():
         problem = one.problem(profile)
         table = np.array(one.offload) > 0
         assert problem.passes.are("O").sum() == table.sum() < 8
-        assert name.count(" of 4") == table.any(axis=1).sum()
+        assert name.count(" of 4") == (table.any(axis=1) & ~table.all(axis=1)).sum()
         stays, goes = ([away[at] for at in np.ndindex(table.shape) if table[at] == side] for side in (False, True))
         if "0:1(4" not in name and "1:1(4" not in name:
             assert max(stays) <= max(goes)

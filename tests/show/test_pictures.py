@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, Schedule, pipeline, preset
+from zbsolve.build.offload import with_offload
 from zbsolve.cli import main
+from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
 from zbsolve.show.kinds import LOOKS, PALETTES, shades
 from zbsolve.show.pictures.drawing import Area, Box, Drawing, Line, Words
 from zbsolve.show.pictures.files import save_drawing
@@ -84,6 +86,18 @@ def test_a_step_on_64_ranks_fits_a_column() -> None:
     rows = [one for one in drawing.marks if isinstance(one, Box) and one.fill == "#f1f2f4"]
     assert len(rows) == 64
     assert not any(one.text.isdigit() for one in drawing.marks if isinstance(one, Words))
+
+
+@pytest.mark.parametrize("ranks", [4, 16, 24])
+def test_streams_of_copies_have_their_labels(ranks: int) -> None:
+    problem = pipeline([10] * ranks, [12] * ranks, [8] * ranks, microbatches=4, held_until_B=5)
+    problem = with_offload(problem, 9, 9)
+    schedule = list_schedule(problem, deepest_first(problem))
+    drawing = schedule_drawing(schedule, None, Style(1200))
+    labels = [one.text for one in drawing.marks if isinstance(one, Words) and one.anchor == "end"]
+    assert labels == [text for rank in range(ranks) for text in (f"rank {rank}", "d2h", "h2d")]
+    check_words(drawing)
+    check_words(schedule_drawing(schedule, None, Style(COLUMN)))
 
 
 def test_a_height_that_is_asked_for_is_kept() -> None:

@@ -10,7 +10,7 @@ from ..util.errors import BadInput
 from ..util.files import check_writable
 from ..util.text import printable
 from .picture_options import add_picture_options, style_from
-from .step_options import NAMED, add_some_step_options
+from .step_options import NAMED, add_some_step_options, check_useful
 from .tools import add_search_limits, print_json, run_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--profile", help="profile.json: times for names, imports and best (default: the first schedule's)")
     counted = {name: {"help": f"{what} (default: as in the first file)"} for name, what in COUNTED.items()}
-    placed = {"help": f"of best: {NAMED}, ranks such as 0,2,1,3, or auto: the best of some", "default": "auto"}
+    placed = {"help": f"of best: {NAMED}, ranks such as 0,2,1,3, or auto: the best of some (default: auto)"}
     add_some_step_options(parser, *STEP, **counted, placement=placed)
     add_search_limits(parser, 30.0, "seconds to search for best at most", "schedule")
     parser.add_argument("--baseline", nargs=2, metavar=("SCHEDULE", "TRACE"), help="a baseline's schedule and run (1F1B)")
@@ -49,6 +49,7 @@ def command(options: argparse.Namespace) -> int:
     """Where a measured step differs from the predicted one; or what schedules take and hold."""
     run = _run(options)
     if run is not None:
+        check_useful(options, STEP, "a run's schedule says what its step is")
         return _against_run(options, *run)
     if options.baseline:
         raise BadInput("--baseline is for a run: compare schedule.json trace.json")

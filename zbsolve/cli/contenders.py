@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput, ZbsolveError
-from .step_options import step_words
+from .step_options import check_useful, step_words
 from .tools import search_limits, searching
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BEST = "best"
 FILES = (".json", ".csv", ".txt", ".gz")  # a word that ends so is meant as a file
+IMPORTED = ("memory", "objective", "recompute")  # options that say something of another engine's order
 Named = list[tuple[str, "Schedule"]]
 Absent = list[tuple[str, str]]
 
@@ -41,7 +42,10 @@ class Contenders:
 
         profile = Profile.load(options.profile) if options.profile else None
         files = {what: _read(what) for what in options.what if not _is_name(what)}
-        return cls(profile, {"partition": "balanced", **step_words(options, *step)}, search_limits(options), files)
+        if files and (profile is None or len(files) == len(set(options.what))):  # no schedule of a profile's step is made
+            check_useful(options, *_useless(profile is not None, files.values(), step))
+        words = {"placement": "auto", "partition": "balanced", **step_words(options, *step)}
+        return cls(profile, words, search_limits(options), files)
 
     def schedules(self, what: Sequence[str]) -> tuple[Named, Absent]:
         """Each with its name and a certificate, and those that cannot be with the reason. Raises BadInput for what cannot be
@@ -82,7 +86,7 @@ class Contenders:
 
         if self.profile is None:
             raise BadInput("it says no times: add --profile profile.json")
-        kept = {name: self.words[name] for name in ("memory", "objective", "recompute") if name in self.words}
+        kept = {name: self.words[name] for name in IMPORTED if self.words.get(name, "auto") != "auto"}
         found = import_schedule(order, self.profile, partition=self._one_partition(), **kept)
         if found.violations:
             raise BadInput(found.told()[0])
@@ -98,7 +102,7 @@ class Contenders:
             path, first = self._first()
             check_backward(name, first.problem, path)
             return solve(first.problem, method=name)
-        step = replace(self._step(), placement=system(name).placement, partition=self._one_partition())
+        step = replace(self._step().closed, placement=system(name).placement, partition=self._one_partition())
         return solve(step_for(name, self.profile, step).problem(self.profile), method=name)
 
     def _best(self) -> Schedule:
@@ -129,7 +133,7 @@ class Contenders:
         return Step(**words)
 
     def _one_partition(self) -> Any:
-        """The partition of all but the best, which alone tries several."""
+        """The partition of all but the best, which alone tries several (of what stages keep, see `Step.closed`)."""
         said = self.words["partition"]
         return "balanced" if said == "auto" else said
 
@@ -141,6 +145,18 @@ class Contenders:
         if first is None:
             raise BadInput("it has no times: add --profile profile.json")
         return first
+
+
+def _useless(profiled: bool, files: Iterable[Schedule | ForeignOrder], names: Sequence[str]) -> tuple[Sequence[str], str]:
+    """Options of a step that say nothing of these files, and why."""
+    from ..schedule import Schedule
+
+    if all(isinstance(one, Schedule) for one in files):
+        why = "a schedule's file says what its step is"
+        return names, why if profiled else f"{why}, and names take the first file's step without --profile"
+    if not profiled:
+        return names, "it goes with --profile"
+    return [name for name in names if name not in (*IMPORTED, "partition")], "another engine's file says it"
 
 
 def _is_name(what: str) -> bool:

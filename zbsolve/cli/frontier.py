@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,8 +42,9 @@ def command(options: argparse.Namespace) -> int:
         check_frontier_path(path)
     style = style_from(options, *options.output)
     profile, step = Profile.load(options.profile), step_from(options)
-    if replace(step, recompute=(), offload="none").auto:
-        raise BadInput("frontier: placement 'auto' and partition 'auto' are for solve: name one of each")
+    for name in ("placement", "partition", "gathers"):
+        if getattr(step, name) == "auto":
+            raise BadInput(f"frontier: {name} 'auto' is for solve: name one")
     limits = search_limits(options) | {"points": options.points}
     if options.schedules:
         _make_folder(options.schedules)

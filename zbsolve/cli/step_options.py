@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
@@ -140,6 +141,17 @@ def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profi
     return problem
 
 
+def check_useful(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise BadInput, with `why`, where a step's option with one of these names was given."""
+    for name, said in _said(options, *names).items():
+        raise BadInput(f"{_option(name, said)}: is of no use here: {why}")
+
+
+def _option(name: str, said: Any) -> str:
+    """An option as one writes it."""
+    return f"--{'' if said else 'no-'}{name}" if isinstance(said, bool) else f"--{name} {said}"
+
+
 def _said(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(options, name, None)) is not None}
 
@@ -151,8 +163,7 @@ def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> N
             raise BadInput(f"--{name} {said}: {where}, and its problem says what {what}: leave it out")
         has, wanted = _both(name, said, problem)
         if has != wanted:
-            option = f"--{'' if said else 'no-'}{name}" if isinstance(said, bool) else f"--{name} {said}"
-            raise BadInput(f"{option}: {where} with {name} {has}: leave the option out, or name a profile")
+            raise BadInput(f"{_option(name, said)}: {where} with {name} {has}: leave the option out, or name a profile")
 
 
 def _both(name: str, said: Any, problem: Problem) -> tuple[Any, Any]:

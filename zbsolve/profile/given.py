@@ -172,6 +172,9 @@ def _host(said: Mapping[str, Any]) -> HostLink | None:
     if "bandwidth" not in given:
         raise BadInput(f"--host-{next(iter(given))}: --host-bandwidth is needed too")
     rates = [_ways(f"--host-{name}", given.get(name, given["bandwidth"])) for name in ("bandwidth", "bandwidth-both")]
+    if any(both > alone for alone, both in zip(*rates, strict=True)):
+        why = f"{given['bandwidth-both']} a direction is more than --host-bandwidth {given['bandwidth']}"
+        raise BadInput(f"--host-bandwidth-both: {why}: a copy cannot be faster for one the other way")
     latency = parse_time(given.get("latency", 0.0), "--host-latency")
     memory = parse_bytes(given["memory"], "--host-memory") if "memory" in given else None
     return HostLink(latency, *rates[0], *rates[1], memory, given.get("ranks"), given.get("bus", 0))

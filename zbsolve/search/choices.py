@@ -162,9 +162,13 @@ def copy_moves(step: Step, schedule: Schedule) -> Iterator[Named]:
             table = np.where(stay.reshape(away.shape), 0.0, shares[:, None])
             if len(order) >= part and table.any():
                 counts = (table > 0).sum(axis=1)
-                rows = [f"{i}:{shares[i]:g}({n} of {len(away[0])})" for i, n in enumerate(counts.tolist()) if n]
+                rows = [f"{i}:{shares[i]:g}{_of(n, len(away[0]))}" for i, n in enumerate(counts.tolist()) if n]
                 again = _name(step.recompute, NO_OFFLOAD)
                 yield f"{again} offload={','.join(rows)}", replace(step, offload=tuple(map(tuple, table.tolist())))
+
+
+def _of(part: int, all_of_them: int) -> str:
+    return "" if part == all_of_them else f"({part} of {all_of_them})"
 
 
 def _ways(now: Stage, said: Step) -> list[Stage]:

@@ -19,17 +19,19 @@ def host_lines(profile: Profile, ranks: int | None) -> list[str]:
     line = f"a copy to host memory takes {host.latency:.0f} µs and its bytes at {alone}, at {both} both ways at once{room}"
     step = Step(ranks or min(max(1, host.shared_bus), len(profile.layers)), 1, partition="balanced")
     ratio = step.copy_ratio(profile)
-    return [line, *([] if ratio is None else [copies_in_words(ratio)])]
+    where = "of all layers together" if ranks is None else f"of {ranks} balanced stages"
+    return [line, *([] if ratio is None else [copies_in_words(ratio, where)])]
 
 
 def _host_rates(host: HostLink) -> tuple[tuple[float, float], tuple[float, float]]:
     return (host.d2h, host.h2d), (host.d2h_both, host.h2d_both)
 
 
-def copies_in_words(ratio: float) -> str:
+def copies_in_words(ratio: float, where: str) -> str:
     """What k = T_offload / T_compute lets one offload beside computing (PipeOffload, arXiv 2503.01328): all up to 1, half
-    below 2."""
-    k = f"offload: copies of all activations take k = {ratio:.2f} times as long as computing"
+    below 2. where: of which layers or stages; on stages that differ the busiest rank and copy stream count, so that k is
+    another than that of all layers together."""
+    k = f"offload: {where}, copies of all activations take k = {ratio:.2f} times as long as computing"
     if ratio <= 1:
         return f"{k}: all fits beside it"
     return f"{k}: {1 / ratio:.0%} of them fits beside it{', more than half' if ratio < 2 else ''}"

@@ -88,7 +88,7 @@ def solved_as_text(solved: Solved) -> str:
     if any(timeline.peak_bytes):
         lines += _memory_lines(solved)
     if solved.copies is not None:
-        lines.append(copies_in_words(solved.copies))
+        lines.append(copies_in_words(solved.copies, "of the busiest of these stages' ranks"))
     if solved.usual is not None:
         lines.append(f"against 1F1B on these ranks: {_changes_in_words(schedule, solved.usual)}")
     if solved.fused_saves > NOTABLE:

@@ -51,7 +51,7 @@ def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Sch
     elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
         kept = "balanced"
     try:
-        plain = replace(step, placement="single", partition=kept, memory=None, offload=NO_OFFLOAD)
+        plain = replace(step.closed, placement="single", partition=kept, memory=None, offload=NO_OFFLOAD)
         return preset(USUAL, step_for(USUAL, profile, plain).problem(replace(profile, capacity=None)))
     except (BadInput, Infeasible):
         return None

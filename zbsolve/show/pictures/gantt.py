@@ -18,6 +18,8 @@ from .words import LINE, text_width
 
 LEAST_TYPICAL_WIDTH = 1.5  # pixels; where the median pass is narrower, cells take the place of passes
 MESSAGE = "#5c5c5c"  # within a pass: its message
+LEAST_LABEL, LEAST_SIDE_LABEL = 0.75, 0.55  # of the letters' size: a stream's label, of computing and of what is beside
+LABEL_PITCH = 1.05  # from one label to the next, in their letters' size; where there is less room one is left out
 LEAST_LETTERS = 5.5  # pixels, four points: smaller labels are left out
 
 
@@ -86,11 +88,12 @@ class Gantt:
         for track in self.tracks:
             tall = row * _share(track)
             middle, inner = y + tall / 2, tall - min(1.0, 0.15 * tall)
-            letters = min(self.size, max(0.75 * self.size, tall))
+            least = LEAST_LABEL if track.kind == "compute" else LEAST_SIDE_LABEL
+            letters = min(self.size, max(least * self.size, LEAST_LETTERS, tall / LABEL_PITCH))
             yield Box(axis.left, y, max(end - axis.left, 0.1), inner, TRACK)
-            if middle >= free:
+            if middle - LABEL_PITCH * letters / 2 >= free - 1e-6:
                 yield Words(axis.left - 0.6 * self.size, middle, _label(track), letters, anchor="end")
-                free = middle + 1.05 * letters
+                free = middle + LABEL_PITCH * letters / 2
                 if track.first and texts:
                     yield Words(axis.right + 0.6 * self.size, middle, texts[track.rank], 0.92 * letters, SOFT)
             yield from self._row(track, axis, y, inner)
