@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,14 +13,17 @@ import pytest
 
 from zbsolve import Problem, pipeline
 from zbsolve.build import Host, with_offload
+from zbsolve.cli import main
 from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
 from zbsolve.ilp.bounds import bound_over_choices
 from zbsolve.ilp.bounds.any_choice import stream_work
+from zbsolve.ilp.bounds.bound import CHOICES
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.bounds.copies import with_more_room, without_copies
 from zbsolve.ilp.bounds.copy_work import Savings, least_work
 from zbsolve.ilp.bounds.necessary_arcs import heads_and_tails
 from zbsolve.ilp.cp import solve_cp
+from zbsolve.search.certify import certificate_of
 from zbsolve.util.errors import NotFound
 
 from ..support.exact_streams import optimum
@@ -124,6 +128,20 @@ def test_a_problem_without_its_copies_is_the_step() -> None:
     assert len(copies.out) == case.step.stages * case.step.microbatches
     plain = case.step
     assert bound_over_choices(plain).value == closed_form(plain).value  # nothing to choose
+
+
+def test_a_certificate_may_name_it_and_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a schedule of the problem that copies all: the bound as it is holds, one above it does not."""
+    step = pipeline([30] * 4, [40] * 4, [20] * 4, comm=3, microbatches=8, held_until_W=20, capacity=40)
+    whole = with_offload(step, 100, 100)
+    schedule, bound = list_schedule(whole, deepest_first(whole)), bound_over_choices(whole)
+    assert bound.kind == CHOICES
+    certificate = certificate_of(schedule, bound, "greedy")
+    assert (certificate.bound, certificate.relaxation) == (bound.value, CHOICES)
+    for above in (0, 1):
+        schedule.certified(replace(certificate, bound=bound.value + above)).save(tmp_path / "s.json")
+        assert main(["check", str(tmp_path / "s.json"), "--bound"]) == above
+        assert f"{bound.value + above} µs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -118,7 +118,7 @@ def test_the_command_line_says_which_bound_holds_for_what(tmp_path, capsys):
     assert main(step) == 0
     shown = capsys.readouterr().out
     assert "placement, partition" in shown
-    assert re.search(r"for every partition: at least \d+ µs on single\n", shown)
+    assert re.search(r"for every partition: at least \d+ µs on single; no certificate says that\n", shown)
     assert main([*step, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert 0 < body["bound_of_every_partition"]["single"] <= body["value"]

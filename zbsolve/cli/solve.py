@@ -188,4 +188,4 @@ def _print_solved(
     print(solved_as_text(solved), end="")
     for what, every in bounds.items():
         least = ", ".join(f"{bound} µs on {placement}" for placement, bound in every.items())
-        print(f"each bound is for its own {what}; for every {what}: at least {least}")
+        print(f"each bound is for its own {what}; for every {what}: at least {least}; no certificate says that")

@@ -6,7 +6,8 @@ from contextlib import suppress
 
 from ..problem import Problem
 from ..util.clock import Clock, TimeUp
-from .bounds.bound import ALL_ORDERS, BUSIEST, GROUP_KINDS, LEAN_RANKS, STREAMS, WHOLE, WORK, Bound, with_assumption
+from .bounds.any_choice import bound_over_choices
+from .bounds.bound import ALL_ORDERS, BUSIEST, CHOICES, GROUP_KINDS, LEAN_RANKS, STREAMS, WHOLE, WORK, Bound, with_assumption
 from .bounds.closed_forms import each_closed_form
 from .bounds.memory_arcs import INFINITE
 from .ranks.group_search import group_bound
@@ -31,6 +32,8 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     """`recheck`, without what the proof assumes of lanes."""
     if bound.value <= problem.work:
         return Bound(bound.value, BUSIEST, WORK)
+    if bound.kind == CHOICES:
+        return bound_over_choices(problem)
     if bound.kind == WHOLE:
         from .cp import refutes  # CP-SAT takes a second to load, and few bounds need it
 

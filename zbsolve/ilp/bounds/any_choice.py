@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import Ints, Problem
-from .bound import Bound
+from .bound import CHOICES, Bound
 from .closed_forms import closed_form
 from .copies import Copies, in_one_pool, with_more_room, without_copies
 from .copy_work import Device, device_of, least_work
@@ -32,8 +32,8 @@ def bound_over_choices(problem: Problem) -> Bound:
 
     `problem` makes all copies that may be made, whole (`with_offload` with the fraction 1). The others are those of the same
     step, copy times, capacities and pools, in which each pair of copies is left out, or moves a fraction from 0 to 1 of its
-    bytes in that part of its time, rounded as `with_offload` does. `problem` itself is one of them. As everywhere, lanes run
-    in table order.
+    bytes in that part of its time, rounded as `with_offload` does. `problem` itself is one of them, so a certificate of one
+    of its schedules may name this bound, and `recheck` proves it again. As everywhere, lanes run in table order.
 
     Proof. A schedule of any of them, without its copies, is one of the step alone, which needs no more room on a device than
     there is on it and in the pools that it may copy to (`with_more_room`, `in_one_pool`). So bounds of the step with that
@@ -45,7 +45,7 @@ def bound_over_choices(problem: Problem) -> Bound:
     step = with_more_room(problem, base, copies)
     one_pool = (in_one_pool(problem, step, copies, pool) for pool in np.unique(copies.pool).tolist())
     best = max((closed_form(one) for one in (step, *one_pool) if one is not None), key=lambda bound: bound.value)
-    best = Bound(best.value, f"{ANY_CHOICE}: {best.proof}")
+    best = Bound(best.value, f"{ANY_CHOICE}: {best.proof}", CHOICES)
     for whose in [-1] if problem.objective == "makespan" else range(problem.ranks):
         best = max(best, _copying(problem, step, copies, whose, best.value), key=lambda bound: bound.value)
     return best
@@ -67,7 +67,7 @@ def _copying(problem: Problem, step: Problem, copies: Copies, whose: int, low: i
         else:
             least = middle + 1
     why = _too_short(least - 1, [one for _, one in devices], streams) if least > low else None
-    return Bound(low, "") if why is None else Bound(least, f"{ANY_CHOICE}: {why}")
+    return Bound(low, "", CHOICES) if why is None else Bound(least, f"{ANY_CHOICE}: {why}", CHOICES)
 
 
 def _too_short(window: int, devices: list[Device], streams: list[StreamWork]) -> str | None:

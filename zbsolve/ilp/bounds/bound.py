@@ -12,6 +12,7 @@ RANKS, LEAN_RANKS = "ranks", "lean ranks"  # searches over some ranks' orders: w
 GROUP_KINDS = (RANKS, LEAN_RANKS)
 STREAMS = "ranks with streams"  # an exact solver on some ranks, with all their streams
 WHOLE = "whole problem"  # an exact solver
+CHOICES = "any choice"  # closed forms that hold whatever is copied: of the problem that copies all, and of those with less
 # Proofs in words that several places give.
 BUSIEST = "the busiest rank works as long"
 ALL_ORDERS = "CP-SAT searched the orders of all passes"
