@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 from .build.offload import NothingKept
@@ -17,13 +18,16 @@ from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem
 from .profile.offload import FULL, NO_OFFLOAD, Offload, check_offload, copying_work, is_none
 from .profile.profile import Profile
+from .profile.sharded_vocabulary import BARRIERS, LAST, check_vocabulary
 from .profile.sharding import Gathers, check_sharding
 from .profile.spread import spread_over
+from .schedule import Schedule
 from .util.errors import BadInput
 from .util.text import parse_bytes
 
 AUTO = "auto"
-OPEN = ("placement", "partition", "recompute", "gathers", "offload")  # fields that may be left to the search
+OPEN = ("placement", "partition", "recompute", "gathers", "offload", "vocabulary")  # fields that may be left to the search
+LAST_PARTITION = "equal"  # of the vocabulary "last"
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class Step:
     placement: as `Profile.problem` takes it, or "auto". partition: a name (see `partition_by_name`), layers of each stage,
     a `Partition` from a file, "auto", or None: as `Profile.problem` balances layers by itself. memory: bytes a rank
     ("40GiB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards, gathers, offload: as
-    `Profile.problem` takes them; gathers, recompute, offload also "auto". "auto" is for `solve_auto`, which tries several.
+    `Profile.problem` takes them; gathers, recompute, offload also "auto". vocabulary: as `Profile.problem` takes it, or
+    "auto"; "last" is the partition "equal" where that is None. "auto" is for `solve_auto`, which tries several.
 
     Raises BadInput for what makes no sense whatever the profile.
     """
@@ -50,6 +55,7 @@ class Step:
     gathers: str | Gathers = 1
     blocking: bool | None = None
     offload: Offload = NO_OFFLOAD
+    vocabulary: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("ranks", "microbatches"):
@@ -64,15 +70,24 @@ class Step:
         if isinstance(self.gathers, str) and self.gathers != AUTO:
             raise BadInput(f"gathers '{self.gathers}': auto, a number, or one a stage")
         check_sharding(self.shards, 1 if isinstance(self.gathers, str) else self.gathers)
+        self._check_vocabulary()
         if self.placement != AUTO:
             if not _is_auto(self.recompute):
                 recomputed_stages(self.recompute, len(self.routes[0]))
             if not _is_auto(self.offload):
                 check_offload(self.offload, len(self.routes[0]))
 
+    def _check_vocabulary(self) -> None:
+        check_vocabulary(self.vocabulary, self.shards, (AUTO,))
+        several = isinstance(self.partition, Partition) and max(self.partition.devices) > 1
+        if several and self.vocabulary in (AUTO, *BARRIERS):
+            raise BadInput(f"vocabulary '{self.vocabulary}': stages on submeshes have their vocabulary on the last one")
+        if self.vocabulary == LAST and self.partition not in (None, LAST_PARTITION) and isinstance(self.partition, str):
+            raise BadInput(f"partition '{self.partition}': vocabulary 'last' has the partition '{LAST_PARTITION}'")
+
     @property
     def auto(self) -> bool:
-        """Whether placement, partition, gathers or what stages keep is left to `solve_auto`."""
+        """Whether placement, partition, gathers, where the vocabulary is or what stages keep is left to `solve_auto`."""
         return any(_is_auto(getattr(self, name)) for name in OPEN)
 
     @property
@@ -82,8 +97,9 @@ class Step:
 
     @property
     def closed(self) -> Step:
-        """The step where stages recompute and offload nothing, and gather once, if that is left open."""
-        simplest: dict[str, Any] = {"recompute": (), "gathers": 1, "offload": NO_OFFLOAD}
+        """The step where stages recompute and offload nothing, gather once, and no vocabulary is sharded, if that is left
+        open."""
+        simplest: dict[str, Any] = {"recompute": (), "gathers": 1, "offload": NO_OFFLOAD, "vocabulary": None}
         return replace(self, **{name: one for name, one in simplest.items() if _is_auto(getattr(self, name))})
 
     @cached_property
@@ -123,7 +139,18 @@ class Step:
         held then is the schedule's matter. Raises BadInput."""
         limit = profile.capacity if self.memory is None else parse_bytes(self.memory)
         limit = limit if is_none(self.offload) else None
-        return StageCosts.of(profile, self.routes, self.microbatches, limit, self.fused, self.shards)
+        model, shard = profile.staged(self.vocabulary, self.ranks)
+        return StageCosts.of(model, self.routes, self.microbatches, limit, self.fused, self.shards, shard)
+
+    def needs(self, profile: Profile, schedule: Schedule) -> tuple[int, ...]:
+        """Bytes that each rank needs for the schedule, one of this step: activations at their peak, and parameters,
+        gradients, optimizer states, messages and what passes take while they run. Raises BadInput."""
+        if isinstance(self.partition, Partition):
+            profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
+        costs, layers = self.costs(profile), schedule.problem.layers
+        again = recomputed_stages(self.recompute, costs.stages).tolist()
+        parts = zip(*costs.memory.of_ranks(layers, costs.routes, again), schedule.timeline().peak_bytes, strict=True)
+        return tuple(ceil(sum(one)) for one in parts)
 
     def too_few_layers(self, profile: Profile) -> str:
         """Why the profile's layers do not make a stage each, or ""; with how `zbsolve numbers` gives enough, where it made
@@ -139,6 +166,8 @@ class Step:
 
     def counts(self, profile: Profile) -> tuple[int, ...] | None:
         """How many layers each stage gets, where the step says it. Raises BadInput, Infeasible."""
+        if self.vocabulary == LAST and self.partition is None:
+            return replace(self, partition=LAST_PARTITION).counts(profile)
         if isinstance(self.partition, str):
             if why := self.too_few_layers(profile):
                 raise BadInput(why)
@@ -165,8 +194,8 @@ class Step:
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
         placed = (self.ranks, self.microbatches, self.routes, self.memory, self.objective)
         assert not isinstance(self.gathers, str)
-        sharded = (self.shards, self.gathers)
-        return profile.problem(*placed, counts, self.fused, self.recompute, self.blocking, *sharded, self.offload)
+        further = (self.blocking, self.shards, self.gathers, self.offload, self.vocabulary)
+        return profile.problem(*placed, counts, self.fused, self.recompute, *further)
 
 
 def _is_auto(said: object) -> bool:

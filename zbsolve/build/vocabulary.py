@@ -88,6 +88,11 @@ def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
     return replace(problem, passes=step.passes, edges=edges)
 
 
+def model_stages(problem: Problem) -> int:
+    """The number of stages that run forwards: all but the shards of a vocabulary, which come behind them."""
+    return int(problem.passes.stage[problem.rows("F")].max(initial=-1)) + 1
+
+
 class _Ends(NamedTuple):
     """F and backward (B or BW) of a stage and their rank, one a microbatch, shape (microbatches,) each."""
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from ..show.schedule_comparison import ScheduleComparison
     from ..trace import Trace
 
-STEP = ("ranks", "microbatches", "placement", "partition", "memory", "objective", "recompute", "blocking", "offload")
+STEP = (
+    *("ranks", "microbatches", "placement", "partition", "memory", "objective", "recompute", "blocking", "offload"),
+    "vocabulary",
+)
 COUNTED = {"ranks": "of the pipeline", "microbatches": "of a step"}
 
 

@@ -42,7 +42,7 @@ def command(options: argparse.Namespace) -> int:
         check_frontier_path(path)
     style = style_from(options, *options.output)
     profile, step = Profile.load(options.profile), step_from(options)
-    for name in ("placement", "partition", "gathers"):
+    for name in ("placement", "partition", "gathers", "vocabulary"):
         if getattr(step, name) == "auto":
             raise BadInput(f"frontier: {name} 'auto' is for solve: name one")
     limits = search_limits(options) | {"points": options.points}

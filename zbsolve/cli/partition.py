@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
 from .step_options import add_step_options, step_from
@@ -17,7 +17,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     default = {"help": "of a step (default: four times the ranks)"}
     devices = {"help": "with --devices-per-node: all devices"}
-    add_step_options(parser, "ranks", "microbatches", "placement", "memory", "fused", ranks=devices, microbatches=default)
+    said: dict[str, dict[str, Any]] = {
+        "ranks": devices,
+        "microbatches": default,
+        "vocabulary": {"choices": ("sharded", "two-barriers")},
+    }
+    add_step_options(parser, "ranks", "microbatches", "placement", "memory", "fused", "vocabulary", **said)
     parser.add_argument("--devices-per-node", type=int, metavar="N", help="stages on submeshes: 1, 2, 4 … N, or whole nodes")
     parser.add_argument("--scaling", metavar="D:E,…", help="efficiency of a stage on D devices: 2:0.95,4:0.9")
     parser.add_argument("--json", action="store_true", help="all partitions as JSON on standard output")
@@ -41,6 +46,8 @@ def command(options: argparse.Namespace) -> int:
         pairs = [part.partition(":") for part in options.scaling.split(",")]
         scaling = check_scaling({d.strip(): e for d, _, e in pairs}, "scaling")
     if options.devices_per_node is not None:
+        if step.vocabulary is not None:
+            raise BadInput("--vocabulary: stages on submeshes (--devices-per-node) have their vocabulary on the last one")
         from ..partition.meshes import mesh_partitions
 
         found: tuple[Partitioned, ...] = mesh_partitions(costs, options.devices_per_node, scaling)

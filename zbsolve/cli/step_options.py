@@ -47,6 +47,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "full, half, or a fraction a stage such as 0:0.5,1-3:1: activations that go to host memory after F and come "
         "back before the backward; auto: as the search decides (default: none)",
     },
+    "vocabulary": {
+        "choices": ("last", "redistribute", "sharded", "two-barriers", "auto"),
+        "help": "output layer, loss and embedding: last: on the last and first stage, as many layers on each; redistribute: "
+        "there, with layers moved; sharded: on all ranks; two-barriers: the same with two barriers a microbatch; auto: the "
+        "best of these (default: as --partition says)",
+    },
     "shards": {
         "type": int,
         "metavar": "N",
@@ -68,6 +74,7 @@ FIXED = {
     "shards": "is gathered",
     "gathers": "is gathered",
     "offload": "is offloaded",
+    "vocabulary": "is sharded",
 }
 PROFILE = {"help": "profile.json, or - for standard input"}
 PROFILE_OR_SCHEDULE = {
@@ -95,6 +102,8 @@ def step_from(options: argparse.Namespace, **defaults: Any) -> Step:
     from ..step import Step
 
     words = {**defaults, **step_words(options, *OPTIONS)}
+    if words.get("vocabulary") == "last" and options.partition is None:
+        words.pop("partition", None)
     for name in ("ranks", "microbatches"):
         if name not in words:
             raise BadInput(f"--{name}: is needed with a profile")
@@ -169,12 +178,14 @@ def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> N
 def _both(name: str, said: Any, problem: Problem) -> tuple[Any, Any]:
     """What the problem has of an option, and what was said, alike where they agree."""
     from ..build.recompute import recomputed_stages
+    from ..build.vocabulary import model_stages
     from ..partition.file import parse_partition
     from ..placement import describe, routes_of
 
     if name == "placement":
         wanted = said if said == "auto" else "/".join(map(describe, routes_of(said, problem.ranks)))
-        return "/".join(map(describe, problem.routes)), wanted
+        stages = model_stages(problem)
+        return "/".join(describe(route[:stages]) for route in problem.routes), wanted
     if name == "partition":
         layers = parse_partition(said)
         return problem.layers, getattr(layers, "layers", layers)
@@ -184,5 +195,5 @@ def _both(name: str, said: Any, problem: Problem) -> tuple[Any, Any]:
         return bool(problem.sending.any()), said
     if name == "recompute":
         again = {problem.passes[i].stage for i in problem.rows("X")}
-        return sorted(again), recomputed_stages(said, problem.stages).tolist()
+        return sorted(again), recomputed_stages(said, model_stages(problem)).tolist()
     return getattr(problem, name), said

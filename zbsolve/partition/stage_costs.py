@@ -13,7 +13,7 @@ from ..layer import Layer, Link, Tied, layer_cuts, split_known
 from ..util.errors import BadInput
 from .cut_table import Floats
 from .cuts import none_where_empty, spans
-from .stage_memory import StageMemory
+from .stage_memory import NO_SHARD, Shard, StageMemory
 
 
 class Layered(Protocol):
@@ -50,7 +50,8 @@ class StageCosts:
 
     layers, link, states, tied, rank_factors, microbatch_factors: as in a `Profile`. routes: stage → rank, as
     `placement.check_routes` gives them; microbatches of a step; limit: bytes a rank, or None; fused: one backward BW in
-    place of B and W; shards: ranks of the data-parallel group over which a stage's parameters are sharded.
+    place of B and W; shards: ranks of the data-parallel group over which a stage's parameters are sharded; vocabulary: what
+    each rank has of a sharded one beside its stages.
     """
 
     layers: tuple[Layer, ...]
@@ -64,6 +65,7 @@ class StageCosts:
     limit: int | None
     fused: bool = False
     shards: int = 1
+    vocabulary: Shard = NO_SHARD
 
     @classmethod
     def of(
@@ -74,6 +76,7 @@ class StageCosts:
         limit: int | None = None,
         fused: bool = False,
         shards: int = 1,
+        vocabulary: Shard = NO_SHARD,
     ) -> StageCosts:
         """Of a profile's layers; fused too where it knows nothing else. Raises BadInput where it knows how fast another
         number of ranks is, or how long another number of microbatches."""
@@ -87,7 +90,8 @@ class StageCosts:
                 f"not {microbatches}; without that field all are alike"
             )
         parts = (model.layers, model.link, model.states, model.tied, model.rank_factors, lengths)
-        return cls(*parts, routes, microbatches, limit, fused or not split_known(model.layers), shards)
+        fused = fused or not split_known(model.layers)
+        return cls(*parts, routes, microbatches, limit, fused, shards, vocabulary)
 
     @property
     def stages(self) -> int:
@@ -138,7 +142,7 @@ class StageCosts:
     @cached_property
     def memory(self) -> StageMemory:
         """What stages keep and need, bytes."""
-        return StageMemory(self.layers, self.states, self.tied, self.shards)
+        return StageMemory(self.layers, self.states, self.tied, self.shards, self.vocabulary)
 
     def in_flight(self, stage: int) -> int:
         """Microbatches whose activations a stage is taken to hold at once: as 1F1B does where each stage has its own rank

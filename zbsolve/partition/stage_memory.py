@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +17,34 @@ MESSAGES = 2  # at each end of a stage: one that comes or came, one that goes
 Place = int | NDArray[np.int64]  # of a cut: before this layer
 
 
+class Shard(NamedTuple):
+    """What every rank has of a sharded vocabulary beside its stages: µs of S and T for one microbatch, barriers (0: it is
+    not sharded), bytes of parameters, and the most that S or T takes while it runs, beyond what is kept."""
+
+    S: float = 0.0
+    T: float = 0.0
+    barriers: int = 0
+    parameter_bytes: int = 0
+    transient: int = 0
+
+
+NO_SHARD = Shard()
+
+
 @dataclass(frozen=True)
 class StageMemory:
     """The memory of a stage of layers a … b − 1, for any cuts a < b: whole numbers, or arrays of them that broadcast.
 
     layers: of the whole model. states: bytes of parameters, gradients and optimizer state for each byte of parameters.
-    tied: as in a `Profile`. A layer's bytes are in `Layer`. shards: ranks over which all of these are sharded.
+    tied: as in a `Profile`. A layer's bytes are in `Layer`. shards: ranks over which all of these are sharded. vocabulary:
+    what each rank has of it beside its stages.
     """
 
     layers: tuple[Layer, ...]
     states: float = 0.0
     tied: Tied = ()
     shards: int = 1
+    vocabulary: Shard = NO_SHARD
 
     def _total(self, *names: str) -> Floats:
         """[a]: the sum of these bytes over the layers before a."""
@@ -77,9 +93,9 @@ class StageMemory:
         return found
 
     def fixed(self, *stages: tuple[Place, Place]) -> Any:
-        """Bytes of parameters, gradients and optimizer state of stages (a, b) on one rank, which has what its layers share
-        once; where they are sharded, the rank's part."""
-        return self.states / self.shards * self._parameters(*stages)
+        """Bytes of parameters, gradients and optimizer state of one rank with stages (a, b), which has what its layers share
+        once, and its shard of a vocabulary; where they are sharded, the rank's part."""
+        return self.states / self.shards * (self._parameters(*stages) + self.vocabulary.parameter_bytes)
 
     def gathered(self, *stages: tuple[Place, Place]) -> Any:
         """Bytes of sharded parameters, gathered, and of their gradients before they are reduced, of all these stages at
@@ -117,10 +133,10 @@ class StageMemory:
         found = np.zeros((count + 1, count + 1))
         for a in range(count):
             found[a, a + 1 :] = np.maximum.accumulate([one.transient for one in self.layers[a:]])
-        return found
+        return np.maximum(found, self.vocabulary.transient)
 
     def transient(self, a: Place, b: Place) -> Any:
-        """The most bytes that a pass takes while it runs, beyond what is kept before or after it."""
+        """The most bytes that a pass takes while it runs, one of a shard too, beyond what is kept before or after it."""
         return self._transient[a, b]
 
     def of_ranks(
@@ -144,4 +160,5 @@ class StageMemory:
     def _inside(self, here: range, recomputing: bool) -> int:
         if not recomputing:
             return int(self.transient(here.start, here.stop))
-        return max(c.transient + c.held_until_B + c.held_until_W for c in (self.layers[i] for i in here))
+        inside = max(c.transient + c.held_until_B + c.held_until_W for c in (self.layers[i] for i in here))
+        return max(inside, self.vocabulary.transient)

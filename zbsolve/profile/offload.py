@@ -10,6 +10,7 @@ import numpy as np
 
 from ..build.offload import Host, NothingKept, checked_fractions, kept_bytes, with_offload
 from ..build.one_microbatch import one_microbatch_needs
+from ..build.vocabulary import model_stages
 from ..layer import HostLink
 from ..problem import Problem
 from ..tables import Bools, Ints
@@ -103,30 +104,40 @@ def _least_needs(problem: Problem) -> Ints:
 
 def _chosen(problem: Problem, offload: Offload, keeping: Bools) -> tuple[Any, Bools | None]:
     """The fraction of each stage, shape (stages,), and which stages or microbatches of them, or None: all. keeping: stages
-    that keep something, shape (stages,): of the others "full" and "half" ask nothing. Raises BadInput."""
+    that keep something, shape (stages,): of the others "full" and "half" ask nothing. Shards of a vocabulary, behind the
+    model's stages, offload nothing. Raises BadInput."""
+    stages = model_stages(problem)
     if isinstance(offload, str):
         name = offload.strip()
         if name not in NAMED:
-            return _fractions_in(offload, problem.stages), None
+            return _with_shards(_fractions_in(offload, stages), problem), None
         if not keeping.any():
             raise NothingKept("offload: no stage keeps anything from its F that a later pass frees")
-        return (half_fractions(problem.stage_ranks), keeping) if name == HALF else (keeping.astype(np.float64), None)
+        half = _with_shards(half_fractions(problem.stage_ranks[:stages]), problem)
+        return (half, keeping) if name == HALF else (keeping.astype(np.float64), None)
     said = _table(offload)
     if said.ndim == 1 and said.dtype != bool:
-        return checked_fractions(said, problem.stages), None
-    return (1.0, said) if said.dtype == bool else _by_microbatch(said, problem)
+        return _with_shards(checked_fractions(said, stages), problem), None
+    if said.dtype == bool:
+        return 1.0, _with_shards(said, problem) if len(said) == stages else said
+    return _by_microbatch(said, problem, stages)
 
 
-def _by_microbatch(said: Any, problem: Problem) -> tuple[Any, Bools]:
+def _with_shards(said: Any, problem: Problem) -> Any:
+    """One row a stage of the model, with rows of zeros for the shards of a vocabulary behind them; (stages, …)."""
+    return np.concatenate([said, np.zeros((problem.stages - len(said), *said.shape[1:]), said.dtype)])
+
+
+def _by_microbatch(said: Any, problem: Problem, stages: int) -> tuple[Any, Bools]:
     """The fraction of each stage and of which microbatches, from one number each. Raises BadInput where a stage has several
     fractions."""
-    if said.shape != (problem.stages, problem.microbatches):
-        raise BadInput(f"offload: shape {said.shape}, not ({problem.stages}, {problem.microbatches}): a row a stage")
-    share = checked_fractions(said.max(axis=1), problem.stages)
+    if said.shape != (stages, problem.microbatches):
+        raise BadInput(f"offload: shape {said.shape}, not ({stages}, {problem.microbatches}): a row a stage")
+    share = checked_fractions(said.max(axis=1), stages)
     unlike = np.flatnonzero(((said != 0) & (said != share[:, None])).any(axis=1))
     if len(unlike):
         raise BadInput(f"offload: stage {unlike[0]} has several fractions: one a stage, and 0 for microbatches that stay")
-    return share, said > 0
+    return _with_shards(share, problem), _with_shards(said > 0, problem)
 
 
 def half_fractions(stage_ranks: Sequence[Sequence[int]]) -> Any:

@@ -11,8 +11,10 @@ from .. import placement as placements
 from ..build.plain import pipeline
 from ..build.recompute import Recompute, recomputed_stages
 from ..layer import HostLink, Layer, Link, Tied, layer_ranges, split_known
+from ..partition.by_name import partition_by_name
 from ..partition.cuts import balanced_ranks
 from ..partition.stage_costs import StageCosts
+from ..partition.stage_memory import NO_SHARD, Shard
 from ..problem import Problem
 from ..util.errors import BadInput, Infeasible
 from ..util.files import checked, read_one_of, write_document
@@ -29,6 +31,7 @@ from .form import (
     vocabulary_from,
 )
 from .offload import NO_OFFLOAD, Offload, check_host, is_none, offloaded_step
+from .sharded_vocabulary import BARRIERS, LAST, check_vocabulary, shard_of, source_with_shards, vocabulary_step
 from .sharding import Gathers, check_sharding, sharded_step
 from .vocabulary import VocabularyCosts
 
@@ -89,6 +92,7 @@ class Profile:
         shards: int = 1,
         gathers: Gathers = 1,
         offload: Offload = NO_OFFLOAD,
+        vocabulary: str | None = None,
     ) -> Problem:
         """The training step of this model on `ranks` ranks.
 
@@ -103,23 +107,26 @@ class Profile:
         which each stage's parameters, gradients and optimizer states are sharded (FSDP); gathers: how often a step's
         forwards gather them, a number or one a stage (see `with_sharding`). Then a rank's fixed memory is its part of them,
         and what is gathered is the schedule's matter. offload: what goes to host memory between F and the backward (see
-        `offloaded_step`); a step that only fits with it is built, too. Raises BadInput, Infeasible.
+        `offloaded_step`); a step that only fits with it is built, too. vocabulary: "sharded" or "two-barriers" (see
+        `with_vocabulary`), "redistribute" (None is the same), or "last": with as many of the model's repeated layers on each
+        stage, where `layers` does not say. Raises BadInput, Infeasible.
         """
         check_sharding(shards, gathers)
+        check_vocabulary(vocabulary, shards)
         if blocking is not None and blocking != self.link.blocking:
             said = replace(self, link=replace(self.link, blocking=blocking))
             step = (ranks, microbatches, placement, memory, objective, layers, fused, recompute)
-            return said.problem(*step, shards=shards, gathers=gathers, offload=offload)
+            return said.problem(*step, shards=shards, gathers=gathers, offload=offload, vocabulary=vocabulary)
         routes = placements.routes_of(placement, ranks)
         limit = self.capacity if memory is None else parse_bytes(memory)
-        costs = StageCosts.of(self, routes, microbatches, limit, fused, shards)
-        turns = 2 if recompute == "all" else 1
-        work = [c.work + (turns - 1) * c.F for c in self.layers]
-        counts = balanced_ranks(work, routes, costs.factors.tolist()) if layers is None else costs.check(layers)
+        model, shard = self.staged(vocabulary, max(routes[0]) + 1)
+        costs = StageCosts.of(model, routes, microbatches, limit, fused, shards, shard)
+        counts = costs.check(_layers(costs, vocabulary, recompute) if layers is None else layers)
         left = self._left(costs, counts, recompute, memory)
         try:
             stays = is_none(offload)
-            problem = self._pipeline(costs, counts, left if stays else None, objective, recompute)
+            problem = model._pipeline(costs, counts, left if stays else None, objective, recompute)
+            problem = vocabulary_step(problem, self.vocabulary, self.link, vocabulary)
             problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
             problem = problem.scaled(self.microbatch_factors) if self.microbatch_factors else problem
             problem = problem if stays else offloaded_step(problem, self.host, offload, left)
@@ -207,6 +214,15 @@ class Profile:
         tied = tuple((size, group) for size, group in groups if len(group) > 1)
         return replace(self, layers=costs.rest(self.layers), tied=tied, vocabulary=None)
 
+    def staged(self, vocabulary: str | None, ranks: int) -> tuple[Profile, Shard]:
+        """The profile of what lies on stages, and what each of so many ranks has beside them. Raises BadInput."""
+        if vocabulary not in BARRIERS:
+            return self, NO_SHARD
+        rest, costs = self.without_vocabulary(), self.vocabulary
+        assert costs is not None
+        source = source_with_shards(self.source, costs, ranks)
+        return replace(rest, source=source), shard_of(costs, vocabulary, ranks)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a profile file, whole or not at all; `-` is standard output."""
         body = asdict(self)
@@ -247,6 +263,15 @@ class Profile:
             tuple(form.microbatch_factors),
             vocabulary_from(form.vocabulary, len(layers), where),
         )
+
+
+def _layers(costs: StageCosts, vocabulary: str | None, recompute: Recompute) -> tuple[int, ...]:
+    """How many layers each stage gets where nobody says it."""
+    if vocabulary == LAST:
+        return partition_by_name(costs, "equal")
+    turns = 2 if recompute == "all" else 1
+    work = [c.work + (turns - 1) * c.F for c in costs.layers]
+    return balanced_ranks(work, costs.routes, costs.factors.tolist())
 
 
 def _checked_source(source: str, where: str) -> str:
