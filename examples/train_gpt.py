@@ -22,12 +22,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zbsolve import Schedule, pipeline, preset
-from zbsolve.exec import Pipeline
+from zbsolve.exec import CrossEntropy, Pipeline
 from zbsolve.exec.layers import materialise
-from zbsolve.models.presets import Block, Embed, Head, cross_entropy
+from zbsolve.models.presets import Block, Embed, Head
 
 MICROBATCHES, SIZE, LENGTH, WIDTH, BLOCKS = 8, 2, 48, 64, 4
 MAX_NORM, SAVE_EVERY, HELD_OUT = 1.0, 25, 1_000_000
+LOSS = CrossEntropy()
 
 
 def model() -> nn.Sequential:
@@ -69,7 +70,7 @@ def pipelined(steps: int, path: str | None = None, checkpoint: str | None = None
         microbatches=MICROBATCHES, layers=counts,
     )  # fmt: skip
     schedule = preset("zb-h1", problem) if path is None else Schedule.load(path)
-    runner = Pipeline(model(), schedule, loss=cross_entropy, init=init)
+    runner = Pipeline(model(), schedule, loss=LOSS, init=init)
     optimizer = torch.optim.AdamW(runner.parameters(), lr=3e-3)
     text, losses = corpus(), []
     if checkpoint is not None and Path(checkpoint).exists():
@@ -93,7 +94,7 @@ def whole() -> nn.Sequential:
 def measured() -> tuple[nn.Sequential, tuple[Tensor, Tensor], Callable[[Tensor, Tensor], Tensor]]:
     """What `zbsolve profile` asks for: the layers, one microbatch, the loss."""
     inputs, targets = batch(corpus(), step=0)
-    return whole(), (inputs[:SIZE], targets[:SIZE]), cross_entropy
+    return whole(), (inputs[:SIZE], targets[:SIZE]), LOSS
 
 
 def plain(steps: int) -> list[float]:
@@ -103,7 +104,7 @@ def plain(steps: int) -> list[float]:
     text, losses = corpus(), []
     for step in range(steps):
         inputs, targets = batch(text, step)
-        loss = cross_entropy(layers(inputs), targets)
+        loss = LOSS(layers(inputs), targets)
         loss.backward()
         losses.append(loss.item())
         nn.utils.clip_grad_norm_(layers.parameters(), MAX_NORM)
@@ -111,7 +112,7 @@ def plain(steps: int) -> list[float]:
         optimizer.zero_grad()
     with torch.no_grad():
         inputs, targets = batch(text, HELD_OUT)
-        return [*losses, cross_entropy(layers(inputs), targets).item()]
+        return [*losses, LOSS(layers(inputs), targets).item()]
 
 
 def main() -> None:

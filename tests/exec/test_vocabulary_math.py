@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zbsolve.exec.vocabulary import lookup, shard
+from zbsolve.exec.vocabulary import shard
 from zbsolve.exec.vocabulary.lookup import EmbeddingShard, add_gradient, look_up
 from zbsolve.exec.vocabulary.shard import OutputShard, input_gradient, merge, pass_s, pass_t, shard_rows
 from zbsolve.models.losses import CrossEntropy
@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_told() -> None:
     refused(torch.zeros(2, 4, dtype=torch.long), r"^labels: \(2, 4\) torch.int64: hidden states \(2, 5, 6\) need a whole")
     refused(torch.zeros(2, 5), r"^labels: \(2, 5\) torch.float32: hidden states")
     with pytest.raises(BadInput, match=r"^tokens: -1 is not in a vocabulary of 7 words$"):
-        look_up(lookup.EmbeddingShard(one.weight, 0, 7), torch.tensor([3, -1]))
+        look_up(EmbeddingShard(one.weight, 0, 7), torch.tensor([3, -1]))
     for wrong, line in (({"label_smoothing": 1.5}, "label_smoothing 1.5"), ({"soft_cap": -1.0}, "soft_cap -1.0")):
         with pytest.raises(BadInput, match=f"^CrossEntropy: {line}"):
             CrossEntropy(**wrong)

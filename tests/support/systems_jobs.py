@@ -13,7 +13,7 @@ from zbsolve.exec import Pipeline
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.interpreter import Hooks
-from zbsolve.models.presets import cross_entropy
+from zbsolve.models.losses import CrossEntropy
 from zbsolve.systems import preset
 from zbsolve.systems.table import problem_for
 
@@ -212,7 +212,7 @@ def trains(rank: int, name: str) -> list[float]:
     runner = Pipeline(
         model(),
         preset(name, problem),
-        loss=cross_entropy,
+        loss=CrossEntropy(),
         init=init,
         timeout=20,
         update=lambda parameters: torch.optim.AdamW(parameters, lr=lr),

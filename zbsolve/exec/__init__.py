@@ -1,6 +1,7 @@
 """The executor runs schedules on torch.distributed. `Pipeline` is for a training loop, `PostValidated` is an optimizer for
-it. `auxiliary_loss` lets a layer add to the loss. A step raises `RunFailed` when a rank fails. `torch_schedule` lets torch's
-own runtime run a schedule, `split_stage` gives one of its stages our split of the backward."""
+it. `auxiliary_loss` lets a layer add to the loss, `CrossEntropy` is a loss that a sharded vocabulary knows. A step raises
+`RunFailed` when a rank fails. `torch_schedule` lets torch's own runtime run a schedule, `split_stage` gives one of its
+stages our split of the backward."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from ..util.lazy import handing_on
 if TYPE_CHECKING:
     from ..models.auxiliary import auxiliary_loss as auxiliary_loss
     from ..models.auxiliary import auxiliary_losses as auxiliary_losses
+    from ..models.losses import CrossEntropy as CrossEntropy
     from .optimizer.post_validation import PostValidated as PostValidated
     from .pipeline import Pipeline as Pipeline
     from .rank import StepResult as StepResult
@@ -21,6 +23,7 @@ __getattr__, __dir__ = handing_on(
     __name__,
     {
         ".models.auxiliary": "auxiliary_loss auxiliary_losses",
+        ".models.losses": "CrossEntropy",
         "pipeline": "Pipeline",
         "rank": "StepResult",
         "optimizer.post_validation": "PostValidated",

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .losses import capped
+
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
@@ -155,6 +157,10 @@ class Tokens(nn.Module):
         x: Tensor = self.token(ids)
         return x if self.scale == 1 else x * self.scale
 
+    def token_embedding(self) -> tuple[str, float]:
+        """See `exec.vocabulary.loss`."""
+        return "token", 1.0
+
 
 class Scores(nn.Module):
     """Vectors → a score for every next token, kept within ±cap where there is one (Gemma 2)."""
@@ -167,5 +173,8 @@ class Scores(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) → (batch, length, vocabulary)."""
-        y: Tensor = self.output(self.norm(x))
-        return (y / self.cap).tanh() * self.cap if self.cap else y
+        return capped(self.output(self.norm(x)), self.cap)
+
+    def output_layer(self) -> tuple[str, float]:
+        """See `exec.vocabulary.loss`."""
+        return "output", self.cap

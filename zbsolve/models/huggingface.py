@@ -20,8 +20,9 @@ from ..util.errors import BadInput
 from ..util.own_code import raised
 from .huggingface_layers import Embedding, Head, Layer, Sample, causal_of, given_to, is_tied, owner_of, weight_name
 from .huggingface_routers import balance_of
+from .losses import CrossEntropy
 from .model import DTYPES, Model, Setting, parse_setting, seeded
-from .published_models import random_tokens, token_loss, typed
+from .published_models import random_tokens, typed
 
 BATCH, LENGTH = 1, 512
 # Fields of published config files that a class may not declare: the library reads them where they are there, or a training
@@ -67,7 +68,7 @@ def causal_model(spec: str, seed: int) -> Model:
         tuple(seeded(seed, i, partial(typed, build, dtype)) for i, build in enumerate(builders)),
         ("embedding", *(f"block{i}" for i in range(len(layers))), "head"),
         partial(random_tokens, seed, int(config.vocab_size), batch, length),
-        token_loss,
+        CrossEntropy(),
         (((0, weight_name(Embedding, config)), (len(layers) + 1, weight_name(Head, config))),) if tied else (),
     )
 

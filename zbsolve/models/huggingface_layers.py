@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..util.errors import BadInput
+from ..util.own_code import raised
 from .huggingface_routers import Balance, Sums, hear, heard
+from .losses import capped
 from .published_models import typed
 
 
@@ -85,6 +87,25 @@ class Embedding(nn.Module):
         """(batch, length) → (batch, length, width); with the sums that balance experts, where the config asks for that."""
         result: Tensor = self.base(input_ids=ids, use_cache=False)[0]
         return result if self.balance is None else self.balance.begun(result)
+
+    def token_embedding(self) -> tuple[str, float]:
+        """See `exec.vocabulary.loss`. Raises BadInput where the embedding does more than multiply its vectors."""
+        name = self.token_weight.removesuffix(".weight")
+        table: Any = self.get_submodule(name)
+        if type(table) is nn.Embedding:
+            return name, 1.0
+        rows = torch.linspace(1, 2, 4 * table.embedding_dim, device="cpu").to(table.weight.dtype).view(4, -1)
+        small = copy.deepcopy(table, {id(table.weight): nn.Parameter(rows, requires_grad=False)})
+        small.padding_idx = None
+        try:
+            found = small(torch.arange(4, device="cpu"))
+            scale = float(found[0, 0])
+            known = bool(found.equal(rows * scale))
+        except Exception as error:
+            raise BadInput(f"hf: embedding {type(table).__name__}: {raised(error)}") from error
+        if not known:
+            raise BadInput(f"hf: embedding {type(table).__name__} does more than multiply its vectors")
+        return name, scale
 
 
 class Noted(Exception):
@@ -244,6 +265,29 @@ class Head(nn.Module):
             x = x["hidden"]
         result: Tensor = self.causal(inputs_embeds=x, use_cache=False).logits
         return result
+
+    def output_layer(self) -> tuple[str, float]:
+        """See `exec.vocabulary.loss`. Raises BadInput where the model does more to its logits than a soft cap."""
+        name, cap = self.token_weight.removesuffix(".weight"), self._cap()
+        x = torch.linspace(-100, 100, self.get_parameter(self.token_weight).shape[1], device="cpu").view(1, 1, -1)
+        if not self._behind_output(name, x).allclose(capped(x, cap)):
+            raise BadInput(f"hf: {type(self.causal).__name__} does more to its logits than a soft cap")
+        return name, cap
+
+    def _cap(self) -> float:
+        return float(getattr(self.causal.config, "final_logit_softcapping", None) or 0)
+
+    def _behind_output(self, name: str, x: Tensor) -> Tensor:
+        """What the model makes of logits `x`: norm and output layer hand on what they get. Raises BadInput."""
+        norm = getattr(self.causal, self.causal.base_model_prefix).norm
+        memo: dict[int, Any] = {id(part): nn.Identity() for part in (norm, self.get_submodule(name))}
+        try:
+            found: Tensor = copy.deepcopy(self.causal, memo)(inputs_embeds=x, use_cache=False).logits
+        except Exception as error:
+            raise BadInput(
+                f"hf: {type(self.causal).__name__}: what comes behind its output layer: {raised(error)}"
+            ) from error
+        return found
 
 
 def is_tied(shell: Any) -> bool:

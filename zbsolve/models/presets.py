@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .losses import CrossEntropy
 from .model import Model, seeded
 
 VOCABULARY = 256  # bytes
@@ -32,6 +33,10 @@ class Embed(nn.Module):
         """(batch, length) → (batch, length, width)."""
         result: Tensor = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
         return result
+
+    def token_embedding(self) -> tuple[str, float]:
+        """See `exec.vocabulary.loss`."""
+        return "token", 1.0
 
 
 class Block(nn.Module):
@@ -75,6 +80,10 @@ class Head(nn.Module):
         result: Tensor = self.output(self.norm(x))
         return result
 
+    def output_layer(self) -> tuple[str, float]:
+        """See `exec.vocabulary.loss`."""
+        return "output", 0.0
+
 
 @cache
 def text() -> np.ndarray:
@@ -89,11 +98,6 @@ def next_bytes(seed: int, batch: int, length: int, microbatch: int, step: int) -
     starts = np.random.default_rng((seed, step, microbatch)).integers(0, len(source) - length - 1, batch)
     rows = torch.from_numpy(np.stack([source[s : s + length + 1] for s in starts]).astype(np.int64))
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-
-
-def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Mean over all positions, in nats a byte."""
-    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ def gpt(name: str, seed: int, sizes: GptSizes, *, tied: bool = False) -> Model:
         tuple(seeded(seed, i, build) for i, build in enumerate(builders)),
         ("embedding", *(f"block{i}" for i in range(sizes.blocks)), "head"),
         partial(next_bytes, seed, sizes.batch, sizes.length),
-        cross_entropy,
+        CrossEntropy(),
         (((0, "token.weight"), (sizes.blocks + 1, "output.weight")),) if tied else (),
     )
 

@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..util.errors import BadInput
 from .blocks import BlockSizes, Decoder, Scores, Tokens
+from .losses import CrossEntropy
 from .model import DTYPES, Model, Setting, seeded
 from .presets import Block, Embed, Head
 
@@ -129,7 +129,7 @@ def published_model(name: str, seed: int, setting: Setting) -> Model:
         tuple(seeded(seed, i, partial(typed, build, DTYPES[dtype])) for i, build in enumerate(builders)),
         ("embedding", *(f"block{i}" for i in range(layers)), "head"),
         partial(random_tokens, seed, p.vocabulary, batch, length),
-        token_loss,
+        CrossEntropy(),
         (((0, "token.weight"), (layers + 1, "output.weight")),) if p.tied else (),
     )
 
@@ -165,8 +165,3 @@ def random_tokens(seed: int, vocabulary: int, batch: int, length: int, microbatc
     rows = np.random.default_rng((seed, step, microbatch)).integers(0, vocabulary, (batch, length + 1))
     both = torch.from_numpy(rows)
     return both[:, :-1].contiguous(), both[:, 1:].contiguous()
-
-
-def token_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross entropy over all positions in nats a token, in single precision, as training code takes it."""
-    return functional.cross_entropy(output.flatten(0, 1).float(), target.flatten())

@@ -16,7 +16,7 @@ from ..backward.deferral import accumulate
 
 class EmbeddingShard(NamedTuple):
     """Rows first … first + w − 1 of an embedding of `vocabulary` rows: weight (w, h), which may be an output shard's too.
-    padding: the token whose row gets no gradient. scale: vectors are multiplied by it (√h in Gemma)."""
+    padding: the token whose row gets no gradient. scale: of its vectors, in the weight's type (√h in Gemma)."""
 
     weight: nn.Parameter
     first: int

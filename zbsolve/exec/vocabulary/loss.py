@@ -1,0 +1,136 @@
+"""What a model must say so that its vocabulary can be split over ranks: where its weights are, and what its loss is.
+
+The last layer is an nn.Linear, an nn.Sequential that ends with one, or a module with a method
+
+    def output_layer(self) -> tuple[str, float]:
+        return "output", 30.0  # the name of its nn.Linear inside it, and the soft cap behind that (0.0: none)
+
+Nothing else may come behind the nn.Linear; what comes before it is the module's own. The first layer, where the embedding is
+to be split too, is an nn.Embedding, an nn.Sequential that begins with one, or a module with a method
+
+    def token_embedding(self) -> tuple[str, float]:
+        return "token", 1.0  # the name of its nn.Embedding inside it, and what that multiplies vectors by
+
+It calls the nn.Embedding once, with the tokens that it is given; what comes behind it is the module's own.
+
+The loss is a `CrossEntropy`, torch's `cross_entropy` or an nn.CrossEntropyLoss of it, as it is or by functools.partial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.nn import functional
+
+from ...models.losses import CrossEntropy
+from ...util.errors import BadInput
+from ..torch_private import children_of
+
+KNOWN = "a sharded vocabulary knows zbsolve.exec.CrossEntropy, torch's cross_entropy and CrossEntropyLoss"
+
+
+def recognised(layer: nn.Module, loss: object, number: int) -> tuple[str, CrossEntropy]:
+    """Where the output layer is inside the model's last layer ("": it is that), and the loss of its logits, soft cap and
+    all. number: the last layer's. Raises BadInput for a layer or a loss that a sharded vocabulary does not know."""
+    kind = kind_of(loss)
+    name, cap = _output(layer, f"layer {number}: {type(layer).__name__}")
+    if cap and kind.soft_cap:
+        raise BadInput(f"layer {number}: {type(layer).__name__} has a soft cap ({cap:g}), and the loss too: say it once")
+    return name, replace(kind, soft_cap=cap) if cap else kind
+
+
+def embedding_of(layer: nn.Module, number: int) -> tuple[str, float]:
+    """Where the embedding is inside the model's first layer ("": it is that), and what it multiplies vectors by. number: the
+    first layer's. Raises BadInput for a layer that a sharded vocabulary does not know."""
+    where, scale, said = f"layer {number}: {type(layer).__name__}", 1.0, False
+    if type(layer) is nn.Embedding:
+        name = ""
+    elif type(layer) is nn.Sequential and len(layer):
+        name = next(iter(children_of(layer)))
+    else:
+        name, scale = _asked(layer, "token_embedding", where, "nn.Embedding")
+        said = True
+    found = _inside(layer, name, nn.Embedding, where, said)
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(found, option):
+            raise BadInput(f"{where}: a sharded embedding knows no {option}")
+    return name, scale
+
+
+def kind_of(loss: object) -> CrossEntropy:
+    """What a loss is. Raises BadInput for one that a sharded vocabulary does not know."""
+    if loss is None:
+        raise BadInput("loss: none is given, and a sharded vocabulary needs one on every rank")
+    if isinstance(loss, partial):
+        return _partial(loss)
+    if isinstance(loss, CrossEntropy):
+        return loss
+    if loss is functional.cross_entropy:
+        return CrossEntropy()
+    if type(loss) is nn.CrossEntropyLoss:
+        return _of_options(
+            {name: getattr(loss, name) for name in ("weight", "reduction", "ignore_index", "label_smoothing")}
+        )
+    raise BadInput(f"loss: {_called(loss)}: {KNOWN}")
+
+
+def _partial(loss: partial[Any]) -> CrossEntropy:
+    inner: Any = loss.func
+    if loss.args or (loss.keywords and inner is not functional.cross_entropy):
+        raise BadInput(f"loss: functools.partial of {_called(inner)} with arguments: {KNOWN}")
+    return _of_options(loss.keywords) if loss.keywords else kind_of(inner)
+
+
+def _of_options(options: Mapping[str, Any]) -> CrossEntropy:
+    """What torch's cross entropy is with these. Raises BadInput."""
+    if options.get("weight") is not None:
+        raise BadInput("loss: cross_entropy with a weight of each class: a sharded vocabulary knows none")
+    if options.get("reduction", "mean") != "mean":
+        raise BadInput(f"loss: cross_entropy with reduction '{options['reduction']}': a loss is a mean")
+    known = {"ignore_index", "label_smoothing"}
+    unknown = sorted(name for name in options.keys() - known - {"weight", "reduction"} if options[name] is not None)
+    if unknown:
+        raise BadInput(f"loss: cross_entropy with {unknown[0]}: {KNOWN}")
+    return CrossEntropy(**{name: options[name] for name in known & options.keys()})
+
+
+def _output(layer: nn.Module, where: str) -> tuple[str, float]:
+    cap = 0.0
+    if type(layer) is nn.Linear:
+        return "", cap
+    if type(layer) is nn.Sequential and len(layer):
+        name = list(children_of(layer))[-1]
+    else:
+        name, cap = _asked(layer, "output_layer", where, "nn.Linear")
+    _inside(layer, name, nn.Linear, where)
+    return name, cap
+
+
+def _asked(layer: nn.Module, method: str, where: str, wanted: str) -> Any:
+    ask: Callable[[], Any] | None = getattr(layer, method, None)
+    if ask is None:
+        raise BadInput(f"{where} is no {wanted}, and has no method {method} that names one: a sharded vocabulary needs that")
+    return ask()
+
+
+def _inside(layer: nn.Module, name: str, wanted: type[nn.Module], where: str, derived: bool = False) -> Any:
+    """The module called `name`. derived: a subclass will do. Raises BadInput where it is not of the class `wanted`, or where
+    its weight is computed."""
+    try:
+        found = layer.get_submodule(name)
+    except AttributeError:
+        raise BadInput(f"{where} has no '{name}'") from None
+    known = isinstance(found, wanted) if derived else type(found) is wanted
+    if not known or not isinstance(found.weight, nn.Parameter):
+        raise BadInput(f"{where}: '{name}' is {type(found).__name__}, no nn.{wanted.__name__}")
+    return found
+
+
+def _called(loss: object) -> str:
+    name = getattr(loss, "__qualname__", None) or type(loss).__qualname__
+    module = getattr(loss, "__module__", "")
+    return f"{module}.{name}" if module else name
