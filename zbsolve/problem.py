@@ -345,10 +345,10 @@ class Problem:
 
     @cached_property
     def lanes(self) -> list[Ints]:
-        """Passes of one (kind, stage, rank), in table order: solvers keep them in this order. Where microbatches are `alike`
-        no optimum is lost, for symmetry; else it is what solvers' bounds assume."""
+        """Passes of one (kind, stage, slice, rank), in table order: solvers keep them in this order. Where microbatches are
+        `alike` no optimum is lost, for symmetry; else it is what solvers' bounds assume."""
         p = self.passes
-        key = (p.rank * self.stages + p.stage) * len(KINDS) + p.kind
+        key = ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * (int(p.slice.max()) + 1) + p.slice
         rows = np.argsort(key, kind="stable")
         cuts = np.flatnonzero(np.diff(key[rows])) + 1
         return np.split(rows, cuts)

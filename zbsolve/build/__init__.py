@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .restage import restaged as restaged
     from .sharded import regathered as regathered
     from .sharded import with_sharding as with_sharding
+    from .slices import with_slices as with_slices
     from .updates import with_updates as with_updates
     from .vocabulary import Vocabulary as Vocabulary
     from .vocabulary import with_vocabulary as with_vocabulary
@@ -31,6 +32,7 @@ __getattr__, __dir__ = handing_on(
         "offload": "Host with_offload",
         "fused_backward": "with_fused_backward",
         "sharded": "regathered with_sharding",
+        "slices": "with_slices",
         "updates": "with_updates",
         "vocabulary": "Vocabulary with_vocabulary",
     },

@@ -18,6 +18,7 @@ from .all_to_all import with_all_to_all
 from .exchange import with_exchange
 from .numbers import Numbers, Table, whole_numbers, whole_table
 from .recompute import Recompute, least_room, recomputed_stages, with_recompute
+from .slices import of_slices, with_slices
 
 MAX_PASSES = 1_000_000  # stages times microbatches: three million passes, which take 3 GB
 MAX_TIME = 2**60  # µs of all passes together, so that sums are whole numbers of 64 bits
@@ -58,6 +59,9 @@ def pipeline(
     objective: str = "makespan",
     layers: Sequence[int] = (),
     source: str = "",
+    slices: int = 1,
+    held_keys: Table = 0,
+    held_gradients: Table = 0,
 ) -> Problem:
     """One training step of a synchronous pipeline.
 
@@ -73,6 +77,9 @@ def pipeline(
     Where microbatches differ, F, B, W, BW, X, comm (a stage boundary) and bytes are tables: a row a stage, with one number a
     microbatch or one for all.
 
+    slices: parts of each microbatch's sequence, see `with_slices`, also for held_keys and held_gradients. Then times and
+    bytes are those of a slice: one number a stage, or a row of one a slice (or of one for each slice of each microbatch).
+
     blocking: a message occupies its sender's compute stream while it is sent, as where a rank sends by a call that returns
     when it is done. Such a rank sends right behind the pass that made the message, so the message is the end of that pass:
     F takes F + comm, and what it holds lives until it is sent. No scheduler can put a pass between, no kind of pass is
@@ -84,6 +91,10 @@ def pipeline(
     """
     routes = _routes(F, placement)
     stages, ranks = len(routes[0]), max(routes[0]) + 1
+    F, B, W, BW, X, held_until_B, held_until_W, held_from_B = (
+        of_slices(one, slices, microbatches) for one in (F, B, W, BW, X, held_until_B, held_until_W, held_from_B)
+    )
+    comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
     _check_count(microbatches, stages)
     times = _times(F, B, W, BW, (stages, microbatches))
     again = whole_table(F if X is None else X, "X", stages, microbatches)
@@ -109,7 +120,8 @@ def pipeline(
     step = Problem(passes, edges, None if limits is None else tuple(limits.tolist()), objective, tuple(layers), source)
     step = with_recompute(step, dropping.tolist(), X=again, held_input=inputs)
     step = with_all_to_all(step, *around)
-    return step if exchange is None else with_exchange(step, exchange)
+    step = step if exchange is None else with_exchange(step, exchange)
+    return step if slices == 1 else with_slices(step, slices, held_keys=held_keys, held_gradients=held_gradients)
 
 
 def _times(F: Table, B: Table | None, W: Table | None, BW: Table | None, shape: tuple[int, int]) -> dict[str, Ints]:

@@ -1,0 +1,120 @@
+"""Sequence slices: a microbatch's sequence is cut, and its slices run one after the other (SlimPipe, arXiv 2504.14519;
+Seq1F1B, arXiv 2406.03488; TeraPipe, arXiv 2102.07988).
+
+With causal attention a slice needs keys and values of the slices before it. So on every stage the forwards of a microbatch
+run in the order of its slices, and the backwards the other way round: a slice's gradients of keys and values are complete
+when the backwards of all later slices have run. To everybody else slices are more passes, in lanes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..problem import Problem
+from ..tables import Edges, Ints
+from ..util.errors import BadInput, Infeasible
+from ..util.text import exact_bytes
+from .numbers import Table, whole_table
+from .one_microbatch import one_microbatch_needs
+
+MAX_CHECKED = 4000  # passes of a microbatch: looking at all pairs takes a second
+
+
+def with_slices(problem: Problem, slices: int, *, held_keys: Table = 0, held_gradients: Table = 0) -> Problem:
+    """`problem`, a step with a microbatch for each slice, where every `slices` of them in a row are one microbatch.
+
+    held_keys: bytes a stage of a slice's keys and values, from its F's start to the end of its own backward, which is the
+    last that needs them; on top of what the problem holds, and never recomputed. held_gradients: of their gradients, from
+    the start of the microbatch's first backward on the stage to the end of the slice's own; none for the last slice, whose
+    backward comes first. Both one number, one a stage, or rows of one a slice.
+
+    Put slices in behind everything else. Capacity stays. Raises BadInput for numbers that make no sense, a number of
+    microbatches that slices do not divide, updates, shards, and a step that is sliced already; Infeasible where a rank has
+    less than the microbatch with the most bytes needs.
+    """
+    _check(problem, slices)
+    p, count = problem.passes, problem.microbatches // slices
+    inside = problem.in_microbatch
+    number = np.where(inside, p.microbatch // slices, p.microbatch)
+    passes = replace(p, microbatch=number, slice=np.where(inside, p.microbatch % slices, 0))
+    keys, gradients = (
+        whole_table(one, name, problem.stages, slices)
+        for one, name in ((held_keys, "held_keys"), (held_gradients, "held_gradients"))
+    )
+    forward, backward = (_rows(problem, kinds, (count, slices)) for kinds in (("F",), ("B", "BW")))
+    edges = problem.edges + Edges.of(forward[..., :-1].ravel(), forward[..., 1:].ravel())
+    edges += Edges.of(backward[..., 1:].ravel(), backward[..., :-1].ravel())
+    here = p.stage[forward[:, 0, 0]]
+    first = np.broadcast_to(backward[..., -1:], backward.shape)
+    edges += _kept(forward, backward, keys[here]) + _kept(first, backward, gradients[here])
+    found = replace(problem, passes=passes, edges=edges)
+    _check_room(found)
+    return found
+
+
+def of_slices(table: Any, slices: int, microbatches: int) -> Any:
+    """Rows of one number a slice, repeated for each microbatch; whatever else a table is stays as it is. Raises BadInput for
+    a number of slices below 1."""
+    _check_count(slices)
+    if slices == 1 or not isinstance(table, Sequence | np.ndarray) or isinstance(table, str):
+        return table
+    return [_repeated(row, slices, microbatches) for row in table]
+
+
+def _repeated(row: Any, slices: int, microbatches: int) -> Any:
+    several = isinstance(row, Sequence | np.ndarray) and not isinstance(row, str) and np.ndim(row) == 1
+    return list(row) * microbatches if several and len(row) == slices else row
+
+
+def _kept(before: Ints, after: Ints, size: Ints) -> Edges:
+    """Edges of `size` bytes, shape (stages, slices), between rows of shape (stages, microbatches, slices); none from a pass
+    to itself, and none without bytes."""
+    held = np.broadcast_to(size[:, None], before.shape)
+    rows = np.flatnonzero((held.ravel() > 0) & (before.ravel() != after.ravel()))
+    return Edges.of(before.ravel()[rows], after.ravel()[rows], bytes=held.ravel()[rows])
+
+
+def _rows(problem: Problem, kinds: tuple[str, ...], shape: tuple[int, int]) -> Ints:
+    """Rows of the passes of these kinds, shape (stages that have some, microbatches, slices). Raises BadInput where one is
+    missing."""
+    p, found = problem.passes, problem.rows(*kinds)
+    found = found[np.lexsort((p.microbatch[found], p.stage[found]))]
+    stages = np.unique(p.stage[problem.rows("F")])
+    wanted = np.repeat(stages, problem.microbatches), np.tile(np.arange(problem.microbatches), len(stages))
+    if not (np.array_equal(p.stage[found], wanted[0]) and np.array_equal(p.microbatch[found], wanted[1])):
+        raise BadInput(f"slices: a stage has no {' or '.join(kinds)} of each microbatch")
+    return found.reshape(len(stages), *shape)
+
+
+def _check_count(slices: Any) -> None:
+    if not isinstance(slices, int | np.integer) or isinstance(slices, bool) or slices < 1:
+        raise BadInput(f"slices: at least 1 is needed, got {slices}")
+
+
+def _check(problem: Problem, slices: Any) -> None:
+    _check_count(slices)
+    if problem.passes.slice.any():
+        raise BadInput("slices: the problem has slices already")
+    for kind, what in (("U", "updates"), ("RS", "sharding")):
+        if kind in problem.passes.kinds:
+            raise BadInput(f"slices: the problem has {what} already: put slices in before")
+    if problem.microbatches % slices:
+        raise BadInput(f"slices: {problem.microbatches} microbatches are no multiple of {slices} slices")
+
+
+def _check_room(problem: Problem) -> None:
+    """Raise Infeasible where a rank has less than the microbatch with the most bytes needs. Of a very large microbatch only
+    a search finds that."""
+    inside = np.flatnonzero(problem.in_microbatch)
+    number = problem.passes.microbatch[inside]
+    if problem.capacity is None or len(inside) > MAX_CHECKED * problem.microbatches:
+        return
+    most = int(np.bincount(number, problem.taken[inside]).argmax())
+    for rank, (need, room) in enumerate(zip(one_microbatch_needs(problem, most), problem.capacity, strict=False)):
+        if need > room:
+            need_and_room = f"needs {exact_bytes(need)} for the slices of one microbatch, but has {exact_bytes(room)}"
+            raise Infeasible(f"capacity: rank {rank} {need_and_room}: no schedule exists")
