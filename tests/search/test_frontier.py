@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from zbsolve import BadInput, Layer, Link, Profile, Schedule, solve, verify
+from zbsolve import BadInput, Layer, Link, NotFound, Profile, Schedule, solve, verify
 from zbsolve.cli import main
 from zbsolve.layer import HostLink
 from zbsolve.search.keeping import curves
@@ -245,6 +245,23 @@ def test_curves_of_what_stages_keep(tmp_path: Path) -> None:
     root = ElementTree.fromstring((tmp_path / "c.svg").read_text())
     assert {"keep only", "recompute", "offload", "both"} <= {node.text for node in root.iter() if node.tag.endswith("text")}
     assert (tmp_path / "c.html").read_text().count("<script") == 1  # ours
+
+
+def test_where_more_memory_saves_time_every_point_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No point of a curve only shows what a step with less to choose from takes in that memory."""
+    raced = []
+
+    def race(profile, step, **options):
+        raced.append(step.memory)
+        raise NotFound("nothing")
+
+    monkeypatch.setattr("zbsolve.search.keeping.solve_auto", race)
+    profile = replace(equal_layers(4), host=HostLink(1, 4, 4, 3, 3))
+    points = curves(profile, Step(4, 8, offload="auto"), points=3, effort=0.4).frontiers["offload"].points
+    falls = {one.memory for one, more in pairwise(points) if one.value > more.value}
+    assert falls
+    assert falls <= set(raced)
+    assert len(raced) == len(set(raced))
 
 
 def test_curves_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

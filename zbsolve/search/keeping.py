@@ -6,9 +6,11 @@ also fits more, and one with less to choose from is one of those with more.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -66,7 +68,8 @@ def curves(
     **options: Any,
 ) -> Curves:
     """The frontiers of a step that leaves recompute, offload or both open (see `frontier`), in equal parts of `seconds` or
-    `effort`. Raises BadInput, Infeasible."""
+    `effort`. Half of a part goes to `points` limits, half to those points of the others between them where less time may be
+    possible. Raises BadInput, Infeasible."""
     if is_open(step.offload):
         known_host(profile.host)
     steps = _steps(step)
@@ -78,22 +81,20 @@ def curves(
         base = replace(base, free_bound=bound_of_every_choice(profile, step), free_proof="a bound in closed form")
     clock.spend(part.get("effort", 0.0))
     limits, found = _limits(profile, step, base, points), {name: base}
-    still = len(others) * len(limits)
-    for name, one in others:
+    for i, (name, one) in enumerate(others):
         race = _Race(profile, one, base, [found[other] for other in WITHIN[name] if other in found])
-        for limit in limits:
-            if clock.left > 0 and not stop():
-                part = _granted(clock, still)
-                race.solve(limit, {"progress": _named(progress, name), **part, **shared})
-                clock.spend(part.get("effort", 0.0))
-            still -= 1
+        options = {"progress": _named(progress, name), **shared}
+        keep = clock.left * (1 - 1 / (len(others) - i))  # for those behind
+        race.solve_each(limits, clock, (clock.left + keep) / 2, options)
+        while clock.left > keep and not stop() and (between := race.between()):
+            race.solve_each(between[:1], clock, keep + (clock.left - keep) * (1 - 1 / len(between)), options)
         found[name] = replace(base, points=race.frontier(), named=())
     return Curves(found, base.free_bound)
 
 
-def _granted(clock: Clock, parts: int) -> dict[str, Any]:
-    """One of so many equal parts of what is left."""
-    return {"effort" if clock.counted else "seconds": clock.left / parts}
+def _granted(clock: Clock, parts: int, keep: float = 0.0) -> dict[str, Any]:
+    """One of so many equal parts of what is left but for `keep`."""
+    return {"effort" if clock.counted else "seconds": (clock.left - keep) / parts}
 
 
 def _steps(step: Step) -> dict[str, Step]:
@@ -113,7 +114,8 @@ def _named(progress: Callable[[str, State], None] | None, name: str) -> Callable
 
 
 def _limits(profile: Profile, step: Step, base: Frontier, points: int) -> list[int]:
-    """Memory limits, from the least that any choice may do with to what the best schedule that keeps all takes."""
+    """Memory limits, from the least that any choice may do with to what the best schedule that keeps all takes; of the
+    frontier where all is kept, where that has points."""
     least = base.points[0].memory
     for _, _, one in closed_steps(step):
         try:
@@ -126,7 +128,9 @@ def _limits(profile: Profile, step: Step, base: Frontier, points: int) -> list[i
     floor, top = int(max(base.fixed)), base.points[-1].memory
     low, high = max(1, least - floor), max(1, top - floor)
     ladder = {floor + round(low * (high / low) ** (i / (points - 1))) for i in range(points)}
-    return sorted({min(max(at, least), top) for at in ladder} | {least, top})
+    known = [point.memory for point in base.points]
+    near = {min(known, key=lambda one: abs(one - at)) if at >= known[0] else max(at, least) for at in ladder}
+    return sorted(near | {least, top})
 
 
 @dataclass
@@ -142,11 +146,32 @@ class _Race:
         bound, proof = self.base.free_bound, f"{EVERY_CHOICE}{self.base.free_proof}"
         known = [point for other in self.others for point in other.points]
         self.found = [replace(point, bound=bound, proof=proof) for point in known]
+        self.raced: set[int] = set()
 
     def best(self, limit: int) -> Point | None:
         """The shortest known that fits."""
         fitting = [point for point in self.found if point.memory <= limit]
         return min(fitting, key=lambda point: (point.value, point.memory), default=None)
+
+    def solve_each(self, limits: Sequence[int], clock: Clock, keep: float, options: dict[str, Any]) -> None:
+        """Look at one limit after the other, until no more than `keep` is left on the clock."""
+        for i, limit in enumerate(limits):
+            if clock.left > keep and not options["stop"]():
+                part = _granted(clock, len(limits) - i, keep)
+                self.solve(limit, {**options, **part})
+                self.raced.add(limit)
+                clock.spend(part.get("effort", 0.0))
+
+    def between(self) -> list[int]:
+        """Memory that others' schedules take and nobody looked at here, where more memory gives a shorter schedule: perhaps
+        that memory gives one too."""
+        known = sorted({point.memory for point in self.found})
+        return [at for at, above in pairwise(known) if self._value(at) > self._value(above) and at not in self.raced]
+
+    def _value(self, limit: int) -> float:
+        """The shortest known that fits, µs."""
+        best = self.best(limit)
+        return math.inf if best is None else best.value
 
     def solve(self, limit: int, options: dict[str, Any]) -> None:
         """Look for a shorter schedule within so much memory."""
