@@ -116,7 +116,7 @@ def test_the_loss_is_torchs() -> None:
 def test_blocks_and_microbatches_in_flight_change_nothing(barriers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sample, loss = Sample(17, torch.float64, bias=True), OPTIONS[-1]
     wanted = sample.sharded(loss, 3, barriers, 1.0)
-    monkeypatch.setattr(shard, "BLOCK", 13)
+    monkeypatch.setattr(shard, "BLOCK_CPU", 13)
     found = sample.sharded(loss, 3, barriers, 1.0, times=2)
     assert torch.equal(found["hidden"], wanted["hidden"])
     assert max(differences({**found, "weight": found["weight"] / 2, "bias": found["bias"] / 2}, wanted).values()) < 1e-14
