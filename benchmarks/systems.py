@@ -14,7 +14,8 @@ from zbsolve.bench import timed_solve
 from zbsolve.placement import parse_routes
 from zbsolve.search.solver import compiled
 from zbsolve.systems import System, preset
-from zbsolve.systems.table import SYSTEMS, problem_for
+from zbsolve.systems.problems import problem_for
+from zbsolve.systems.table import SYSTEMS
 from zbsolve.util.errors import BadInput
 
 from .harness import RESULTS, Benchmark, kept

@@ -34,8 +34,8 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .show.comparison import compare as compare
     from .show.schedule_comparison import compare_schedules as compare_schedules
     from .step import Step as Step
+    from .systems.problems import problem_for as problem_for
     from .systems.table import preset as preset
-    from .systems.table import problem_for as problem_for
     from .systems.torch_gathers import torch_window as torch_window
     from .timeline import Timeline as Timeline
     from .trace import Trace as Trace
@@ -64,7 +64,8 @@ _HOMES = {
     "show.schedule_comparison": "compare_schedules",
     "step": "Step",
     "systems": "",
-    "systems.table": "preset problem_for",
+    "systems.problems": "problem_for",
+    "systems.table": "preset",
     "systems.torch_gathers": "torch_window",
     "timeline": "Timeline",
     "trace": "Trace",

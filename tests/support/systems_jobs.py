@@ -15,7 +15,7 @@ from zbsolve.exec.handlers import Data
 from zbsolve.exec.interpreter import Hooks
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.systems import preset
-from zbsolve.systems.table import problem_for
+from zbsolve.systems.problems import problem_for
 
 from .exec_tools import random_schedule
 

@@ -10,7 +10,8 @@ from zbsolve import BadInput, verify
 from zbsolve.cli import main
 from zbsolve.show.gallery import exhibits, gallery_as_page, gallery_as_text
 from zbsolve.systems import PRESETS, preset
-from zbsolve.systems.table import SYSTEMS, problem_for, system
+from zbsolve.systems.problems import problem_for
+from zbsolve.systems.table import SYSTEMS, system
 
 TIMES = [(1, 1, 1), (3, 4, 2), (4, 4, 4), (5, 6, 3)]
 

@@ -27,6 +27,7 @@ from ..tables import Edges, Ints, Passes
 from ..util.errors import BadInput
 from .numbers import Numbers, whole_numbers
 
+KINDS = ("VB", "S", "VR", "T", "VG", "VE", "VS")
 BARRIERS = (1, 2)  # algorithm 2 and algorithm 1 of the paper
 
 

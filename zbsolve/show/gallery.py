@@ -11,7 +11,8 @@ from ..placement import parse_routes
 from ..problem import Problem
 from ..schedule import Schedule
 from ..systems.entry import GROUPS, System
-from ..systems.table import SYSTEMS, preset, problem_for
+from ..systems.problems import problem_for
+from ..systems.table import SYSTEMS, preset
 from ..util.errors import BadInput
 from ..util.text import aligned
 from .pages import picture, render

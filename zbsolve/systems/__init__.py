@@ -6,13 +6,13 @@ from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
     from .entry import System as System
+    from .problems import problem_for as problem_for
     from .steps import step_for as step_for
     from .table import PRESETS as PRESETS
     from .table import SYSTEMS as SYSTEMS
     from .table import name_on as name_on
     from .table import preset as preset
     from .table import presets_of as presets_of
-    from .table import problem_for as problem_for
     from .table import system as system
     from .torch_gathers import torch_window as torch_window
 
@@ -20,8 +20,9 @@ __getattr__, __dir__ = handing_on(
     __name__,
     {
         "entry": "System",
+        "problems": "problem_for",
         "steps": "step_for",
-        "table": "PRESETS SYSTEMS name_on preset presets_of problem_for system",
+        "table": "PRESETS SYSTEMS name_on preset presets_of system",
         "torch_gathers": "torch_window",
     },
 )

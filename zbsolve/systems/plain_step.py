@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from ..build.vocabulary import KINDS
+from ..placement import describe
 from ..problem import Problem
 from ..util.errors import BadInput
 
@@ -11,6 +15,12 @@ class WrongPlacement(BadInput):
 
 
 SPLIT, FUSED = {"F", "B", "W"}, {"F", "BW"}
+
+
+def without_shards(problem: Problem) -> Problem:
+    """The step without the passes of a sharded vocabulary; the problem itself where it has none."""
+    shards = problem.passes.are(*KINDS)
+    return problem.only(np.flatnonzero(~shards)) if shards.any() else problem
 
 
 def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
@@ -25,3 +35,13 @@ def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
         counted = {kind: len(problem.rows(kind)) for kind in passes.kinds}
         raise BadInput(f"{name}: needs a plain pipeline of F, B, W (or F, BW) passes, not {counted}")
     return tuple(rank for (rank,) in homes), kinds == SPLIT
+
+
+def check_plain(problem: Problem, name: str, shape: str, fused: bool = False) -> None:
+    """Raise BadInput where the problem is no plain step on placement `shape` of F, B and W (F and BW where fused)."""
+    stages, split = plain_stages(problem, name)
+    one_rank = shape == "vee" and stages == (0, 0)
+    if describe(stages) != shape and not one_rank:
+        raise WrongPlacement(f"{name}: is defined for placement {shape} only")
+    if split == fused:
+        raise BadInput(f"{name}: needs " + ("one backward BW" if fused else "B and W apart"))

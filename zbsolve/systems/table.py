@@ -6,21 +6,16 @@ holds: p microbatches of one rank's activations. Bubble: time beyond a rank's wo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 from .. import placement as placements
-from ..build.numbers import Numbers
-from ..build.offload import Host, with_offload
-from ..build.plain import pipeline
-from ..build.updates import with_updates
 from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .asynchronous import pipedream
-from .entry import ASYNCHRONOUS, OFFLOAD, TWO_DIRECTIONS, System
+from .entry import ASYNCHRONOUS, OFFLOAD, TWO_DIRECTIONS, VOCABULARY, System
 from .one_direction import (
     gis,
     gis_h,
@@ -35,9 +30,10 @@ from .one_direction import (
     zb_h2,
 )
 from .pipeoffload import full_copies, half_copies, po_full, po_half
-from .plain_step import WrongPlacement
+from .plain_step import WrongPlacement, without_shards
 from .two_directions import chimera, dualpipe, dualpipe_v, gems
 from .vee import one_f_one_b_v, v_half, v_min, v_zb, zb_v
+from .vocabulary import one_f_one_b_vocabulary, v_half_vocabulary, zb_h1_vocabulary
 
 SYSTEMS: tuple[System, ...] = (
     System("gpipe", "GPipe", gpipe, "arXiv 1811.06965", "single", "(p−1)(F+B+W)", "m microbatches", fused=True),
@@ -135,6 +131,40 @@ SYSTEMS: tuple[System, ...] = (
         needs="copies out and back in twice F+B+W",
         group=OFFLOAD,
         copies=half_copies,
+    ),
+    System(
+        "1f1b-vocab",
+        "1F1B with a sharded vocabulary",
+        one_f_one_b_vocabulary,
+        "arXiv 2411.05288",
+        "single",
+        "1F1B's: (p−1)(F+B+W)",
+        "p−r+1, with two barriers p−r+2",
+        fused=True,
+        group=VOCABULARY,
+        vocabulary=True,
+    ),
+    System(
+        "zb-h1-vocab",
+        "ZB-H1 with a sharded vocabulary",
+        zb_h1_vocabulary,
+        "arXiv 2411.05288",
+        "single",
+        "ZB-H1's and a slot a barrier",
+        "p+1, with two barriers p+2",
+        group=VOCABULARY,
+        vocabulary=True,
+    ),
+    System(
+        "v-half-vocab",
+        "V-Half with a sharded vocabulary",
+        v_half_vocabulary,
+        "arXiv 2411.05288",
+        "vee",
+        "about V-Half's",
+        "⌊(p+2)/2⌋+1, with two barriers +2",
+        group=VOCABULARY,
+        vocabulary=True,
     ),
     System(
         "gems",
@@ -238,11 +268,12 @@ def preset(name: str, problem: Problem) -> Schedule:
 
 def _known_on(problem: Problem) -> str:
     """Which systems there are for the placement of a problem, in words."""
-    placed = "/".join(map(placements.describe, problem.routes))
-    shape = "mirror" if len(problem.routes) > 1 else placed.rstrip("0123456789")
-    offloads = "O" in problem.passes.kinds
+    step = without_shards(problem)
+    placed = "/".join(map(placements.describe, step.routes))
+    shape = "mirror" if len(step.routes) > 1 else placed.rstrip("0123456789")
+    offloads, sharded = "O" in problem.passes.kinds, "S" in problem.passes.kinds
     known = [one for one in SYSTEMS if one.rounds is None and (offloads or one.copies is None)]
-    names = [one.name for one in known if one.placement == shape]
+    names = [one.name for one in known if one.placement == shape and one.vocabulary == sharded]
     return f"for {'mirror' if names and shape == 'mirror' else placed} there are {', '.join(names) or 'no named ones'}"
 
 
@@ -255,43 +286,9 @@ def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, S
                 yield one.name, preset(one.name, problem)
 
 
-def problem_for(
-    name: str, ranks: int, microbatches: int, F: Numbers = 1, B: Numbers = 1, W: Numbers = 1, **options: Any
-) -> Problem:
-    """A problem on which the system is defined: its placement, its kinds of passes, its updates; F, B, W in µs a stage.
-
-    options: `update`, `parameter_bytes`: µs and bytes of a stage's update and weights, for the asynchronous systems; `O`,
-    `R`: µs of a stage's copies out and back (as long as its F where nothing is said), both on one stream of their rank, for
-    those that offload, where F holds one byte if nothing else is said; others go to `pipeline` (AF: the all-to-alls that
-    DualPipe is about). Raises BadInput for an unknown system or numbers that it does not allow.
-    """
-    one = system(name)
-    update = {"time": options.pop("update", 0), "parameter_bytes": options.pop("parameter_bytes", 0)}
-    out, back = options.pop("O", F), options.pop("R", F)
-    if one.copies is not None and not {"held_until_B", "held_until_W"} & set(options):
-        options["held_until_W"] = 1
-    routes = placements.parse_routes(one.placement, ranks)
-    times: dict[str, Any] = {"BW": _sum(B, W)} if one.fused else {"B": B, "W": W}
-    step = pipeline(F, placement=routes, microbatches=microbatches, **times, **options)
-    if one.copies is not None:
-        return with_offload(step, out, back, which=one.copies(step, out, back), host=Host(shared_bus=1))
-    if one.rounds is None:
-        return step
-    every, delay = one.rounds(ranks, microbatches)
-    return with_updates(step, every=every, delay=delay, **update)
-
-
 def _group(microbatches: int, ranks: int) -> int:
     """Microbatches an update: as few as 2BW allows that make whole groups."""
     for every in range(ranks, microbatches + 1):
         if microbatches % every == 0:
             return every
     raise BadInput(f"pipedream-2bw: {microbatches} microbatches do not make groups of at least {ranks}, one a rank")
-
-
-def _sum(B: Numbers, W: Numbers) -> Numbers:
-    if isinstance(B, Sequence) and isinstance(W, Sequence):
-        return [b + w for b, w in zip(B, W, strict=True)]
-    if isinstance(B, Sequence) or isinstance(W, Sequence):
-        raise BadInput("B and W: give both as one number, or both as one a stage")
-    return B + W

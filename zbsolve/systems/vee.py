@@ -1,25 +1,17 @@
 """Named schedules of the V placement: rank r holds stages r and 2p − 1 − r (arXiv 2401.10241, 2405.15362).
 
-The building blocks of arXiv 2405.15362 say when one microbatch's passes run, in slots of one pass each; repeated every
-six slots they leave no bubble at unit times. Squeezing and re-ordering the ramps (section 3.3 there) happen at unit times
-too, within the memory that the block itself needs, so an order depends on p and m alone.
+The building blocks of arXiv 2405.15362, repeated every six slots, leave no bubble at unit times (see `blocks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
-from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
-from ..greedy.microbatch import MicrobatchGraph, microbatch_graph, with_mean_microbatches
-from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule
-from ..util.errors import BadInput
-from .plain_step import WrongPlacement, plain_stages
+from .blocks import Block, repeated
+from .plain_step import check_plain
 
-RAMPS = (DecodeRule(early=1), DecodeRule(early=2))
 PERIOD = 6  # slots: F, B and W of two chunks
 Slots = tuple[int, int, int, int]  # of a rank: F of its first stage, F and B of its second, B of its first
 
@@ -33,10 +25,14 @@ def v_min(problem: Problem) -> Schedule:
 
 def v_half(problem: Problem) -> Schedule:
     """V-Half (arXiv 2405.15362, appendix): half of 1F1B's activations, at most ⌊(p + 2)/2⌋ microbatches."""
-    d = problem.ranks
+    check_plain(problem, "v-half", "vee")
+    return repeated(problem, "v-half", v_half_block(problem.ranks))
+
+
+def v_half_block(d: int) -> Block:
+    """The block of V-Half on `d` ranks."""
     shift = 3 if d % 2 == 0 else 0
-    slots = lambda i: (2 * i, 3 * d - i - 2, 3 * d + shift + 2 * i - 1, 6 * d + shift - i - 2)  # noqa: E731
-    return _repeated(problem, "v-half", slots, (d + 2) // 2)
+    return _block(d, lambda i: (2 * i, 3 * d - i - 2, 3 * d + shift + 2 * i - 1, 6 * d + shift - i - 2), (d + 2) // 2)
 
 
 def v_zb(problem: Problem) -> Schedule:
@@ -49,7 +45,7 @@ def v_zb(problem: Problem) -> Schedule:
 def zb_v(problem: Problem) -> Schedule:
     """ZB-V (arXiv 2401.10241, section 6): 2p − 1 chunk forwards before the first backward on every rank, then one forward
     one backward of either chunk. The pattern needs 2p − 1 microbatches; with fewer the missing ones are left out."""
-    _check(problem, "zb-v")
+    check_plain(problem, "zb-v", "vee")
     ranks, m = problem.ranks, problem.microbatches
     order = {}
     for rank in range(ranks):
@@ -118,28 +114,18 @@ def _chain(places: list[int], begin: int, apart: int) -> list[int]:
     return slots
 
 
-def _check(problem: Problem, name: str, fused: bool = False) -> None:
-    """Raise BadInput where the problem is no V of F, B and W (F and BW where fused)."""
-    stages, split = plain_stages(problem, name)
-    if describe(stages) != "vee" and stages != (0, 0):
-        raise WrongPlacement(f"{name}: is defined for placement vee only")
-    if split == fused:
-        raise BadInput(f"{name}: needs " + ("one backward BW" if fused else "B and W apart"))
-
-
 def _repeated(problem: Problem, name: str, slots: Callable[[int], Slots], peak: float, *, fused: bool = False) -> Schedule:
     """The block repeated every six slots, squeezed and its ramps re-ordered within `peak` microbatches' activations."""
-    _check(problem, name, fused)
-    graph = microbatch_graph(with_mean_microbatches(problem))
-    if graph is None:
-        raise BadInput(f"{name}: microbatches differ in what they wait for")
-    t = _unit(problem, graph, round(2 * peak))
+    check_plain(problem, name, "vee", fused)
+    return repeated(problem, name, _block(problem.ranks, slots, peak, fused=fused))
+
+
+def _block(ranks: int, slots: Callable[[int], Slots], peak: float, *, fused: bool = False) -> Block:
+    """The block of these slots, with W in the first free ones behind B, and `peak` microbatches' activations."""
     backward = "BW" if fused else "B"
-    passes, rows = problem.passes, t.passes[:, 0]
-    lane = {(passes.kind_names[row], int(passes.stage[row])): k for k, row in enumerate(rows)}
-    offset = np.zeros(len(rows), np.int64)
-    for rank in range(problem.ranks):
-        near, far = rank, 2 * problem.ranks - 1 - rank
+    found: dict[tuple[str, int], int] = {}
+    for rank in range(ranks):
+        near, far = rank, 2 * ranks - 1 - rank
         keys = (("F", near), ("F", far), (backward, far), (backward, near))
         at = dict(zip(keys, slots(rank), strict=True))
         taken = {slot % PERIOD for slot in at.values()}
@@ -147,26 +133,5 @@ def _repeated(problem: Problem, name: str, slots: Callable[[int], Slots], peak: 
             slot = next(s for s in range(at["B", stage] + 1, at["B", stage] + PERIOD + 1) if s % PERIOD not in taken)
             taken.add(slot % PERIOD)
             at["W", stage] = slot
-        for key, slot in at.items():
-            offset[lane[key]] = slot
-    # Of the two ways to fill ramps (see `DecodeRule`) the shorter one; both hold the memory.
-    decoded = [decode(t, repeated_targets(t, offset, PERIOD), rule) for rule in RAMPS]
-    best = min((one for one in decoded if one is not None), key=lambda one: one.value)
-    return to_schedule(problem, t, best.order)
-
-
-def _unit(problem: Problem, t: MicrobatchGraph, room: int) -> MicrobatchGraph:
-    """The graph with passes of length 1 (BW 2), no lags, and one unit of memory a chunk from its F to its last pass."""
-    first, passes = t.passes[:, 0], problem.passes
-    both = passes.are("BW")[first]
-    none = np.zeros_like(t.lag)
-    return t._replace(
-        duration=1 + both.astype(np.int64),
-        lag=none,
-        out_lag=none,
-        in_lag=none,
-        taken=passes.are("F")[first].astype(np.int64),
-        freed=passes.are("W", "BW")[first].astype(np.int64),
-        capacity=np.full_like(t.capacity, room),
-        span=False,
-    )
+        found |= at
+    return Block(found, PERIOD, [round(2 * peak)] * ranks)

@@ -1,0 +1,55 @@
+"""A problem to see a named schedule on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import placement as placements
+from ..build.numbers import Numbers
+from ..build.offload import Host, with_offload
+from ..build.plain import pipeline
+from ..build.updates import with_updates
+from ..build.vocabulary import Vocabulary, with_vocabulary
+from ..problem import Problem
+from ..util.errors import BadInput
+from .table import system
+
+
+def problem_for(
+    name: str, ranks: int, microbatches: int, F: Numbers = 1, B: Numbers = 1, W: Numbers = 1, **options: Any
+) -> Problem:
+    """A problem on which the system is defined: its placement, its kinds of passes, its updates; F, B, W in µs a stage.
+
+    options: `update`, `parameter_bytes`: µs and bytes of a stage's update and weights, for the asynchronous systems; `O`,
+    `R`: µs of a stage's copies out and back (as long as its F where nothing is said), both on one stream of their rank, for
+    those that offload, where F holds one byte if nothing else is said; `vocabulary`: what shards cost, for those with a
+    sharded vocabulary (one barrier, S and T half as long as the longest F where nothing is said); others go to `pipeline`
+    (AF: the all-to-alls that DualPipe is about). Raises BadInput for an unknown system or numbers that it does not allow.
+    """
+    one = system(name)
+    update = {"time": options.pop("update", 0), "parameter_bytes": options.pop("parameter_bytes", 0)}
+    out, back = options.pop("O", F), options.pop("R", F)
+    vocabulary = options.pop("vocabulary", None)
+    if one.copies is not None and not {"held_until_B", "held_until_W"} & set(options):
+        options["held_until_W"] = 1
+    routes = placements.parse_routes(one.placement, ranks)
+    times: dict[str, Any] = {"BW": _sum(B, W)} if one.fused else {"B": B, "W": W}
+    step = pipeline(F, placement=routes, microbatches=microbatches, **times, **options)
+    if one.copies is not None:
+        return with_offload(step, out, back, which=one.copies(step, out, back), host=Host(shared_bus=1))
+    if one.vocabulary:
+        half = (max(F) if isinstance(F, Sequence) else F) // 2
+        return with_vocabulary(step, vocabulary or Vocabulary(half, half))
+    if one.rounds is None:
+        return step
+    every, delay = one.rounds(ranks, microbatches)
+    return with_updates(step, every=every, delay=delay, **update)
+
+
+def _sum(B: Numbers, W: Numbers) -> Numbers:
+    if isinstance(B, Sequence) and isinstance(W, Sequence):
+        return [b + w for b, w in zip(B, W, strict=True)]
+    if isinstance(B, Sequence) or isinstance(W, Sequence):
+        raise BadInput("B and W: give both as one number, or both as one a stage")
+    return B + W
