@@ -127,19 +127,28 @@ def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> di
     """What bounds hold for, and placement → µs, where partitions or what stages keep were tried: other bounds hold for
     their own."""
     from ..partition.lower_bound import least_step
-    from ..search.choice_bound import bound_of_every_choice
+    from ..search.choice_bound import bound_of_every_choice, bound_of_every_vocabulary
+    from ..search.choices import vocabularies
 
     placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
     steps = {one: replace(step, placement=one) for one in placed}
     if step.partition == "auto":
-        return {PARTITION: {place: least_step(one.costs(profile), step.objective) for place, one in steps.items()}}
-    if step.keeping_open and step.gathers != "auto":
+        places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
+        return {PARTITION: {place: min(least_step(one, step.objective) for one in all_) for place, all_ in places.items()}}
+    if step.gathers == "auto":
+        return {}
+    if step.keeping_open:
         return {CHOICE: {place: bound_of_every_choice(profile, one) for place, one in steps.items()}}
+    if step.vocabulary == "auto":
+        known = {one.placement: one.bound for one in tried if one.bound}
+        named = {place: {name.removeprefix(place): bound for name, bound in known.items()} for place in steps}
+        return {CHOICE: {place: bound_of_every_vocabulary(profile, one, named[place]) for place, one in steps.items()}}
     return {}
 
 
 def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | None:
     """`Step.copy_ratio` on the stages that were solved, of a step that offloads."""
+    from ..build.vocabulary import model_stages
     from ..partition.file import Partition
     from ..profile.offload import is_none
 
@@ -147,7 +156,10 @@ def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | Non
         return None
     problem = schedule.problem
     layers = step.partition if isinstance(step.partition, Partition) else problem.layers or None
-    return replace(step, placement=problem.routes, partition=layers).copy_ratio(profile)
+    routes = tuple(route[: model_stages(problem)] for route in problem.routes)
+    kinds = problem.passes.kinds  # of the vocabulary that was chosen
+    vocabulary = None if "S" not in kinds else "two-barriers" if "VG" in kinds else "sharded"
+    return replace(step, placement=routes, partition=layers, vocabulary=vocabulary).copy_ratio(profile)
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from ..partition.by_name import SEARCHED, ordered_neighbours
 from ..partition.file import Partition
 from ..profile.offload import known_host
 from ..profile.profile import Profile
+from ..profile.sharded_vocabulary import LAST
 from ..schedule import Schedule
-from ..step import AUTO, Step
+from ..step import AUTO, LAST_PARTITION, Step
 from ..util.errors import BadInput, Infeasible
 from .choices import closed_steps, copy_moves, is_open, stage_moves
 from .climb import Moves, built, move
@@ -38,7 +39,8 @@ MOVE_SHARE = 0.3  # the share for steps that differ from the best by single laye
 class Tried:
     """What one placement (and number of gathers, and what stages keep, where several are tried) and partition reached: value
     and proven bound in µs (None where there is no schedule), for this choice alone; `why` it lost, "" for the winner.
-    `seconds` were spent on it (0 where effort was the limit)."""
+    `seconds` were spent on it (0 where effort was the limit). memory: bytes that its fullest rank needs (see `Step.needs`),
+    before a search for less."""
 
     placement: str
     partition: str
@@ -47,6 +49,7 @@ class Tried:
     bound: int | None
     seconds: float
     why: str
+    memory: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields."""
@@ -68,19 +71,22 @@ def solve_auto(
 
     Placement "auto" is single, loop with 2 and 4 chunks and vee (those with as many stages as the partition has, where that
     is layers a stage); partition "auto" is all names, and single layers moved from the best of them; gathers "auto" is once
-    a step and 2, 4 and 8 times; recompute "auto" is none, all, and from there single stages and rows of stages; offload
-    "auto" is none, full, half, the same, and copies of fewer microbatches. Each is looked at for an equal part of a fifth of
-    `seconds` (or `effort`); up to three tenths go to moved layers and changed stages; the rest to those whose bound does not
-    rule them out: half of it to the best so far, half of what is left to the next, and so on; what nobody needs then goes to
-    moves again. Further `options` go to `solve`; `progress` is called with a name too; `stop` is asked between two solves.
-    Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner alone.
-    Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
+    a step and 2, 4 and 8 times; vocabulary "auto" is last, redistribute, sharded and two-barriers; recompute "auto" is
+    none, all, and from there single stages and rows of stages; offload "auto" is none, full, half, the same, and copies of
+    fewer microbatches. Each is looked at for an equal part of a fifth of `seconds` (or `effort`); up to three tenths go to
+    moved layers and changed stages; the rest to those whose bound does not rule them out: half of it to the best so far,
+    half of what is left to the next, and so on; what nobody needs then goes to moves again. Further `options` go to
+    `solve`; `progress` is called with a name too; `stop` is asked between two solves. Of equal schedules the one with the
+    least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner alone. Raises Infeasible where nothing fits
+    the memory, BadInput where nothing can be built.
     """
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
     if is_open(step.offload):
         known_host(profile.host)
-    step = replace(step, partition=step.partition or "balanced")
+    if is_open(step.vocabulary):
+        profile.without_vocabulary()  # which raises where nobody knows what shards cost
+    step = replace(step, partition=step.partition or (LAST_PARTITION if step.vocabulary == LAST else "balanced"))
     began, every, keeping = time.monotonic(), step.partition == AUTO, step.keeping_open
     runs = list(_first_runs(profile, step))
     seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))  # building took its part
@@ -88,7 +94,7 @@ def solve_auto(
     prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
     check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer)
     amount = value_clock(seconds, effort, prefer).left
-    race = Race(runs, amount, effort is None, options, hint, progress, stop, every, keeping)
+    race = Race(runs, amount, effort is None, options, hint, progress, stop, every, keeping or is_open(step.vocabulary))
     _look(race, runs, LOOK_SHARE * amount)
     if every and keeping:
         _other_partitions(race, profile, LOOK_SHARE * amount)
@@ -101,16 +107,11 @@ def solve_auto(
     _spend(race)
     best = race.leanest()
     if best is None:
-        names: dict[str, list[str]] = {}
-        for run in race.runs:
-            names.setdefault(run.failed, []).append(race.label(run))
-        open_fields = {"placement": step.placement, "partition": step.partition, "number of gathers": step.gathers}
-        what = next((name for name, said in open_fields.items() if said == AUTO), "choice of what stages keep")
-        raise Infeasible(f"no {what} fits: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in names.items()))
+        raise _nothing(race, step)
     assert best.schedule is not None
     plain = options.get("method", "auto") == "auto" and prefer is not None and not stop()
     left = None if not plain else memory_clock(seconds, effort, prefer, amount - race.left)
-    tried = tuple(_tried(race, run, best) for run in race.runs)
+    tried = tuple(_tried(race, run, best, profile) for run in race.runs)
     return less_memory(best.schedule, prefer or "", left, peaks), tried
 
 
@@ -146,7 +147,7 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
 def _other_partitions(race: Race, profile: Profile, amount: float) -> None:
     """Partitions by name with what the best run keeps, where that is not what they were tried with."""
     best = race.best()
-    if best is not None and best.name != best.place:
+    if best is not None and best.name != best.place and best.step.vocabulary != LAST:
         known = {(run.name, run.layers) for run in race.runs}
         runs = _runs(profile, replace(best.step, partition=AUTO), best.place, best.name.removeprefix(best.place))
         runs = [run for run in runs if (run.name, run.layers) not in known]
@@ -164,7 +165,7 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
             yield Run(one, f"{run.place}{kept}", run.partition, run.layers, place=run.place, moved="stages")
 
     def layers(run: Run) -> Iterator[Run]:
-        for counts in ordered_neighbours(run.step.costs(profile), run.layers):
+        for counts in () if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers):
             one = replace(run.step, partition=counts)
             yield Run(one, run.name, "moved", counts, place=run.place, moved="layers")
 
@@ -199,7 +200,18 @@ def _spend(race: Race) -> None:
             race.solve(run, race.left if i == len(order) - 1 else race.left / 2)
 
 
-def _tried(race: Race, run: Run, best: Run) -> Tried:
+def _nothing(race: Race, step: Step) -> Infeasible:
+    """Why no run has a schedule."""
+    names: dict[str, list[str]] = {}
+    for run in race.runs:
+        names.setdefault(run.failed, []).append(race.label(run))
+    open_fields = {"placement": step.placement, "partition": step.partition, "number of gathers": step.gathers}
+    open_fields["place of the vocabulary"] = step.vocabulary
+    what = next((name for name, said in open_fields.items() if said == AUTO), "choice of what stages keep")
+    return Infeasible(f"no {what} fits: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in names.items()))
+
+
+def _tried(race: Race, run: Run, best: Run, profile: Profile) -> Tried:
     where, name = (run.name, run.partition, run.layers), race.label(best)
     if run.schedule is None:
         return Tried(*where, None, None, round(run.seconds, 3), run.failed)
@@ -208,4 +220,4 @@ def _tried(race: Race, run: Run, best: Run) -> Tried:
         why = f"{run.value / best.value - 1:.2%} longer than {name}" if run.value > best.value else f"equals {name}"
         if run.bound >= best.value:
             why += "; proven: no schedule there beats it"
-    return Tried(*where, run.value, run.bound, round(run.seconds, 3), why)
+    return Tried(*where, run.value, run.bound, round(run.seconds, 3), why, max(run.step.needs(profile, run.schedule)))

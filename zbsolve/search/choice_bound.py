@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from ..profile.offload import FULL, NO_OFFLOAD
 from ..profile.profile import Profile
 from ..step import Step
 from ..util.errors import Infeasible
-from .choices import is_open
+from .choices import is_open, vocabularies
 
 
 def bound_of_every_choice(profile: Profile, step: Step) -> int:
@@ -20,8 +21,11 @@ def bound_of_every_choice(profile: Profile, step: Step) -> int:
     Passes that make activations again, and copies, only come on top of the step that keeps all, and memory only takes
     schedules away: so bounds of that step without a limit of memory hold. Copies that are given count where nothing can be
     recomputed, which would make them shorter. Where copies alone are open, bounds of `bound_over_choices` within the memory
-    hold too. Raises BadInput for an open placement, partition or number of gathers.
+    hold too. Where the vocabulary's place is open, the least of its choices counts. Raises BadInput for an open placement,
+    partition or number of gathers.
     """
+    if is_open(step.vocabulary):
+        return min(bound_of_every_choice(profile, one) for _, one in vocabularies(step))
     again, away = is_open(step.recompute), is_open(step.offload)
     step = replace(step, recompute=() if again else step.recompute)
     plain = replace(step, offload=NO_OFFLOAD if away or again else step.offload, memory=None)
@@ -31,3 +35,9 @@ def bound_of_every_choice(profile: Profile, step: Step) -> int:
         with suppress(Infeasible):  # copying less may fit where a copy of all does not: then the first alone holds
             bounds.append(bound_over_choices(replace(step, offload=FULL).problem(profile)).value)
     return max(bounds)
+
+
+def bound_of_every_vocabulary(profile: Profile, step: Step, known: Mapping[str, int]) -> int:
+    """`bound_of_every_choice` of a step that leaves open where the vocabulary is, and nothing else; known: bounds that were
+    proven of its choices, by the names of `vocabularies`. Raises BadInput."""
+    return min(max(bound_of_every_choice(profile, one), known.get(name, 0)) for name, one in vocabularies(step))

@@ -18,8 +18,9 @@ from ..build.recompute import Recompute, recomputed_stages
 from ..partition.file import Partition
 from ..placement import parse
 from ..profile.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
+from ..profile.sharded_vocabulary import LAST, REDISTRIBUTE, VOCABULARIES
 from ..schedule import Schedule
-from ..step import AUTO, Step
+from ..step import AUTO, LAST_PARTITION, Step
 from ..util.errors import BadInput
 from ..util.text import rows_of_numbers
 
@@ -43,10 +44,13 @@ WAYS = (*(Stage(away=one) for one in AWAY), Stage(again=True))
 
 
 def closed_steps(step: Step) -> list[tuple[str, str, Step]]:
-    """Every step that is tried first: its placement (and gathers), what else was chosen, and the step. Raises BadInput where
-    no placement has as many stages as the partition says."""
+    """Every step that is tried first: its placement (with gathers and the vocabulary's place), what else was chosen, and the
+    step. Raises BadInput where no placement has as many stages as the partition says."""
     placed = [
-        (f"{place}{gathers}", one) for place, before in _placements(step) for gathers, one in _gathers(before, step.gathers)
+        (f"{place}{gathers}{where}", one)
+        for place, before in _placements(step)
+        for gathers, gathered in _gathers(before, step.gathers)
+        for where, one in vocabularies(gathered)
     ]
     return [(place, kept, one) for place, before in placed for kept, one in _kept(before, step)]
 
@@ -69,6 +73,18 @@ def _gathers(step: Step, said: object) -> list[Named]:
     most = step.microbatches // len(step.routes)
     counts = [one for one in GATHERS if one == 1 or (one <= most and step.shards > 1)]
     return [(f" gathers={one}", replace(step, gathers=one)) for one in counts]
+
+
+def vocabularies(step: Step) -> list[Named]:
+    """Where output layer, loss and embedding are, if that is open. What a partition that is given makes of "last" and
+    "redistribute" is one choice."""
+    if not is_open(step.vocabulary):
+        return [("", step)]
+    names = [one for one in VOCABULARIES if one != (REDISTRIBUTE if step.partition == LAST_PARTITION else LAST)]
+    found = [(f" vocabulary={one}", replace(step, vocabulary=one)) for one in names]
+    if isinstance(step.partition, str | None) and step.partition != LAST_PARTITION:
+        found.insert(0, (f" vocabulary={LAST}", replace(step, vocabulary=LAST, partition=LAST_PARTITION)))
+    return found
 
 
 def _kept(step: Step, said: Step) -> list[Named]:

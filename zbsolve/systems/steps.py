@@ -8,6 +8,7 @@ from ..partition.file import Partition
 from ..problem import Problem
 from ..profile.offload import NO_OFFLOAD
 from ..profile.profile import Profile
+from ..profile.sharded_vocabulary import LAST, REDISTRIBUTE
 from ..schedule import Schedule
 from ..step import AUTO, Step
 from ..util.errors import BadInput, Infeasible
@@ -43,15 +44,16 @@ def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Sch
     """1F1B of the profile on the step's ranks, without a limit of memory: what people run today, to hold others against.
 
     layers: of each stage, where those are to be kept, as they are where each rank has one stage. Else they are the step's
-    partition, or balanced where that is left to the search. None where no layers make one stage a rank.
+    partition, or balanced where that is left to the search, or the vocabulary is sharded, as it is not here. None where no
+    layers make one stage a rank.
     """
-    kept = step.partition
-    if len(layers) == step.ranks and not isinstance(kept, Partition):
+    kept, whole = step.partition, step.vocabulary in (None, LAST, REDISTRIBUTE)
+    if len(layers) == step.ranks and whole and not isinstance(kept, Partition):
         kept = layers
     elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
         kept = "balanced"
     try:
-        plain = replace(step.closed, placement="single", partition=kept, memory=None, offload=NO_OFFLOAD)
+        plain = replace(step.closed, placement="single", partition=kept, memory=None, offload=NO_OFFLOAD, vocabulary=None)
         return preset(USUAL, step_for(USUAL, profile, plain).problem(replace(profile, capacity=None)))
     except (BadInput, Infeasible):
         return None

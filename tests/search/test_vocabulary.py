@@ -1,0 +1,91 @@
+"""Where the vocabulary is, `auto`: the race is never worse than a named choice, and says what each reached and holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from zbsolve import BadInput, Link, Profile, Schedule, solve, verify
+from zbsolve.cli import main
+from zbsolve.layer import Layer
+from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
+from zbsolve.search.auto import solve_auto
+from zbsolve.search.choice_bound import bound_of_every_choice
+from zbsolve.step import Step
+
+CHOICES = ("last", "redistribute", "sharded", "two-barriers")
+
+
+def large_vocabulary() -> Profile:
+    """Eight blocks on two ranks, and an output layer as long as seven of them."""
+    blocks = tuple(Layer(f"block{i}", 10, 11, 9, 20, 10, 20, 100, 8) for i in range(8))
+    layers = (Layer("embedding", 0, 0, 0, 0, 0, 0, 700, 8), *blocks, Layer("head", 70, 77, 63, 140, 60, 90, 704, 0))
+    costs = VocabularyCosts(
+        "given",
+        size=64,
+        hidden_bytes=8,
+        statistic_bytes=2,
+        output=9,
+        output_rest=Layer("head", 0, 0, 0, 0, 0, 0, 4, 8),
+        shards=(ShardCosts(2, ShardPasses(75, 30, 70, 60), ShardPasses(35, 70, 70, 60), 350),),
+        embedding=0,
+        embedding_rest=Layer("embedding", 0, 0, 0, 0, 0, 0, 0, 8),
+    )
+    return Profile("given", "large", layers, Link(1.0, 8.0), 4.0, None, {}, {}, vocabulary=costs)
+
+
+def test_the_race_is_never_worse_than_a_named_choice() -> None:
+    profile, step = large_vocabulary(), Step(2, 4, vocabulary="auto")
+    schedule, tried = solve_auto(profile, step, effort=1.0)
+    assert [one.placement for one in tried] == [f"single vocabulary={one}" for one in CHOICES]
+    assert verify(schedule.problem, schedule) == ()
+    bound = bound_of_every_choice(profile, step)
+    for name, one in zip(CHOICES, tried, strict=True):
+        named = replace(step, vocabulary=name)
+        alone = solve(named.problem(profile), effort=0.2)
+        assert bound <= alone.timeline().value >= schedule.timeline().value
+        assert one.value is None or one.memory >= max(named.costs(profile).memory.of_ranks(one.layers, named.routes)[0])
+    assert schedule.problem.layers == next(one for one in tried if not one.why).layers == (5, 5)
+    assert "S" in schedule.problem.passes.kinds
+
+
+def test_what_is_given_beside_it_holds_for_all_choices() -> None:
+    profile = large_vocabulary()
+    given = solve_auto(profile, Step(2, 2, vocabulary="auto", partition=(6, 4)), effort=0.3)[1]
+    assert [one.placement.split("=")[1] for one in given] == ["redistribute", "sharded", "two-barriers"]
+    equal = solve_auto(profile, Step(2, 2, vocabulary="auto", partition="equal"), effort=0.3)[1]
+    assert [one.placement.split("=")[1] for one in equal] == ["last", "sharded", "two-barriers"]
+    every, tried = solve_auto(profile, Step(2, 2, vocabulary="auto", partition="auto"), effort=0.5)
+    assert len({one.layers for one in tried if "redistribute" in one.placement}) > 1
+    assert {one.layers for one in tried if "=last" in one.placement} == {(5, 5)}
+    assert every.timeline().value <= min(one.value for one in (*given, *equal) if one.value is not None)
+    with pytest.raises(BadInput, match="vocabulary: the profile has no field"):
+        solve_auto(replace(profile, vocabulary=None), Step(2, 2, vocabulary="auto"), effort=0.1)
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile, file = str(tmp_path / "p.json"), str(tmp_path / "s.json")
+    large_vocabulary().save(profile)
+    step = [profile, "--ranks", "2", "--microbatches", "4", "--effort", "0.3"]
+    assert main(["solve", *step, "--vocabulary", "auto", "-o", file]) == 0
+    out = capsys.readouterr().out
+    assert "fullest rank" in out
+    assert "each bound is for its own choice; for every choice: at least" in out
+    assert "against 1F1B on these ranks" in out
+    assert main(["check", file]) == 0
+    assert "S" in Schedule.load(file).problem.passes.kinds
+    assert main(["solve", file, "--placement", "single", "--ranks", "2", "--effort", "0.01"]) == 0
+    assert main(["solve", file, "--vocabulary", "last"]) == 2
+    assert "its problem says what is sharded" in capsys.readouterr().err
+    assert main(["solve", *step, "--vocabulary", "last", "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)
+    assert main(["solve", *step, "--partition", "equal", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["value"] == last["value"]
+    assert main(["partition", profile, "--ranks", "2", "--vocabulary", "sharded"]) == 0
+    assert main(["frontier", *step[:5], "--vocabulary", "auto"]) == 2
+    assert "frontier: vocabulary 'auto' is for solve" in capsys.readouterr().err
+    assert main(["compare", "--profile", profile, "best", "--vocabulary", "two-barriers", *step[1:]]) == 0
+    main(["show", file, "-o", str(tmp_path / "s.svg")])
