@@ -203,8 +203,10 @@ def test_one_line() -> None:
     ],
 )
 @pytest.mark.slow
-def test_a_rank_that_fails_ends_all_in_one_line(own: str, what: str, text: str) -> None:
+def test_a_rank_that_fails_ends_all_in_one_line(own: str, what: str, text: str, request: pytest.FixtureRequest) -> None:
     """However long starting takes: time is counted since a rank last went on."""
+    if what == "throw":  # the others are of processes: how they end, and when they have begun
+        request.getfixturevalue("forked")
     planned = random_schedule(a_problem((0, 1), 4, layers=4))
     with pytest.raises(RunFailed) as caught:
         run_local(planned, f"{own}:{what}", timeout=5 if what == "hang" else 60)

@@ -157,6 +157,7 @@ def test_torchrun_with_a_wrong_number_of_ranks(own: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from zbsolve.cli import main
 
@@ -191,6 +192,7 @@ def test_a_wrong_gradient_fails_the_check() -> None:
     ("have", "options", "warned"), [(1, [], True), (2, [], False), (1, ["--emulate", "schedule"], False)]
 )
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_run_says_where_ranks_take_turns_on_cores(
     have: int,
     options: list[str],

@@ -56,7 +56,7 @@ def test_distributed_tensors_are_handed_on_with_others(two: list[list[Any]]) -> 
 
 
 def test_a_pipeline_of_tensor_parallel_stages_is_right() -> None:
-    jobs = [(how, split) for how in ("tensor", "sequence") for split in ("layers", "graph")]
+    jobs = [("tensor", "layers"), ("sequence", "graph")]  # the other pairs: test_mesh_loop.py
     for found in on_ranks(4, "tests.support.exec_jobs_tensor:with_pipeline", jobs, timeout=250):
         for job, one in zip(jobs, found, strict=True):
             assert one["loss"][0] == pytest.approx(one["loss"][1], rel=1e-12), job

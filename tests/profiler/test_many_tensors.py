@@ -79,15 +79,20 @@ def test_layers_are_measured_one_by_one_where_memory_does_not_suffice(monkeypatc
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
-    ("name", "split"), [("unet", "layers"), ("unet", "graph"), ("encoder_decoder", "layers"), ("encoder_decoder", "graph")]
+    ("name", "split", "placement", "ranks"),
+    [
+        ("unet", "layers", "single", 2),
+        ("unet", "graph", "vee", 1),
+        ("encoder_decoder", "layers", "vee", 1),
+        ("encoder_decoder", "graph", "single", 2),
+    ],
 )
-def test_a_run_is_checked_against_the_unsplit_model(name: str, split: str) -> None:
+def test_a_run_is_checked_against_the_unsplit_model(name: str, split: str, placement: str, ranks: int) -> None:
     profile = estimate(f"{HERE}{name}", "h100")
-    for placement, ranks in (("single", 2), ("vee", 1)):
-        schedule = solve(profile.problem(ranks, 4, placement), effort=0.02)
-        trace = run_local(schedule, profile.model, steps=1, warmup=0, timeout=90, check=True, split=split)
-        assert trace.facts["check"]["passed"]
-        assert trace.facts["check"]["tensors"] > 5
+    schedule = solve(profile.problem(ranks, 4, placement), effort=0.02)
+    trace = run_local(schedule, profile.model, steps=1, warmup=0, timeout=90, check=True, split=split)
+    assert trace.facts["check"]["passed"]
+    assert trace.facts["check"]["tensors"] > 5
     assert torch_order(schedule).csv
 
 

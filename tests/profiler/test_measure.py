@@ -144,9 +144,8 @@ def runs(process: Path) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.slow
-def test_a_signal_ends_the_neighbours_too(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_ends_the_neighbours_too(tmp_path: Path) -> None:
     out = tmp_path / "p.json"
     command = [sys.executable, "-m", "zbsolve.cli", "profile", "mlp-tiny", "--neighbours", "2", "-o", str(out)]
     process = subprocess.Popen([*command, "--seconds", "1000"], stderr=subprocess.PIPE, text=True)
@@ -156,11 +155,11 @@ def test_a_signal_ends_the_neighbours_too(tmp_path: Path, number: signal.Signals
             assert time.monotonic() < until
             assert process.poll() is None
             time.sleep(0.02)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == code
+    assert process.returncode == 143
     assert said == "zbsolve profile: interrupted\n"
     # one that the signal met while it was being started ends by itself, when it finds its parent gone
     until = time.monotonic() + 30

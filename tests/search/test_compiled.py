@@ -21,10 +21,10 @@ def kernels() -> dict[str, int]:
 @pytest.mark.parametrize(
     ("placement", "microbatches", "capacity", "objective"),
     [
-        ((0, 1, 2, 3), 40, 3, "span"),
+        ((0, 1, 2, 3), 24, 3, "span"),
         ((0, 1, 0, 1), 7, 5, "makespan"),
         ((0, 1, 1, 0), 9, 4, "makespan"),
-        ((0, 1, 1, 0), 60, 4, "span"),
+        ((0, 1, 1, 0), 16, 4, "span"),
         ((0, 1, 2, 3), 5, None, "makespan"),
     ],
 )

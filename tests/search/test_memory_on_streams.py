@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
 
-from zbsolve import Infeasible, Problem, Schedule, pipeline, solve, verify
+from zbsolve import Infeasible, Problem, pipeline, solve, verify
 from zbsolve.build import with_sharding
 from zbsolve.exec.lowering import rank_order
 from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.syncs import pools_with_syncs, with_syncs
-from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.ilp.bounds.closed_forms import all_closed_forms
-from zbsolve.ilp.cp import solve_cp
-from zbsolve.ilp.milp import solve_milp
-from zbsolve.ilp.neighbourhood_search import better_neighbours
-from zbsolve.ilp.proof_check import recheck
-from zbsolve.ilp.ranks.group_search import higher_bounds
 from zbsolve.systems.table import preset
-from zbsolve.util.clock import Clock
-from zbsolve.util.errors import NotFound
 
 from ..support.exact import optimum as by_orders
 from ..support.exact_streams import optimum
 from ..support.problems import random_problem, random_sharded
+from ..support.stream_checks import bounds_hold, models_are_exact, neighbourhoods_improve, overfull, solve_is_exact
 
 
 def sharded(seeds: range, passes: int, ranks: int = 2, microbatches: int = 3, **how) -> list[Problem]:
@@ -59,53 +52,25 @@ def test_the_exact_search_agrees_with_the_one_for_one_stream() -> None:
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_no_bound_is_above_the_optimum(first: int) -> None:
     for problem in sharded(range(first, first + 20), 20):
-        best = optimum(problem)
-        for bound in (*all_closed_forms(problem), *higher_bounds(problem, Bound(0, ""), Clock(5.0, 1.0), 1.0)):
-            assert best is None or bound.value <= best
-            assert recheck(problem, bound, 1.0).value == bound.value
+        bounds_hold(problem)
 
 
 @pytest.mark.parametrize("first", range(300, 400, 20))
 def test_solve_finds_and_proves_the_optimum_or_that_there_is_none(first: int) -> None:
     for problem in sharded(range(first, first + 20), 16):
-        best = optimum(problem)
-        if best is None:
-            assert solve_cp(problem, None, 0, 20, effort=5.0).infeasible
-            continue
-        schedule = solve(problem, effort=0.5)
-        assert verify(problem, schedule) == ()
-        assert schedule.certificate is not None
-        assert schedule.certificate.bound <= best == schedule.certificate.value
+        solve_is_exact(problem)
 
 
 def test_both_exact_models_agree() -> None:
     for problem in sharded(range(400, 440), 13)[:6]:
-        best = optimum(problem)
-        if best is None:
-            assert solve_cp(problem, None, 0, 20, effort=5.0).infeasible
-            continue
-        for schedule in (solve_cp(problem, None, 0, 20, effort=5.0).schedule, solve_milp(problem, None, 0, 60).schedule):
-            assert schedule is not None
-            assert verify(problem, schedule) == ()
-            assert schedule.timeline().value == best
+        models_are_exact(problem)
 
 
 def test_no_timing_holds_more_than_the_capacity() -> None:
     """Random times for every pass, order and syncs kept. Orders alone let one stream run ahead and hold too much."""
-    over = {True: 0, False: 0}
-    for seed, problem in enumerate([tight(), tight(26, 2), *sharded(range(24), 100, 4, 6)]):
-        try:
-            schedule = solve(problem, effort=0.1, prefer=None)
-        except (Infeasible, NotFound):
-            continue
-        rng, p = np.random.default_rng(seed), problem.passes
-        for _ in range(15):
-            times = np.rint(10 * p.duration * rng.choice([0.1, 0.5, 1, 2, 10], len(p))).astype(np.int64)
-            other = replace(problem, passes=replace(p, duration=times))
-            for kept in over:
-                peaks = Schedule(other, schedule.order, schedule.syncs if kept else ()).timeline().peak_bytes
-                over[kept] += any(np.greater(peaks, problem.capacity))
-    assert over[True] == 0 < over[False]
+    problems = [tight(), tight(26, 2), *sharded(range(24), 100, 4, 6)]
+    found = [over for over in map(overfull, problems, count()) if over is not None]
+    assert sum(over[True] for over in found) == 0 < sum(over[False] for over in found)
 
 
 def test_orders_of_compute_streams_get_gathers_and_reductions() -> None:
@@ -121,14 +86,7 @@ def test_orders_of_compute_streams_get_gathers_and_reductions() -> None:
 
 
 def test_neighbourhoods_move_gathers_too() -> None:
-    problem = tight(40, 2)
-    begin = list_schedule(problem, deepest_first(problem))
-    assert verify(problem, begin) == ()
-    found = [one for one in better_neighbours(lambda: begin, Clock(30.0, 1.0), 0, lambda: 0) if one is not None]
-    assert found
-    for one in found:
-        assert verify(problem, one) == ()
-        assert one.timeline().value < begin.timeline().value
+    neighbourhoods_improve(tight(40, 2))
 
 
 def test_a_program_keeps_syncs() -> None:

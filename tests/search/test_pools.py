@@ -13,17 +13,10 @@ from zbsolve.build import Host, with_offload
 from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.serial_orders import serial_schedule, serial_targets
 from zbsolve.greedy.syncs import pools_with_syncs
-from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.ilp.bounds.closed_forms import all_closed_forms
-from zbsolve.ilp.cp import solve_cp
-from zbsolve.ilp.milp import solve_milp
-from zbsolve.ilp.neighbourhood_search import better_neighbours
-from zbsolve.ilp.ranks.group_search import higher_bounds
-from zbsolve.util.clock import Clock
 from zbsolve.util.errors import NotFound
 
-from ..support.exact_streams import optimum
 from ..support.problems import random_offloaded
+from ..support.stream_checks import bounds_hold, models_are_exact, neighbourhoods_improve, overfull, solve_is_exact
 
 
 def offloaded(seeds: range, passes: int, **how) -> list[Problem]:
@@ -41,56 +34,26 @@ def tight(capacity: int = 8, host: int = 20, bus: int = 0) -> Problem:
 @pytest.mark.parametrize("first", range(0, 120, 20))
 def test_no_bound_is_above_the_optimum(first: int) -> None:
     for problem in offloaded(range(first, first + 20), 20):
-        best = optimum(problem)
-        for bound in (*all_closed_forms(problem), *higher_bounds(problem, Bound(0, ""), Clock(5.0, 1.0), 1.0)):
-            assert best is None or bound.value <= best
+        bounds_hold(problem)
 
 
 @pytest.mark.parametrize("first", range(300, 360, 20))
 def test_solve_finds_and_proves_the_optimum_or_that_there_is_none(first: int) -> None:
     for problem in offloaded(range(first, first + 20), 16):
-        best = optimum(problem)
-        if best is None:
-            assert solve_cp(problem, None, 0, 20, effort=5.0).infeasible
-            continue
-        schedule = solve(problem, effort=0.5)
-        assert verify(problem, schedule) == ()
-        assert schedule.certificate is not None
-        assert schedule.certificate.bound <= best == schedule.certificate.value
+        solve_is_exact(problem)
 
 
 def test_both_exact_models_agree() -> None:
     for problem in offloaded(range(400, 440), 13)[:6]:
-        best = optimum(problem)
-        if best is None:
-            assert solve_cp(problem, None, 0, 20, effort=5.0).infeasible
-            continue
-        for schedule in (solve_cp(problem, None, 0, 20, effort=5.0).schedule, solve_milp(problem, None, 0, 60).schedule):
-            assert schedule is not None
-            assert verify(problem, schedule) == ()
-            assert schedule.timeline().value == best
+        models_are_exact(problem)
 
 
 def test_no_timing_holds_more_than_devices_and_host_have() -> None:
     """Random times for every pass, order and syncs kept. Orders alone let one stream run ahead and hold too much."""
-    over = {True: 0, False: 0}
-    beside = 0
-    hand_made = [tight(), tight(8, 16), tight(bus=2)]
-    for seed, problem in enumerate([*hand_made, *offloaded(range(24), 100, ranks=4, microbatches=6)]):
-        try:
-            schedule = solve(problem, effort=0.1, prefer=None)
-        except (Infeasible, NotFound):
-            continue
-        beside += max(pools_with_syncs(problem), default=0) >= problem.ranks
-        rng, p = np.random.default_rng(seed), problem.passes
-        for _ in range(15):
-            times = np.rint(10 * p.duration * rng.choice([0.1, 0.5, 1, 2, 10], len(p))).astype(np.int64)
-            other = replace(problem, passes=replace(p, duration=times))
-            for kept in over:
-                timeline = Schedule(other, schedule.order, schedule.syncs if kept else ()).timeline()
-                over[kept] += any(np.greater((*timeline.peak_bytes, *timeline.pool_peaks), problem.room))
-    assert beside > 2
-    assert over[True] == 0 < over[False]
+    problems = [tight(), tight(8, 16), tight(bus=2), *offloaded(range(24), 100, ranks=4, microbatches=6)]
+    found = {seed: over for seed, problem in enumerate(problems) if (over := overfull(problem, seed)) is not None}
+    assert sum(max(pools_with_syncs(problems[seed]), default=0) >= problems[seed].ranks for seed in found) > 2
+    assert sum(over[True] for over in found.values()) == 0 < sum(over[False] for over in found.values())
 
 
 def follows(schedule: Schedule, sync: tuple[str, str]) -> bool:
@@ -134,14 +97,7 @@ def test_the_list_scheduler_needs_no_room_for_what_it_offloads_and_reloads_at_on
 
 
 def test_neighbourhoods_move_copies_too() -> None:
-    problem = tight(8, 24)
-    begin = list_schedule(problem, deepest_first(problem))
-    assert verify(problem, begin) == ()
-    found = [one for one in better_neighbours(lambda: begin, Clock(30.0, 1.0), 0, lambda: 0) if one is not None]
-    assert found
-    for one in found:
-        assert verify(problem, one) == ()
-        assert one.timeline().value < begin.timeline().value
+    neighbourhoods_improve(tight(8, 24))
 
 
 def test_a_host_too_small_for_one_copy_is_named() -> None:

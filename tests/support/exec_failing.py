@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -86,9 +87,10 @@ class Ranks:
 
 def main() -> None:
     """Read jobs, a line each; fork the ranks of one; say what they said."""
-    import torch.distributed.fsdp  # noqa: F401  once for all ranks
+    # Once for all ranks: FSDP imports torch._dynamo with its first module, which takes longer than all that a rank does.
+    for name in ("torch._dynamo", "torch.distributed.fsdp", "zbsolve.exec.backward.by_name", "zbsolve.exec.pipeline"):
+        importlib.import_module(name)
 
-    import zbsolve.exec.pipeline  # noqa: F401
     from zbsolve.exec.run.worker import local_network
 
     local_network()

@@ -23,7 +23,7 @@ from zbsolve.exec.offload.keeper import Keeper, room_for
 
 from .tensor_parallel import WIDTH, WORDS, Block, loss, model, parallel, placements, whole
 
-BLOCKS, MICROBATCHES = 2, 3
+BLOCKS, MICROBATCHES = 2, 2
 
 
 def batch(microbatch: int) -> tuple[Tensor, Tensor]:

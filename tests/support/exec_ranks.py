@@ -19,10 +19,15 @@ from unittest import mock
 
 from zbsolve.exec.run.launch import child_environment
 
-# What ranks need, imported once for all: torch takes seconds, and its optimizers import torch._dynamo at their first step.
+# What ranks need, imported once for all: torch takes seconds, its optimizers import torch._dynamo at their first step, and
+# AOTAutograd networkx with its first graph.
 HEAVY = [
     "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "functorch.compile",
     "pytest",
+    "zbsolve.exec.graphs.auto",
+    "zbsolve.exec.run.job",
     "tests.support.exec_jobs",
     "tests.support.exec_jobs_local",
     "tests.support.exec_jobs_optimizer",

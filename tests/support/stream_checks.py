@@ -1,0 +1,86 @@
+"""What is checked alike of memory on several streams and of memory in further pools: finders, bounds and exact models
+against `exact_streams`, and what a schedule holds under any timing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from zbsolve import Infeasible, Problem, Schedule, solve, verify
+from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.ilp.bounds.bound import Bound
+from zbsolve.ilp.bounds.closed_forms import all_closed_forms
+from zbsolve.ilp.cp import solve_cp
+from zbsolve.ilp.milp import solve_milp
+from zbsolve.ilp.neighbourhood_search import better_neighbours
+from zbsolve.ilp.proof_check import recheck
+from zbsolve.ilp.ranks.group_search import higher_bounds
+from zbsolve.util.clock import Clock
+from zbsolve.util.errors import NotFound
+
+from .exact_streams import optimum
+
+FACTORS = [0.1, 0.5, 1, 2, 10]  # of durations
+
+
+def bounds_hold(problem: Problem) -> None:
+    """No bound is above the optimum, nor what checking it proves, which is at least as much."""
+    best = optimum(problem)
+    for bound in (*all_closed_forms(problem), *higher_bounds(problem, Bound(0, ""), Clock(5.0, 1.0), 1.0)):
+        again = recheck(problem, bound, 1.0)
+        assert bound.value <= again.value
+        assert best is None or again.value <= best
+
+
+def solve_is_exact(problem: Problem) -> None:
+    """`solve` finds and proves the optimum; where there is none, the exact model says so."""
+    best = optimum(problem)
+    if best is None:
+        assert solve_cp(problem, None, 0, 20, effort=5.0).infeasible
+        return
+    schedule = solve(problem, effort=0.5)
+    assert verify(problem, schedule) == ()
+    assert schedule.certificate is not None
+    assert schedule.certificate.bound <= best == schedule.certificate.value
+
+
+def models_are_exact(problem: Problem) -> None:
+    """CP-SAT and MILP both find the optimum, or CP-SAT that there is none."""
+    best = optimum(problem)
+    if best is None:
+        assert solve_cp(problem, None, 0, 20, effort=5.0).infeasible
+        return
+    for schedule in (solve_cp(problem, None, 0, 20, effort=5.0).schedule, solve_milp(problem, None, 0, 60).schedule):
+        assert schedule is not None
+        assert verify(problem, schedule) == ()
+        assert schedule.timeline().value == best
+
+
+def overfull(problem: Problem, seed: int) -> dict[bool, int] | None:
+    """Of 15 random timings of every pass in a found schedule's order, how many hold more than there is room for: with its
+    syncs (True) and without them (False). None: no schedule was found."""
+    try:
+        schedule = solve(problem, effort=0.1, prefer=None)
+    except (Infeasible, NotFound):
+        return None
+    over = {True: 0, False: 0}
+    rng, p = np.random.default_rng(seed), problem.passes
+    for _ in range(15):
+        times = np.rint(10 * p.duration * rng.choice(FACTORS, len(p))).astype(np.int64)
+        other = replace(problem, passes=replace(p, duration=times))
+        for kept in over:
+            timeline = Schedule(other, schedule.order, schedule.syncs if kept else ()).timeline()
+            over[kept] += any(np.greater((*timeline.peak_bytes, *timeline.pool_peaks), problem.room))
+    return over
+
+
+def neighbourhoods_improve(problem: Problem) -> None:
+    """From the list scheduler's schedule, which holds, to shorter ones that hold."""
+    begin = list_schedule(problem, deepest_first(problem))
+    assert verify(problem, begin) == ()
+    found = [one for one in better_neighbours(lambda: begin, Clock(30.0, 1.0), 0, lambda: 0) if one is not None]
+    assert found
+    for one in found:
+        assert verify(problem, one) == ()
+        assert one.timeline().value < begin.timeline().value
