@@ -86,7 +86,7 @@ def with_side_streams(problem: Problem, schedule: Schedule) -> Schedule:
     if not len(problem.side_stream):
         return Schedule(problem, schedule.order, schedule.syncs)
     given = Schedule(problem, schedule.order, schedule.syncs).sequences
-    timeline = simulate(problem, list(given.values()))
+    timeline = _late_sources(problem, simulate(problem, list(given.values())))
     row = moments_in(timeline)
     sequences: dict[str, Ints] = dict(given)
     scale = 2 * len(problem.passes) + 2  # of the row, so that all passes on side streams fit between two others
@@ -99,6 +99,23 @@ def with_side_streams(problem: Problem, schedule: Schedule) -> Schedule:
         if stream not in given:
             sequences[stream] = rows[np.lexsort((row.start[rows], start[rows]))]
     return synced(problem, sequences, Moments(start, end), schedule.syncs)
+
+
+def _late_sources(problem: Problem, timeline: Timeline) -> Timeline:
+    """The timeline with each side pass that waits for nothing as late as its first user allows, those of one stream one
+    behind another: what is fetched for later microbatches keeps nothing waiting."""
+    p, e, start = problem.passes, problem.edges, timeline.start.copy()
+    waits, until = np.bincount(e.after, minlength=len(p)) > 0, np.full(len(p), timeline.end.max(initial=0))
+    np.minimum.at(until, e.before, timeline.start[e.after] - e.lag)
+    sources = problem.side_stream[~waits[problem.side_stream]]
+    later: dict[int, int] = {}
+    for i in sources[np.argsort(-until[sources], kind="stable")].tolist():
+        stream = int(p.streams[i])
+        start[i] = max(0, min(later.get(stream, int(until[i])), int(until[i])) - int(p.duration[i]))
+        later[stream] = int(start[i])
+    turn = np.arange(len(p)) if timeline.turn is None else timeline.turn.copy()
+    turn[sources] -= len(p)  # before a user without length that starts at the same time
+    return replace(timeline, start=start, end=start + p.duration, turn=turn) if len(sources) else timeline
 
 
 class _Beside:
