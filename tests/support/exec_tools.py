@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from zbsolve import Problem, Schedule, pipeline
@@ -14,12 +16,17 @@ from zbsolve.exec.handlers import Data
 from zbsolve.exec.one_device.pipeline import OneDevice
 from zbsolve.exec.one_device.streams import Turns
 from zbsolve.models.model import Model
+from zbsolve.tables import Edges
 
 torch.set_num_threads(1)  # as ranks have; on a busy machine threads of tiny operations wait for each other
 
 
-def random_schedule(problem: Problem, seed: int = 0) -> Schedule:
-    """Any topological order of the graph is a valid one."""
+def random_schedule(problem: Problem, seed: int = 0, in_order: bool = False) -> Schedule:
+    """Any topological order of the graph is a valid one. in_order: microbatches of a kind and stage keep theirs."""
+    if in_order:
+        waits = in_lanes(problem)
+        order = random_schedule(replace(problem, edges=problem.edges + waits), seed).order
+        return Schedule.of(problem, {stream: [problem.index[name] for name in names] for stream, names in order.items()})
     rng, count = random.Random(seed), len(problem.passes)
     after: list[list[int]] = [[] for _ in range(count)]
     waiting = [0] * count
@@ -36,6 +43,14 @@ def random_schedule(problem: Problem, seed: int = 0) -> Schedule:
             if not waiting[b]:
                 ready.append(b)
     return Schedule.of(problem, order)
+
+
+def in_lanes(problem: Problem) -> Edges:
+    """Each microbatch of a kind and stage waits for the one before it."""
+    p = problem.passes
+    rows = np.lexsort((p.microbatch, p.stage, p.kind))
+    alike = (p.kind[rows[1:]] == p.kind[rows[:-1]]) & (p.stage[rows[1:]] == p.stage[rows[:-1]])
+    return Edges.of(rows[:-1][alike], rows[1:][alike])
 
 
 def split_layers(layers: int, stages: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
 from .handlers.handler import RankState
 from .handlers.offload import buffers_of
-from .handlers.table import HANDLERS
+from .handlers.table import HANDLERS, model_stages, passes_where
 from .interpreter import Hooks, Interpreter
 from .layers import Layers, build, layer_counts, listed, materialise
 from .lowering import lower
@@ -39,6 +40,9 @@ from .transport.clocks import clock_lead
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
 from .transport.wires import Wires
+from .vocabulary.collectives import Collectives
+from .vocabulary.parts import NAME, Shard, Sharded, cut
+from .vocabulary.rank import VocabularyShard
 from .weight_versions import Update, WeightVersions
 
 
@@ -63,7 +67,7 @@ class Part:
     """What one rank makes by itself. programs: of all ranks. counts: layers of each stage. layers: this rank's, by number;
     module: the same under their names in the whole model. tied: groups of places that hold one parameter. stage_modules:
     what `parallelize` made of each stage, where there is one. sharded: stage → its parameters that FSDP shards, where there
-    are some."""
+    are some. vocabulary: this rank's shard, where the vocabulary is sharded."""
 
     schedule: Schedule
     programs: tuple[Program, ...]
@@ -74,6 +78,7 @@ class Part:
     tied: tuple[Sequence[Place], ...]
     stage_modules: Mapping[int, nn.Module] = field(default_factory=dict)
     sharded: Mapping[int, Sequence[Parameter]] = field(default_factory=dict)
+    vocabulary: Shard | None = None
 
 
 def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
@@ -85,18 +90,41 @@ def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
         raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")
     if given.parallelize is not None and given.mesh is None:
         raise BadInput("Pipeline: parallelize is for a mesh: give mesh too")
-    program, tied = programs[wires.rank], given.tied
+    program, tied, how = programs[wires.rank], given.tied, Sharded.of(problem)
     numbers, names = layer_numbers(counts, program.stages), [str(i) for i in range(sum(counts))]
+    beside = [] if how is None else how.layers(sum(counts))  # every rank has a shard of these
     if whole is None:
-        layers = build(given.layers, numbers, given.device)  # type: ignore[arg-type]
+        layers = build(given.layers, sorted({*numbers, *beside}), given.device)  # type: ignore[arg-type]
     else:
         names, parts = list(whole), list(whole.values())
         tied += ties(enumerate(parts))
-        layers = materialise({i: parts[i] for i in numbers}, given.device, given.init, given.seed)
-    if problem.stages - 1 in program.stages and given.loss is None:
+        layers = materialise(_kept_apart(parts, numbers, beside), given.device, given.init, given.seed)
+    if (how is not None or model_stages(problem) - 1 in program.stages) and given.loss is None:
         raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
-    module = nn.ModuleDict({names[i]: layer for i, layer in layers.items()})
-    return Part(schedule, programs, program, counts, layers, module, tied)
+    shard = None if how is None else _shard(problem, wires.rank, layers, tied, given, names)
+    module = nn.ModuleDict({names[i]: layers[i] for i in numbers})
+    if shard is not None:
+        module[NAME] = shard.module
+        tied = tuple(group for group in tied if not shard.has(group))
+    return Part(schedule, programs, program, counts, {i: layers[i] for i in numbers}, module, tied, vocabulary=shard)
+
+
+def _kept_apart(parts: Sequence[nn.Module], numbers: Sequence[int], beside: Sequence[int]) -> dict[int, nn.Module]:
+    """The layers of `numbers`, and copies of those `beside` that are not the rank's own, or have no memory yet: a model that
+    somebody holds stays as it is."""
+    copied = {i: parts[i] for i in beside if i not in numbers or any(p.is_meta for p in parts[i].parameters())}
+    return {i: parts[i] for i in numbers} | deepcopy(copied)
+
+
+def _shard(
+    problem: Problem, rank: int, layers: dict[int, nn.Module], tied: Sequence[Sequence[Place]], given: Given, names: Sequence[str]
+) -> Shard:
+    """This rank's shard of the vocabulary, cut out of `layers`. Raises BadInput."""
+    if given.mesh is not None and given.mesh.others:
+        raise BadInput(f"mesh: a sharded vocabulary knows no dimension {given.mesh.others[0]}, only pp and those of data")
+    if NAME in names:
+        raise BadInput(f"layers: one is called '{NAME}', which is the name of a rank's shard")
+    return cut(problem, rank, layers, len(names), given.loss, tied, given.device)
 
 
 def parallel_part(part: Part, given: Given) -> Part:
@@ -130,6 +158,8 @@ def sharded_part(part: Part, given: Given, replicas: Any, pipeline: Sequence[int
         found[s], where = parameters, f"rank {rank}, stage {s}: layer {parameters[0].layer} is sharded by FSDP"
         if part.schedule.problem.round:
             raise BadInput(f"{where}, but passes U update whole parameters")
+        if part.vocabulary is not None:
+            raise BadInput(f"{where}, but the vocabulary is sharded over the ranks of the pipeline")
         if replicas is not None and given.mesh is None:
             raise BadInput(
                 f"{where}, and replicas would average its gradients again: take a mesh of two dimensions for both"
@@ -172,7 +202,8 @@ def connected(
     parts = parts_by_name(
         given.split, tight=problem.capacity is not None, alone=given.parallelize is None and not part.sharded
     )
-    stages = stages_of(part.counts, program.stages, part.layers, given.loss, microbatches, parts)
+    loss = given.loss if part.vocabulary is None else None
+    stages = stages_of(part.counts, program.stages, part.layers, loss, microbatches, parts)
     update = given.update
     versions = {} if update is None else {s: WeightVersions(one.parameters(), update) for s, one in stages.items()}
     if emulate is not None:
@@ -182,6 +213,8 @@ def connected(
     seconds = peers.timeout.total_seconds()
     signals = _signals(part, wires, seconds)
     state.offload = Offload(given.device, buffers, seconds, signals, emulate is not None) if buffers else None
+    if part.vocabulary is not None:
+        state.vocabulary = _vocabulary(part.vocabulary, problem, group, given.device, peers, hooks)
     sharding = Sharding.of(part.sharded, program, stages, peers.timeout) if part.sharded else None
     whole = None if given.mesh is None else given.mesh.whole
     mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole)
@@ -197,6 +230,17 @@ def connected(
         reports=Reports(part.schedule, part.programs, peers, clock_lead(wires)),
         shapes=ShapeNumbers(problem.routes, range(problem.microbatches), wires.rank, wires.size),
     )
+
+
+def _vocabulary(
+    shard: Shard, problem: Problem, group: Any, device: torch.device, peers: Peers, hooks: Hooks
+) -> VocabularyShard:
+    """This rank's shard, connected to the others. All ranks call this."""
+    joins = passes_where(problem, "joins")
+    kinds = [kind for kind in problem.passes.kinds if (joins & problem.passes.are(kind)).any()]
+    collectives = Collectives.of(sorted(kinds), group, device, peers.timeout, hooks.emulated)
+    peers.beside.append(collectives.break_off)
+    return VocabularyShard(shard.homes, shard.output, collectives, 1 / problem.microbatches)
 
 
 def _signals(part: Part, wires: Wires, seconds: float) -> Signals | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from ..util.errors import BadInput
 from .handlers.table import HANDLERS, passes_where
 from .program import Await
 
+Times = NDArray[Any]
+
 
 def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await, ...]]:
     """Pass of a rank → the passes whose work is to be done when it begins. rows: the rank's passes in order.
@@ -20,18 +23,22 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
     An edge or a sync says so. And a pass that frees memory has ended for all that come behind its end in the schedule's own
     time. On the device that must be so: then a rank holds what the schedule says, whatever copies really take. In other
     pools, whose syncs do that, it only should.
+
+    A collective that is begun before the pass that runs meanwhile waits for nothing that ends later than that one starts:
+    other ranks may need the pass for it.
     """
-    problem, timeline = schedule.problem, schedule.timeline()
+    problem = schedule.problem
     settled = _settled(problem)
     if not settled:
         return {}
-    needs = _needs(schedule, settled)
+    needs, joins, (begin, end) = _needs(schedule, settled), passes_where(problem, "joins"), begins_and_ends(schedule)
+    earliest = np.minimum.accumulate(begin[list(rows)][::-1])[::-1]
     begun: list[int] = []  # not surely done
     known: set[int] = set()  # of these, those that should be
     found = {}
-    for row in rows:
-        asked, start = needs.get(row, set()), timeline.start[row]
-        over = [one for one in begun if timeline.end[one] <= start and one not in known]
+    for row, first in zip(rows, earliest, strict=True):
+        asked, start = needs.get(row, set()), first if joins[row] else begin[row]
+        over = [one for one in begun if end[one] <= start and one not in known]
         must = [one for one in begun if one in asked or (one in over and problem.freed[one])]
         known.update(over)
         if must or over:
@@ -41,6 +48,30 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
         if row in settled:
             begun.append(row)
     return found
+
+
+def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
+    """When each pass begins, and when it is over, by the schedule's own time, shape (passes,) each.
+
+    A collective is over where it ends last. A rank begins it as soon as one does, behind what it itself must do before: the
+    schedule may let each rank's end at its own time, but in truth none ends before all have begun.
+    """
+    problem, timeline = schedule.problem, schedule.timeline()
+    p, e, joins = problem.passes, problem.edges, passes_where(problem, "joins")
+    begin, end = timeline.start.copy(), timeline.end.copy()
+    rows = np.flatnonzero(joins)
+    if not len(rows):
+        return begin, end
+    _, group = np.unique(p.kind[rows] * problem.microbatches + p.microbatch[rows], return_inverse=True)
+    first, last = np.full(group.max() + 1, np.inf), np.zeros(group.max() + 1)
+    np.minimum.at(first, group, begin[rows])
+    np.maximum.at(last, group, end[rows])
+    own = np.zeros(len(p))  # when a rank has done what comes before
+    mine = joins[e.after] & (p.rank[e.before] == p.rank[e.after])
+    np.maximum.at(own, e.after[mine], timeline.end[e.before[mine]] + e.lag[mine])
+    begin[rows] = np.minimum(begin[rows], np.maximum(first[group], own[rows]))
+    end[rows] = last[group]
+    return begin, end
 
 
 def crossings(schedule: Schedule) -> list[tuple[int, int]]:

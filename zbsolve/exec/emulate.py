@@ -14,7 +14,8 @@ pass takes what they give. An all-to-all is recorded with its device's start and
 comes to it when it has time. So its recorded start may lie before the recorded end of its F, by as much as that end was
 late. A gather or a reduction of sharded parameters is begun when the rank comes to it, but takes its device's time from when
 all that it waits for has ended there. When an exchange ends is known only when the step does, for it waits for other ranks:
-all-to-alls that come behind it in its stream begin without it.
+all-to-alls that come behind it in its stream begin without it. A collective of a sharded vocabulary takes its device's time
+when it has really ended: then all ranks have come to it, and it is known when their devices did.
 """
 
 from __future__ import annotations
@@ -208,6 +209,11 @@ class EmulatedDevice:
         self._side_clocks[stream] = self.board.end[row] = end = start + self._length[name]
         self.board.runs[row] += 1
         return start, end
+
+    def times(self, name: str) -> tuple[int, int]:
+        """When pass `name` of a side stream, which ran in this step, started and ended there, ns."""
+        end = int(self.board.end[self._row[name]])
+        return end - self._length[name], end
 
     def finish(self, name: str, start: int) -> tuple[int, int]:
         """The real work of pass `name`, begun at `start`, ns, is done. Wait until its device is done too, unless the pass is

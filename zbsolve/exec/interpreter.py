@@ -94,6 +94,8 @@ class Interpreter:
             versions.begin()
         if self.state.offload is not None:
             self.state.offload.begin()
+        if self.state.vocabulary is not None:
+            self.state.vocabulary.begin()
         self._looked, self.record = 0, Record(time.monotonic_ns())
         self.state.data, self.state.losses = data, self.record.losses
         return self.record
@@ -134,6 +136,8 @@ class Interpreter:
             meter.ignore(one.tensors())
         stages = self.state.stages.values()
         meter.ignore(p.grad for s in stages for p in s.parameters() if p.grad is not None)
+        if self.state.vocabulary is not None:
+            meter.ignore(p.grad for p in self.state.vocabulary.parameters() if p.grad is not None)
         for stage in stages:
             if stage.sharding is not None:
                 meter.ignore(stage.sharding.tensors())
@@ -157,7 +161,7 @@ class Interpreter:
             else:
                 output = self._labelled(handler, action, given)
             end = time.monotonic_ns()
-            if hooks.emulated is not None and not handler.ends_with_step:
+            if hooks.emulated is not None and not (handler.ends_with_step or handler.joins):
                 start, end = self._emulated(hooks.emulated, action, start)
             if hooks.watch:
                 self._look(handler, action, output)
@@ -234,4 +238,10 @@ class Interpreter:
         self._looked += len(losses)
         if action.reads:
             read = self.state.data.inputs[action.microbatch]
-        look_for_nonfinite(handler, self.state.stages[action.stage], output, losses, read)
+        look_for_nonfinite(handler, self._parameters(action), output, losses, read)
+
+    def _parameters(self, action: Action) -> list[tuple[str, torch.nn.Parameter]]:
+        """The trained parameters of the pass's stage, with what they are called."""
+        if action.stage in self.state.stages:
+            return self.state.stages[action.stage].named_parameters()
+        return [] if self.state.vocabulary is None else self.state.vocabulary.named_parameters()

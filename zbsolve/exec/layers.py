@@ -10,6 +10,7 @@ from torch import nn
 from ..models.model import Place, share, ties
 from ..problem import Problem
 from ..util.errors import BadInput
+from .handlers.table import model_stages
 from .torch_private import children_of
 
 Builder = Callable[[list[int]], Sequence[nn.Module]]
@@ -20,7 +21,7 @@ def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]
     """How many of the model's layers each stage holds: one each where the problem says nothing and there are as many.
     layers: of the whole model, where that is known. Raises BadInput where the problem does not say, or says something else.
     """
-    stages = problem.stages
+    stages = model_stages(problem)
     if not problem.layers:
         if layers not in (None, stages):
             raise BadInput(

@@ -21,12 +21,12 @@ import numpy as np
 
 from ..problem import Problem
 from ..schedule import Schedule
-from ..tables import PER_STEP
+from ..tables import PER_STEP, Bools
 from ..util.errors import BadInput
 from ..verifier import verify
-from .awaits import awaits_of, crossings, shares
+from .awaits import awaits_of, begins_and_ends, crossings, shares
 from .handlers.graph import Graph
-from .handlers.table import HANDLERS, passes_where
+from .handlers.table import HANDLERS, model_stages, passes_where
 from .program import Action, Message, Program, VersionUse
 from .update_groups import uses_of
 
@@ -43,6 +43,7 @@ def lower(schedule: Schedule, training: bool = True) -> tuple[Program, ...]:
         raise BadInput(f"schedule: {violations[0]}")
     check_runs(problem, training)
     lowering = _Lowering(schedule)
+    _check_collectives(problem, lowering.orders)
     return tuple(lowering.program(rank) for rank in range(problem.ranks))
 
 
@@ -52,13 +53,14 @@ def rank_order(schedule: Schedule, rank: int) -> tuple[str, ...]:
     problem, timeline = schedule.problem, schedule.timeline()
     rows = np.flatnonzero(problem.passes.rank == rank)
     turn = np.arange(len(problem.passes)) if timeline.turn is None else timeline.turn
-    rows = rows[np.lexsort((turn[rows], timeline.start[rows]))]
+    start, _ = begins_and_ends(schedule)
+    rows = rows[np.lexsort((turn[rows], start[rows]))]
     begins, beside = ~passes_where(problem, "does", "")[rows], ~problem.computing[rows]
     place, busy = np.arange(len(rows), dtype=np.float64), -1
     for i in range(len(rows)):
         if not beside[i]:
             busy = i
-        elif begins[i] and busy >= 0 and timeline.start[rows[i]] < timeline.end[rows[busy]]:
+        elif begins[i] and busy >= 0 and start[rows[i]] < timeline.end[rows[busy]]:
             place[i] = busy - 0.5
     return tuple(problem.names[i] for i in rows[np.argsort(place, kind="stable")])
 
@@ -83,21 +85,61 @@ def check_runs(problem: Problem, training: bool = True) -> None:
 
 
 def _check_edges(problem: Problem) -> None:
-    """An edge between ranks carries something, or brings gradients to a pass that sums them over ranks by itself. Any other
-    edge must stay inside a rank, for only the order there keeps it."""
+    """An edge between ranks carries something, or a pass keeps it that joins ranks by itself: one that sums gradients over
+    them, or a collective. Any other edge must stay inside a rank, for only the order there keeps it."""
     p, e = problem.passes, problem.edges
-    joins = passes_where(problem, "adds_gradients")[e.before] & passes_where(problem, "ends_with_step")[e.after]
-    kept = e.carrying(*CARRIED) | (joins & (p.stage[e.before] == p.stage[e.after]))
+    sums = passes_where(problem, "adds_gradients")[e.before] & passes_where(problem, "ends_with_step")[e.after]
+    kept = e.carrying(*CARRIED) | (sums & (p.stage[e.before] == p.stage[e.after])) | _kept_by_collectives(problem)
     wrong = np.flatnonzero((p.rank[e.before] != p.rank[e.after]) & ~kept)
     if len(wrong):
         a, b = (problem.names[end[wrong[0]]] for end in (e.before, e.after))
         raise BadInput(f"edge {a} → {b}: it links two ranks, but carries no activation or gradient")
 
 
+def _kept_by_collectives(problem: Problem) -> Bools:
+    """Which edges a collective keeps (see `Handler.joins`), shape (edges,): it ends nowhere before the pass has run on each
+    rank, so an edge to one rank's pass holds where another links the same end to the pass of that end's own rank."""
+    p, e, joins = problem.passes, problem.edges, passes_where(problem, "joins")
+    kept = np.zeros(len(e), bool)
+    if not joins.any():
+        return kept
+    peers = np.full((int(p.kind.max()) + 1, problem.microbatches, problem.ranks), -1, np.int64)
+    rows = np.flatnonzero(joins)
+    peers[p.kind[rows], p.microbatch[rows], p.rank[rows]] = rows
+    pairs = np.sort(e.before * len(p) + e.after)
+    for this, other, before in ((e.after, e.before, True), (e.before, e.after, False)):
+        found = np.flatnonzero(joins[this])
+        here = peers[p.kind[this[found]], p.microbatch[this[found]], p.rank[other[found]]]
+        own = other[found] * len(p) + here if before else here * len(p) + other[found]
+        place = np.minimum(np.searchsorted(pairs, own), len(pairs) - 1)
+        kept[found] |= (here >= 0) & (pairs[place] == own)
+    return kept
+
+
+def _check_collectives(problem: Problem, orders: Sequence[Sequence[str]]) -> None:
+    """All ranks come to the collectives of a kind in one order, or they would wait for each other."""
+    p, joins = problem.passes, passes_where(problem, "joins")
+    if not joins.any():
+        return
+    first: dict[str, list[int]] = {}
+    for rank, order in enumerate(orders):
+        mine: dict[str, list[int]] = {}
+        for row in (problem.index[name] for name in order):
+            if joins[row]:
+                mine.setdefault(p[row].kind, []).append(row)
+        for kind, rows in mine.items():
+            pairs = zip(first.setdefault(kind, rows), rows, strict=True)
+            wrong = next(((a, b) for a, b in pairs if p.microbatch[a] != p.microbatch[b]), None)
+            if wrong is not None:
+                a, b = (problem.names[row] for row in wrong)
+                raise BadInput(f"pass {b}: rank {rank} has it where rank 0 has {a}: ranks need one order of their {kind}")
+
+
 def _check_inputs(problem: Problem) -> None:
-    """An edge brings what a pass takes. Only the first stage takes the batch, and the last one the gradient of the loss."""
+    """An edge brings what a pass takes. Only the first stage takes the batch, and the last one of the model the gradient of
+    the loss."""
     p, e, missing = problem.passes, problem.edges, np.zeros(len(problem.passes), bool)
-    for cargo, stage in (("activation", 0), ("gradient", problem.stages - 1)):
+    for cargo, stage in (("activation", 0), ("gradient", model_stages(problem) - 1)):
         needs = passes_where(problem, "takes", cargo) & (p.stage != stage)
         needs[e.after[e.carrying(cargo)]] = False
         missing |= needs
@@ -136,8 +178,8 @@ class _Lowering:
         incoming = self._incoming(rank)
         posts, uses = _posts(self.schedule, order, incoming), uses_of(problem, order, self.weighted)
         rows = [problem.index[name] for name in order]
-        last = {int(p.stage[row]): row for row in rows if self.adding[row]}
-        done, releases, awaits = set(last.values()), self._releases(rows), awaits_of(self.schedule, rows)
+        latest = {int(p.stage[row]): row for row in rows if self.adding[row]}
+        done, releases, awaits = set(latest.values()), self._releases(rows), awaits_of(self.schedule, rows)
         actions = [
             replace(
                 self._action(row, posts.get(name, ()), row in done, uses.get(name)),
@@ -146,10 +188,19 @@ class _Lowering:
             )
             for row, name in zip(rows, order, strict=True)
         ]
-        stages = tuple(s for s, ranks in enumerate(problem.stage_ranks) if rank in ranks)
+        last = model_stages(problem) - 1
+        stages = tuple(s for s, ranks in enumerate(problem.stage_ranks[: last + 1]) if rank in ranks)
         inputs, targets = (
-            tuple(sorted(int(p.microbatch[row]) for row in rows if self.taking[row] and p.stage[row] == stage))
-            for stage in (0, problem.stages - 1)
+            tuple(
+                sorted(
+                    {
+                        int(p.microbatch[row])
+                        for row in rows
+                        if (self.taking[row] and p.stage[row] == stage) or HANDLERS[p[row].kind].reads == what
+                    }
+                )
+            )
+            for stage, what in ((0, "inputs"), (last, "targets"))
         )
         return Program(rank, tuple(actions), incoming, stages, inputs, targets)
 

@@ -118,9 +118,11 @@ class Pipeline:
                 part = sharded_part(parallel_part(part, given), given, replicas, ranks)
         self.programs, self.program, self.counts = part.programs, part.program, part.counts
         self.layers, self.module, self.stage_modules = part.layers, part.module, part.stage_modules
+        self.vocabulary = part.vocabulary
         self.inputs, self.targets = part.program.inputs, part.program.targets
         self.microbatches = range(schedule.problem.microbatches)
-        self.owners = [ranks for ranks, n in zip(schedule.problem.stage_ranks, part.counts, strict=True) for _ in range(n)]
+        homes = schedule.problem.stage_ranks  # behind the model's stages come shards of its vocabulary, without layers
+        self.owners = [ranks for ranks, n in zip(homes, part.counts, strict=False) for _ in range(n)]
         with self.peers.telling("building"):
             self.peers.wires = paired_wires(part, self.wires, group, self.device)
             weakref.finalize(self, self.peers.wires.close)
@@ -142,7 +144,11 @@ class Pipeline:
         """From now on stages give their gradients to the other pipelines when they are done, and optimizers wait for
         them."""
         stages = {s: stage.parameters() for s, stage in self.stages.items()}
-        replicas = Replicas(group, stages, self.shared.parameters(), groups_of(self.mesh, group))
+        later, shard = self.shared.parameters(), self._runner.interpreter.state.vocabulary
+        if shard is not None:  # its collectives end with the step
+            stages[shard.homes.stages + self.rank] = shard.parameters()
+            later += shard.parameters()
+        replicas = Replicas(group, stages, later, groups_of(self.mesh, group))
         self.hooks.done = replicas.done_before(self.hooks.done)
         self._runner.replicas = replicas
         weakref.finalize(self, optimizers_wait(replicas, weakref.WeakMethod(self.wait_gradients)).remove)
@@ -174,6 +180,8 @@ class Pipeline:
             raise BadInput("PostValidated: the schedule has passes U, which update by themselves")
         if self.sharding is not None:
             raise BadInput("PostValidated: parameters are sharded by FSDP: what a step gathers would be validated too late")
+        if self.vocabulary is not None:
+            raise BadInput("PostValidated: the vocabulary is sharded: forwards alone would wait for its collectives")
         self._runner.ahead = ahead
         self.program = self._runner.interpreter.program = ahead.cut.program
 

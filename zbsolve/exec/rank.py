@@ -107,7 +107,10 @@ class RankRunner:
             ended = HANDLERS[action.kind].ended
             if ended is not None:
                 done = ended(state, action)
-                record.end[i] = record.end[i] if emulated is not None else max(record.end[i], done)
+                if emulated is None:
+                    record.end[i] = max(record.end[i], done)
+                elif HANDLERS[action.kind].joins:
+                    record.start[i], record.end[i] = emulated.times(action.name)
         if emulated is not None:
             emulated.drain()
 

@@ -80,6 +80,7 @@ class StepReport:
         words = self._everything.numpy()
         start, end, arrived, host = (np.zeros(len(problem.passes)) for _ in range(4))
         joined, only_time = passes_where(problem, "ends_with_step"), passes_where(problem, "only_time")
+        joins = passes_where(problem, "joins")
         goes_on = passes_where(problem, "goes_on")
         zero = int(words[:, 0].min())
         began = (words[:, 0] - zero) / 1000
@@ -89,13 +90,16 @@ class StepReport:
                 column[rows] = (words[rank, HEAD_WORDS + i * n : HEAD_WORDS + (i + 1) * n] - zero) / 1000
             waited = words[rank, HEAD_WORDS + 3 * n : HEAD_WORDS + 4 * n] / 1000
             left = np.where(goes_on[rows], start[rows], end[rows])  # when this rank went on
-            ran = np.flatnonzero(~only_time[rows])  # the others may be recorded while the rank did something else
+            ran = np.flatnonzero(~(only_time | joins)[rows])  # the others may be recorded while the rank did something else
             host[rows[ran]] = start[rows[ran]] - np.append(began[rank], left[ran][:-1]) - waited[ran]
         for stage in np.unique(problem.passes.stage[joined]):  # they begin when the last of their ranks joins
             rows = np.flatnonzero(joined & (problem.passes.stage == stage))
             start[rows] = start[rows].max()
         ready = np.maximum(arrived, began[problem.passes.rank])
         before, after = problem.edges.before, problem.edges.after
+        together = joins[after]  # a collective begins when all is there that goes into it
+        np.maximum.at(start, after[together], end[before[together]])
+        end = np.maximum(start, end)
         here = problem.passes.rank[before] == problem.passes.rank[after]
         np.maximum.at(ready, after[here], end[before[here]])
         ready[joined] = start[joined]

@@ -212,6 +212,11 @@ class Stage:
         if self.sharding is not None:
             self.sharding.settle()
 
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Every parameter that is trained, as "layer 3 weight"."""
+        layers = enumerate(self.layers, self.first)
+        return [(f"layer {i} {name}", p) for i, layer in layers for name, p in layer.named_parameters() if p.requires_grad]
+
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter that is trained, once."""
         found = {id(p): p for layer in self.layers for p in layer.parameters() if p.requires_grad}

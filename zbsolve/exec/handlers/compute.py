@@ -13,8 +13,9 @@ from .handler import Handler, RankState
 
 
 def _forward(state: RankState, action: Action, given: Any) -> Any:
-    """Nobody takes the last stage's output, which is the loss."""
+    """Nobody takes the last stage's output, which is the loss, or hidden states for the shards of the vocabulary."""
     m, data, stage, companions = action.microbatch, state.data, state.stages[action.stage], action.companions
+    shard = state.vocabulary
     x = data.inputs[m] if given is None else given
     split, recompute = "B" in companions, "X" in companions
     keeper = None
@@ -24,6 +25,9 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     share = data.share(m)
     if stage.auxiliary is not None:
         state.losses.append(stage.auxiliary * share)
+    if shard is not None and shard.ends(action.stage):
+        shard.give(m, y)
+        return None
     if stage.loss is None:
         return y
     # Alone: some losses leave their mean in a storage as large as the output.
@@ -32,7 +36,9 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
 
 
 def _backward(state: RankState, action: Action, given: Any) -> Any:
-    m, data = action.microbatch, state.data
+    m, data, shard = action.microbatch, state.data, state.vocabulary
+    if shard is not None and shard.ends(action.stage):
+        given = shard.gradient(m)
     return state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
 
 

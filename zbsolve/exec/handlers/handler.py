@@ -17,6 +17,7 @@ from ...tables import Ints
 from ..backward.stage import Stage
 from ..offload.rank import Offload
 from ..program import Action
+from ..vocabulary.rank import VocabularyShard
 from ..weight_versions import WeightVersions
 from .graph import Graph
 
@@ -47,12 +48,13 @@ def sum_of(losses: Sequence[Tensor]) -> Tensor | None:
 class RankState:
     """What the passes of one rank work on. stages, versions: by stage number (versions only where there are updates);
     exchange: starts to sum a stage's gradients over its ranks; offload: what is in host memory, where passes bring it there;
-    data, losses: of the step that runs."""
+    vocabulary: this rank's shard, where the vocabulary is sharded; data, losses: of the step that runs."""
 
     stages: Mapping[int, Stage]
     versions: Mapping[int, WeightVersions] = field(default_factory=dict)
     exchange: Callable[[int], None] | None = None
     offload: Offload | None = None
+    vocabulary: VocabularyShard | None = None
     data: Data = field(default_factory=lambda: Data({}, {}))
     losses: list[Tensor] = field(default_factory=list)
 
@@ -83,9 +85,12 @@ class Handler:
     uses_weights: it uses the weights of its stage, so it has a version of them where there are updates.
     repeatable: it leaves nothing that stays, so it can run once more (see `optimizer.ahead`).
     only_time: nothing runs; an emulated device gives it a time.
+    joins: it begins a collective of all ranks, which ends nowhere before each rank has begun it. So edges between ranks to
+    and from it carry nothing. On an emulated device it takes its time from when it has really ended.
+    reads: what of the batch it needs of its microbatch ("inputs", "targets"), on whichever rank.
     ends_with_step: it joins passes of other ranks, and when it has ended is known only when the step ends.
     does: what it does beside the passes that compute: with sharded parameters ("gather", "reduce"), so that no one else
-    needs to, or with what a microbatch keeps ("offload", "reload").
+    needs to, with what a microbatch keeps ("offload", "reload"), or with a sharded vocabulary ("vocabulary").
     release(state, stage): the last pass has ended that an edge from this one goes to.
     settle(state, name, sure): work that pass `name` began is to be done now, for what waits for it or takes what it frees;
     not sure: only if it is done anyway.
@@ -102,6 +107,8 @@ class Handler:
     repeatable: bool = False
     only_time: bool = False
     ends_with_step: bool = False
+    joins: bool = False
+    reads: str = ""
     does: str = ""
     release: Release | None = None
     settle: Settle | None = None

@@ -11,6 +11,7 @@ from .handler import Handler
 from .offload import OFFLOAD, RELOAD
 from .sharded import GATHER, REDUCE
 from .update import UPDATE
+from .vocabulary import BROADCAST, EMBEDDED, EMBEDDING_GRADIENT, INPUT_GRADIENT, MERGE, SCORES, SHARD_WEIGHTS
 
 HANDLERS: dict[str, Handler] = {
     "F": FORWARD,
@@ -27,9 +28,23 @@ HANDLERS: dict[str, Handler] = {
     "AGB": GATHER,
     "RS": REDUCE,
     "U": UPDATE,
+    "VB": BROADCAST,
+    "S": SCORES,
+    "VR": MERGE,
+    "T": SHARD_WEIGHTS,
+    "VG": INPUT_GRADIENT,
+    "VE": EMBEDDED,
+    "VS": EMBEDDING_GRADIENT,
 }
 
 
 def passes_where(problem: Problem, field: str, value: object = True) -> Bools:
     """Which passes have a handler whose `field` is `value`, shape (passes,)."""
     return problem.passes.are(*(kind for kind in problem.passes.kinds if getattr(HANDLERS[kind], field) == value))
+
+
+def model_stages(problem: Problem) -> int:
+    """How many stages have layers of the model: the first ones, which take activations. Those behind them are shards of its
+    vocabulary, where that is sharded."""
+    taking = passes_where(problem, "takes", "activation")
+    return int(problem.passes.stage[taking].max(initial=-1)) + 1 or problem.stages

@@ -1,0 +1,97 @@
+"""Handlers of a sharded vocabulary: VB, VR, VG, VE and VS begin collectives, S and T compute with this rank's shard.
+
+What a microbatch needs lies in `RankState.vocabulary`. The last stage's F leaves its hidden states there, and its backward
+takes their gradient from there; so do the first stage's, where the input embedding is sharded too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...tables import Ints
+from ...util.errors import BadInput
+from ..program import Action
+from ..vocabulary.rank import VocabularyShard
+from .graph import Graph
+from .handler import Handler, RankState
+
+
+def _shard(state: RankState) -> VocabularyShard:
+    if state.vocabulary is None:
+        raise BadInput("this rank has no shard of the vocabulary")
+    return state.vocabulary
+
+
+def _broadcast(state: RankState, action: Action, given: Any) -> Any:
+    _shard(state).broadcast(action, state.data.targets[action.microbatch])
+
+
+def _scores(state: RankState, action: Action, given: Any) -> Any:
+    m, data = action.microbatch, state.data
+    _shard(state).scores(m, data.targets[m], data.share(m) * data.scale)
+
+
+def _merge(state: RankState, action: Action, given: Any) -> Any:
+    share = state.data.share(action.microbatch)
+
+    def made(loss: Any) -> None:
+        state.losses.append(loss if share == 1 else loss * share)
+
+    _shard(state).merge(action, made)
+
+
+def _weights(state: RankState, action: Action, given: Any) -> Any:
+    _shard(state).weights(action.microbatch)
+
+
+def _input_gradient(state: RankState, action: Action, given: Any) -> Any:
+    _shard(state).input_gradient(action)
+
+
+def _embedded(state: RankState, action: Action, given: Any) -> Any:
+    _shard(state).look_up(action, state.data.inputs[action.microbatch])
+
+
+def _embedding_gradient(state: RankState, action: Action, given: Any) -> Any:
+    _shard(state).scatter(action, state.data.inputs[action.microbatch])
+
+
+def _settle(state: RankState, name: str, sure: bool) -> None:
+    _shard(state).collectives.settle(name, sure)
+
+
+def _ended(state: RankState, action: Action) -> int:
+    return _shard(state).collectives.ended(action.name)
+
+
+def _check(*before: str) -> Any:
+    """A pass is behind those of these kinds of its shard, and on its rank; and no update of weights is in the step."""
+
+    def check(graph: Graph, rows: Ints) -> None:
+        for row in rows.tolist():
+            one = graph.one(row)
+            if graph.problem.round:
+                raise BadInput(f"pass {one.name}: run does not know updates in a step whose vocabulary is sharded")
+            if not graph.training:
+                raise BadInput(f"pass {one.name}: run knows a sharded vocabulary only where it trains")
+            for kind in before:
+                other = graph.need(kind, one)
+                if not graph.ordered(other, row):
+                    raise BadInput(f"pass {one.name}: no edge orders it behind {graph.problem.names[other]}")
+                if graph.one(other).rank != one.rank:
+                    raise BadInput(f"pass {one.name}: {graph.problem.names[other]} is on another rank")
+
+    return check
+
+
+def _collective(run: Any, check: Any, reads: str = "") -> Handler:
+    return Handler(run, check, joins=True, reads=reads, does="vocabulary", settle=_settle, ended=_ended)
+
+
+BROADCAST = _collective(_broadcast, _check(), reads="targets")
+SCORES = Handler(_scores, _check("VB"), reads="targets", makes="its scores")
+MERGE = _collective(_merge, _check("S"))
+SHARD_WEIGHTS = Handler(_weights, _check("S", "VR", "VB"), adds_gradients=True)
+INPUT_GRADIENT = _collective(_input_gradient, _check("T"))
+EMBEDDED = _collective(_embedded, _check(), reads="inputs")
+EMBEDDING_GRADIENT = _collective(_embedding_gradient, _check(), reads="inputs")

@@ -1,0 +1,127 @@
+"""Collectives beside computing: each kind has a process group and a thread of its own, which does one after the other.
+
+All ranks begin the collectives of a kind in order of microbatches, so a communicator sees one order everywhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ..offload.copying import Copy, CopyStreams
+from ..torch_private import backend_of, default_group
+from ..transport.failure import LostRank
+from ..transport.wires import end_connection, reason
+
+if TYPE_CHECKING:
+    from ..emulate import EmulatedDevice
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A collective that is not settled. over: what the rank does by itself when it is."""
+
+    copy: Copy
+    over: Callable[[], None]
+
+
+class Collectives:
+    """The collectives of one rank. groups: a process group a kind, of the same ranks. timeout: to wait for any of them.
+    emulated: the device whose time they take, where there is one."""
+
+    def __init__(
+        self, groups: Mapping[str, Any], device: torch.device, timeout: timedelta, emulated: EmulatedDevice | None = None
+    ) -> None:
+        index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+        self.groups, self.device, self.timeout = groups, torch.device(device.type, index), timeout
+        self._emulated = emulated
+        self._threads = CopyStreams(self.device)
+        self._begun: dict[str, _Begun] = {}
+        self._over: dict[str, Copy] = {}
+        self._turn: deque[str] = deque()  # in the order in which an emulated device runs them
+
+    @classmethod
+    def of(
+        cls,
+        kinds: Iterable[str],
+        group: Any,
+        device: torch.device,
+        timeout: timedelta,
+        emulated: EmulatedDevice | None = None,
+    ) -> Collectives:
+        """Those of a pipeline's process group. All its ranks call this, with the same kinds."""
+        group = default_group() if group is None else group
+        ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
+        groups = {
+            kind: dist.new_group(
+                ranks, timeout=timeout, backend=backend, use_local_synchronization=True, group_desc=f"zbsolve {kind}"
+            )
+            for kind in kinds
+        }
+        return cls(groups, device, timeout, emulated)
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._over.clear()
+
+    def begin(self, kind: str, name: str, work: Callable[[], None], over: Callable[[], None]) -> None:
+        """Begin what `work` does with its kind's group, for pass `name`. `over` follows when it is settled. Never waits."""
+        self._begun[name] = _Begun(self._threads.begin(kind, work), over)
+        self._turn.append(name)
+
+    def settle(self, name: str, sure: bool = True) -> None:
+        """From here on the collective of pass `name` is done. sure: also where that must be waited for; else only if it is.
+        Raises TimeoutError, LostRank, and what its work raised."""
+        begun = self._begun.get(name)
+        if begun is None or not (sure or begun.copy.done.is_set()):
+            return
+        if self._emulated is None:
+            self._end(name)
+            return
+        while name in self._begun:  # a device's stream runs them one after the other
+            earlier = self._turn.popleft()
+            if earlier in self._begun:
+                self._end(earlier)
+                self._emulated.run_on_side_stream(earlier)
+
+    def ended(self, name: str) -> int:
+        """When it was done, monotonic ns. Waits for it. Raises as `settle`."""
+        self.settle(name)
+        return self._threads.end(self._over[name], self._seconds)
+
+    def wait(self, work: Any) -> None:
+        """Wait for a collective of torch's inside a `work`. Raises LostRank."""
+        try:
+            work.wait(self.timeout)
+        except RuntimeError as error:
+            raise LostRank(f"waiting for the other shards of the vocabulary: {reason(error)}") from None
+
+    def root(self, kind: str, rank: int) -> int:
+        """The number that torch has for a rank of the group."""
+        return dist.get_global_rank(self.groups[kind], rank)
+
+    def break_off(self) -> None:
+        """End this rank's connections, so that none of the others waits for it."""
+        for group in self.groups.values():
+            backend = backend_of(group, self.device)
+            for other in set(range(dist.get_world_size(group))) - {dist.get_rank(group)}:
+                end_connection(backend, other, self.device)
+
+    @property
+    def _seconds(self) -> float:
+        return self.timeout.total_seconds() + 1.0  # beyond the group's own, which knows what it waited for
+
+    def _end(self, name: str) -> None:
+        begun = self._begun[name]
+        self._threads.join(begun.copy, self._seconds)
+        if self._emulated is not None:
+            self._threads.end(begun.copy, self._seconds)
+        begun.over()
+        self._over[name] = self._begun.pop(name).copy
+

@@ -1,0 +1,176 @@
+"""One rank's shard of a vocabulary: what its passes make of each microbatch, and what they send to the other shards.
+
+The last stage's rank broadcasts hidden states and gets the sum of the shards' input gradients. Statistics of labels go from
+each shard to all. Where the input embedding is sharded too, the first stage's rank gets the sum of the shards' look-ups, and
+broadcasts its gradient. Sums are made in the type of what is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...util.errors import BadInput
+from ..program import Action
+from .collectives import Collectives
+from .shard import Kept, Merged, OutputShard, input_gradient, merge, pass_s, pass_t
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Which ranks a sharded vocabulary talks to. rank, size: this one's place. stages: of the model. routes: the ranks that
+    microbatches visit (see `Problem.routes`). barriers: 1 or 2, algorithm 2 or 1."""
+
+    rank: int
+    size: int
+    stages: int
+    routes: Sequence[Sequence[int]]
+    barriers: int = 1
+
+    def last(self, microbatch: int) -> int:
+        """The rank of the microbatch's last stage."""
+        return self.routes[microbatch % len(self.routes)][self.stages - 1]
+
+
+class VocabularyShard:
+    """This rank's shard and its microbatches. output: the rows of the output layer. share: a microbatch's part of the step's
+    loss (1/m)."""
+
+    def __init__(self, homes: Homes, output: OutputShard, collectives: Collectives, share: float) -> None:
+        self.homes, self.output, self.collectives, self.share = homes, output, collectives, share
+        self._given: dict[int, Tensor] = {}  # the last stage's outputs, until they are broadcast
+        self._form: dict[int, Tensor] = {}
+        self._hidden: dict[int, Tensor] = {}
+        self._kept: dict[int, Kept] = {}
+        self._merged: dict[int, Merged] = {}
+        self._units: dict[int, float] = {}
+        self._gradients: dict[int, Tensor] = {}
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.collectives.begin_step()
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Every parameter of the shard that is trained, with its name."""
+        pairs = [("vocabulary weight", self.output.weight), ("vocabulary bias", self.output.bias)]
+        return [(name, p) for name, p in pairs if p is not None and p.requires_grad]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The same without names."""
+        return [p for _, p in self.named_parameters()]
+
+    def ends(self, stage: int) -> bool:
+        """Is it the model's last stage, whose outputs are the hidden states?"""
+        return stage == self.homes.stages - 1
+
+    def give(self, microbatch: int, hidden: Any) -> None:
+        """The last stage's F: its output. Raises BadInput where that is not one tensor of the output layer's width."""
+        width = self.output.weight.shape[1]
+        if not isinstance(hidden, Tensor) or hidden.shape[-1] != width:
+            raise BadInput(f"its output is not one tensor (…, {width}), which a sharded output layer needs")
+        self._given[microbatch] = hidden
+
+    def gradient(self, microbatch: int) -> list[Tensor | None]:
+        """The gradient of that output, behind VR or VG; [] where it needs none."""
+        found, (shape, kind, needed) = self._gradients.pop(microbatch), self._form.pop(microbatch)
+        return [found.to(kind).view(shape)] if needed else []
+
+    def broadcast(self, action: Action, labels: Tensor) -> None:
+        """VB: hidden states of the last stage's rank to all. Raises BadInput where labels do not fit."""
+        m, root = action.microbatch, self.homes.last(action.microbatch)
+        weight, kind = self.output.weight, self._kind()
+        if root == self.homes.rank:
+            given = self._given.pop(m)
+            self._form[m] = given.shape, given.dtype, given.requires_grad
+            if labels.numel() != given.shape[:-1].numel():
+                raise BadInput(f"labels {tuple(labels.shape)} do not fit hidden states {tuple(given.shape)}")
+            hidden = given.detach().reshape(-1, weight.shape[1]).to(kind)
+        else:
+            hidden = torch.empty(labels.numel(), weight.shape[1], dtype=kind, device=weight.device)
+        self._hidden[m] = hidden
+        self._begin(action, partial(self._broadcast, action.kind, hidden, root))
+
+    def scores(self, microbatch: int, labels: Tensor, weight: float) -> None:
+        """S. weight: what the microbatch's loss counts, by the mean microbatch's, and is scaled by. Raises BadInput."""
+        hidden = self._hidden.pop(microbatch)
+        self._kept[microbatch] = pass_s(self.output, hidden, labels, self.homes.barriers)
+        self._units[microbatch] = weight * self.share
+
+    def merge(self, action: Action, made: Callable[[Tensor], None]) -> None:
+        """VR: all that a shard must hear of the others, and with one barrier the sum of the input gradient. made: gets the
+        loss, on the last stage's rank."""
+        m, root = action.microbatch, self.homes.last(action.microbatch)
+        kept, part = self._kept[m], self._kept[m].partial
+
+        def work() -> None:
+            everything = kept.statistics.new_empty(self.homes.size, *kept.statistics.shape)
+            group = self.collectives.groups[action.kind]
+            sent = dist.all_gather(list(everything.unbind()), kept.statistics, group=group, async_op=True)
+            self.collectives.wait(sent)
+            self._merged[m] = merge(self.output, kept, everything, self._units[m])
+            if part is not None:
+                part.copy_(input_gradient(self.output, kept, self._merged[m]).view(part.shape))
+                self._sum(action.kind, part, root)
+
+        def over() -> None:
+            nonlocal part
+            if root == self.homes.rank:
+                made(self._merged[m].loss)
+                if part is not None:
+                    self._gradients[m] = part
+            part = None
+
+        self._begin(action, work, over)
+
+    def weights(self, microbatch: int) -> None:
+        """T: adds to the gradients of the shard's parameters."""
+        kept, merged = self._kept.pop(microbatch), self._merged.pop(microbatch)
+        del self._units[microbatch]
+        found = pass_t(self.output, kept, merged, self.homes.barriers)
+        if found is not None:
+            self._gradients[microbatch] = found
+
+    def input_gradient(self, action: Action) -> None:
+        """VG: the sum of the shards' input gradients, to the last stage's rank."""
+        m, root = action.microbatch, self.homes.last(action.microbatch)
+        found = self._gradients.pop(m)
+
+        def over() -> None:
+            nonlocal found
+            if root == self.homes.rank:
+                self._gradients[m] = found
+            del found
+
+        self._begin(action, partial(self._sum, action.kind, found, root), over)
+
+    def look_up(self, action: Action, ids: Tensor) -> None:
+        """VE."""
+        raise BadInput("run does not know a sharded input embedding yet")
+
+    def scatter(self, action: Action, ids: Tensor) -> None:
+        """VS."""
+        raise BadInput("run does not know a sharded input embedding yet")
+
+    def _kind(self) -> torch.dtype:
+        """The type of hidden states on their way: that in which the output layer multiplies."""
+        weight = self.output.weight
+        if torch.is_autocast_enabled(weight.device.type) and weight.dtype != torch.float64:
+            return torch.get_autocast_dtype(weight.device.type)
+        return weight.dtype
+
+    def _begin(self, action: Action, work: Callable[[], None], over: Callable[[], None] = lambda: None) -> None:
+        self.collectives.begin(action.kind, action.name, work, over)
+
+    def _broadcast(self, kind: str, tensor: Tensor, root: int) -> None:
+        group, source = self.collectives.groups[kind], self.collectives.root(kind, root)
+        self.collectives.wait(dist.broadcast(tensor, source, group=group, async_op=True))
+
+    def _sum(self, kind: str, tensor: Tensor, root: int) -> None:
+        group, destination = self.collectives.groups[kind], self.collectives.root(kind, root)
+        self.collectives.wait(dist.reduce(tensor, destination, group=group, async_op=True))
