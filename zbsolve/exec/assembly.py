@@ -67,7 +67,7 @@ class Part:
     """What one rank makes by itself. programs: of all ranks. counts: layers of each stage. layers: this rank's, by number;
     module: the same under their names in the whole model. tied: groups of places that hold one parameter. stage_modules:
     what `parallelize` made of each stage, where there is one. sharded: stage → its parameters that FSDP shards, where there
-    are some. vocabulary: this rank's shard, where the vocabulary is sharded."""
+    are some. vocabulary: this rank's shard, where the vocabulary is sharded. names: of all layers in the whole model."""
 
     schedule: Schedule
     programs: tuple[Program, ...]
@@ -79,6 +79,7 @@ class Part:
     stage_modules: Mapping[int, nn.Module] = field(default_factory=dict)
     sharded: Mapping[int, Sequence[Parameter]] = field(default_factory=dict)
     vocabulary: Shard | None = None
+    names: Sequence[str] = ()
 
 
 def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
@@ -106,7 +107,9 @@ def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
     if shard is not None:
         module[NAME] = shard.module
         tied = tuple(group for group in tied if not shard.has(group))
-    return Part(schedule, programs, program, counts, {i: layers[i] for i in numbers}, module, tied, vocabulary=shard)
+    return Part(
+        schedule, programs, program, counts, {i: layers[i] for i in numbers}, module, tied, vocabulary=shard, names=names
+    )
 
 
 def _kept_apart(parts: Sequence[nn.Module], numbers: Sequence[int], beside: Sequence[int]) -> dict[int, nn.Module]:
@@ -117,7 +120,12 @@ def _kept_apart(parts: Sequence[nn.Module], numbers: Sequence[int], beside: Sequ
 
 
 def _shard(
-    problem: Problem, rank: int, layers: dict[int, nn.Module], tied: Sequence[Sequence[Place]], given: Given, names: Sequence[str]
+    problem: Problem,
+    rank: int,
+    layers: dict[int, nn.Module],
+    tied: Sequence[Sequence[Place]],
+    given: Given,
+    names: Sequence[str],
 ) -> Shard:
     """This rank's shard of the vocabulary, cut out of `layers`. Raises BadInput."""
     if given.mesh is not None and given.mesh.others:
@@ -215,6 +223,8 @@ def connected(
     state.offload = Offload(given.device, buffers, seconds, signals, emulate is not None) if buffers else None
     if part.vocabulary is not None:
         state.vocabulary = _vocabulary(part.vocabulary, problem, group, given.device, peers, hooks)
+        if 0 in stages:
+            stages[0].embedded = state.vocabulary.embeds(0)
     sharding = Sharding.of(part.sharded, program, stages, peers.timeout) if part.sharded else None
     whole = None if given.mesh is None else given.mesh.whole
     mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole)
@@ -240,7 +250,7 @@ def _vocabulary(
     kinds = [kind for kind in problem.passes.kinds if (joins & problem.passes.are(kind)).any()]
     collectives = Collectives.of(sorted(kinds), group, device, peers.timeout, hooks.emulated)
     peers.beside.append(collectives.break_off)
-    return VocabularyShard(shard.homes, shard.output, collectives, 1 / problem.microbatches)
+    return VocabularyShard(shard.homes, shard.output, shard.embedding, collectives, 1 / problem.microbatches)
 
 
 def _signals(part: Part, wires: Wires, seconds: float) -> Signals | None:

@@ -210,7 +210,7 @@ class EmulatedDevice:
         self.board.runs[row] += 1
         return start, end
 
-    def times(self, name: str) -> tuple[int, int]:
+    def span_of(self, name: str) -> tuple[int, int]:
         """When pass `name` of a side stream, which ran in this step, started and ended there, ns."""
         end = int(self.board.end[self._row[name]])
         return end - self._length[name], end

@@ -12,13 +12,12 @@ from .backward.values import tensors_of
 from .handlers.handler import Handler
 from .transport.failure import RunFailed
 
-
 Named = Sequence[tuple[str, nn.Parameter]]
 
 
 def look_for_nonfinite(handler: Handler, parameters: Named, output: Any, losses: Sequence[Tensor], read: Any) -> None:
-    """Look at all that a pass made: its `output`, the `losses` of its microbatch, gradients of its stage's `parameters`, with
-    what they are called. read: the model's input, where the pass took it.
+    """Look at all that a pass made: its `output`, the `losses` of its microbatch, the gradients of its stage's `parameters`,
+    which are named. read: the model's input, where the pass took it.
 
     Nothing goes on from a pass that raises here, so the pass that is named is where it began. On a GPU this waits for the
     pass. Raises RunFailed.

@@ -38,6 +38,7 @@ from .splits import merged
 from .torch_private import default_group
 from .transport.peers import Peers, agreed, content, together
 from .transport.wires import Wires, receive_bytes, send_bytes
+from .vocabulary.whole import WholeVocabulary
 from .weight_versions import Update
 
 
@@ -118,7 +119,8 @@ class Pipeline:
                 part = sharded_part(parallel_part(part, given), given, replicas, ranks)
         self.programs, self.program, self.counts = part.programs, part.program, part.counts
         self.layers, self.module, self.stage_modules = part.layers, part.module, part.stage_modules
-        self.vocabulary = part.vocabulary
+        shard = part.vocabulary
+        self.vocabulary = None if shard is None else WholeVocabulary(shard, part.names, group, self.device)
         self.inputs, self.targets = part.program.inputs, part.program.targets
         self.microbatches = range(schedule.problem.microbatches)
         homes = schedule.problem.stage_ranks  # behind the model's stages come shards of its vocabulary, without layers

@@ -110,7 +110,7 @@ class RankRunner:
                 if emulated is None:
                     record.end[i] = max(record.end[i], done)
                 elif HANDLERS[action.kind].joins:
-                    record.start[i], record.end[i] = emulated.times(action.name)
+                    record.start[i], record.end[i] = emulated.span_of(action.name)
         if emulated is not None:
             emulated.drain()
 

@@ -67,10 +67,12 @@ class Stage:
     loss: given to the last stage only. share: the part of the step's loss that one microbatch makes (1/m). norms: defer
     norms too (see `split.defer`). parts: how the layers are split, where it is not by layer. auxiliary: what layers added to
     the loss in the last F (its mean, not its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here
-    clears it. sharding: gathers the parameters, where they are sharded.
+    clears it. sharding: gathers the parameters, where they are sharded. embedded: the first stage's input has vectors of an
+    embedding that is not the stage's own, and they get a gradient.
     """
 
     sharding: ShardedStage | None = None
+    embedded: bool = False
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class Stage:
         that cannot be handed on.
         """
         self._gathered()
-        if self.first == 0:
+        if self.first == 0 and not self.embedded:
             x = constant(x)
         if keeper is not None:
             keeper.fix(t for layer in self.layers for t in (*layer.parameters(), *layer.buffers()))

@@ -34,8 +34,9 @@ from ..torch_private import (
     wrapped_values,
 )
 
-# What a forward may change because it puts it back: who collects auxiliary losses, and outputs in transformers.
-AS_BEFORE = ("._collecting", "._listening", "._active_collector")
+# What a forward may change because it puts it back: who collects auxiliary losses, outputs in transformers, and what goes
+# around a part of a vocabulary that is not there.
+AS_BEFORE = ("._collecting", "._listening", "._active_collector", "._passing")
 TENSOR_PARALLEL = "torch.distributed.tensor."
 
 

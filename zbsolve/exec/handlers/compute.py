@@ -17,6 +17,8 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     m, data, stage, companions = action.microbatch, state.data, state.stages[action.stage], action.companions
     shard = state.vocabulary
     x = data.inputs[m] if given is None else given
+    if shard is not None and shard.embeds(action.stage):
+        x = x, shard.embedded(m)
     split, recompute = "B" in companions, "X" in companions
     keeper = None
     if "O" in companions and state.offload is not None:
@@ -39,7 +41,10 @@ def _backward(state: RankState, action: Action, given: Any) -> Any:
     m, data, shard = action.microbatch, state.data, state.vocabulary
     if shard is not None and shard.ends(action.stage):
         given = shard.gradient(m)
-    return state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
+    found = state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
+    if shard is not None and shard.embeds(action.stage):
+        shard.give_gradient(m, found)
+    return found
 
 
 def _weights(state: RankState, action: Action, given: Any) -> Any:

@@ -78,19 +78,25 @@ def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
 def state_dict(pipeline: OnRank) -> dict[str, Any]:
     """This rank's part of the whole model's state dict: the parts of all ranks together are the whole."""
     pipeline.finish()
-    state: dict[str, Any] = pipeline.module.state_dict()
-    return state
+    return _weights(pipeline)
 
 
 def load_state_dict(pipeline: OnRank, state: Mapping[str, Any]) -> None:
     """Take this rank's part out of a state dict of the whole model or of this part, of whole tensors or of DTensors. Raises
     BadInput."""
-    mine = pipeline.module.state_dict()
+    mine, shard = _weights(pipeline), pipeline.vocabulary
     missing = sorted(mine.keys() - state.keys())
     if missing:
         raise BadInput(f"state dict: {missing[0]} is missing")
     pipeline.finish()
-    pipeline.module.load_state_dict({name: spread_as(state[name], like) for name, like in mine.items()})
+    found = {name: spread_as(state[name], like) for name, like in mine.items()}
+    pipeline.module.load_state_dict(found if shard is None else shard.own_state(found))
+
+
+def _weights(pipeline: OnRank) -> dict[str, Any]:
+    """This rank's part of the whole model's weights and buffers; a shard of a vocabulary as DTensors."""
+    state: dict[str, Any] = pipeline.module.state_dict()
+    return state if pipeline.vocabulary is None else pipeline.vocabulary.state(state)
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,9 @@ class _Writers:
 
 def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[tuple[Optimizer, Names]]]:
     """Name → optimizers that it stands for here, with the names of their parameters. Passes U have one a stage."""
-    names = names_of(pipeline.module)
+    names, shard = names_of(pipeline.module), pipeline.vocabulary
+    if shard is not None:
+        names = {p: shard.whole_names(known) for p, known in names.items()}
     found: dict[str, list[tuple[Optimizer, Names]]]
     found = {name: [(one, names)] for name, one in objects.items() if isinstance(one, Optimizer)}
     for one in pipeline.versions.values():
@@ -126,7 +134,7 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
     """This rank's tensors by name, and all else."""
     if {MODEL, LOOP, "update"} & objects.keys():
         raise BadInput(f"save: '{MODEL}', '{LOOP}' and 'update' are names of its own")
-    tensors = {f"{MODEL}.{name}": value for name, value in pipeline.module.state_dict().items()}
+    tensors = {f"{MODEL}.{name}": value for name, value in _weights(pipeline).items()}
     rest: dict[str, Any] = {
         "steps": pipeline.steps,
         "seed": pipeline.seed,
@@ -148,13 +156,24 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
             rest["options"][key] |= options_of(optimizer, names)
             for (name, entry), value in entries_of(optimizer, names).items():
                 if isinstance(value, Tensor) and value.dim():
-                    tensors[f"{key}.{name}.{entry}"] = value
+                    tensors[f"{key}.{name}.{entry}"] = _spread(pipeline, name, entry, value)
                 else:
                     rest["entries"][key][name, entry] = local(value) if isinstance(value, Tensor) else value
     for key, one in objects.items():
         if key not in optimizers:
             rest["objects"][key] = one.state_dict()
     return tensors, rest
+
+
+def _spread(pipeline: OnRank, name: str, entry: str, value: Tensor) -> Tensor:
+    """What an optimizer has of the parameter `name`, of all ranks that have some of it. Raises BadInput."""
+    shard = pipeline.vocabulary
+    if shard is None or not shard.has(name):
+        return value
+    if value.shape != shard.rows(name):
+        raise BadInput(f"save: the optimizer's {entry} of {name}, which is sharded, has another shape: {tuple(value.shape)}")
+    found: Tensor = shard.spread(name, value)
+    return found
 
 
 def _made(new: Path, target: Path) -> None:
@@ -182,7 +201,7 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any]) -> None:
     if left and pipeline.rank == 0:
         warnings.warn(f"{reader.path}: it has '{left[0]}' too, which is not loaded", stacklevel=3)
     entries = _entries(reader, optimizers, pipeline)
-    weights = {f"{MODEL}.{name}": value for name, value in pipeline.module.state_dict().items()}
+    weights = {f"{MODEL}.{name}": value for name, value in _weights(pipeline).items()}
     rooms = {f"{key}.{name}.{entry}": room for key, one in entries.items() for (name, entry), room in one.items()}
     reader.into(weights | rooms)
     for key, parts in optimizers.items():
@@ -190,6 +209,8 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any]) -> None:
         for loop in loops:
             entries[key] |= loop["entries"].get(key, {})
             options |= loop["options"].get(key, {})
+        if pipeline.vocabulary is not None:
+            entries[key] = {(n, e): local(v) if pipeline.vocabulary.has(n) else v for (n, e), v in entries[key].items()}
         for optimizer, names in parts:
             restore(optimizer, names, entries[key], options)
     for key in others:
@@ -206,7 +227,11 @@ def _entries(
     Raises BadInput for a state of a DTensor that has another shape."""
     found: dict[str, Entries] = {key: {} for key in optimizers}
     for key, parts in optimizers.items():
-        own = {known[0]: p for _, names in parts for p, known in names.items()}
+        own: dict[str, Tensor] = {known[0]: p for _, names in parts for p, known in names.items()}
+        if pipeline.vocabulary is not None:
+            own = {
+                name: pipeline.vocabulary.spread(name, p) if pipeline.vocabulary.has(name) else p for name, p in own.items()
+            }
         for name in reader.names:
             parameter, _, entry = name.removeprefix(f"{key}.").rpartition(".")
             if not name.startswith(f"{key}.") or parameter not in own:

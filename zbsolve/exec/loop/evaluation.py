@@ -85,6 +85,8 @@ class _Batch:
         cls, pipeline: OnRank, inputs: Batch | None, targets: Batch | None, microbatches: int | None, *, with_loss: bool
     ) -> _Batch:
         """What all ranks have of it; they agree on the number of microbatches. Raises BadInput on all ranks."""
+        if pipeline.vocabulary is not None:
+            raise BadInput(f"{WHAT}: the vocabulary is sharded: load a checkpoint into a pipeline whose last stage has it")
         usual = pipeline.schedule.problem.microbatches if microbatches is None else microbatches
         with together(pipeline.peers, WHAT):
             first = _parts(inputs, "inputs", usual) if pipeline.inputs else []

@@ -17,6 +17,7 @@ from ..sharding.rank import Sharding
 from ..shared import Shared
 from ..transport.peers import Peers
 from ..transport.wires import Wires
+from ..vocabulary.whole import WholeVocabulary
 from ..weight_versions import WeightVersions
 
 
@@ -38,6 +39,7 @@ class OnRank(Protocol):
     stages: Mapping[int, Stage]
     shared: Shared
     versions: Mapping[int, WeightVersions]
+    vocabulary: WholeVocabulary | None
     replicas: Replicas | None
     sharding: Sharding | None
     place: int

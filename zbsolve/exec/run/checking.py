@@ -46,6 +46,9 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
         pipeline.wait_gradients()
         mesh, (loss,) = pipeline.mesh, mean_over_data(pipeline, [loss])
     mine = check.values(pipeline.layers, what)
+    if isinstance(pipeline, Pipeline) and pipeline.vocabulary is not None:
+        shards = pipeline.vocabulary.values(what)
+        mine |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
     if mesh is not None and mesh.place:
         return None  # the first pipeline's gradients are everybody's
     if pipeline.rank == 0:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,12 @@ from ..torch_private import backend_of, default_group
 from ..transport.failure import LostRank
 from ..transport.wires import end_connection, reason
 
-if TYPE_CHECKING:
-    from ..emulate import EmulatedDevice
+
+class SideStreams(Protocol):
+    """An emulated device."""
+
+    def run_on_side_stream(self, name: str) -> tuple[int, int]:
+        """Run a pass of a side stream there, behind all that it waits for."""
 
 
 @dataclass(slots=True)
@@ -36,7 +40,7 @@ class Collectives:
     emulated: the device whose time they take, where there is one."""
 
     def __init__(
-        self, groups: Mapping[str, Any], device: torch.device, timeout: timedelta, emulated: EmulatedDevice | None = None
+        self, groups: Mapping[str, Any], device: torch.device, timeout: timedelta, emulated: SideStreams | None = None
     ) -> None:
         index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
         self.groups, self.device, self.timeout = groups, torch.device(device.type, index), timeout
@@ -53,7 +57,7 @@ class Collectives:
         group: Any,
         device: torch.device,
         timeout: timedelta,
-        emulated: EmulatedDevice | None = None,
+        emulated: SideStreams | None = None,
     ) -> Collectives:
         """Those of a pipeline's process group. All its ranks call this, with the same kinds."""
         group = default_group() if group is None else group
@@ -124,4 +128,3 @@ class Collectives:
             self._threads.end(begun.copy, self._seconds)
         begun.over()
         self._over[name] = self._begun.pop(name).copy
-

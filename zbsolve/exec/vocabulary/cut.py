@@ -10,62 +10,78 @@ from torch import Tensor, nn
 from ...util.errors import BadInput
 
 
+class Passing:
+    """What goes around a part of a layer that is not there, while the layer's forward runs."""
+
+    value: Tensor | None = None
+
+    def taken(self) -> Tensor:
+        """It, once. Raises BadInput where nothing came."""
+        found, self.value = self.value, None
+        if found is None:
+            raise BadInput("its forward does not call its output layer or embedding once: a sharded vocabulary needs that")
+        return found
+
+
 class Hidden(nn.Module):
     """Stands where an output layer was: its input is what the whole layer gives."""
 
-    def __init__(self) -> None:
+    def __init__(self, passing: Passing) -> None:
         super().__init__()
-        self.seen: Tensor | None = None
+        self._passing = passing
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keeps `x` for `given`, and hands it on."""
-        self.seen = x
+        """Keeps `x` for the layer around it, and hands it on."""
+        self._passing.value = x
         return x
-
-    def given(self, layer: nn.Module, args: Any, output: Any) -> Any:
-        """A hook behind the forward of the layer around it: the hidden states in place of what it made of them."""
-        seen, self.seen = self.seen, None
-        if seen is None:
-            raise BadInput(f"{type(layer).__name__}: its forward did not call its output layer")
-        return seen
 
 
 class LookedUp(nn.Module):
-    """Stands where an embedding was: it gives the vectors that came in with the tokens."""
+    """Stands where an embedding was: it gives vectors that come in with the tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, passing: Passing) -> None:
         super().__init__()
-        self.vectors: Tensor | None = None
+        self._passing = passing
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The vectors of `tokens`."""
-        vectors, self.vectors = self.vectors, None
-        if vectors is None:
-            raise BadInput("an embedding that is sharded is called twice in a forward")
-        return vectors.view(*tokens.shape, -1)
-
-    def taken(self, layer: nn.Module, args: Any) -> Any:
-        """A hook before the forward of the layer around it: (tokens, vectors) → tokens."""
-        ((tokens, self.vectors),) = args
-        return (tokens,)
+        return self._passing.taken().view(*tokens.shape, -1)
 
 
 def without_output(layer: nn.Module, path: str) -> nn.Module:
     """A copy of `layer`, with the same parameters, that gives what goes into its output layer at `path` ("": itself)."""
-    hidden = Hidden()
     if not path:
-        return hidden
-    found = _copied(layer, path, hidden)
-    found.register_forward_hook(hidden.given)
-    return found
+        return nn.Identity()
+    passing, forward = Passing(), type(layer).forward
+
+    def run(self: Any, x: Any) -> Tensor:
+        forward(self, x)  # what comes behind the output layer is of no use
+        found: Tensor = self._passing.taken()
+        return found
+
+    return _around(_copied(layer, path, Hidden(passing)), run, passing)
 
 
 def without_embedding(layer: nn.Module, path: str) -> nn.Module:
     """A copy of `layer`, with the same parameters, that takes (tokens, vectors) in place of tokens; the embedding at `path`
     ("": itself) is not there."""
-    vectors = LookedUp()
+    passing = Passing()
+    vectors = LookedUp(passing)
     found = _copied(layer, path, vectors) if path else nn.Sequential(vectors)
-    found.register_forward_pre_hook(vectors.taken)
+    forward = type(found).forward
+
+    def run(self: Any, given: tuple[Tensor, Tensor]) -> Any:
+        tokens, self._passing.value = given
+        return forward(self, tokens)
+
+    return _around(found, run, passing)
+
+
+def _around(layer: Any, forward: Any, passing: Passing) -> nn.Module:
+    """The layer, of a class of its own. (Hooks would do, but graphs do not run hooks.)"""
+    kind, layer._passing = type(layer), passing
+    layer.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+    found: nn.Module = layer
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,9 +13,9 @@ from ...models.model import Place
 from ...problem import Problem
 from ...util.errors import BadInput
 from ..handlers.table import model_stages, passes_where
-from .cut import without_output
-from .loss import recognised
+from .cut import without_embedding, without_output
 from .lookup import EmbeddingShard
+from .loss import embedding_of, recognised
 from .rank import Homes
 from .shard import OutputShard, shard_rows
 
@@ -70,39 +70,70 @@ def cut(
     how = Sharded.of(problem)
     assert how is not None
     homes = Homes(rank, problem.ranks, model_stages(problem), problem.routes, how.barriers)
-    last = count - 1
+    module, last = _Rows(problem.ranks, rank, device), count - 1
     path, entropy = recognised(layers[last], loss, last)
-    linear = layers[last].get_submodule(path)
-    assert isinstance(linear, nn.Linear)
-    rows = shard_rows(linear.out_features, problem.ranks, rank)
-    module = nn.Module()
-    places: dict[str, list[Place]] = {"weight": [(last, _inside(path, "weight"))]}
-    shapes = {"weight": linear.weight.shape}
-    module.weight = _cut(linear.weight, rows, device)
+    linear: Any = layers[last].get_submodule(path)
+    first = module.cut("weight", linear.weight, (last, _inside(path, "weight")))
     if linear.bias is not None:
-        module.bias, shapes["bias"] = _cut(linear.bias, rows, device), linear.bias.shape
-        places["bias"] = [(last, _inside(path, "bias"))]
+        module.cut("bias", linear.bias, (last, _inside(path, "bias")))
+    output = OutputShard(module.weight, getattr(module, "bias", None), first, linear.out_features, entropy)
+    embedding = None
     if how.embedding:
-        raise BadInput("run does not know a sharded input embedding yet")
-    own = {place for group in places.values() for place in group}
-    for group in tied:
-        both = own & {(i, name) for i, name in group}
-        if both:
-            (i, name), other = min(both), next((one for one in group if tuple(one) not in own), None)
-            if other is not None:
-                raise BadInput(
-                    f"layer {i}: its {name} is sharded over the vocabulary and tied to layer {other[0]}'s {other[1]}, which is "
-                    "not: shard the input embedding too (passes VE and VS)"
-                )
-    output = OutputShard(module.weight, module.bias if linear.bias is not None else None, rows.start, linear.out_features, entropy)
+        embedding = _embedding(module, layers, tied)
+    _check_tied(module.places, tied)
     layers[last] = without_output(layers[last], path)
-    return Shard(homes, output, None, module, places, shapes)
+    return Shard(homes, output, embedding, module, module.places, module.shapes)
+
+
+class _Rows(nn.Module):
+    """The rows of one rank of `ranks`, of some parameters of a model, as parameters."""
+
+    weight: nn.Parameter
+
+    def __init__(self, ranks: int, rank: int, device: torch.device) -> None:
+        super().__init__()
+        self.ranks, self.rank, self.device = ranks, rank, device
+        self.places: dict[str, list[Place]] = {}
+        self.shapes: dict[str, torch.Size] = {}
+
+    def cut(self, name: str, parameter: nn.Parameter, place: Place) -> int:
+        """Cut them out of the parameter at `place`, as `name`. The number of the first. Raises BadInput."""
+        rows = shard_rows(len(parameter), self.ranks, self.rank)
+        part = parameter.detach()[rows.start : rows.stop].to(self.device).clone()
+        setattr(self, name, nn.Parameter(part, requires_grad=parameter.requires_grad))
+        self.places[name], self.shapes[name] = [place], parameter.shape
+        return rows.start
+
+
+def _embedding(module: _Rows, layers: dict[int, nn.Module], tied: Sequence[Sequence[Place]]) -> EmbeddingShard:
+    """The rank's rows of the embedding in layer 0, which is there without it afterwards. Where it is tied to the output
+    layer, both have one parameter. Raises BadInput."""
+    path = embedding_of(layers[0], 0)
+    whole: Any = layers[0].get_submodule(path)
+    place, (other,) = (0, _inside(path, "weight")), module.places["weight"]
+    if any({place, other} <= {(i, name) for i, name in group} for group in tied):
+        module.places["weight"] = [other, place]
+        first = shard_rows(whole.num_embeddings, module.ranks, module.rank).start
+        weight = module.weight
+    else:
+        first = module.cut("embedding", whole.weight, place)
+        weight = module.get_parameter("embedding")
+    layers[0] = without_embedding(layers[0], path)
+    return EmbeddingShard(weight, first, whole.num_embeddings, whole.padding_idx)
+
+
+def _check_tied(places: Mapping[str, Sequence[Place]], tied: Sequence[Sequence[Place]]) -> None:
+    """Raise BadInput where a parameter that is sharded is tied to one that is not."""
+    own = {place for group in places.values() for place in group}
+    for group in ([(i, name) for i, name in one] for one in tied):
+        here, others = own.intersection(group), sorted(set(group) - own)
+        if here and others:
+            (i, name), (j, other) = min(here), others[0]
+            raise BadInput(
+                f"layer {i}: its {name} is sharded over the vocabulary, but tied to layer {j}'s {other}, which is not: "
+                "shard the input embedding too (passes VE and VS)"
+            )
 
 
 def _inside(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _cut(parameter: nn.Parameter, rows: range, device: torch.device) -> nn.Parameter:
-    part = parameter.detach()[rows.start : rows.stop].to(device).clone()
-    return nn.Parameter(part, requires_grad=parameter.requires_grad)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...util.errors import BadInput
 from ..program import Action
 from .collectives import Collectives
+from .lookup import EmbeddingShard, add_gradient, look_up
 from .shard import Kept, Merged, OutputShard, input_gradient, merge, pass_s, pass_t
 
 
@@ -37,20 +38,28 @@ class Homes:
         """The rank of the microbatch's last stage."""
         return self.routes[microbatch % len(self.routes)][self.stages - 1]
 
+    def first(self, microbatch: int) -> int:
+        """The rank of its first stage."""
+        return self.routes[microbatch % len(self.routes)][0]
+
 
 class VocabularyShard:
-    """This rank's shard and its microbatches. output: the rows of the output layer. share: a microbatch's part of the step's
-    loss (1/m)."""
+    """This rank's shard and its microbatches. output: the rows of the output layer; embedding: of the input embedding, where
+    that is sharded. share: a microbatch's part of the step's loss (1/m)."""
 
-    def __init__(self, homes: Homes, output: OutputShard, collectives: Collectives, share: float) -> None:
-        self.homes, self.output, self.collectives, self.share = homes, output, collectives, share
+    def __init__(
+        self, homes: Homes, output: OutputShard, embedding: EmbeddingShard | None, collectives: Collectives, share: float
+    ) -> None:
+        self.homes, self.output, self.embedding, self.collectives, self.share = homes, output, embedding, collectives, share
         self._given: dict[int, Tensor] = {}  # the last stage's outputs, until they are broadcast
-        self._form: dict[int, Tensor] = {}
+        self._form: dict[int, tuple[torch.Size, torch.dtype, bool]] = {}
         self._hidden: dict[int, Tensor] = {}
         self._kept: dict[int, Kept] = {}
         self._merged: dict[int, Merged] = {}
         self._units: dict[int, float] = {}
         self._gradients: dict[int, Tensor] = {}
+        self._vectors: dict[int, Tensor] = {}  # the embedding's, of the first stage's rank
+        self._scattered: dict[int, Tensor] = {}  # and their gradients
 
     def begin(self) -> None:
         """A step begins."""
@@ -59,6 +68,8 @@ class VocabularyShard:
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Every parameter of the shard that is trained, with its name."""
         pairs = [("vocabulary weight", self.output.weight), ("vocabulary bias", self.output.bias)]
+        if self.embedding is not None and self.embedding.weight is not self.output.weight:
+            pairs.append(("vocabulary embedding", self.embedding.weight))
         return [(name, p) for name, p in pairs if p is not None and p.requires_grad]
 
     def parameters(self) -> list[nn.Parameter]:
@@ -149,13 +160,56 @@ class VocabularyShard:
 
         self._begin(action, partial(self._sum, action.kind, found, root), over)
 
-    def look_up(self, action: Action, ids: Tensor) -> None:
-        """VE."""
-        raise BadInput("run does not know a sharded input embedding yet")
+    def embeds(self, stage: int) -> bool:
+        """Is it the model's first stage, and takes the embedding's vectors from here?"""
+        return stage == 0 and self.embedding is not None
 
-    def scatter(self, action: Action, ids: Tensor) -> None:
-        """VS."""
-        raise BadInput("run does not know a sharded input embedding yet")
+    def embedded(self, microbatch: int) -> Tensor:
+        """The vectors of a microbatch, behind VE, on the first stage's rank."""
+        assert self.embedding is not None
+        return self._vectors.pop(microbatch).requires_grad_(self.embedding.weight.requires_grad)
+
+    def give_gradient(self, microbatch: int, gradients: Sequence[Tensor]) -> None:
+        """The first stage's backward: the gradient of those vectors, or nothing where they need none."""
+        if gradients:
+            self._scattered[microbatch] = gradients[0]
+
+    def look_up(self, action: Action, tokens: Tensor) -> None:
+        """VE: the sum of the shards' look-ups, to the first stage's rank."""
+        shard, m, root = self.embedding, action.microbatch, self.homes.first(action.microbatch)
+        assert shard is not None
+        if root == self.homes.rank:
+            self._vectors[m] = shard.weight.new_empty(*tokens.shape, shard.weight.shape[1], requires_grad=False)
+        target = self._vectors.get(m)
+
+        def work() -> None:
+            found = look_up(shard, tokens)
+            if target is not None:
+                found = target.copy_(found)
+            self._sum(action.kind, found, root)
+
+        self._begin(action, work)
+
+    def scatter(self, action: Action, tokens: Tensor) -> None:
+        """VS: the gradient of the vectors from the first stage's rank to all, which add it to their rows'."""
+        shard, m, root = self.embedding, action.microbatch, self.homes.first(action.microbatch)
+        assert shard is not None
+        if not shard.weight.requires_grad:
+            self._begin(action, lambda: None)
+            return
+        sent = [self._scattered.pop(m)] if root == self.homes.rank else []
+        shape = *tokens.shape, shard.weight.shape[1]
+
+        def work() -> None:
+            if not sent:
+                sent.append(shard.weight.new_empty(shape, requires_grad=False))
+            sent[0] = sent[0].to(shard.weight.dtype).contiguous()
+            self._broadcast(action.kind, sent[0], root)
+
+        def over() -> None:
+            add_gradient(shard, tokens, sent.pop())
+
+        self._begin(action, work, over)
 
     def _kind(self) -> torch.dtype:
         """The type of hidden states on their way: that in which the output layer multiplies."""
