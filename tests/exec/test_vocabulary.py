@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ..support.exec_jobs_vocabulary import CASES
@@ -10,17 +12,53 @@ from ..support.exec_ranks import on_ranks
 LIMITS = {"float32": 1e-6, "autocast": 5e-2}
 
 
-def tried(names: list[str]) -> None:
-    for rank in on_ranks(3, "tests.support.exec_jobs_vocabulary:cases", names, timeout=120.0):
-        wrong = {name: worst for name, worst in rank.items() if not worst <= LIMITS.get(name, 1e-12)}
-        assert not wrong
-        assert list(rank) == names
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What three ranks tried in one launch."""
+    names, folder = [one.name for one in CASES if one.split == "layers"], str(tmp_path_factory.mktemp("checkpoints"))
+    return on_ranks(3, "tests.support.exec_jobs_vocabulary:all_of", {"names": names, "folder": folder}, timeout=240.0)
 
 
-def test_loss_and_gradients_are_those_of_the_unsplit_model() -> None:
-    tried([one.name for one in CASES if one.split == "layers"])
+def too_far(differences: dict[str, float]) -> dict[str, float]:
+    return {name: worst for name, worst in differences.items() if not worst <= LIMITS.get(name, 1e-12)}
+
+
+def test_loss_and_gradients_are_those_of_the_unsplit_model(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert len(rank["cases"]) >= 12
+        assert not too_far(rank["cases"])
 
 
 @pytest.mark.slow
 def test_graphs_split_what_is_left_of_the_ends() -> None:
-    tried([one.name for one in CASES if one.split != "layers"])
+    names = [one.name for one in CASES if one.split != "layers"]
+    for rank in on_ranks(3, "tests.support.exec_jobs_vocabulary:cases", names, timeout=240.0):
+        assert rank.keys() == set(names)
+        assert not too_far(rank)
+
+
+def test_checkpoints_go_on_with_and_without_shards(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        steps = rank["checkpoints"]
+        if "two" in steps:
+            assert steps["two"][:2] == pytest.approx(steps["three"][2:], rel=1e-12)
+            assert steps["again"] == pytest.approx(steps["two"][2:], rel=1e-12)
+            assert steps["again norm"] == pytest.approx(steps["two norm"], rel=1e-12)
+
+
+def test_state_dicts_have_the_whole_models_keys(found: list[dict[str, Any]]) -> None:
+    first, *_, last = (rank["checkpoints"] for rank in found)
+    assert {"0.position.weight", "0.token.weight", "3.output.weight", "3.output.bias"} <= set(first["keys"])
+    assert {"0.token.weight", "3.norm.weight", "3.output.weight"} <= set(last["keys"])
+    assert first["shape"] == [11]
+    assert first["loaded"]
+    assert last["loaded"]
+
+
+def test_what_shards_cannot_do_is_refused_by_name(found: list[dict[str, Any]]) -> None:
+    said = found[0]["refused"]
+    assert "the vocabulary is sharded" in said["evaluate"]
+    assert said["tied"].startswith("layer 3: its output.weight is sharded over the vocabulary, but tied to layer 0's token")
+    assert said["words"] == "vocabulary: 3 shards of 2 words: there must be 1 to 2"
+    assert said["loss"].startswith("loss: torch.nn.functional.mse_loss")
+    assert said["validated"].startswith("PostValidated: the vocabulary is sharded")

@@ -39,8 +39,8 @@ class Tokens(nn.Module):
         super().__init__()
         self.token, self.position = nn.Embedding(words, WIDTH, padding_idx=1), nn.Embedding(LENGTH, WIDTH)
 
-    def token_embedding(self) -> str:
-        return "token"
+    def token_embedding(self) -> tuple[str, float]:
+        return "token", 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.token(ids) * 2.0 + self.position(torch.arange(ids.shape[1]))
@@ -168,10 +168,19 @@ def cases(rank: int, names: list[str]) -> dict[str, float]:
     return {one.name: tried(one, seed) for seed, one in enumerate(CASES) if one.name in names}
 
 
+def all_of(rank: int, given: dict[str, Any]) -> dict[str, Any]:
+    """What is asked for in one launch."""
+    found = {"cases": cases(rank, given["names"]), "refused": refused(rank, None)}
+    return found | {"checkpoints": checkpoints(rank, given["folder"])}
+
+
 def checkpoints(rank: int, folder: str) -> dict[str, Any]:
     """Three ranks with shards train, two ranks without go on from their checkpoint, and three with shards from theirs. The
     losses of the steps, of each."""
-    case, two = Case("", embedding=True, tied=True, bias=True), dist.new_group([0, 1] if rank < 2 else [2], use_local_synchronization=True)
+    case, two = (
+        Case("", embedding=True, tied=True, bias=True),
+        dist.new_group([0, 1] if rank < 2 else [2], use_local_synchronization=True),
+    )
     (x, y), found = batch(case), dict[str, Any]()
 
     def trained(name: str, pipe: Pipeline, before: str, steps: int) -> None:
@@ -188,14 +197,17 @@ def checkpoints(rank: int, folder: str) -> dict[str, Any]:
                 pipe.save(f"{folder}/{name}", adam=optimizer)
         found[f"{name} norm"] = float(norm)
 
-    three, again = pipeline_of(case), pipeline_of(case)  # torch names their groups by how many a rank has: first those of all
+    three, again = (
+        pipeline_of(case),
+        pipeline_of(case),
+    )  # torch names their groups by how many a rank has: first those of all
     trained("three", three, "", 4)
     if rank < 2:
-        trained("two", pipeline_of(replace(case, placement=(0, 1)), problem=a_problem((0, 1), 4, 4), group=two), "three", 4)
+        trained("two", pipeline_of(case, problem=a_problem((0, 1), 4, 4), group=two), "three", 4)
     dist.barrier()
     trained("again", again, "two", 2)
     state = again.state_dict()
-    whole = {name: full(value) for name, value in state.items()}
+    whole = {name: full(value).clone() for name, value in state.items()}
     found["keys"], found["shape"] = sorted(state), list(whole["3.output.bias"].shape)
     again.load_state_dict({name: value + 1 for name, value in whole.items()})
     found["loaded"] = all(bool((full(value) == whole[name] + 1).all()) for name, value in again.state_dict().items())
@@ -218,5 +230,5 @@ def refused(rank: int, _: None) -> dict[str, str]:
     told("tied", lambda: pipeline_of(replace(case, tied=True)))
     told("words", lambda: pipeline_of(replace(case, words=2)))
     told("loss", lambda: Pipeline(model(case), pipe.schedule, loss=nn.functional.mse_loss))
-    told("validated", lambda: PostValidated(torch.optim.SGD(pipe.parameters(), lr=0.1), pipe, 1.0))
+    told("validated", lambda: PostValidated(pipe, torch.optim.SGD(pipe.parameters())))
     return said

@@ -108,7 +108,7 @@ class _Rows(nn.Module):
 def _embedding(module: _Rows, layers: dict[int, nn.Module], tied: Sequence[Sequence[Place]]) -> EmbeddingShard:
     """The rank's rows of the embedding in layer 0, which is there without it afterwards. Where it is tied to the output
     layer, both have one parameter. Raises BadInput."""
-    path = embedding_of(layers[0], 0)
+    path, scale = embedding_of(layers[0], 0)
     whole: Any = layers[0].get_submodule(path)
     place, (other,) = (0, _inside(path, "weight")), module.places["weight"]
     if any({place, other} <= {(i, name) for i, name in group} for group in tied):
@@ -119,7 +119,7 @@ def _embedding(module: _Rows, layers: dict[int, nn.Module], tied: Sequence[Seque
         first = module.cut("embedding", whole.weight, place)
         weight = module.get_parameter("embedding")
     layers[0] = without_embedding(layers[0], path)
-    return EmbeddingShard(weight, first, whole.num_embeddings, whole.padding_idx)
+    return EmbeddingShard(weight, first, whole.num_embeddings, whole.padding_idx, scale)
 
 
 def _check_tied(places: Mapping[str, Sequence[Place]], tied: Sequence[Sequence[Place]]) -> None:
