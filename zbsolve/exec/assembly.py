@@ -41,7 +41,7 @@ from .transport.mailbox import Mailbox
 from .transport.peers import Peers
 from .transport.wires import Wires
 from .vocabulary.collectives import Collectives
-from .vocabulary.parts import NAME, Shard, Sharded, cut
+from .vocabulary.parts import NAME, Shard, Sharded, cut_shard
 from .vocabulary.rank import VocabularyShard
 from .weight_versions import Update, WeightVersions
 
@@ -132,7 +132,7 @@ def _shard(
         raise BadInput(f"mesh: a sharded vocabulary knows no dimension {given.mesh.others[0]}, only pp and those of data")
     if NAME in names:
         raise BadInput(f"layers: one is called '{NAME}', which is the name of a rank's shard")
-    return cut(problem, rank, layers, len(names), given.loss, tied, given.device)
+    return cut_shard(problem, rank, layers, len(names), given.loss, tied, given.device)
 
 
 def parallel_part(part: Part, given: Given) -> Part:

@@ -90,7 +90,8 @@ class Handler:
     reads: what of the batch it needs of its microbatch ("inputs", "targets"), on whichever rank.
     ends_with_step: it joins passes of other ranks, and when it has ended is known only when the step ends.
     does: what it does beside the passes that compute: with sharded parameters ("gather", "reduce"), so that no one else
-    needs to, with what a microbatch keeps ("offload", "reload"), or with a sharded vocabulary ("vocabulary").
+    needs to, with what a microbatch keeps ("offload", "reload"), or with a sharded vocabulary ("broadcast",
+    "merge", "sum", "embedding").
     release(state, stage): the last pass has ended that an edge from this one goes to.
     settle(state, name, sure): work that pass `name` began is to be done now, for what waits for it or takes what it frees;
     not sure: only if it is done anyway.

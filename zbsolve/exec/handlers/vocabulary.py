@@ -84,14 +84,14 @@ def _check(*before: str) -> Any:
     return check
 
 
-def _collective(run: Any, check: Any, reads: str = "") -> Handler:
-    return Handler(run, check, joins=True, reads=reads, does="vocabulary", settle=_settle, ended=_ended)
+def _collective(run: Any, check: Any, does: str, reads: str = "") -> Handler:
+    return Handler(run, check, joins=True, reads=reads, does=does, settle=_settle, ended=_ended)
 
 
-BROADCAST = _collective(_broadcast, _check(), reads="targets")
+BROADCAST = _collective(_broadcast, _check(), "broadcast", reads="targets")
 SCORES = Handler(_scores, _check("VB"), reads="targets", makes="its scores")
-MERGE = _collective(_merge, _check("S"))
+MERGE = _collective(_merge, _check("S"), "merge")
 SHARD_WEIGHTS = Handler(_weights, _check("S", "VR", "VB"), adds_gradients=True)
-INPUT_GRADIENT = _collective(_input_gradient, _check("T"))
-EMBEDDED = _collective(_embedded, _check(), reads="inputs")
-EMBEDDING_GRADIENT = _collective(_embedding_gradient, _check(), reads="inputs")
+INPUT_GRADIENT = _collective(_input_gradient, _check("T"), "sum")
+EMBEDDED = _collective(_embedded, _check(), "embedding", reads="inputs")
+EMBEDDING_GRADIENT = _collective(_embedding_gradient, _check(), "embedding", reads="inputs")

@@ -31,8 +31,10 @@ class Sharded(NamedTuple):
     @classmethod
     def of(cls, problem: Problem) -> Sharded | None:
         """None where the vocabulary is whole."""
-        kinds = problem.passes.kinds
-        return cls(2 if "VG" in kinds else 1, "VE" in kinds) if passes_where(problem, "joins").any() else None
+        if not passes_where(problem, "joins").any():
+            return None
+        sums, embeds = (bool(passes_where(problem, "does", what).any()) for what in ("sum", "embedding"))
+        return cls(2 if sums else 1, embeds)
 
     def layers(self, count: int) -> list[int]:
         """The numbers of the layers, of `count`, that every rank has a shard of."""
@@ -56,7 +58,7 @@ class Shard:
         return any(tuple(place) in own for own in self.places.values() for place in group)
 
 
-def cut(
+def cut_shard(
     problem: Problem,
     rank: int,
     layers: dict[int, nn.Module],
