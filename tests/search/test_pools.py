@@ -97,7 +97,18 @@ def test_the_list_scheduler_needs_no_room_for_what_it_offloads_and_reloads_at_on
 
 
 def test_neighbourhoods_move_copies_too() -> None:
-    neighbourhoods_improve(tight(8, 24))
+    neighbourhoods_improve(tight(8, 24), tight(8, 16))
+
+
+def test_room_that_a_copy_takes_ahead_lets_microbatches_overlap() -> None:
+    """One microbatch's bytes fit a device. What a copy will send out counts as free once its room in the host is taken, so
+    the second microbatch starts before the first is back."""
+    step = pipeline([30] * 2, [32] * 2, [21] * 2, microbatches=4, comm=1, held_until_B=6, held_until_W=4)
+    for host, bus in ((None, 0), (40, 0), (None, 2)):
+        problem = replace(with_offload(step, 30, 30, host=Host(host, shared_bus=bus)), capacity=(10, 10))
+        schedule = list_schedule(problem, deepest_first(problem))
+        assert verify(problem, schedule) == ()
+        assert schedule.timeline()["0F1"][0] < schedule.timeline()["0R0"][1]
 
 
 def test_a_host_too_small_for_one_copy_is_named() -> None:

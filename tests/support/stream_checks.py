@@ -75,9 +75,11 @@ def overfull(problem: Problem, seed: int) -> dict[bool, int] | None:
     return over
 
 
-def neighbourhoods_improve(problem: Problem) -> None:
-    """From the list scheduler's schedule, which holds, to shorter ones that hold."""
-    begin = list_schedule(problem, deepest_first(problem))
+def neighbourhoods_improve(problem: Problem, tighter: Problem | None = None) -> None:
+    """From the list scheduler's schedule, of the same step in less memory where that is given, which holds, to shorter ones
+    that hold."""
+    begin = list_schedule(tighter or problem, deepest_first(tighter or problem))
+    begin = Schedule(problem, begin.order, begin.syncs)
     assert verify(problem, begin) == ()
     found = [one for one in better_neighbours(lambda: begin, Clock(30.0, 1.0), 0, lambda: 0) if one is not None]
     assert found

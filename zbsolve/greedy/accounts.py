@@ -24,6 +24,7 @@ class Accounts(NamedTuple):
     Shape (pools, accounts): need, what an account needs in a pool; gain, what it frees beyond what it takes (0 as a rule).
     One row a pool and account (pool · accounts + account): serial_pass, serial_taken, serial_freed, the account's passes
       that take or free memory in the pool, in the serial order; no rows at all where all memory is on devices.
+    One value a pass: copy_out, see `copies_out`; lane_before, the pass before it in its lane, or −1.
     """
 
     first: Ints
@@ -36,6 +37,8 @@ class Accounts(NamedTuple):
     serial_pass: Ints
     serial_taken: Ints
     serial_freed: Ints
+    copy_out: Ints
+    lane_before: Ints
 
 
 def serial_places(problem: Problem, depth: Ints, tail: Ints, level: Ints) -> Ints:
@@ -75,6 +78,26 @@ def brings_back(problem: Problem) -> Bools:
     return found
 
 
+def copies_out(problem: Problem) -> Ints:
+    """For each pass the one on a side stream that frees what it took, all or a part, and nothing else, on the device: it
+    sends that to a further pool. −1 where there is none. Shape (passes,)."""
+    e = problem.edges
+    out = ~problem.computing & (problem.freed > 0) & (problem.taken == 0)
+    into = np.flatnonzero((problem.device_bytes > 0) & out[e.after])
+    alone = np.bincount(e.after[into], minlength=len(out)) == 1
+    into = into[alone[e.after[into]]]
+    found = np.full(len(out), -1, np.int64)
+    found[e.before[into]] = e.after[into]
+    return found
+
+
+def _before(problem: Problem) -> Ints:
+    found = np.full(len(problem.passes), -1, np.int64)
+    for rows in problem.lanes:
+        found[rows[1:]] = rows[:-1]
+    return found
+
+
 def accounts_of(problem: Problem, account: Ints, places: Ints) -> Accounts:
     """The table, from the account of each pass and `serial_places`."""
     pools, accounts, count = len(problem.room), int(account.max()) + 1, len(account)
@@ -86,11 +109,12 @@ def accounts_of(problem: Problem, account: Ints, places: Ints) -> Accounts:
     moves = compressed_rows(rows[away], count, pool[away], taken[away], freed[away])
     shape, nothing = (pools, accounts), np.zeros(0, np.int64)
     if not problem.pools:
-        return Accounts(*moves, need.reshape(shape), gain.reshape(shape), nothing, nothing, nothing, nothing)  # type: ignore[call-arg]
+        none = np.full(count, -1)
+        return Accounts(*moves, need.reshape(shape), gain.reshape(shape), *[nothing] * 4, none, none)  # type: ignore[call-arg]
     order = np.argsort(places[rows], kind="stable")
     serial = compressed_rows(row[order], pools * accounts, rows[order], taken[order], freed[order])
     need = _peaks(*serial)
-    return Accounts(*moves, need.reshape(shape), gain.reshape(shape), *serial)  # type: ignore[call-arg]
+    return Accounts(*moves, need.reshape(shape), gain.reshape(shape), *serial, copies_out(problem), _before(problem))  # type: ignore[call-arg]
 
 
 def _peaks(first: Ints, passes: Ints, taken: Ints, freed: Ints) -> Ints:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..problem import UNLIMITED, Ints, Problem
 from ..timeline import Precedence, longest_path
-from .accounts import Accounts, accounts_of, brings_back, serial_places
+from .accounts import Accounts, accounts_of, brings_back, copies_out, serial_places
 from .compressed import compressed_rows
 
 NEVER = np.int64(1) << 60  # µs: later than any time
@@ -34,7 +34,7 @@ class ProblemArrays(NamedTuple):
         is for, and else the lane itself, which nothing holds back.
     One row a lane: lane_passes, in the order in which they run.
     One row a stream: stream_lanes. One row a pool (see `Problem`): pool_streams, those that run passes of the device's rank,
-      or that take memory there.
+      or that take memory there, for themselves or ahead for a copy out.
     One value a rank: capacity (`UNLIMITED` where there is none). One value a pool: room, the same for all of them.
     accounts: memory by pool and account (see `Accounts`).
     One value a pass: user, the first pass that waits for one that brings memory back, else −1; returns, how many
@@ -165,6 +165,11 @@ def _streams_of_pools(problem: Problem) -> tuple[Ints, Ints]:
     """The streams of each pool, in compressed rows."""
     pools, ranks = len(problem.room), problem.ranks
     takers = [problem.moved(pool)[0] > 0 for pool in range(ranks, pools)]
+    if takers:  # room there may also be taken ahead, by the pass whose copy it is for
+        out = copies_out(problem)
+        sends = np.flatnonzero(out >= 0)
+        for one in takers:
+            one[sends] |= one[out[sends]]
     pairs = []
     for number, rows in enumerate(problem.members.values()):
         pairs += [(rank, number) for rank in np.unique(problem.passes.rank[rows]).tolist()]
