@@ -16,11 +16,11 @@ from torch import nn
 
 from zbsolve import BadInput, Deadlock, Edge, Pass, Problem, Schedule, pipeline
 from zbsolve.cli import main
-from zbsolve.exec.run.launch import child_environment
 from zbsolve.exec.torch_runtime import check_version, torch_schedule
 from zbsolve.interchange.torch_csv import torch_order
 from zbsolve.systems import preset
 
+from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule
 
 PLACEMENTS = [(0, 1), (0, 1, 0, 1), (0, 1, 1, 0), (0, 1, 2, 3), (0, 2, 1, 3, 0, 1), (1, 0, 0, 2, 1), (0, 0, 1)]
@@ -195,24 +195,8 @@ def in_torch(folder: Path, cases: dict[str, tuple[Schedule, str, bool]], ranks: 
     for i, (name, (schedule, model, defer)) in enumerate(cases.items()):
         schedule.save(folder / f"{i}.json")
         body[name] = {"schedule": str(folder / f"{i}.json"), "model": model, "defer": defer}
-    (folder / "cases.json").write_text(json.dumps(body))
-    children = []
-    for rank in range(ranks):
-        with open(folder / f"stderr.{rank}", "wb") as errors:
-            command = [sys.executable, "-m", "tests.support.export_worker", str(folder), str(rank), str(ranks)]
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, env=child_environment())
-        children.append(child)
-    try:
-        codes = [child.wait(120) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-            assert child.stdin is not None
-            child.stdin.close()
-    assert codes == [0] * ranks, [(folder / f"stderr.{r}").read_text()[-2000:] for r in range(ranks)]
-    results = [json.loads((folder / f"result.{r}").read_text()) for r in range(ranks)]
-    return {name: [result[name] for result in results] for name in cases}
+    found = on_ranks(ranks, "tests.support.exec_jobs_export:results", body, timeout=110)
+    return {name: [one[name] for one in found] for name in cases}
 
 
 def check(results: dict[str, list[float | str]]) -> None:

@@ -1,28 +1,17 @@
-"""One rank of tests/interchange/test_torch_csv.py: `python -m tests.support.export_worker FOLDER RANK RANKS`.
+"""What the tests of exports run on gloo ranks (see `exec_ranks`): our orders in torch's own runtime."""
 
-Runs every case of FOLDER/cases.json in torch's own runtime and leaves FOLDER/result.RANK: case → the largest relative
-difference of loss and gradients from the unsplit model (or the line of a BadInput).
-"""
+from __future__ import annotations
 
-import json
-import os
-import sys
-import threading
-from datetime import timedelta
-from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from zbsolve import BadInput, Schedule
 from zbsolve.exec import torch_schedule
 from zbsolve.exec.check import difference
-from zbsolve.exec.run.worker import end_with_parent, local_network
 from zbsolve.interchange.torch_csv import torch_order
 from zbsolve.models.model import Model
 from zbsolve.models.presets import GptSizes, gpt, mlp
-
-LIMIT = 120
 
 
 def model(name: str) -> Model:
@@ -33,7 +22,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return x.double() if x.is_floating_point() else x
 
 
-def run(case: dict[str, str], rank: int) -> float:
+def run(case: dict[str, Any], rank: int) -> float:
     schedule, spec = Schedule.load(case["schedule"]), model(case["model"])
     order, counts = torch_order(schedule), schedule.problem.layers
     firsts = [sum(counts[:s]) for s in range(len(counts))]
@@ -66,26 +55,12 @@ def run(case: dict[str, str], rank: int) -> float:
     return max(found)
 
 
-def main(folder: Path, rank: int, ranks: int) -> None:
-    end_with_parent()
-    local_network()
-    torch.set_num_threads(1)
-    clock = threading.Timer(LIMIT, os._exit, (3,))
-    clock.daemon = True
-    clock.start()
-    timeout = timedelta(seconds=30)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks, timeout=timeout)
-    result: dict[str, float | str] = {}
-    for name, case in json.loads((folder / "cases.json").read_text()).items():
+def results(rank: int, cases: dict[str, dict[str, Any]]) -> dict[str, float | str]:
+    """Case → the largest relative difference of loss and gradients from the unsplit model (or the line of a BadInput)."""
+    found: dict[str, float | str] = {}
+    for name, case in cases.items():
         try:
-            result[name] = run(case, rank)
+            found[name] = run(case, rank)
         except BadInput as error:
-            result[name] = str(error)
-    (folder / f"result.{rank}").write_text(json.dumps(result))
-    dist.barrier()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
-    sys.stderr.flush()
-    os._exit(0)
+            found[name] = str(error)
+    return found
