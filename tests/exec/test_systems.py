@@ -23,8 +23,8 @@ from ..support.exec_ranks import on_ranks
 from ..support.systems_jobs import INNER, batch, layers, simulated
 
 RANKS, MICROBATCHES = 4, 8
-# Where the vocabulary is sharded, stages beyond the model's are no layers: nothing here runs such steps yet.
-PLAIN = [one.name for one in SYSTEMS if one.group != "asynchronous" and not one.vocabulary]
+# Where the vocabulary is sharded, stages beyond the model's are no layers: nothing here runs such steps yet, nor slices.
+PLAIN = [one.name for one in SYSTEMS if one.group != "asynchronous" and not (one.vocabulary or one.slices)]
 OFFLOADED = [one.name for one in SYSTEMS if one.copies is not None]
 MIRRORED = [one.name for one in SYSTEMS if one.placement == "mirror"]
 CASES = {

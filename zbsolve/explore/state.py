@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode
 from ..partition.by_name import SEARCHED
 from ..placement import parse_routes
 from ..problem import OBJECTIVES
-from ..systems.entry import ASYNCHRONOUS, OFFLOAD, VOCABULARY
+from ..systems.entry import ASYNCHRONOUS, OFFLOAD, SLICES, VOCABULARY
 from ..systems.table import SYSTEMS
 from ..util.errors import BadInput
 
@@ -170,8 +170,8 @@ def _same(*texts: str) -> tuple[tuple[str, str], ...]:
 
 
 STEP, MODEL, UNEVEN, MORE = GROUPS = ("Step", "Model", "Uneven stages", "More")
-# Asynchronous ones have no step with an end; the page's steps have no copies to host memory and no sharded vocabulary.
-SYSTEM_NAMES = tuple(one.name for one in SYSTEMS if one.group not in (ASYNCHRONOUS, OFFLOAD, VOCABULARY))
+# Asynchronous ones have no step with an end; the page's steps have no copies, slices or sharded vocabulary.
+SYSTEM_NAMES = tuple(one.name for one in SYSTEMS if one.group not in (ASYNCHRONOUS, OFFLOAD, SLICES, VOCABULARY))
 _USUAL = {field.name: field.default for field in fields(State)}
 CONTROLS: tuple[Slider | Choice, ...] = (
     Slider("ranks", "ranks p", "", 1, 64, 32, 1, STEP),

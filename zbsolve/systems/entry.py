@@ -10,8 +10,9 @@ from ..build.numbers import Numbers
 from ..problem import Problem
 from ..schedule import Schedule
 
-ONE_DIRECTION, VOCABULARY, OFFLOAD, TWO_DIRECTIONS, ASYNCHRONOUS = GROUPS = (
+ONE_DIRECTION, SLICES, VOCABULARY, OFFLOAD, TWO_DIRECTIONS, ASYNCHRONOUS = GROUPS = (
     "one direction",
+    "sequence slices",
     "sharded vocabulary",
     "offload to host memory",
     "two directions",
@@ -29,7 +30,7 @@ class System:
     backward of a problem is split ("": the same). needs: what a problem must fulfil, in words.
     copies: of a plain step and of µs of copies out and back, one number or one a stage each, which stages it offloads; its
     order is then one of the whole problem, with the copies.
-    vocabulary: its step has a sharded vocabulary.
+    vocabulary: its step has a sharded vocabulary. slices: its microbatches are cut into slices.
     rounds: of ranks and microbatches, how many of these an update takes in and how many updates late its weights are used.
     searched: its order is a policy of the list scheduler, which searches try anyway.
     """
@@ -50,6 +51,7 @@ class System:
     split: str = ""
     copies: Callable[[Problem, Numbers, Numbers], Any] | None = None
     vocabulary: bool = False
+    slices: bool = False
 
     @property
     def words(self) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def single(problem: Problem, name: str, warm: Callable[[int, int, int], int], pe
     rows = {}
     for rank in range(ranks):
         each = np.stack([np.full(m, rank), np.arange(m)])
-        rows[f"compute:{rank}"] = _alternate(problem, each, each, min(warm(rank, ranks, m), m), pending(rank), split)
+        rows[f"compute:{rank}"] = alternate(problem, each, each, min(warm(rank, ranks, m), m), pending(rank), split)
     return Schedule.of(problem, rows)
 
 
@@ -156,11 +156,11 @@ def _grouped(
             parts = [np.stack([np.full(len(g), k * ranks + rank), g]) for g in groups for k in turn]
             both.append(np.concatenate(parts, axis=1))
         warm_up = min(warm(rank, chunks), both[0].shape[1])
-        rows[f"compute:{rank}"] = _alternate(problem, both[0], both[1], warm_up, pending(rank), split)
+        rows[f"compute:{rank}"] = alternate(problem, both[0], both[1], warm_up, pending(rank), split)
     return Schedule.of(problem, rows)
 
 
-def _alternate(problem: Problem, forward: Ints, backward: Ints, warm: int, pending: int, split: bool) -> Ints:
+def alternate(problem: Problem, forward: Ints, backward: Ints, warm: int, pending: int, split: bool) -> Ints:
     """The rows of `warm` forwards, then one backward one forward; W follows its B, `pending` of them later. forward,
     backward: stages and microbatches in order, shape (2, passes)."""
     count = forward.shape[1]

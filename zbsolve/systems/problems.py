@@ -24,8 +24,9 @@ def problem_for(
     options: `update`, `parameter_bytes`: µs and bytes of a stage's update and weights, for the asynchronous systems; `O`,
     `R`: µs of a stage's copies out and back (as long as its F where nothing is said), both on one stream of their rank, for
     those that offload, where F holds one byte if nothing else is said; `vocabulary`: what shards cost, for those with a
-    sharded vocabulary (one barrier, S and T half as long as the longest F where nothing is said); others go to `pipeline`
-    (AF: the all-to-alls that DualPipe is about). Raises BadInput for an unknown system or numbers that it does not allow.
+    sharded vocabulary (one barrier, S and T half as long as the longest F where nothing is said); `slices`: how many, for
+    those with slices (one a rank where nothing is said), of which times are; others go to `pipeline` (AF: the all-to-alls
+    that DualPipe is about). Raises BadInput for an unknown system or numbers that it does not allow.
     """
     one = system(name)
     update = {"time": options.pop("update", 0), "parameter_bytes": options.pop("parameter_bytes", 0)}
@@ -33,6 +34,8 @@ def problem_for(
     vocabulary = options.pop("vocabulary", None)
     if one.copies is not None and not {"held_until_B", "held_until_W"} & set(options):
         options["held_until_W"] = 1
+    if one.slices:
+        options.setdefault("slices", max(2, ranks))
     routes = placements.parse_routes(one.placement, ranks)
     times: dict[str, Any] = {"BW": _sum(B, W)} if one.fused else {"B": B, "W": W}
     step = pipeline(F, placement=routes, microbatches=microbatches, **times, **options)

@@ -15,7 +15,7 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .asynchronous import pipedream
-from .entry import ASYNCHRONOUS, OFFLOAD, TWO_DIRECTIONS, VOCABULARY, System
+from .entry import ASYNCHRONOUS, OFFLOAD, SLICES, TWO_DIRECTIONS, VOCABULARY, System
 from .one_direction import (
     gis,
     gis_h,
@@ -31,6 +31,7 @@ from .one_direction import (
 )
 from .pipeoffload import full_copies, half_copies, po_full, po_half
 from .plain_step import WrongPlacement, without_shards
+from .slices import slimpipe, terapipe
 from .two_directions import chimera, dualpipe, dualpipe_v, gems
 from .vee import one_f_one_b_v, v_half, v_min, v_zb, zb_v
 from .vocabulary import one_f_one_b_vocabulary, v_half_vocabulary, zb_h1_vocabulary
@@ -131,6 +132,30 @@ SYSTEMS: tuple[System, ...] = (
         needs="copies out and back in twice F+B+W",
         group=OFFLOAD,
         copies=half_copies,
+    ),
+    System(
+        "slimpipe",
+        "SlimPipe, Seq1F1B",
+        slimpipe,
+        "arXiv 2504.14519",
+        "single",
+        "(p−1)(F+B+W) of a slice",
+        "n+p−r−1 slices: M/p·(1+(p−1)/n)",
+        fused=True,
+        group=SLICES,
+        slices=True,
+    ),
+    System(
+        "terapipe",
+        "TeraPipe",
+        terapipe,
+        "arXiv 2102.07988",
+        "single",
+        "(p−1)(F+B+W) of a slice",
+        "m microbatches",
+        fused=True,
+        group=SLICES,
+        slices=True,
     ),
     System(
         "1f1b-vocab",
@@ -273,7 +298,8 @@ def _known_on(problem: Problem) -> str:
     shape = "mirror" if len(step.routes) > 1 else placed.rstrip("0123456789")
     offloads, sharded = "O" in problem.passes.kinds, "S" in problem.passes.kinds
     known = [one for one in SYSTEMS if one.rounds is None and (offloads or one.copies is None)]
-    names = [one.name for one in known if one.placement == shape and one.vocabulary == sharded]
+    special = (sharded, bool(problem.passes.slice.any()))
+    names = [one.name for one in known if one.placement == shape and (one.vocabulary, one.slices) == special]
     return f"for {'mirror' if names and shape == 'mirror' else placed} there are {', '.join(names) or 'no named ones'}"
 
 
