@@ -116,7 +116,11 @@ def test_wrong_use_is_named() -> None:
         ("1f1b-vocab", pipeline(2, BW=4, placement=(0, 1), microbatches=4), "1f1b-vocab: the vocabulary is not sharded"),
         ("1f1b-vocab", split, "1f1b-vocab: needs one backward BW"),
         ("v-half-vocab", split, "v-half-vocab: is defined for placement vee only; for single there are .*zb-h1-vocab"),
-        ("zb-h1", split, "zb-h1: needs a plain pipeline of F, B, W"),
+        (
+            "zb-h1",
+            split,
+            "zb-h1: is defined where the vocabulary is not sharded; for single there are 1f1b-vocab, zb-h1-vocab$",
+        ),
     ):
         with pytest.raises(BadInput, match=text):
             preset(name, problem)

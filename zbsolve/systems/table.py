@@ -283,6 +283,8 @@ def preset(name: str, problem: Problem) -> Schedule:
     """The schedule called `name` on a problem (it is `name_on` there). Raises BadInput for an unknown name or a problem
     that it is not defined for."""
     one = system(name_on(name, problem))
+    if "S" in problem.passes.kinds and not one.vocabulary:
+        raise BadInput(f"{one.name}: is defined where the vocabulary is not sharded; {_known_on(problem)}")
     try:
         if one.copies is not None:
             return one.order(problem)
