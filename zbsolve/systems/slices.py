@@ -45,9 +45,9 @@ def _sliced(problem: Problem, name: str, warm: Callable[[int, int, int], int]) -
     back = there.reshape(-1, slices)[:, ::-1].ravel()
     rows = {}
     for rank in range(problem.ranks):
-        each = (np.stack([np.full(len(there), rank), one]) for one in (there, back))
+        forward, backward = (np.stack([np.full(len(there), rank), one]) for one in (there, back))
         first = min(warm(rank, problem.ranks, slices), len(there))
-        rows[f"compute:{rank}"] = alternate(flat, *each, first, 0, split)
+        rows[f"compute:{rank}"] = alternate(flat, forward, backward, first, 0, split)
     return Schedule.of(problem, rows)
 
 
