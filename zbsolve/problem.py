@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .alike import microbatches_alike
-from .problem_form import ProblemForm, edges_as_json, edges_from, passes_as_json, passes_from
+from .problem_form import MessagesForm, ProblemForm, edges_as_json, edges_from, passes_as_json, passes_from
 from .tables import (
     CARGO,
     KINDS,
@@ -43,6 +43,14 @@ MAX_SUM = 2.0**62  # of all times, and of all bytes, so that sums are whole numb
 NAME = re.compile(r"(\d+)([A-Z]+)(\d+)(?:\.(\d+))?")
 
 
+class MessageRoom(NamedTuple):
+    """sizes: bytes of a message over the boundary behind each stage but the last; reserved: bytes of each rank that are kept
+    free for messages, beside its capacity."""
+
+    sizes: tuple[int, ...]
+    reserved: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Passes, edges, memory capacity (bytes a rank's device, or None: unlimited) and objective: "makespan" or "span".
@@ -50,9 +58,11 @@ class Problem:
     `pools` is further memory, which an edge may name for its bytes. Pools are numbered: 0 … ranks − 1 are the devices, then
     come these.
 
-    Two notes for readers and the executor, which no solver looks at: `layers` is how many layers each stage holds (()
+    Notes for readers and the executor, which no solver looks at: `layers` is how many layers each stage holds (()
     where nobody said), `source` where the times come from ("measured: …", "estimated: …", or "" for given numbers).
-    What edges carry, and how much of a pass is its message, is no part of the `digest`.
+    A third one is `messages`: how large they are and what is kept free for them, where a profile says so; how many wait at
+    once is the schedule's matter (see `handover`). That, what edges carry, and how much of a pass is its message, is no part
+    of the `digest`.
 
     Raises BadInput for negative times, bytes or indices, device memory on an edge between two ranks, messages longer than
     their pass, doubled names, an unknown pool, or a capacity that does not name every rank. Problems with the same content
@@ -66,6 +76,7 @@ class Problem:
     layers: tuple[int, ...] = ()
     source: str = ""
     pools: tuple[Pool, ...] = ()
+    messages: MessageRoom | None = None
 
     @classmethod
     def of(
@@ -431,6 +442,7 @@ class Problem:
             "layers": list(self.layers),
             "capacity": None if self.capacity is None else list(self.capacity),
             **({"pools": [{"name": one.name, "capacity": one.capacity} for one in self.pools]} if self.pools else {}),
+            **({"messages": self.messages._asdict()} if self.messages else {}),
             "passes": passes_as_json(self.passes),
             "edges": edges_as_json(self.edges),
         }
@@ -457,7 +469,16 @@ class Problem:
         edges = edges_from(form.edges, passes, where)
         capacity = None if form.capacity is None else tuple(form.capacity)
         pools = tuple(Pool(one.name, one.capacity) for one in form.pools)
-        return cls(passes, edges, capacity, form.objective, tuple(form.layers), form.source, pools)
+        found = cls(passes, edges, capacity, form.objective, tuple(form.layers), form.source, pools)
+        return found if form.messages is None else replace(found, messages=_message_room(form.messages, found, where))
+
+
+def _message_room(form: MessagesForm, problem: Problem, where: str) -> MessageRoom:
+    """What a file says of messages. Raises BadInput."""
+    for name, said, most in (("sizes", form.sizes, problem.stages - 1), ("reserved", form.reserved, problem.ranks)):
+        if len(said) > most or min(said, default=0) < 0 or (name == "reserved" and len(said) < most):
+            raise BadInput(f"{where}: field 'messages.{name}': {most} numbers from 0 up are needed, got {len(said)}")
+    return MessageRoom(tuple(form.sizes), tuple(form.reserved))
 
 
 def _all_differ(*columns: Ints) -> bool:

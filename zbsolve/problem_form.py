@@ -48,6 +48,13 @@ class PoolForm(msgspec.Struct):
     capacity: int | None = None
 
 
+class MessagesForm(msgspec.Struct):
+    """Bytes of messages over each boundary, and what each rank keeps free for them."""
+
+    sizes: list[int]
+    reserved: list[int]
+
+
 class ProblemForm(msgspec.Struct):
     """A problem in a file."""
 
@@ -58,6 +65,7 @@ class ProblemForm(msgspec.Struct):
     edges: EdgesForm
     capacity: list[int] | None = None
     pools: list[PoolForm] = []
+    messages: MessagesForm | None = None
 
 
 def passes_as_json(passes: Passes) -> dict[str, Any]:

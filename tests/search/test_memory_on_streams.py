@@ -10,9 +10,9 @@ import pytest
 
 from zbsolve import Infeasible, Problem, pipeline, solve, verify
 from zbsolve.build import with_sharding
-from zbsolve.exec.lowering import rank_order
 from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.syncs import pools_with_syncs, with_syncs
+from zbsolve.handover import rank_rows
 from zbsolve.systems.table import preset
 
 from ..support.exact import optimum as by_orders
@@ -91,10 +91,10 @@ def test_neighbourhoods_move_gathers_too() -> None:
 
 def test_a_program_keeps_syncs() -> None:
     """The order of a rank's program has each pass behind those that it waits for."""
-    schedule = solve(tight(32, 2), effort=0.1)
+    schedule = solve(problem := tight(32, 2), effort=0.1)
     assert schedule.syncs
     for rank in range(2):
-        place = {name: i for i, name in enumerate(rank_order(schedule, rank))}
+        place = {problem.names[row]: i for i, row in enumerate(rank_rows(schedule)[rank])}
         for before, after in schedule.syncs:
             assert before not in place or place[before] < place[after]
 

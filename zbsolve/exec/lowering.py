@@ -13,12 +13,12 @@ What a kind of pass needs is for its handler to say (`handlers`). Nothing here k
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from ..handover import Handover
 from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import PER_STEP, Bools
@@ -45,24 +45,6 @@ def lower(schedule: Schedule, training: bool = True) -> tuple[Program, ...]:
     lowering = _Lowering(schedule)
     _check_collectives(problem, lowering.orders)
     return tuple(lowering.program(rank) for rank in range(problem.ranks))
-
-
-def rank_order(schedule: Schedule, rank: int) -> tuple[str, ...]:
-    """The passes of one rank in the order of the schedule's predicted timeline, which keeps each stream's order. A pass that
-    only begins work comes before the pass that runs meanwhile, for the rank is busy until that ends."""
-    problem, timeline = schedule.problem, schedule.timeline()
-    rows = np.flatnonzero(problem.passes.rank == rank)
-    turn = np.arange(len(problem.passes)) if timeline.turn is None else timeline.turn
-    start, _ = begins_and_ends(schedule)
-    rows = rows[np.lexsort((turn[rows], start[rows]))]
-    begins, beside = ~passes_where(problem, "does", "")[rows], ~problem.computing[rows]
-    place, busy = np.arange(len(rows), dtype=np.float64), -1
-    for i in range(len(rows)):
-        if not beside[i]:
-            busy = i
-        elif begins[i] and busy >= 0 and start[rows[i]] < timeline.end[rows[busy]]:
-            place[i] = busy - 0.5
-    return tuple(problem.names[i] for i in rows[np.argsort(place, kind="stable")])
 
 
 def check_runs(problem: Problem, training: bool = True) -> None:
@@ -156,7 +138,8 @@ class _Lowering:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.problem = schedule, schedule.problem
-        self.orders = [rank_order(schedule, rank) for rank in range(self.problem.ranks)]
+        self.handover = Handover.of(schedule, begins_and_ends(schedule)[0])
+        self.orders = [tuple(self.problem.names[row] for row in rows) for rows in self.handover.orders]
         self.takes = _messages(self.problem)
         self.gives: dict[str, list[Message]] = {}
         for message in self.takes.values():
@@ -176,7 +159,7 @@ class _Lowering:
         """The program of one rank."""
         problem, order, p = self.problem, self.orders[rank], self.problem.passes
         incoming = self._incoming(rank)
-        posts, uses = _posts(self.schedule, order, incoming), uses_of(problem, order, self.weighted)
+        posts, uses = _posts(self.handover, order, incoming), uses_of(problem, order, self.weighted)
         rows = [problem.index[name] for name in order]
         latest = {int(p.stage[row]): row for row in rows if self.adding[row]}
         done, releases, awaits = set(latest.values()), self._releases(rows), awaits_of(self.schedule, rows)
@@ -291,20 +274,11 @@ def _makers(problem: Problem) -> tuple[dict[int, list[int]], set[int]]:
     return found, set(problem.passes.stage[released].tolist())
 
 
-def _posts(schedule: Schedule, order: Sequence[str], incoming: Incoming) -> dict[str, list[Message]]:
+def _posts(handover: Handover, order: Sequence[str], incoming: Incoming) -> dict[str, list[Message]]:
     """Pass of this rank → the receives to post before it; those of one source in the order of its sends."""
-    timeline, index = schedule.timeline(), schedule.problem.index
-    starts = np.array([timeline.start[index[name]] for name in order])
-    starts = np.minimum.accumulate(starts[::-1])[::-1].tolist()  # one that only begins work may come before its time
-    place = {name: i for i, name in enumerate(order)}
-    result: dict[str, list[Message]] = {}
+    names, result = handover.schedule.problem.names, dict[str, list[Message]]()
+    posted = {names[row]: at for row, at in zip(handover.after.tolist(), handover.posted.tolist(), strict=True)}
     for sent in incoming.values():
-        at = len(order)
-        points = []
-        for message in reversed(sent):
-            running = bisect_right(starts, int(timeline.end[index[message.before]])) - 1
-            at = max(0, min(at, running, place[message.after] - 1))
-            points.append((at, message))
-        for at, message in reversed(points):
-            result.setdefault(order[at], []).append(message)
+        for message in sent:
+            result.setdefault(order[posted[message.after]], []).append(message)
     return result

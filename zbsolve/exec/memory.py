@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..handover import Handover
 from ..problem import Ints, Problem
+from ..schedule import Schedule
 from ..util.text import exact_bytes
+from .awaits import begins_and_ends
 from .dtensors import local
 from .handlers.table import HANDLERS
 from .program import Message, Program
@@ -135,24 +138,20 @@ class Memory:
         return max(self.predicted_host, default=0)
 
 
-def predicted(problem: Problem, program: Program, size: Callable[[Message], int] = lambda message: 0) -> tuple[int, ...]:
-    """Bytes held after each pass of `program`: what the problem's edges hold, and messages.
+def predicted(schedule: Schedule, program: Program, size: Callable[[Message], int] | None = None) -> tuple[int, ...]:
+    """Bytes held after each pass of `program`: what the problem's edges hold, and messages that wait (see `Handover`).
 
-    A receive's buffer is held from when it is posted until its pass takes it, an output that goes to another rank right
-    after its pass, and one for this rank until it is taken. size: bytes of a message; without it messages are not counted.
+    size: bytes of a message that this rank takes, sends or hands over; without it messages are not counted.
     """
-    actions = program.actions
-    place = {action.name: i for i, action in enumerate(actions)}
+    problem, actions = schedule.problem, program.actions
     rows = [problem.index[action.name] for action in actions]
-    change = _changes(program, problem.taken[rows], problem.freed[rows])
-    for i, action in enumerate(actions):
-        spans = [(i, place[m.after], m) for m in action.posts]
-        spans += [(i, i + 1, m) for m in action.sends]
-        spans += [(i, place[action.hands.after], action.hands)] if action.hands is not None else []
-        for begin, end, message in spans:
-            change[begin] += size(message)
-            change[end] -= size(message)
-    return tuple(np.cumsum(change[:-1]).tolist())
+    held = np.cumsum(_changes(program, problem.taken[rows], problem.freed[rows])[:-1])
+    if size is not None:
+        moved = [m for action in actions for m in (*action.posts, *action.sends, action.hands) if m is not None]
+        sizes, handover = {m.after: size(m) for m in moved}, Handover.of(schedule, begins_and_ends(schedule)[0])
+        each = [sizes.get(problem.names[row], 0) for row in handover.after.tolist()]
+        held = held + handover.waiting(program.rank, np.array(each, np.int64))
+    return tuple(held.tolist())
 
 
 def predicted_host(problem: Problem, program: Program) -> tuple[int, ...]:

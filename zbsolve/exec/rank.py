@@ -154,7 +154,7 @@ class RankRunner:
         with meter:
             record = self._passes(data, meter)
         names = tuple(action.name for action in program.actions)
-        curve = predicted(self.schedule.problem, program, self._size)
+        curve = predicted(self.schedule, program, self._size)
         host = predicted_host(self.schedule.problem, program) if record.host else ()
         return record, Memory(names, tuple(record.held), curve, meter.most, tuple(record.host), host)
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..layer import Layer, Tied, layer_ranges
+from ..problem import MessageRoom
 from .cut_table import Floats
 
 MESSAGES = 2  # at each end of a stage: one that comes or came, one that goes
@@ -122,8 +123,8 @@ class StageMemory:
         return np.array([0, *(MESSAGES * one.output_bytes for one in self.layers[:-1]), 0], np.float64)
 
     def messages(self, a: Place, b: Place) -> Any:
-        """Bytes of messages at both ends of a stage. More can be on their way where a rank runs far ahead of the next:
-        those are not known before the schedule is."""
+        """Bytes of messages at both ends of a stage, as many as usually wait. More do where a rank runs far ahead of the
+        next: then the schedule says how many (see `handover`)."""
         return self._messages[a] + self._messages[b]
 
     @cached_property
@@ -149,16 +150,27 @@ class StageMemory:
         while a layer runs, what it would keep is there on top.
         """
         fixed, moving, ranges = [], [], layer_ranges(counts)
-        for rank in range(max(routes[0]) + 1):
-            mine = sorted({stage for route in routes for stage, home in enumerate(route) if home == rank})
-            ends = [(ranges[stage].start, ranges[stage].stop) for stage in mine]
-            fixed.append(float(self.fixed(*ends)))
+        for mine, messages in zip(_stages_of(routes), self.message_room(counts, routes).reserved, strict=True):
+            fixed.append(float(self.fixed(*((ranges[stage].start, ranges[stage].stop) for stage in mine))))
             most = max(self._inside(ranges[stage], stage in recomputing) for stage in mine)
-            moving.append(most + sum(int(self.messages(*end)) for end in ends))
+            moving.append(most + messages)
         return tuple(fixed), tuple(moving)
+
+    def message_room(self, counts: Sequence[int], routes: Sequence[Sequence[int]]) -> MessageRoom:
+        """How large messages between stages with so many layers are, and what each rank keeps free for them."""
+        ranges = layer_ranges(counts)
+        sizes = tuple(int(self.layers[here.stop - 1].output_bytes) for here in ranges[:-1])
+        ends = [[(ranges[stage].start, ranges[stage].stop) for stage in mine] for mine in _stages_of(routes)]
+        return MessageRoom(sizes, tuple(sum(int(self.messages(*end)) for end in one) for one in ends))
 
     def _inside(self, here: range, recomputing: bool) -> int:
         if not recomputing:
             return int(self.transient(here.start, here.stop))
         inside = max(c.transient + c.held_until_B + c.held_until_W for c in (self.layers[i] for i in here))
         return max(inside, self.vocabulary.transient)
+
+
+def _stages_of(routes: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The stages on each rank, ascending. routes: stage → rank, each."""
+    homes = [set(ranks) for ranks in zip(*routes, strict=True)]
+    return [[stage for stage, ranks in enumerate(homes) if rank in ranks] for rank in range(max(routes[0]) + 1)]

@@ -136,6 +136,8 @@ class Profile:
             raise Infeasible(f"{error}; {rest}{_of(limit, memory)}{less}") from None
         check_host(problem)
         problem = sharded_step(problem, costs, counts, self.shard_link or self.link, gathers)
+        messages = costs.memory.message_room(counts, routes)
+        problem = replace(problem, messages=messages if any(messages.sizes) else None)
         if not problem.work:
             raise BadInput(
                 f"layers: the passes of all {costs.stages} stages round to 0 µs: times of half a µs or less cannot be "

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..build.one_microbatch import one_microbatch_needs
+from ..handover import needed
 from ..profile.offload import NO_OFFLOAD, is_none, known_host
 from ..profile.profile import Profile
 from ..step import AUTO, Step
@@ -194,7 +195,7 @@ class _Race:
         certificate, problem = schedule.certificate, schedule.problem
         assert certificate is not None
         assert problem.capacity is not None
-        held = limit - np.array(problem.capacity) + np.array(schedule.timeline().peak_bytes)
+        held = limit - np.array(problem.capacity) + needed(schedule)
         bound, proof = self.base.free_bound, f"{EVERY_CHOICE}{self.base.free_proof}"
         numbers = (limit, int(held.max()), certificate.value, bound, proof, certificate.solver, certificate.seconds)
         return [Point(*numbers, schedule, _choice(tried, self.step))]

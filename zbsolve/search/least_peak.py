@@ -14,6 +14,7 @@ from math import ceil
 
 import numpy as np
 
+from ..handover import lacking
 from ..ilp.bounds.bound import Bound
 from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Problem
@@ -90,8 +91,7 @@ def least_peaks(begin: Schedule, prefer: str, clock: Clock, seed: int, ask: Ask)
         ask(state, "auto", seed, "")
         if clock.counted:
             clock.spend(state.clock.used)
-        if state.schedule is not None and state.value <= found.enough:
-            order = Schedule(begin.problem, state.schedule.order, state.schedule.syncs)
+        if (order := _answer(state, begin.problem, found.enough)) is not None:
             found = replace(found, schedule=order, solver=state.solver)
             continue
         tried = level
@@ -113,6 +113,14 @@ def _question(found: LeastPeak, level: Fraction, clock: Clock) -> State:
     )
     state.leads += [found.schedule]
     return state
+
+
+def _answer(state: State, problem: Problem, enough: int) -> Schedule | None:
+    """The schedule that answers a question, on the problem itself; none where messages that wait do not fit."""
+    if state.schedule is None or state.value > enough:
+        return None
+    order = Schedule(problem, state.schedule.order, state.schedule.syncs)
+    return None if lacking(order).any() else order
 
 
 def _below(problem: Problem, level: Fraction) -> Problem:

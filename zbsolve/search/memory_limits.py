@@ -10,10 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from ..build.one_microbatch import one_microbatch_needs
 from ..greedy.syncs import with_syncs
+from ..handover import needed
 from ..problem import Ints, Problem
 from ..schedule import Certificate, Schedule, relative_gap
 from ..systems.table import presets_of
@@ -216,8 +215,8 @@ class MemoryLimits:
 
 
 def needs(schedule: Schedule, fixed: Ints) -> int:
-    """Bytes a rank that `schedule` needs on its fullest rank, with the `fixed` ones."""
-    return int((fixed + np.array(schedule.timeline().peak_bytes)).max())
+    """Bytes a rank that `schedule` needs on its fullest rank, with the `fixed` ones and for messages that wait."""
+    return int((fixed + needed(schedule)).max())
 
 
 def known_orders(problem: Problem) -> list[tuple[str, Schedule]]:

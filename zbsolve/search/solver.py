@@ -33,6 +33,7 @@ from ..verifier import verify
 from .certify import certificate_of, work_bound
 from .finder import find, quick
 from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, least_peaks, memory_clock, value_clock
+from .message_rounds import no_room, patience, search_again
 from .prover import cp, milp, prove
 from .state import LARGE_PASSES, State
 
@@ -70,24 +71,27 @@ def solve(
     check_options(method, solver, prefer)
     if method == "auto":
         ready()
-    clock = value_clock(seconds, effort, prefer)
+    clock, further = value_clock(seconds, effort, prefer), 0.0
     state = State(problem, clock, work_bound(problem), progress=progress)
+    amount, state.patience = clock.left, patience(clock)
     try:
         if hint is not None:
             state.offer(_retimed(problem, hint), "hint")
         _search(state, method, seed, solver)
+        if method in METHODS:
+            further = search_again(state, amount, lambda one: _search(one, method, seed, solver))
     except (KeyboardInterrupt, SystemError) as error:
         pressed = interruption(error)
         if pressed is None:
             raise
         clock.stop()
         prefer = None
-        if state.schedule is None:
+        if state.lean is None:
             raise pressed from None
-    if state.schedule is None:
-        raise _nothing(state, method)
-    used, best = clock.used, with_syncs(state.lean or state.schedule)
-    certificate = certificate_of(best, state.bound, state.solver, 0.0 if clock.counted else used, seed)
+    if state.lean is None:
+        raise _nothing(state, method) if state.schedule is None else no_room(state)
+    used, best = clock.used + further, with_syncs(state.lean)
+    certificate = certificate_of(best, state.bound, state.lean_solver, 0.0 if clock.counted else used, seed)
     left = None if prefer is None or method != "auto" else memory_clock(seconds, effort, prefer, used)
     return less_memory(best.certified(certificate), prefer or "", left, peaks)
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..greedy.list_scheduler import Policy, list_schedule
+from ..handover import lacking
 from ..ilp.bounds.bound import Bound
 from ..ilp.bounds.closed_forms import each_closed_form
 from ..ilp.ranks.refutation import NO_INCUMBENT
@@ -26,8 +27,11 @@ BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not star
 class State:
     """The best schedule and bound so far, and who found them. `value` in µs, −1 before the first schedule; `incumbent` is
     the same for compiled searches, which read it while they run: one number, INFINITE before. enough: a value, µs; where it
-    is given, the search only asks whether any schedule has it or less. lean: of the schedules of the best value that came,
-    the one with the least peak, and then `solver` found it."""
+    is given, the search only asks whether any schedule has it or less.
+
+    lean: of the schedules in whose memory messages that wait fit, too (see `handover`), the one with the least value, and of
+    those the one with the least peak; `lean_value` and `lean_solver` are its own. patience: with less than this on the clock
+    the search ends where a shorter schedule than that was found."""
 
     problem: Problem
     clock: Clock
@@ -39,6 +43,9 @@ class State:
     infeasible: bool = False
     enough: int | None = None
     lean: Schedule | None = None
+    lean_value: int = -1
+    lean_solver: str = ""
+    patience: float = 0.0
     progress: Callable[[State], None] | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     stoppers: list[Callable[[], None]] = field(default_factory=list)
@@ -51,26 +58,33 @@ class State:
     def offer(self, schedule: Schedule, solver: str) -> None:
         """Keep `schedule` where it is better and holds."""
         value = int(schedule.timeline().value)
-        if self.schedule is not None and value == self.value:
-            self._offer_lean(schedule, solver)
-        if (self.schedule is not None and value >= self.value) or verify(self.problem, schedule):
+        if self.schedule is not None and value >= self.value:
+            self._offer_lean(schedule, value, solver)
             return
+        if verify(self.problem, schedule):
+            return
+        fits = not lacking(schedule).any()
         with self.lock:
             if self.schedule is None or value < self.value:
-                self.schedule, self.value, self.solver, self.lean = schedule, value, solver, schedule
+                self.schedule, self.value, self.solver = schedule, value, solver
+                if fits:
+                    self.lean, self.lean_value, self.lean_solver = schedule, value, solver
                 self.incumbent[0] = min(value, self.incumbent[0])
                 if solver != BLOCK_SOLVER:
                     self.leads.append(schedule)
                 self._changed()
 
-    def _offer_lean(self, schedule: Schedule, solver: str) -> None:
-        """Keep a schedule of the best value where its peak is smaller. The search goes on from the one that came first."""
-        lean = self.lean
-        if lean is None or fullness(schedule) >= fullness(lean) or verify(self.problem, schedule):
+    def _offer_lean(self, schedule: Schedule, value: int, solver: str) -> None:
+        """Keep a schedule of the best value where its peak is smaller, or of any where it is the first that fits. The search
+        goes on from the one that came first."""
+        lean, least = self.lean, self.lean_value
+        if lean is not None and (value > least or (value == least and fullness(schedule) >= fullness(lean))):
+            return
+        if verify(self.problem, schedule) or lacking(schedule).any():
             return
         with self.lock:
-            if self.lean is lean and int(schedule.timeline().value) == self.value:
-                self.lean, self.solver = schedule, solver
+            if self.lean is lean:
+                self.lean, self.lean_value, self.lean_solver = schedule, value, solver
 
     def offer_policy(self, policy: Policy, solver: str) -> None:
         """The schedule that `policy` makes, if any."""
@@ -112,5 +126,10 @@ class State:
 
     @property
     def done(self) -> bool:
-        """Nothing more to gain: settled, none exists, or no time is left."""
-        return self.settled or self.infeasible or self.clock.left <= 0
+        """Nothing more to gain: settled, none exists, or no time is left, or it is astray."""
+        return self.settled or self.infeasible or self.clock.left <= 0 or self.astray
+
+    @property
+    def astray(self) -> bool:
+        """The best schedule lets more messages wait than fit, none as short is known that does not, and patience is over."""
+        return self.value != self.lean_value and self.clock.left < self.patience

@@ -196,7 +196,7 @@ class OneDevice:
     def _memory(self, rank: int, meter: LiveBytes) -> Memory:
         interpreter = self.interpreters[rank]
         names = tuple(action.name for action in interpreter.program.actions)
-        curve = predicted(self.schedule.problem, interpreter.program)
+        curve = predicted(self.schedule, interpreter.program)
         return Memory(names, tuple(interpreter.record.held), curve, meter.most)
 
     def _add_up(self, kept: Sequence[Sequence[Tensor | None]]) -> None:
