@@ -1,8 +1,8 @@
 """What passes hand to other passes: in which order a rank runs them, when a receive is posted, how many bytes wait.
 
-A message goes along each edge that carries something. It takes memory on its receiver from when its receive is posted until
-its pass takes it, and on its sender while it leaves. Between two stages of one rank it lies there from one pass to the other.
-The executor posts receives as this module says (`exec.lowering`), and predicts memory with it (`exec.memory`).
+A message goes along each edge that carries something. It takes memory on its receiver from when its receive is posted
+until its pass takes it, and on its sender while it leaves. Between two stages of one rank it lies there from one pass to the
+other. The executor posts receives as this module says (`exec.lowering`), and predicts memory with it (`exec.memory`).
 
 Problems do not count these bytes, for the schedule says how long they lie: on edges between ranks they would need syncs of
 ranks with each other. `lacking` says what a schedule lacks for them.

@@ -11,6 +11,7 @@ import pytest
 
 from zbsolve import HostLink, Profile, Schedule
 from zbsolve.cli import main
+from zbsolve.handover import lacking
 
 NUMBERS = (
     "numbers --ranks 2 --chunks 2 --F 12ms --B 14ms --W 9ms --activation 0.5GiB/0.5GiB --host-bandwidth 50GB/s,48GB/s "
@@ -184,4 +185,5 @@ def test_llama_70b_on_sixteen_h100s(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert problem.capacity is not None
         assert all(peak <= room for peak, room in zip(schedule.timeline().peak_bytes, problem.capacity, strict=True))
         assert all(peak <= pool.capacity for peak, pool in zip(schedule.timeline().pool_peaks, problem.pools, strict=True))
+        assert not lacking(schedule).any()  # 32 inputs would wait on rank 15 with half, 707 MiB more than fit
         assert len(problem.rows("O")) == 32 * (16 if what == "half" else 32)

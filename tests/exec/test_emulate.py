@@ -191,7 +191,7 @@ def test_ranks_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.Captur
     said = capsys.readouterr().out
     assert "emulated (the schedule's problem): of 72 passes" in said
     assert re.search(
-        r"^peak activations, rank by rank: [\d.]+ \w+, [\d.]+ \w+$", said, re.M
+        r"^peak activations and messages, rank by rank: [\d.]+ \w+, [\d.]+ \w+$", said, re.M
     )  # nothing predicted them: the model stands in
     predicted = schedule.timeline()
     for step in Trace.load(out).steps:

@@ -18,7 +18,7 @@ from zbsolve.exec.lowering import lower
 from zbsolve.exec.optimizer.ahead import lengths
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.presets import mlp
-from zbsolve.tables import CARGO, KINDS
+from zbsolve.tables import BEGUN, CARGO, KINDS
 
 from ..support.exec_kinds import RAN, TOYS, with_pause, with_stop
 from ..support.exec_ranks import on_ranks
@@ -54,6 +54,10 @@ def test_a_kind_from_outside_runs_on_ranks() -> None:
         assert rank["S"]["worst"] <= 1e-6
         assert rank["T"]["ran"] == 8
         assert rank["S"]["ran"] in (4, 8)  # the last stage has none
+
+
+def test_kinds_that_only_begin_work_are_those_that_do_something_beside() -> None:
+    assert {kind for kind, one in HANDLERS.items() if one.does} == set(BEGUN)
 
 
 def test_a_kind_without_a_handler_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

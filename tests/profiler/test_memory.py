@@ -10,9 +10,10 @@ from torch import nn
 from profiler.dataflow import fake_mode
 from profiler.memory import AllocatedBytes, LayerMemory, _metered, held
 from profiler.stage_rounds import stages_of
-from zbsolve import Profile, pipeline, solve
+from zbsolve import HostLink, Profile, Step, pipeline, solve
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.run.launch import run_local
+from zbsolve.handover import lacking, most_waiting
 from zbsolve.layer import Layer, Link
 from zbsolve.models.by_name import load
 from zbsolve.partition.stage_memory import StageMemory
@@ -143,6 +144,30 @@ def test_the_memory_given_is_what_a_rank_takes() -> None:
     assert min(room - peak for room, peak in zip(tight.capacity, loose.timeline().peak_bytes, strict=True)) == 0
     trace = run_local(preset("1f1b", tight), "gpt-tiny", steps=1, warmup=0, timeout=90)
     assert 0.95 * limit < max(trace.facts["transient_peaks"]) <= limit
+
+
+@pytest.mark.usefixtures("forked")
+def test_messages_that_wait_take_what_was_predicted_and_have_room() -> None:
+    """Without room for them, 18 messages wait on rank 1, more than fit there. With it, a run stays within the step's own
+    memory, enforced, and its gradients are right."""
+    profile = replace(profile_of("gpt-tiny"), host=HostLink(0, 300_000, 300_000, 300_000, 300_000, 2**33, 2))
+    step, memory = Step(2, 20, "vee", memory="43.6MiB", offload="half"), round(43.6 * 2**20)
+    problem = step.problem(profile)
+    assert problem.messages is not None
+    fixed, _ = step.costs(profile).memory.of_ranks(problem.layers, step.routes)
+    blind = replace(solve(replace(problem, messages=None), effort=0.02, prefer=None), problem=problem)
+    assert most_waiting(blind)[1] == 18 * problem.messages.sizes[0] > problem.messages.reserved[1]
+    assert lacking(blind)[1] > 0
+    trace = run_local(blind, "gpt-tiny", steps=1, warmup=0, timeout=90)
+    assert trace.peaks[0] == pytest.approx(trace.facts["predicted_peaks"], rel=0.03)
+    assert trace.peaks[0][1] > 1.05 * blind.timeline().peak_bytes[1]
+    for rank, most in enumerate(trace.facts["transient_peaks"]):
+        assert most == pytest.approx(memory - fixed[rank] + lacking(blind)[rank], rel=0.1)
+    found = solve(problem, effort=0.02, prefer=None)
+    limit = int(memory - min(fixed))
+    trace = run_local(found, "gpt-tiny", steps=1, warmup=0, timeout=90, memory_limit=limit, check=True)
+    assert trace.facts["check"]["passed"] is True
+    assert all(most <= memory - own for most, own in zip(trace.facts["transient_peaks"], fixed, strict=True))
 
 
 @pytest.mark.gpu

@@ -129,8 +129,8 @@ def _print_run(schedule: Any, trace: Any) -> None:
     )
     emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
     same = emulated is None or schedule.problem.source.endswith(f": {trace.facts['model']}")  # or one stands in for it
-    beside = f" (predicted {', '.join(map(format_bytes, predicted.peak_bytes))})" if same else ""
-    print(f"peak activations, rank by rank: {', '.join(map(format_bytes, trace.peaks[0]))}{beside}")
+    beside = f" (predicted {', '.join(map(format_bytes, trace.facts['predicted_peaks']))})" if same else ""
+    print(f"peak activations and messages, rank by rank: {', '.join(map(format_bytes, trace.peaks[0]))}{beside}")
     if "host_peaks" in trace.facts:
         peaks, other = (", ".join(map(format_bytes, trace.facts[f"{one}host_peaks"])) for one in ("", "predicted_"))
         print(f"peak in host memory, rank by rank: {peaks}" + (f" (predicted {other})" if same else ""))

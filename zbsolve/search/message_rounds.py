@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..build.one_microbatch import one_microbatch_needs
 from ..handover import lacking, most_waiting
-from ..problem import Ints, Problem
+from ..problem import Ints, Pool, Problem
 from ..schedule import Schedule
 from ..util.clock import Clock
-from ..util.errors import NotFound
 from ..util.text import exact_bytes
 from .certify import work_bound
 from .state import State
@@ -40,10 +40,7 @@ def search_again(state: State, amount: float, search: Callable[[State], None]) -
         if last.schedule is None or last.lean_value == last.value:
             break
         more = more + lacking(last.schedule)
-        problem = _reserving(state.problem, _more_for_all(last.schedule, more) if turn else more)
-        problem = problem or _reserving(state.problem, more)
-        if problem is None:
-            break
+        problem = _with_less_waiting(state.problem, last.schedule, more, turn)
         left = max(LEAST_SHARE * amount, amount - state.clock.used - spent)
         clock = Clock(left, left if state.clock.counted else None)
         last = State(problem, clock, work_bound(problem), progress=state.progress)
@@ -56,29 +53,31 @@ def search_again(state: State, amount: float, search: Callable[[State], None]) -
     return spent
 
 
-def no_room(state: State) -> NotFound:
-    """Why no schedule of the search counts: messages that wait do not fit."""
-    assert state.schedule is not None
-    less = lacking(state.schedule)
+def lacking_in_words(schedule: Schedule) -> str:
+    """Where messages that wait lack most memory."""
+    less = lacking(schedule)
     rank = int(less.argmax())
-    wait, lack = (exact_bytes(int(one[rank])) for one in (most_waiting(state.schedule), less))
-    return NotFound(
-        f"messages: in the best schedule {wait} of them wait on rank {rank}, which lacks {lack}; none was found in which "
-        "they fit, and it is not proven that there is none"
-    )
+    wait, lack = (exact_bytes(int(one[rank])) for one in (most_waiting(schedule), less))
+    return f"rank {rank} lacks {lack} for what is held and the messages that wait, {wait} at once"
 
 
-def _more_for_all(schedule: Schedule, more: Ints) -> Ints:
-    """At least `more`, and on those ranks enough for all that waits at once, whenever it does."""
-    return np.where(more > 0, np.maximum(more, most_waiting(schedule)), 0)
-
-
-def _reserving(problem: Problem, more: Ints) -> Problem | None:
-    """The step with so many bytes more kept free for messages on each rank; None where a pass has no room then."""
+def _with_less_waiting(problem: Problem, found: Schedule, more: Ints, turn: int) -> Problem:
+    """The step with so many bytes more kept free for messages on each rank, from the second turn on enough for all that wait
+    in `found` at once, as far as one microbatch has room still. Where that is not enough, and from the second turn on, half
+    of what lies in pools beside the devices then: ranks run so far ahead because they put things there."""
     assert problem.capacity is not None
     assert problem.messages is not None
-    room = np.array(problem.capacity) - more
-    if (problem.taken > room[problem.passes.rank]).any():
-        return None
-    messages = problem.messages._replace(reserved=tuple((problem.messages.reserved + more).tolist()))
-    return replace(problem, capacity=tuple(room.tolist()), messages=messages)
+    least = one_microbatch_needs(problem)
+    more = np.where(more > 0, np.maximum(more, most_waiting(found)), 0) if turn else more
+    kept = np.minimum(more, np.maximum(0, np.array(problem.capacity) - least[: problem.ranks]))
+    messages = problem.messages._replace(reserved=tuple((problem.messages.reserved + kept).tolist()))
+    pools = problem.pools if not turn and (kept == more).all() else _half(problem, found, least[problem.ranks :])
+    room = tuple((np.array(problem.capacity) - kept).tolist())
+    return replace(problem, capacity=room, messages=messages, pools=pools)
+
+
+def _half(problem: Problem, found: Schedule, least: Ints) -> tuple[Pool, ...]:
+    """The pools with half of what `found` has in them, but at least so much."""
+    sizes = zip(problem.room[problem.ranks :].tolist(), least.tolist(), found.timeline().pool_peaks, strict=True)
+    smaller = [min(room, max(one, peak // 2)) for room, one, peak in sizes]
+    return tuple(replace(pool, capacity=room) for pool, room in zip(problem.pools, smaller, strict=True))

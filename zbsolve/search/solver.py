@@ -33,7 +33,7 @@ from ..verifier import verify
 from .certify import certificate_of, work_bound
 from .finder import find, quick
 from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, least_peaks, memory_clock, value_clock
-from .message_rounds import no_room, patience, search_again
+from .message_rounds import lacking_in_words, patience, search_again
 from .prover import cp, milp, prove
 from .state import LARGE_PASSES, State
 
@@ -89,7 +89,7 @@ def solve(
         if state.lean is None:
             raise pressed from None
     if state.lean is None:
-        raise _nothing(state, method) if state.schedule is None else no_room(state)
+        raise _nothing(state, method)
     used, best = clock.used + further, with_syncs(state.lean)
     certificate = certificate_of(best, state.bound, state.lean_solver, 0.0 if clock.counted else used, seed)
     left = None if prefer is None or method != "auto" else memory_clock(seconds, effort, prefer, used)
@@ -253,6 +253,11 @@ def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
 
 def _nothing(state: State, method: str) -> ZbsolveError:
     """Why there is no schedule: proven, or only not found."""
+    if state.schedule is not None:
+        lacks = lacking_in_words(state.schedule)
+        if method in PRESETS:
+            return Infeasible(f"{method}: {lacks}")
+        return NotFound(f"messages: in the best schedule {lacks}; in none that was found they fit; others may exist")
     if method in PRESETS:
         return Infeasible(f"{method}: {_lacks(preset(method, state.problem))}")
     problem = state.problem

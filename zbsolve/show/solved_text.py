@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..handover import most_waiting
 from ..schedule import Schedule
 from ..util.text import aligned, format_bytes, format_time, in_one_unit, printable
 from .offload_text import copies_in_words
@@ -45,6 +48,9 @@ class Solved:
         if problem.pools:
             found = zip(problem.pools, self.schedule.timeline().pool_peaks, strict=True)
             body["pools"] = [{"name": one.name, "peak": peak, "capacity": one.capacity} for one, peak in found]
+        if problem.messages is not None and problem.capacity is not None:
+            waiting = most_waiting(self.schedule).tolist()
+            body["messages"] = {"waiting": waiting, "reserved": list(problem.messages.reserved)}
         if self.copies is not None:
             body["copies"] = {"k": self.copies}
         if self.peak is not None:
@@ -110,6 +116,7 @@ def _memory_lines(solved: Solved) -> list[str]:
     """The activations of each rank, or of the fullest where there are many; what the search for less memory came to."""
     problem, peaks = solved.schedule.problem, solved.schedule.timeline().peak_bytes
     rows, peak = [*_peak_rows(peaks, problem.capacity), *pool_lines(solved.schedule)], solved.peak
+    rows += _waiting_rows(solved.schedule)
     if peak is None:
         return rows
     if peak.enough > peak.before.timeline().value and peak.schedule is not peak.before:
@@ -118,6 +125,21 @@ def _memory_lines(solved: Solved) -> list[str]:
         order = "no order" if problem.alike else "no order by microbatch"  # what proofs are about where microbatches differ
         rows.append(f"least memory: proven, for this time {order} needs less on its fullest rank")
     return rows
+
+
+def _waiting_rows(schedule: Schedule) -> list[str]:
+    """Where more messages wait at once than is kept free for them, in a line; none where memory has no limit."""
+    problem = schedule.problem
+    if problem.messages is None or problem.capacity is None:
+        return []
+    waiting = most_waiting(schedule)
+    over = waiting - np.array(problem.messages.reserved)
+    if (over <= 0).all():
+        return []
+    rank = int(over.argmax())
+    most, usual = (format_bytes(int(one[rank])) for one in (waiting, problem.messages.reserved))
+    others = f" (and on {(over > 0).sum() - 1} more ranks)" if (over > 0).sum() > 1 else ""
+    return [f"messages: {most} wait at once on rank {rank}{others}, more than the usual {usual}; that has room, too"]
 
 
 def _peak_rows(peaks: Sequence[int], capacity: Sequence[int] | None) -> list[str]:
