@@ -32,7 +32,7 @@ def forwards_first() -> Schedule:
 
 def test_what_waits_by_hand() -> None:
     """0F1 ends at 20, while 1F0 runs: its message waits from there to 1F1. What 1F0 makes lies there until 2F0, with what
-    1F1 and 1F2 make; what 2F0 makes leaves at its end. The gradient for 2B0 is sent at 76, when 2F2 is the last that began."""
+    1F1 and 1F2 make; what 2F0 makes leaves at its end. The gradient for 2B0 is sent at 76, when 2F2 is the last to begin."""
     schedule = forwards_first()
     handover = Handover.of(schedule)
     found = handover.waiting(1, np.full(len(handover.after), 5))
