@@ -47,8 +47,8 @@ def test_what_waits_by_hand() -> None:
     assert again.problem.messages == sized.messages
     assert again.problem.digest == replace(sized, messages=None).digest
     body = sized.to_json()
-    body["messages"]["sizes"] = [5, 5]
-    with pytest.raises(BadInput, match=r"field 'messages.sizes': 3 numbers from 0 up are needed, got 2"):
+    body["messages"]["reserved"] = [5]
+    with pytest.raises(BadInput, match=r"field 'messages.reserved': 2 numbers from 0 up are needed, got 1"):
         Problem.from_json(body)
 
 
