@@ -2,7 +2,7 @@
 in both at once, and what computing loses meanwhile.
 
 They are measured over torchrun's ranks where it started this process, else between two processes of this machine
-(`python -m profiler.links FOLDER RANK TIMEOUT` is one of them).
+(`python -m profiler.links FOLDER RANK TIMEOUT [BYTES BYTES]` is one of them).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from zbsolve.exec.transport.wires import Wires, receive_bytes, send_bytes
 from zbsolve.layer import Link
 from zbsolve.util.files import write_text
 from zbsolve.util.temporary import temporary_folder
+
+from .collectives import Sizes, measured_collectives
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 REPEATS, WARMUPS = 20, 5
@@ -68,6 +70,14 @@ class Pair:
         }
 
 
+class Survey(NamedTuple):
+    """What was measured between ranks. collectives: kind → samples, between all of `ranks` (see `measured_collectives`)."""
+
+    pairs: list[Pair]
+    ranks: int
+    collectives: dict[str, list[float]]
+
+
 def slowest(pairs: list[Pair]) -> Pair:
     """The pair where the largest message takes longest: problems know one link, and the slowest is safe."""
     return max(pairs, key=lambda pair: median(pair.one[max(pair.one)]))
@@ -85,18 +95,19 @@ def samples_of(pairs: list[Pair]) -> dict[str, list[float]]:
     return found
 
 
-def measure_links(timeout: float = 120.0, group: Any = None) -> list[Pair]:
-    """The pairs of torchrun's ranks where a process group is up (rank 0 calls this and the others `survey`), else, or where
-    `group` is of one rank, a pair of processes that are started here. group: the pipeline's; None: all ranks. Raises
-    RunFailed where it takes longer than `timeout` seconds."""
+def measure_links(timeout: float = 120.0, group: Any = None, sizes: Sizes | None = None) -> Survey:
+    """The pairs of torchrun's ranks, and all of them together, where a process group is up (rank 0 calls this and the others
+    `survey`); else, or where `group` is of one rank, a pair of processes that are started here. group: the pipeline's;
+    None: all ranks. sizes: what a sharded vocabulary sends; None: it is not measured. Raises RunFailed where it takes longer
+    than `timeout` seconds."""
     if dist.is_initialized() and (group is None or dist.get_world_size(group) > 1):
-        pairs = survey(timeout, group)
-        assert pairs is not None
-        return pairs
+        found = survey(timeout, group, sizes)
+        assert found is not None
+        return found
     with temporary_folder("link") as folder:
         children = [
             subprocess.Popen(
-                [sys.executable, "-m", "profiler.links", str(folder), str(rank), str(timeout)],
+                [sys.executable, "-m", "profiler.links", str(folder), str(rank), str(timeout), *map(str, sizes or ())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -106,7 +117,8 @@ def measure_links(timeout: float = 120.0, group: Any = None) -> list[Pair]:
         ]
         try:
             _wait(children, timeout)
-            return [_pair(row) for row in json.loads((folder / "pairs").read_text(encoding="utf-8"))]
+            rows, collectives = json.loads((folder / "survey").read_text(encoding="utf-8"))
+            return Survey([_pair(row) for row in rows], len(children), collectives)
         finally:
             for child in children:
                 if child.poll() is None:
@@ -122,9 +134,9 @@ def fit(samples: dict[int, list[float]]) -> Link:
     return Link(max(0.0, float(latency)), 1 / max(float(slope), 1e-9))
 
 
-def survey(timeout: float, group: Any = None) -> list[Pair] | None:
-    """Every pair of neighbouring ranks in turn, while the other ranks wait. Every rank of the process group calls this
-    (None: the default one); rank 0 gets the pairs."""
+def survey(timeout: float, group: Any = None, sizes: Sizes | None = None) -> Survey | None:
+    """Every pair of neighbouring ranks in turn, while the other ranks wait, and then all ranks together. Every rank of the
+    process group calls this (None: the default one); rank 0 says the sizes and gets what was found."""
     plain = Wires.of(group)
     offset = clock_lead(plain)
     directions = [(low + way, low + 1 - way) for low in range(plain.size - 1) for way in range(2)]
@@ -138,9 +150,10 @@ def survey(timeout: float, group: Any = None) -> list[Pair] | None:
         ends = [_collect(wires, rank, mine) for rank in (low, low + 1)]
         if wires.rank == 0:
             found.append(_joined((low, low + 1), ends))
+    collectives = measured_collectives(group, offset, sizes)
     dist.barrier(group)
     wires.close()
-    return found if wires.rank == 0 else None
+    return Survey(found, wires.size, collectives) if wires.rank == 0 else None
 
 
 def _collect(wires: Wires, rank: int, mine: dict[str, object]) -> dict[str, object]:
@@ -259,7 +272,7 @@ def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:
         raise RunFailed(f"profile: the link was not measured within {timeout:g} s")
 
 
-def main(folder: Path, rank: int, timeout: float) -> None:
+def main(folder: Path, rank: int, timeout: float, sizes: Sizes | None) -> None:
     """One end of the link."""
     end_with_parent()
     local_network()
@@ -267,11 +280,12 @@ def main(folder: Path, rank: int, timeout: float) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=timedelta(seconds=timeout)
     )
-    pairs = survey(timeout)
-    if pairs is not None:
-        write_text(folder / "pairs", json.dumps([asdict(pair) for pair in pairs]))
+    found = survey(timeout, sizes=sizes)
+    if found is not None:
+        write_text(folder / "survey", json.dumps([[asdict(pair) for pair in found.pairs], found.collectives]))
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    folder, rank, timeout, *sizes = sys.argv[1:]
+    main(Path(folder), int(rank), float(timeout), (int(sizes[0]), int(sizes[1])) if sizes else None)

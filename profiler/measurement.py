@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -44,19 +45,21 @@ from .optimizer_states import OptimizerState, state_of
 from .spread import Spread, bytes_here
 from .stage_rounds import stages_of
 from .timing import TIMED_KINDS, Bench, Progress, Samples, Timed, host_times, time_layers
+from .vocabulary_times import MeasuredVocabulary, measured_vocabulary
 from .warn import warnings
 
 MAX_BUSY_PROCESSES = 1000  # each has the model in it
 COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
 COLLECTIVE_TRIES = 3  # to count memory where collectives run
 HELPER_SECONDS = 120.0  # for each helper to answer
+NO_VOCABULARY = MeasuredVocabulary(None, {}, "layers are spread over a mesh")
 
 
 @dataclass(frozen=True)
 class _Measured:
     """What was timed and counted. taken: the layers that were; equal: for each layer of the model, those taken that are
     equal to it. state: how parameters are kept and updated. memory: of the layers taken. spread: the mesh that they were
-    spread over. splits: how layers are split, where that was decided one at a time."""
+    spread over. splits: how layers are split, where that was decided one at a time. vocabulary: what a sharded one costs."""
 
     model: Model
     device: torch.device
@@ -68,6 +71,7 @@ class _Measured:
     memory: dict[int, LayerMemory]
     spread: Spread | None
     splits: list[Row]
+    vocabulary: MeasuredVocabulary
 
     def layers(self) -> tuple[Layer, ...]:
         """All layers of the model, each by the medians of those that are equal to it."""
@@ -127,7 +131,8 @@ def measure(
     found = _measured(model, seed, bench, busy_processes, optimizer_states, progress)
     copies = measure_copies() if target.type == "cuda" else {}
     progress("links between neighbouring ranks")
-    pairs = measure_links(HELPER_SECONDS, None if spread is None else spread.mesh.group)
+    survey = measure_links(HELPER_SECONDS, None if spread is None else spread.mesh.group, found.vocabulary.sizes)
+    pairs, vocabulary = survey.pairs, found.vocabulary.together(survey.ranks, survey.collectives)
     run: dict[str, object] = {"seed": seed, "seconds": seconds, "neighbours": busy_processes, "split": split}
     run |= {} if spread is None else {"mesh": spread.mesh.sizes}
     hosts = found.named(found.timed.host, " host") if target.type == "cuda" else {}
@@ -139,9 +144,10 @@ def measure(
         found.state.factor,
         torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
         _facts(found, run, bench, pairs),
-        {**found.named(found.timed.samples), **hosts, **samples_of(pairs), **copies},
+        {**found.named(found.timed.samples), **hosts, **samples_of(pairs), **copies, **vocabulary.samples},
         tied=found.through.tied,
         host=host_link(copies, free_host_memory(), torch.cuda.device_count()),
+        vocabulary=vocabulary.costs,
     )
 
 
@@ -170,6 +176,9 @@ def _measured(
             state = state_of(optimizer_states, [p for layer in model.build(taken) for p in layer.parameters()])
         with _busy(model.name, seed, taken, busy):
             timed, stages = time_layers(model, through, taken, bench, OPTIMIZERS[state.optimizer], progress)
+            vocabulary = (
+                NO_VOCABULARY if spread else measured_vocabulary(model, through, bench, partial(_layer, model), progress)
+            )
         progress("memory")
         rows = _memory(model, taken, stages) if spread is None else least_held(model, stages, COLLECTIVE_TRIES)
         memory = dict(zip(taken, rows, strict=True))
@@ -178,7 +187,9 @@ def _measured(
             through = replace(through, parameter_bytes=sizes, tied=tied)
     finally:
         torch.set_num_threads(threads)
-    return _Measured(model, bench.device, through, taken, equal, state, timed, memory, spread, decisions_of(stages))
+    return _Measured(
+        model, bench.device, through, taken, equal, state, timed, memory, spread, decisions_of(stages), vocabulary
+    )
 
 
 def join(timeout: float) -> bool:
@@ -223,7 +234,7 @@ def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[st
         W=median(samples["W"]),
         BW=median(samples["BW"]),
         X=median(samples["X"]),
-        U=median(samples["U"]) if samples["U"] else 0.0,
+        U=median(samples["U"]) if samples.get("U") else 0.0,
         parameter_bytes=parameters,
         **sizes,
     )
@@ -255,6 +266,7 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, pairs: list[P
         "host_us": host,
         "links": [pair.facts() for pair in pairs],
         **({"splits": found.splits} if found.splits else {}),
+        **({} if found.vocabulary.costs else {"no_vocabulary": found.vocabulary.unknown}),
         "left_after_W": {model.layer_names[i]: found.memory[i].after_W for i in found.taken},
         "warnings": warnings(layers, named, host, timed.whole, timed.idle, device.type, timed.clocks),
     }

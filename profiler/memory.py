@@ -151,7 +151,7 @@ def held(model: Model, stages: Sequence[Stage], living: Callable[[Iterable[Tenso
     for stage in stages:
         y = stage.forward(-1, x, target, split=True)
         stage.live.clear()
-        result.append(_held(stage, x, target, living))
+        result.append(held_by(stage, x, target, living))
         x = y
     return result
 
@@ -162,7 +162,8 @@ def least_held(model: Model, stages: Sequence[Stage], times: int) -> list[LayerM
     return [min(row, key=lambda one: (one.after_F + one.after_B + one.after_W, one.transient)) for row in rows]
 
 
-def _held(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor]], Meter]) -> LayerMemory:
+def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor]], Meter] = Living) -> LayerMemory:
+    """The same of one stage that is given x."""
     parameters = [p for layer in stage.layers for p in layer.parameters()]
     for p in parameters:
         if p.requires_grad and p.grad is None:

@@ -18,14 +18,15 @@ PassOps = dict[str, list[Op]]  # kind → operations
 
 def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> dict[int, PassOps]:
     """Layer → kind → the operations of that pass, in order, with gradients there to be added to."""
-    return {stage.first: _passes(stage, _input(stage.first, through, batch), batch[1]) for stage in stages}
+    return {stage.first: passes_of(stage, _input(stage.first, through, batch), batch[1]) for stage in stages}
 
 
 def _input(i: int, through: Flow, batch: tuple[Any, Any]) -> Any:
     return batch[0] if i == 0 else example(through.inputs[i], torch.empty)
 
 
-def _passes(stage: Stage, x: Any, target: Any) -> PassOps:
+def passes_of(stage: Stage, x: Any, target: Any) -> PassOps:
+    """The same of one stage that is given x."""
     _turn(stage, x, target, split=True)  # makes the gradients that the others add to
     return _turn(stage, x, target, split=False) | _turn(stage, x, target, split=True)
 

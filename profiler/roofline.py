@@ -6,8 +6,9 @@ Nothing runs and nothing is allocated: layers of any size are looked at under fa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from zbsolve.exec.transport.failure import one_line
 from zbsolve.layer import Layer, Link
 from zbsolve.models.model import Model
 from zbsolve.profile.profile import Profile
+from zbsolve.profile.vocabulary import VocabularyCosts
 from zbsolve.util.errors import BadInput
 
 from .alike import chosen
@@ -38,6 +40,8 @@ from .operation_costs import Op, total
 from .optimizer_states import OptimizerState, state_of
 from .pass_operations import PassOps, passes
 from .stage_rounds import stages_of
+from .vocabulary import Clock, counted_rest, counted_shard, counted_table, held_by_shard, vocabulary_costs
+from .vocabulary_cut import cut_of
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,12 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
         _layer(model, i, look.work[first], sizes[i], look.through.parameter_bytes[i], state, target)
         for i, first in enumerate(look.alike)
     )
+    source = f"estimated: {target.name} roofline"
+    vocabulary, unknown = _vocabulary(
+        model, look.through, mode, source, partial(_layer, model, state=state, on=target), target
+    )
     return Profile(
-        f"estimated: {target.name} roofline",
+        source,
         spec,
         layers,
         Link(LATENCY_US, target.link * 1e3 * LINK_SHARE),
@@ -84,10 +92,12 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
             "flops": {model.layer_names[i]: {kind: total(ops) for kind, ops in look.work[i].items()} for i in look.taken},
             "kernels": {model.layer_names[i]: {kind: len(ops) for kind, ops in look.work[i].items()} for i in look.taken},
             "measured_layers": [],
+            **unknown,
         },
         {},
         tied=look.through.tied,
         host=host_link(target),
+        vocabulary=vocabulary,
     )
 
 
@@ -112,6 +122,29 @@ def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:
         raise BadInput(f"model '{model.name}': it cannot be estimated: {one_line(error)}") from error
     alike = tuple(next(j for j in taken if kinds[j] == kind) for kind in kinds)
     return _Look(through, taken, alike, work, memory, [p for stage in stages for p in stage.parameters()])
+
+
+def _vocabulary(
+    model: Model, through: Flow, mode: FakeTensorMode, source: str, layer: Callable[..., Layer], on: Device
+) -> tuple[VocabularyCosts | None, dict[str, str]]:
+    """What a sharded vocabulary costs; else why nobody knows, as a fact. layer: makes one from its number, operations, sizes
+    and bytes of parameters."""
+
+    def times(ops: PassOps) -> dict[str, float]:
+        return {name: round(time_us(row, on), 3) for name, row in ops.items()}
+
+    try:
+        with mode, quiet():
+            cut = cut_of(model, through, batch_of(model, mode))
+            clock = Clock(
+                lambda ranks, barriers: times(counted_shard(cut, ranks, barriers)),
+                partial(held_by_shard, cut),
+                lambda ranks: times(counted_table(cut, ranks)),
+                lambda rest, sizes: layer(rest.number, counted_rest(rest, cut.labels), sizes, rest.parameter_bytes),
+            )
+            return vocabulary_costs(source, cut, clock), {}
+    except BadInput as error:
+        return None, {"no_vocabulary": str(error)}
 
 
 def time_us(ops: Sequence[Op], on: Device) -> float:

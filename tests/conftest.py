@@ -18,16 +18,16 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def links() -> list[Any]:
+def links() -> Any:
     from profiler.links import measure_links
 
-    return measure_links()
+    return measure_links(sizes=(196_608, 2048))
 
 
 @pytest.fixture
-def one_link(monkeypatch: pytest.MonkeyPatch, links: list[Any]) -> None:
+def one_link(monkeypatch: pytest.MonkeyPatch, links: Any) -> None:
     """Profiles take this machine's link as measured once: for tests of what else is in them."""
-    monkeypatch.setattr("profiler.measurement.measure_links", lambda timeout, group=None: links)
+    monkeypatch.setattr("profiler.measurement.measure_links", lambda timeout, group=None, sizes=None: links)
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ def test_a_kept_profile_says_where_it_comes_from_and_is_solved(name: str) -> Non
         assert profile.source == f"estimated: {profile.facts['device']} roofline"
         assert profile.samples == {}
         assert name.endswith(profile.facts["device"])
+        assert profile.vocabulary is not None
         assert profile.host == host_link(DATA_SHEETS[profile.facts["device"]])
     else:
         assert name.startswith("measured")
@@ -55,6 +56,7 @@ def test_estimates_are_what_the_code_gives(name: str) -> None:
     assert old.layers == new.layers
     assert (old.link, old.states, old.capacity, old.tied) == (new.link, new.states, new.capacity, new.tied)
     assert old.host == new.host
+    assert old.vocabulary == new.vocabulary
 
 
 def test_what_there_is_to_win() -> None:

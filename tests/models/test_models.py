@@ -41,8 +41,12 @@ SIZES = {
     "gemma2-9b": 9.24,
     "qwen2-7b": 7.62,
     "mixtral-8x7b": 46.7,
+    "llama3-405b": 406,
+    "gemma2-27b": 27.2,
+    "qwen2-72b": 72.7,
+    "mixtral-8x22b": 141,
 }
-# Gemma 2's are printed (2408.00118, Table 2: 917,962,752 in the embedding, 8,324,201,984 elsewhere), the others are those of
+# Gemma 2's are printed (2408.00118, Table 2: in the embedding, and elsewhere), the others are those of
 # the released weights.
 EXACT = {
     "llama3-8b": 8_030_261_248,
@@ -50,9 +54,20 @@ EXACT = {
     "gemma2-9b": 917_962_752 + 8_324_201_984,
     "qwen2-7b": 7_615_616_512,
     "mixtral-8x7b": 46_702_792_704,
+    "llama3-405b": 405_853_388_800,
+    "gemma2-27b": 1_180_237_824 + 26_047_480_320,
+    "qwen2-72b": 72_706_203_648,
+    "mixtral-8x22b": 140_620_634_112,
 }
 # Output layer over transformer layer in active parameters (2411.05288, Table 4 and Fig. 2).
-RATIOS = {"gemma2-9b": 4.63, "qwen2-7b": 2.36, "llama3-70b": 1.22}
+RATIOS = {
+    "gemma2-9b": 4.63,
+    "gemma2-27b": 2.08,
+    "qwen2-7b": 2.36,
+    "qwen2-72b": 1.41,
+    "llama3-70b": 1.22,
+    "llama3-405b": 0.66,
+}
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from profiler.collectives import KINDS
+from profiler.collectives import REPEATS as TOGETHER
 from profiler.links import REPEATS, SIZES, Pair, fit, measure_links, samples_of, slowest
 from zbsolve import Profile
 
@@ -38,7 +40,10 @@ def test_problems_know_the_slowest_pair_and_profiles_all() -> None:
 
 
 def test_two_processes_of_this_machine() -> None:
-    (found,) = measure_links(90)
+    (found,), ranks, collectives = measure_links(90, sizes=(4096, 64))
+    assert ranks == 2
+    assert {kind: len(row) for kind, row in collectives.items()} == dict.fromkeys(KINDS, TOGETHER)
+    assert min(map(min, collectives.values())) > 0
     assert found.ranks == (0, 1)
     assert set(found.one) == set(found.both) == set(SIZES)
     assert all(len(row) == 2 * REPEATS and min(row) > 0 for way in (found.one, found.both) for row in way.values())
@@ -59,15 +64,18 @@ def test_every_pair_of_neighbours_under_torchrun(tmp_path: Path) -> None:
         "zbsolve.cli",
     ]
     done = subprocess.run(
-        [*command, "profile", "mlp-tiny", "--seconds", "0.05", "-o", str(out)],
+        [*command, "profile", "moe-tiny", "--seconds", "0.05", "-o", str(out)],
         capture_output=True,
         text=True,
         timeout=110,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("layer0") == 1
+    assert done.stdout.count("embedding") == 1
     profile = Profile.load(out)
     assert [row["ranks"] for row in profile.facts["links"]] == [[0, 1], [1, 2]]
     assert len(profile.samples["link/1024 1-2"]) == 2 * REPEATS
     assert profile.samples["link/1024"] in (profile.samples["link/1024 0-1"], profile.samples["link/1024 1-2"])
+    assert profile.vocabulary is not None
+    assert [row.ranks for row in profile.vocabulary.shards if profile.vocabulary.collectives_measured(row.ranks)] == [3]
+    assert len(profile.samples["vocabulary/3/reduce"]) == TOGETHER

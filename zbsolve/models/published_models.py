@@ -49,10 +49,12 @@ def _gpt(layers: int, heads: int, width: int, batch: int) -> Published:
 # and batch of the four GPTs; elsewhere one sequence of 4096 tokens is our choice. What a table does not print:
 # * GPT: the vocabulary; 32,000 gives the parameter counts that the paper names its models by.
 # * Llama 3: Table 3 rounds the vocabulary to 128,000; the released models have 128,256 rows.
-# * Qwen2: Table 1 counts 151,646 tokens; the released 7B pads them to 152,064 rows. Biases in q, k, v: section 2.2.
+# * Qwen2: Table 1 counts 151,646 tokens; the released 7B and 72B pad them to 152,064 rows. Biases in q, k, v: section 2.2.
 # * Mixtral: rotary base 1,000,000 is the released config's. Each token's two experts: Table 1.
-# * Gemma 2: caps and the approximated GELU are in section 2; it is built without its attention scores' cap and sliding
-#   window: the fused attention kernels here have neither.
+# * Mixtral 8x22B has no paper: 141 billion parameters are in its announcement.
+# * Gemma 2: Table 1 counts gate and up together as the inner width (2 · 36,864). Caps and the approximated GELU are in
+#   section 2; it is built without its attention scores' cap and sliding window: the fused attention kernels here have
+#   neither.
 # Exact parameter counts hold all of this against the released models (tests/models/test_models.py).
 PUBLISHED: dict[str, Published] = {
     "gpt-1.5b": _gpt(22, 24, 2304, 6),
@@ -64,6 +66,9 @@ PUBLISHED: dict[str, Published] = {
     ),
     "llama3-70b": Published(
         "2407.21783, Table 3", 80, 8192, 64, 128_256, 1, 4096, BlockSizes(8192, 64, 8, 128, 28_672), theta=500_000.0
+    ),
+    "llama3-405b": Published(
+        "2407.21783, Table 3", 126, 16384, 128, 128_256, 1, 4096, BlockSizes(16384, 128, 8, 128, 53_248), theta=500_000.0
     ),
     "gemma2-9b": Published(
         "2408.00118, Table 1",
@@ -78,6 +83,19 @@ PUBLISHED: dict[str, Published] = {
         scale=3584**0.5,
         tied=True,
     ),
+    "gemma2-27b": Published(
+        "2408.00118, Table 1",
+        46,
+        4608,
+        32,
+        256_128,
+        1,
+        4096,
+        BlockSizes(4608, 32, 16, 128, 36_864, activation="gelu_tanh", post_norm=True),
+        cap=30.0,
+        scale=4608**0.5,
+        tied=True,
+    ),
     "qwen2-7b": Published(
         "2407.10671, Table 1",
         28,
@@ -89,6 +107,17 @@ PUBLISHED: dict[str, Published] = {
         BlockSizes(3584, 28, 4, 128, 18_944, qkv_bias=True),
         theta=1_000_000.0,
     ),
+    "qwen2-72b": Published(
+        "2407.10671, Table 1",
+        80,
+        8192,
+        64,
+        152_064,
+        1,
+        4096,
+        BlockSizes(8192, 64, 8, 128, 29_568, qkv_bias=True),
+        theta=1_000_000.0,
+    ),
     "mixtral-8x7b": Published(
         "2401.04088, Table 1",
         32,
@@ -98,6 +127,17 @@ PUBLISHED: dict[str, Published] = {
         1,
         4096,
         BlockSizes(4096, 32, 8, 128, 14_336, experts=8),
+        theta=1_000_000.0,
+    ),
+    "mixtral-8x22b": Published(
+        "mistral.ai/news/mixtral-8x22b, config.json of the released v0.1",
+        56,
+        6144,
+        48,
+        32_000,
+        1,
+        4096,
+        BlockSizes(6144, 48, 8, 128, 16_384, experts=8),
         theta=1_000_000.0,
     ),
     "moe-tiny": Published(

@@ -71,6 +71,7 @@ class ShardPassesForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     T: TIME
     held: SIZE = 0
     transient: SIZE = 0
+    merge: TIME = 0.0
 
 
 class ShardForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -40,8 +40,7 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
     times, lengths = trace.computed(), lengths_of(trace)
     lasting = () if problem.alike else factors_of(trace, lengths)
     factor = (lengths.each if lasting else np.ones_like(lengths.each))[:, problem.passes.microbatch * problem.in_microbatch]
-    kinds = tuple(dict.fromkeys(one.kind for one in groups))
-    cuts = layer_cuts(problem.layers)
+    kinds, cuts = tuple(dict.fromkeys(one.kind for one in groups)), layer_cuts(problem.layers)
     ratio = _rank_ratios(problem, groups, layers, lengths.base if lasting else lengths.usual, cuts)
     middle = median_low(ratio)
     factors = [one / middle if abs(one / middle - 1) >= ALIKE else 1.0 for one in ratio]
@@ -81,6 +80,7 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
         None if base is None else base.shard_link,
         None if base is None else base.host,
         lasting,
+        None if base is None else base.vocabulary,
     )
 
 

@@ -29,4 +29,4 @@ def spread_over(profile: Profile, counts: Sequence[int], devices: Sequence[int],
         if len(group_here := tuple(i for i in group if i in here)) > 1
     )
     base = profile.source if profile.source.startswith("estimated") else f"estimated: {profile.source}"
-    return replace(profile, source=f"{base}, spread over submeshes", layers=tuple(layers), tied=tied)
+    return replace(profile, source=f"{base}, spread over submeshes", layers=tuple(layers), tied=tied, vocabulary=None)

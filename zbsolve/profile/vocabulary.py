@@ -13,13 +13,15 @@ from ..util.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class ShardPasses:
-    """S and T of one shard for one microbatch, µs each. held: bytes that S keeps until T ends, without the hidden states.
-    transient: the most bytes that S or T takes on top of that while it runs."""
+    """S and T of one shard for one microbatch, µs each. held: bytes that S keeps until T ends, without the hidden states and
+    their gradient. transient: the most bytes that a pass takes on top of that while it runs. merge: µs of the shard's own
+    work at the barrier, with one its part of the input gradient."""
 
     S: float
     T: float
     held: int
     transient: int = 0
+    merge: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class VocabularyCosts:
             T=round(here.T),
             broadcast=round(broadcast),
             reduce=round(reduce),
-            statistics=round(self.statistics(ranks, link)),
+            statistics=round(self.statistics(ranks, link) + here.merge),
             lookup=None if self.embedding is None else round(row.lookup + max(broadcast, reduce)),
             held_shard=here.held,
             held_hidden=self.hidden_bytes,
@@ -176,7 +178,7 @@ class VocabularyCosts:
 
 def _passes_at(at: Callable[[Callable[[ShardCosts], float]], float], of: Callable[[ShardCosts], ShardPasses]) -> ShardPasses:
     found = {one.name: at(lambda row, name=one.name: getattr(of(row), name)) for one in fields(ShardPasses)}  # type: ignore[misc]
-    return ShardPasses(found["S"], found["T"], ceil(found["held"]), ceil(found["transient"]))
+    return ShardPasses(found["S"], found["T"], ceil(found["held"]), ceil(found["transient"]), found["merge"])
 
 
 def _line(ranks: int, rows: Sequence[tuple[int, float]]) -> float:

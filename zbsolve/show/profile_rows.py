@@ -1,4 +1,7 @@
-"""A profile as rows of tables: layers with times and their spread, stages, links, copies. The first row is the header."""
+"""A profile as rows of tables: layers with times and their spread, stages, links, copies, shards of a vocabulary.
+
+The first row is the header.
+"""
 
 from __future__ import annotations
 
@@ -133,6 +136,18 @@ def copy_rows(profile: Profile) -> list[tuple[str, ...]]:
     for size in sizes:
         keys = (f"{way}/{size}{how}" for way in ("h2d", "d2h") for how in ("", " beside"))
         rows.append((format_bytes(size), *(f"{np.median(profile.samples[key]):,.1f}" for key in keys)))
+    return rows
+
+
+def vocabulary_rows(profile: Profile) -> list[tuple[str, ...]]:
+    """A header and a row a number of ranks over which the vocabulary may be sharded: µs of S and T with one barrier
+    and with two, what S keeps for T, parameters of a shard."""
+    rows: list[tuple[str, ...]] = [
+        ("vocabulary over", "S µs", "T µs", "two barriers: S µs", "T µs", "until T", "parameters")
+    ]
+    for row in () if profile.vocabulary is None else profile.vocabulary.shards:
+        times = (f"{time:,.1f}" for time in (row.one.S, row.one.T, row.two.S, row.two.T))
+        rows.append((f"{row.ranks} ranks", *times, format_bytes(row.one.held), format_bytes(row.parameter_bytes)))
     return rows
 
 

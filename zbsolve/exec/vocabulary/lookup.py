@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...util.errors import BadInput
 from ..backward.deferral import accumulate
+from .shard import readable
 
 
 class EmbeddingShard(NamedTuple):
@@ -32,7 +33,7 @@ def look_up(shard: EmbeddingShard, tokens: Tensor) -> Tensor:
     not have; on a device other than the CPU its vector is NaN instead, so that nothing waits for the device.
     """
     wrong = (tokens < 0) | (tokens >= shard.vocabulary)
-    if tokens.device.type == "cpu" and wrong.any():
+    if readable(tokens) and wrong.any():
         raise BadInput(f"tokens: {int(tokens[wrong][0])} is not in a vocabulary of {shard.vocabulary} words")
     with torch.no_grad():
         width = shard.weight.shape[0]

@@ -42,6 +42,7 @@ from ...models.losses import CrossEntropy, capped, exact
 from ...util.errors import BadInput
 from ..backward.deferral import accumulate
 from ..backward.split import linear_add
+from ..torch_private import FakeTensor
 
 # Numbers that S takes at a time. On a CPU they stay in its cache: a quarter less time than for all at once (256 labels, 8192
 # words). Elsewhere few kernels count, and a temporary has 64 MiB.
@@ -195,6 +196,11 @@ def pass_t(shard: OutputShard, kept: Kept, merged: Merged, barriers: int = 1) ->
     return found
 
 
+def readable(tensor: Tensor) -> bool:
+    """Whether its numbers are there and can be read without waiting for a device."""
+    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
+
+
 def _flat(shard: OutputShard, hidden: Tensor, labels: Tensor) -> Tensor:
     """Labels as a row (n,). Raises BadInput where they do not fit the hidden states or the vocabulary."""
     if labels.is_floating_point() or labels.numel() != hidden.shape[:-1].numel():
@@ -202,7 +208,7 @@ def _flat(shard: OutputShard, hidden: Tensor, labels: Tensor) -> Tensor:
             f"labels: {tuple(labels.shape)} {labels.dtype}: hidden states {tuple(hidden.shape)} need a whole number each"
         )
     flat = labels.flatten()
-    if flat.device.type == "cpu" and flat.numel():
+    if readable(flat) and flat.numel():
         wrong = flat[(flat != shard.loss.ignore_index) & ((flat < 0) | (flat >= shard.vocabulary))]
         if wrong.numel():
             raise BadInput(f"labels: {int(wrong[0])} is not in a vocabulary of {shard.vocabulary} words")
@@ -246,5 +252,5 @@ def _statistics(loss: CrossEntropy, logits: Tensor, index: Tensor, here: Tensor,
 def _blocks(matrix: Tensor) -> Iterator[slice]:
     """Slices of its rows, of at most so many numbers, but one row at least."""
     rows, width = matrix.shape
-    step = max((BLOCK_CPU if matrix.device.type == "cpu" else BLOCK) // width, 1)
+    step = max((BLOCK_CPU if readable(matrix) else BLOCK) // width, 1)
     return (slice(first, min(first + step, rows)) for first in range(0, rows, step))

@@ -1,0 +1,146 @@
+"""A model's output layer, loss and input embedding cut out to be sharded, by the executor's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.vocabulary.cut import without_embedding, without_output
+from zbsolve.exec.vocabulary.lookup import EmbeddingShard, add_gradient, look_up
+from zbsolve.exec.vocabulary.loss import embedding_of, recognised
+from zbsolve.exec.vocabulary.shard import Merged, OutputShard, input_gradient, merge, pass_s, pass_t, shard_rows
+from zbsolve.models.losses import CrossEntropy
+from zbsolve.models.model import Model
+from zbsolve.util.errors import BadInput
+
+from .dataflow import Flow, example
+
+RANKS = (2, 4, 8, 16, 32, 64)  # that shards are looked at for
+Around = Callable[[str, Callable[[], Any]], Any]  # runs a pass of this name, and does something around it
+
+
+class Rest(NamedTuple):
+    """What is left of a layer. stage: runs it, as an inner one; given: goes in. number: the layer's."""
+
+    stage: Stage
+    given: Any
+    number: int
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of its parameters, trained or not."""
+        return sum(p.nbytes for layer in self.stage.layers for p in layer.parameters())
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a sharded vocabulary takes out of a model. loss: of logits. weight (V, h), bias (V,) or None: of the output.
+    table, scale: the input embedding's rows, (V, h), where it has as many, and what vectors are multiplied by; tied: these
+    rows are the output's. rests: what is left of the last layer and, where there is a table, of the first. hidden: last
+    hidden states of a microbatch, (…, h); tokens, labels: its own. ranks: numbers of shards that are looked at."""
+
+    loss: CrossEntropy
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    table: nn.Parameter | None
+    scale: float
+    tied: bool
+    rests: tuple[Rest, ...]
+    hidden: Tensor
+    tokens: Any
+    labels: Tensor
+    ranks: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """V."""
+        return int(self.weight.shape[0])
+
+    def output(self, ranks: int) -> OutputShard:
+        """The largest shard of the output layer, with parameters and gradients of its own."""
+        bias = None if self.bias is None else self._shard(self.bias, ranks)
+        return OutputShard(self._shard(self.weight, ranks), bias, 0, self.size, self.loss)
+
+    def embedding(self, ranks: int) -> EmbeddingShard | None:
+        """The largest shard of the embedding, likewise, where that is sharded."""
+        return None if self.table is None else EmbeddingShard(self._shard(self.table, ranks), 0, self.size, scale=self.scale)
+
+    def parameter_bytes(self, ranks: int) -> int:
+        """Bytes of a shard's parameters."""
+        own = [self.weight, self.bias, None if self.tied else self.table]
+        return sum(one.nbytes // self.size * len(shard_rows(self.size, ranks, 0)) for one in own if one is not None)
+
+    def _shard(self, parameter: nn.Parameter, ranks: int) -> nn.Parameter:
+        found = nn.Parameter(parameter.detach()[: len(shard_rows(self.size, ranks, 0))].clone())
+        found.grad = torch.zeros_like(found)
+        return found
+
+
+def cut_of(model: Model, through: Flow, batch: tuple[Any, Any], make: Callable[..., Tensor] = torch.empty) -> Cut:
+    """The vocabulary of `model`, whose ends are built here, on the batch's device. make: makes the numbers of a tensor (see
+    `example`). Raises BadInput where the output layer or the loss is none that can be sharded."""
+    last = len(model.layers) - 1
+    if not last:
+        raise BadInput("layer 0: a model of one layer has no vocabulary to shard")
+    tokens, labels = batch
+    device = labels.device
+    first, end = model.build([0, last])
+    if device.type != "cpu":
+        first, end = first.to(device), end.to(device)
+    path, loss = recognised(end, model.loss, last)
+    output: Any = end.get_submodule(path)
+    found = _table(first, output)
+    rests = [Rest(Stage([without_output(end, path)], last), example(through.inputs[last], make, device), last)]
+    table, scale = None, 1.0
+    if found is not None:
+        table_path, scale = found
+        table = first.get_parameter(_weight(table_path))
+        vectors = make((*tokens.shape, table.shape[1]), device=device).to(table.dtype).requires_grad_()
+        # An inner stage: the gradient of what is looked up is needed.
+        rests.append(Rest(Stage([without_embedding(first, table_path)], 1), (tokens, vectors), 0))
+    tied = table is not None and table is output.weight
+    if not tied and any((last, _weight(path)) in map(tuple, group) for group in model.tied):
+        raise BadInput(f"layer {last}: its output layer is tied to what is no input embedding")
+    hidden = make((*labels.shape, output.in_features), device=device).to(output.weight.dtype)
+    ranks = tuple(one for one in RANKS if one <= output.out_features)
+    return Cut(loss, output.weight, output.bias, table, scale, tied, tuple(rests), hidden, tokens, labels, ranks)
+
+
+def _weight(path: str) -> str:
+    return f"{path}.weight" if path else "weight"
+
+
+def _table(first: nn.Module, output: nn.Linear) -> tuple[str, float] | None:
+    """Where the input embedding is inside the first layer, and what it multiplies vectors by, where it can be sharded as the
+    output layer is."""
+    try:
+        path, scale = embedding_of(first, 0)
+    except BadInput:
+        return None
+    return (path, scale) if first.get_parameter(_weight(path)).shape[0] == output.out_features else None
+
+
+def run_shard(output: OutputShard, hidden: Tensor, labels: Tensor, ranks: int, barriers: int, around: Around) -> None:
+    """S, the shard's own work at the barrier ("merge"), and T of one microbatch, one after the other. ranks: of the shards
+    in all, for which this one stands."""
+    kept = around("S", lambda: pass_s(output, hidden, labels, barriers))
+
+    def barrier() -> Merged:
+        found = merge(output, kept, kept.statistics.expand(ranks, *kept.statistics.shape))
+        if barriers == 1:
+            input_gradient(output, kept, found)
+        return found
+
+    merged = around("merge", barrier)
+    around("T", lambda: pass_t(output, kept, merged, barriers))
+
+
+def run_table(shard: EmbeddingShard, tokens: Tensor, around: Around) -> None:
+    """The look-up of one microbatch ("VE"), and the gradient of the shard's rows ("VS")."""
+    vectors = around("VE", lambda: look_up(shard, tokens))
+    around("VS", lambda: add_gradient(shard, tokens, vectors))

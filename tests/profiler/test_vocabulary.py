@@ -1,0 +1,122 @@
+"""What a sharded vocabulary costs, estimated by FLOPs and bytes and measured: against the paper, and against the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from profiler import estimate, measure
+from profiler.dataflow import batch_of, fake_mode, flow, quiet
+from profiler.operation_costs import total
+from profiler.vocabulary import counted_shard, counted_table
+from profiler.vocabulary_cut import RANKS, Cut, cut_of
+from zbsolve import Profile
+from zbsolve.models.by_name import load
+from zbsolve.models.losses import CrossEntropy
+from zbsolve.models.model import Model
+from zbsolve.show.profile_report import profile_as_text
+from zbsolve.show.profile_rows import vocabulary_rows
+
+S, H, V = 64, 4096, 128_256
+
+
+@pytest.fixture(scope="module")
+def cut() -> Cut:
+    """Llama 3 8B's vocabulary."""
+    model, mode = load(f"llama3-8b@layers=1,length={S}"), fake_mode()
+    with mode, quiet():
+        return cut_of(model, flow(model), batch_of(model, mode))
+
+
+def test_flops_of_the_shards_are_the_papers(cut: Cut) -> None:
+    """2411.05288, Table 4: 6bshV FLOPs. Algorithm 2 (one barrier) makes the input gradient in S, algorithm 1 in T."""
+    with fake_mode(), quiet():
+        one, two = ({name: total(ops) for name, ops in counted_shard(cut, 8, barriers).items()} for barriers in (1, 2))
+    part = 2 * S * H * V // 8
+    assert one == {"S": 2 * part, "merge": 0, "T": part}
+    assert two == {"S": part, "merge": 0, "T": 2 * part}
+    with fake_mode(), quiet():
+        assert [total(ops) for ops in counted_table(cut, 8).values()] == [0, 0]
+
+
+def test_an_estimate_knows_what_a_sharded_vocabulary_costs(tmp_path: Path) -> None:
+    profile = estimate(f"gemma2-9b@layers=1,length={S}", "h200")
+    costs, words, width = profile.vocabulary, 256_128, 3584
+    assert costs is not None
+    assert costs.source == profile.source == "estimated: h200 roofline"
+    assert (costs.size, costs.hidden_bytes, costs.statistic_bytes, costs.tied) == (words, 2 * S * width, 2 * 4 * S, True)
+    assert tuple(row.ranks for row in costs.shards) == RANKS
+    for row in costs.shards:
+        rows = -(-words // row.ranks)
+        assert row.parameter_bytes == 2 * width * rows  # Table 4: 2hV bytes, here both ends' at once
+        assert row.one.held == row.two.held == 2 * S * rows + (8 + 4 + 4 + 1 + 1) * S  # softmax; labels, statistics, masks
+        assert row.one.S > row.two.S
+        assert row.one.T < row.two.T
+        assert row.broadcast is None
+    # All shards together do what the whole layer did, and S its softmax for itself.
+    whole, eight = profile.layers[-1], costs.shard(8)
+    assert 8 * eight.parameter_bytes == whole.parameter_bytes - costs.output_rest.parameter_bytes
+    assert 0.7 * whole.work < 8 * (eight.one.S + eight.one.T) + costs.output_rest.work < 1.5 * whole.work
+    shown = vocabulary_rows(profile)[1]
+    assert shown[0] == "2 ranks"
+    assert shown[-1] == "875 MiB"
+    assert "875 MiB" in profile_as_text(profile)
+    rest = profile.without_vocabulary()
+    assert rest.layers[-1].work < 0.1 * whole.work
+    assert (rest.layers[0].parameter_bytes, rest.layers[-1].parameter_bytes) == (0, 2 * width)
+    assert rest.layers[0].output_bytes == profile.layers[0].output_bytes
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == profile
+
+
+def model(*ends: nn.Module) -> Model:
+    def batch(microbatch: int, step: int) -> tuple[Tensor, Tensor]:
+        ids = torch.arange(6).view(2, 3)
+        return ids, ids
+
+    return Model("own", tuple((lambda one=one: one) for one in ends), ("a", "b"), batch, CrossEntropy())
+
+
+def own(*ends: nn.Module) -> Cut:
+    one, mode = model(*ends), fake_mode()
+    with mode, quiet():
+        return cut_of(one, flow(one), batch_of(one, mode))
+
+
+def test_bare_layers_leave_nothing_and_other_embeddings_stay() -> None:
+    found = own(nn.Embedding(7, 4), nn.Linear(4, 7))
+    assert [rest.parameter_bytes for rest in found.rests] == [0, 0]
+    assert found.ranks == (2, 4)
+    assert found.parameter_bytes(2) == 4 * (4 * 4 + 4 + 4 * 4)  # four rows of both, and of the bias
+    assert own(nn.Embedding(8, 4), nn.Linear(4, 7)).table is None
+
+
+def test_why_nothing_is_known_is_a_fact() -> None:
+    assert "mse_loss" in estimate("mlp-24", "h200").facts["no_vocabulary"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_link")
+def test_shards_of_a_real_output_layer_are_measured(tmp_path: Path) -> None:
+    profile = measure("gpt-tiny-tied", seconds=0.05)
+    costs = profile.vocabulary
+    assert costs is not None
+    assert costs.source == "measured"
+    assert costs.tied
+    estimated = estimate("gpt-tiny-tied", "h200").vocabulary
+    assert estimated is not None
+    for row in costs.shards:
+        assert min(row.one.S, row.one.T, row.two.S, row.two.T, row.one.merge, row.lookup) > 0
+        other = estimated.shard(row.ranks)
+        assert (row.one.held, row.two.held, row.parameter_bytes) == (other.one.held, other.two.held, other.parameter_bytes)
+        assert len(profile.samples[f"vocabulary/{row.ranks}/S1"]) >= 5
+        assert costs.collectives_measured(row.ranks) == (row.ranks == 2)
+    assert replace(costs.output_rest, F=0, B=0, W=0, BW=0, X=0, U=0) == replace(
+        estimated.output_rest, F=0, B=0, W=0, BW=0, X=0, U=0
+    )
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == profile
