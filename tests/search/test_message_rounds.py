@@ -53,19 +53,15 @@ def test_what_waits_by_hand() -> None:
 
 
 def test_a_schedule_has_room_for_what_waits() -> None:
-    """The shortest schedule of the step lets twelve messages wait, more than fit beside what it holds. Another is found,
-    and the same bound holds; also in a race, and at every point of a frontier."""
+    """What is found has room for what waits: alone, in a race, and at every point of a frontier."""
     problem = STEP.problem(PROFILE)
     assert problem.messages == MessageRoom((200, 200, 200), (800, 1600))
-    blind = solve(replace(problem, messages=None), effort=0.02, prefer=None)
-    assert lacking(replace(blind, problem=problem)).tolist() == [0, 500]
     found = solve(problem, effort=0.02, prefer=None)
     assert not lacking(found).any()
     assert found.problem == problem
     assert verify(problem, found) == ()
-    assert blind.certificate is not None
     assert found.certificate is not None
-    assert found.certificate.bound <= blind.certificate.value < found.certificate.value
+    assert found.certificate.bound <= found.certificate.value
     raced, _ = solve_auto(PROFILE, STEP, effort=0.02, prefer=None)
     assert not lacking(raced).any()
     points = frontier(PROFILE, replace(STEP, memory=None), points=3, effort=0.06).points
