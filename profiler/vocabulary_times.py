@@ -27,7 +27,8 @@ from .vocabulary_cut import Cut, Rest, cut_of, run_shard, run_table
 
 LayerOf = Callable[[int, dict[str, list[float]], dict[str, int], int], Layer]  # of number, samples, sizes, parameter bytes
 WARM_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 1, 5, 20  # of each shard
-TIME_SHARE, MIN_SECONDS = 0.3, 2.0  # of the time for layers; where a round takes longer, fewer ranks are measured
+TIME_SHARE, MIN_SECONDS = 0.5, 5.0  # of the time for layers
+USUAL_RANKS = 8  # come first, and then their neighbours
 
 
 class MeasuredVocabulary(NamedTuple):
@@ -94,27 +95,27 @@ def measured_vocabulary(model: Model, through: Flow, bench: Bench, layer: LayerO
 
 
 def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progress) -> VocabularyTimes:
-    """Times of one microbatch. Many ranks come first, since their shards are small; numbers of ranks whose rounds would take
-    too long are left out. Raises BadInput where the vocabulary is none that can be sharded."""
+    """Times of one microbatch. Numbers of ranks whose rounds would take too long are left out, but for one. Raises BadInput
+    where the vocabulary is none that can be sharded."""
     cut, timer = cut_of(model, through, batch_of(model, device=bench.device), torch.randn), PassTimer(bench.device)
     found, until = VocabularyTimes(), time.monotonic() + max(MIN_SECONDS, TIME_SHARE * bench.seconds)
     for rest in cut.rests:
         progress("what a sharded vocabulary leaves of the layers")
         found.rests[rest.number] = _rest(rest, cut, timer)
-    last = 0.0
     together = dist.get_world_size() if dist.is_initialized() else 0  # of torchrun, whose collectives are measured too
-    for ranks in sorted({*cut.ranks, *([together] if 1 < together <= cut.size else [])}, reverse=True):
+    wanted = {*cut.ranks, *([together] if 1 < together <= cut.size else [])}
+    most, each = max(wanted), _seconds_a_turn(cut, max(wanted), timer)
+    for done, ranks in enumerate(sorted(wanted, key=lambda one: (one != together, abs(one - USUAL_RANKS), one))):
         left = until - time.monotonic()
-        if 4 * last > left and found.shards:  # half as many ranks take twice as long, with one barrier and with two
-            break
+        last = done == len(wanted) - 1 and not found.shards
+        if each * most / ranks * 2 * (WARM_ROUNDS + MIN_ROUNDS) > left and not last:
+            continue
         progress(f"the vocabulary's shards for {ranks} ranks")
-        begin = time.monotonic()
         for barriers in (1, 2):
             if bench.device.type == "cpu":
                 found.held[ranks, barriers] = held_by_shard(cut, ranks, barriers)
-            found.shards[ranks, barriers] = _shard(cut, ranks, barriers, timer, left / len(cut.ranks))
+            found.shards[ranks, barriers] = _shard(cut, ranks, barriers, timer, left / len(wanted))
         found.tables[ranks] = _table(cut, ranks, timer)
-        last = time.monotonic() - begin
     return found
 
 
@@ -147,6 +148,14 @@ def _shard(cut: Cut, ranks: int, barriers: int, timer: PassTimer, seconds: float
         return timer.run(0, name, call)
 
     return _sampled(turn, timer, seconds)
+
+
+def _seconds_a_turn(cut: Cut, ranks: int, timer: PassTimer) -> float:
+    """About how long a shard of so many takes for one microbatch."""
+    begin = time.monotonic()
+    run_shard(cut.output(ranks), cut.hidden, cut.labels, ranks, 1, lambda name, call: timer.run(0, name, call))
+    timer.drain()
+    return time.monotonic() - begin
 
 
 def _table(cut: Cut, ranks: int, timer: PassTimer) -> dict[str, list[float]]:

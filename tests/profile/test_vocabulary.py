@@ -27,7 +27,7 @@ def layer(name: str, time: float, parameters: int) -> Layer:
 
 def row(ranks: int, time: float, rows: int, **how: Any) -> ShardCosts:
     two = ShardPasses(time / 3, 2 * time / 3, 40 * rows)
-    return ShardCosts(ranks, ShardPasses(2 * time / 3, time / 3, 40 * rows, 80), two, 100 * rows, 3.0, **how)
+    return ShardCosts(ranks, ShardPasses(2 * time / 3, time / 3, 40 * rows, 80, merge=2.0), two, 100 * rows, 3.0, **how)
 
 
 LAYERS = (layer("embedding", 1, 1000), layer("a", 10, 70), layer("b", 10, 70), layer("head", 60, 1030))
@@ -65,6 +65,7 @@ def test_rows_between_and_beyond_say_so() -> None:
     assert close(steep.two.T, 10)
     alone = replace(COSTS, shards=(row(4, 48, 3),)).shard(2)
     assert close(alone.one.S, 64)
+    assert alone.one.merge == 2
     assert alone.parameter_bytes == 500
 
 
@@ -84,7 +85,7 @@ def test_collectives_are_measured_or_follow_from_the_link() -> None:
 def test_what_the_builder_takes() -> None:
     one, two = (COSTS.passes(4, LINK, barriers) for barriers in (1, 2))
     assert (one.S, one.T, two.S, two.T) == (32, 16, 16, 32)
-    assert (one.broadcast, one.reduce, one.statistics, one.lookup) == (7, 9, 5, 12)
+    assert (one.broadcast, one.reduce, one.statistics, one.lookup) == (7, 9, 5 + 2, 12)
     assert (one.held_shard, one.held_hidden, one.barriers, two.barriers) == (120, 400, 1, 2)
     plain = replace(COSTS, embedding=None, embedding_rest=None, tied=False)
     assert plain.passes(4, LINK).lookup is None

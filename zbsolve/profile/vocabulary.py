@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import ceil, log2
 
 from ..build.vocabulary import BARRIERS, Vocabulary
@@ -166,10 +166,13 @@ class VocabularyCosts:
         def at(read: Callable[[ShardCosts], float]) -> float:
             return _line(ranks, [(row.ranks, read(row)) for row in nearest])
 
+        one, two = _passes_at(at, lambda row: row.one), _passes_at(at, lambda row: row.two)
+        if not (below and above):  # what is done at the barrier is done for each token
+            one, two = replace(one, merge=nearest[0].one.merge), replace(two, merge=nearest[0].two.merge)
         return ShardCosts(
             ranks,
-            _passes_at(at, lambda row: row.one),
-            _passes_at(at, lambda row: row.two),
+            one,
+            two,
             self.parameter_bytes(ranks),
             at(lambda row: row.lookup),
             scaled=scaled,
