@@ -15,6 +15,7 @@ from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import Value, difference, reference, values
 from zbsolve.exec.dtensors import full
+from zbsolve.exec.emulate import Times
 from zbsolve.exec.handlers import Data
 from zbsolve.models.losses import CrossEntropy
 
@@ -80,6 +81,7 @@ class Case:
     kind: torch.dtype = torch.float64
     autocast: bool = False
     meta: bool = False
+    emulated: bool = False
     builder: bool = False
 
 
@@ -96,6 +98,7 @@ CASES = [
     Case("recompute", recompute="all", embedding=True),
     Case("uneven", rows=(3, 2, 2, 2), embedding=True),
     Case("float32", kind=torch.float32, meta=True),
+    Case("emulated", barriers=2, embedding=True, emulated=True),
     Case("autocast", kind=torch.float32, autocast=True, embedding=True),
 ]
 
@@ -132,6 +135,11 @@ def pipeline_of(case: Case, seed: int = 0, problem: Problem | None = None, **mor
     if case.builder:
         made = lambda numbers: [model(case)[i] for i in numbers]  # noqa: E731
     schedule = random_schedule(problem_of(case) if problem is None else problem, seed, in_order=True)
+    if case.emulated:
+        more["emulate"] = Times.of(schedule, "schedule")
+    if case.meta:
+        made = nn.ModuleList(made).to("meta")
+        more["init"] = lambda number, layer: layer.load_state_dict(model(case)[number].state_dict())
     return Pipeline(made, schedule, loss=CrossEntropy(**dict(case.options)), timeout=30, split=case.split, **more)
 
 

@@ -237,7 +237,7 @@ def connected(
         sharding=sharding,
         # What FSDP shards is summed over ranks after its shards are there, at the end of the step.
         interpreter=Interpreter(program, state, mailbox, hooks),
-        reports=Reports(part.schedule, part.programs, peers, clock_lead(wires)),
+        reports=Reports(part.schedule, part.programs, peers, clock_lead(wires), emulate is not None),
         shapes=ShapeNumbers(problem.routes, range(problem.microbatches), wires.rank, wires.size),
     )
 

@@ -23,13 +23,15 @@ HEAD_WORDS = 2  # before the columns: when the step began, and the sum of its lo
 
 class Reports:
     """Sends every rank's times and losses to all ranks, after each step and while the next one runs. offset: ns that this
-    rank's clock is ahead of rank 0's."""
+    rank's clock is ahead of rank 0's. emulated: devices are, and say by themselves when a collective started."""
 
-    def __init__(self, schedule: Schedule, programs: Sequence[Program], peers: Peers, offset: int) -> None:
+    def __init__(
+        self, schedule: Schedule, programs: Sequence[Program], peers: Peers, offset: int, emulated: bool = False
+    ) -> None:
         index = schedule.problem.index
         self.schedule = schedule
         self.rows = [np.array([index[action.name] for action in p.actions], np.int64) for p in programs]
-        self.peers = peers
+        self.peers, self.emulated = peers, emulated
         self._offset = offset
         self._width = HEAD_WORDS + 4 * max(len(rows) for rows in self.rows)
 
@@ -97,7 +99,7 @@ class StepReport:
             start[rows] = start[rows].max()
         ready = np.maximum(arrived, began[problem.passes.rank])
         before, after = problem.edges.before, problem.edges.after
-        together = joins[after]  # a collective begins when all is there that goes into it
+        together = joins[after] & (not self._reports.emulated)  # it begins when all is there that goes into it
         np.maximum.at(start, after[together], end[before[together]])
         end = np.maximum(start, end)
         here = problem.passes.rank[before] == problem.passes.rank[after]

@@ -29,10 +29,13 @@ class SideStreams(Protocol):
 
 @dataclass(slots=True)
 class _Begun:
-    """A collective that is not settled. over: what the rank does by itself when it is."""
+    """A collective that is not settled. over: what the rank does by itself when it is. waits: for what other ranks must do
+    before, or else this rank's part takes its device's time without them. timed: it has taken that."""
 
     copy: Copy
     over: Callable[[], None]
+    waits: bool
+    timed: bool = False
 
 
 class Collectives:
@@ -73,10 +76,12 @@ class Collectives:
     def begin_step(self) -> None:
         """A step begins."""
         self._over.clear()
+        self._turn.clear()
 
-    def begin(self, kind: str, name: str, work: Callable[[], None], over: Callable[[], None]) -> None:
-        """Begin what `work` does with its kind's group, for pass `name`. `over` follows when it is settled. Never waits."""
-        self._begun[name] = _Begun(self._threads.begin(kind, work), over)
+    def begin(self, kind: str, name: str, work: Callable[[], None], over: Callable[[], None], waits: bool = True) -> None:
+        """Begin what `work` does with its kind's group, for pass `name`. `over` follows when it is settled. waits: the pass
+        waits for passes of other ranks. Never waits itself."""
+        self._begun[name] = _Begun(self._threads.begin(kind, work), over, waits)
         self._turn.append(name)
 
     def settle(self, name: str, sure: bool = True) -> None:
@@ -85,14 +90,14 @@ class Collectives:
         begun = self._begun.get(name)
         if begun is None or not (sure or begun.copy.done.is_set()):
             return
-        if self._emulated is None:
-            self._end(name)
-            return
-        while name in self._begun:  # a device's stream runs them one after the other
+        while self._emulated is not None and not begun.timed:  # a device's stream runs them one after the other
             earlier = self._turn.popleft()
-            if earlier in self._begun:
-                self._end(earlier)
-                self._emulated.run_on_side_stream(earlier)
+            one = self._begun[earlier]
+            if one.waits:
+                self._threads.end(one.copy, self._seconds)  # now all have come to it, and when their devices did is known
+            self._emulated.run_on_side_stream(earlier)
+            one.timed = True
+        self._end(name)
 
     def ended(self, name: str) -> int:
         """When it was done, monotonic ns. Waits for it. Raises as `settle`."""
@@ -124,7 +129,5 @@ class Collectives:
     def _end(self, name: str) -> None:
         begun = self._begun[name]
         self._threads.join(begun.copy, self._seconds)
-        if self._emulated is not None:
-            self._threads.end(begun.copy, self._seconds)
         begun.over()
         self._over[name] = self._begun.pop(name).copy

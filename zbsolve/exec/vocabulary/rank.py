@@ -158,7 +158,7 @@ class VocabularyShard:
                 self._gradients[m] = found
             del found
 
-        self._begin(action, partial(self._sum, action.kind, found, root), over)
+        self._begin(action, partial(self._sum, action.kind, found, root), over, waits=root == self.homes.rank)
 
     def embeds(self, stage: int) -> bool:
         """Is it the model's first stage, and takes the embedding's vectors from here?"""
@@ -218,8 +218,10 @@ class VocabularyShard:
             return torch.get_autocast_dtype(weight.device.type)
         return weight.dtype
 
-    def _begin(self, action: Action, work: Callable[[], None], over: Callable[[], None] = lambda: None) -> None:
-        self.collectives.begin(action.kind, action.name, work, over)
+    def _begin(
+        self, action: Action, work: Callable[[], None], over: Callable[[], None] = lambda: None, waits: bool = True
+    ) -> None:
+        self.collectives.begin(action.kind, action.name, work, over, waits)
 
     def _broadcast(self, kind: str, tensor: Tensor, root: int) -> None:
         group, source = self.collectives.groups[kind], self.collectives.root(kind, root)
