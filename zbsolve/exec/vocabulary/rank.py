@@ -43,6 +43,13 @@ class Homes:
         return self.routes[microbatch % len(self.routes)][0]
 
 
+def used_here(merged: Merged) -> None:
+    """Tensors that a collective's own stream made are used by the current one, too, so their memory waits for it."""
+    for tensor in merged:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
 class VocabularyShard:
     """This rank's shard and its microbatches. output: the rows of the output layer; embedding: of the input embedding, where
     that is sharded. share: a microbatch's part of the step's loss (1/m)."""
@@ -131,6 +138,7 @@ class VocabularyShard:
 
         def over() -> None:
             nonlocal part
+            used_here(self._merged[m])
             if root == self.homes.rank:
                 made(self._merged[m].loss)
                 if part is not None:
