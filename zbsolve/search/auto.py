@@ -94,7 +94,8 @@ def solve_auto(
     prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
     check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer)
     amount = value_clock(seconds, effort, prefer).left
-    race = Race(runs, amount, effort is None, options, hint, progress, stop, every, keeping or is_open(step.vocabulary))
+    sharding = is_open(step.vocabulary)
+    race = Race(runs, amount, effort is None, options, hint, progress, stop, every, keeping or sharding, sharding)
     _look(race, runs, LOOK_SHARE * amount)
     if every and keeping:
         _other_partitions(race, profile, LOOK_SHARE * amount)

@@ -56,7 +56,7 @@ class Run:
 @dataclass
 class Race:
     """All that are in it, what is left to spend, and how one of them is solved. `named`: whether partitions differ;
-    `choosing`: whether passes do."""
+    `choosing`: whether passes do; `compared`: whether every place is looked at, also one that a bound rules out."""
 
     runs: list[Run]
     left: float
@@ -67,6 +67,7 @@ class Race:
     stop: Callable[[], bool]
     named: bool = False
     choosing: bool = False
+    compared: bool = False
 
     def label(self, run: Run) -> str:
         """What a run is called where runs are told apart."""
@@ -77,7 +78,8 @@ class Race:
         `search.solve`; what it had is kept where nothing better comes. Where choices differ in their passes,
         nothing is spent on what a bound rules out."""
         assert run.problem is not None
-        if self.choosing and run.schedule is None and (why := self.ruled_out(run)):
+        looked = not self.choosing or run.schedule is not None or (self.compared and run.name == run.place)
+        if not looked and (why := self.ruled_out(run)):
             run.failed = why
             return
         began = time.monotonic()

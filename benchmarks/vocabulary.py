@@ -1,0 +1,86 @@
+"""`python -m benchmarks.vocabulary`: what steps take with the output layer on the last stage, with layers redistributed, and
+with vocabulary parallelism (arXiv 2411.05288), each with its proven bound.
+
+Profiles are estimated for one device, and nothing was measured on it. Memory has no limit, so that all choices compare: what
+the fullest rank needs is in the table. `solve` has counted effort, so that the numbers are deterministic.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zbsolve import Profile, Step, solve, verify
+from zbsolve.profile.sharded_vocabulary import VOCABULARIES
+from zbsolve.schedule import relative_gap
+from zbsolve.search.solver import compiled
+
+from .harness import Benchmark
+
+PROFILES = Path(__file__).parent / "profiles"
+MODELS = (
+    *("gemma2-9b", "gemma2-27b", "qwen2-7b", "qwen2-72b", "deepseek-v3", "llama3-8b", "llama3-70b", "llama3-405b"),
+    *("mixtral-8x7b", "mixtral-8x22b"),
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("--models", default=",".join(MODELS), help="names of published models, with commas")
+    parser.add_argument("--device", default="h100", help="that profiles are estimated for")
+    parser.add_argument("--profiles", type=Path, default=PROFILES, help="folder of the profiles")
+    parser.add_argument("--ranks", default="8,16", help="numbers of ranks, with commas")
+    parser.add_argument("--placement", default="single", help="of all steps")
+    parser.add_argument("--rounds", type=int, default=4, help="microbatches, as a multiple of the ranks")
+    parser.add_argument("--effort", type=float, default=2.0, help="for each solve")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """A row a model and number of ranks."""
+    compiled()
+    rows = {}
+    for name in options.models.split(","):
+        profile = replace(Profile.load(options.profiles / f"estimated-{name}-{options.device}.json"), capacity=None)
+        for ranks in map(int, options.ranks.split(",")):
+            rows[f"{name} p{ranks}"] = row = of_model(profile, ranks, options)
+            print(f"{name} p{ranks}: {row}", flush=True)
+    return {"source": f"estimated for {options.device}, not measured", "steps": rows}
+
+
+def of_model(profile: Profile, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
+    """What each choice reaches: value and bound, µs, the gap, bytes of the fullest rank, layers of each stage. saves: the
+    share that the best sharded schedule takes less than the best whole one that was found; saves_proven: than any there is
+    with these layers a stage."""
+    step = Step(ranks, options.rounds * ranks, options.placement)
+    row: dict[str, Any] = {"ranks": ranks, "microbatches": step.microbatches, "layers": len(profile.layers)}
+    for choice in VOCABULARIES:
+        one = replace(step, vocabulary=choice)
+        schedule = solve(one.problem(profile), effort=options.effort, prefer=None)
+        assert not verify(schedule.problem, schedule)
+        certificate = schedule.certificate
+        assert certificate is not None
+        row[choice] = {
+            "value": certificate.value,
+            "bound": certificate.bound,
+            "gap": round(relative_gap(certificate.value, certificate.bound), 5),
+            "fullest_rank": max(one.needs(profile, schedule)),
+            "layers": list(schedule.problem.layers),
+        }
+    best = min(VOCABULARIES, key=lambda choice: row[choice]["value"])
+    value, bound = ({one: row[one][what] for one in VOCABULARIES} for what in ("value", "bound"))
+    sharded, whole = VOCABULARIES[2:], VOCABULARIES[:2]
+    shortest = min(value[one] for one in sharded)
+    return {
+        **row,
+        "best": best,
+        "saves": round(1 - shortest / min(value[one] for one in whole), 4),
+        "saves_proven": round(1 - shortest / min(bound[one] for one in whole), 4),
+    }
+
+
+BENCHMARK = Benchmark("vocabulary", __doc__, measure, arguments)
+
+if __name__ == "__main__":
+    BENCHMARK.main()
