@@ -1,8 +1,9 @@
 """`python -m benchmarks.vocabulary`: what steps take with the output layer on the last stage, with layers redistributed, and
 with vocabulary parallelism (arXiv 2411.05288), each with its proven bound.
 
-Profiles are estimated for one device, and nothing was measured on it. Memory has no limit, so that all choices compare: what
-the fullest rank needs is in the table. `solve` has counted effort, so that the numbers are deterministic.
+Profiles are estimated for one device, and nothing was measured on it. Each rank has as much memory as 1F1B with layers
+redistributed needs on its fullest rank, whatever the device has: parameters, optimizer states and activations. What each
+choice needs of it is kept too. `solve` has counted effort, so that the numbers are deterministic.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from zbsolve import Profile, Step, solve, verify
 from zbsolve.profile.sharded_vocabulary import VOCABULARIES
 from zbsolve.schedule import relative_gap
 from zbsolve.search.solver import compiled
+from zbsolve.systems.steps import usual_schedule
 
 from .harness import Benchmark
 
@@ -34,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", default="8,16", help="numbers of ranks, with commas")
     parser.add_argument("--placement", default="single", help="of all steps")
     parser.add_argument("--rounds", type=int, default=4, help="microbatches, as a multiple of the ranks")
-    parser.add_argument("--effort", type=float, default=2.0, help="for each solve")
+    parser.add_argument("--effort", type=float, default=3.0, help="for each solve")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -54,7 +56,12 @@ def of_model(profile: Profile, ranks: int, options: argparse.Namespace) -> dict[
     share that the best sharded schedule takes less than the best whole one that was found; saves_proven: than any there is
     with these layers a stage."""
     step = Step(ranks, options.rounds * ranks, options.placement)
+    usual = usual_schedule(profile, step, ())
+    assert usual is not None
+    today = replace(step, fused=True, placement="single", partition=usual.problem.layers)
+    step = replace(step, memory=max(today.needs(profile, usual)))
     row: dict[str, Any] = {"ranks": ranks, "microbatches": step.microbatches, "layers": len(profile.layers)}
+    row |= {"memory": step.memory, "1f1b": int(usual.timeline().value)}
     for choice in VOCABULARIES:
         one = replace(step, vocabulary=choice)
         schedule = solve(one.problem(profile), effort=options.effort, prefer=None)
