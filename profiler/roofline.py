@@ -143,8 +143,8 @@ def _vocabulary(
                 lambda rest, sizes: layer(rest.number, counted_rest(rest, cut.labels), sizes, rest.parameter_bytes),
             )
             return vocabulary_costs(source, cut, clock), {}
-    except BadInput as error:
-        return None, {"no_vocabulary": str(error)}
+    except Exception as error:  # the model runs: a vocabulary that cannot be looked at is no reason to refuse it
+        return None, {"no_vocabulary": str(error) if isinstance(error, BadInput) else one_line(error)}
 
 
 def time_us(ops: Sequence[Op], on: Device) -> float:

@@ -88,6 +88,8 @@ def cut_of(model: Model, through: Flow, batch: tuple[Any, Any], make: Callable[.
     if not last:
         raise BadInput("layer 0: a model of one layer has no vocabulary to shard")
     tokens, labels = batch
+    if not (isinstance(tokens, Tensor) and isinstance(labels, Tensor)):
+        raise BadInput("the batch is not one tensor of tokens and one of labels")
     device = labels.device
     first, end = model.build([0, last])
     if device.type != "cpu":
