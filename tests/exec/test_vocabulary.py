@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+
+from zbsolve.exec.awaits import begins_and_ends
+from zbsolve.exec.handlers.table import passes_where
 
 from ..support.exec_jobs_vocabulary import CASES
 from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import random_schedule
+from ..support.vocabulary_problems import random_vocabulary
 
 LIMITS = {"float32": 1e-6, "autocast": 5e-2}
 
@@ -17,6 +24,23 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What three ranks tried in one launch."""
     names, folder = [one.name for one in CASES if one.split == "layers"], str(tmp_path_factory.mktemp("checkpoints"))
     return on_ranks(3, "tests.support.exec_jobs_vocabulary:all_of", {"names": names, "folder": folder}, timeout=240.0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_rank_that_waits_for_others_in_a_collective_begins_it_last(seed: int) -> None:
+    """Else it would wait, in its stream's order, for ranks that come to it after passes that wait for this rank."""
+    problem = replace(random_vocabulary(seed, 3, 4), capacity=None)
+    schedule = random_schedule(problem, seed, in_order=True)
+    (begin, end), p, e = begins_and_ends(schedule), problem.passes, problem.edges
+    joins, timeline = np.flatnonzero(passes_where(problem, "joins")), schedule.timeline()
+    assert len(joins)
+    for row in joins.tolist():
+        group = joins[(p.kind[joins] == p.kind[row]) & (p.microbatch[joins] == p.microbatch[row])]
+        before = e.before[e.after == row]
+        assert timeline.end[before].max(initial=0) <= begin[row] <= timeline.start[row]
+        assert end[row] == timeline.end[group].max()
+        if (p.rank[before] != p.rank[row]).any():
+            assert begin[row] == begin[group].max()
 
 
 def too_far(differences: dict[str, float]) -> dict[str, float]:

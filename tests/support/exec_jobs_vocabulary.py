@@ -98,7 +98,7 @@ CASES = [
     Case("recompute", recompute="all", embedding=True),
     Case("uneven", rows=(3, 2, 2, 2), embedding=True),
     Case("float32", kind=torch.float32, meta=True),
-    Case("emulated", barriers=2, embedding=True, emulated=True),
+    Case("emulated", (0, 1, 2, 2, 1, 0), barriers=2, embedding=True, emulated=True),
     Case("autocast", kind=torch.float32, autocast=True, embedding=True),
 ]
 

@@ -53,7 +53,7 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
 def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
     """When each pass begins, and when it is over, by the schedule's own time, shape (passes,) each.
 
-    A collective is over where it ends last. A rank begins it as soon as one does, behind what it itself must do before: the
+    A collective is over where it ends last. A rank begins it as soon as one does, behind what its own part waits for: the
     schedule may let each rank's end at its own time, but in truth none ends before all have begun.
     """
     problem, timeline = schedule.problem, schedule.timeline()
@@ -66,10 +66,10 @@ def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
     first, last = np.full(group.max() + 1, np.inf), np.zeros(group.max() + 1)
     np.minimum.at(first, group, begin[rows])
     np.maximum.at(last, group, end[rows])
-    own = np.zeros(len(p))  # when a rank has done what comes before
-    mine = joins[e.after] & (p.rank[e.before] == p.rank[e.after])
-    np.maximum.at(own, e.after[mine], timeline.end[e.before[mine]] + e.lag[mine])
-    begin[rows] = np.minimum(begin[rows], np.maximum(first[group], own[rows]))
+    ready = np.zeros(len(p))  # when all is done that comes before
+    into = joins[e.after]
+    np.maximum.at(ready, e.after[into], timeline.end[e.before[into]] + e.lag[into])
+    begin[rows] = np.minimum(begin[rows], np.maximum(first[group], ready[rows]))
     end[rows] = last[group]
     return begin, end
 
