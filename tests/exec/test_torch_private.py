@@ -54,6 +54,24 @@ def gradient_edge() -> None:
         assert (found.node, found.output_nr) == (right.node, right.output_nr)
 
 
+def flash_forward() -> None:
+    q, k, v = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
+    y, lse = private.flash_forward(q, k, v, True, 0.3)
+    scores = (q @ k.transpose(-2, -1) * 0.3).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    assert torch.allclose(lse, scores.logsumexp(-1))
+    assert torch.allclose(y, scores.softmax(-1) @ v)
+
+
+def flash_backward() -> None:
+    q, k, v = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64).unbind()
+    leaves = [one.clone().requires_grad_() for one in (q, k, v)]
+    y, lse = private.flash_forward(q, k, v, True, None)
+    functional.scaled_dot_product_attention(*leaves, is_causal=True).backward(gradient := torch.randn_like(y))
+    for found, leaf in zip(private.flash_backward(gradient, q, k, v, y, lse, True, None), leaves, strict=True):
+        assert leaf.grad is not None
+        assert torch.allclose(found, leaf.grad)
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

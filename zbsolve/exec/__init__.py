@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from ..models.auxiliary import auxiliary_loss as auxiliary_loss
     from ..models.auxiliary import auxiliary_losses as auxiliary_losses
     from ..models.losses import CrossEntropy as CrossEntropy
+    from ..models.slicing import slice_offset as slice_offset
+    from ..models.slicing import sliced_attention as sliced_attention
     from .optimizer.post_validation import PostValidated as PostValidated
     from .pipeline import Pipeline as Pipeline
     from .rank import StepResult as StepResult
@@ -24,6 +26,7 @@ __getattr__, __dir__ = handing_on(
     {
         ".models.auxiliary": "auxiliary_loss auxiliary_losses",
         ".models.losses": "CrossEntropy",
+        ".models.slicing": "slice_offset sliced_attention",
         "pipeline": "Pipeline",
         "rank": "StepResult",
         "optimizer.post_validation": "PostValidated",

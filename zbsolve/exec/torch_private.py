@@ -54,6 +54,8 @@ __all__ = [
     "dispatch_modes",
     "export_joint",
     "fake_log",
+    "flash_backward",
+    "flash_forward",
     "fsdp_casts",
     "fsdp_gathers",
     "fsdp_hooks",
@@ -178,6 +180,25 @@ def saving_hooked() -> bool:
 def is_mutable(operation: Any) -> bool:
     """Does a dispatched operation write to what it is given?"""
     return bool(operation._schema.is_mutable)
+
+
+# --- Attention ---
+
+
+def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    """The CPU's fused attention: output, and the logarithm of the softmax's denominator, (batch, heads, queries)."""
+    found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, scale=scale
+    )
+    return found
+
+
+def flash_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Its gradients of q, k and v, from (gradient, q, k, v, output, logarithm, causal, scale)."""
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *given[:-2], 0.0, given[-2], scale=given[-1]
+    )
+    return found
 
 
 # --- Modules ---

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .losses import capped
+from .slicing import slice_offset, sliced_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,10 @@ class Attention(nn.Module):
             layer(x).view(batch, length, heads, self.head_width).transpose(1, 2)
             for layer, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
         )
-        q, k = rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        here = slice(slice_offset(), slice_offset() + length)
+        cos, sin = self.cos[here], self.sin[here]
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        mixed = sliced_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
         result: Tensor = self.join(mixed.transpose(1, 2).reshape(batch, length, -1))
         return result
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from .losses import CrossEntropy
 from .model import Model, seeded
+from .slicing import slice_offset, sliced_attention
 
 VOCABULARY = 256  # bytes
 
@@ -31,7 +32,8 @@ class Embed(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """(batch, length) → (batch, length, width)."""
-        result: Tensor = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
+        first = slice_offset()
+        result: Tensor = self.token(ids) + self.position(torch.arange(first, first + ids.shape[1], device=ids.device))
         return result
 
     def token_embedding(self) -> tuple[str, float]:
@@ -60,7 +62,7 @@ class Block(nn.Module):
         batch, length, width = x.shape
         parts = self.qkv(self.before_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = sliced_attention(q, k, v, is_causal=True)
         x = x + self.join(mixed.transpose(1, 2).reshape(batch, length, width))
         result: Tensor = x + self.down(functional.gelu(self.up(self.before_mlp(x))))
         return result

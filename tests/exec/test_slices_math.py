@@ -1,0 +1,386 @@
+"""Layers run slice by slice, in one process, against the same layers run whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.slices.check import check_layers, check_loss
+from zbsolve.exec.slices.partial import Scores, merge, partial_attention, partial_gradients
+from zbsolve.exec.slices.sequence import counted, cut_sequence, offsets, share_of_loss, slice_shares
+from zbsolve.exec.slices.store import SliceStore, gradient_bytes
+from zbsolve.models.blocks import BlockSizes, Decoder, Experts, Tokens
+from zbsolve.models.blocks import Scores as Head
+from zbsolve.models.losses import CrossEntropy
+from zbsolve.models.presets import Block, Embed
+from zbsolve.models.slicing import slice_offset, sliced_attention
+from zbsolve.util.errors import BadInput
+
+LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6}
+LENGTH, WIDTH, WORDS = 12, 16, 23
+GQA = BlockSizes(WIDTH, 4, 2, 4, 24)
+LOSS = CrossEntropy(z_loss=1e-3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for a busy machine's cores take longer than these small layers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Documents(nn.Module):
+    """Attention within documents and a window; both come with the hidden states."""
+
+    def __init__(self, window: int | None, documents: bool) -> None:
+        super().__init__()
+        self.window, self.documents = window, documents
+        self.qkv = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        hidden, documents = x
+        q, k, v = self.qkv(hidden).unflatten(-1, (8, 4)).transpose(1, 2).split((4, 2, 2), 1)
+        rule = {"window": self.window, "documents": documents if self.documents else None, "scale": 0.7}
+        mixed = sliced_attention(q, k, v, is_causal=True, enable_gqa=True, **rule)
+        return hidden + mixed.transpose(1, 2).flatten(2), documents
+
+
+class Begin(nn.Module):
+    """Token numbers → hidden states and documents, a new one behind each 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = Tokens(WORDS, WIDTH)
+
+    def forward(self, ids: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.tokens(ids[0]), ids[1]
+
+
+class End(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Head(WORDS, WIDTH)
+
+    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
+        found: Tensor = self.head(x[0])
+        return found
+
+
+def with_documents(window: int | None, documents: bool) -> list[nn.Module]:
+    return [Begin(), Documents(window, documents), Documents(window, documents), End()]
+
+
+MODELS = {
+    "preset": lambda: [Embed(LENGTH, WIDTH, WORDS), Block(WIDTH, 4), Block(WIDTH, 2), Head(WORDS, WIDTH)],
+    "gqa": lambda: [Tokens(WORDS, WIDTH), Decoder(GQA, LENGTH), Decoder(GQA, LENGTH), Head(WORDS, WIDTH)],
+    "window": lambda: with_documents(3, False),
+    "documents": lambda: with_documents(None, True),
+    "both": lambda: with_documents(5, True),
+}
+
+
+def batch(name: str, seed: int) -> tuple[Any, Tensor]:
+    """A microbatch: tokens (with documents, where the model takes them), and labels of which some do not count."""
+    drawn = torch.Generator().manual_seed(seed)
+    ids, labels = torch.randint(WORDS, (2, 2, LENGTH), generator=drawn)
+    labels[:, :4] = -100  # all of the first of three slices
+    labels[1, 7:] = -100
+    documents = torch.tensor([[0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2], [5] * 7 + [6] * 5])
+    return ((ids, documents) if name in ("window", "documents", "both") else ids), labels
+
+
+def gradients(layers: Sequence[nn.Module]) -> dict[str, Tensor]:
+    found = {f"{i} {n}": p.grad for i, layer in enumerate(layers) for n, p in layer.named_parameters() if p.grad is not None}
+    for layer in layers:
+        layer.zero_grad()
+    return {name: one.clone() for name, one in found.items()}
+
+
+def compare(found: dict[str, Tensor], wanted: dict[str, Tensor], kind: torch.dtype) -> None:
+    assert found.keys() == wanted.keys()
+    for name, one in wanted.items():
+        assert (found[name] - one).abs().max() <= LIMITS[kind] * max(1, one.abs().max()), name
+
+
+EVEN, UNEVEN, ONE = (4, 4, 4), (7, 1, 4), (12,)
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "kind"),
+    [
+        *((name, UNEVEN, torch.float64) for name in MODELS),
+        *((name, EVEN, torch.float32) for name in MODELS),
+        ("gqa", EVEN, torch.float64),
+        ("gqa", ONE, torch.float64),
+    ],
+    ids=str,
+)
+def test_slices_are_the_whole(name: str, lengths: tuple[int, ...], kind: torch.dtype) -> None:
+    """Two microbatches of a stage interleaved; the backward is split into B and W in one of them, and recomputed in it for
+    every other slice."""
+    torch.manual_seed(1)
+    layers = [layer.to(kind) for layer in MODELS[name]()]
+    data = [batch(name, seed) for seed in range(2)]
+    wanted = {}
+    for m, (ids, labels) in enumerate(data):
+        loss = LOSS(nn.Sequential(*layers)(ids), labels)
+        loss.backward()
+        wanted[f"loss {m}"] = loss.detach()
+    wanted |= gradients(layers)
+
+    stage, store, count = Stage(layers, loss=LOSS), SliceStore(len(lengths)), len(lengths)
+    parts = [list(zip(cut_sequence(ids, lengths, "x"), cut_sequence(y, lengths, "y"), strict=True)) for ids, y in data]
+    shares = [slice_shares([counted(label) for _, label in one]) for one in parts]
+    found: dict[str, Tensor] = {f"loss {m}": torch.zeros((), dtype=kind) for m in range(2)}
+    for i, offset in enumerate(offsets(lengths)):
+        for m in range(2):
+            again = m == 1 and i % 2 == 0
+            with store.forward(m, i, offset):
+                one = stage.forward(m * count + i, *parts[m][i], split=m == 1, seed=m, recompute=again)
+            found[f"loss {m}"] += share_of_loss(one, shares[m][i])
+    held = store.bytes
+    for i in reversed(range(count)):
+        for m in (1, 0):
+            if m == 1 and i % 2 == 0:
+                with store.forward(m, i, offsets(lengths)[i]):
+                    stage.recompute(m * count + i)
+            with store.backward(m, i):
+                stage.backward(m * count + i, None, shares[m][i])
+    for i in range(count):
+        stage.weights(count + i)
+    assert store.bytes == 0 < held
+    compare(found | gradients(layers), wanted, kind)
+
+
+def test_keys_are_held_once_and_gradients_from_the_first_backward_on() -> None:
+    layer, lengths = Block(WIDTH, 4), (4, 6, 2)
+    x, store = torch.randn(2, LENGTH, WIDTH), SliceStore(3)
+    bytes_of = [2 * 2 * one * WIDTH * 4 for one in lengths]  # keys and values, 2 samples, float32
+    outputs, held = [], []
+    for i, (part, offset) in enumerate(zip(cut_sequence(x, lengths, "x"), offsets(lengths), strict=True)):
+        with store.forward(0, i, offset):
+            outputs.append(layer(part))
+        held.append(store.bytes)
+    assert held == [sum(bytes_of[: i + 1]) for i in range(3)]
+    held = []
+    for i in (2, 1, 0):
+        with store.backward(0, i):
+            outputs[i].sum().backward()
+        held.append(store.bytes)
+    assert held == [2 * (bytes_of[0] + bytes_of[1]), 2 * bytes_of[0], 0]
+    assert gradient_bytes(x.bfloat16()) == 4 * x.numel()
+
+
+def test_no_graph_holds_another_slices() -> None:
+    layer, store = Block(WIDTH, 4), SliceStore(2)
+    parts = [torch.randn(1, 3, WIDTH, requires_grad=True) for _ in range(2)]
+    outputs = []
+    for i, part in enumerate(parts):
+        with store.forward(0, i, 3 * i):
+            outputs.append(layer(part))
+    with store.backward(0, 1):
+        outputs[1].sum().backward()
+    assert parts[0].grad is None  # it comes with the slice's own backward
+    with store.backward(0, 0):
+        (outputs[0] * 0).sum().backward()  # no loss of its own
+    assert parts[0].grad is not None
+    assert parts[0].grad.abs().max() > 0
+
+
+@pytest.mark.parametrize(("window", "slices"), [(3, [1, 1, 1, 0]), (5, [1, 2, 2, 0]), (8, [1, 2, 3, 0])])
+def test_a_forward_without_gradients_drops_what_no_window_sees(window: int, slices: list[int]) -> None:
+    layer, store, held = Documents(window, False), SliceStore(4), []
+    for i in range(4):
+        with torch.no_grad(), store.forward(0, i, 3 * i):
+            layer((torch.randn(2, 3, WIDTH), torch.zeros(2, 3)))
+        held.append(store.bytes // (2 * 2 * 3 * 8 * 4))
+    assert held == slices
+
+
+def test_autocast_makes_attention_as_torch_does() -> None:
+    layer, store, x = Decoder(GQA, LENGTH), SliceStore(2), torch.randn(2, LENGTH, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        whole = layer(x)
+        parts = []
+        for i in range(2):
+            with store.forward(0, i, 6 * i):
+                parts.append(layer(x[:, 6 * i : 6 * i + 6]))
+    assert parts[0].dtype == whole.dtype
+    assert (torch.cat(parts, 1) - whole).abs().max() < 0.02 * whole.abs().max()
+    for i in (1, 0):
+        with store.backward(0, i):
+            parts[i].sum().backward()
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+@pytest.mark.parametrize("fused", [True, False])
+def test_parts_of_attention_merge_with_exact_gradients(fused: bool, kind: torch.dtype) -> None:
+    """Queries travel, partial results with their statistics come back; with a part of which some queries see nothing."""
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, heads, n, 8, dtype=kind, requires_grad=True) for heads, n in ((4, 5), (2, 11), (2, 11)))
+    mask = torch.ones(5, 11, dtype=torch.bool).tril(6)
+    if not fused:
+        mask[:3, :4] = False
+        mask[:, 4:6] = torch.eye(5, 2, dtype=torch.bool)
+    y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    gradient = torch.randn_like(y)
+    y.backward(gradient)
+    places = [slice(0, 4), slice(4, 6), slice(6, 11)]
+    given = [(q.detach(), k.detach()[:, :, one], v.detach()[:, :, one]) for one in places]
+    scores = [Scores(causal=i == 2) if fused else Scores(mask=mask[:, one]) for i, one in enumerate(places)]
+    whole = merge(partial_attention(*one, how) for one, how in zip(given, scores, strict=True))
+    assert (whole.out - y).abs().max() < LIMITS[kind]
+    found = [partial_gradients(gradient, whole, *one, how) for one, how in zip(given, scores, strict=True)]
+    dq, dk, dv = sum(one[0] for one in found), *(torch.cat([one[i] for one in found], 2) for i in (1, 2))
+    for mine, leaf in ((dq, q), (dk, k), (dv, v)):
+        assert (mine - leaf.grad).abs().max() < 3 * LIMITS[kind]
+
+
+def test_without_slices_it_is_torchs_function() -> None:
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+    given = {"is_causal": True, "scale": 0.3}
+    assert sliced_attention(q, k, v, **given).equal(functional.scaled_dot_product_attention(q, k, v, **given))
+    assert slice_offset() == 0
+    assert torch.allclose(sliced_attention(q, k, v, window=6, **given), sliced_attention(q, k, v, **given))
+    assert torch.allclose(sliced_attention(q, k, v, window=1, **given), v)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"is_causal": False}, "is_causal=True is needed"),
+        ({"dropout_p": 0.1}, "dropout_p"),
+        ({"attn_mask": torch.ones(3, 3)}, "attn_mask"),
+        ({"window": 0}, "window 0"),
+        ({"documents": torch.zeros(1, 3)}, r"documents \(1, 3\)"),
+        ({"enable_gpa": True}, "enable_gpa: no such"),
+    ],
+)
+def test_what_slices_cannot_do_is_refused(settings: dict[str, Any], line: str) -> None:
+    q = torch.randn(2, 4, 3, 8)
+    with pytest.raises(BadInput, match=line), SliceStore(2).forward(0, 0, 0):
+        sliced_attention(q, q, q, **{"is_causal": True} | settings)
+    with pytest.raises(BadInput, match="enable_gqa is needed"), SliceStore(2).forward(0, 0, 0):
+        sliced_attention(q, q[:, :2], q[:, :2], is_causal=True)
+
+
+def test_slices_out_of_order_are_refused() -> None:
+    layer, store, x = Block(WIDTH, 4), SliceStore(3), torch.randn(1, 3, WIDTH)
+    outputs = []
+    with pytest.raises(BadInput, match="slice 1 of microbatch 0 runs, but slice 0 has not"), store.forward(0, 1, 3):
+        layer(x)
+    for i in range(3):
+        with store.forward(4, i, 3 * i):
+            outputs.append(layer(x))
+    with pytest.raises(BadInput, match="calls sliced_attention 0 times, another called it 1"), store.forward(5, 0, 0):
+        pass
+    with pytest.raises(BadInput, match="slice 1 of microbatch 4 runs before"), store.backward(4, 1):
+        outputs[1].sum().backward()
+    with store.backward(4, 2):
+        outputs[2].sum().backward()
+    with pytest.raises(BadInput, match="slice 1 of microbatch 4 were not taken"), store.backward(4, 1):
+        pass
+    store.drop(4)
+    assert store.bytes == 0
+
+
+def test_a_checkpoint_inside_a_layer_is_refused() -> None:
+    layer, store = Block(WIDTH, 4), SliceStore(1)
+    x = torch.randn(1, 3, WIDTH, requires_grad=True)
+    with store.forward(0, 0, 0):
+        y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+    with pytest.raises(BadInput, match="a checkpoint"), store.backward(0, 0):
+        y.sum().backward()
+
+
+def test_shares_of_a_sequence() -> None:
+    assert slice_shares([0, 3, 1]) == [0, 0.75, 0.25]
+    assert slice_shares([0, 0]) == [0, 0]
+    assert share_of_loss(torch.tensor(torch.nan), 0).item() == 0
+    assert counted(torch.rand(2, 3, 4)) == 24
+    assert counted((torch.tensor([[1, -100, 2]]),)) == 2
+    with pytest.raises(BadInput, match="x: slices of"):
+        cut_sequence(torch.zeros(2, 4), (4, 0), "x")
+    with pytest.raises(BadInput, match=r"x: \(2, 5\) is not"):
+        cut_sequence(torch.zeros(2, 5), (2, 2), "x")
+
+
+class Convolution(nn.Module):
+    """Causal over time, and all 0 at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over_time = nn.Conv1d(WIDTH, WIDTH, 2, padding=1)
+        nn.init.zeros_(self.over_time.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.over_time(x.transpose(1, 2))[..., :-1].transpose(1, 2)
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(1, keepdim=True)
+
+
+class Positions(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.arange(x.shape[1])[:, None]
+
+
+class Direct(nn.Module):
+    """Attention that slices do not reach, in both directions or causal."""
+
+    def __init__(self, causal: bool, reached: bool) -> None:
+        super().__init__()
+        self.causal, self.call = causal, sliced_attention if reached else functional.scaled_dot_product_attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(*[x[:, None]] * 3, is_causal=self.causal)[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [
+        (Convolution(), r"layer 4 \(Convolution\): its output differs"),
+        (Mean(), r"layer 4 \(Mean\): its output differs"),
+        (Positions(), r"layer 4 \(Positions\): its output differs"),
+        (Direct(False, False), r"layer 4 \(Direct\): its output differs"),
+        (Direct(True, False), r"layer 4 \(Direct\): its output differs"),
+        (Direct(False, True), r"layer 4 \(Direct\): BadInput.*is_causal"),
+        (nn.BatchNorm1d(LENGTH), r"layer 4 \(BatchNorm1d\): a batch norm"),
+        (nn.Flatten(), r"layer 4 \(Flatten\)"),
+    ],
+    ids=str,
+)
+def test_a_layer_that_mixes_positions_elsewhere_is_named(layer: nn.Module, line: str) -> None:
+    good = [Block(WIDTH, 4), Decoder(GQA, LENGTH)]
+    with pytest.raises(BadInput, match=line):
+        check_layers([*good, layer, Mean()], torch.randn(2, LENGTH, WIDTH), first=2)
+
+
+def test_experts_with_a_capacity_are_named() -> None:
+    torch.manual_seed(0)
+    experts = Experts(BlockSizes(WIDTH, 4, 2, 4, 24, experts=4))
+    with pytest.raises(BadInput, match=r"layer 0 \(Experts\)"):
+        check_layers([experts], torch.randn(2, LENGTH, WIDTH))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_that_can_be_cut_pass(name: str) -> None:
+    layers, (ids, labels) = MODELS[name](), batch(name, 0)
+    before = [one.clone() for layer in layers for one in layer.parameters()]
+    output = check_layers(layers, ids)
+    check_loss(LOSS, output, labels)
+    assert all(a.equal(b) for a, b in zip(before, (p for x in layers for p in x.parameters()), strict=True))
+    with pytest.raises(BadInput, match="is no mean of labels"):
+        check_loss(lambda y, t: LOSS(y, t) ** 2, output, labels)
+    with pytest.raises(BadInput, match="4 or more"):
+        check_layers(layers, torch.zeros(1, 3, dtype=torch.long))

@@ -1,0 +1,58 @@
+"""A microbatch's sequence in slices: what each is given, and what each counts in the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...util.errors import BadInput
+from ..backward.values import leaves_of
+from ..torch_private import tree_flatten, tree_unflatten
+
+
+def offsets(lengths: Sequence[int]) -> list[int]:
+    """The position of each slice's first token."""
+    return [0, *accumulate(lengths)][:-1]
+
+
+def cut_sequence(value: Any, lengths: Sequence[int], what: str) -> list[Any]:
+    """A pytree of tensors (batch, length, …) in slices of these lengths, one after the other along dimension 1; all that is
+    no tensor is in every slice. Raises BadInput naming `what` for a tensor of another length, and for a length below 1."""
+    leaves, spec = tree_flatten(value)
+    parts = [_cut(leaf, lengths, what) if isinstance(leaf, Tensor) else [leaf] * len(lengths) for leaf in leaves]
+    return [tree_unflatten([part[i] for part in parts], spec) for i in range(len(lengths))]
+
+
+def _cut(leaf: Tensor, lengths: Sequence[int], what: str) -> Sequence[Tensor]:
+    if min(lengths, default=0) < 1:
+        raise BadInput(f"{what}: slices of {list(lengths)} tokens: each needs one")
+    if leaf.dim() < 2 or leaf.shape[1] != sum(lengths):
+        raise BadInput(f"{what}: {tuple(leaf.shape)} is not (batch, length, …) with slices of {list(lengths)} tokens")
+    return [leaf.narrow(1, start, length) for start, length in zip(offsets(lengths), lengths, strict=True)]
+
+
+def counted(targets: Any, ignore_index: int = -100) -> int:
+    """How many numbers of a slice's targets its mean loss is over: labels (whole numbers) but for those that are ignored;
+    all of other targets. Raises BadInput where there is no tensor."""
+    for leaf in leaves_of(targets):
+        if isinstance(leaf, Tensor):
+            whole = not leaf.is_floating_point() and leaf.dtype != torch.bool
+            return int((leaf != ignore_index).sum()) if whole else leaf.numel()
+    raise BadInput("targets: slices need a tensor")
+
+
+def slice_shares(counts: Sequence[int]) -> list[float]:
+    """What each slice's mean loss counts in its sequence's, given how many labels of each count: they sum to 1. All are 0
+    where no label counts: the loss of such a sequence is 0, as `CrossEntropy` has it."""
+    total = sum(counts)
+    return [one / total if total else 0.0 for one in counts]
+
+
+def share_of_loss(loss: Tensor, share: float) -> Tensor:
+    """`share` of a slice's mean loss; 0 where no label counts, whose mean torch's own cross entropy gives as NaN. The
+    slice's backward still runs, with the gradient 0: gradients of later slices go out through it."""
+    return loss * share if share else torch.zeros_like(loss)

@@ -1,0 +1,143 @@
+"""Keys and values that slices leave on a stage for later slices, and the gradients that come back (SlimPipe, 2504.14519)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...models.losses import exact
+from ...models.slicing import AttentionRule, slicing
+from ...util.errors import BadInput
+from ..torch_private import saving_hooked
+from .attention import Chunk, attend
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRun:
+    """A forward of slice `number` of a microbatch. offset: the position of its first token. calls: one entry for each call
+    of attention so far."""
+
+    store: SliceStore
+    microbatch: int
+    number: int
+    offset: int
+    calls: list[None]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+        """See `Slicing`."""
+        kind = query.device.type
+        if torch.is_autocast_enabled(kind):
+            query, key, value = (one.to(torch.get_autocast_dtype(kind)) for one in (query, key, value))
+        chunks = self.store.chunks(self.microbatch, len(self.calls))
+        self.calls.append(None)
+        if self.number and self.number - 1 not in chunks:
+            raise BadInput(f"slices: {self._name} runs, but slice {self.number - 1} has not run, or is gone")
+        if self.number not in chunks:  # else it is recomputed: its keys are as they were
+            chunks[self.number] = Chunk(self.offset, _kept(key), _kept(value), rule.documents)
+        y = attend(query, key, value, chunks, self.number, rule)
+        if not torch.is_grad_enabled():
+            self._forget(chunks, rule.window)
+        return y
+
+    def _forget(self, chunks: dict[int, Chunk], window: int | None) -> None:
+        """No backward comes: drop the keys that no later slice sees."""
+        end = chunks[self.number].end
+        for number in [one for one in chunks if window is not None and chunks[one].end <= end - window + 1]:
+            if number != self.number:
+                del chunks[number]
+
+    @property
+    def _name(self) -> str:
+        return f"slice {self.number} of microbatch {self.microbatch}"
+
+
+class _Backward:
+    """While a backward runs, no layer may run forward: its keys would be taken for another slice's."""
+
+    @property
+    def offset(self) -> int:
+        """Raises BadInput."""
+        raise BadInput("slices: a layer runs again in the backward (a checkpoint): recompute by the schedule instead")
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+        """Raises BadInput."""
+        return query[self.offset :]
+
+
+class SliceStore:
+    """What one stage holds for microbatches in `count` slices each.
+
+    Every F of a slice runs in `forward`, in the order of the slices; an X too, at any time before its backward. Every
+    backward runs in `backward`, the last slice first. Other microbatches' passes may come in between. A slice's keys are
+    held until its own backward has run, their gradients (in float32, or float64) from the microbatch's first backward on.
+    Of a forward without gradients nothing is left behind the last slice.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._calls: int | None = None
+        self._held: dict[tuple[int, int], dict[int, Chunk]] = {}
+
+    def chunks(self, microbatch: int, call: int) -> dict[int, Chunk]:
+        """Slice → what it left at this call of attention; live."""
+        return self._held.setdefault((microbatch, call), {})
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all keys, values and gradients held."""
+        tensors = {id(one): one for chunks in self._held.values() for chunk in chunks.values() for one in chunk.tensors}
+        return sum(one.numel() * one.element_size() for one in tensors.values())
+
+    @contextmanager
+    def forward(self, microbatch: int, number: int, offset: int) -> Iterator[None]:
+        """Run the forward of a slice inside, once more to recompute it. offset: the position of its first token. Raises
+        BadInput where the slice before has not run, and where slices call attention differently often."""
+        run = SliceRun(self, microbatch, number, offset, [])
+        with slicing(run):
+            yield
+        if self._calls is None:
+            self._calls = len(run.calls)
+        if len(run.calls) != self._calls:
+            raise BadInput(
+                f"slices: slice {number} of microbatch {microbatch} calls sliced_attention {len(run.calls)} times, "
+                f"another called it {self._calls} times"
+            )
+        if not torch.is_grad_enabled() and number == self.count - 1:
+            self.drop(microbatch)
+
+    @contextmanager
+    def backward(self, microbatch: int, number: int) -> Iterator[None]:
+        """Run the backward of a slice inside (B, or BW): afterwards its keys are gone. It must run through the layers even
+        where the gradient given is 0, because later slices' gradients go out this way. Raises BadInput where it did not, and
+        where a later slice's backward is still to come."""
+        held = [chunks for (m, _), chunks in self._held.items() if m == microbatch]
+        if any(one > number for chunks in held for one in chunks):
+            raise BadInput(f"slices: the backward of slice {number} of microbatch {microbatch} runs before a later one's")
+        with slicing(_Backward()):
+            yield
+        left = [chunk for chunks in held if (chunk := chunks.pop(number, None)) is not None]
+        if number == 0:
+            self.drop(microbatch)
+        if any(chunk.gradients for chunk in left):
+            raise BadInput(f"slices: gradients of slice {number} of microbatch {microbatch} were not taken by its backward")
+
+    def drop(self, microbatch: int) -> None:
+        """Forget a microbatch, such as one whose step failed."""
+        for key in [one for one in self._held if one[0] == microbatch]:
+            del self._held[key]
+
+
+def _kept(one: Tensor) -> Tensor:
+    """The tensor without a graph. A part of something larger is copied where that something goes (recompute, offload)."""
+    found = one.detach()
+    part = found.untyped_storage().nbytes() > found.numel() * found.element_size()
+    return found.clone() if part and saving_hooked() else found
+
+
+def gradient_bytes(key: Tensor) -> int:
+    """Bytes of a gradient of keys or values like these, as it is gathered."""
+    return key.numel() * exact(key.dtype).itemsize
