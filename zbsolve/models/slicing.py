@@ -1,6 +1,6 @@
 """Attention of a model whose sequences may run in slices: what a layer calls, and what it is told of its slice.
 
-Nothing here knows who cuts sequences. Whoever does (`exec.slices`) says so by `slicing`, as `auxiliary_losses` collects
+Nothing here knows who cuts sequences. Whoever does (`exec.slices`) says so by `running_slice`, as `auxiliary_losses` collects
 losses.
 """
 
@@ -43,7 +43,7 @@ _slicing: list[Slicing] = []  # the innermost last
 
 
 @contextmanager
-def slicing(one: Slicing) -> Iterator[None]:
+def running_slice(one: Slicing) -> Iterator[None]:
     """While the block runs, `sliced_attention` and `slice_offset` ask `one`."""
     _slicing.append(one)
     try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...models.losses import exact
-from ...models.slicing import AttentionRule, slicing
+from ...models.slicing import AttentionRule, running_slice
 from ...util.errors import BadInput
 from ..torch_private import saving_hooked
 from .attention import Chunk, attend
@@ -97,7 +97,7 @@ class SliceStore:
         """Run the forward of a slice inside, once more to recompute it. offset: the position of its first token. Raises
         BadInput where the slice before has not run, and where slices call attention differently often."""
         run = SliceRun(self, microbatch, number, offset, [])
-        with slicing(run):
+        with running_slice(run):
             yield
         if self._calls is None:
             self._calls = len(run.calls)
@@ -117,7 +117,7 @@ class SliceStore:
         held = [chunks for (m, _), chunks in self._held.items() if m == microbatch]
         if any(one > number for chunks in held for one in chunks):
             raise BadInput(f"slices: the backward of slice {number} of microbatch {microbatch} runs before a later one's")
-        with slicing(_Backward()):
+        with running_slice(_Backward()):
             yield
         left = [chunk for chunks in held if (chunk := chunks.pop(number, None)) is not None]
         if number == 0:
