@@ -1,7 +1,7 @@
 """Attention of a model whose sequences may run in slices: what a layer calls, and what it is told of its slice.
 
-Nothing here knows who cuts sequences. Whoever does (`exec.slices`) says so by `running_slice`, as `auxiliary_losses` collects
-losses.
+Nothing here knows who cuts sequences. Whoever does (`exec.slices`) says so by `running_slice`, as `auxiliary_losses`
+collects losses.
 """
 
 from __future__ import annotations
