@@ -23,7 +23,7 @@ from .state import State
 
 ROUNDS = 4  # in which more and more is kept free
 PATIENCE = 0.6  # of the time is left when a search whose best schedule lets too much wait is given up for another round
-LEAST_SHARE = 0.1  # of all the time for a further round, however much the first took
+LEAST_SHARE = 0.1  # of all the time for a further round, however much the first took, until something fits
 
 
 def patience(clock: Clock) -> float:
@@ -39,9 +39,12 @@ def search_again(state: State, amount: float, search: Callable[[State], None]) -
     for turn in range(ROUNDS):
         if last.schedule is None or last.lean_value == last.value:
             break
+        left = amount - state.clock.used - spent
+        if left < LEAST_SHARE * amount and turn and state.lean is not None:
+            break
         more = more + lacking(last.schedule)
         problem = _with_less_waiting(state.problem, last.schedule, more, turn)
-        left = max(LEAST_SHARE * amount, amount - state.clock.used - spent)
+        left = max(LEAST_SHARE * amount, left)
         clock = Clock(left, left if state.clock.counted else None)
         last = State(problem, clock, work_bound(problem), progress=state.progress)
         last.patience = patience(clock) if turn < ROUNDS - 1 else 0.0
