@@ -99,6 +99,14 @@ def test_why_nothing_is_known_is_a_fact() -> None:
     assert "mse_loss" in estimate("mlp-24", "h200").facts["no_vocabulary"]
 
 
+def test_estimates_look_at_hugging_faces_output_layer_and_scaled_embedding_too() -> None:
+    sizes = '"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8'
+    found = estimate(f'hf:Gemma2Config{{{sizes}, "intermediate_size": 32, "vocab_size": 50}}@batch=1,length=8', "h200")
+    assert "no_vocabulary" not in found.facts
+    assert found.vocabulary is not None
+    assert (found.vocabulary.size, found.vocabulary.embedding) == (50, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_link")
 def test_shards_of_a_real_output_layer_are_measured(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
@@ -92,20 +93,23 @@ class Embedding(nn.Module):
         """See `exec.vocabulary.loss`. Raises BadInput where the embedding does more than multiply its vectors."""
         name = self.token_weight.removesuffix(".weight")
         table: Any = self.get_submodule(name)
-        if type(table) is nn.Embedding:
-            return name, 1.0
-        rows = torch.linspace(1, 2, 4 * table.embedding_dim, device="cpu").to(table.weight.dtype).view(4, -1)
-        small = copy.deepcopy(table, {id(table.weight): nn.Parameter(rows, requires_grad=False)})
-        small.padding_idx = None
+        return name, 1.0 if type(table) is nn.Embedding else _with_numbers(lambda: self._scale(table))
+
+    def _scale(self, table: Any) -> float:
+        """By what an embedding multiplies its vectors. Raises BadInput where it does more."""
         try:
-            found = small(torch.arange(4, device="cpu"))
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+                like: Any = _without_layers(_of_eight_words(self.base.config)).get_input_embeddings()
+            rows = torch.linspace(1, 2, 4 * table.embedding_dim, device="cpu").to(table.weight.dtype).view(4, -1)
+            like.weight, like.padding_idx = nn.Parameter(rows, requires_grad=False), None
+            found = like(torch.arange(4, device="cpu"))
             scale = float(found[0, 0])
-            known = bool(found.equal(rows * scale))
+            known = type(like) is type(table) and bool(found.equal(rows * scale))
         except Exception as error:
             raise BadInput(f"hf: embedding {type(table).__name__}: {raised(error)}") from error
         if not known:
             raise BadInput(f"hf: embedding {type(table).__name__} does more than multiply its vectors")
-        return name, scale
+        return scale
 
 
 class Noted(Exception):
@@ -123,15 +127,20 @@ class _Note(nn.Module):
 def given_to(config: Any, i: int, attention: str | None, sample: Sample) -> Any:
     """What layer i gets with its input: positions, masks. It is found with a small vocabulary; nothing of it is a
     weight."""
-    small = copy.deepcopy(config)
-    small.vocab_size = 8
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        setattr(small, name, None)
+    small = _of_eight_words(config)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         small.layer_types = [kinds[i]]
     # Layers of one kind get equal tensors: found once.
     return _noted(json.dumps([small.to_dict(), type(config).__name__], default=str), _Unkeyed(small), attention, sample)
+
+
+def _of_eight_words(config: Any) -> Any:
+    small = copy.deepcopy(config)
+    small.vocab_size = 8
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(small, name, None)
+    return small
 
 
 class _Unkeyed:
@@ -269,10 +278,14 @@ class Head(nn.Module):
     def output_layer(self) -> tuple[str, float]:
         """See `exec.vocabulary.loss`. Raises BadInput where the model does more to its logits than a soft cap."""
         name, cap = self.token_weight.removesuffix(".weight"), self._cap()
-        x = torch.linspace(-100, 100, self.get_parameter(self.token_weight).shape[1], device="cpu").view(1, 1, -1)
-        if not self._behind_output(name, x).allclose(capped(x, cap)):
+        words = self.get_parameter(self.token_weight).shape[0]
+        if not _with_numbers(lambda: self._only_caps(name, cap, words)):
             raise BadInput(f"hf: {type(self.causal).__name__} does more to its logits than a soft cap")
         return name, cap
+
+    def _only_caps(self, name: str, cap: float, words: int) -> bool:
+        x = torch.linspace(-100, 100, words, device="cpu").view(1, 1, -1)
+        return self._behind_output(name, x).allclose(capped(x, cap))
 
     def _cap(self) -> float:
         return float(getattr(self.causal.config, "final_logit_softcapping", None) or 0)
@@ -288,6 +301,12 @@ class Head(nn.Module):
                 f"hf: {type(self.causal).__name__}: what comes behind its output layer: {raised(error)}"
             ) from error
         return found
+
+
+def _with_numbers(look: Callable[[], Any]) -> Any:
+    """What `look` finds by real tensors, also while fake ones are made: modes of torch are on in one thread only."""
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(look).result()
 
 
 def is_tied(shell: Any) -> bool:
