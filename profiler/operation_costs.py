@@ -20,13 +20,16 @@ ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operation. flops: what a kernel does (a causal attention skips half). bytes: read and written. kind: "matrix",
-    "attention" or "other". half: it computes in 16 bits."""
+    "attention" or "other". half: it computes in 16 bits. tokens, keys: of a causal attention, the sequence's length and the
+    bytes of its keys and values."""
 
     name: str
     flops: int
     bytes: int
     kind: str
     half: bool
+    tokens: int = 0
+    keys: int = 0
 
 
 @dataclass
@@ -57,7 +60,7 @@ def _op(func: Any, args: Any, kwargs: Any, result: Any) -> Op | None:
         return Op(name, 0, 2 * sum(_bytes(t) for t in made), "other", half)
     size = sum(_bytes(t) for t in (*given, *made))
     if name.startswith(ATTENTION):
-        return Op(name, _attention(name, args, kwargs), size, "attention", half)
+        return _attention(name, args, kwargs, size, half)
     if name == "addmm_":  # gradients added to in place; the registry knows the form out of place alone
         return Op(name, int(flop_registry[torch.ops.aten.mm](*args[1:3], out_val=made[0])), size, "matrix", half)
     if name == "_grouped_mm":  # one product an expert, each over its own rows
@@ -87,17 +90,18 @@ def _grouped(a: Tensor, b: Tensor) -> int:
     return 2 * a.numel() * b.shape[-1] // (a.shape[0] if columns_shared else 1)
 
 
-def _attention(name: str, args: Any, kwargs: Any) -> int:
+def _attention(name: str, args: Any, kwargs: Any, size: int, half: bool) -> Op:
     backward = name.endswith("backward")
     q, k, v = args[1:4] if backward else args[:3]
     spot = 7 if backward else 4
     causal = kwargs.get("is_causal", args[spot] if len(args) > spot else False)
+    known = (q.shape[-2], _bytes(k) + _bytes(v)) if causal else ()
     heads = q.shape[1]  # grouped keys and values are multiplied once for every query head
     k, v = ((*t.shape[:1], heads, *t.shape[2:]) for t in (k, v))
     shapes = (q.shape, q.shape, k, v) if backward else (q.shape, k, v)
     count: Any = sdpa_backward_flop_count if backward else sdpa_flop_count
     flops = count(*shapes)
-    return int(flops) // (2 if causal else 1)
+    return Op(name, int(flops) // (2 if causal else 1), size, "attention", half, *known)
 
 
 def total(ops: list[Op]) -> int:

@@ -6,8 +6,8 @@ Nothing runs and nothing is allocated: layers of any size are looked at under fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,6 +18,7 @@ from zbsolve.exec.transport.failure import one_line
 from zbsolve.layer import Layer, Link
 from zbsolve.models.model import Model
 from zbsolve.profile.profile import Profile
+from zbsolve.profile.slices import SEQUENCE
 from zbsolve.profile.vocabulary import VocabularyCosts
 from zbsolve.util.errors import BadInput
 
@@ -72,6 +73,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
         _layer(model, i, look.work[first], sizes[i], look.through.parameter_bytes[i], state, target)
         for i, first in enumerate(look.alike)
     )
+    sequence = sequence_fact(look.work.values())
     source = f"estimated: {target.name} roofline"
     vocabulary, unknown = _vocabulary(
         model, look.through, mode, source, partial(_layer, model, state=state, on=target), target
@@ -79,7 +81,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
     return Profile(
         source,
         spec,
-        layers,
+        layers if sequence else tuple(replace(one, attention_F=0.0, attention_B=0.0, kv_bytes=0) for one in layers),
         Link(LATENCY_US, target.link * 1e3 * LINK_SHARE),
         state.factor,
         int(target.memory * 1e9),
@@ -92,6 +94,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
             "flops": {model.layer_names[i]: {kind: total(ops) for kind, ops in look.work[i].items()} for i in look.taken},
             "kernels": {model.layer_names[i]: {kind: len(ops) for kind, ops in look.work[i].items()} for i in look.taken},
             "measured_layers": [],
+            **sequence,
             **unknown,
         },
         {},
@@ -147,6 +150,12 @@ def _vocabulary(
         return None, {"no_vocabulary": str(error) if isinstance(error, BadInput) else one_line(error)}
 
 
+def sequence_fact(layers: Iterable[PassOps]) -> dict[str, int]:
+    """How many tokens a sequence has, as a fact, where all attention is causal and over all of them; else nothing."""
+    found = {op.tokens for work in layers for op in work["F"] if op.kind == "attention"}
+    return {SEQUENCE: found.pop()} if len(found) == 1 and 0 not in found else {}
+
+
 def time_us(ops: Sequence[Op], on: Device) -> float:
     """µs of operations one after the other. Each takes as long as the slower of its arithmetic and its memory traffic."""
     return sum(_op_us(op, on) for op in ops)
@@ -162,6 +171,7 @@ def _layer(
     model: Model, i: int, work: PassOps, sizes: dict[str, int], parameters: int, state: OptimizerState, on: Device
 ) -> Layer:
     times = {kind: round(time_us(ops, on), 3) for kind, ops in work.items()}
+    attention = {kind: round(time_us([op for op in work[kind] if op.tokens], on), 3) for kind in ("F", "B")}
     return Layer(
         name=model.layer_names[i],
         F=times["F"],
@@ -172,4 +182,7 @@ def _layer(
         **sizes,
         X=times["F"],
         U=round(state.traffic * parameters / (on.bandwidth * MEMORY_SHARE * 1e3), 3),
+        attention_F=attention["F"],
+        attention_B=attention["B"],
+        kv_bytes=sum(op.keys for op in work["F"]),
     )

@@ -21,7 +21,9 @@ class Layer:
     after it. output_kept: bytes of the output that the layer itself keeps; input_unneeded: bytes of its input that are
     kept only where it is the first layer of a stage. all_to_all: µs that expert parallelism sends behind F, and as many
     behind the backward, beside computation (no profiler measures it: it is a matter of the cluster, for you to fill in).
-    message: µs of the output's message where somebody gave it; 0: what the link takes for its bytes.
+    message: µs of the output's message where somebody gave it; 0: what the link takes for its bytes. attention_F,
+    attention_B: µs of F and of the backward (B or BW) that causal attention itself takes, between projections; kv_bytes: of
+    its keys and values, among what F keeps. 0 where unknown; sequence slices need them.
     """
 
     name: str
@@ -41,6 +43,9 @@ class Layer:
     input_unneeded: int = 0
     all_to_all: float = 0.0
     message: float = 0.0
+    attention_F: float = 0.0
+    attention_B: float = 0.0
+    kv_bytes: int = 0
 
     @property
     def work(self) -> float:

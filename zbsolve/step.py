@@ -20,13 +20,14 @@ from .profile.offload import FULL, NO_OFFLOAD, Offload, check_offload, copying_w
 from .profile.profile import Profile
 from .profile.sharded_vocabulary import BARRIERS, LAST, check_vocabulary
 from .profile.sharding import Gathers, check_sharding
+from .profile.slices import SEQUENCE, WHOLE, Slices, cuts_of, said_of, widest_slice
 from .profile.spread import spread_over
 from .schedule import Schedule
 from .util.errors import BadInput
 from .util.text import parse_bytes
 
 AUTO = "auto"
-OPEN = ("placement", "partition", "recompute", "gathers", "offload", "vocabulary")  # fields that may be left to the search
+OPEN = ("placement", "partition", "recompute", "gathers", "offload", "vocabulary", "slices")  # may be left to the search
 LAST_PARTITION = "equal"  # of the vocabulary "last"
 
 
@@ -38,7 +39,8 @@ class Step:
     a `Partition` from a file, "auto", or None: as `Profile.problem` balances layers by itself. memory: bytes a rank
     ("40GiB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards, gathers, offload: as
     `Profile.problem` takes them; gathers, recompute, offload also "auto". vocabulary: as `Profile.problem` takes it, or
-    "auto"; "last" is the partition "equal" where that is None. "auto" is for `solve_auto`, which tries several.
+    "auto"; "last" is the partition "equal" where that is None. slices: as `Profile.problem` takes them, or "auto". "auto" is
+    for `solve_auto`, which tries several.
 
     Raises BadInput for what makes no sense whatever the profile.
     """
@@ -56,6 +58,7 @@ class Step:
     blocking: bool | None = None
     offload: Offload = NO_OFFLOAD
     vocabulary: str | None = None
+    slices: Slices = 1
 
     def __post_init__(self) -> None:
         for name in ("ranks", "microbatches"):
@@ -71,6 +74,7 @@ class Step:
             raise BadInput(f"gathers '{self.gathers}': auto, a number, or one a stage")
         check_sharding(self.shards, 1 if isinstance(self.gathers, str) else self.gathers)
         self._check_vocabulary()
+        self._check_slices()
         if self.placement != AUTO:
             if not _is_auto(self.recompute):
                 recomputed_stages(self.recompute, len(self.routes[0]))
@@ -85,6 +89,12 @@ class Step:
         if self.vocabulary == LAST and self.partition not in (None, LAST_PARTITION) and isinstance(self.partition, str):
             raise BadInput(f"partition '{self.partition}': vocabulary 'last' has the partition '{LAST_PARTITION}'")
 
+    def _check_slices(self) -> None:
+        if _is_auto(self.slices):
+            return
+        if said_of(self.slices).number > 1 and self.shards > 1:
+            raise BadInput(f"slices: sharded parameters (shards: {self.shards}) do not go with slices")
+
     @property
     def auto(self) -> bool:
         """Whether placement, partition, gathers, where the vocabulary is or what stages keep is left to `solve_auto`."""
@@ -97,9 +107,10 @@ class Step:
 
     @property
     def closed(self) -> Step:
-        """The step where stages recompute and offload nothing, gather once, and no vocabulary is sharded, if that is left
-        open."""
+        """The step where stages recompute and offload nothing, gather once, no vocabulary is sharded and no sequence sliced,
+        if that is left open."""
         simplest: dict[str, Any] = {"recompute": (), "gathers": 1, "offload": NO_OFFLOAD, "vocabulary": None}
+        simplest["slices"] = 1
         return replace(self, **{name: one for name, one in simplest.items() if _is_auto(getattr(self, name))})
 
     @cached_property
@@ -126,7 +137,7 @@ class Step:
         profile knows no host link, or nothing is kept. Raises BadInput, Infeasible."""
         if profile.host is None:
             return None
-        free = replace(self.closed, memory=None, microbatches=len(self.routes), offload=FULL, gathers=1, shards=1)
+        free = replace(self.closed, memory=None, microbatches=len(self.routes), offload=FULL, gathers=1, shards=1, slices=1)
         try:
             host = replace(profile.host, memory=None)
             problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))
@@ -135,12 +146,14 @@ class Step:
         return copying_work(problem) / problem.work
 
     def costs(self, profile: Profile) -> StageCosts:
-        """What stages of the profile's layers cost and need on these ranks; with offload without a limit, since what is
-        held then is the schedule's matter. Raises BadInput."""
+        """What stages of the profile's layers cost and need on these ranks; with offload or slices without a limit, since
+        what is held then is the schedule's matter. Raises BadInput."""
         limit = profile.capacity if self.memory is None else parse_bytes(self.memory)
-        limit = limit if is_none(self.offload) else None
-        model, shard = profile.staged(self.vocabulary, self.ranks)
-        return StageCosts.of(model, self.routes, self.microbatches, limit, self.fused, self.shards, shard)
+        cuts = cuts_of(self.slices, profile.layers, profile.facts.get(SEQUENCE))
+        limit = limit if is_none(self.offload) and cuts == WHOLE else None
+        model, shard = widest_slice(profile, cuts).staged(self.vocabulary, self.ranks)
+        microbatches = self.microbatches * (len(cuts) - 1)
+        return StageCosts.of(model, self.routes, microbatches, limit, self.fused, self.shards, shard)
 
     def needs(self, profile: Profile, schedule: Schedule) -> tuple[int, ...]:
         """Bytes that each rank needs for the schedule, one of this step: activations at their peak, and parameters,
@@ -195,7 +208,7 @@ class Step:
         placed = (self.ranks, self.microbatches, self.routes, self.memory, self.objective)
         assert not isinstance(self.gathers, str)
         further = (self.blocking, self.shards, self.gathers, self.offload, self.vocabulary)
-        return profile.problem(*placed, counts, self.fused, self.recompute, *further)
+        return profile.problem(*placed, counts, self.fused, self.recompute, *further, slices=self.slices)
 
 
 def _is_auto(said: object) -> bool:

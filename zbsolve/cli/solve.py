@@ -130,6 +130,8 @@ def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> di
     from ..search.choice_bound import bound_of_every_choice, bound_of_every_vocabulary
     from ..search.choices import vocabularies
 
+    if step.slices != 1:
+        return {}  # slices of unlike times have no bound of their own here
     placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
     steps = {one: replace(step, placement=one) for one in placed}
     if step.partition == "auto":

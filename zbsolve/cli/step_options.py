@@ -53,6 +53,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "there, with layers moved; sharded: on all ranks; two-barriers: the same with two barriers a microbatch; auto: the "
         "best of these (default: as --partition says)",
     },
+    "slices": {
+        "metavar": "N",
+        "help": "each sequence is cut into N even slices; 8:even-work: each takes as long; 4,2,1,1: so long; auto: the best "
+        "of 1, 2, 4, … (default: 1)",
+    },
     "shards": {
         "type": int,
         "metavar": "N",
@@ -75,6 +80,7 @@ FIXED = {
     "gathers": "is gathered",
     "offload": "is offloaded",
     "vocabulary": "is sharded",
+    "slices": "is sliced",
 }
 PROFILE = {"help": "profile.json, or - for standard input"}
 PROFILE_OR_SCHEDULE = {

@@ -136,6 +136,10 @@ def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
     if len(missing) == 1 or (missing and "BW" not in known):
         raise BadInput(f"{where}: field '{missing[0]}' is missing: give B and W, or BW alone")
     split = {} if not missing else {"B": 0.0, "W": 0.0}
+    backward = known.get("BW" if "B" in missing else "B", 0.0)
+    for name, of, most in (("attention_F", "F", known.get("F", 0.0)), ("attention_B", "the backward", backward)):
+        if known.get(name, 0.0) > most:
+            raise BadInput(f"{where}: field '{name}' is {known[name]:g} µs, more than {of} takes ({most:g} µs)")
     fused = {} if "BW" in known else {"BW": known["B"] + known["W"]}
     sizes = dict.fromkeys(("held_until_B", "held_until_W", "parameter_bytes", "output_bytes"), 0)
     return Layer(**{"name": f"layer{index}", **sizes, **split, **fused, **known})

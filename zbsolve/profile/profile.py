@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .. import placement as placements
-from ..build.plain import pipeline
 from ..build.recompute import Recompute, recomputed_stages
-from ..layer import HostLink, Layer, Link, Tied, layer_ranges, split_known
+from ..layer import HostLink, Layer, Link, Tied, split_known
 from ..partition.by_name import partition_by_name
 from ..partition.cuts import balanced_ranks
 from ..partition.stage_costs import StageCosts
@@ -31,8 +30,10 @@ from .form import (
     vocabulary_from,
 )
 from .offload import NO_OFFLOAD, Offload, check_host, is_none, offloaded_step
+from .plain_step import plain_step
 from .sharded_vocabulary import BARRIERS, LAST, check_vocabulary, shard_of, source_with_shards, vocabulary_step
 from .sharding import Gathers, check_sharding, sharded_step
+from .slices import SEQUENCE, Slices, check_combination, cuts_of, sliced_step, widest_slice
 from .vocabulary import VocabularyCosts
 
 
@@ -93,6 +94,7 @@ class Profile:
         gathers: Gathers = 1,
         offload: Offload = NO_OFFLOAD,
         vocabulary: str | None = None,
+        slices: Slices = 1,
     ) -> Problem:
         """The training step of this model on `ranks` ranks.
 
@@ -109,32 +111,40 @@ class Profile:
         and what is gathered is the schedule's matter. offload: what goes to host memory between F and the backward (see
         `offloaded_step`); a step that only fits with it is built, too. vocabulary: "sharded" or "two-barriers" (see
         `with_vocabulary`), "redistribute" (None is the same), or "last": with as many of the model's repeated layers on each
-        stage, where `layers` does not say. Raises BadInput, Infeasible.
+        stage, where `layers` does not say. slices: parts of each sequence, "8" (even), "8:even-work", or lengths (see
+        `zbsolve.profile.slices`); their attention takes longer the later they come. Raises BadInput, Infeasible.
         """
         check_sharding(shards, gathers)
         check_vocabulary(vocabulary, shards)
         if blocking is not None and blocking != self.link.blocking:
             said = replace(self, link=replace(self.link, blocking=blocking))
             step = (ranks, microbatches, placement, memory, objective, layers, fused, recompute)
-            return said.problem(*step, shards=shards, gathers=gathers, offload=offload, vocabulary=vocabulary)
+            further = (None, shards, gathers, offload, vocabulary)
+            return said.problem(*step, *further, slices=slices)
         routes = placements.routes_of(placement, ranks)
         limit = self.capacity if memory is None else parse_bytes(memory)
-        model, shard = self.staged(vocabulary, max(routes[0]) + 1)
-        costs = StageCosts.of(model, routes, microbatches, limit, fused, shards, shard)
+        cuts = cuts_of(slices, self.layers, self.facts.get(SEQUENCE))
+        changed = bool(recompute) or not is_none(offload) or vocabulary in BARRIERS
+        check_combination(cuts, len(routes), shards, changed, self.layers)
+        part, ranks = widest_slice(self, cuts), max(routes[0]) + 1
+        (whole, _), (model, shard) = self.staged(vocabulary, ranks), part.staged(vocabulary, ranks)
+        costs = StageCosts.of(model, routes, microbatches * (len(cuts) - 1), limit, fused, shards, shard)
         counts = costs.check(_layers(costs, vocabulary, recompute) if layers is None else layers)
         left = self._left(costs, counts, recompute, memory)
         try:
             stays = is_none(offload)
-            problem = model._pipeline(costs, counts, left if stays else None, objective, recompute)
-            problem = vocabulary_step(problem, self.vocabulary, self.link, vocabulary)
+            problem = plain_step(whole, costs, cuts, counts, left if stays else None, objective, recompute)
+            problem = replace(problem, source=model._problem_source)
+            problem = vocabulary_step(problem, part.vocabulary, self.link, vocabulary)
             problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
-            problem = problem.scaled(self.microbatch_factors) if self.microbatch_factors else problem
+            problem = problem.scaled(part.microbatch_factors) if part.microbatch_factors else problem
             problem = problem if stays else offloaded_step(problem, self.host, offload, left)
+            check_host(problem)
+            problem = sliced_step(problem, cuts, whole.layers, counts)
         except Infeasible as error:
             rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
             less = "; recompute and offload keep less" if stays and not recompute else ""
             raise Infeasible(f"{error}; {rest}{_of(limit, memory)}{less}") from None
-        check_host(problem)
         problem = sharded_step(problem, costs, counts, self.shard_link or self.link, gathers)
         messages = costs.memory.message_room(counts, routes)
         problem = replace(problem, messages=messages if any(messages.sizes) else None)
@@ -145,47 +155,11 @@ class Profile:
             )
         return problem
 
-    def _pipeline(
-        self,
-        costs: StageCosts,
-        counts: tuple[int, ...],
-        left: list[int] | None,
-        objective: str,
-        recompute: Recompute,
-    ) -> Problem:
-        """The step where stages have so many layers each, and ranks `left` bytes for activations."""
-        stages, held = [[self.layers[i] for i in here] for here in layer_ranges(counts)], costs.memory.held(counts)
-
-        def total(what: str) -> list[int]:
-            return [round(sum(getattr(one, what) for one in stage)) for stage in stages]
-
-        return pipeline(
-            total("F"),
-            placement=costs.routes,
-            microbatches=costs.microbatches,
-            comm=[round(self.link.message(stage[-1])) for stage in stages[:-1]],
-            blocking=self.link.blocking,
-            held_until_B=held["held_until_B"],
-            held_until_W=held["held_until_W"],
-            held_from_B=held["held_from_B"],
-            AF=total("all_to_all"),
-            recompute=recompute,
-            X=[round(sum(c.X or c.F for c in stage)) for stage in stages],
-            held_input=[0, *(stage[-1].output_bytes for stage in stages[:-1])],
-            capacity=left,
-            objective=objective,
-            layers=counts,
-            source=f"{self.source}{self._split}: {self.model}",
-            B=None if costs.fused else total("B"),
-            W=None if costs.fused else total("W"),
-            BW=total("BW") if costs.fused else None,
-        )
-
     @property
-    def _split(self) -> str:
-        """How the backward was split, for a problem's source."""
+    def _problem_source(self) -> str:
+        """Where a problem's times come from, and how the backward was split."""
         split = self.facts.get("split", "layers")
-        return "" if split == "layers" else f" with split {split}"
+        return f"{self.source}{'' if split == 'layers' else f' with split {split}'}: {self.model}"
 
     def _left(
         self, costs: StageCosts, counts: tuple[int, ...], recompute: Recompute, said: str | int | None
@@ -228,9 +202,11 @@ class Profile:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a profile file, whole or not at all; `-` is standard output."""
         body = asdict(self)
-        for layer in body["layers"]:
-            if not layer["message"]:  # then files are as before there was such a field
-                del layer["message"]
+        costs = body["vocabulary"] or {}
+        for layer in (*body["layers"], *(costs[rest] or {} for rest in ("output_rest", "embedding_rest") if costs)):
+            for name in ("message", "attention_F", "attention_B", "kv_bytes"):
+                if not layer.get(name, 1):  # then files are as before there was such a field
+                    del layer[name]
         if not self.link.blocking:
             del body["link"]["blocking"]
         for name in ("shard_link", "host", "microbatch_factors", "vocabulary"):

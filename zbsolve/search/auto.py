@@ -18,6 +18,7 @@ from ..partition.file import Partition
 from ..profile.offload import known_host
 from ..profile.profile import Profile
 from ..profile.sharded_vocabulary import LAST
+from ..profile.slices import check_attention
 from ..schedule import Schedule
 from ..step import AUTO, LAST_PARTITION, Step
 from ..util.errors import BadInput, Infeasible
@@ -71,14 +72,14 @@ def solve_auto(
 
     Placement "auto" is single, loop with 2 and 4 chunks and vee (those with as many stages as the partition has, where that
     is layers a stage); partition "auto" is all names, and single layers moved from the best of them; gathers "auto" is once
-    a step and 2, 4 and 8 times; vocabulary "auto" is last, redistribute, sharded and two-barriers; recompute "auto" is
-    none, all, and from there single stages and rows of stages; offload "auto" is none, full, half, the same, and copies of
-    fewer microbatches. Each is looked at for an equal part of a fifth of `seconds` (or `effort`); up to three tenths go to
-    moved layers and changed stages; the rest to those whose bound does not rule them out: half of it to the best so far,
-    half of what is left to the next, and so on; what nobody needs then goes to moves again. Further `options` go to
-    `solve`; `progress` is called with a name too; `stop` is asked between two solves. Of equal schedules the one with the
-    least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner alone. Raises Infeasible where nothing fits
-    the memory, BadInput where nothing can be built.
+    a step and 2, 4 and 8 times; vocabulary "auto" is last, redistribute, sharded and two-barriers; slices "auto" is
+    1, 2, 4, … even ones; recompute "auto" is none, all, and from there single stages and rows of stages; offload "auto" is
+    none, full, half, the same, and copies of fewer microbatches. Each is looked at for an equal part of a fifth of `seconds`
+    (or `effort`); up to three tenths go to moved layers and changed stages; the rest to those whose bound does not rule
+    them out: half of it to the best so far, half of what is left to the next, and so on; what nobody needs then goes to
+    moves again. Further `options` go to `solve`; `progress` is called with a name too; `stop` is asked between two solves.
+    Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner alone.
+    Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
     """
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
@@ -86,6 +87,8 @@ def solve_auto(
         known_host(profile.host)
     if is_open(step.vocabulary):
         profile.without_vocabulary()  # which raises where nobody knows what shards cost
+    if is_open(step.slices):
+        check_attention(profile.layers)
     step = replace(step, partition=step.partition or (LAST_PARTITION if step.vocabulary == LAST else "balanced"))
     began, every, keeping = time.monotonic(), step.partition == AUTO, step.keeping_open
     runs = list(_first_runs(profile, step))
@@ -94,8 +97,9 @@ def solve_auto(
     prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
     check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer)
     amount = value_clock(seconds, effort, prefer).left
-    sharding = is_open(step.vocabulary)
-    race = Race(runs, amount, effort is None, options, hint, progress, stop, every, keeping or sharding, sharding)
+    sharding, slicing = is_open(step.vocabulary), is_open(step.slices)
+    choosing = keeping or sharding or slicing
+    race = Race(runs, amount, effort is None, options, hint, progress, stop, every, choosing, sharding)
     _look(race, runs, LOOK_SHARE * amount)
     if every and keeping:
         _other_partitions(race, profile, LOOK_SHARE * amount)
@@ -171,7 +175,7 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
             yield Run(one, run.name, "moved", counts, place=run.place, moved="layers")
 
     def copies(run: Run) -> Iterator[Run]:
-        if run.schedule is not None:
+        if run.schedule is not None and run.step.slices == 1:
             for kept, one in copy_moves(run.step, run.schedule):
                 yield Run(one, f"{run.place}{kept}", run.partition, run.layers, place=run.place, moved="copies")
 
@@ -208,6 +212,8 @@ def _nothing(race: Race, step: Step) -> Infeasible:
         names.setdefault(run.failed, []).append(race.label(run))
     open_fields = {"placement": step.placement, "partition": step.partition, "number of gathers": step.gathers}
     open_fields["place of the vocabulary"] = step.vocabulary
+    if is_open(step.slices):
+        open_fields["number of slices"] = AUTO
     what = next((name for name, said in open_fields.items() if said == AUTO), "choice of what stages keep")
     return Infeasible(f"no {what} fits: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in names.items()))
 

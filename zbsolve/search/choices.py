@@ -26,6 +26,8 @@ from ..util.text import rows_of_numbers
 
 PLACEMENTS = ("single", "loop", "loop4", "vee")
 GATHERS = (1, 2, 4, 8)
+SLICES = (1, 2, 4, 8, 16, 32, 64)
+MAX_SLICED = 20_000  # forwards of a step that is tried in slices
 
 ALL_WAYS = 100  # so few choices of all stages are all looked at
 
@@ -44,13 +46,14 @@ WAYS = (*(Stage(away=one) for one in AWAY), Stage(again=True))
 
 
 def closed_steps(step: Step) -> list[tuple[str, str, Step]]:
-    """Every step that is tried first: its placement (with gathers and the vocabulary's place), what else was chosen, and the
-    step. Raises BadInput where no placement has as many stages as the partition says."""
+    """Every step that is tried first: its placement (with gathers, the vocabulary's place and slices), what else was chosen,
+    and the step. Raises BadInput where no placement has as many stages as the partition says."""
     placed = [
-        (f"{place}{gathers}{where}", one)
+        (f"{place}{gathers}{where}{sliced}", one)
         for place, before in _placements(step)
         for gathers, gathered in _gathers(before, step.gathers)
-        for where, one in vocabularies(gathered)
+        for where, vocabulary in vocabularies(gathered)
+        for sliced, one in _slices(vocabulary)
     ]
     return [(place, kept, one) for place, before in placed for kept, one in _kept(before, step)]
 
@@ -85,6 +88,16 @@ def vocabularies(step: Step) -> list[Named]:
     if isinstance(step.partition, str | None) and step.partition != LAST_PARTITION:
         found.insert(0, (f" vocabulary={LAST}", replace(step, vocabulary=LAST, partition=LAST_PARTITION)))
     return found
+
+
+def _slices(step: Step) -> list[Named]:
+    """Even slices, each number twice the one before: with 2p of them SlimPipe (arXiv 2504.14519) holds half a microbatch
+    beside the one that it needs."""
+    if not is_open(step.slices):
+        return [("", step)]
+    passes = len(step.routes[0]) * step.microbatches
+    counts = [one for one in SLICES if one == 1 or (one <= 2 * step.ranks and one * passes <= MAX_SLICED)]
+    return [(f" slices={one}", replace(step, slices=one)) for one in counts if one == 1 or step.shards == 1]
 
 
 def _kept(step: Step, said: Step) -> list[Named]:

@@ -53,7 +53,9 @@ def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Sch
     elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
         kept = "balanced"
     try:
-        plain = replace(step.closed, placement="single", partition=kept, memory=None, offload=NO_OFFLOAD, vocabulary=None)
+        plain = replace(
+            step.closed, placement="single", partition=kept, memory=None, offload=NO_OFFLOAD, vocabulary=None, slices=1
+        )
         return preset(USUAL, step_for(USUAL, profile, plain).problem(replace(profile, capacity=None)))
     except (BadInput, Infeasible):
         return None

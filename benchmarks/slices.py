@@ -1,0 +1,94 @@
+"""`python -m benchmarks.slices`: Llama 3 70B with long contexts on 16 ranks, whole and in slices; all estimated.
+
+Times and bytes are `zbsolve profile --estimate`'s, H100, one device a rank, without tensor parallelism. A slice takes its
+share of them: how much less efficient small kernels are is not counted, nor is recompute, offload or exchange of attention
+between ranks. Ranks have no limit of memory: GiB are what the fullest one needs for activations, parameters, optimizer
+states and messages. Equal layers a stage, but for the last, as `balanced`; four sequences a step.
+
+1f1b: whole sequences. slimpipe: SlimPipe's order of n slices (arXiv 2504.14519). search: the shortest step that solve finds
+of n slices where every rank may hold what slimpipe's fullest one holds; fused, as both are. A bubble is the share of the
+makespan that the busiest rank does not compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from profiler import estimate
+from zbsolve import Infeasible, Profile, Schedule, Step, preset, solve, verify
+from zbsolve.search.solver import compiled
+
+from .harness import Benchmark
+
+MODEL, DEVICE = "llama3-70b", "h100"
+GIB = 2**30
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("--contexts", type=int, nargs="+", default=[32, 128, 512], help="tokens of a sequence, in 1024")
+    parser.add_argument("--slices", type=int, nargs="+", default=[4, 16, 32])
+    parser.add_argument("--searched", type=int, nargs="*", default=[16], help="of these, those that are searched, too")
+    parser.add_argument("--ranks", type=int, default=16)
+    parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each search")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Print each row as it comes; keep all."""
+    compiled()
+    rows: list[dict[str, Any]] = []
+    for context in options.contexts:
+        profile = replace(estimate(f"{MODEL}@length={1024 * context}", DEVICE), capacity=None)
+        whole = Step(options.ranks, options.microbatches, partition="balanced", fused=True)
+        rows.append(_row(profile, whole, "1f1b", context))
+        for slices in options.slices:
+            step = replace(whole, slices=slices)
+            rows.append(_row(profile, step, "slimpipe", context))
+            if slices in options.searched:
+                rows.append(_row(profile, step, "search", context, options.seconds))
+    return {"rows": rows}
+
+
+def _row(profile: Profile, step: Step, name: str, context: int, seconds: float = 0.0) -> dict[str, Any]:
+    """What a schedule takes and needs: a named one, or that of the search in SlimPipe's memory."""
+    problem = step.problem(profile)
+    schedule = preset("slimpipe" if seconds else name, problem)
+    bound: dict[str, Any] = {}
+    if seconds:
+        schedule, bound = _found(schedule, seconds)
+    assert not verify(schedule.problem, schedule)
+    makespan = schedule.timeline().makespan
+    row = {
+        "context": context,
+        "slices": step.slices,
+        "schedule": name,
+        "us": int(makespan),
+        "bubble": round(1 - problem.work / makespan, 4),
+        "GiB": round(max(step.needs(profile, schedule)) / GIB, 1),
+        "activations_GiB": round(max(schedule.timeline().peak_bytes) / GIB, 1),
+        **bound,
+    }
+    print(row, flush=True)
+    return row
+
+
+def _found(named: Schedule, seconds: float) -> tuple[Schedule, dict[str, Any]]:
+    """What the search finds where each rank has what the named order's fullest rank holds, and its bound."""
+    room = max(named.timeline().peak_bytes)
+    try:
+        problem = replace(named.problem, capacity=(room,) * named.problem.ranks)
+        schedule = solve(problem, seconds=seconds, prefer=None)
+    except Infeasible as error:
+        raise AssertionError(f"{named.problem.source}: the named order fits") from error
+    assert schedule.certificate is not None
+    assert schedule.certificate.value <= named.timeline().makespan
+    return schedule, {"bound_us": schedule.certificate.bound, "solver": schedule.certificate.solver}
+
+
+BENCHMARK = Benchmark("slices", __doc__, measure, arguments)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,158 @@
+"""A profile's step in sequence slices: what slices take and keep, hand numbers, refusals, and the race over their number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, preset, solve, solve_auto, verify
+from zbsolve.layer import Layer, Link
+from zbsolve.profile.slices import cuts_of, split_by
+from zbsolve.step import Step
+
+from .test_vocabulary_step import PROFILE as WITH_VOCABULARY
+
+# 160 µs of F of which attention takes 64, 240 of B of which it takes 128; 40 bytes of keys and values among 120 until B.
+BLOCK = Layer("block", 160, 240, 96, 320, 120, 80, 50, 64, attention_F=64, attention_B=128, kv_bytes=40, transient=24)
+HOST = HostLink(1.0, 8.0, 8.0, 8.0, 8.0)
+PROFILE = Profile("given", "long", (BLOCK,) * 4, Link(2.0, 8.0), 4.0, None, {"sequence": 64}, {}, host=HOST)
+
+
+def times(problem: Problem, kind: str, stage: int = 0, microbatch: int = 0) -> list[int]:
+    """µs of a stage's passes, slice by slice."""
+    p = problem.passes
+    rows = np.flatnonzero(p.are(kind) & (p.stage == stage) & (p.microbatch == microbatch))
+    return [int(one) for one in p.duration[rows[np.argsort(p.slice[rows])]]]
+
+
+def test_one_slice_is_the_plain_step() -> None:
+    assert PROFILE.problem(4, 3, slices=1) == PROFILE.problem(4, 3, slices="1") == PROFILE.problem(4, 3)
+    assert Step(4, 3, slices=1).problem(PROFILE) == PROFILE.problem(4, 3)
+
+
+def test_slices_take_what_hand_numbers_say() -> None:
+    """F of slice j of 4: 96 / 4 + 64 (2j + 1) / 16; B: 112 / 4 + 128 (2j + 1) / 16; messages: 2 + 64 / 4 / 8."""
+    problem = PROFILE.problem(4, 2, slices=4)
+    assert times(problem, "F") == [28, 36, 44, 52]
+    assert times(problem, "B", 2, 1) == [36, 52, 68, 84]
+    assert times(problem, "W") == [24, 24, 24, 24]
+    assert times(PROFILE.problem(4, 2, slices=4, fused=True), "BW") == [320 // 4 - 32 + 8 * i for i in (1, 3, 5, 7)]
+    assert times(PROFILE.problem(4, 2, slices=4, recompute="1"), "X", 1) == [28, 36, 44, 52]
+    e = problem.edges
+    assert set(e.lag[e.carrying("activation", "gradient")].tolist()) == {4}
+    assert problem.messages is not None
+    assert problem.messages.sizes == (16, 16, 16)
+
+
+@pytest.mark.parametrize("slices", [2, 8, "4:even-work", (32, 16, 10, 6)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_slices_add_up_to_the_microbatch(slices: Any, fused: bool) -> None:
+    whole = PROFILE.problem(2, 2, fused=fused)
+    problem = PROFILE.problem(2, 2, fused=fused, slices=slices)
+    for kind in whole.passes.kinds:
+        assert sum(times(problem, kind, 1)) == times(whole, kind, 1)[0]
+    first = problem.passes.are("F") & (problem.passes.stage == 0) & (problem.passes.microbatch == 0)
+    taken = int(problem.edges.bytes[first[problem.edges.before]].sum())
+    assert taken == 2 * (120 + 80)  # two layers a stage, keys among them, gradients apart
+
+
+def test_even_work_is_even() -> None:
+    cuts = cuts_of("4:even-work", PROFILE.layers)
+    work = split_by(cuts, 1000 * BLOCK.work, 1000 * 192)
+    assert max(work) - min(work) <= 2
+    widths = np.diff(cuts)
+    assert (np.diff(widths) < 0).all()
+    assert cuts_of((32, 16, 16), PROFILE.layers, 64) == cuts_of("0.5,0.25,0.25", PROFILE.layers) == (0, 0.5, 0.75, 1)
+    assert all(one * 64 == round(one * 64) for one in cuts_of("5:even-work", PROFILE.layers, 64))
+
+
+def test_memory_counts_a_slice_at_a_time() -> None:
+    """A rank of 4 holds n + p − 1 slices in SlimPipe's order: (4 + 3) / 4 of a microbatch's 200 bytes; and gradients."""
+    problem = PROFILE.problem(4, 3, slices=4, fused=True)
+    assert verify(problem, schedule := preset("slimpipe", problem)) == ()
+    assert preset("1f1b", PROFILE.problem(4, 3, fused=True)).timeline().peak_bytes[0] == 3 * 200
+    assert schedule.timeline().peak_bytes[0] == pytest.approx(7 * 50 + 30, abs=10)
+    limited = Step(4, 3, slices=4, fused=True, memory=4 * 50 + 2 * 16 * 2 + 24 + 390)
+    assert limited.problem(PROFILE).capacity is not None
+    found = solve(limited.problem(PROFILE), effort=0.05)
+    assert all(need <= 4 * 50 + 2 * 16 * 2 + 24 + 390 for need in limited.needs(PROFILE, found))
+    with pytest.raises(Infeasible, match="for the slices of one microbatch"):
+        replace(limited, memory=4 * 50 + 64 + 24 + 180).problem(PROFILE)
+
+
+@pytest.mark.parametrize("how", [{"recompute": "all"}, {"offload": "full"}, {"offload": "1:0.5", "placement": "vee"}])
+def test_recompute_and_offload_go_with_slices(how: dict[str, Any]) -> None:
+    problem = PROFILE.problem(2, 2, slices=4, **how)
+    assert verify(problem, solve(problem, effort=0.05)) == ()
+
+
+def test_a_sharded_vocabulary_goes_with_slices() -> None:
+    layers = tuple(replace(one, attention_F=one.F / 4, attention_B=one.B / 4) for one in WITH_VOCABULARY.layers)
+    profile = replace(WITH_VOCABULARY, layers=layers)
+    problem = Step(2, 2, vocabulary="sharded", slices=2).problem(profile)
+    assert verify(problem, solve(problem, effort=0.05)) == ()
+    assert times(problem, "S", 2) == [20, 20]
+    assert problem.work == Step(2, 2, vocabulary="sharded").problem(profile).work
+
+
+def test_microbatches_keep_their_lengths() -> None:
+    problem = replace(PROFILE, microbatch_factors=(1.0, 2.0)).problem(4, 2, slices=4)
+    assert times(problem, "F", 0, 1) == [2 * one for one in times(problem, "F")] == [56, 72, 88, 104]
+
+
+@pytest.mark.parametrize(
+    ("slices", "how", "why"),
+    [
+        (0, {}, "slices: at least 1 is needed, got 0"),
+        ("4:x", {}, "slices '4:x': a number such as 8, 8:even-work, or lengths such as 4,2,1,1"),
+        (128, {}, "slices: 128 slices of a sequence of 64 tokens"),
+        (5, {}, "slices: 5 even slices do not divide the sequence's 64 tokens; 5:even-work need not"),
+        ((3, 4), {}, "slices: lengths add up to 7, neither the sequence's 64 tokens nor 1"),
+        ((2, -1), {}, "slices: lengths are numbers above 0"),
+        (2, {"shards": 2}, "slices: sharded parameters (shards: 2) do not go with slices"),
+        (
+            2,
+            {"placement": "mirror"},
+            "slices: microbatches take several routes, and the slices of one must stay on the same",
+        ),
+        ("2:even-work", {"offload": "full"}, "slices: uneven ones do not go with recompute, offload, a sharded vocabulary"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(slices: Any, how: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInput) as error:
+        PROFILE.problem(4, 2, slices=slices, **how)
+    assert str(error.value).startswith(why)
+    assert "\n" not in str(error.value)
+
+
+def test_a_profile_without_attention_is_refused() -> None:
+    bare = replace(PROFILE, layers=tuple(replace(one, attention_F=0, attention_B=0) for one in PROFILE.layers))
+    with pytest.raises(BadInput, match="knows no causal attention: give its layers' fields 'attention_F'"):
+        bare.problem(4, 2, slices=2)
+    with pytest.raises(BadInput, match="knows no causal attention"):
+        solve_auto(bare, Step(4, 2, slices="auto"), effort=0.01)
+    rows = [{"F": 3, "B": 4, "W": 1, "attention_F": 1, "attention_B": 5}]
+    with pytest.raises(BadInput, match=r"'attention_B' is 5 µs, more than the backward takes \(4 µs\)"):
+        Profile.from_json({"layers": rows})
+    with pytest.raises(BadInput, match="attention_F"):
+        Profile.from_json({"layers": [rows[0] | {"attention_F": -1}]})
+
+
+def test_files_keep_what_is_known(tmp_path: Path) -> None:
+    PROFILE.save(tmp_path / "one.json")
+    assert Profile.load(tmp_path / "one.json") == PROFILE
+    WITH_VOCABULARY.save(tmp_path / "two.json")
+    assert "attention_F" not in (tmp_path / "two.json").read_text()
+
+
+def test_auto_races_numbers_of_slices() -> None:
+    best, tried = solve_auto(PROFILE, Step(4, 2, slices="auto", fused=True), effort=0.2)
+    assert [one.placement for one in tried] == [f"single slices={n}" for n in (1, 2, 4, 8)]
+    assert best.certificate is not None
+    assert best.certificate.value == min(one.value for one in tried if one.value is not None)
+    assert best.certificate.value < next(one.value or 0 for one in tried)
+    assert verify(best.problem, best) == ()
