@@ -6,8 +6,8 @@ between ranks. Ranks have no limit of memory: GiB are what the fullest one needs
 states and messages. Equal layers a stage, but for the last, as `balanced`; four sequences a step.
 
 1f1b: whole sequences. slimpipe: SlimPipe's order of n slices (arXiv 2504.14519). search: the shortest step that solve finds
-of n slices where every rank may hold what slimpipe's fullest one holds; fused, as both are. A bubble is the share of the
-makespan that the busiest rank does not compute.
+of n slices, with a split backward, where every rank may hold what slimpipe's fullest one holds; the others are fused. A
+bubble is the share of the makespan that the busiest rank does not compute.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from profiler import estimate
-from zbsolve import Infeasible, Profile, Schedule, Step, preset, solve, verify
+from zbsolve import Infeasible, Problem, Profile, Schedule, Step, preset, solve, verify
 from zbsolve.search.solver import compiled
 
 from .harness import Benchmark
@@ -58,7 +58,9 @@ def _row(profile: Profile, step: Step, name: str, context: int, seconds: float =
     schedule = preset("slimpipe" if seconds else name, problem)
     bound: dict[str, Any] = {}
     if seconds:
-        schedule, bound = _found(schedule, seconds)
+        step = replace(step, fused=False)
+        schedule, bound = _found(schedule, step.problem(profile), seconds)
+        problem = schedule.problem
     assert not verify(schedule.problem, schedule)
     makespan = schedule.timeline().makespan
     row = {
@@ -75,16 +77,14 @@ def _row(profile: Profile, step: Step, name: str, context: int, seconds: float =
     return row
 
 
-def _found(named: Schedule, seconds: float) -> tuple[Schedule, dict[str, Any]]:
+def _found(named: Schedule, problem: Problem, seconds: float) -> tuple[Schedule, dict[str, Any]]:
     """What the search finds where each rank has what the named order's fullest rank holds, and its bound."""
     room = max(named.timeline().peak_bytes)
     try:
-        problem = replace(named.problem, capacity=(room,) * named.problem.ranks)
-        schedule = solve(problem, seconds=seconds, prefer=None)
+        schedule = solve(replace(problem, capacity=(room,) * problem.ranks), seconds=seconds, prefer=None)
     except Infeasible as error:
-        raise AssertionError(f"{named.problem.source}: the named order fits") from error
+        raise AssertionError(f"{problem.source}: an order with a fused backward fits") from error
     assert schedule.certificate is not None
-    assert schedule.certificate.value <= named.timeline().makespan
     return schedule, {"bound_us": schedule.certificate.bound, "solver": schedule.certificate.solver}
 
 

@@ -11,15 +11,20 @@ import pytest
 
 from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, preset, solve, solve_auto, verify
 from zbsolve.layer import Layer, Link
+from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.slices import cuts_of, split_by
 from zbsolve.step import Step
-
-from .test_vocabulary_step import PROFILE as WITH_VOCABULARY
 
 # 160 µs of F of which attention takes 64, 240 of B of which it takes 128; 40 bytes of keys and values among 120 until B.
 BLOCK = Layer("block", 160, 240, 96, 320, 120, 80, 50, 64, attention_F=64, attention_B=128, kv_bytes=40, transient=24)
 HOST = HostLink(1.0, 8.0, 8.0, 8.0, 8.0)
 PROFILE = Profile("given", "long", (BLOCK,) * 4, Link(2.0, 8.0), 4.0, None, {"sequence": 64}, {}, host=HOST)
+
+# The last layer is an output layer with 40 µs beside its vocabulary; S of two shards takes 40 µs, T 20.
+REST = Layer("head", 40, 40, 0, 80, 8, 0, 4, 0, attention_F=0)
+SHARD = ShardPasses(40, 20, 48, 64)
+COSTS = VocabularyCosts("given", 64, 8, 2, 3, REST, (ShardCosts(2, SHARD, SHARD, 400),))
+WITH_VOCABULARY = replace(PROFILE, vocabulary=COSTS)
 
 
 def times(problem: Problem, kind: str, stage: int = 0, microbatch: int = 0) -> list[int]:
@@ -91,12 +96,10 @@ def test_recompute_and_offload_go_with_slices(how: dict[str, Any]) -> None:
 
 
 def test_a_sharded_vocabulary_goes_with_slices() -> None:
-    layers = tuple(replace(one, attention_F=one.F / 4, attention_B=one.B / 4) for one in WITH_VOCABULARY.layers)
-    profile = replace(WITH_VOCABULARY, layers=layers)
-    problem = Step(2, 2, vocabulary="sharded", slices=2).problem(profile)
+    problem = Step(2, 2, vocabulary="sharded", slices=2).problem(WITH_VOCABULARY)
     assert verify(problem, solve(problem, effort=0.05)) == ()
     assert times(problem, "S", 2) == [20, 20]
-    assert problem.work == Step(2, 2, vocabulary="sharded").problem(profile).work
+    assert problem.work == Step(2, 2, vocabulary="sharded").problem(WITH_VOCABULARY).work
 
 
 def test_microbatches_keep_their_lengths() -> None:
@@ -145,7 +148,10 @@ def test_a_profile_without_attention_is_refused() -> None:
 def test_files_keep_what_is_known(tmp_path: Path) -> None:
     PROFILE.save(tmp_path / "one.json")
     assert Profile.load(tmp_path / "one.json") == PROFILE
-    WITH_VOCABULARY.save(tmp_path / "two.json")
+    WITH_VOCABULARY.save(tmp_path / "one.json")
+    assert Profile.load(tmp_path / "one.json") == WITH_VOCABULARY
+    layers = tuple(replace(one, attention_F=0, attention_B=0, kv_bytes=0) for one in PROFILE.layers)
+    replace(WITH_VOCABULARY, layers=layers).save(tmp_path / "two.json")
     assert "attention_F" not in (tmp_path / "two.json").read_text()
 
 

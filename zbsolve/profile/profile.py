@@ -30,7 +30,7 @@ from .form import (
     vocabulary_from,
 )
 from .offload import NO_OFFLOAD, Offload, check_host, is_none, offloaded_step
-from .plain_step import plain_step
+from .on_stages import plain_step
 from .sharded_vocabulary import BARRIERS, LAST, check_vocabulary, shard_of, source_with_shards, vocabulary_step
 from .sharding import Gathers, check_sharding, sharded_step
 from .slices import SEQUENCE, Slices, check_combination, cuts_of, sliced_step, widest_slice

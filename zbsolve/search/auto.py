@@ -83,12 +83,7 @@ def solve_auto(
     """
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
-    if is_open(step.offload):
-        known_host(profile.host)
-    if is_open(step.vocabulary):
-        profile.without_vocabulary()  # which raises where nobody knows what shards cost
-    if is_open(step.slices):
-        check_attention(profile.layers)
+    _check_known(profile, step)
     step = replace(step, partition=step.partition or (LAST_PARTITION if step.vocabulary == LAST else "balanced"))
     began, every, keeping = time.monotonic(), step.partition == AUTO, step.keeping_open
     runs = list(_first_runs(profile, step))
@@ -118,6 +113,16 @@ def solve_auto(
     left = None if not plain else memory_clock(seconds, effort, prefer, amount - race.left)
     tried = tuple(_tried(race, run, best, profile) for run in race.runs)
     return less_memory(best.schedule, prefer or "", left, peaks), tried
+
+
+def _check_known(profile: Profile, step: Step) -> None:
+    """Raise BadInput where the profile does not say what a choice that is left open costs."""
+    if is_open(step.offload):
+        known_host(profile.host)
+    if is_open(step.vocabulary):
+        profile.without_vocabulary()  # which raises where nobody knows what shards cost
+    if is_open(step.slices):
+        check_attention(profile.layers)
 
 
 def _first_runs(profile: Profile, step: Step) -> Iterator[Run]:
