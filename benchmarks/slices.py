@@ -19,6 +19,7 @@ from typing import Any
 from profiler import estimate
 from zbsolve import Infeasible, Problem, Profile, Schedule, Step, preset, solve, verify
 from zbsolve.search.solver import compiled
+from zbsolve.util.text import aligned
 
 from .harness import Benchmark
 
@@ -50,6 +51,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             if slices in options.searched:
                 rows.append(_row(profile, step, "search", context, options.seconds))
     return {"rows": rows}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A line each schedule and context: its slices, seconds of a step, its bubble, and GiB that the fullest rank needs, in
+    all and for activations."""
+    lines = [("context", "schedule", "slices", "step s", "bubble", "GiB", "activations")]
+    for row in rows:
+        named = (f"{row['context']}k", row["schedule"], str(row["slices"]), f"{row['us'] / 1e6:.1f}")
+        lines.append((*named, f"{row['bubble']:.0%}", f"{row['GiB']:.0f}", f"{row['activations_GiB']:.0f}"))
+    return "\n".join(aligned(lines, left=(0, 1))) + "\n"
 
 
 def _row(profile: Profile, step: Step, name: str, context: int, seconds: float = 0.0) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from profiler.devices import DEVICES, device
 from profiler.operation_costs import Op, total
 from profiler.optimizer_states import OPTIMIZER_STATES, state_of
 from profiler.pass_operations import passes
-from profiler.roofline import estimate, time_us
+from profiler.roofline import estimate, sequence_fact, time_us
 from profiler.stage_rounds import stages_of
 from zbsolve import BadInput, Profile, Schedule
 from zbsolve.cli import main
@@ -40,6 +40,20 @@ def test_flops_of_a_block_are_the_papers(work: dict[int, dict[str, list[Op]]]) -
     assert counted["BW"] == counted["B"] + counted["W"]
     assert work[1].keys() == work[2].keys()
     assert counted == {kind: total(ops) for kind, ops in work[2].items()}
+
+
+def test_attention_is_known_apart(work: dict[int, dict[str, list[Op]]]) -> None:
+    """4s and 10s of the papers' formulas, half of it skipped; keys and values of 16 bits. Not causal: not known."""
+    counted = {kind: [op for op in ops if op.tokens] for kind, ops in work[1].items()}
+    assert [total(counted[kind]) for kind in ("F", "B", "W")] == [S * B * H * 4 * S // 2, S * B * H * 10 * S // 2, 0]
+    assert sum(op.keys for op in counted["F"]) == 2 * 2 * S * B * H
+    assert sequence_fact(work.values()) == {"sequence": S}
+    other = {"F": [Op("attention", 1, 1, "attention", True)]}
+    assert sequence_fact([*work.values(), other]) == sequence_fact([{"F": []}]) == {}
+    layer = estimate("gpt-1.5b@layers=2", "h200").layers[1]
+    assert 0 < layer.attention_F < layer.F
+    assert 0 < layer.attention_B < layer.B
+    assert layer.kv_bytes == 4 * S * B * H
 
 
 def test_flops_of_the_output_layer_are_the_papers(work: dict[int, dict[str, list[Op]]]) -> None:
