@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.offload_memory import LAYERS
 from benchmarks.offload_memory import table as memory_table
+from benchmarks.slices import table as slices_table
 from benchmarks.traced import MESSAGES, ranks_table, replays_table, table
 from zbsolve.bench.suites import suite
 
@@ -212,6 +213,18 @@ def test_splits_of_the_backward() -> None:
         llama["ratios"]["graph:least"]["eager"] / llama["ratios"]["graph"]["eager"] - 1,
     )
     assert f"For a Llama block that was {100 * less:.0f} % less, and B + W took {100 * longer:.0f} % longer" in text
+
+
+def test_slices_of_long_contexts() -> None:
+    rows = kept("slices")["rows"]
+    assert shown("docs/slices.md", "slices") == [line.split() for line in slices_table(rows).splitlines()]
+    at = {(row["context"], row["schedule"], row["slices"]): row for row in rows}
+    for context in (32, 128, 512):
+        whole, named, found = (at[context, name, n] for name, n in (("1f1b", 1), ("slimpipe", 16), ("search", 16)))
+        assert found["bound_us"] <= found["us"] < named["us"] < whole["us"]
+        assert found["activations_GiB"] <= named["activations_GiB"]
+        # (n + p - 1)/n microbatches of slices on rank 0 (p = 16), one slice less on rank 1, where 1F1B holds all four
+        assert 30 / 16 / 4 <= named["activations_GiB"] / whole["activations_GiB"] <= 31 / 16 / 4
 
 
 def test_memory_on_more_ranks() -> None:
