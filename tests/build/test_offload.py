@@ -120,7 +120,7 @@ def test_recompute_leaves_only_its_input_to_offload() -> None:
         ({"host": Host(-1)}, "its capacity is negative"),
         ({"host": Host(ranks=0)}, "0 ranks a node"),
         ({"host": Host(shared_bus=3)}, "3 of 2 ranks share a bus"),
-        ({"fraction": 0.01}, "stage 0 keeps nothing"),
+        ({"fraction": 0.01}, "stage 0: the fraction 0.01 of the . bytes that its F keeps for a later pass is less than one"),
     ],
 )
 def test_what_makes_no_sense_is_refused(said: dict[str, Any], text: str) -> None:

@@ -11,10 +11,12 @@ import pytest
 from zbsolve import Infeasible, Problem, Schedule, pipeline, solve, verify
 from zbsolve.build import Host, with_offload
 from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.serial_microbatches import one_after_another
 from zbsolve.greedy.serial_orders import serial_schedule, serial_targets
 from zbsolve.greedy.syncs import pools_with_syncs
 from zbsolve.util.errors import NotFound
 
+from ..support.exact_streams import optimum
 from ..support.problems import random_offloaded
 from ..support.stream_checks import bounds_hold, models_are_exact, neighbourhoods_improve, overfull, solve_is_exact
 
@@ -127,3 +129,25 @@ def test_serial_orders_never_bring_back_before_they_sent_out(seed: int) -> None:
     for target in serial_targets(problem):
         found = serial_schedule(problem, target, 0.0)
         assert found is None or found.timeline().value > 0  # and raises no Deadlock
+
+
+@pytest.mark.parametrize("bus", [0, 4])
+def test_a_host_that_holds_one_copy_of_all_ranks_is_enough(bus: int) -> None:
+    """Each copy comes back at once: the ranks' devices hold a microbatch, the host never more than one stage of it."""
+    step = pipeline([12] * 8, [14] * 8, [9] * 8, placement=(0, 1, 2, 3, 3, 2, 1, 0), microbatches=4, held_until_W=2)
+    problem = with_offload(replace(step, capacity=(4,) * 4), 21, 21, host=Host(3, shared_bus=bus))
+    schedule = solve(problem, effort=0.1)
+    assert verify(problem, schedule) == ()
+    assert schedule.timeline().pool_peaks == (2,)
+
+
+def test_one_microbatch_after_the_other_is_found_wherever_any_schedule_is() -> None:
+    """What one microbatch needs fits, or nothing does: by exhaustive search of small problems."""
+    count = {True: 0, False: 0}
+    for problem in offloaded(range(500, 600), 16):
+        found = one_after_another(problem)
+        exists = optimum(replace(problem, objective="makespan")) is not None
+        assert (found is not None) == exists
+        assert found is None or verify(problem, found) == ()
+        count[exists] += 1
+    assert min(count.values()) > 5

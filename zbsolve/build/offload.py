@@ -18,6 +18,7 @@ from ..schedule import Schedule
 from ..tables import Bools, Edges, Ints, Passes
 from ..timeline import Floats
 from ..util.errors import BadInput
+from ..util.text import exact_bytes
 from .numbers import Numbers, whole_numbers
 
 
@@ -68,7 +69,7 @@ def with_offload(
     kept = np.flatnonzero(_kept(problem) & chosen[problem.edges.before])
     fs = np.unique(problem.edges.before[kept[moved[kept] > 0]])
     own = kept[np.isin(problem.edges.before[kept], fs)]
-    _check_all_move(problem, np.flatnonzero(chosen), fs)
+    _check_all_move(problem, np.flatnonzero(chosen), fs, kept, shares)
     if not len(fs):
         return problem
     times = [whole_numbers(one, name, problem.stages) for one, name in ((O, "O"), (R, "R"))]
@@ -165,11 +166,16 @@ def _checked(host: Host, ranks: int) -> Host:
     return host
 
 
-def _check_all_move(problem: Problem, wanted: Ints, moving: Ints) -> None:
-    """Raise NothingKept for a stage that is to offload and keeps nothing."""
-    without = np.setdiff1d(problem.passes.stage[wanted], problem.passes.stage[moving])
-    if len(without):
-        raise NothingKept(f"offload: stage {without[0]} keeps nothing from its F that a later pass frees")
+def _check_all_move(problem: Problem, wanted: Ints, moving: Ints, kept: Ints, shares: Any) -> None:
+    """Raise NothingKept for a stage that is to offload and keeps nothing, or where its share of each of the edges `kept` is
+    less than a byte."""
+    passes, edges = problem.passes, problem.edges
+    for stage in np.setdiff1d(passes.stage[wanted], passes.stage[moving])[:1].tolist():
+        most = int(edges.bytes[kept[passes.stage[edges.before[kept]] == stage]].max(initial=0))
+        if most:
+            share = f"the fraction {shares[stage]:g} of the {exact_bytes(most)} that its F keeps for a later pass"
+            raise NothingKept(f"offload: stage {stage}: {share} is less than one byte")
+        raise NothingKept(f"offload: stage {stage} keeps nothing from its F that a later pass frees")
 
 
 def time_away(schedule: Schedule) -> Floats:

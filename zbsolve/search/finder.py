@@ -11,6 +11,7 @@ import numpy as np
 from ..greedy.block_search import block_schedules
 from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.policy_annealing import improve_policies, starting_policies
+from ..greedy.serial_microbatches import one_after_another
 from ..greedy.serial_orders import serial_schedule, serial_targets
 from ..greedy.side_stream import rooms_beside, with_room_for_them, with_side_streams
 from ..greedy.syncs import pools_with_syncs
@@ -27,7 +28,8 @@ SERIAL_SOLVER = "serial generation"
 
 
 def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
-    """A schedule at once; then, where asked for, the best of the starting policies (kept in `starts`); and named ones."""
+    """A schedule at once; then, where asked for, the best of the starting policies (kept in `starts`); and named ones. Where
+    none holds, one microbatch after the other."""
     state.offer_policy(deepest_first(state.problem), "greedy")
     yield
     several = bool(pools_with_syncs(state.problem))
@@ -38,6 +40,12 @@ def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
         yield from _policies(state, starts)
     if not several:
         yield from _named(state)
+    if state.schedule is None:  # very long, but it needs the least memory
+        state.clock.spend(len(state.problem.passes) * SECONDS_PER_SERIAL_PASS)
+        found = one_after_another(state.problem)
+        if found is not None:
+            state.offer(found, SERIAL_SOLVER)
+        yield
 
 
 def _policies(state: State, starts: list[Policy]) -> Iterator[None]:
