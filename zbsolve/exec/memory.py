@@ -141,7 +141,7 @@ class Memory:
 def predicted(schedule: Schedule, program: Program, size: Callable[[Message], int] | None = None) -> tuple[int, ...]:
     """Bytes held after each pass of `program`: what the problem's edges hold, and messages that wait (see `Handover`).
 
-    size: bytes of a message that this rank takes, sends or hands over; without it messages are not counted.
+    size: bytes of a message that this rank takes, sends or hands over, while it waits; without it messages are not counted.
     """
     problem, actions = schedule.problem, program.actions
     rows = [problem.index[action.name] for action in actions]

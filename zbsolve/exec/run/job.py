@@ -130,7 +130,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     if times is not None and pipeline.hooks.emulated is not None:
         facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}
     timed = trained.results[options.warmup :]
-    trace = pipeline.trace(timed, trained.watched.memory, facts)
+    trace = pipeline.trace(timed, trained.memory, facts)
     losses = mean_over_data(pipeline, [result.loss for result in timed])
     first = pipeline.mesh is not None and pipeline.mesh.first
     return replace(trace, losses=tuple(losses)) if trace is not None and first else None
@@ -159,40 +159,42 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: s
     facts = _facts(one, spec, options, trained) | {**streams.facts, "backend": "one device", "ranks": ranks}
     facts |= {"splits": one.splits} if one.splits else {}
     facts["host_us"] = float(np.median(trained.results[-1].columns[3]))
-    trace = trace_of(schedule, trained.results[options.warmup :], trained.watched.memory, facts)
+    trace = trace_of(schedule, trained.results[options.warmup :], trained.memory, facts)
     return trace if device == "cuda" else replace(trace, host=())  # here the host did all the work itself
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What training left. watched: the first step, which counted memory. verdict: of its check, on rank 0. results: of the
-    steps after it, those of the warm-up first."""
+    """What training left. first: the first step. verdict: of its check, on rank 0. results: of the steps after it, those
+    of the warm-up first. memory: what was counted."""
 
-    watched: Any
+    first: Any
     verdict: dict[str, Any] | None
     results: list[Any]
+    memory: Any
 
     @property
     def losses(self) -> dict[int, float]:
         """Step → its loss, from the first step on."""
-        return dict(enumerate(result.loss for result in (self.watched, *self.results)))
+        return dict(enumerate(result.loss for result in (self.first, *self.results)))
 
 
 def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Trained:
-    """All training steps of a pipeline, this rank's or all. Raises BadInput, RunFailed."""
-    trainer = Trainer(pipeline, model, options)
-    watched = trainer.step(0, memory=True)
+    """All training steps of a pipeline, this rank's or all. The first of the warm-up counts memory, or the first of all where
+    there is none: there no receive is posted before its format is known. Raises BadInput, RunFailed."""
+    trainer, counted = Trainer(pipeline, model, options), min(1, options.warmup)
+    first = trainer.step(0, memory=counted == 0)
     trainer.announce("checking")
-    verdict = checked(pipeline, model, options.seed, options.make_optimizer, watched.loss) if options.check else None
+    verdict = checked(pipeline, model, options.seed, options.make_optimizer, first.loss) if options.check else None
     trainer.update()
     results = []
     for number in range(1, options.warmup + options.steps + 1):
         emulated = pipeline.hooks.emulated
         if number == options.warmup + 1 and emulated is not None and isinstance(pipeline, Pipeline):
             emulated.forget(action.name for action in pipeline.program.actions)
-        results.append(trainer.step(number))
+        results.append(trainer.step(number, memory=number == counted))
         trainer.update()
-    return Trained(watched, verdict, results)
+    return Trained(first, verdict, results, (first, *results)[counted].memory)
 
 
 class Trainer:

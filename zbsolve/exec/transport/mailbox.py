@@ -116,9 +116,11 @@ class Mailbox:
         self._sent.flush()
 
     def size(self, message: Message) -> int:
-        """Bytes of a message that this rank sent or took in the last step."""
+        """Bytes that a message of the last step takes while it waits here, before its pass or behind the one that sends it: 0
+        where sending copied it."""
         agreed = self._agreed(message)
-        return 0 if agreed is None else agreed.nbytes
+        copied = message.source == self._wires.rank and self._wires.copies(message.destination)
+        return 0 if agreed is None or copied else agreed.nbytes
 
     def tell(self, tensor: Tensor, destination: int, tag: int) -> None:
         """Start sending something else than a message. Never waits. Raises LostRank."""

@@ -107,6 +107,10 @@ class Wires:
             return pair.send([tensor], int(self.rank < destination), tag)
         return (self.data if tag == DATA else self.control).send([tensor], destination, tag)
 
+    def copies(self, destination: int) -> bool:
+        """Is a tensor sent there copied at once, so that the sender keeps nothing?"""
+        return isinstance(self.pairs.get((self.rank, destination)), ShmSender)
+
     def receive(self, tensor: Tensor, source: int, tag: int = DATA) -> Any:
         """Start receiving into `tensor`. The work object."""
         pair = self.pairs.get((source, self.rank))
