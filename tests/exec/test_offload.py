@@ -50,10 +50,11 @@ def test_memory_is_as_predicted_on_the_device_and_in_the_host(two: dict[str, lis
     for rank in two["memories"]:
         for one in rank:
             assert max(one["held"]) == pytest.approx(max(one["predicted"]), rel=0.03)
-            assert one["held"] == pytest.approx(one["predicted"], abs=MESSAGE / 2)  # a message sent is not there any more
             assert max(one["host"]) == pytest.approx(max(one["predicted_host"]), rel=0.03)
             assert one["host"][-1] == one["predicted_host"][-1] == 0
             assert max(one["host"]) > 0
+    for one in two["memories"][0][:2]:  # only forwards send here: what has left is not there after them
+        assert one["held"] == pytest.approx(one["predicted"], abs=MESSAGE / 2)
 
 
 def test_a_third_of_1f1bs_memory_is_enough_and_enforced(two: dict[str, list[Any]]) -> None:

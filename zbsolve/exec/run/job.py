@@ -180,8 +180,8 @@ class Trained:
 
 
 def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Trained:
-    """All training steps of a pipeline, this rank's or all. The first of the warm-up counts memory, or the first of all where
-    there is none: there no receive is posted before its format is known. Raises BadInput, RunFailed."""
+    """All training steps of a pipeline, this rank's or all. The first of the warm-up counts memory, or the first of all
+    where there is none: that one cannot post receives before it knows their formats. Raises BadInput, RunFailed."""
     trainer, counted = Trainer(pipeline, model, options), min(1, options.warmup)
     first = trainer.step(0, memory=counted == 0)
     trainer.announce("checking")

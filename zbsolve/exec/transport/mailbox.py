@@ -116,7 +116,7 @@ class Mailbox:
         self._sent.flush()
 
     def size(self, message: Message) -> int:
-        """Bytes that a message of the last step takes while it waits here, before its pass or behind the one that sends it: 0
+        """Bytes that a message of the last step takes here, before the pass that takes it or behind the one that sends it: 0
         where sending copied it."""
         agreed = self._agreed(message)
         copied = message.source == self._wires.rank and self._wires.copies(message.destination)
