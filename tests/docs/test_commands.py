@@ -74,7 +74,7 @@ NOT_RUN = (
 )
 STAND_INS = {"base.json": "now.json", "old.json": "profile.json", "new.json": "profile.json"}  # earlier results that one has
 RUN = [page for page in PAGES if page != "CONTRIBUTING.md"]  # test_contributing.py follows that one
-CHANCE = re.compile(r"(?<=% )( +)\d+\.\d(?=  )|\bby [\w -]+ in \d+\.\d s\b")  # seconds, and which thread was first
+CHANCE = re.compile(r"(?<=[%B])( +)\d+\.\d(?=  )|\bby [\w -]+ in \d+\.\d s\b")  # seconds, and which thread was first
 
 
 class Reader:

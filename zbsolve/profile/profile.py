@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -131,20 +132,17 @@ class Profile:
         costs = StageCosts.of(model, routes, microbatches * (len(cuts) - 1), limit, fused, shards, shard)
         counts = costs.check(_layers(costs, vocabulary, recompute) if layers is None else layers)
         left = self._left(costs, counts, recompute, memory)
-        try:
-            stays = is_none(offload)
+        stays = is_none(offload)
+        with _said_of_memory(limit, memory, stays and not recompute):
             problem = plain_step(whole, costs, cuts, counts, left if stays else None, objective, recompute)
             problem = replace(problem, source=model._problem_source)
             problem = vocabulary_step(problem, part.vocabulary, self.link, vocabulary)
             problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
             problem = problem.scaled(part.microbatch_factors) if part.microbatch_factors else problem
             problem = problem if stays else offloaded_step(problem, self.host, offload, left)
-            check_host(problem)
+        check_host(problem)
+        with _said_of_memory(limit, memory, stays and not recompute):
             problem = sliced_step(problem, cuts, whole.layers, counts)
-        except Infeasible as error:
-            rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
-            less = "; recompute and offload keep less" if stays and not recompute else ""
-            raise Infeasible(f"{error}; {rest}{_of(limit, memory)}{less}") from None
         problem = sharded_step(problem, costs, counts, self.shard_link or self.link, gathers)
         messages = costs.memory.message_room(counts, routes)
         problem = replace(problem, messages=messages if any(messages.sizes) else None)
@@ -184,7 +182,8 @@ class Profile:
         `VocabularyCosts.parameter_bytes`). Raises BadInput where nobody knows what a sharded vocabulary costs."""
         costs = self.vocabulary
         if costs is None:
-            raise BadInput("vocabulary: the profile has no field 'vocabulary': what a sharded one costs is not known")
+            why = self.facts.get("no_vocabulary", "the profile has no field 'vocabulary'")
+            raise BadInput(f"vocabulary: {why}: what a sharded one costs is not known")
         gone = {costs.output, costs.embedding}
         groups = ((size, tuple(i for i in group if i not in gone)) for size, group in self.tied)
         tied = tuple((size, group) for size, group in groups if len(group) > 1)
@@ -257,6 +256,17 @@ def _checked_source(source: str, where: str) -> str:
     if source in ("measured", "given") or source.startswith(("estimated: ", "given, ")):
         return source
     raise BadInput(f"{where}: field 'source' is '{source}', neither 'measured', 'given' nor 'estimated: …'")
+
+
+@contextmanager
+def _said_of_memory(limit: int | None, said: str | int | None, keeps_all: bool) -> Iterator[None]:
+    """What does not fit inside says of how much memory, and what keeps less."""
+    try:
+        yield
+    except Infeasible as error:
+        rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
+        less = "; recompute and offload keep less" if keeps_all else ""
+        raise Infeasible(f"{error}; {rest}{_of(limit, said)}{less}") from None
 
 
 def _of(limit: int | None, said: str | int | None) -> str:

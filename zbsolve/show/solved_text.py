@@ -138,7 +138,8 @@ def _waiting_rows(schedule: Schedule) -> list[str]:
         return []
     rank = int(over.argmax())
     most, usual = (format_bytes(int(one[rank])) for one in (waiting, problem.messages.reserved))
-    others = f" (and on {(over > 0).sum() - 1} more ranks)" if (over > 0).sum() > 1 else ""
+    more = int((over > 0).sum()) - 1
+    others = f" (and on {more} more {'rank' if more == 1 else 'ranks'})" if more else ""
     return [f"messages: {most} wait at once on rank {rank}{others}, more than the usual {usual}; that has room, too"]
 
 
