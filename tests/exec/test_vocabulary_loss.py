@@ -59,6 +59,13 @@ def test_other_losses_are_refused(loss: Any, line: str) -> None:
         kind_of(loss)
 
 
+class Times3(nn.Embedding):
+    """An embedding that multiplies its vectors inside."""
+
+    def forward(self, tokens: Any) -> Any:
+        return 3 * super().forward(tokens)
+
+
 class Named(nn.Module):
     """A user's own head or embedding."""
 
@@ -96,8 +103,12 @@ def test_output_layers() -> None:
 def test_embeddings() -> None:
     assert embedding_of(nn.Embedding(3, 2, padding_idx=0), 0) == ("", 1.0)
     assert embedding_of(nn.Sequential(nn.Embedding(3, 2), nn.LayerNorm(2)), 0) == ("0", 1.0)
-    assert embedding_of(Named(("inner.words", 3.0)), 0) == ("inner.words", 3.0)
+    assert embedding_of(Named(("inner.words", 1.0)), 0) == ("inner.words", 1.0)
+    scaled = Named(("inner.words", 3.0))
+    scaled.inner["words"] = Times3(3, 2)
+    assert embedding_of(scaled, 0) == ("inner.words", 3.0)
     for layer, line in (
+        (Named(("inner.words", 3.0)), "layer 0: Named: 'inner.words' is a plain nn.Embedding, which multiplies"),
         (nn.Linear(2, 3), "layer 0: Linear is no nn.Embedding, and has no method token_embedding"),
         (nn.Embedding(3, 2, max_norm=1.0), "layer 0: Embedding: a sharded embedding knows no max_norm"),
         (nn.Embedding(3, 2, sparse=True), "layer 0: Embedding: a sharded embedding knows no sparse"),

@@ -56,10 +56,8 @@ def embedding_of(layer: nn.Module, number: int) -> tuple[str, float]:
         said = True
     found = _inside(layer, name, nn.Embedding, where, said)
     if type(found) is nn.Embedding and scale != 1:
-        raise BadInput(
-            f"{where}: '{name}' is a plain nn.Embedding, which multiplies vectors by 1, not by {scale:g}; what {type(layer).__name__} "
-            "does to them behind it stays its own"
-        )
+        what = f"'{name}' is a plain nn.Embedding, which multiplies vectors by 1, not by {scale:g}"
+        raise BadInput(f"{where}: {what}; what comes behind it stays the layer's own")
     for option in ("max_norm", "scale_grad_by_freq", "sparse"):
         if getattr(found, option):
             raise BadInput(f"{where}: a sharded embedding knows no {option}")
