@@ -53,6 +53,12 @@ def test_loss_and_gradients_are_those_of_the_unsplit_model(found: list[dict[str,
         assert not too_far(rank["cases"])
 
 
+def test_evaluations_give_the_loss_of_the_unsplit_model(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert len(rank["evaluated"]) == 8
+        assert not too_far(rank["evaluated"])
+
+
 @pytest.mark.slow
 def test_graphs_split_what_is_left_of_the_ends() -> None:
     names = [one.name for one in CASES if one.split != "layers"]
@@ -81,7 +87,7 @@ def test_state_dicts_have_the_whole_models_keys(found: list[dict[str, Any]]) -> 
 
 def test_what_shards_cannot_do_is_refused_by_name(found: list[dict[str, Any]]) -> None:
     said = found[0]["refused"]
-    assert "the vocabulary is sharded" in said["evaluate"]
+    assert said["forward"].startswith("forward: the vocabulary is sharded")
     assert said["tied"].startswith("layer 3: its output.weight is sharded over the vocabulary, but tied to layer 0's token")
     assert said["words"] == "vocabulary: 3 shards of 2 words: there must be 1 to 2"
     assert said["loss"].startswith("loss: torch.nn.functional.mse_loss")

@@ -151,7 +151,11 @@ def everything(pipe: Pipeline) -> dict[Any, Value]:
 
 def tried(case: Case, seed: int) -> float:
     """The largest difference of loss and gradients here from the unsplit model."""
-    pipe, (x, y) = pipeline_of(case, seed), batch(case)
+    return stepped(case, pipeline_of(case, seed), *batch(case))
+
+
+def stepped(case: Case, pipe: Pipeline, x: list[Tensor], y: list[Tensor]) -> float:
+    """The same, of a pipeline's first step."""
     with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
         result = pipe.step(x, y, uneven=True) if case.rows else pipe.step(x, y)
         whole = model(case)
@@ -179,7 +183,24 @@ def cases(rank: int, names: list[str]) -> dict[str, float]:
 def all_of(rank: int, given: dict[str, Any]) -> dict[str, Any]:
     """What is asked for in one launch."""
     found = {"cases": cases(rank, given["names"]), "refused": refused(rank, None)}
-    return found | {"checkpoints": checkpoints(rank, given["folder"])}
+    return found | {"evaluated": evaluated(rank, None), "checkpoints": checkpoints(rank, given["folder"])}
+
+
+def evaluated(rank: int, _: None) -> dict[str, float]:
+    """The largest differences from the unsplit model of evaluations, even and uneven, in one round and in two, and of a step
+    behind them."""
+    options, found = (("label_smoothing", 0.1), ("z_loss", 1e-2)), dict[str, float]()
+    vee = Case("", (0, 1, 2, 2, 1, 0), embedding=True, tied=True, cap=3.0, options=options, emulated=True)
+    for name, case in {"embedding": vee, "ignored": Case("", barriers=2, bias=True, ignored=True)}.items():
+        pipe, (x, y), whole = pipeline_of(case), batch(case), [layer.eval() for layer in model(case)]
+        for parts in (4, 3, 6):
+            xs, ys = (list(torch.cat(one).tensor_split(parts)) for one in (x, y))
+            asked = (x, y) if parts == 4 else (torch.cat(x), torch.cat(y))
+            loss = pipe.evaluate(*asked, microbatches=parts)
+            found[f"{name}, {parts} microbatches"] = abs(loss / right(case, whole, xs, ys) - 1)
+        assert all(p.grad is None for p in pipe.parameters())
+        found[f"{name}, step"] = stepped(case, pipe, x, y)
+    return found
 
 
 def checkpoints(rank: int, folder: str) -> dict[str, Any]:
@@ -234,7 +255,7 @@ def refused(rank: int, _: None) -> dict[str, str]:
 
     case = Case("")
     pipe = pipeline_of(case)
-    told("evaluate", lambda: pipe.evaluate(*batch(case)))
+    told("forward", lambda: pipe.forward(batch(case)[0]))
     told("tied", lambda: pipeline_of(replace(case, tied=True)))
     told("words", lambda: pipeline_of(replace(case, words=2)))
     told("loss", lambda: Pipeline(model(case), pipe.schedule, loss=nn.functional.mse_loss))

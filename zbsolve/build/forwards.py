@@ -8,7 +8,8 @@ from ..problem import Problem
 
 
 def forwards_only(problem: Problem, microbatches: int) -> Problem:
-    """The forwards of `problem`'s first `microbatches` microbatches, with what runs behind them (AF), and the activations
-    that they hand on. Nothing holds memory for a backward, so no capacity limits them."""
+    """The forwards of `problem`'s first `microbatches` microbatches, with what runs behind them (AF) or makes the embedding
+    and the loss of a sharded vocabulary (VE, VB, S, VR), and the activations that they hand on. Nothing holds memory for a
+    backward, so no capacity limits them."""
     first = problem.head(microbatches)
-    return replace(first.only(first.rows("F", "AF")), capacity=None)
+    return replace(first.only(first.rows("F", "AF", "VE", "VB", "S", "VR")), capacity=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -107,6 +107,13 @@ class Interpreter:
             self.run(action)
             if meter is not None:
                 self.weigh(meter)
+
+    def ended(self) -> Iterator[tuple[int, Action, int]]:
+        """The passes that only began work: each one's number, itself, and when that was done, monotonic ns. Waits for it."""
+        for i, action in enumerate(self.program.actions):
+            ended = HANDLERS[action.kind].ended
+            if ended is not None:
+                yield i, action, ended(self.state, action)
 
     def forget(self) -> None:
         """Drop what the forwards of this step left: the step begins anew."""

@@ -132,6 +132,7 @@ class Pipeline:
             self.mailbox, self.shared = self._runner.mailbox, self._runner.shared
             self.stages = self._runner.interpreter.state.stages
             self.versions = self._runner.interpreter.state.versions
+            self.vocabulary_shard = self._runner.interpreter.state.vocabulary
             if replicas is not None:
                 self._replicate(replicas)
         with together(self.peers, "sharding"):
@@ -146,7 +147,7 @@ class Pipeline:
         """From now on stages give their gradients to the other pipelines when they are done, and optimizers wait for
         them."""
         stages = {s: stage.parameters() for s, stage in self.stages.items()}
-        later, shard = self.shared.parameters(), self._runner.interpreter.state.vocabulary
+        later, shard = self.shared.parameters(), self.vocabulary_shard
         if shard is not None:  # its collectives end with the step
             stages[shard.homes.stages + self.rank] = shard.parameters()
             later += shard.parameters()

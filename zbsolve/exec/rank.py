@@ -102,15 +102,12 @@ class RankRunner:
 
     def _end_begun(self, record: Record) -> None:
         """Passes that only began work end when that is done, on an emulated device after its time."""
-        emulated, state = self.interpreter.hooks.emulated, self.interpreter.state
-        for i, action in enumerate(self.interpreter.program.actions):
-            ended = HANDLERS[action.kind].ended
-            if ended is not None:
-                done = ended(state, action)
-                if emulated is None:
-                    record.end[i] = max(record.end[i], done)
-                elif HANDLERS[action.kind].joins:
-                    record.start[i], record.end[i] = emulated.span_of(action.name)
+        emulated = self.interpreter.hooks.emulated
+        for i, action, done in self.interpreter.ended():
+            if emulated is None:
+                record.end[i] = max(record.end[i], done)
+            elif HANDLERS[action.kind].joins:
+                record.start[i], record.end[i] = emulated.span_of(action.name)
         if emulated is not None:
             emulated.drain()
 

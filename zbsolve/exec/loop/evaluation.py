@@ -30,15 +30,17 @@ def evaluate(
     pipeline's batch. Every rank calls this.
 
     inputs, targets: a tensor of any number of rows, or a list of microbatches; every row of `targets` counts alike. Inputs
-    are read on ranks of the first stage, targets on those of the last. microbatches: into how many a tensor is cut (as many
-    as a step has, where nothing is said). Layers run in eval mode, and are put back into theirs. Raises BadInput on all
+    are read on ranks of the first stage, targets on those of the last; with a sharded vocabulary targets on all ranks, and
+    inputs too where the embedding is sharded. microbatches: into how many a tensor is cut (as many as a step has, where
+    nothing is said). Layers run in eval mode, and are put back into theirs. Raises BadInput on all
     ranks together, and RunFailed as `step` does.
     """
     batch = _Batch.of(pipeline, inputs, targets, microbatches, with_loss=True)
     total = _Total(pipeline.peers)
-    for _, one, data in _ran(pipeline, batch, with_loss=True):
-        total.add(one.loss, sum(data.shares[m] for m in data.targets))
-    everything = beside(pipeline, total.whole(), WHAT)  # coordinates that are not of data have the same part
+    for _, one in _ran(pipeline, batch, with_loss=True):
+        total.add(one.loss)
+    mine = total.whole(), sum(batch.rows.values())
+    everything = beside(pipeline, mine, WHAT)  # coordinates that are not of data have the same part
     loss, rows = everything.sum(0).tolist()
     return float(loss / rows)
 
@@ -54,9 +56,9 @@ def forward(
     """
     batch = _Batch.of(pipeline, inputs, None, microbatches, with_loss=False)
     total, mine = _Total(pipeline.peers), dict[int, Any]()
-    for start, one, _ in _ran(pipeline, batch, with_loss=False):
+    for start, one in _ran(pipeline, batch, with_loss=False):
         mine |= {start + m: y for m, y in one.outputs.items()}
-        total.add(0.0, 0.0)  # no rank runs ahead of the others by more than a round
+        total.add(0.0)  # no rank runs ahead of the others by more than a round
     total.whole()
     owners = pipeline.schedule.problem.stage_ranks[-1]
     takers = range(pipeline.wires.size) if everywhere else owners
@@ -85,8 +87,9 @@ class _Batch:
         cls, pipeline: OnRank, inputs: Batch | None, targets: Batch | None, microbatches: int | None, *, with_loss: bool
     ) -> _Batch:
         """What all ranks have of it; they agree on the number of microbatches. Raises BadInput on all ranks."""
-        if pipeline.vocabulary is not None:
-            raise BadInput(f"{WHAT}: the vocabulary is sharded: load a checkpoint into a pipeline whose last stage has it")
+        if pipeline.vocabulary is not None and not with_loss:
+            way = "load a checkpoint into a pipeline whose last stage has it"
+            raise BadInput(f"forward: the vocabulary is sharded, so no rank has all logits: {way}")
         usual = pipeline.schedule.problem.microbatches if microbatches is None else microbatches
         with together(pipeline.peers, WHAT):
             first = _parts(inputs, "inputs", usual) if pipeline.inputs else []
@@ -116,9 +119,9 @@ def _parts(batch: Batch | None, what: str, usual: int) -> Sequence[Any]:
     return batch
 
 
-def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[int, ForwardRound, Data]]:
-    """Run the batch in rounds of at most as many microbatches as a step has. The number of its first microbatch, each round,
-    and what it was fed."""
+def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[int, ForwardRound]]:
+    """Run the batch in rounds of at most as many microbatches as a step has. The number of its first microbatch, and each
+    round."""
     pipeline.finish()
     most, device = pipeline.schedule.problem.microbatches, pipeline.device
     with _eval_mode(pipeline.module), torch_random_kept():
@@ -135,7 +138,7 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
                 {m: batch.rows[start + m] for m in range(count)} if with_loss else {},
             )
             one.run(pipeline, data)
-            yield start, one, data
+            yield start, one
             one.clear()
 
 
@@ -151,26 +154,25 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 class _Total:
-    """Two numbers, added up over rounds and ranks. Each round's go on their way while the next one runs."""
+    """A number, added up over rounds and ranks. Each round's goes on its way while the next one runs."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._sum = torch.zeros(2, dtype=torch.float64)
-        self._everything = torch.zeros((peers.wires.size, 2), dtype=torch.float64)
+        self._sum = 0.0
+        self._everything = torch.zeros((peers.wires.size, 1), dtype=torch.float64)
         self._work: object = None
 
-    def add(self, *values: float) -> None:
-        """A round's numbers of this rank. Waits until all ranks have ended the round before."""
+    def add(self, value: float) -> None:
+        """A round's number of this rank. Waits until all ranks have ended the round before."""
         self.whole()
-        mine = torch.tensor(values, dtype=torch.float64)
+        mine = torch.tensor([value], dtype=torch.float64)
         self._work = self._peers.wires.control.allgather([list(self._everything.unbind())], [mine])
 
-    def whole(self) -> tuple[float, float]:
-        """The sums up to here, the same bits on every rank."""
+    def whole(self) -> float:
+        """The sum up to here, the same bits on every rank."""
         if self._work is not None:
             self._peers.wait(self._work, WHAT)
             self._work = None
-            for row in self._everything:
-                self._sum += row
-        loss, rows = self._sum.tolist()
-        return loss, rows
+            for row in self._everything.tolist():
+                self._sum += row[0]
+        return self._sum

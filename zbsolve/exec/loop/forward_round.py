@@ -39,10 +39,12 @@ class ForwardRound:
         program = lower(Schedule(problem, {s: names for s, names in order.items() if names}), training=False)[pipeline.rank]
         mesh = None if pipeline.mesh is None else pipeline.mesh.whole
         mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds(), mesh)
+        shard = pipeline.vocabulary_shard
         stages = {s: ForwardStage(one, with_loss, s == problem.stages - 1) for s, one in pipeline.stages.items()}
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
         shapes = ShapeNumbers(problem.routes, range(count), pipeline.rank, peers.wires.size)
-        return cls(stages, Interpreter(program, RankState(stages), mailbox, hooks), mailbox, shapes)
+        state = RankState(stages, vocabulary=None if shard is None else shard.for_forwards())
+        return cls(stages, Interpreter(program, state, mailbox, hooks), mailbox, shapes)
 
     @property
     def program(self) -> Program:
@@ -58,6 +60,8 @@ class ForwardRound:
             interpreter.begin(data)
             interpreter.run_all(self.program.actions)
             self.mailbox.flush()
+            for _ in interpreter.ended():
+                pass  # collectives that no pass here waits for
             if pipeline.sharding is not None:
                 pipeline.sharding.close()
 

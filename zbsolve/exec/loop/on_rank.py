@@ -17,6 +17,7 @@ from ..sharding.rank import Sharding
 from ..shared import Shared
 from ..transport.peers import Peers
 from ..transport.wires import Wires
+from ..vocabulary.rank import VocabularyShard
 from ..vocabulary.whole import WholeVocabulary
 from ..weight_versions import WeightVersions
 
@@ -40,6 +41,7 @@ class OnRank(Protocol):
     shared: Shared
     versions: Mapping[int, WeightVersions]
     vocabulary: WholeVocabulary | None
+    vocabulary_shard: VocabularyShard | None
     replicas: Replicas | None
     sharding: Sharding | None
     place: int

@@ -73,6 +73,10 @@ class Collectives:
         }
         return cls(groups, device, timeout, emulated)
 
+    def in_real_time(self) -> Collectives:
+        """The same groups, where no emulated device takes time."""
+        return self if self._emulated is None else Collectives(self.groups, self.device, self.timeout)
+
     def begin_step(self) -> None:
         """A step begins."""
         self._over.clear()

@@ -8,7 +8,7 @@ broadcasts its gradient. Sums are made in the type of what is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,12 +52,20 @@ def used_here(merged: Merged) -> None:
 
 class VocabularyShard:
     """This rank's shard and its microbatches. output: the rows of the output layer; embedding: of the input embedding, where
-    that is sharded. share: a microbatch's part of the step's loss (1/m)."""
+    that is sharded. share: a microbatch's part of the step's loss (1/m). training: a backward follows; else nothing is kept
+    for one."""
 
     def __init__(
-        self, homes: Homes, output: OutputShard, embedding: EmbeddingShard | None, collectives: Collectives, share: float
+        self,
+        homes: Homes,
+        output: OutputShard,
+        embedding: EmbeddingShard | None,
+        collectives: Collectives,
+        share: float,
+        training: bool = True,
     ) -> None:
         self.homes, self.output, self.embedding, self.collectives, self.share = homes, output, embedding, collectives, share
+        self.training = training
         self._given: dict[int, Tensor] = {}  # the last stage's outputs, until they are broadcast
         self._form: dict[int, tuple[torch.Size, torch.dtype, bool]] = {}
         self._hidden: dict[int, Tensor] = {}
@@ -67,6 +75,12 @@ class VocabularyShard:
         self._gradients: dict[int, Tensor] = {}
         self._vectors: dict[int, Tensor] = {}  # the embedding's, of the first stage's rank
         self._scattered: dict[int, Tensor] = {}  # and their gradients
+
+    def for_forwards(self) -> VocabularyShard:
+        """The same shard for forwards alone. S leaves the input gradient out, and VR tells statistics alone, as both do with
+        two barriers."""
+        homes, collectives = replace(self.homes, barriers=2), self.collectives.in_real_time()
+        return VocabularyShard(homes, self.output, self.embedding, collectives, self.share, training=False)
 
     def begin(self) -> None:
         """A step begins."""
@@ -105,7 +119,8 @@ class VocabularyShard:
         weight, kind = self.output.weight, self._kind()
         if root == self.homes.rank:
             given = self._given.pop(m)
-            self._form[m] = given.shape, given.dtype, given.requires_grad
+            if self.training:
+                self._form[m] = given.shape, given.dtype, given.requires_grad
             if labels.numel() != given.shape[:-1].numel():
                 raise BadInput(f"labels {tuple(labels.shape)} do not fit hidden states {tuple(given.shape)}")
             hidden = given.detach().reshape(-1, weight.shape[1]).to(kind)
@@ -117,7 +132,9 @@ class VocabularyShard:
     def scores(self, microbatch: int, labels: Tensor, weight: float) -> None:
         """S. weight: what the microbatch's loss counts, by the mean microbatch's, and is scaled by. Raises BadInput."""
         hidden = self._hidden.pop(microbatch)
-        self._kept[microbatch] = pass_s(self.output, hidden, labels, self.homes.barriers)
+        kept = self._kept[microbatch] = pass_s(self.output, hidden, labels, self.homes.barriers)
+        if not self.training:
+            kept.drop()
         self._units[microbatch] = weight * self.share
 
     def merge(self, action: Action, made: Callable[[Tensor], None]) -> None:
@@ -144,13 +161,14 @@ class VocabularyShard:
                 if part is not None:
                     self._gradients[m] = part
             part = None
+            if not self.training:
+                self._merged_microbatch(m)
 
         self._begin(action, work, over)
 
     def weights(self, microbatch: int) -> None:
         """T: adds to the gradients of the shard's parameters."""
-        kept, merged = self._kept.pop(microbatch), self._merged.pop(microbatch)
-        del self._units[microbatch]
+        kept, merged = self._merged_microbatch(microbatch)
         found = pass_t(self.output, kept, merged, self.homes.barriers)
         if found is not None:
             self._gradients[microbatch] = found
@@ -218,6 +236,11 @@ class VocabularyShard:
             add_gradient(shard, tokens, sent.pop())
 
         self._begin(action, work, over)
+
+    def _merged_microbatch(self, microbatch: int) -> tuple[Kept, Merged]:
+        """What S and VR made of it, once."""
+        del self._units[microbatch]
+        return self._kept.pop(microbatch), self._merged.pop(microbatch)
 
     def _kind(self) -> torch.dtype:
         """The type of hidden states on their way: that in which the output layer multiplies."""

@@ -86,6 +86,10 @@ class Kept:
     partial_slope: Tensor | None = None
     partial: Tensor | None = None
 
+    def drop(self) -> None:
+        """Keep what the loss needs, and nothing of a T."""
+        del self.matrix, self.slope, self.hidden
+
 
 class Merged(NamedTuple):
     """What all shards together know, for one shard. loss: the mean, one number, the same on all. scale, point, even: f, t
@@ -192,7 +196,7 @@ def pass_t(shard: OutputShard, kept: Kept, merged: Merged, barriers: int = 1) ->
         if barriers == 2:
             part = gradient @ shard.weight.to(gradient.dtype)
             found = part.to(kept.hidden.dtype).view(kept.hidden.shape)
-    del kept.matrix, kept.slope, kept.hidden
+    kept.drop()
     return found
 
 
