@@ -100,8 +100,8 @@ class HostLink:
                 raise BadInput(f"host: bandwidth '{name}' is {getattr(self, name):g} bytes a µs: more than 0 is needed")
         if not self.latency >= 0:
             raise BadInput(f"host: latency is {self.latency:g} µs: it cannot be negative")
-        if self.memory is not None and self.memory < 0:
-            raise BadInput(f"host: memory is {self.memory} bytes: it cannot be negative")
+        if self.memory is not None and self.memory < 1:
+            raise BadInput(f"host: memory is {self.memory} bytes: more than 0 is needed (leave it out for no limit)")
         if self.ranks is not None and self.ranks < 1:
             raise BadInput(f"host: {self.ranks} ranks a node: at least 1 is needed")
         if self.shared_bus < 0:

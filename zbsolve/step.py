@@ -82,7 +82,7 @@ class Step:
                 check_offload(self.offload, len(self.routes[0]))
 
     def _check_vocabulary(self) -> None:
-        check_vocabulary(self.vocabulary, self.shards, (AUTO,))
+        check_vocabulary(self.vocabulary, self.ranks, self.shards, (AUTO,))
         several = isinstance(self.partition, Partition) and max(self.partition.devices) > 1
         if several and self.vocabulary in (AUTO, *BARRIERS):
             raise BadInput(f"vocabulary '{self.vocabulary}': stages on submeshes have their vocabulary on the last one")

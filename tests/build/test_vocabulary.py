@@ -105,6 +105,8 @@ def test_wrong_numbers_are_named() -> None:
     ):
         with pytest.raises(BadInput, match=said):
             with_vocabulary(step, Vocabulary(**{"S": 1, "T": 1, **how}))
+    with pytest.raises(BadInput, match="vocabulary: None: a `Vocabulary` is needed"):
+        with_vocabulary(step, None)  # type: ignore[arg-type]
     sharded = with_vocabulary(step, Vocabulary(1, 1))
     with pytest.raises(BadInput, match="has a sharded vocabulary already"):
         with_vocabulary(sharded, Vocabulary(1, 1))

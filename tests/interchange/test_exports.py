@@ -19,6 +19,7 @@ from zbsolve.interchange.alternatives import best_order, first_fused
 from zbsolve.interchange.literals import literal, python_file
 from zbsolve.interchange.order import Refused, order_for
 from zbsolve.interchange.targets import target
+from zbsolve.systems import problem_for
 
 from ..support.engines import JAXPP, check_primus, primus, run_jaxpp
 from ..support.exec_tools import random_schedule
@@ -219,6 +220,16 @@ def test_kinds_and_streams_that_no_engine_has() -> None:
     for one in TARGETS:
         with pytest.raises(BadInput, match=rf"^pass 0[XB]0: {one.engine} has no passes of kind"):
             export(random_schedule(recomputing), one.name)
+    sharded, sliced = (preset(name, problem_for(name, 2, 4, 2, 2, 2)) for name in ("1f1b-vocab", "slimpipe"))
+    for one in TARGETS:
+        with pytest.raises(
+            BadInput, match=rf"^pass 2VB0: {one.engine} has no passes .*, so no sharded vocabulary; .* S, T, VB, VR"
+        ):
+            export(sharded, one.name)
+        with pytest.raises(BadInput, match=rf"^pass 0F0.1: {one.engine} has no slices of a microbatch; no order was found"):
+            export(sliced, one.name)
+    with pytest.raises(BadInput, match=r"BW\) passes: it has slices$"):
+        export(sliced, "torch-csv")
 
 
 def test_microbatches_out_of_order() -> None:

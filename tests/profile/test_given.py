@@ -154,6 +154,7 @@ def test_chunks_columns_and_refusals(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--rank-factors", "1,2,3"], "--rank-factors 1,2,3: 2 numbers above 0 are needed"),
         (["--chunks", "3"], f"{table}: 4 rows for 6 stages"),
         (["--comm", "3", "--latency", "2"], "--comm says how long messages take"),
+        (["--host-bandwidth", "25GB/s", "--host-memory", "0"], "host: memory is 0 bytes: more than 0 is needed"),
     ):
         assert main([*numbers, *more]) == 2
         assert line in capsys.readouterr().err

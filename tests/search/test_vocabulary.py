@@ -62,6 +62,8 @@ def test_what_is_given_beside_it_holds_for_all_choices() -> None:
     assert len({one.layers for one in tried if "redistribute" in one.placement}) > 1
     assert {one.layers for one in tried if "=last" in one.placement} == {(5, 5)}
     assert every.timeline().value <= min(one.value for one in (*given, *equal) if one.value is not None)
+    alone = solve_auto(profile, Step(1, 2, vocabulary="auto"), effort=0.1)[1]
+    assert [one.placement.split("=")[1] for one in alone] == ["last", "redistribute"]
     with pytest.raises(BadInput, match="vocabulary: the profile has no field"):
         solve_auto(replace(profile, vocabulary=None), Step(2, 2, vocabulary="auto"), effort=0.1)
 
@@ -81,6 +83,8 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["solve", file, "--placement", "single", "--ranks", "2", "--effort", "0.01"]) == 0
     assert main(["solve", file, "--vocabulary", "last"]) == 2
     assert "its problem says what is sharded" in capsys.readouterr().err
+    assert main(["solve", *step, "--vocabulary", "auto", "--method", "1f1b-vocab"]) == 2
+    assert "not sharded: name --vocabulary sharded or two-barriers" in capsys.readouterr().err
     assert main(["solve", *step, "--vocabulary", "last", "--json"]) == 0
     last = json.loads(capsys.readouterr().out)
     assert main(["solve", *step, "--partition", "equal", "--json"]) == 0

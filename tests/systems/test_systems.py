@@ -7,6 +7,7 @@ import json
 import pytest
 
 from zbsolve import BadInput, verify
+from zbsolve.build.vocabulary import Vocabulary
 from zbsolve.cli import main
 from zbsolve.show.gallery import exhibits, gallery_as_page, gallery_as_text
 from zbsolve.systems import PRESETS, preset
@@ -67,6 +68,11 @@ def test_memory_of_every_system_in_microbatches(p, m):
 def test_wrong_use_is_named():
     with pytest.raises(BadInput, match="unknown system 'zb-x'"):
         system("zb-x")
+    for option, those in (("O", "po-f, po-h"), ("slices", "slimpipe"), ("update", "pipedream")):
+        with pytest.raises(BadInput, match=f"1f1b: has no option '{option}', which is for .*{those}"):
+            problem_for("1f1b", 2, 4, **{option: 2})
+    with pytest.raises(BadInput, match="1f1b: has no option 'vocabulary', which is for 1f1b-vocab"):
+        problem_for("1f1b", 2, 4, vocabulary=Vocabulary(1, 1))
     with pytest.raises(BadInput, match="3 ranks are no multiple of 2"):
         problem_for("chimera", 3, 6)
     with pytest.raises(BadInput, match="7 microbatches do not make groups of at least 8"):

@@ -13,6 +13,8 @@ from ..tables import Ints
 from ..util.errors import BadInput
 from .plain import pipeline
 
+PLAIN = ("F", "B", "W", "BW")
+
 
 def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
     """`problem` on `placement`, a plain step of F and B and W (or F and BW).
@@ -23,6 +25,10 @@ def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
     slowest that had one. Raises BadInput where the problem is no plain step, or its stages do not make so many; Infeasible
     where one microbatch no longer fits a rank.
     """
+    others = [kind for kind in problem.passes.kinds if kind not in PLAIN]
+    has = f"passes of kind {', '.join(others)}" if others else "slices" if problem.passes.slice.any() else ""
+    if has:
+        raise BadInput(f"problem: no plain pipeline of F, B, W (or F, BW) passes: it has {has}")
     plain = rebuilt(problem, problem.placement)
     if _without_lags(plain) != _without_lags(problem):
         raise BadInput("problem: no plain pipeline of F, B, W (or F, BW) passes alone")
@@ -67,7 +73,7 @@ def rebuilt(
 
 def durations_of(problem: Problem, kind: str) -> Ints:
     """µs that the passes of this kind compute, shape (stages, microbatches). Raises BadInput where one is missing."""
-    if kind not in ("F", "B", "W", "BW"):
+    if kind not in PLAIN:
         raise BadInput(f"problem: no plain pipeline of F, B, W (or F, BW) passes: it has passes of kind {kind}")
     rows, p = problem.rows(kind), problem.passes
     found = np.full((problem.stages, problem.microbatches), -1, np.int64)

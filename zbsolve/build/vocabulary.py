@@ -75,6 +75,8 @@ def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
     recompute, before offload, updates and sharding. Raises BadInput for numbers that make no sense, for a step that has its
     vocabulary sharded, updates or shards already, and for one without a backward of its last stage.
     """
+    if not isinstance(costs, Vocabulary):
+        raise BadInput(f"vocabulary: {costs}: a `Vocabulary` is needed, which says what shards cost")
     for kind, what in (("S", "a sharded vocabulary"), ("U", "updates"), ("RS", "sharding"), ("O", "offload")):
         if kind in problem.passes.kinds:
             raise BadInput(

@@ -131,7 +131,8 @@ def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
         if one.kind not in known:
             others = [kind for kind in problem.passes.kinds if kind not in known and kind != one.kind]
             missing = ", ".join((one.kind, *others))
-            raise Refused(f"pass {name}: {engine} has no passes of kind {missing} (only {' '.join(known)})")
+            sharded = ", so no sharded vocabulary" if "S" in others else ""
+            raise Refused(f"pass {name}: {engine} has no passes of kind {missing} (only {' '.join(known)}){sharded}")
         if one.slice:
             raise Refused(f"pass {name}: {engine} has no slices of a microbatch")
         first = problem.stage_ranks[one.stage][0]

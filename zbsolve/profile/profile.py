@@ -116,7 +116,7 @@ class Profile:
         `zbsolve.profile.slices`); their attention takes longer the later they come. Raises BadInput, Infeasible.
         """
         check_sharding(shards, gathers)
-        check_vocabulary(vocabulary, shards)
+        check_vocabulary(vocabulary, ranks, shards)
         if blocking is not None and blocking != self.link.blocking:
             said = replace(self, link=replace(self.link, blocking=blocking))
             step = (ranks, microbatches, placement, memory, objective, layers, fused, recompute)

@@ -17,13 +17,15 @@ VOCABULARIES = (LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS)
 BARRIERS = {SHARDED: 1, TWO_BARRIERS: 2}  # algorithm 2 (Vocab-2) and algorithm 1 (Vocab-1) of the paper
 
 
-def check_vocabulary(said: str | None, shards: int = 1, further: tuple[str, ...] = ()) -> None:
+def check_vocabulary(said: str | None, ranks: int, shards: int = 1, further: tuple[str, ...] = ()) -> None:
     """Raise BadInput for what makes no sense whatever the profile. shards: of the parameters (FSDP). further: names that may
     stand for a sharded vocabulary too."""
     if said not in (None, *VOCABULARIES, *further):
         raise BadInput(f"vocabulary '{said}': one of {', '.join((*VOCABULARIES, *further))}")
     if said in (*BARRIERS, *further) and shards > 1:
         raise BadInput(f"vocabulary '{said}': a sharded vocabulary goes without sharded parameters (shards: {shards})")
+    if said in BARRIERS and ranks == 1:
+        raise BadInput(f"vocabulary '{said}': a vocabulary is sharded over 2 ranks or more, and there is one")
 
 
 def shard_of(costs: VocabularyCosts, vocabulary: str, ranks: int) -> Shard:

@@ -18,7 +18,7 @@ from ..build.recompute import Recompute, recomputed_stages
 from ..partition.file import Partition
 from ..placement import parse
 from ..profile.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
-from ..profile.sharded_vocabulary import LAST, REDISTRIBUTE, VOCABULARIES
+from ..profile.sharded_vocabulary import BARRIERS, LAST, REDISTRIBUTE, VOCABULARIES
 from ..schedule import Schedule
 from ..step import AUTO, LAST_PARTITION, Step
 from ..util.errors import BadInput
@@ -80,10 +80,11 @@ def _gathers(step: Step, said: object) -> list[Named]:
 
 def vocabularies(step: Step) -> list[Named]:
     """Where output layer, loss and embedding are, if that is open. What a partition that is given makes of "last" and
-    "redistribute" is one choice."""
+    "redistribute" is one choice; one rank has no shards."""
     if not is_open(step.vocabulary):
         return [("", step)]
     names = [one for one in VOCABULARIES if one != (REDISTRIBUTE if step.partition == LAST_PARTITION else LAST)]
+    names = [one for one in names if step.ranks > 1 or one not in BARRIERS]
     found = [(f" vocabulary={one}", replace(step, vocabulary=one)) for one in names]
     if isinstance(step.partition, str | None) and step.partition != LAST_PARTITION:
         found.insert(0, (f" vocabulary={LAST}", replace(step, vocabulary=LAST, partition=LAST_PARTITION)))

@@ -13,7 +13,18 @@ from ..build.updates import with_updates
 from ..build.vocabulary import Vocabulary, with_vocabulary
 from ..problem import Problem
 from ..util.errors import BadInput
-from .table import system
+from .entry import System
+from .table import SYSTEMS, system
+
+# Options that only some systems take → the field that says which.
+OWN = {
+    "O": "copies",
+    "R": "copies",
+    "vocabulary": "vocabulary",
+    "slices": "slices",
+    "update": "rounds",
+    "parameter_bytes": "rounds",
+}
 
 
 def problem_for(
@@ -26,9 +37,10 @@ def problem_for(
     those that offload, where F holds one byte if nothing else is said; `vocabulary`: what shards cost, for those with a
     sharded vocabulary (one barrier, S and T half as long as the longest F where nothing is said); `slices`: how many, for
     those with slices (one a rank where nothing is said), of which times are; others go to `pipeline` (AF: the all-to-alls
-    that DualPipe is about). Raises BadInput for an unknown system or numbers that it does not allow.
+    that DualPipe is about). Raises BadInput for an unknown system, and for options or numbers that it does not allow.
     """
     one = system(name)
+    _check_options(one, options)
     update = {"time": options.pop("update", 0), "parameter_bytes": options.pop("parameter_bytes", 0)}
     out, back = options.pop("O", F), options.pop("R", F)
     vocabulary = options.pop("vocabulary", None)
@@ -48,6 +60,14 @@ def problem_for(
         return step
     every, delay = one.rounds(ranks, microbatches)
     return with_updates(step, every=every, delay=delay, **update)
+
+
+def _check_options(one: System, options: dict[str, Any]) -> None:
+    """Raise BadInput for an option of other systems."""
+    for name, field in OWN.items():
+        if options.get(name) is not None and not getattr(one, field):
+            those = ", ".join(other.name for other in SYSTEMS if getattr(other, field))
+            raise BadInput(f"{one.name}: has no option '{name}', which is for {those}")
 
 
 def _sum(B: Numbers, W: Numbers) -> Numbers:

@@ -49,7 +49,7 @@ def _with_shards(problem: Problem, name: str, shape: str, block: Block, chunks: 
     """The order of `block` with S and T. chunks: of a rank. Raises BadInput where the vocabulary is not sharded."""
     p, shards = problem.passes, problem.passes.are("S", "T")
     if not shards.any():
-        raise BadInput(f"{name}: the vocabulary is not sharded; it is defined where passes S and T are")
+        raise BadInput(f"{name}: the vocabulary is not sharded: name --vocabulary sharded or two-barriers")
     rest = np.flatnonzero(~shards)
     step = problem.only(rest)
     check_plain(step, name, shape, fused)
