@@ -187,4 +187,8 @@ def _verdict(check: dict[str, Any]) -> str:
     if not check["passed"] and not check["limit"] < check["worst"] < NOT_A_NUMBER:
         return f"check: WRONG: no finite number: {check['where']} ({over})"
     verdict, limit = "right" if check["passed"] else "WRONG", f"{check['limit']:.0e}"
-    return f"check: {verdict}: largest relative difference {check['worst']:.2e} ({check['where']}, limit {limit}) {over}"
+    line = f"check: {verdict}: largest relative difference {check['worst']:.2e} ({check['where']}, limit {limit}) {over}"
+    if "from_float64" not in check:
+        return line
+    run, unsplit = check["from_float64"]
+    return f"{line}; from float64 the run is {run:.1e} away, the unsplit model {unsplit:.1e}"

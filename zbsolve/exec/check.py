@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,14 +11,12 @@ from torch import Tensor, nn
 from ..models.auxiliary import auxiliary_losses
 from ..models.model import Place
 from ..problem import Problem
-from ..util.errors import BadInput
 from .backward.layer_split import run_layers
 from .backward.values import joined, tensors_of
 from .dtensors import full
 from .handlers.handler import Data
 from .torch_private import tree_map
 from .transport.format import Format
-from .transport.wires import Wires, receive_bytes, send_bytes
 from .update_groups import groups_of, versions_of
 from .weight_versions import Update
 
@@ -28,7 +24,6 @@ LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.
 LOSS_ROUNDING = 1e-4  # two orders of summation differ by less
 NOT_A_NUMBER = 1e30  # the difference where something is not finite
 WRAPPING = ("_checkpoint_wrapped_module.", "_orig_mod.")  # what torch's wrappers put into a parameter's name
-Row = tuple[float, float, str]  # a difference as a share of its limit, the difference, where
 
 
 class Value(NamedTuple):
@@ -175,92 +170,3 @@ def values(layers: Mapping[int, nn.Module], what: Callable[[nn.Parameter], Tenso
         value = what(p)
         found[layer, name] = Value(None if value is None else full(value.detach()), p.shape, p.dtype, p.device)
     return found
-
-
-def compare(
-    wires: Wires | None,
-    owners: Sequence[Sequence[int]],
-    mine: Mapping[Place, Value],
-    whole: Sequence[nn.Module] | None,
-    losses: tuple[float, float],
-    what: Callable[[nn.Parameter], Tensor | None] = gradient,
-) -> dict[str, Any] | None:
-    """The verdict, on rank 0; None on the others. All ranks of `wires` call this (None: there is one rank).
-
-    Rank 0 holds `whole`, the reference with its gradients. It sends those of each layer to the ranks in `owners[layer]`,
-    which compare them with their own `values`, `mine`. losses: (pipeline, reference), known on rank 0. what: `gradient` or
-    `weight`. "worst" in the verdict is the largest difference over all tensors and the loss (see `difference`).
-    """
-    found: list[Row] = []
-    rank = 0 if wires is None else wires.rank
-    layers: dict[int, dict[Place, Value]] = {}
-    for place, value in mine.items():
-        layers.setdefault(place[0], {})[place] = value
-    for layer, owner in [(layer, owner) for layer, here in enumerate(owners) for owner in here]:
-        right: dict[Place, Tensor | None] | None = None
-        if rank == 0:
-            assert whole is not None
-            right = {place: one.found for place, one in values({layer: whole[layer]}, what).items()}
-            if owner and wires is not None:
-                _send(wires, right, owner)
-        elif owner == rank and wires is not None:
-            right = _receive(wires, layers.get(layer, {}))
-        if owner == rank and right is not None:
-            found += _judged(layers.get(layer, {}), right)
-    if wires is not None and rank:
-        send_bytes(wires, json.dumps(found).encode(), 0)
-        return None
-    for other in range(1, 1 if wires is None else wires.size):
-        assert wires is not None
-        found += [tuple(row) for row in json.loads(receive_bytes(wires, other))]
-    pipeline, single = losses
-    gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
-    gap = gap if math.isfinite(pipeline) and math.isfinite(single) else NOT_A_NUMBER
-    share, worst, where = max([*found, (gap / LIMITS[torch.float32], gap, "loss")])
-    return {
-        "passed": bool(share <= 1),
-        "worst": worst,
-        "limit": worst / share if share else LIMITS[torch.float32],
-        "where": where,
-        "tensors": len(found),
-        "loss": pipeline,
-        "reference_loss": single,
-        "measure": f"max |{what.__name__} - reference| / max |reference| of a tensor; "
-        "reference: the unsplit model in one process",
-        "compared": what.__name__,
-    }
-
-
-def _judged(mine: Mapping[Place, Value], right: Mapping[Place, Tensor | None]) -> list[Row]:
-    """One layer's differences; what is not finite is wrong. Raises BadInput where the two have other parameters."""
-    for layer, name in mine.keys() ^ right.keys():
-        other = "which the unsplit model lacks" if (layer, name) in mine else "which only the unsplit model has"
-        raise BadInput(f"check: layer {layer}: parameter '{name}', {other}")
-    rows = []
-    for place, one in mine.items():
-        value = difference(one.found, right[place])
-        value = value if math.isfinite(value) else NOT_A_NUMBER
-        rows.append((value / LIMITS.get(one.dtype, 1e-5), value, f"layer {place[0]} {place[1]}"))
-    return rows
-
-
-def _send(wires: Wires, right: Mapping[Place, Tensor | None], owner: int) -> None:
-    """Send which places there are and which have a gradient, then the gradients."""
-    there = [(place, gradient is not None) for place, gradient in right.items()]
-    send_bytes(wires, json.dumps(there).encode(), owner)
-    for gradient in right.values():
-        if gradient is not None:
-            wires.wait(wires.send(gradient.contiguous(), owner), owner)
-
-
-def _receive(wires: Wires, mine: Mapping[Place, Value]) -> dict[Place, Tensor | None]:
-    """What `_send` sent. Raises BadInput for a parameter that is not here."""
-    right: dict[Place, Tensor | None] = {}
-    for (layer, name), there in json.loads(receive_bytes(wires, 0)):
-        one = mine.get((layer, name))
-        if one is None:
-            raise BadInput(f"check: layer {layer}: parameter '{name}', which only the unsplit model has")
-        right[layer, name] = buffer = torch.empty(one.shape, dtype=one.dtype, device=one.device) if there else None
-        if buffer is not None:
-            wires.wait(wires.receive(buffer, 0), 0)
-    return right

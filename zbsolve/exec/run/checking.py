@@ -18,6 +18,8 @@ from ..handlers.handler import Data
 from ..mesh.place import PipelineMesh, group_along
 from ..one_device.pipeline import OneDevice
 from ..pipeline import Pipeline
+from ..torch_private import tree_map
+from ..verdict import compare
 from ..weight_versions import Update
 
 Verdict = dict[str, Any]
@@ -51,11 +53,20 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
         mine |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
     if mesh is not None and mesh.place:
         return None  # the first pipeline's gradients are everybody's
+    places = 1 if mesh is None else mesh.places
     if pipeline.rank == 0:
         with as_written():  # as all modules run where bytes are counted, so in the first step
-            other = load(model.name, seed)
-            whole, right, uneven = _reference(pipeline, other, seed, update, 1 if mesh is None else mesh.places)
-    verdict = check.compare(pipeline.wires, pipeline.owners, mine, whole, (loss, right), what)
+            whole, right, uneven = _reference(pipeline, load(model.name, seed), seed, update, places)
+
+    def exact() -> list[torch.nn.Module] | None:
+        """The reference in float64; None where the model cannot run in it."""
+        try:
+            with as_written():
+                return _reference(pipeline, load(model.name, seed), seed, update, places, torch.float64)[0]
+        except Exception:  # somebody's model or loss may take float32 alone
+            return None
+
+    verdict = compare(pipeline.wires, pipeline.owners, mine, whole, (loss, right), what, exact)
     if verdict is not None and mesh is not None:
         verdict = _worst(verdict, mesh)
     return verdict if verdict is None or uneven is None else verdict | {"uneven_loss": uneven}
@@ -68,22 +79,37 @@ def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
         return verdict
     verdicts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(verdicts, verdict | {"where": f"{verdict['where']} ({mesh.coordinate})"}, group=group)
-    found: Verdict = max(verdicts, key=lambda one: one["worst"] / one["limit"] if one["limit"] else 0.0)
+    found: Verdict = max(verdicts, key=lambda one: (not one["passed"], one["worst"] / one["limit"]))
     return found
 
 
+def _cast(value: Any, kind: torch.dtype | None) -> Any:
+    """A value whose floating-point tensors have this type (None: their own)."""
+
+    def cast(leaf: Any) -> Any:
+        return leaf.to(kind) if kind and torch.is_tensor(leaf) and leaf.is_floating_point() else leaf
+
+    return tree_map(cast, value)
+
+
 def _reference(
-    pipeline: Pipeline | OneDevice, other: Model, seed: int, update: Update, places: int
+    pipeline: Pipeline | OneDevice,
+    other: Model,
+    seed: int,
+    update: Update,
+    places: int,
+    kind: torch.dtype | None = None,
 ) -> tuple[list[torch.nn.Module], float, tuple[float, float] | None]:
     """The layers of the unsplit model after its first step on the batches of all places, the loss of that step, and
-    `uneven_loss` before it. other: the model anew, so its parameters are the starting ones. Raises BadInput."""
+    `uneven_loss` before it. other: the model anew, so its parameters are the starting ones. kind: of its
+    parameters and batches, if not their own. Raises BadInput."""
     problem = pipeline.schedule.problem
-    whole = [layer.to(pipeline.device) for layer in other.build()]
+    whole = [layer.to(pipeline.device, kind) for layer in other.build()]
     trained = {id(p) for p in pipeline.parameters()}
     if any(id(p) in trained for layer in whole for p in layer.parameters()):
         raise BadInput(f"model '{other.name}': its function must make new layers on every call, for the check")
     batches = {m: other.batch(m, 0) for m in range(places * problem.microbatches)}
-    inputs, targets = ({m: moved(pair[i], pipeline.device) for m, pair in batches.items()} for i in range(2))
+    inputs, targets = ({m: _cast(moved(pair[i], pipeline.device), kind) for m, pair in batches.items()} for i in range(2))
     data = Data(inputs, targets, step_seed(seed, 0))
     uneven = check.uneven_loss(whole, data, other.loss)
     if not problem.round:

@@ -1,0 +1,89 @@
+"""Where float32 gradients differ by more than the limit, float64 says whether the run is wrong or float32 is coarse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from zbsolve.cli.run import _verdict
+from zbsolve.exec.check import LIMITS, values
+from zbsolve.exec.run.job import Options, run_on_one_device
+from zbsolve.exec.verdict import compare
+
+from ..support.exec_tools import a_problem, random_schedule
+
+SINGLE, DOUBLE = torch.float32, torch.float64
+
+
+def held(away: float, dtype: torch.dtype = SINGLE) -> list[nn.Module]:
+    """A layer whose gradient is (1, 0.5) in float64, and `away` from it in its second element."""
+    layer = nn.Linear(2, 1, bias=False).to(dtype)
+    layer.weight.grad = torch.tensor([[1.0, 0.5 + away]], dtype=dtype)
+    return [layer]
+
+
+def verdict(run: float, unsplit: float, exact: Callable[[], Any], dtype: torch.dtype = SINGLE) -> dict[str, Any]:
+    found = compare(None, [(0,)], values(dict(enumerate(held(run, dtype)))), held(unsplit, dtype), (1.0, 1.0), exact=exact)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("run", "unsplit", "passed"),
+    [
+        (1.4e-6, -1.1e-6, True),  # 2.5e-6 apart, on both sides of float64
+        (0.8e-6, -4e-6, True),  # the run is within the limit of float64
+        (2.4e-6, -1.1e-6, False),  # more than twice as far
+        (1.4e-6, -0.4e-6, False),
+        (1e-4, 0.0, False),  # wrong
+        (1e-4, 6e-5, False),  # no excuse, however coarse the unsplit model is
+        (1.2e-5, -0.9e-5, False),  # within twice, but above 1e-5
+    ],
+)
+def test_float64_judges_float32(run: float, unsplit: float, passed: bool) -> None:
+    found = verdict(run, unsplit, lambda: held(0.0, DOUBLE))
+    assert found["passed"] == passed
+    assert found["worst"] == pytest.approx(abs(run - unsplit), abs=2e-7)
+    assert found["limit"] == 1e-6
+    line = _verdict(found)
+    assert line.startswith(
+        f"check: {'right' if passed else 'WRONG'}: largest relative difference {found['worst']:.2e} (layer 0"
+    )
+    if abs(unsplit) <= 1e-5:
+        assert found["from_float64"] == pytest.approx([abs(run), abs(unsplit)], abs=1e-7)
+        one, other = found["from_float64"]
+        assert line.endswith(f"; from float64 the run is {one:.1e} away, the unsplit model {other:.1e}")
+    else:
+        assert "float64" not in line
+
+
+def test_the_verdict_stays_without_float64() -> None:
+    found = verdict(1.4e-6, -1.1e-6, lambda: None)
+    assert not found["passed"]
+    assert "from_float64" not in found
+
+
+@pytest.mark.parametrize(
+    ("run", "dtype", "passed"), [(0.5e-6, SINGLE, True), (1e-11, DOUBLE, False), (float("nan"), SINGLE, False)]
+)
+def test_float64_is_made_only_where_float32_is_in_doubt(run: float, dtype: torch.dtype, passed: bool) -> None:
+    def unasked() -> None:
+        raise AssertionError("made")
+
+    assert verdict(run, 0.0, unasked, dtype)["passed"] == passed
+
+
+def test_a_run_is_held_to_its_model_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIMITS, SINGLE, 1e-10)  # so that another order of microbatches is in doubt
+    schedule = random_schedule(a_problem((0, 1), microbatches=5), seed=1)
+    found = run_on_one_device(schedule, "mlp-tiny", Options(steps=1, warmup=0, check=True), "cpu").facts["check"]
+    assert found["worst"] > 1e-10
+    run, unsplit = found["from_float64"]
+    assert 1e-9 < run < 1e-6
+    assert 1e-9 < unsplit < 1e-6
+    assert found["worst"] <= 1.01 * (run + unsplit)
+    assert found["passed"] == (run <= 2 * unsplit)
