@@ -27,7 +27,7 @@ from zbsolve.util.text import aligned
 
 from .harness import Benchmark
 
-WORDS, WIDTH, BLOCKS, LENGTH, BATCH = 32_768, 128, 8, 64, 1
+WORDS, WIDTH, BLOCKS, LENGTH, BATCH = 32_768, 128, 8, 64, 8
 MICROBATCHES, SECONDS, STEPS = 8, 5, 5
 MODEL, STAND_IN = "benchmarks.vocabulary_run:model", "benchmarks.vocabulary_run:stand_in"
 
