@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +11,16 @@ import pytest
 
 from .support.browser import chromium
 from .support.exec_ranks import Forked
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Each test draws the same numbers whichever tests ran before it in its process: two processes share them out anew each run."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture
