@@ -15,7 +15,7 @@ from .support.exec_ranks import Forked
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Each test draws the same numbers whichever tests ran before it in its process: two processes share them out anew each run."""
+    """Each test draws the same numbers, whichever tests ran before it in its process (who runs where changes by the run)."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
