@@ -1,5 +1,5 @@
-"""What is checked alike of memory on several streams and of memory in further pools: finders, bounds and exact models
-against `exact_streams`, and what a schedule holds under any timing."""
+"""What is checked alike of all steps with more than compute streams, devices' memory and whole microbatches: finders, bounds
+and exact models against `exact_streams`, and what a schedule holds under any timing."""
 
 from __future__ import annotations
 
@@ -47,14 +47,25 @@ def solve_is_exact(problem: Problem) -> None:
 
 def models_are_exact(problem: Problem) -> None:
     """CP-SAT and MILP both find the optimum, or CP-SAT that there is none."""
+    cp_is_exact(problem)
     best = optimum(problem)
+    if best is not None:
+        _has(problem, solve_milp(problem, None, 0, 60).schedule, best)
+
+
+def cp_is_exact(problem: Problem) -> None:
+    """CP-SAT finds the optimum, or that there is none."""
+    best, found = optimum(problem), solve_cp(problem, None, 0, 20, effort=5.0)
     if best is None:
-        assert solve_cp(problem, None, 0, 20, effort=5.0).infeasible
-        return
-    for schedule in (solve_cp(problem, None, 0, 20, effort=5.0).schedule, solve_milp(problem, None, 0, 60).schedule):
-        assert schedule is not None
-        assert verify(problem, schedule) == ()
-        assert schedule.timeline().value == best
+        assert found.infeasible
+    else:
+        _has(problem, found.schedule, best)
+
+
+def _has(problem: Problem, schedule: Schedule | None, value: int) -> None:
+    assert schedule is not None
+    assert verify(problem, schedule) == ()
+    assert schedule.timeline().value == value
 
 
 def overfull(problem: Problem, seed: int) -> dict[bool, int] | None:

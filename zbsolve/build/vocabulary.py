@@ -92,8 +92,15 @@ def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
 
 
 def model_stages(problem: Problem) -> int:
-    """The number of stages that run forwards: all but the shards of a vocabulary, which come behind them."""
-    return int(problem.passes.stage[problem.rows("F")].max(initial=-1)) + 1
+    """The number of stages that run forwards: all but the shards of a vocabulary, which come behind them. All where nothing
+    runs forwards."""
+    return int(problem.passes.stage[problem.rows("F")].max(initial=-1)) + 1 or problem.stages
+
+
+def barriers_of(problem: Problem) -> int:
+    """The barriers of each microbatch (see `Vocabulary`); 0 where the vocabulary is not sharded."""
+    kinds = problem.passes.kinds
+    return 0 if "S" not in kinds else 2 if "VG" in kinds else 1
 
 
 class _Ends(NamedTuple):

@@ -153,15 +153,14 @@ def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | Non
     from ..build.vocabulary import model_stages
     from ..partition.file import Partition
     from ..profile.offload import is_none
+    from ..profile.sharded_vocabulary import vocabulary_of
 
     if is_none(step.offload):
         return None
     problem = schedule.problem
     layers = step.partition if isinstance(step.partition, Partition) else problem.layers or None
     routes = tuple(route[: model_stages(problem)] for route in problem.routes)
-    kinds = problem.passes.kinds  # of the vocabulary that was chosen
-    vocabulary = None if "S" not in kinds else "two-barriers" if "VG" in kinds else "sharded"
-    return replace(step, placement=routes, partition=layers, vocabulary=vocabulary).copy_ratio(profile)
+    return replace(step, placement=routes, partition=layers, vocabulary=vocabulary_of(problem)).copy_ratio(profile)
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..build.vocabulary import model_stages
 from ..models.model import Place, ties
 from ..problem import Problem
 from ..schedule import Schedule
@@ -21,7 +22,7 @@ from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
 from .handlers.handler import RankState
 from .handlers.offload import buffers_of
-from .handlers.table import HANDLERS, model_stages, passes_where
+from .handlers.table import HANDLERS, passes_where
 from .interpreter import Hooks, Interpreter
 from .layers import Layers, build, layer_counts, listed, materialise
 from .lowering import lower

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
+from ..build.vocabulary import model_stages
 from ..models.model import Place, share, ties
 from ..problem import Problem
 from ..util.errors import BadInput
-from .handlers.table import model_stages
 from .torch_private import children_of
 
 Builder = Callable[[list[int]], Sequence[nn.Module]]

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..build.vocabulary import model_stages
 from ..handover import Handover
 from ..problem import Problem
 from ..schedule import Schedule
@@ -26,7 +27,7 @@ from ..util.errors import BadInput
 from ..verifier import verify
 from .awaits import awaits_of, begins_and_ends, crossings, shares
 from .handlers.graph import Graph
-from .handlers.table import HANDLERS, model_stages, passes_where
+from .handlers.table import HANDLERS, passes_where
 from .program import Action, Message, Program, VersionUse
 from .update_groups import uses_of
 

@@ -202,9 +202,10 @@ class Profile:
         """Write a profile file, whole or not at all; `-` is standard output."""
         body = asdict(self)
         costs = body["vocabulary"] or {}
-        for layer in (*body["layers"], *(costs[rest] or {} for rest in ("output_rest", "embedding_rest") if costs)):
+        rests = (costs.get("output_rest"), costs.get("embedding_rest"))
+        for layer in (*body["layers"], *(one for one in rests if one is not None)):
             for name in ("message", "attention_F", "attention_B", "kv_bytes"):
-                if not layer.get(name, 1):  # then files are as before there was such a field
+                if not layer[name]:  # then files are as before there was such a field
                     del layer[name]
         if not self.link.blocking:
             del body["link"]["blocking"]

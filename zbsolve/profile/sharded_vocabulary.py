@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ..build.one_microbatch import one_microbatch_needs
-from ..build.vocabulary import with_vocabulary
+from ..build.vocabulary import barriers_of, with_vocabulary
 from ..layer import Link
 from ..partition.stage_memory import Shard
 from ..problem import Problem
@@ -26,6 +26,11 @@ def check_vocabulary(said: str | None, ranks: int, shards: int = 1, further: tup
         raise BadInput(f"vocabulary '{said}': a sharded vocabulary goes without sharded parameters (shards: {shards})")
     if said in BARRIERS and ranks == 1:
         raise BadInput(f"vocabulary '{said}': a vocabulary is sharded over 2 ranks or more, and there is one")
+
+
+def vocabulary_of(problem: Problem) -> str | None:
+    """How the vocabulary of a problem is sharded; None where it is not."""
+    return next((name for name, barriers in BARRIERS.items() if barriers == barriers_of(problem)), None)
 
 
 def shard_of(costs: VocabularyCosts, vocabulary: str, ranks: int) -> Shard:

@@ -41,10 +41,3 @@ HANDLERS: dict[str, Handler] = {
 def passes_where(problem: Problem, field: str, value: object = True) -> Bools:
     """Which passes have a handler whose `field` is `value`, shape (passes,)."""
     return problem.passes.are(*(kind for kind in problem.passes.kinds if getattr(HANDLERS[kind], field) == value))
-
-
-def model_stages(problem: Problem) -> int:
-    """How many stages have layers of the model: the first ones, which take activations. Those behind them are shards of its
-    vocabulary, where that is sharded."""
-    taking = passes_where(problem, "takes", "activation")
-    return int(problem.passes.stage[taking].max(initial=-1)) + 1 or problem.stages

@@ -15,6 +15,8 @@ from ...util.errors import BadInput
 from ..torch_private import saving_hooked
 from .attention import Chunk, attend
 
+RUNS_AGAIN = "slices: a layer runs again in the backward (a checkpoint): recompute by the schedule instead"
+
 
 @dataclass(frozen=True, slots=True)
 class SliceRun:
@@ -61,11 +63,11 @@ class _Backward:
     @property
     def offset(self) -> int:
         """Raises BadInput."""
-        raise BadInput("slices: a layer runs again in the backward (a checkpoint): recompute by the schedule instead")
+        raise BadInput(RUNS_AGAIN)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         """Raises BadInput."""
-        return query[self.offset :]
+        raise BadInput(RUNS_AGAIN)
 
 
 class SliceStore:

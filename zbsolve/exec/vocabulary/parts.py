@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ...build.vocabulary import barriers_of, model_stages
 from ...models.model import Place
 from ...problem import Problem
 from ...util.errors import BadInput
-from ..handlers.table import model_stages, passes_where
 from .cut import without_embedding, without_output
 from .lookup import EmbeddingShard
 from .loss import embedding_of, recognised
@@ -31,10 +31,8 @@ class Sharded(NamedTuple):
     @classmethod
     def of(cls, problem: Problem) -> Sharded | None:
         """None where the vocabulary is whole."""
-        if not passes_where(problem, "joins").any():
-            return None
-        sums, embeds = (bool(passes_where(problem, "does", what).any()) for what in ("sum", "embedding"))
-        return cls(2 if sums else 1, embeds)
+        barriers = barriers_of(problem)
+        return cls(barriers, "VE" in problem.passes.kinds) if barriers else None
 
     def layers(self, count: int) -> list[int]:
         """The numbers of the layers, of `count`, that every rank has a shard of."""
