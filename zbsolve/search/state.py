@@ -99,11 +99,14 @@ class State:
                 self._changed()
 
     def raise_closed_forms(self) -> None:
-        """Keep the best bound in closed form; of a large problem the best of as many as there is time for."""
+        """Keep the best bound in closed form, or the first that the value reaches; of a large problem the best of as many as
+        there is time for."""
         clock = self.clock if len(self.problem.passes) > LARGE_PASSES else None
         with suppress(TimeUp):
             for bound in each_closed_form(self.problem, clock):
                 self.raise_bound(bound)
+                if self.settled:
+                    return
 
     def _changed(self) -> None:
         if self.progress is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,7 +14,7 @@ from ...util.clock import Clock
 from .beside import held_beside
 from .bound import IDLE, PATH, WORK, Bound
 from .closed_form_kernels import one_machine
-from .idle_time import RankWindow, unavoidable_idle
+from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
 from .necessary_arcs import NO_PATH, heads_and_tails, necessary_arcs_of, ordered_passes
 from .pool_energy import bounds_of_pools, stays_of_pools
 
@@ -50,73 +51,100 @@ def each_closed_form(problem: Problem, clock: Clock | None = None) -> Iterator[B
 
 
 def _closed_forms(problem: Problem, clock: Clock | None) -> Iterator[Bound]:
-    """The closed forms one after the other, and a bound of 0 where there is none."""
+    """The closed forms one after the other, and a bound of 0 where there is none. For the span the windows of the first
+    rank, of the last and of the busiest come first: they give the best bound as a rule."""
     if problem.objective == "makespan":
         a = necessary_arcs_of(problem, clock)
         value = int((a.head + problem.passes.duration + a.tail).max())
         yield Bound(value, LONGEST_CHAIN, PATH)
-    pools = stays_of_pools(problem)
     look = _worth_a_look(problem)
+    forms = {rank: form for rank in look if (form := _rank_form(problem, rank)) is not None}
+    pools, streams = stays_of_pools(problem), _side_streams(problem)
     for whose in look if problem.objective == "span" else [-1]:
         head, tail = heads_and_tails(problem, whose)
-        for rank in look:
-            mine = ordered_passes(problem, rank)
-            window, within = RankWindow(rank, mine, head[mine], tail[mine]), whose if whose >= 0 else rank
-            yield from _of_rank(problem, window, within)
-            yield from _of_side_streams(problem, rank, head, tail, within)
+        for rank in dict.fromkeys([whose, *look]):
+            if rank in forms:
+                yield from _of_rank(forms[rank], head, tail, whose)
+        yield from _of_side_streams(problem, streams, (head, tail), whose)
         yield from bounds_of_pools(pools, (head, tail), whose)
     yield Bound(0, "nothing", PATH)
 
 
 def _worth_a_look(problem: Problem) -> list[int]:
     """All ranks. In very large problems whose objective is the span each rank costs a walk over all passes: there only the
-    busiest, the first, the last, and some between."""
-    count = max(3, MAX_VISITS // len(problem.passes))
-    if problem.objective == "makespan" or problem.ranks <= count:
+    first, the last, the busiest, and some between."""
+    if problem.objective == "makespan":
         return list(range(problem.ranks))
+    count = min(problem.ranks, max(3, MAX_VISITS // len(problem.passes)))
     work = np.bincount(problem.passes.rank, problem.passes.duration, problem.ranks)
     spread = np.linspace(0, problem.ranks - 1, count).round().astype(int).tolist()
     return list(dict.fromkeys([0, problem.ranks - 1, int(work.argmax()), *spread]))
 
 
-def _of_rank(problem: Problem, window: RankWindow, whose: int) -> Iterator[Bound]:
-    """The closed forms of one rank's compute stream within the window of rank `whose` (for the makespan all ranks have the
-    same window).
+class _RankForm(NamedTuple):
+    """What the closed forms of one rank rest on, whatever the window: its passes (rows), µs of each and of all, and what its
+    idle time rests on."""
 
-    Passes may lie outside another rank's window where no path leads from it or to it. Those count nowhere, but for idle
-    time, which asks for paths only where it begins and ends. Ranks with several compute streams have none; passes on side
-    streams are lags here, and the bytes that they hold all the time are not there for others.
-    """
-    rank, sure = window.rank, (window.head > NO_PATH) & (window.tail > NO_PATH)
-    duration = problem.passes.duration[window.passes]
+    rank: int
+    passes: Ints
+    duration: Ints
+    work: int
+    idle: IdleTerms
+
+
+def _rank_form(problem: Problem, rank: int) -> _RankForm | None:
+    """What a rank's closed forms rest on. Ranks with several compute streams, or none, have none; passes on side streams are
+    lags here, and the bytes that they hold all the time are not there for others."""
+    p, passes = problem.passes, ordered_passes(problem, rank)
+    if len({p.stream_sets[s] for s in set(p.streams[passes].tolist())}) != 1:
+        return None
     capacity = int(arrays_of(problem).capacity[rank] - held_beside(problem).held[rank])
-    used = {problem.passes.stream_sets[s] for s in set(problem.passes.streams[window.passes].tolist())}
-    ranks, name = _kept(rank, whose)
-    if len(used) != 1 or not sure.any():
+    duration = p.duration[passes]
+    return _RankForm(rank, passes, duration, int(duration.sum()), idle_terms(problem, passes, max(0, capacity)))
+
+
+def _of_rank(form: _RankForm, head: Ints, tail: Ints, whose: int) -> Iterator[Bound]:
+    """The closed forms of one rank's compute stream within the window of rank `whose` (−1: the whole step, which is every
+    rank's window for the makespan).
+
+    head, tail: one value a pass of the problem, µs. Passes may lie outside another rank's window where no path leads from
+    it or to it. Those count nowhere, but for idle time, which asks for paths only where it begins and ends.
+    """
+    window, duration = RankWindow(head[form.passes], tail[form.passes]), form.duration
+    sure = (window.head > NO_PATH) & (window.tail > NO_PATH)
+    if not sure.any():
         return
-    work = int(duration.sum())
+    ranks, name = _kept(form.rank, whose)
     value = int(one_machine(window.head[sure], duration[sure], window.tail[sure]))
     yield Bound(value, f"{name}: {ONE_BY_ONE}", WORK, ranks)
-    first, last = unavoidable_idle(problem, window, max(0, capacity))
+    first, last = unavoidable_idle(form.idle, window)
     proof = (
-        f"{name}: {work} µs of work, and no order avoids {first} µs idle until memory is freed and {last} µs idle once "
+        f"{name}: {form.work} µs of work, and no order avoids {first} µs idle until memory is freed and {last} µs idle once "
         "all memory was taken"
     )
-    if work + first + last > 0:
-        yield Bound(work + first + last, proof, IDLE, ranks)
+    if form.work + first + last > 0:
+        yield Bound(form.work + first + last, proof, IDLE, ranks)
 
 
 def _kept(rank: int, whose: int) -> tuple[tuple[int, ...], str]:
     """The ranks that a closed form of `rank` in the window of `whose` keeps, and what it calls them."""
-    return ((rank,), f"rank {rank}") if whose == rank else ((whose, rank), f"rank {rank} in the window of rank {whose}")
+    if whose in (rank, -1):
+        return (rank,), f"rank {rank}"
+    return (whose, rank), f"rank {rank} in the window of rank {whose}"
 
 
-def _of_side_streams(problem: Problem, rank: int, head: Ints, tail: Ints, whose: int) -> Iterator[Bound]:
+def _side_streams(problem: Problem) -> dict[str, Ints]:
+    """The rows of each side stream's passes."""
+    side = ~problem.computing
+    return {stream: rows[side[rows]] for stream, rows in problem.members.items() if side[rows].any()}
+
+
+def _of_side_streams(problem: Problem, streams: dict[str, Ints], times: tuple[Ints, Ints], whose: int) -> Iterator[Bound]:
     """The one closed form of side streams: their passes run one at a time. A stream that ranks share counts with the first
     of them."""
-    p, side = problem.passes, ~problem.computing
-    for stream, rows in problem.members.items():
-        mine = rows[side[rows] & (head[rows] > NO_PATH) & (tail[rows] > NO_PATH)]
-        if len(mine) and int(p.rank[mine].min()) == rank:
+    (head, tail), p = times, problem.passes
+    for stream, rows in streams.items():
+        mine = rows[(head[rows] > NO_PATH) & (tail[rows] > NO_PATH)]
+        if len(mine):
             value = int(one_machine(head[mine], p.duration[mine], tail[mine]))
-            yield Bound(value, f"{stream}: {ONE_BY_ONE}", WORK, _kept(rank, whose)[0])
+            yield Bound(value, f"{stream}: {ONE_BY_ONE}", WORK, _kept(int(p.rank[mine].min()), whose)[0])

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from functools import reduce
 from math import gcd
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -14,23 +16,32 @@ from .necessary_arcs import necessary_arcs_of
 
 MAX_REACHED, MAX_WEIGHTS = 4_000, 8  # beyond so many units of capacity or different sizes, sums of sizes are not looked at
 
+_known: WeakKeyDictionary[Problem, ByMicrobatch] = WeakKeyDictionary()
+
 
 def paths_within(problem: Problem, before: Ints, after: Ints) -> Ints:
     """For each pair of passes the longest path from the start of one to the end of the other through passes of their
     microbatch on any rank, µs; below 0 where there is none."""
-    passes, count, a = problem.passes, len(problem.passes), necessary_arcs_of(problem)
-    turn = np.empty(count, np.int64)
-    turn[a.order] = np.arange(count)
-    members = np.lexsort((turn, passes.microbatch)).astype(np.int64)
-    place = np.empty(count, np.int64)
-    place[members] = np.arange(count)
-    groups = int(passes.microbatch.max()) + 1
-    first = np.searchsorted(passes.microbatch[members], np.arange(groups + 1)).astype(np.int64)
-    by_microbatch = ByMicrobatch(passes.microbatch, first, members, place)
+    groups = _by_microbatch(problem)
     order = np.argsort(before, kind="stable")
     spans = np.empty(len(before), np.int64)
-    spans[order] = longest_paths_between(before[order], after[order], by_microbatch, a, passes.duration)
+    columns = before[order], after[order], groups, necessary_arcs_of(problem), problem.passes.duration
+    spans[order] = longest_paths_between(*columns)
     return spans
+
+
+def _by_microbatch(problem: Problem) -> ByMicrobatch:
+    """The passes by microbatch, remembered while the problem lives."""
+    if problem not in _known:
+        passes, count = problem.passes, len(problem.passes)
+        turn, place = np.empty(count, np.int64), np.empty(count, np.int64)
+        turn[necessary_arcs_of(problem).order] = np.arange(count)
+        members = np.lexsort((turn, passes.microbatch)).astype(np.int64)
+        place[members] = np.arange(count)
+        groups = int(passes.microbatch.max()) + 1
+        first = np.searchsorted(passes.microbatch[members], np.arange(groups + 1)).astype(np.int64)
+        _known[problem] = ByMicrobatch(passes.microbatch, first, members, place)
+    return _known[problem]
 
 
 def least_lifespans(problem: Problem, rows: Ints) -> Ints:
@@ -41,28 +52,50 @@ def least_lifespans(problem: Problem, rows: Ints) -> Ints:
     return result
 
 
-def energy_window(size: Ints, span: Ints, capacity: int, head: Ints, tail: Ints) -> int:
-    """The least window, µs, for edges that hold `size` bytes for `span` µs each within `capacity` bytes.
+class Energy(NamedTuple):
+    """What edges need of a pool, whatever the window: `size`, bytes, for `span`, µs, shape (n,) each; `unit`, bytes, divides
+    all sizes, and sums of them reach `most` units of the capacity.
+
+    The same in units that may be coarser, so that sums in floats are exact: `energy` of all, unit·µs; `held`, of each;
+    `room`, of the pool.
+    """
+
+    size: Ints
+    span: Ints
+    capacity: int
+    unit: int
+    most: int
+    energy: int
+    held: Ints
+    room: int
+
+
+def energy_of(size: Ints, span: Ints, capacity: int) -> Energy:
+    """What edges that hold `size` bytes for `span` µs each need of a pool of `capacity` bytes."""
+    least = reduce(gcd, np.unique(size).tolist())
+    most = _reachable(size, capacity) // least
+    unit, room = least, most
+    # Sums in floats are exact up to 2**53: where they might not be, coarser bytes, rounded so that the bound can only fall.
+    while float(size.sum()) / unit * float(span.max()) > 1 << 52:
+        unit *= 2
+        room = -(-capacity // unit)
+    return Energy(size, span, capacity, least, most, int((size // unit * span).sum()), -(-size // unit), room)
+
+
+def energy_window(need: Energy, head: Ints, tail: Ints) -> int:
+    """The least window, µs, for the energy of these edges.
 
     The energy, which is the bytes held, added up over the window, is Σ size · span at least. At each moment what is held
     is no more than the capacity, than what can have been taken so far (`head`: least time from the window's begin to the
     edge's take), and than what need not have been freed yet (`tail`: least time from the edge's free to the window's end).
     """
-    unit = reduce(gcd, np.unique(size).tolist())
-    most = _reachable(size, capacity) // unit
-    # Sums in floats are exact up to 2**53: where they might not be, coarser bytes, rounded so that the bound can only fall.
-    while float(size.sum()) / unit * float(span.max()) > 1 << 52:
-        unit *= 2
-        most = -(-capacity // unit)
-    energy = int((size // unit * span).sum())
-    if energy == 0:
+    if need.energy == 0:
         return 0
-    held = -(-size // unit)
     rise, fall = np.argsort(head, kind="stable"), np.argsort(tail, kind="stable")
-    return int(least_window(energy, most, head[rise], held[rise], tail[fall], held[fall]))
+    return int(least_window(need.energy, need.room, head[rise], need.held[rise], tail[fall], need.held[fall]))
 
 
-def energy_machine(size: Ints, span: Ints, capacity: int, head: Ints, tail: Ints) -> int:
+def energy_machine(need: Energy, head: Ints, tail: Ints) -> int:
     """The least window, µs, for what `energy_window` asks for, by another relaxation: for the worst set of edges their least
     head, their energy over the capacity, and their least tail.
 
@@ -70,12 +103,12 @@ def energy_machine(size: Ints, span: Ints, capacity: int, head: Ints, tail: Ints
     a set is the worst of one machine that works off byte·µs, `capacity` of them in a µs (Carlier and Pinson, *Jackson's
     pseudo-preemptive schedule and cumulative scheduling problems*, 2004).
     """
-    unit = reduce(gcd, np.unique(size).tolist())
-    most = max(1, _reachable(size, capacity) // unit)
+    size, span, unit = need.size, need.span, need.unit
+    most = max(1, need.most)
     longest = float(head.max() + tail.max())
     while longest * most + float(size.sum()) / unit * float(span.max()) > 1 << 61:
         unit *= 2
-        most = max(1, -(-capacity // unit))
+        most = max(1, -(-need.capacity // unit))
     scaled = int(one_machine(head * most, size // unit * span, tail * most))
     return int(-(-scaled // most))
 

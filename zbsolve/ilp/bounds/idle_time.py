@@ -18,14 +18,12 @@ Choices = list[tuple[int, int]]  # (bytes, µs): what one microbatch may hold, a
 
 
 class RankWindow(NamedTuple):
-    """One rank with one stream: its passes (rows), their least start and their least time from end to the window's end, µs.
+    """One rank with one stream: the least start of its passes and their least time from end to the window's end, µs.
 
     For the makespan the window is the whole step. For the span it begins with the first start of some rank, this one or
     another, and ends with that rank's last end.
     """
 
-    rank: int
-    passes: Ints
     head: Ints
     tail: Ints
 
@@ -50,7 +48,39 @@ class StageChain(NamedTuple):
     freed: Ints
 
 
-def unavoidable_idle(problem: Problem, window: RankWindow, capacity: int) -> tuple[int, int]:
+class IdleTerms(NamedTuple):
+    """What idle time of one rank rests on, whatever the window. Each of `until` is about positions from some k on, which
+    cannot start before memory is freed: their places among the rank's passes, and the most work that can run before them,
+    µs. Each of `behind` is about positions before some k, and the most work left once they have ended. fits: whether all
+    memory fits at once."""
+
+    until: tuple[tuple[Ints, int], ...]
+    behind: tuple[tuple[Ints, int], ...]
+    fits: bool
+
+
+def idle_terms(problem: Problem, passes: Ints, capacity: int) -> IdleTerms:
+    """What idle time of a rank rests on that runs these passes (rows) on one stream, with so many bytes."""
+    chains = _chains(problem, passes)
+    if chains is None:
+        return IdleTerms((), (), False)
+    where = [np.searchsorted(passes, chain.rows) for chain in chains]
+    copies = [len(chain.rows) for chain in chains]
+    until, behind = [], []
+    for k in range(1, max(len(chain.work) for chain in chains) + 1):
+        later = [at[:, k:].ravel() for at in where]
+        earlier = [at[:, :k].ravel() for at in where]
+        if not any(chain.freed[:k].any() for chain in chains) and any(rows.size for rows in later):
+            work = _most_work([_begun(chain, k) for chain in chains], copies, capacity)
+            until.append((np.concatenate(later), work))
+        if not any(chain.taken[k:].any() for chain in chains):
+            work = _most_work([_left(chain, k) for chain in chains], copies, capacity)
+            behind.append((np.concatenate(earlier), work))
+    fits = sum(len(chain.rows) * int(chain.taken.sum()) for chain in chains) <= capacity
+    return IdleTerms(tuple(until), tuple(behind), fits)
+
+
+def unavoidable_idle(terms: IdleTerms, window: RankWindow) -> tuple[int, int]:
     """Unavoidable idle time, µs, before and after the rank's work. Both occur in every schedule, so they may be added.
 
     Take k such that positions before k free nothing. Before the first pass of a position ≥ k starts, only positions before
@@ -59,35 +89,22 @@ def unavoidable_idle(problem: Problem, window: RankWindow, capacity: int) -> tup
     only what is held then has work left. The two periods cannot overlap where all memory does not fit at once: between
     them every position < k₂ would have ended, thus taken everything, and no position ≥ k₁ started, thus freed nothing.
     """
-    chains = _chains(problem, window)
-    first, last = window.arrival, window.departure
-    if chains is None:
-        return first, last
-    where = [np.searchsorted(window.passes, chain.rows) for chain in chains]
-    copies = [len(chain.rows) for chain in chains]
-    for k in range(1, max(len(chain.work) for chain in chains) + 1):
-        later = [at[:, k:].ravel() for at in where]
-        earlier = [at[:, :k].ravel() for at in where]
-        if not any(chain.freed[:k].any() for chain in chains) and any(rows.size for rows in later):
-            work = _most_work([_begun(chain, k) for chain in chains], copies, capacity)
-            first = max(first, int(window.head[np.concatenate(later)].min()) - work)
-        if not any(chain.taken[k:].any() for chain in chains):
-            work = _most_work([_left(chain, k) for chain in chains], copies, capacity)
-            last = max(last, int(window.tail[np.concatenate(earlier)].min()) - work)
-    if sum(len(chain.rows) * int(chain.taken.sum()) for chain in chains) <= capacity:
+    first = max([window.arrival, *(int(window.head[places].min()) - work for places, work in terms.until)])
+    last = max([window.departure, *(int(window.tail[places].min()) - work for places, work in terms.behind)])
+    if terms.fits:
         alone, other = first + window.departure, window.arrival + last
         return (first, window.departure) if alone > other else (window.arrival, last)
     return first, last
 
 
-def _chains(problem: Problem, window: RankWindow) -> list[StageChain] | None:
-    """The rank's passes by stage, microbatch and position; None where microbatches differ or their passes are no chain."""
-    passes, mine = problem.passes, window.passes
+def _chains(problem: Problem, mine: Ints) -> list[StageChain] | None:
+    """These passes (rows) by stage, microbatch and position; None where microbatches differ or their passes are no chain."""
+    passes, a = problem.passes, arrays_of(problem)
     takes, frees = bytes_within(problem, mine)
     result = []
     for s in np.unique(passes.stage[mine]).tolist():
-        here = passes.stage[mine] == s
-        rows = mine[here][np.lexsort((window.head[here], passes.microbatch[mine][here]))]
+        here = mine[passes.stage[mine] == s]
+        rows = here[np.lexsort((a.level[here], a.depth[here], passes.microbatch[here]))]
         groups = len(np.unique(passes.microbatch[rows]))
         if len(rows) % groups:
             return None
@@ -97,7 +114,7 @@ def _chains(problem: Problem, window: RankWindow) -> list[StageChain] | None:
             return None
         if any((column != column[0]).any() for column in (work, taken, freed)):
             return None
-        if not _chained(arrays_of(problem), table):
+        if not _chained(a, table):
             return None
         result.append(StageChain(table, work[0], taken[0], freed[0]))
     return result

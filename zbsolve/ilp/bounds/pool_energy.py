@@ -13,14 +13,16 @@ must fit the bytes of all their pools together.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ...problem import UNLIMITED, Ints, Problem
+from ...tables import Bools
 from .beside import held_beside
 from .bound import AREA, Bound
-from .energy import energy_machine, energy_window, least_lifespans, paths_within
+from .energy import Energy, energy_machine, energy_of, energy_window, least_lifespans, paths_within
 from .necessary_arcs import NO_PATH
 
 MAX_ROWS = 1_000_000  # of pools together: beyond, a further pool is looked at with all its devices alone
@@ -36,13 +38,27 @@ class Stays(NamedTuple):
     span: Ints
 
 
-class PoolStays(NamedTuple):
-    """What some pools hold: `ranks` that the bound is about, what texts call the pools, `room` (bytes), and `stays`."""
+@dataclass(slots=True)
+class PoolStays:
+    """What some pools hold: `ranks` that the bound is about, what texts call the pools, `room` (bytes), and `stays`.
+
+    known: of the last window that was asked for which of them are inside, those alone, and what they need (None where they
+    fit at once). Windows have mostly the same inside.
+    """
 
     ranks: tuple[int, ...]
     name: str
     room: int
     stays: Stays
+    known: tuple[Bools, Stays, Energy | None] | None = None
+
+    def within(self, inside: Bools) -> tuple[Stays, Energy | None]:
+        """Those stays that are inside, and what they need."""
+        if self.known is None or not np.array_equal(self.known[0], inside):
+            stays = Stays(*(column[inside] for column in self.stays))
+            need = energy_of(stays.size, stays.span, self.room) if _exceeds(stays, self.room) else None
+            self.known = inside, stays, need
+        return self.known[1:]
 
 
 def stays_of_pools(problem: Problem) -> list[PoolStays]:
@@ -54,7 +70,12 @@ def stays_of_pools(problem: Problem) -> list[PoolStays]:
         found.append(PoolStays((rank,), f"rank {rank}", room[rank], _alone(problem, problem.edges_in(rank))))
     for pool in (pool for pool in range(problem.ranks, len(room)) if room[pool] < UNLIMITED):
         found += _with_devices(problem, pool)
-    return [one for one in found if int(one.stays.size[one.stays.span > 0].sum()) > one.room]
+    return [one for one in found if _exceeds(one.stays, one.room)]
+
+
+def _exceeds(stays: Stays, room: int) -> bool:
+    """Whether what must be held is more than the room, bytes."""
+    return int(stays.size[stays.span > 0].sum()) > room
 
 
 def _with_devices(problem: Problem, pool: int) -> list[PoolStays]:
@@ -86,17 +107,17 @@ def bounds_of_pools(pools: list[PoolStays], times: tuple[Ints, Ints], whose: int
     times: heads and tails, shape (passes,) each: least times from the window's begin to the start of each pass, and from its
     end to the window's end (`NO_PATH`: it may be outside, so what it holds does not count)."""
     head, tail = times
-    for ranks, name, room, stays in pools:
-        inside = np.all([time[end] > NO_PATH for time in times for end in (stays.first, stays.last)], axis=0)
-        size, span = stays.size[inside], stays.span[inside]
-        if int(size[span > 0].sum()) <= room:
+    for pool in pools:
+        first, last = pool.stays.first, pool.stays.last
+        stays, need = pool.within(np.all([time[end] > NO_PATH for time in times for end in (first, last)], axis=0))
+        if need is None:
             continue
-        when = head[stays.first[inside]], tail[stays.last[inside]]
-        value = max(energy_window(size, span, room, *when), energy_machine(size, span, room, *when))
-        kept, called = ranks, name
-        if whose >= 0 and ranks != (whose,):
-            kept, called = (whose, *(rank for rank in ranks if rank != whose)), f"{name} in the window of rank {whose}"
-        proof = f"{called}: what passes hold there, for as long as they must hold it, does not fit {room} bytes sooner"
+        when = head[stays.first], tail[stays.last]
+        value = max(energy_window(need, *when), energy_machine(need, *when))
+        kept, called = pool.ranks, pool.name
+        if whose >= 0 and kept != (whose,):
+            kept, called = (whose, *(rank for rank in kept if rank != whose)), f"{called} in the window of rank {whose}"
+        proof = f"{called}: what passes hold there, for as long as they must hold it, does not fit {pool.room} bytes sooner"
         yield Bound(value, proof, AREA, kept)
 
 
