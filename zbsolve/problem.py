@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,7 +62,7 @@ class Problem:
     where nobody said), `source` where the times come from ("measured: …", "estimated: …", or "" for given numbers).
     A third one is `messages`: how large they are and what is kept free for them, where a profile says so; how many wait at
     once is the schedule's matter (see `handover`). That, what edges carry, and how much of a pass is its message, is no part
-    of the `digest`.
+    of the `digest`. The fourth is `slice_lengths`: how long each slice of a sequence is, in proportion (() for even ones).
 
     Raises BadInput for negative times, bytes or indices, device memory on an edge between two ranks, messages longer than
     their pass, doubled names, an unknown pool, or a capacity that does not name every rank. Problems with the same content
@@ -77,6 +77,7 @@ class Problem:
     source: str = ""
     pools: tuple[Pool, ...] = ()
     messages: MessageRoom | None = None
+    slice_lengths: tuple[float, ...] = ()
 
     @classmethod
     def of(
@@ -135,6 +136,7 @@ class Problem:
             raise BadInput("problem: column 'streams' points outside its table")
         self._check_pools()
         self._check_edges(edges)
+        self._check_slice_lengths()
         for what, column, lags in (("times", passes.duration, edges.lag), ("bytes", edges.bytes, edges.lag[:0])):
             if float(column.sum(dtype=np.float64)) + float(lags.sum(dtype=np.float64)) > MAX_SUM:
                 raise BadInput(f"problem: its {what} add up to more than zbsolve can count")
@@ -147,6 +149,11 @@ class Problem:
             seen: set[str] = set()
             double = next(name for name in self.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
             raise BadInput(f"pass {double}: named twice in the problem")
+
+    def _check_slice_lengths(self) -> None:
+        lengths = self.slice_lengths
+        if lengths and (len(lengths) < self.slices or not all(math.isfinite(one) and one > 0 for one in lengths)):
+            raise BadInput(f"problem: slice_lengths {list(lengths)}: {self.slices} numbers above 0 are needed")
 
     def _check_pools(self) -> None:
         names = [one.name for one in self.pools]
@@ -196,6 +203,16 @@ class Problem:
     def microbatches(self) -> int:
         """The number of microbatches."""
         return int(self.passes.microbatch[self.in_microbatch].max(initial=-1)) + 1
+
+    @cached_property
+    def slices(self) -> int:
+        """How many slices each microbatch's sequence is cut into; 1 where it is not."""
+        return int(self.passes.slice.max()) + 1
+
+    @cached_property
+    def parts(self) -> Ints:
+        """Microbatch and slice of each pass as one number, microbatch · slices + slice, shape (passes,)."""
+        return self.passes.microbatch * self.slices + self.passes.slice
 
     @cached_property
     def in_microbatch(self) -> Bools:
@@ -359,7 +376,7 @@ class Problem:
         """Passes of one (kind, stage, slice, rank), in table order: solvers keep them in this order. Where microbatches are
         `alike` no optimum is lost, for symmetry; else it is what solvers' bounds assume."""
         p = self.passes
-        key = ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * (int(p.slice.max()) + 1) + p.slice
+        key = ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * self.slices + p.slice
         rows = np.argsort(key, kind="stable")
         cuts = np.flatnonzero(np.diff(key[rows])) + 1
         return np.split(rows, cuts)
@@ -421,6 +438,8 @@ class Problem:
         ]
         if self.pools:
             head.append([[one.name, one.capacity] for one in self.pools])
+        if self.slice_lengths:
+            head.append(self.slice_lengths)
         sha = hashlib.sha256(json.dumps(head).encode())
         for column in (p.kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
             sha.update(column.astype("<i8").tobytes())
@@ -443,6 +462,7 @@ class Problem:
             "capacity": None if self.capacity is None else list(self.capacity),
             **({"pools": [{"name": one.name, "capacity": one.capacity} for one in self.pools]} if self.pools else {}),
             **({"messages": self.messages._asdict()} if self.messages else {}),
+            **({"slice_lengths": list(self.slice_lengths)} if self.slice_lengths else {}),
             "passes": passes_as_json(self.passes),
             "edges": edges_as_json(self.edges),
         }
@@ -469,7 +489,8 @@ class Problem:
         edges = edges_from(form.edges, passes, where)
         capacity = None if form.capacity is None else tuple(form.capacity)
         pools = tuple(Pool(one.name, one.capacity) for one in form.pools)
-        found = cls(passes, edges, capacity, form.objective, tuple(form.layers), form.source, pools)
+        notes = tuple(form.layers), form.source, pools
+        found = cls(passes, edges, capacity, form.objective, *notes, slice_lengths=tuple(form.slice_lengths))
         return found if form.messages is None else replace(found, messages=_message_room(form.messages, found, where))
 
 
@@ -484,7 +505,7 @@ def _message_room(form: MessagesForm, problem: Problem, where: str) -> MessageRo
 def _all_differ(*columns: Ints) -> bool:
     """Whether no two rows are alike; columns of whole numbers from 0 up, shape (rows,) each."""
     widths = [int(column.max()) + 1 for column in columns]
-    if prod(widths) >= 2**62:
+    if math.prod(widths) >= 2**62:
         return len(set(zip(*(column.tolist() for column in columns), strict=True))) == len(columns[0])
     key = np.zeros(len(columns[0]), np.int64)
     for column, width in zip(columns, widths, strict=True):

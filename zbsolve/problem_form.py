@@ -66,6 +66,7 @@ class ProblemForm(msgspec.Struct):
     capacity: list[int] | None = None
     pools: list[PoolForm] = []
     messages: MessagesForm | None = None
+    slice_lengths: list[float] = []
 
 
 def passes_as_json(passes: Passes) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_what_cannot_run_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
             lower(hand_made([F, B, W, Pass("T", 0, 0, 0, 1)], []))
     with pytest.raises(BadInput, match="pass 0X0: no edge orders it and 0B0"):
         lower(hand_made([F, B, W, Pass("X", 0, 0, 0, 1)], [Edge("0F0", "0X0")]))
-    with pytest.raises(BadInput, match="slices"):
+    with pytest.raises(BadInput, match=r"pass 0F0\.1: there is no 0F0"):
         lower(hand_made([Pass("F", 0, 0, 0, 1, 1)], []))
     with pytest.raises(BadInput, match="neither B nor BW"):
         lower(hand_made([F], []))
@@ -96,9 +96,9 @@ def test_versions_and_groups_of_passes() -> None:
     for one in actions:
         assert one.use is not None
         if one.kind == "U":
-            assert (one.use.version, one.use.group) == (one.microbatch + 1, one.microbatch)
+            assert (one.use.version, one.use.group) == (one.part + 1, one.part)
         else:
-            assert (one.use.version, one.use.group) == (max(one.microbatch // 2 - 1, 0), one.microbatch // 2)
+            assert (one.use.version, one.use.group) == (max(one.part // 2 - 1, 0), one.part // 2)
     for version in range(4):
         of = [one.use.over for one in actions if one.use is not None and one.use.version == version]
         assert of == [False] * (len(of) - 1) + [True]

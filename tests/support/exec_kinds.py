@@ -24,7 +24,7 @@ RAN: list[str] = []
 def note(state: Any, action: Any, given: Tensor | None) -> Tensor | None:
     """What both toy kinds do: note that they ran, and hand on what they are given."""
     RAN.append(action.name)
-    assert action.name[1:] in {f"T{action.microbatch}", f"S{action.microbatch}"}
+    assert action.name[1:] in {f"T{action.part}", f"S{action.part}"}
     assert {"F", "B", "W", action.kind} == action.companions
     return given
 

@@ -24,19 +24,27 @@ from .one_microbatch import one_microbatch_needs
 MAX_CHECKED = 4000  # passes of a microbatch: looking at all pairs takes a second
 
 
-def with_slices(problem: Problem, slices: int, *, held_keys: Table = 0, held_gradients: Table = 0) -> Problem:
+def with_slices(
+    problem: Problem,
+    slices: int,
+    *,
+    held_keys: Table = 0,
+    held_gradients: Table = 0,
+    lengths: Sequence[float] = (),
+) -> Problem:
     """`problem`, a step with a microbatch for each slice, where every `slices` of them in a row are one microbatch.
 
     held_keys: bytes a stage of a slice's keys and values, from its F's start to the end of its own backward, which is the
     last that needs them; on top of what the problem holds, and never recomputed. held_gradients: of their gradients, from
     the start of the microbatch's first backward on the stage to the end of the slice's own; none for the last slice, whose
-    backward comes first. Both one number, one a stage, or rows of one a slice.
+    backward comes first. Both one number, one a stage, or rows of one a slice. lengths: how long each slice is, in
+    proportion, for whoever runs it; without: even ones.
 
     Put slices in behind everything else. Capacity stays. Raises BadInput for numbers that make no sense, a number of
     microbatches that slices do not divide, updates, shards, and a step that is sliced already; Infeasible where a rank has
     less than the microbatch with the most bytes needs.
     """
-    _check(problem, slices)
+    _check(problem, slices, lengths)
     p, count = problem.passes, problem.microbatches // slices
     inside = problem.in_microbatch
     number = np.where(inside, p.microbatch // slices, p.microbatch)
@@ -51,7 +59,7 @@ def with_slices(problem: Problem, slices: int, *, held_keys: Table = 0, held_gra
     here = p.stage[forward[:, 0, 0]]
     first = np.broadcast_to(backward[..., -1:], backward.shape)
     edges += _kept(forward, backward, keys[here]) + _kept(first, backward, gradients[here])
-    found = replace(problem, passes=passes, edges=edges)
+    found = replace(problem, passes=passes, edges=edges, slice_lengths=tuple(map(float, lengths)))
     _check_room(found)
     return found
 
@@ -95,8 +103,10 @@ def _check_count(slices: Any) -> None:
         raise BadInput(f"slices: at least 1 is needed, got {slices}")
 
 
-def _check(problem: Problem, slices: Any) -> None:
+def _check(problem: Problem, slices: Any, lengths: Sequence[float]) -> None:
     _check_count(slices)
+    if len(lengths) not in (0, slices):
+        raise BadInput(f"slices: {len(lengths)} lengths for {slices} slices")
     if problem.passes.slice.any():
         raise BadInput("slices: the problem has slices already")
     for kind, what in (("U", "updates"), ("RS", "sharding")):

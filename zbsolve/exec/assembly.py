@@ -36,6 +36,8 @@ from .reports import Reports
 from .sharding.parameters import Parameter
 from .sharding.rank import Sharding, check_beside, sharded_parameters
 from .shared import Shared, buckets
+from .slices.cutting import Cutting
+from .slices.stage import StageSlices
 from .transport.cells import shared_cells
 from .transport.clocks import clock_lead
 from .transport.mailbox import Mailbox
@@ -88,6 +90,9 @@ def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
     problem, whole = schedule.problem, listed(given.layers)
     counts = layer_counts(problem, None if whole is None else len(whole))
     programs = lower(schedule)
+    check_sliced(problem, given.split)
+    if problem.slices > 1 and given.mesh is not None and given.mesh.others:
+        raise BadInput(f"mesh: slices know no dimension {given.mesh.others[0]}, only pp and those of data")
     if wires.size != problem.ranks:
         raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")
     if given.parallelize is not None and given.mesh is None:
@@ -167,6 +172,8 @@ def sharded_part(part: Part, given: Given, replicas: Any, pipeline: Sequence[int
         found[s], where = parameters, f"rank {rank}, stage {s}: layer {parameters[0].layer} is sharded by FSDP"
         if part.schedule.problem.round:
             raise BadInput(f"{where}, but passes U update whole parameters")
+        if part.schedule.problem.slices > 1:
+            raise BadInput(f"{where}, but sequences are cut into slices")
         if part.vocabulary is not None:
             raise BadInput(f"{where}, but the vocabulary is sharded over the ranks of the pipeline")
         if replicas is not None and given.mesh is None:
@@ -213,6 +220,7 @@ def connected(
     )
     loss = given.loss if part.vocabulary is None else None
     stages = stages_of(part.counts, program.stages, part.layers, loss, microbatches, parts)
+    slice_stages(stages, problem)
     update = given.update
     versions = {} if update is None else {s: WeightVersions(one.parameters(), update) for s, one in stages.items()}
     if emulate is not None:
@@ -239,7 +247,7 @@ def connected(
         # What FSDP shards is summed over ranks after its shards are there, at the end of the step.
         interpreter=Interpreter(program, state, mailbox, hooks),
         reports=Reports(part.schedule, part.programs, peers, clock_lead(wires), emulate is not None),
-        shapes=ShapeNumbers(problem.routes, range(problem.microbatches), wires.rank, wires.size),
+        shapes=ShapeNumbers(problem.routes, range(problem.microbatches * problem.slices), wires.rank, wires.size),
     )
 
 
@@ -267,6 +275,19 @@ def _signals(part: Part, wires: Wires, seconds: float) -> Signals | None:
 def layer_numbers(counts: Sequence[int], stages: Sequence[int]) -> list[int]:
     """The numbers of the layers of `stages`. counts: how many each stage has."""
     return [i for s in stages for i in range(sum(counts[:s]), sum(counts[: s + 1]))]
+
+
+def check_sliced(problem: Problem, split: str) -> None:
+    """Raise BadInput for a way to split the backward that does not go with slices."""
+    if problem.slices > 1 and split != "layers":
+        raise BadInput(f"split: '{split}' does not know slices, whose keys and values lie outside of a layer's graph")
+
+
+def slice_stages(stages: Mapping[int, Stage], problem: Problem) -> None:
+    """Give the stages the slices of their microbatches, where sequences are cut. Raises BadInput."""
+    cutting = Cutting.of(problem)
+    for stage in stages.values():
+        stage.slices = StageSlices(cutting) if cutting.count > 1 else None
 
 
 def stages_of(

@@ -102,6 +102,8 @@ def _profiled(profile: Profile, problem: Problem) -> Problem:
     again = np.unique(problem.passes.stage[problem.rows("X")]).tolist()
     profile = replace(profile, capacity=None)  # whether it fits has been settled by the one who solved it
     how: dict[str, Any] = {"layers": problem.layers, "fused": "BW" in problem.passes.kinds, "recompute": again}
+    if problem.slices > 1:
+        how["slices"] = problem.slice_lengths or problem.slices
     if problem.sending.any() or problem.edges.lag.any():  # else the profile says whether messages block their sender
         how["blocking"] = bool(problem.sending.any())
     if profile.host is not None and (fractions := offloaded_shares(problem)):

@@ -121,7 +121,7 @@ class Interpreter:
         self._handed.clear()
         self._looked = 0
         for stage in self.state.stages.values():
-            stage.live.clear()
+            stage.forget()
         for column in (record.arrived, record.waited, record.start, record.end, record.losses, record.held, record.host):
             column.clear()
 
@@ -244,7 +244,7 @@ class Interpreter:
         losses, read = self.record.losses[self._looked :], None
         self._looked += len(losses)
         if action.reads:
-            read = self.state.data.inputs[action.microbatch]
+            read = self.state.data.inputs[action.part]
         look_for_nonfinite(handler, self._parameters(action), output, losses, read)
 
     def _parameters(self, action: Action) -> list[tuple[str, torch.nn.Parameter]]:

@@ -49,22 +49,32 @@ def lower(schedule: Schedule, training: bool = True) -> tuple[Program, ...]:
 
 
 def check_runs(problem: Problem, training: bool = True) -> None:
-    """Raise BadInput, naming a pass, where the executor cannot run the problem. That is so where a kind has no handler, a
-    pass is a slice, a microbatch is on several ranks for one stage, an edge between ranks carries nothing, a pass lacks its
-    input, or a handler refuses its passes."""
+    """Raise BadInput, naming a pass, where the executor cannot run the problem. That is so where a kind has no handler, or
+    one that knows no slices where there are some, a microbatch is on several ranks for one stage, an edge between ranks
+    carries nothing, a pass lacks its input, or a handler refuses its passes."""
     p = problem.passes
     unknown = [kind for kind in p.kinds if kind not in HANDLERS]
     if unknown:
         name, kind = problem.names[problem.rows(*unknown)[0]], p[problem.rows(*unknown)[0]].kind
         raise BadInput(f"pass {name}: run does not know passes of kind {kind} yet (only {' '.join(HANDLERS)})")
-    if p.slice.any():
-        raise BadInput(f"pass {problem.names[p.slice.argmax()]}: run does not know slices yet")
-    _ = problem.routes  # raises where a microbatch is on several ranks for one stage
+    _check_slices(problem)
     _check_edges(problem)
     _check_inputs(problem)
     graph = Graph(problem, training)
     for kind in p.kinds:
         HANDLERS[kind].check(graph, problem.rows(kind))
+
+
+def _check_slices(problem: Problem) -> None:
+    """Each stage's part of a microbatch is on one rank, and with slices that of all microbatches."""
+    routes = problem.routes  # raises where a microbatch is on several ranks for one stage
+    if problem.slices == 1:
+        return
+    whole = np.flatnonzero(~passes_where(problem, "sliced"))
+    if len(whole):
+        raise BadInput(f"pass {problem.names[whole[0]]}: run knows none of its kind where sequences are cut into slices")
+    if len(routes) > 1:
+        raise BadInput(f"slices: microbatches follow {len(routes)} routes, and run knows slices on one")
 
 
 def _check_edges(problem: Problem) -> None:
@@ -133,7 +143,7 @@ def _check_inputs(problem: Problem) -> None:
 
 class _Lowering:
     """One schedule on its way to programs. orders: each rank's passes in order. takes: pass → the message with its input;
-    gives: pass → the messages that its output goes to. companions: (stage, microbatch) → the kinds of its passes. makers:
+    gives: pass → the messages that its output goes to. companions: (stage, part) → the kinds of its passes. makers:
     pass → those passes before it whose work is released (see `Handler.release`); made: the stages that have such. hears,
     tells: see `Action`."""
 
@@ -229,8 +239,8 @@ class _Lowering:
             name=one.name,
             kind=one.kind,
             stage=one.stage,
-            microbatch=one.microbatch,
-            companions=self.companions.get((one.stage, one.microbatch), frozenset()),
+            part=int(self.problem.parts[row]),
+            companions=self.companions.get((one.stage, int(self.problem.parts[row])), frozenset()),
             posts=tuple(posts),
             takes=takes.before if takes is not None and local else takes,
             reads=takes is None and bool(self.taking[row]),
@@ -253,17 +263,18 @@ def _messages(problem: Problem) -> dict[str, Message]:
     found: dict[str, Message] = {}
     for a, b, back in zip(e.before[rows].tolist(), e.after[rows].tolist(), gradient.tolist(), strict=True):
         boundary = int(p.stage[a]) - back
-        found[names[b]] = Message(names[a], names[b], int(p.rank[a]), int(p.rank[b]), boundary, int(p.microbatch[a]), back)
+        part = int(problem.parts[a])
+        found[names[b]] = Message(names[a], names[b], int(p.rank[a]), int(p.rank[b]), boundary, part, back)
     return found
 
 
 def _companions(problem: Problem) -> dict[tuple[int, int], frozenset[str]]:
-    """(stage, microbatch) → the kinds of its passes. Passes that are counted by the step belong to no microbatch."""
+    """(stage, part) → the kinds of its passes. Passes that are counted by the step belong to no microbatch."""
     p, found = problem.passes, dict[tuple[int, int], set[str]]()
     kinds = p.kind_names
     rows = np.flatnonzero(~p.are(*PER_STEP))
-    for row, stage, microbatch in zip(rows.tolist(), p.stage[rows].tolist(), p.microbatch[rows].tolist(), strict=True):
-        found.setdefault((stage, microbatch), set()).add(kinds[row])
+    for row, stage, part in zip(rows.tolist(), p.stage[rows].tolist(), problem.parts[rows].tolist(), strict=True):
+        found.setdefault((stage, part), set()).add(kinds[row])
     return {spot: frozenset(kinds) for spot, kinds in found.items()}
 
 

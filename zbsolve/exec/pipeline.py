@@ -34,6 +34,8 @@ from .rank import StepResult
 from .replicas import Replicas, begin_alike, optimizers_wait
 from .reports import trace_of
 from .sharding.rank import Sharding
+from .slices.check import ignored_label
+from .slices.cutting import Cutting
 from .splits import merged
 from .torch_private import default_group
 from .transport.peers import Peers, agreed, content, together
@@ -123,6 +125,7 @@ class Pipeline:
         self.vocabulary = None if shard is None else WholeVocabulary(shard, part.names, group, self.device)
         self.inputs, self.targets = part.program.inputs, part.program.targets
         self.microbatches = range(schedule.problem.microbatches)
+        self.cutting, self.ignored = Cutting.of(schedule.problem), ignored_label(loss)
         homes = schedule.problem.stage_ranks  # behind the model's stages come shards of its vocabulary, without layers
         self.owners = [ranks for ranks, n in zip(homes, part.counts, strict=False) for _ in range(n)]
         with self.peers.telling("building"):
@@ -212,16 +215,19 @@ class Pipeline:
         differ from one to the next. Inputs are read on ranks of the first stage, targets on those of the last; as a
         mapping they need to hold only the microbatches that run there (`self.inputs`, `self.targets`). uneven: any number
         of rows will do; every row of `targets` counts alike in the mean. scaler: a gradient scaler (`ShardedGradScaler`):
-        gradients are of the loss times its scale; the loss in the result is not. memory: count bytes (slow). Raises
-        BadInput, and RunFailed naming rank, pass and cause.
+        gradients are of the loss times its scale; the loss in the result is not. memory: count bytes (slow). Where the
+        schedule cuts sequences into slices, tensors are (batch, length, …), and each label of a microbatch counts alike in
+        its loss. Raises BadInput, and RunFailed naming rank, pass and cause.
         """
         if self.versions and (uneven or scaler is not None):
             raise BadInput("step: passes U update inside a step, and know neither uneven nor scaler")
+        mine = split_batch(targets, "targets", self.targets, self.microbatches, self.device, uneven)
+        parts = self.cutting.parts(mine, "targets")
         data = Data(
-            split_batch(inputs, "inputs", self.inputs, self.microbatches, self.device, uneven),
-            split_batch(targets, "targets", self.targets, self.microbatches, self.device, uneven),
-            step_seed(self.seed, self.steps) + self.place * len(self.microbatches),
-            self._shares(targets) if uneven else {},
+            self.cutting.parts(split_batch(inputs, "inputs", self.inputs, self.microbatches, self.device, uneven), "inputs"),
+            parts,
+            step_seed(self.seed, self.steps) + self.place * len(self.microbatches) * self.cutting.count,
+            self.cutting.shares(parts, self._shares(targets) if uneven else {}, self.ignored),
             1.0 if scaler is None else gradients.loss_scale(self, scaler),
         )
         self.wait_gradients()

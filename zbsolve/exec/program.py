@@ -9,14 +9,15 @@ from typing import NamedTuple
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
     """What pass `before` on rank `source` makes and pass `after` on rank `destination` takes: an activation after stage
-    `boundary`, or (`gradient`) the gradient of one, of the same shape. Both ends of one lowering hold the same object."""
+    `boundary`, or (`gradient`) the gradient of one, of the same shape. part: see `Action`. Both ends of one lowering hold
+    the same object."""
 
     before: str
     after: str
     source: int
     destination: int
     boundary: int
-    microbatch: int
+    part: int
     gradient: bool
 
     @property
@@ -49,20 +50,20 @@ class Await(NamedTuple):
 class Action:
     """One pass of a rank's program.
 
-    companions: the kinds of all passes that its microbatch has on its stage. posts: receives to post before it. takes: the
-    message with its input, or the name of the pass on this rank that hands it over, or None where it needs neither. reads:
-    its input is the batch. sends, hands: where its output goes: to other ranks, and to a pass of this rank (None: to none).
-    done: it is the last pass here that adds to its stage's gradients. use: of versions of weights, where there are updates.
-    releases: (kind, stage) of the passes here whose work is over with this one (see `Handler.release`). awaits: work
-    that passes before it only began (see `Handler.settle`). hears: passes of other ranks that it waits for though it takes
-    nothing of them; tells: others wait for it so. stream: what it occupies. share: of the bytes that a pass before it holds,
-    how much it moves to another pool.
+    part: its microbatch, or its slice of one (see `slices.cutting`). companions: the kinds of all passes that its part has
+    on its stage. posts: receives to post before it. takes: the message with its input, or the name of the pass on this rank
+    that hands it over, or None where it needs neither. reads: its input is the batch. sends, hands: where its output goes:
+    to other ranks, and to a pass of this rank (None: to none). done: it is the last pass here that adds to its stage's
+    gradients. use: of versions of weights, where there are updates. releases: (kind, stage) of the passes here whose work is
+    over with this one (see `Handler.release`). awaits: work that passes before it only began (see `Handler.settle`). hears:
+    passes of other ranks that it waits for though it takes nothing of them; tells: others wait for it so. stream: what it
+    occupies. share: of the bytes that a pass before it holds, how much it moves to another pool.
     """
 
     name: str
     kind: str
     stage: int
-    microbatch: int
+    part: int
     companions: frozenset[str]
     posts: tuple[Message, ...]
     takes: Message | str | None

@@ -34,10 +34,10 @@ def terapipe(problem: Problem) -> Schedule:
 
 def _sliced(problem: Problem, name: str, warm: Callable[[int, int, int], int]) -> Schedule:
     """`warm` forwards, of rank, ranks and slices, before the first backward, then one backward one forward."""
-    slices = int(problem.passes.slice.max()) + 1
+    slices = problem.slices
     if slices == 1:
         raise BadInput(f"{name}: the step has no slices, and the schedule is defined by them")
-    flat = one_microbatch_a_slice(problem, slices)
+    flat = one_microbatch_a_slice(problem)
     stages, split = plain_stages(flat, name)
     if describe(stages) != "single":
         raise WrongPlacement(f"{name}: is defined for placement single only")
@@ -51,8 +51,8 @@ def _sliced(problem: Problem, name: str, warm: Callable[[int, int, int], int]) -
     return Schedule.of(problem, rows)
 
 
-def one_microbatch_a_slice(problem: Problem, slices: int) -> Problem:
+def one_microbatch_a_slice(problem: Problem) -> Problem:
     """The step where each slice is a microbatch of its own: the same rows, without names of slices."""
     p = problem.passes
-    number = np.where(problem.in_microbatch, p.microbatch * slices + p.slice, p.microbatch)
-    return replace(problem, passes=replace(p, microbatch=number, slice=0 * p.slice))
+    number = np.where(problem.in_microbatch, problem.parts, p.microbatch)
+    return replace(problem, passes=replace(p, microbatch=number, slice=0 * p.slice), slice_lengths=())

@@ -18,6 +18,7 @@ class ForwardStage(Stage):
 
     def __init__(self, stage: Stage, with_loss: bool, last: bool) -> None:
         self.layers, self.first, self.live, self.sharding = stage.layers, stage.first, {}, stage.sharding
+        self.slices = None if stage.slices is None else stage.slices.anew()
         self.loss = stage.loss if with_loss else None
         self.outputs: dict[int, Any] = {}
         self._keeps = last and not with_loss
@@ -35,7 +36,7 @@ class ForwardStage(Stage):
     ) -> Any:
         """The F pass: see `Stage.forward`. Nothing is kept."""
         self._gathered()
-        with torch.no_grad(), auxiliary_losses() as extra:
+        with torch.no_grad(), auxiliary_losses() as extra, self._slice(microbatch, x, target):
             y = self.output(constant(x), target, seed)
         self.auxiliary = extra.total
         if self._keeps:

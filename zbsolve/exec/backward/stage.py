@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,6 +15,8 @@ from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
 from ..offload.keeper import Keeper, opened_all
 from ..sharding.stage import ShardedStage
+from ..slices.check import check_stage
+from ..slices.stage import StageSlices
 from ..torch_private import version_of
 from .layer_split import LayerSplit, Loss, outputs
 from .replay import Moment, Replay
@@ -68,11 +70,13 @@ class Stage:
     norms too (see `split.defer`). parts: how the layers are split, where it is not by layer. auxiliary: what layers added to
     the loss in the last F (its mean, not its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here
     clears it. sharding: gathers the parameters, where they are sharded. embedded: the first stage's input has vectors of an
-    embedding that is not the stage's own, and they get a gradient.
+    embedding that is not the stage's own, and they get a gradient. slices: where microbatches are slices of sequences, what
+    these leave for each other; numbers of microbatches are then those of parts (see `slices.cutting`).
     """
 
     sharding: ShardedStage | None = None
     embedded: bool = False
+    slices: StageSlices | None = None
 
     def __init__(
         self,
@@ -111,6 +115,21 @@ class Stage:
         that cannot be handed on.
         """
         self._gathered()
+        with self._slice(microbatch, x, target):
+            return self._forward(microbatch, x, target, split, seed, recompute, keeper)
+
+    def _slice(self, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
+        """What a forward runs in. The first one of a slice looks at the layers: can they be cut? Raises BadInput."""
+        if self.slices is None:
+            return nullcontext()
+        if not self.slices.looked:
+            self.slices.looked = True
+            check_stage(self.layers, self.first, self.loss, (x, target), self.slices.tokens(x))
+        return self.slices.forward(microbatch, x)
+
+    def _forward(
+        self, microbatch: int, x: Any, target: Any, split: bool, seed: int, recompute: bool, keeper: Keeper | None
+    ) -> Any:
         if self.first == 0 and not self.embedded:
             x = constant(x)
         if keeper is not None:
@@ -167,7 +186,8 @@ class Stage:
         x = opened_all(dropped.input)
         if dropped.versions:
             _check_unchanged(x, dropped.versions)
-        with self.replay.again(dropped.moment):
+        within = nullcontext() if self.slices is None else self.slices.again(microbatch)
+        with self.replay.again(dropped.moment), within:
             _, self.live[microbatch] = self._run(x, dropped.target, dropped.split, dropped.seed)
 
     def backward(
@@ -183,10 +203,11 @@ class Stage:
         if not isinstance(live, Live):
             raise BadInput("F dropped its activations: an X pass must come before")
         given: Sequence[Tensor | None] = [self._unit(weight)] if gradients is None else gradients
-        for part, kept in zip(reversed(self.parts), reversed(live.kept), strict=True):
-            given = part.backward(kept, given, self.share * weight)
-            if not live.split:
-                part.weights(kept)
+        with nullcontext() if self.slices is None else self.slices.backward(microbatch):
+            for part, kept in zip(reversed(self.parts), reversed(live.kept), strict=True):
+                given = part.backward(kept, given, self.share * weight)
+                if not live.split:
+                    part.weights(kept)
         if not live.split:
             del self.live[microbatch]
         self._added()
@@ -213,6 +234,12 @@ class Stage:
         """A pass ends that added to gradients."""
         if self.sharding is not None:
             self.sharding.settle()
+
+    def forget(self) -> None:
+        """Drop all that microbatches keep: their step begins anew."""
+        self.live.clear()
+        if self.slices is not None:
+            self.slices.clear()
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Every parameter that is trained, as "layer 3 weight"."""

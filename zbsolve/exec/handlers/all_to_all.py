@@ -32,5 +32,5 @@ def _check_behind(*kinds: str) -> Check:
     return check
 
 
-BEHIND_FORWARD = Handler(_hand_on, _check_behind("F"), makes="its activation", repeatable=True, only_time=True)
-BEHIND_BACKWARD = Handler(_hand_on, _check_behind("B", "BW"), makes="the gradient of its input", only_time=True)
+BEHIND_FORWARD = Handler(_hand_on, _check_behind("F"), makes="its activation", repeatable=True, only_time=True, sliced=True)
+BEHIND_BACKWARD = Handler(_hand_on, _check_behind("B", "BW"), makes="the gradient of its input", only_time=True, sliced=True)

@@ -8,13 +8,14 @@ from ...tables import Ints, Pass, pass_name
 from ...util.errors import BadInput
 from ..backward.values import tensors_of
 from ..program import Action
+from ..slices.sequence import share_of_loss
 from .graph import Graph
 from .handler import Handler, RankState
 
 
 def _forward(state: RankState, action: Action, given: Any) -> Any:
     """Nobody takes the last stage's output, which is the loss, or hidden states for the shards of the vocabulary."""
-    m, data, stage, companions = action.microbatch, state.data, state.stages[action.stage], action.companions
+    m, data, stage, companions = action.part, state.data, state.stages[action.stage], action.companions
     shard = state.vocabulary
     x = data.inputs[m] if given is None else given
     if shard is not None and shard.embeds(action.stage):
@@ -33,12 +34,12 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     if stage.loss is None:
         return y
     # Alone: some losses leave their mean in a storage as large as the output.
-    state.losses.append(y.clone() if share == 1 else y * share)
+    state.losses.append(y.clone() if share == 1 else share_of_loss(y, share))
     return None
 
 
 def _backward(state: RankState, action: Action, given: Any) -> Any:
-    m, data, shard = action.microbatch, state.data, state.vocabulary
+    m, data, shard = action.part, state.data, state.vocabulary
     if shard is not None and shard.ends(action.stage):
         given = shard.gradient(m)
     found = state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
@@ -48,21 +49,22 @@ def _backward(state: RankState, action: Action, given: Any) -> Any:
 
 
 def _weights(state: RankState, action: Action, given: Any) -> Any:
-    state.stages[action.stage].weights(action.microbatch)
+    state.stages[action.stage].weights(action.part)
     return None
 
 
 def _recompute(state: RankState, action: Action, given: Any) -> Any:
-    state.stages[action.stage].recompute(action.microbatch)
+    state.stages[action.stage].recompute(action.part)
     return None
 
 
 def _check_forward(graph: Graph, rows: Ints) -> None:
-    """The backward of a microbatch on a stage is B and W, or BW."""
-    if not graph.training:
-        return
+    """The backward of a microbatch on a stage is B and W, or BW. A slice comes behind the one before."""
     for row in rows.tolist():
         one = graph.one(row)
+        _check_behind(graph, graph.beside(one, -1), one)
+        if not graph.training:
+            continue
         fused = graph.row("BW", one) is not None
         if fused == (graph.row("B", one) is not None):
             both = "both B and BW" if fused else "neither B nor BW"
@@ -74,6 +76,19 @@ def _check_forward(graph: Graph, rows: Ints) -> None:
 def _check_has_forward(graph: Graph, rows: Ints) -> None:
     for row in rows.tolist():
         graph.need("F", graph.one(row))
+
+
+def _check_backward(graph: Graph, rows: Ints) -> None:
+    """It has a forward, and comes behind that of the next slice, whose gradients of keys and values it takes."""
+    _check_has_forward(graph, rows)
+    for row in rows.tolist():
+        _check_behind(graph, graph.beside(graph.one(row), 1), graph.one(row))
+
+
+def _check_behind(graph: Graph, before: Pass | None, one: Pass) -> None:
+    index = graph.problem.index
+    if before is not None and not graph.ordered(index[before.name], index[one.name]):
+        raise BadInput(f"pass {one.name}: no edge puts it behind {before.name}")
 
 
 def _check_recompute(graph: Graph, rows: Ints) -> None:
@@ -88,17 +103,26 @@ def _check_recompute(graph: Graph, rows: Ints) -> None:
 
 
 def _named(kind: str, like: Pass) -> str:
-    return pass_name(kind, like.stage, like.microbatch)
+    return pass_name(kind, like.stage, like.microbatch, like.slice)
 
 
-FORWARD = Handler(_forward, _check_forward, takes="activation", makes="its activation", uses_weights=True, repeatable=True)
+FORWARD = Handler(
+    _forward,
+    _check_forward,
+    takes="activation",
+    makes="its activation",
+    uses_weights=True,
+    repeatable=True,
+    sliced=True,
+)
 BACKWARD = Handler(
     _backward,
-    _check_has_forward,
+    _check_backward,
     takes="gradient",
     makes="the gradient of its input",
     adds_gradients=True,
     uses_weights=True,
+    sliced=True,
 )
-WEIGHTS = Handler(_weights, _check_has_forward, adds_gradients=True, uses_weights=True)
-RECOMPUTE = Handler(_recompute, _check_recompute, uses_weights=True)
+WEIGHTS = Handler(_weights, _check_has_forward, adds_gradients=True, uses_weights=True, sliced=True)
+RECOMPUTE = Handler(_recompute, _check_recompute, uses_weights=True, sliced=True)

@@ -26,7 +26,8 @@ from .graph import Graph
 class Data:
     """What a step feeds in. inputs, targets: microbatch → pytree of tensors, for the first and for the last stage. seed:
     microbatch m draws its random numbers from seed + m. shares: what each microbatch counts in the mean, 1 on average
-    (empty: all count alike). scale: losses are multiplied by it before their backward."""
+    (empty: all count alike). Where sequences run in slices, each part (see `slices.cutting`) is in place of a microbatch.
+    scale: losses are multiplied by it before their backward."""
 
     inputs: Mapping[int, Any]
     targets: Mapping[int, Any]
@@ -88,6 +89,7 @@ class Handler:
     joins: it begins a collective of all ranks, which ends nowhere before each rank has begun it. So edges between ranks to
     and from it carry nothing. On an emulated device it takes its time from when it has really ended.
     reads: what of the batch it needs of its microbatch ("inputs", "targets"), on whichever rank.
+    sliced: it can run for a slice of a sequence.
     ends_with_step: it joins passes of other ranks, and when it has ended is known only when the step ends.
     does: what it does beside the passes that compute: with sharded parameters ("gather", "reduce"), so that no one else
     needs to, with what a microbatch keeps ("offload", "reload"), or with a sharded vocabulary ("broadcast",
@@ -107,6 +109,7 @@ class Handler:
     uses_weights: bool = False
     repeatable: bool = False
     only_time: bool = False
+    sliced: bool = False
     ends_with_step: bool = False
     joins: bool = False
     reads: str = ""

@@ -23,16 +23,16 @@ def _shard(state: RankState) -> VocabularyShard:
 
 
 def _broadcast(state: RankState, action: Action, given: Any) -> Any:
-    _shard(state).broadcast(action, state.data.targets[action.microbatch])
+    _shard(state).broadcast(action, state.data.targets[action.part])
 
 
 def _scores(state: RankState, action: Action, given: Any) -> Any:
-    m, data = action.microbatch, state.data
+    m, data = action.part, state.data
     _shard(state).scores(m, data.targets[m], data.share(m) * data.scale)
 
 
 def _merge(state: RankState, action: Action, given: Any) -> Any:
-    share = state.data.share(action.microbatch)
+    share = state.data.share(action.part)
 
     def made(loss: Any) -> None:
         state.losses.append(loss if share == 1 else loss * share)
@@ -41,7 +41,7 @@ def _merge(state: RankState, action: Action, given: Any) -> Any:
 
 
 def _weights(state: RankState, action: Action, given: Any) -> Any:
-    _shard(state).weights(action.microbatch)
+    _shard(state).weights(action.part)
 
 
 def _input_gradient(state: RankState, action: Action, given: Any) -> Any:
@@ -49,11 +49,11 @@ def _input_gradient(state: RankState, action: Action, given: Any) -> Any:
 
 
 def _embedded(state: RankState, action: Action, given: Any) -> Any:
-    _shard(state).look_up(action, state.data.inputs[action.microbatch])
+    _shard(state).look_up(action, state.data.inputs[action.part])
 
 
 def _embedding_gradient(state: RankState, action: Action, given: Any) -> Any:
-    _shard(state).scatter(action, state.data.inputs[action.microbatch])
+    _shard(state).scatter(action, state.data.inputs[action.part])
 
 
 def _settle(state: RankState, name: str, sure: bool) -> None:

@@ -131,11 +131,14 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
                 pipeline.rounds[count, with_loss] = ForwardRound.of(pipeline, count, with_loss)
             one = pipeline.rounds[count, with_loss]
             inputs, targets = batch.inputs[start:], batch.targets[start:]
+            labels = {m: moved(targets[m], device) for m in one.program.targets} if with_loss else {}
+            parts, cutting = pipeline.cutting.parts(labels, "targets"), pipeline.cutting
+            rows = {m: batch.rows[start + m] for m in range(count)} if with_loss else {}
             data = Data(
-                {m: moved(inputs[m], device) for m in one.program.inputs},
-                {m: moved(targets[m], device) for m in one.program.targets} if with_loss else {},
-                step_seed(pipeline.seed, pipeline.steps) + start,
-                {m: batch.rows[start + m] for m in range(count)} if with_loss else {},
+                cutting.parts({m: moved(inputs[m], device) for m in one.program.inputs}, "inputs"),
+                parts,
+                step_seed(pipeline.seed, pipeline.steps) + start * cutting.count,
+                cutting.shares(parts, rows, pipeline.ignored),
             )
             one.run(pipeline, data)
             yield start, one

@@ -15,6 +15,7 @@ from ..handlers.handler import Data, RankState, sum_of
 from ..interpreter import Hooks, Interpreter
 from ..lowering import lower
 from ..program import Program
+from ..slices.cutting import Cutting
 from ..transport.format import Format
 from ..transport.mailbox import Mailbox
 from ..transport.wires import receive_bytes, send_bytes
@@ -24,12 +25,13 @@ from .on_rank import OnRank
 @dataclass(frozen=True, eq=False)
 class ForwardRound:
     """The forwards of some microbatches in the order that the schedule gives them, with messages of their own. stages: this
-    rank's, by number."""
+    rank's, by number. cutting: how sequences are cut into slices."""
 
     stages: Mapping[int, ForwardStage]
     interpreter: Interpreter
     mailbox: Mailbox
     shapes: ShapeNumbers
+    cutting: Cutting
 
     @classmethod
     def of(cls, pipeline: OnRank, count: int, with_loss: bool) -> ForwardRound:
@@ -42,9 +44,10 @@ class ForwardRound:
         shard = pipeline.vocabulary_shard
         stages = {s: ForwardStage(one, with_loss, s == problem.stages - 1) for s, one in pipeline.stages.items()}
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
-        shapes = ShapeNumbers(problem.routes, range(count), pipeline.rank, peers.wires.size)
+        parts = range(count * pipeline.cutting.count)
+        shapes = ShapeNumbers(problem.routes, parts, pipeline.rank, peers.wires.size)
         state = RankState(stages, vocabulary=None if shard is None else shard.for_forwards())
-        return cls(stages, Interpreter(program, state, mailbox, hooks), mailbox, shapes)
+        return cls(stages, Interpreter(program, state, mailbox, hooks), mailbox, shapes, pipeline.cutting)
 
     @property
     def program(self) -> Program:
@@ -74,7 +77,7 @@ class ForwardRound:
     @property
     def outputs(self) -> dict[int, Any]:
         """Microbatch → what the last stage made of it here."""
-        return {m: y for one in self.stages.values() for m, y in one.outputs.items()}
+        return self.cutting.joined({m: y for one in self.stages.values() for m, y in one.outputs.items()})
 
     def clear(self) -> None:
         """Keep nothing of the batch."""

@@ -15,6 +15,7 @@ from ..mesh.place import PipelineMesh
 from ..replicas import Replicas
 from ..sharding.rank import Sharding
 from ..shared import Shared
+from ..slices.cutting import Cutting
 from ..transport.peers import Peers
 from ..transport.wires import Wires
 from ..vocabulary.rank import VocabularyShard
@@ -24,7 +25,7 @@ from ..weight_versions import WeightVersions
 
 class OnRank(Protocol):
     """One rank's pipeline: see `Pipeline`. group: its process group, None for the default one. rounds: programs of forwards
-    that were made so far."""
+    that were made so far. cutting: how sequences are cut into slices. ignored: the label that the loss leaves out."""
 
     schedule: Schedule
     group: Any
@@ -33,6 +34,8 @@ class OnRank(Protocol):
     rank: int
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
+    cutting: Cutting
+    ignored: int
     wires: Wires
     peers: Peers
     hooks: Hooks

@@ -73,13 +73,13 @@ class Offload:
 
     def keeper(self, action: Action, batch: Iterable[Tensor]) -> Keeper:
         """The keeper of what an F keeps. batch: what stays where it is."""
-        made = self._keepers[action.stage, action.microbatch] = Keeper(self.device, batch)
+        made = self._keepers[action.stage, action.part] = Keeper(self.device, batch)
         return made
 
     def send_out(self, action: Action) -> None:
         """Begin to copy what F keeps to the host. It goes from the device with `settle`. Raises BadInput where the machine
         lacks memory."""
-        spot = action.stage, action.microbatch
+        spot = action.stage, action.part
         pieces = self._keepers.pop(spot).chosen(action.share)
         away = self._away[spot] = _Away(pieces, room_for(pieces))
         if count := self._missing.pop(action.stage, 0):
@@ -92,7 +92,7 @@ class Offload:
 
     def bring_back(self, action: Action) -> None:
         """Take memory on the device, and begin to copy there what is in host memory. Raises BadInput where nothing is."""
-        away = self._away.pop((action.stage, action.microbatch), None)
+        away = self._away.pop((action.stage, action.part), None)
         if away is None:
             raise BadInput("nothing is in host memory that it could bring back")
         targets = [(piece.come_back(), piece.place) for piece in away.pieces]

@@ -21,7 +21,7 @@ from ...models.model import Model
 from ...schedule import Schedule
 from ...timeline import Floats, Timeline
 from ...util.errors import BadInput
-from ..assembly import layer_numbers, stages_of
+from ..assembly import check_sliced, layer_numbers, slice_stages, stages_of
 from ..backward.by_name import parts_by_name
 from ..backward.values import copied, tensors_of
 from ..feed import moved, step_seed
@@ -34,6 +34,8 @@ from ..lowering import lower
 from ..memory import LiveBytes, Memory, predicted
 from ..program import Action, Message
 from ..shared import Bucket, buckets
+from ..slices.check import ignored_label
+from ..slices.cutting import Cutting
 from ..splits import Row
 from .streams import Streams
 
@@ -113,10 +115,13 @@ class OneDevice:
         self.copies = DeviceCopies(streams)
         self.parts: list[dict[int, nn.Module]] = []
         self.interpreters: list[Interpreter] = []
+        check_sliced(problem, split)
+        self.cutting, self.ignored = Cutting.of(problem), ignored_label(model.loss)
         parts = parts_by_name(split, tight=problem.capacity is not None)
         for program in lower(schedule):
             mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
             stages = stages_of(self.counts, program.stages, mine, model.loss, problem.microbatches, parts)
+            slice_stages(stages, problem)
             hook = hooks[program.rank] if hooks else None
             self.parts.append(mine)
             self.interpreters.append(Interpreter(program, RankState(stages), self.copies, hook))
@@ -142,8 +147,11 @@ class OneDevice:
 
     def step(self, inputs: Mapping[int, Any], targets: Mapping[int, Any], *, memory: bool = False) -> Ran:
         """Forward and backward of one batch: microbatch → pytree of tensors. memory: count bytes. Raises RunFailed."""
-        inputs, targets = ({m: moved(x, self.device) for m, x in batch.items()} for batch in (inputs, targets))
-        data = Data(inputs, targets, step_seed(self.seed, self.steps))
+        inputs, targets = (
+            self.cutting.parts({m: moved(x, self.device) for m, x in batch.items()}, what)
+            for batch, what in ((inputs, "inputs"), (targets, "targets"))
+        )
+        data = Data(inputs, targets, step_seed(self.seed, self.steps), self.cutting.shares(targets, {}, self.ignored))
         self.steps += 1
         meters = [self._meter(rank, data) for rank in range(len(self.interpreters))] if memory else []
         self.copies.meters = meters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +14,38 @@ from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
 from ...util.own_code import raised
 from ..backward.replay import torch_random_kept
-from ..torch_private import BatchNorm, tree_leaves, tree_map
+from ..torch_private import BatchNorm, tree_leaves, tree_map, without_modes
 from .sequence import counted, cut_sequence, offsets, share_of_loss, slice_shares
 from .store import SliceStore
 
+MAX_TOKENS = 32  # of the tiny input that a stage's layers are tried with
 LIMIT = 1e-5  # of the largest output: layers are checked in float64, but some compute a part in float32
+
+
+def check_stage(
+    layers: Sequence[nn.Module], first: int, loss: Callable[[Any, Any], Tensor] | None, batch: tuple[Any, Any], tokens: int
+) -> None:
+    """`check_layers` of a stage's layers, and `check_loss` of its loss where it has one, on a tiny input made of `batch`:
+    activations and targets of a sequence's first slice. tokens: of the whole sequence. Nobody outside counts its bytes.
+    Raises BadInput."""
+    with without_modes():
+        x, targets = (tree_map(partial(_tiny, min(tokens, MAX_TOKENS)), one) for one in batch)
+        output = check_layers(layers, x, first)
+        if loss is not None:
+            check_loss(loss, output, targets, ignored_label(loss))
+
+
+def ignored_label(loss: Any) -> int:
+    """The label that a loss leaves out: what it says, or torch's own."""
+    return int(getattr(loss, "ignore_index", -100))
+
+
+def _tiny(tokens: int, one: Any) -> Any:
+    """The first sample of a tensor (batch, length, …), cut or repeated to a length."""
+    if not isinstance(one, Tensor) or one.dim() < 2:
+        return one
+    times = -(-tokens // max(one.shape[1], 1))
+    return torch.cat([one[:1].detach()] * times, 1)[:, :tokens]
 
 
 def check_layers(layers: Sequence[nn.Module], sample: Any, first: int = 0) -> Any:

@@ -134,7 +134,7 @@ class Mailbox:
         self._wires.wait(self._wires.receive(tensor, source, tag), source, self._timeout)
 
     def _key(self, message: Message) -> tuple[tuple[int, int, int], int]:
-        return message.channel, self._numbers[message.microbatch]
+        return message.channel, self._numbers[message.part]
 
     def _agreed(self, message: Message) -> Format | None:
         found = self._formats.get(self._key(message))

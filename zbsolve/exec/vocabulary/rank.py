@@ -115,7 +115,7 @@ class VocabularyShard:
 
     def broadcast(self, action: Action, labels: Tensor) -> None:
         """VB: hidden states of the last stage's rank to all. Raises BadInput where labels do not fit."""
-        m, root = action.microbatch, self.homes.last(action.microbatch)
+        m, root = action.part, self.homes.last(action.part)
         weight, kind = self.output.weight, self._kind()
         if root == self.homes.rank:
             given = self._given.pop(m)
@@ -140,7 +140,7 @@ class VocabularyShard:
     def merge(self, action: Action, made: Callable[[Tensor], None]) -> None:
         """VR: all that a shard must hear of the others, and with one barrier the sum of the input gradient. made: gets the
         loss, on the last stage's rank."""
-        m, root = action.microbatch, self.homes.last(action.microbatch)
+        m, root = action.part, self.homes.last(action.part)
         kept, part = self._kept[m], self._kept[m].partial
 
         def work() -> None:
@@ -175,7 +175,7 @@ class VocabularyShard:
 
     def input_gradient(self, action: Action) -> None:
         """VG: the sum of the shards' input gradients, to the last stage's rank."""
-        m, root = action.microbatch, self.homes.last(action.microbatch)
+        m, root = action.part, self.homes.last(action.part)
         found = self._gradients.pop(m)
 
         def over() -> None:
@@ -202,7 +202,7 @@ class VocabularyShard:
 
     def look_up(self, action: Action, tokens: Tensor) -> None:
         """VE: the sum of the shards' look-ups, to the first stage's rank."""
-        shard, m, root = self.embedding, action.microbatch, self.homes.first(action.microbatch)
+        shard, m, root = self.embedding, action.part, self.homes.first(action.part)
         assert shard is not None
         if root == self.homes.rank:
             self._vectors[m] = shard.weight.new_empty(*tokens.shape, shard.weight.shape[1], requires_grad=False)
@@ -218,7 +218,7 @@ class VocabularyShard:
 
     def scatter(self, action: Action, tokens: Tensor) -> None:
         """VS: the gradient of the vectors from the first stage's rank to all, which add it to their rows'."""
-        shard, m, root = self.embedding, action.microbatch, self.homes.first(action.microbatch)
+        shard, m, root = self.embedding, action.part, self.homes.first(action.part)
         assert shard is not None
         if not shard.weight.requires_grad:
             self._begin(action, lambda: None)

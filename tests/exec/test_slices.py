@@ -1,0 +1,113 @@
+"""Sequences in slices: a whole pipeline on gloo ranks or in one process, against the unsliced model."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+from zbsolve import BadInput, Problem
+from zbsolve.build import with_slices
+from zbsolve.exec.lowering import lower
+from zbsolve.exec.transport.failure import RunFailed
+from zbsolve.models.model import Model
+from zbsolve.models.presets import GptSizes, gpt
+
+from ..support.exec_jobs_slices import CASES
+from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import a_problem, random_schedule, run_here, worst_difference
+
+LIMITS = {one.name: 1e-6 if "float32" in one.name else 1e-12 for one in CASES}
+SMALL = GptSizes(width=8, blocks=2, heads=2, batch=2, length=12)
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    """What three ranks tried in one launch."""
+    return on_ranks(3, "tests.support.exec_jobs_slices:all_of", timeout=240.0)
+
+
+def test_loss_and_gradients_are_those_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["cases"].keys() == LIMITS.keys()
+        assert {name: worst for name, worst in rank["cases"].items() if not worst <= LIMITS[name]} == {}
+
+
+def test_evaluations_and_outputs_are_those_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert len(rank["evaluated"]) == 2
+        for name, differences in rank["evaluated"].items():
+            assert max(differences) <= LIMITS[name], name
+
+
+def test_a_split_that_knows_no_slices_is_refused(found: list[dict[str, Any]]) -> None:
+    assert all(rank["refused"].startswith("split: 'graph' does not know slices") for rank in found)
+
+
+def sliced(count: int, lengths: tuple[float, ...] = (), placement: tuple[int, ...] = (0, 1), **how: Any) -> Problem:
+    return with_slices(a_problem(placement, 2 * count, layers=4, **how), count, held_keys=1, lengths=lengths)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_the_graph_gives_the_unsliced_gradients(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = sliced(4, rng.choice([(), (5, 1, 4, 2)]), rng.choice([(0, 1), (0, 1, 1, 0)]), fused=rng.random() < 0.5)
+    worst = worst_difference(random_schedule(problem, seed), gpt("small", 0, SMALL), lambda ready: rng.choice(list(ready)))
+    assert worst < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("problem", "line"),
+    [
+        (sliced(5), "inputs: 5 even slices do not divide a sequence of 12 tokens"),
+        (sliced(2, (100, 1)), "inputs: a sequence of 12 tokens in 2 slices: each needs one"),
+        (replace(sliced(2), slice_lengths=(1, 2, 3)), "schedule: 3 slice lengths for 2 slices"),
+    ],
+    ids=["even", "short", "lengths"],
+)
+def test_sequences_that_do_not_make_the_slices_are_refused(problem: Problem, line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        run_here(random_schedule(problem), gpt("small", 0, SMALL))
+
+
+def without_edge(problem: Problem, before: str, after: str) -> Problem:
+    """The problem without the edge between two passes."""
+    a, b = (problem.index[name] for name in (before, after))
+    edges = problem.edges
+    keep = [i for i in range(len(edges)) if (edges.before[i], edges.after[i]) != (a, b)]
+    assert len(keep) < len(edges)
+    return replace(problem, edges=edges.only(keep))
+
+
+@pytest.mark.parametrize(
+    ("ends", "line"),
+    [
+        (("1F0", "1F0.1"), r"pass 1F0\.1: no edge puts it behind 1F0"),
+        (("0B1.2", "0B1.1"), r"pass 0B1\.1: no edge puts it behind 0B1\.2"),
+    ],
+)
+def test_slices_that_no_edge_keeps_in_order_are_refused(ends: tuple[str, str], line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        lower(random_schedule(without_edge(sliced(3), *ends)))
+
+
+class Mean(nn.Module):
+    """It mixes positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(1, keepdim=True)
+
+
+def changed(**how: Any) -> Model:
+    return replace(gpt("small", 0, SMALL), **how)
+
+
+def test_a_layer_that_mixes_positions_elsewhere_is_named_before_it_runs() -> None:
+    usual = gpt("small", 0, SMALL).layers
+    with pytest.raises(RunFailed, match=r"rank 1, pass 1F[01]: .*layer 2 \(Mean\): its output differs"):
+        run_here(random_schedule(sliced(3)), changed(layers=(*usual[:2], Mean, usual[3])))
+    with pytest.raises(RunFailed, match="it is no mean of labels"):
+        run_here(random_schedule(sliced(3)), changed(loss=lambda y, t: gpt("small", 0, SMALL).loss(y, t) ** 2))

@@ -1,0 +1,95 @@
+"""A step's batch in slices: what each slice of each microbatch is given, and what its loss counts.
+
+Behind this the executor knows parts: part i is slice i mod n of microbatch i div n, and to all passes it is what a
+microbatch is without slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...problem import Problem
+from ...util.errors import BadInput
+from ..backward.values import leaves_of
+from ..torch_private import tree_flatten, tree_map, tree_unflatten
+from .sequence import counted, cut_sequence, slice_shares
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How sequences are cut. count: into how many slices. lengths: of each, in proportion; (): all alike."""
+
+    count: int = 1
+    lengths: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, problem: Problem) -> Cutting:
+        """That of a problem. Raises BadInput where it tells the lengths of other slices."""
+        if len(problem.slice_lengths) not in (0, problem.slices):
+            raise BadInput(f"schedule: {len(problem.slice_lengths)} slice lengths for {problem.slices} slices")
+        return cls(problem.slices, problem.slice_lengths)
+
+    def tokens(self, length: int, what: str) -> list[int]:
+        """Tokens of each slice of a sequence. Raises BadInput naming `what` where it does not make these slices."""
+        if not self.lengths and length % self.count:
+            raise BadInput(f"{what}: {self.count} even slices do not divide a sequence of {length} tokens")
+        total = sum(self.each)
+        ends = [round(length * one / total) for one in accumulate(self.each)]
+        found = [b - a for a, b in pairwise([0, *ends])]
+        if min(found) < 1:
+            raise BadInput(f"{what}: a sequence of {length} tokens in {self.count} slices: each needs one")
+        return found
+
+    @property
+    def each(self) -> tuple[float, ...]:
+        """How long each slice is, in proportion."""
+        return self.lengths or (1.0,) * self.count
+
+    def parts(self, batch: Mapping[int, Any], what: str) -> Mapping[int, Any]:
+        """Microbatch → pytree of tensors (batch, length, …), as part → the same of its slice. Raises BadInput naming
+        `what`."""
+        if self.count == 1:
+            return batch
+        return {m * self.count + i: one for m, value in batch.items() for i, one in enumerate(self._cut(value, what))}
+
+    def _cut(self, value: Any, what: str) -> list[Any]:
+        lengths = {leaf.shape[1] if leaf.dim() > 1 else 0 for leaf in leaves_of(value) if isinstance(leaf, Tensor)}
+        if len(lengths) != 1 or not (length := min(lengths)):
+            raise BadInput(f"{what}: slices need tensors (batch, length, …) of one length, got {sorted(lengths)}")
+        return [_dense(one) for one in cut_sequence(value, self.tokens(length, what), what)]
+
+    def shares(self, targets: Mapping[int, Any], shares: Mapping[int, float], ignore_index: int) -> Mapping[int, float]:
+        """What each part of `targets` counts in the mean. shares: of each microbatch, {} where all count alike."""
+        if self.count == 1:
+            return shares
+        found: dict[int, float] = {}
+        for m in sorted({part // self.count for part in targets}):
+            mine = range(m * self.count, (m + 1) * self.count)
+            each = slice_shares([counted(targets[part], ignore_index) for part in mine])
+            found |= {part: one * shares.get(m, 1.0) for part, one in zip(mine, each, strict=True)}
+        return found
+
+    def joined(self, outputs: Mapping[int, Any]) -> dict[int, Any]:
+        """Part → pytree of tensors (batch, length, …), as microbatch → the same of the whole sequence."""
+        if self.count == 1:
+            return dict(outputs)
+        rows: dict[int, list[Any]] = {}
+        for part in sorted(outputs):
+            rows.setdefault(part // self.count, []).append(outputs[part])
+        return {m: _joined(row) for m, row in rows.items()}
+
+
+def _dense(value: Any) -> Any:
+    return tree_map(lambda one: one.contiguous() if isinstance(one, Tensor) else one, value)
+
+
+def _joined(slices: Sequence[Any]) -> Any:
+    leaves = zip(*(leaves_of(one) for one in slices), strict=True)
+    whole = [torch.cat(list(row), 1) if isinstance(row[0], Tensor) and row[0].dim() > 1 else row[0] for row in leaves]
+    return tree_unflatten(whole, tree_flatten(slices[0])[1])

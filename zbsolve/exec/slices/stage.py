@@ -1,0 +1,75 @@
+"""Slices on one stage: which of them runs, where it begins, and the keys and values that it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backward.values import leaves_of
+from .cutting import Cutting
+from .store import SliceStore
+
+
+class StageSlices:
+    """The slices of a stage's microbatches, by the number of their part (see `cutting`).
+
+    Where a slice begins follows from the activations before: tensors (batch, length, …). looked: whether the stage's layers
+    were looked at (see `check.check_stage`).
+    """
+
+    def __init__(self, cutting: Cutting) -> None:
+        self.cutting, self.looked = cutting, False
+        self.store = SliceStore(cutting.count)
+        self._ends: dict[int, list[int]] = {}
+
+    def anew(self) -> StageSlices:
+        """The same slices of other microbatches."""
+        found = StageSlices(self.cutting)
+        found.looked = self.looked
+        return found
+
+    @contextmanager
+    def forward(self, part: int, x: Any) -> Iterator[None]:
+        """Run a slice's forward on the activations `x` inside."""
+        microbatch, number = divmod(part, self.cutting.count)
+        ends = self._ends.setdefault(microbatch, [0])
+        del ends[number + 1 :]
+        ends.append(ends[-1] + _length(x))
+        with self.store.forward(microbatch, number, ends[number]):
+            yield
+        if not torch.is_grad_enabled() and number == self.cutting.count - 1:
+            del self._ends[microbatch]
+
+    def again(self, part: int) -> AbstractContextManager[None]:
+        """Run it once more inside, to recompute it."""
+        microbatch, number = divmod(part, self.cutting.count)
+        return self.store.forward(microbatch, number, self._ends[microbatch][number])
+
+    @contextmanager
+    def backward(self, part: int) -> Iterator[None]:
+        """Run a slice's backward inside. Afterwards its keys are gone."""
+        microbatch, number = divmod(part, self.cutting.count)
+        with self.store.backward(microbatch, number):
+            yield
+        if not number:
+            del self._ends[microbatch]
+
+    def clear(self) -> None:
+        """Forget all microbatches, such as those of a step that begins anew."""
+        for microbatch in self._ends:
+            self.store.drop(microbatch)
+        self._ends.clear()
+
+    def tokens(self, x: Any) -> int:
+        """About how long the whole sequence is whose first slice is `x`."""
+        each = self.cutting.each
+        return round(_length(x) * sum(each) / each[0])
+
+
+def _length(x: Any) -> int:
+    """Tokens of a slice."""
+    return next((leaf.shape[1] for leaf in leaves_of(x) if isinstance(leaf, Tensor) and leaf.dim() > 1), 0)
