@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from .util.lazy import handing_on
 
 if TYPE_CHECKING:  # for type checkers; at run time the table below says where names are
+    from . import planner as planner
     from . import systems as systems
     from .build.plain import pipeline as pipeline
     from .build.updates import with_updates as updates
@@ -54,6 +55,7 @@ _HOMES = {
     "build.updates": "with_updates=updates",
     "ilp.bounds.any_choice": "bound_over_choices",
     "layer": "HostLink Layer Link",
+    "planner": "",
     "problem": "Edge Pass Problem",
     "profile.profile": "Profile",
     "schedule": "Certificate Schedule",

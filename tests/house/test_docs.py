@@ -19,7 +19,7 @@ from ..support.docs import PAGES, blocks, text_of
 from ..support.house import ROOT
 
 HELP = "docs/commands.md"
-PUBLIC = ("zbsolve", "zbsolve.exec", "zbsolve.build", "zbsolve.interchange", "torch")
+PUBLIC = ("zbsolve", "zbsolve.exec", "zbsolve.build", "zbsolve.interchange", "zbsolve.planner", "torch")
 MEGATRON = {
     *("--pipeline-model-parallel-layout", "--pipeline-model-parallel-size", "--num-layers"),
     *("--microbatch-group-size-per-virtual-pipeline-stage", "--num-layers-per-virtual-pipeline-stage"),

@@ -1,0 +1,28 @@
+"""How to split a training step at all, on which cluster: a cost model of few constants, and layouts as profiles."""
+
+from typing import TYPE_CHECKING
+
+from ..util.lazy import handing_on
+
+if TYPE_CHECKING:
+    from .cluster import Cluster as Cluster
+    from .cluster_presets import CLUSTERS as CLUSTERS
+    from .cluster_presets import cluster_by_name as cluster_by_name
+    from .constants import fit as fit
+    from .layout import Layout as Layout
+    from .measured_rows import predict as predict
+    from .model_profile import layout_profile as layout_profile
+    from .shape import Shape as Shape
+
+__getattr__, __dir__ = handing_on(
+    __name__,
+    {
+        "cluster": "Cluster",
+        "cluster_presets": "CLUSTERS cluster_by_name",
+        "constants": "fit",
+        "layout": "Layout",
+        "measured_rows": "predict",
+        "model_profile": "layout_profile",
+        "shape": "Shape",
+    },
+)

@@ -1,0 +1,82 @@
+"""`Layout`: one way to split a training step over devices; or many of them, a column a field."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..util.errors import BadInput
+
+Many = Any  # a number, or an array of them: formulas are the same
+NONE, SELECTIVE, FULL = range(3)
+RECOMPUTE = ("none", "selective", "full")
+SINGLE, LOOP, VEE = range(3)
+PLACEMENTS = ("single", "loop", "vee")
+STAGES_ZERO = 4  # stages of ZeRO: 0 (nothing sharded) to 3
+
+
+class Layout(NamedTuple):
+    """dp, tp, pp: replicas, tensor ranks and pipeline ranks. chunks: stages a pipeline rank. placement: a number in
+    `PLACEMENTS`. size: sequences a microbatch; count: microbatches of a replica. recompute: a number in `RECOMPUTE`.
+    sequence: 1 where norms and dropouts are split over tensor ranks too (sequence parallelism, 2205.05198). zero: stage of
+    ZeRO (1910.02054). scattered: 1 where each tensor rank sends its part of a message (2104.04473, section 4.1).
+
+    Every field is a whole number, or all are arrays of one length: then it is a table of layouts.
+    """
+
+    dp: Many = 1
+    tp: Many = 1
+    pp: Many = 1
+    chunks: Many = 1
+    placement: Many = SINGLE
+    size: Many = 1
+    count: Many = 1
+    recompute: Many = NONE
+    sequence: Many = 0
+    zero: Many = 0
+    scattered: Many = 1
+
+    @property
+    def devices(self) -> Many:
+        """All devices."""
+        return self.dp * self.tp * self.pp
+
+    @property
+    def stages(self) -> Many:
+        """Stages of the pipeline."""
+        return self.pp * self.chunks
+
+    @property
+    def spot(self) -> str:
+        """The placement as `Step` takes it."""
+        name = PLACEMENTS[int(self.placement)]
+        return f"{name}{int(self.chunks)}" if name == "loop" else name
+
+    @property
+    def title(self) -> str:
+        """As a person reads it: `dp 4 tp 2 pp 8 vee, 64 × 1, recompute none, zero 1`."""
+        parts = f"dp {self.dp} tp {self.tp} pp {self.pp} {self.spot}, {self.count} × {self.size}"
+        further = ", sequence parallel" if self.sequence else ""
+        return f"{parts}, recompute {RECOMPUTE[int(self.recompute)]}{further}, zero {self.zero}"
+
+    def rows(self, keep: NDArray[Any]) -> Layout:
+        """Of a table: the rows with these numbers, or those that a mask marks."""
+        return Layout(*(column[keep] for column in self))
+
+    def row(self, index: int) -> Layout:
+        """Of a table: one layout."""
+        return Layout(*(int(column[index]) for column in self))
+
+
+def table_of(layouts: list[Layout]) -> Layout:
+    """Layouts as a table."""
+    return Layout(*(np.array(column, np.int64) for column in zip(*layouts, strict=True)))
+
+
+def recompute_by_name(name: str, where: str) -> int:
+    """The number of "none", "selective" or "full". Raises BadInput naming `where`."""
+    if name not in RECOMPUTE:
+        raise BadInput(f"{where} '{name[:40]}': one of {', '.join(RECOMPUTE)}")
+    return RECOMPUTE.index(name)
