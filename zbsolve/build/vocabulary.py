@@ -100,7 +100,7 @@ def model_stages(problem: Problem) -> int:
 def barriers_of(problem: Problem) -> int:
     """The barriers of each microbatch (see `Vocabulary`); 0 where the vocabulary is not sharded."""
     kinds = problem.passes.kinds
-    return 0 if "S" not in kinds else 2 if "VG" in kinds else 1
+    return 0 if "VR" not in kinds else 2 if "VG" in kinds else 1
 
 
 class _Ends(NamedTuple):
