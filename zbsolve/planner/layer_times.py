@@ -40,6 +40,11 @@ class Times(NamedTuple):
         return self.F + self.B + self.W
 
 
+def whole(times: Times) -> Times:
+    """Times in whole µs."""
+    return Times(*(np.rint(one) for one in times))
+
+
 def block_times(shape: Shape, layout: Layout, cluster: Cluster) -> Times:
     """Of one block."""
     tokens, tp = layout.size * shape.sequence, layout.tp

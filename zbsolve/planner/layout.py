@@ -14,7 +14,7 @@ NONE, SELECTIVE, FULL = range(3)
 RECOMPUTE = ("none", "selective", "full")
 SINGLE, LOOP, VEE = range(3)
 PLACEMENTS = ("single", "loop", "vee")
-STAGES_ZERO = 4  # stages of ZeRO: 0 (nothing sharded) to 3
+ZERO_STAGES = 4  # 0 (nothing sharded) to 3
 
 
 class Layout(NamedTuple):

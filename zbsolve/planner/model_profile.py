@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from math import ceil
 
-import numpy as np
-
 from ..layer import Layer, Link
 from ..profile.profile import Profile
 from .cluster import Cluster
 from .layer_bytes import WEIGHT_BYTES, Held, block_bytes, head_bytes, state_bytes
-from .layer_times import Times, block_times, embedding_times, head_times, message_bytes, message_rate
+from .layer_times import Times, block_times, embedding_times, head_times, message_bytes, message_rate, whole
 from .layout import Layout
 from .shape import Shape
 
@@ -39,11 +37,6 @@ def layout_profile(shape: Shape, layout: Layout, cluster: Cluster) -> Profile:
         {},
         tied=((first.parameter_bytes, (0, shape.layers + 1)),) if shape.tied else (),
     )
-
-
-def whole(times: Times) -> Times:
-    """Times in whole µs."""
-    return Times(*(np.rint(one) for one in times))
 
 
 def _layer(name: str, times: Times, held: Held, parameters: float, sent: int) -> Layer:

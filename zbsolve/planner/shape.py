@@ -43,6 +43,11 @@ class Shape:
         return cls(name, layers, hidden, heads, heads, hidden // heads, 4 * hidden, sequence, vocabulary, tied=True)
 
     @property
+    def stages(self) -> int:
+        """The most stages that there can be: embedding, blocks and head."""
+        return self.layers + 2
+
+    @property
     def query_width(self) -> int:
         """Of all heads' queries."""
         return self.heads * self.head_width

@@ -1,0 +1,200 @@
+"""The space of layouts: who is in it, what cannot fit, what is dominated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+import zbsolve
+from benchmarks.measured import rows_of
+from zbsolve.layer import layer_ranges
+from zbsolve.planner import CLUSTERS, Layout, Shape, layout_profile
+from zbsolve.planner.costs import Costs, costs_of, least_bytes
+from zbsolve.planner.dominance import dominators
+from zbsolve.planner.layer_times import after_pipeline
+from zbsolve.planner.layout import FULL, LOOP, NONE, SELECTIVE, SINGLE, VEE, table_of
+from zbsolve.planner.rank_roles import fullest, roles
+from zbsolve.planner.space import layouts
+from zbsolve.util.errors import BadInput, Infeasible
+
+from ..support.partitions import partitions
+
+A100, H100 = CLUSTERS["a100"], CLUSTERS["h100"]
+SMALL = Shape.gpt(1024, 8, 6)
+PLACED = [(1, 1, SINGLE), (2, 1, SINGLE), (3, 1, SINGLE), (2, 2, LOOP), (2, 2, VEE), (3, 2, VEE), (2, 3, LOOP)]
+# Sizes as they are published (2407.21783, Table 3), sequences as the recipes have them.
+LLAMA = {
+    "LLAMA3_8B": Shape("llama3-8b", 32, 4096, 32, 8, 128, 14_336, 8192, 128_256, gated=True, fused=True),
+    "LLAMA3_70B": Shape("llama3-70b", 80, 8192, 64, 8, 128, 28_672, 8192, 128_256, gated=True, fused=True),
+    "LLAMA3.1_405B": Shape("llama3-405b", 126, 16_384, 128, 8, 128, 53_248, 8192, 128_256, gated=True, fused=True),
+}
+DENSE = [row for row in rows_of("megatron-bridge.csv") if row["model"] in LLAMA and row["cp"] == "1"]
+
+
+@pytest.mark.parametrize("row", DENSE, ids=lambda row: f"{row['system']}-{row['model']}")
+def test_published_configurations_are_legal(row: dict[str, str]) -> None:
+    """Megatron-Bridge's performance summary, 25.11: dense models without context parallelism."""
+    shape, number = (
+        LLAMA[row["model"]],
+        {name: int(row[name] or 1) for name in ("gpus", "gbs", "mbs", "tp", "pp", "vp", "ga")},
+    )
+    table = layouts(shape, number["gpus"], number["gbs"], H100)
+    dp = number["gpus"] // number["tp"] // number["pp"]
+    zero = 3 if row["fsdp"] == "1" else 1
+    wanted = {"dp": dp, "tp": number["tp"], "pp": number["pp"], "chunks": number["vp"], "size": number["mbs"], "zero": zero}
+    here = np.logical_and.reduce([getattr(table, name) == value for name, value in wanted.items()])
+    assert here.any()
+    assert set(table.count[here].tolist()) == {number["ga"]}
+
+
+def test_there_are_published_configurations() -> None:
+    assert len(DENSE) == 8
+
+
+def test_every_layout_is_legal_and_none_is_missing() -> None:
+    """All numbers below 13 are tried: those that are legal are the table, each once."""
+    table, devices, batch = layouts(SMALL, 12, 24, A100), 12, 24
+    rows = {table.row(i) for i in range(len(table.dp))}
+    assert len(rows) == len(table.dp)
+    splits = {
+        (dp, tp, pp, size)
+        for dp, tp, pp, size in product(range(1, 13), (1, 2, 4, 8), range(1, 13), range(1, 25))
+        if dp * tp * pp == devices and pp <= SMALL.layers + 2 and batch % (dp * size) == 0
+    }
+    assert {(one.dp, one.tp, one.pp, one.size) for one in rows} == splits
+    assert all(one.dp * one.size * one.count == batch for one in rows)
+    for dp, tp, pp, size in splits:
+        mine = [one for one in rows if (one.dp, one.tp, one.pp, one.size) == (dp, tp, pp, size)]
+        places = 1 + (0 if pp == 1 else (8 // pp - 1) + (2 * pp <= 8))
+        assert len(mine) == places * 3 * (1 + (tp > 1)) * (4 if dp > 1 else 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "batch", "said"),
+    [
+        (0, 8, "devices 0, batch 8: at least 1 of each is needed"),
+        (1009, 512, "batch 512: no split of 1009 devices has a number of replicas that divides it: there are 1009"),
+        (64, 1, None),
+    ],
+)
+def test_what_has_no_layout_is_said(devices: int, batch: int, said: str | None) -> None:
+    if said is None:
+        assert (layouts(SMALL, devices, batch, A100).dp == 1).all()
+        return
+    with pytest.raises(BadInput) as error:
+        layouts(SMALL, devices, batch, A100)
+    assert str(error.value).startswith(said)
+
+
+def test_the_fullest_rank_against_all_distributions() -> None:
+    """Blocks on ranks whole: the least maximum, over every way to lay them."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        blocks, number = int(rng.integers(1, 7)), rng.integers(0, 3, 4)
+        number[0] = max(1, number[0])
+        fixed, unit, first = rng.integers(0, 40, 4), int(rng.integers(1, 20)), int(rng.integers(0, 9))
+        ranks = np.repeat(fixed, number)
+        ways = (n for n in product(range(blocks + 1), repeat=len(ranks)) if sum(n) == blocks)
+        best = min(int((np.array(n) * unit + ranks + first * (np.array(n) > 0)).max()) for n in ways)
+        assert fullest(blocks, np.array([unit]), fixed[:, None], number[:, None], first)[0] == best
+
+
+@pytest.mark.parametrize(("pp", "chunks", "placement"), PLACED)
+@pytest.mark.parametrize(("recompute", "zero", "tied"), [(NONE, 0, False), (SELECTIVE, 1, True), (FULL, 3, True)])
+def test_the_least_memory_is_that_of_some_partition(
+    pp: int, chunks: int, placement: int, recompute: int, zero: int, tied: bool
+) -> None:
+    """Of every partition the fullest rank when one microbatch is on all stages; below it no step is built."""
+    layout = Layout(2, 2, pp, chunks, placement, 1, 4, recompute, 1, zero)
+    shape = replace(SMALL, tied=tied)
+    profile = replace(layout_profile(shape, layout, A100), capacity=None)
+    step = zbsolve.Step(pp, layout.count, layout.spot)
+    costs, needs = step.costs(profile), []
+    for counts in partitions(shape.stages, layout.stages):
+        fixed, moving = costs.memory.of_ranks(counts, costs.routes)
+        kept = np.zeros(pp)
+        for stage, here in enumerate(layer_ranges(counts)):
+            kept[costs.routes[0][stage]] += costs.memory.after_f(here.start, here.stop)
+        needs.append((max(np.array(fixed) + np.array(moving) + kept), counts))
+    least = int(least_bytes(costs_of(shape, table_of([layout]), A100), table_of([layout]))[0])
+    need, counts = min(needs)
+    assert least <= need
+    assert need <= 1.25 * least  # every stage needs a layer here, and a rank without blocks no transient
+    with pytest.raises(Infeasible):
+        replace(step, partition=counts, memory=least - 1).problem(profile)
+
+
+def test_costs_are_those_of_the_profiles() -> None:
+    table = layouts(SMALL, 8, 16, A100)
+    costs = costs_of(SMALL, table, A100)
+    for i in np.random.default_rng(1).choice(len(table.dp), 40, replace=False).tolist():
+        profile = layout_profile(SMALL, table.row(i), A100)
+        for times, layer in zip(
+            (costs.embedding, costs.block, costs.head), (profile.layers[j] for j in (0, 1, -1)), strict=True
+        ):
+            assert [column[i] for column in times] == [layer.F, layer.B, layer.W]
+        block, head = profile.layers[1], profile.layers[-1]
+        assert costs.kept[i] == block.held_until_B + block.held_until_W
+        assert costs.head_kept[i] == head.held_until_B + head.held_until_W
+        assert 0 <= profile.states * block.parameter_bytes - costs.states[i] < 1
+        if table.pp[i] > 1:
+            assert costs.sent[i] == round(profile.link.message(block))
+
+
+def test_roles_are_those_of_placements() -> None:
+    for pp, chunks, placement in PLACED:
+        layout = Layout(1, 1, pp, chunks, placement)
+        route = zbsolve.Step(pp, 1, layout.spot).routes[0]
+        last = len(route) - 1
+        seen = []
+        for rank in range(pp):
+            mine = [stage for stage, home in enumerate(route) if home == rank]
+            sends = sum(stage < last and route[stage + 1] != rank for stage in mine)
+            sends += sum(stage > 0 and route[stage - 1] != rank for stage in mine)
+            ends = sum((stage > 0) + (stage < last) for stage in mine)
+            seen.append((int(0 in mine), int(last in mine), sends, ends))
+        on = roles(table_of([layout]))
+        said = [
+            (int(on.embedding[role, 0]), int(on.head[role, 0]), int(on.sends[role, 0]), int(on.ends[role, 0]))
+            for role in range(4)
+            for _ in range(int(on.number[role, 0]))
+        ]
+        assert sorted(said) == sorted(seen)
+
+
+def test_what_dominates_is_never_worse() -> None:
+    """Of random dominated layouts: with any partition and any order the value, and the memory, are no better."""
+    shape = SMALL
+    table = layouts(shape, 16, 16, A100)
+    costs = costs_of(shape, table, A100)
+    by = dominators(shape, table, A100, costs)
+    assert (by[by[by >= 0]] == -1).all()  # a dominator is not dominated itself
+    rng = np.random.default_rng(2)
+    some = rng.choice(np.flatnonzero((by >= 0) & (table.pp > 1)), 12, replace=False)
+    for i in some.tolist():
+        mine, better = table.row(i), table.row(int(by[i]))
+        counts = next(partitions(shape.stages, mine.stages))
+        found = []
+        for layout in (mine, better):
+            profile = replace(layout_profile(shape, layout, A100), capacity=None)
+            problem = zbsolve.Step(layout.pp, layout.count, layout.spot, counts).problem(profile)
+            found.append((problem, float(after_pipeline(1e9, layout, A100))))
+        (worse, behind), (best, less) = found
+        order = zbsolve.solve(worse, method="greedy", effort=0.01)
+        same = zbsolve.Schedule(best, order.order, ())
+        assert same.timeline().makespan + less <= order.timeline().makespan + behind
+        assert all(a <= b for a, b in zip(same.timeline().peak_bytes, order.timeline().peak_bytes, strict=True))
+        assert float(costs.states[by[i]]) <= float(costs.states[i])
+
+
+def test_zero_1_leaves_nothing_to_zero_0() -> None:
+    """It moves as much and updates less (1910.02054, section 7)."""
+    table = layouts(SMALL, 16, 16, A100)
+    costs: Costs = costs_of(SMALL, table, A100)
+    by = dominators(SMALL, table, A100, costs)
+    replicas = table.dp > 1
+    assert (by[replicas & (table.zero == 0)] >= 0).all()
+    assert ((by < 0) & (table.zero == 1)).any()

@@ -1,0 +1,53 @@
+"""Layouts that another one beats whatever the partition and the schedule: every time and every size of it is as small."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..tables import Ints
+from .cluster import Cluster
+from .costs import Costs
+from .layer_bytes import block_bytes, head_bytes, state_bytes
+from .layer_times import exchange, update
+from .layout import Layout
+from .shape import Shape
+
+GROUP = ("dp", "tp", "pp", "chunks", "placement", "size")  # layouts that differ in nothing of it have the same passes
+
+
+def dominators(shape: Shape, layout: Layout, cluster: Cluster, costs: Costs) -> Ints:
+    """Of each layout of a table the number of one that dominates it and that nothing dominates; −1 where there is none.
+
+    Both have the same passes and edges. No pass, message, exchange or update takes longer, nothing kept, taken or waiting is
+    larger: so each partition and schedule of the one is one of the other, as short and in as little memory. Of equals the
+    first stays.
+    """
+    sizes = np.broadcast_arrays(*_sizes(shape, layout, cluster, costs))
+    columns = np.stack([np.asarray(one, np.float64) for one in sizes], axis=1)
+    found = np.full(len(columns), -1)
+    for rows in _groups(layout):
+        mine = columns[rows]
+        below = np.all(mine[:, None] <= mine[None, :], axis=2)  # [i, j]: i is nowhere larger than j
+        equal_before = below & below.T & (np.arange(len(rows))[:, None] < np.arange(len(rows))[None, :])
+        beats = (below & ~below.T) | equal_before
+        free = ~beats.any(axis=0)
+        winner = (beats & free[:, None]).argmax(axis=0)
+        found[rows] = np.where(free, -1, rows[winner])
+    return found
+
+
+def _sizes(shape: Shape, layout: Layout, cluster: Cluster, costs: Costs) -> tuple[NDArray[np.generic], ...]:
+    """All that a step's value and memory grow with. What follows the pipeline is in proportion to a rank's parameters."""
+    behind = exchange(1.0, layout, cluster) + update(1.0, layout, cluster)
+    times = (*costs.block, *costs.embedding, *costs.head, costs.sent, behind)
+    held = (*block_bytes(shape, layout), *head_bytes(shape, layout))
+    return (*times, state_bytes(layout), costs.waiting, *(np.ceil(one) for one in held))
+
+
+def _groups(layout: Layout) -> list[Ints]:
+    """Rows of a table that agree in `GROUP`."""
+    keys = np.stack([np.asarray(getattr(layout, name)) for name in GROUP], axis=1)
+    _, group = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(group.ravel(), kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(group.ravel()[order])) + 1)
