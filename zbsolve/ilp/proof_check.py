@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from ..problem import Problem
 from ..util.clock import Clock, TimeUp
 from .bounds.any_choice import bound_over_choices
-from .bounds.bound import ALL_ORDERS, BUSIEST, CHOICES, GROUP_KINDS, LEAN_RANKS, STREAMS, WHOLE, WORK, Bound, with_assumption
+from .bounds.bound import (
+    ALL_ORDERS,
+    BUSIEST,
+    CHOICES,
+    GROUP_KINDS,
+    LEAN_RANKS,
+    STREAMS,
+    WHOLE,
+    WORK,
+    Bound,
+    least_before_rounding,
+    rounded_up,
+    value_unit,
+    with_assumption,
+)
 from .bounds.closed_forms import each_closed_form
 from .bounds.memory_arcs import INFINITE
 from .ranks.group_search import group_bound
@@ -25,11 +40,13 @@ def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
 
     Returns a lower bound than stated where it cannot be proven, or not within `seconds`.
     """
-    return with_assumption(_recheck(problem, bound, seconds), problem)
+    unit = value_unit(problem)
+    found = _recheck(problem, replace(bound, value=least_before_rounding(bound.value, unit)), seconds)
+    return with_assumption(found if found.value >= bound.value else rounded_up(found, unit), problem)
 
 
 def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
-    """`recheck`, without what the proof assumes of lanes."""
+    """`recheck`, without what the proof assumes of lanes, and without rounding."""
     if bound.value <= problem.work:
         return Bound(bound.value, BUSIEST, WORK)
     if bound.kind == CHOICES:

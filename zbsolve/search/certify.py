@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..ilp.bounds.bound import BUSIEST, WORK, Bound, with_assumption
+from ..ilp.bounds.bound import BUSIEST, WORK, Bound, rounded_up, value_unit, with_assumption
 from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Problem
 from ..schedule import Certificate, Schedule
@@ -32,6 +32,7 @@ def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float
     a bound is false.
     """
     value, problem = int(schedule.timeline().value), schedule.problem
+    bound = rounded_up(bound, value_unit(problem))
     if bound.value > value:
         check_bound(schedule, bound.value, bound.proof)
         bound = work_bound(problem)

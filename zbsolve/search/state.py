@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..greedy.list_scheduler import Policy, list_schedule
 from ..handover import lacking
-from ..ilp.bounds.bound import Bound
+from ..ilp.bounds.bound import Bound, rounded_up, value_unit
 from ..ilp.bounds.closed_forms import each_closed_form
 from ..ilp.ranks.refutation import NO_INCUMBENT
 from ..problem import Ints, Problem
@@ -50,8 +50,10 @@ class State:
     lock: threading.RLock = field(default_factory=threading.RLock)
     stoppers: list[Callable[[], None]] = field(default_factory=list)
     leads: list[Schedule] = field(default_factory=list)  # for blocks to improve: named ones even where memory is exceeded
+    unit: int = field(init=False)  # µs that divide every value
 
     def __post_init__(self) -> None:
+        self.unit = value_unit(self.problem)
         if self.enough is not None:
             self.incumbent[0] = self.enough + 1  # so that the prover asks for a bound above `enough`
 
@@ -92,7 +94,8 @@ class State:
             self.offer(list_schedule(self.problem, policy), solver)
 
     def raise_bound(self, bound: Bound) -> None:
-        """Keep `bound` where it is higher."""
+        """Keep `bound`, as a multiple of the unit, where it is higher."""
+        bound = rounded_up(bound, self.unit)
         with self.lock:
             if bound.value > self.bound.value:
                 self.bound = bound

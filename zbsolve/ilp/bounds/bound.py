@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ...problem import Problem
 
 # The relaxations that a bound may come from. Certificates name them, so these words stay ("area" is the energy of memory).
@@ -39,3 +41,33 @@ def with_assumption(bound: Bound, problem: Problem) -> Bound:
     if problem.alike or bound.value <= problem.work or bound.proof.endswith(IN_ORDER):
         return bound
     return replace(bound, proof=f"{bound.proof}; {IN_ORDER}")
+
+
+def value_unit(problem: Problem) -> int:
+    """µs that divide the value of every schedule, 1 or more: the greatest common divisor of all durations and lags where the
+    objective is the makespan, else 1.
+
+    Proof. Passes start as early as they may. Each start is then 0 or the end of another pass and a lag: of an edge, of the
+    pass before on one of its streams, of a sync (both without a lag), and of nothing else, for a problem has no release
+    times, and memory delays no pass but through orders and syncs. So each start and each end is a sum of durations and lags,
+    those of side streams and messages among them, and the makespan is the last end.
+
+    Of the span nothing is claimed: its bounds also hold where passes start later than they may, which can make the window of
+    a rank shorter, by what need not be such a sum.
+    """
+    if problem.objective != "makespan":
+        return 1
+    return max(1, int(np.gcd.reduce(np.concatenate([problem.passes.duration, problem.edges.lag]))))
+
+
+def rounded_up(bound: Bound, unit: int) -> Bound:
+    """The bound as a multiple of `unit`, µs, which divides the value of every schedule (see `value_unit`)."""
+    value = -(-bound.value // unit) * unit
+    if value == bound.value:
+        return bound
+    return replace(bound, value=value, proof=f"{bound.proof}; a makespan is a multiple of {unit} µs, as all times are")
+
+
+def least_before_rounding(value: int, unit: int) -> int:
+    """The least bound that `rounded_up` makes `value` µs; `value` itself where it is no multiple of the unit."""
+    return value if value % unit else value - unit + 1

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 
 from ...problem import Ints, Problem
 from ...util.clock import Clock
-from ..bounds.bound import GROUP_KINDS, Bound
+from ..bounds.bound import GROUP_KINDS, Bound, value_unit
 from ..bounds.closed_forms import all_closed_forms
 from ..bounds.memory_arcs import INFINITE
 from .induction import has_many_waves, refute_by_induction
@@ -95,6 +95,7 @@ class _GroupSearch:
     def __init__(self, problem: Problem, best: Bound, incumbent: Ints, clock: Clock, until: float) -> None:
         self.problem, self.best, self.incumbent, self.clock, self.until = problem, best, incumbent, clock, until
         self.unknown = 4 * best.value  # the ceiling where there is no incumbent
+        self.unit = value_unit(problem)  # windows between two multiples are alike
         self.searches: dict[Group, WindowSearch | None] = {}
         self.roots: dict[bool, tuple[int, ...]] = {}  # the ranks that groups are grown from, lean and whole
         self.breadth = FIRST_BREADTH  # what the last group's answer took: the next one's first try
@@ -150,7 +151,8 @@ class _GroupSearch:
                 return
             search = self.search_of(group)
             while search is not None and failures < MAX_FAILURES and not self.over:
-                window = search.next_window(self.best.value - 1, (self.ceiling - self.best.value) // GAP_PARTS)
+                grain = max(self.unit, (self.ceiling - self.best.value) // GAP_PARTS)
+                window = search.next_window(self.best.value - 1, grain)
                 allowed = min(states, self.affordable)
                 if window is None or allowed < MIN_STATES:
                     break
@@ -173,7 +175,7 @@ class _GroupSearch:
         if group not in self.searches:
             lanes = lanes_of(self.problem, *group)
             gap = self.ceiling - self.best.value
-            least, step = max(1, gap // 32), gap // 5
+            least, step = max(self.unit, gap // 32), gap // 5
             made = None if lanes is None else WindowSearch(lanes, self.ceiling, least, step, self.breadth, self.incumbent)
             self.searches[group] = made
         search = self.searches[group]
