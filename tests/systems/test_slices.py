@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from zbsolve import BadInput, pipeline, solve, verify
+from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Step, pipeline, solve, verify
 from zbsolve.build import with_slices
-from zbsolve.systems import PRESETS, preset, presets_of, problem_for
+from zbsolve.systems import PRESETS, preset, presets_of, problem_for, step_for
 
-NAMES = ("slimpipe", "terapipe")
+NAMES = ("slimpipe", "seq1f1b", "terapipe")
 
 
 @pytest.mark.parametrize(("p", "m", "n"), [(2, 1, 2), (4, 3, 4), (4, 2, 8), (8, 2, 32), (5, 3, 3)])
@@ -34,21 +34,87 @@ def test_memory_of_a_rank_falls_from_p_microbatches_to_about_one() -> None:
         assert max(preset("slimpipe", problem).timeline().peak_bytes) == whole * (1 + (p - 1) / n)
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_solve_is_not_worse_in_the_same_memory(split: bool) -> None:
-    rows = [[10, 12, 14, 16]] * 4
-    backward = {"B": rows, "W": [9] * 4} if split else {"BW": [[19, 21, 23, 25]] * 4}
-    step = {"microbatches": 3, "slices": 4, "held_until_B": 1, "held_keys": 1}
-    usual = preset("slimpipe", pipeline(rows, **backward, **step))
-    problem = pipeline(rows, **backward, **step, capacity=usual.timeline().peak_bytes)
-    found = solve(problem, effort=0.3)
-    assert found.certificate.bound <= found.certificate.value <= usual.timeline().makespan
+@pytest.mark.parametrize(("p", "m", "n"), [(2, 1, 2), (4, 3, 4), (4, 2, 8), (8, 2, 32), (4, 5, 2), (8, 3, 5), (4, 3, 7)])
+def test_interleaved_slices_and_slices_with_weight_gradients_left(p: int, m: int, n: int) -> None:
+    """Seq1F1B-I (2406.03488, section 3.2): 2(p − r − 1) + (v − 1)p + n chunk forwards first where n ≤ p, else a whole
+    microbatch and 2(p − r − 1) more; 1F1B's bubble of v times as many units. With ZB-H1's weight gradients n + p − 1 slices
+    on every rank, and (p − 1)(F + B − W) of a slice at F = B = W."""
+    problem = problem_for("seq1f1b-i", p, m, 100, 120, 80, slices=n, held_until_W=1)
+    schedule = preset("seq1f1b-i", problem)
+    timeline = schedule.timeline()
+    assert verify(problem, schedule) == ()
+    assert timeline.bubble_rate == pytest.approx((p - 1) / (2 * m * n + p - 1))
+    if n >= p or (p % n == 0 and m % (p // n) == 0):
+        units = 2 * n if n >= p else p + n
+        assert timeline.peak_bytes == tuple(min(2 * (p - r - 1) + units, 2 * m * n) for r in range(p))
+    problem = problem_for("seq1f1b-zb", p, m, 100, 100, 100, slices=n, held_until_W=1)
+    timeline = preset("seq1f1b-zb", problem).timeline()
+    if m * n >= 2 * p:  # with fewer units weight gradients run out
+        assert timeline.makespan == m * n * 300 + (p - 1) * (100 + 100 - 100)
+    assert set(timeline.peak_bytes) == {min(n + p - 1, m * n)}
+
+
+def _causal(length: float, attention: float, n: int) -> list[int]:
+    """µs of n even slices of a sequence that takes `length` and, of attention, `attention`."""
+    return [round(length / n + attention * (2 * j + 1) / n**2) for j in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("split", "p", "m", "n", "attention"), [(True, 4, 3, 4, 2), (False, 4, 3, 4, 2), (True, 3, 2, 8, 0)]
+)
+@pytest.mark.parametrize("placement", ["single", "loop"])
+def test_solve_is_not_worse_in_the_same_memory(
+    split: bool, p: int, m: int, n: int, attention: float, placement: str
+) -> None:
+    """Each order's memory, with keys, gradients and slices that take longer and longer."""
+    stages = p * (2 if placement == "loop" else 1)
+    forward, backward, weights = ([_causal(1000, 1000 * a * attention, n)] * stages for a in (1, 2.5, 0))
+    times = {"B": backward, "W": weights} if split else {"BW": [[b + 900 // n for b in row] for row in backward]}
+    step = {"microbatches": m, "slices": n, "placement": placement, "held_until_W": 2, "held_keys": 1, "comm": 3}
+    usual = dict(presets_of(pipeline(forward, **times, **step)))
+    assert set(usual) == {"seq1f1b-i"} if placement == "loop" else set(usual) >= {"slimpipe", "terapipe"}
+    for schedule in usual.values():
+        timeline = schedule.timeline()
+        found = solve(pipeline(forward, **times, **step, capacity=timeline.peak_bytes), effort=0.1, prefer=None)
+        assert found.certificate.bound <= found.certificate.value <= timeline.makespan
+
+
+def test_of_32_slices_on_8_ranks_a_rank_needs_little_more_than_one_microbatch_and_that_is_the_least() -> None:
+    """SlimPipe's accumulated activations, 1 + (p − 1)/n microbatches of a rank's share, beside 1F1B's p: the least of all
+    schedules that are as short, which is proven. The first backward of the last stage waits for all n slices, so no schedule
+    at all has less than one microbatch."""
+    p, m, n = 8, 4, 32
+    problem = problem_for("slimpipe", p, m, 10, 10, 10, slices=n, held_until_W=1)
+    usual, told = preset("slimpipe", problem).timeline(), []
+    found = solve(problem, effort=0.3, peaks=told.append)
+    assert found.certificate.status == "optimal"
+    assert found.certificate.value == usual.makespan == 30 * (m * n + p - 1)
+    assert max(found.timeline().peak_bytes) == max(usual.peak_bytes) == n + p - 1 == told[-1].floor
+    assert told[-1].proven
+    with pytest.raises(Infeasible, match="rank 0 needs 32 bytes for the slices of one microbatch, but has 31 bytes"):
+        problem_for("slimpipe", p, m, 10, 10, 10, slices=n, held_until_W=1, capacity=n - 1)
+
+
+def test_seq1f1b_cuts_slices_of_equal_work() -> None:
+    """`--method seq1f1b` of n slices has them as long as each other (2406.03488, section 3.3), where SlimPipe's are even."""
+    times = {"F": 100.0, "B": 100.0, "W": 100.0, "BW": 200.0, "attention_F": 50.0, "attention_B": 50.0}
+    sizes = {"held_until_B": 9, "held_until_W": 0, "parameter_bytes": 1, "output_bytes": 1, "kv_bytes": 2}
+    layers = tuple(Layer(f"{i}", **times, **sizes) for i in range(4))
+    profile = Profile("given", "four", layers, Link(1, 1e9), 1.0, None, {}, {})
+    step = Step(4, 3, slices=4)
+    cut, even = (step_for(name, profile, step) for name in ("seq1f1b", "slimpipe"))
+    assert (cut.slices, even.slices) == ("4:even-work", 4)
+    work = [one.problem(profile).passes.duration.reshape(-1, 4) for one in (cut, even)]
+    first = [rows[0] + rows[-1] for rows in work]  # F and BW of a microbatch's four slices
+    assert max(first[0]) - min(first[0]) <= 3 < max(first[1]) - min(first[1])
+    with pytest.raises(BadInput, match="seq1f1b-zb: needs B and W apart"):
+        preset("seq1f1b-zb", problem_for("slimpipe", 2, 2))
 
 
 def test_other_orders_say_that_they_know_no_slices() -> None:
     problem = with_slices(pipeline([1] * 4, [1] * 4, [1] * 4, microbatches=8), 2)
-    assert {name for name, _ in presets_of(problem)} == set(NAMES)
-    for name in set(PRESETS) - set(NAMES):
+    assert {name for name, _ in presets_of(problem)} == {*NAMES, "seq1f1b-zb"}
+    for name in set(PRESETS) - {*NAMES, "seq1f1b-zb"}:
         with pytest.raises(BadInput):
             preset(name, problem)
     with pytest.raises(BadInput, match="slimpipe: the step has no slices"):

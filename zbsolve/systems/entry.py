@@ -30,9 +30,10 @@ class System:
     backward of a problem is split ("": the same). needs: what a problem must fulfil, in words.
     copies: of a plain step and of µs of copies out and back, one number or one a stage each, which stages it offloads; its
     order is then one of the whole problem, with the copies.
-    vocabulary: its step has a sharded vocabulary. slices: its microbatches are cut into slices.
+    vocabulary: its step has a sharded vocabulary. slices: its microbatches are cut into slices; even_work: which take as
+    long as each other.
     rounds: of ranks and microbatches, how many of these an update takes in and how many updates late its weights are used.
-    searched: its order is a policy of the list scheduler, which searches try anyway.
+    searched: searches try its order anyway, as a policy of the list scheduler or as another system's.
     """
 
     name: str
@@ -52,6 +53,7 @@ class System:
     copies: Callable[[Problem, Numbers, Numbers], Any] | None = None
     vocabulary: bool = False
     slices: bool = False
+    even_work: bool = False
 
     @property
     def words(self) -> dict[str, Any]:

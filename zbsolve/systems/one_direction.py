@@ -115,15 +115,23 @@ def _automatic(problem: Problem, name: str, times: int) -> Schedule:
 def single(problem: Problem, name: str, warm: Callable[[int, int, int], int], pending: Callable[[int], int]) -> Schedule:
     """Placement single: `warm` forwards, of rank, ranks and microbatches, before the first backward, then one backward one
     forward; `pending` weight gradients, of rank, are left for later."""
+    return Schedule.of(problem, single_rows(problem, name, warm, pending, np.arange(problem.microbatches)))
+
+
+def single_rows(
+    problem: Problem, name: str, warm: Callable[[int, int, int], int], pending: Callable[[int], int], back: Ints
+) -> dict[str, Ints]:
+    """The rows of each stream of `single`, with the backwards in the order `back`."""
     stages, split = plain_stages(problem, name)
     ranks, m = problem.ranks, problem.microbatches
     if describe(stages) != "single":
         raise WrongPlacement(f"{name}: is defined for placement single only")
     rows = {}
     for rank in range(ranks):
-        each = np.stack([np.full(m, rank), np.arange(m)])
-        rows[f"compute:{rank}"] = alternate(problem, each, each, min(warm(rank, ranks, m), m), pending(rank), split)
-    return Schedule.of(problem, rows)
+        forward, backward = (np.stack([np.full(m, rank), one]) for one in (np.arange(m), back))
+        first = min(warm(rank, ranks, m), m)
+        rows[f"compute:{rank}"] = alternate(problem, forward, backward, first, pending(rank), split)
+    return rows
 
 
 def _gis(problem: Problem, name: str, size: int, pending: Callable[[int], int] = lambda rank: 0) -> Schedule:
@@ -141,23 +149,36 @@ def _grouped(
     warm: Callable[[int, int], int],
     pending: Callable[[int], int] = lambda rank: 0,
 ) -> Schedule:
-    """Loop placement: each group of microbatches goes through all chunks of a rank before the next one, backwards through
-    them the other way round; `warm` chunk forwards, of rank and chunks, come before the first backward, and `pending`
-    weight gradients, of rank, are left for later."""
+    """The schedule of `grouped_rows`, backwards in the order of forwards."""
+    return Schedule.of(problem, grouped_rows(problem, name, sizes, warm, pending, np.arange(problem.microbatches)))
+
+
+def grouped_rows(
+    problem: Problem,
+    name: str,
+    sizes: list[int],
+    warm: Callable[[int, int], int],
+    pending: Callable[[int], int],
+    back: Ints,
+) -> dict[str, Ints]:
+    """Loop placement, the rows of each stream: each group of microbatches goes through all chunks of a rank before the next
+    one, backwards, in the order `back`, through them the other way round; `warm` chunk forwards, of rank and chunks, come
+    before the first backward, and `pending` weight gradients, of rank, are left for later."""
     ranks, (stages, split) = problem.ranks, plain_stages(problem, name)
     chunks = len(stages) // ranks
     if chunks == 1 or describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}"):
         raise WrongPlacement(f"{name}: is defined for placement loop only")
-    groups = [np.arange(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    ends = list(accumulate(sizes))
     rows = {}
     for rank in range(ranks):
         both = []
-        for turn in (range(chunks), range(chunks)[::-1]):
+        for turn, order in ((range(chunks), np.arange(len(back))), (range(chunks)[::-1], back)):
+            groups = [order[end - size : end] for end, size in zip(ends, sizes, strict=True)]
             parts = [np.stack([np.full(len(g), k * ranks + rank), g]) for g in groups for k in turn]
             both.append(np.concatenate(parts, axis=1))
         warm_up = min(warm(rank, chunks), both[0].shape[1])
         rows[f"compute:{rank}"] = alternate(problem, both[0], both[1], warm_up, pending(rank), split)
-    return Schedule.of(problem, rows)
+    return rows
 
 
 def alternate(problem: Problem, forward: Ints, backward: Ints, warm: int, pending: int, split: bool) -> Ints:

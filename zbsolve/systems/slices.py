@@ -1,5 +1,4 @@
-"""Named schedules of sequence slices, placement single: SlimPipe (arXiv 2504.14519), Seq1F1B (arXiv 2406.03488), TeraPipe
-(arXiv 2102.07988).
+"""Named schedules of sequence slices: SlimPipe (arXiv 2504.14519), Seq1F1B (arXiv 2406.03488), TeraPipe (arXiv 2102.07988).
 
 They are orders of one direction with a slice in place of a microbatch, but that the backwards of each microbatch's slices
 run the other way round.
@@ -7,52 +6,159 @@ run the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule
+from ..tables import Ints
 from ..util.errors import BadInput
-from .one_direction import alternate
-from .plain_step import WrongPlacement, plain_stages
+from .entry import SLICES, System
+from .one_direction import grouped_rows, single_rows
+from .plain_step import plain_stages
 
 
 def slimpipe(problem: Problem) -> Schedule:
-    """SlimPipe (arXiv 2504.14519, section 4.1), which runs Seq1F1B's order (arXiv 2406.03488, section 3.2) on even slices:
-    rank r starts with n + p − r − 1 slices' forwards, then one backward one forward. It holds as many slices, n of a
-    microbatch."""
-    return _sliced(problem, "slimpipe", lambda rank, ranks, slices: slices + ranks - rank - 1)
+    """SlimPipe (arXiv 2504.14519, section 4.1): rank r starts with n + p − r − 1 slices' forwards, then one backward one
+    forward. It holds as many slices, n of a microbatch."""
+    return _slim(problem, "slimpipe", 0)
+
+
+def seq1f1b(problem: Problem) -> Schedule:
+    """Seq1F1B (arXiv 2406.03488, section 3.2): SlimPipe's order, of slices that take as long as each other (section 3.3)."""
+    return _slim(problem, "seq1f1b", 0)
+
+
+def seq1f1b_zb(problem: Problem) -> Schedule:
+    """Seq1F1B with a split backward as in ZB-H1 (arXiv 2401.10241, section 2.3): rank r leaves r slices' weight gradients
+    for later, and each rank holds n + p − 1 slices."""
+    if not plain_stages(one_microbatch_a_slice(problem, "seq1f1b-zb"), "seq1f1b-zb")[1]:
+        raise BadInput("seq1f1b-zb: needs B and W apart")
+    return _slim(problem, "seq1f1b-zb", 1)
+
+
+def seq1f1b_i(problem: Problem) -> Schedule:
+    """Seq1F1B-I (arXiv 2406.03488, section 3.2): interleaved 1F1B of slices. Groups of at least p slices take the chunks in
+    turn: whole microbatches, or a part of one where that makes no group smaller than another.
+
+    With g slices a group rank r starts with 2(p − r − 1) + (v − 1)g + n chunk forwards, as the paper has it where a
+    microbatch is no longer than a group; with more slices it needs the forwards of the whole first microbatch, nv of them.
+    """
+    flat, n = one_microbatch_a_slice(problem, "seq1f1b-i"), problem.slices
+    sizes = _groups(problem.ranks, problem.microbatches, n)
+    before, inside = divmod(n - 1, sizes[0])
+
+    def warm(rank: int, chunks: int) -> int:
+        return 2 * (problem.ranks - rank - 1) + (before * chunks + chunks - 1) * sizes[0] + inside + 1
+
+    return Schedule.of(problem, grouped_rows(flat, "seq1f1b-i", sizes, warm, lambda rank: 0, _backwards(flat, n)))
 
 
 def terapipe(problem: Problem) -> Schedule:
     """TeraPipe (arXiv 2102.07988): the forwards of all slices of all microbatches, then all backwards."""
-    return _sliced(problem, "terapipe", lambda rank, ranks, slices: problem.microbatches * slices)
+    flat = one_microbatch_a_slice(problem, "terapipe")
+    order = _backwards(flat, problem.slices)
+    return Schedule.of(problem, single_rows(flat, "terapipe", lambda rank, ranks, m: m, lambda rank: 0, order))
 
 
-def _sliced(problem: Problem, name: str, warm: Callable[[int, int, int], int]) -> Schedule:
-    """`warm` forwards, of rank, ranks and slices, before the first backward, then one backward one forward."""
-    slices = problem.slices
-    if slices == 1:
-        raise BadInput(f"{name}: the step has no slices, and the schedule is defined by them")
-    flat = one_microbatch_a_slice(problem)
-    stages, split = plain_stages(flat, name)
-    if describe(stages) != "single":
-        raise WrongPlacement(f"{name}: is defined for placement single only")
-    there = np.arange(flat.microbatches)
-    back = there.reshape(-1, slices)[:, ::-1].ravel()
-    rows = {}
-    for rank in range(problem.ranks):
-        forward, backward = (np.stack([np.full(len(there), rank), one]) for one in (there, back))
-        first = min(warm(rank, problem.ranks, slices), len(there))
-        rows[f"compute:{rank}"] = alternate(flat, forward, backward, first, 0, split)
-    return Schedule.of(problem, rows)
-
-
-def one_microbatch_a_slice(problem: Problem) -> Problem:
-    """The step where each slice is a microbatch of its own: the same rows, without names of slices."""
+def one_microbatch_a_slice(problem: Problem, name: str) -> Problem:
+    """The step where each slice is a microbatch of its own: the same rows, without names of slices. Raises BadInput, naming
+    the schedule `name`, for a step without slices."""
     p = problem.passes
+    if problem.slices == 1:
+        raise BadInput(f"{name}: the step has no slices, and the schedule is defined by them")
     number = np.where(problem.in_microbatch, problem.parts, p.microbatch)
     return replace(problem, passes=replace(p, microbatch=number, slice=0 * p.slice), slice_lengths=())
+
+
+def _slim(problem: Problem, name: str, pending: int) -> Schedule:
+    """One backward one forward; rank r leaves `pending`·r weight gradients for later."""
+    flat, n = one_microbatch_a_slice(problem, name), problem.slices
+    left = (lambda rank, ranks, m: n + ranks - rank - 1), (lambda rank: pending * rank)
+    return Schedule.of(problem, single_rows(flat, name, *left, _backwards(flat, n)))
+
+
+def _backwards(flat: Problem, slices: int) -> Ints:
+    """The order of backwards: those of each microbatch's slices the other way round."""
+    order: Ints = np.arange(flat.microbatches).reshape(-1, slices)[:, ::-1].ravel()
+    return order
+
+
+def _groups(ranks: int, microbatches: int, slices: int) -> list[int]:
+    """How many slices take the chunks in turn: p or more, in whole microbatches, of which the first group takes what is left
+    over; or a part of one microbatch, the smallest that divides it."""
+    if slices > ranks:
+        size = next(one for one in range(ranks, slices + 1) if slices % one == 0)
+        return [size] * (microbatches * slices // size)
+    each = -(-ranks // slices)
+    first = microbatches if microbatches < each else each + microbatches % each
+    return [first * slices, *[each * slices] * ((microbatches - first) // each)]
+
+
+SLICED = (
+    System(
+        "slimpipe",
+        "SlimPipe",
+        slimpipe,
+        "arXiv 2504.14519",
+        "single",
+        "(p−1)(F+B+W) of a slice",
+        "n+p−r−1 slices: M/p·(1+(p−1)/n)",
+        fused=True,
+        group=SLICES,
+        slices=True,
+    ),
+    System(
+        "seq1f1b",
+        "Seq1F1B",
+        seq1f1b,
+        "arXiv 2406.03488",
+        "single",
+        "(p−1)(F+B+W) of a slice",
+        "n+p−r−1 slices",
+        fused=True,
+        needs="slices that take as long as each other (even-work)",
+        group=SLICES,
+        searched=True,
+        slices=True,
+        even_work=True,
+    ),
+    System(
+        "seq1f1b-i",
+        "Seq1F1B-I (interleaved)",
+        seq1f1b_i,
+        "arXiv 2406.03488",
+        "loop",
+        "(p−1)(F+B+W)/v of a slice",
+        "2(p−r−1)+nv slices of a chunk at n ≥ p: M/p·(1+2(p−1)/(nv))",
+        fused=True,
+        group=SLICES,
+        slices=True,
+        even_work=True,
+    ),
+    System(
+        "seq1f1b-zb",
+        "Seq1F1B, zero bubble",
+        seq1f1b_zb,
+        "arXiv 2406.03488",
+        "single",
+        "(p−1)(F+B−W) of a slice",
+        "n+p−1 slices",
+        group=SLICES,
+        slices=True,
+        even_work=True,
+    ),
+    System(
+        "terapipe",
+        "TeraPipe",
+        terapipe,
+        "arXiv 2102.07988",
+        "single",
+        "(p−1)(F+B+W) of a slice",
+        "m microbatches",
+        fused=True,
+        group=SLICES,
+        slices=True,
+    ),
+)

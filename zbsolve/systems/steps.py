@@ -9,6 +9,7 @@ from ..problem import Problem
 from ..profile.offload import NO_OFFLOAD
 from ..profile.profile import Profile
 from ..profile.sharded_vocabulary import LAST, REDISTRIBUTE
+from ..profile.slices import EVEN_WORK
 from ..schedule import Schedule
 from ..step import AUTO, Step
 from ..util.errors import BadInput, Infeasible
@@ -19,10 +20,14 @@ USUAL = "1f1b"
 
 def step_for(name: str, profile: Profile, step: Step) -> Step:
     """`step` with the backward of the system called `name`, fused or split, whatever the step says: 1F1B is fused. Stages,
-    placement and all else stay (see `Step.with_backward`). Raises BadInput, Infeasible."""
-    if profile.fused_only and not system(name).fused:
+    placement and all else stay (see `Step.with_backward`), but that a number of slices becomes one of slices that take as
+    long as each other, where the system cuts so. Raises BadInput, Infeasible."""
+    one = system(name)
+    if profile.fused_only and not one.fused:
         raise BadInput(f"{name}: needs B and W apart, and profile '{profile.model}' has one backward BW alone")
-    return step.with_backward(profile, system(name).fused)
+    if one.even_work and isinstance(step.slices, int) and step.slices > 1:
+        step = replace(step, slices=f"{step.slices}:{EVEN_WORK}")
+    return step.with_backward(profile, one.fused)
 
 
 def check_backward(name: str, problem: Problem, path: str) -> None:

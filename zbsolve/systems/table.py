@@ -15,7 +15,7 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .asynchronous import pipedream
-from .entry import ASYNCHRONOUS, OFFLOAD, SLICES, TWO_DIRECTIONS, VOCABULARY, System
+from .entry import ASYNCHRONOUS, OFFLOAD, TWO_DIRECTIONS, VOCABULARY, System
 from .one_direction import (
     gis,
     gis_h,
@@ -31,7 +31,7 @@ from .one_direction import (
 )
 from .pipeoffload import full_copies, half_copies, po_full, po_half
 from .plain_step import WrongPlacement, without_shards
-from .slices import slimpipe, terapipe
+from .slices import SLICED
 from .two_directions import chimera, dualpipe, dualpipe_v, gems
 from .vee import one_f_one_b_v, v_half, v_min, v_zb, zb_v
 from .vocabulary import one_f_one_b_vocabulary, v_half_vocabulary, zb_h1_vocabulary
@@ -133,30 +133,7 @@ SYSTEMS: tuple[System, ...] = (
         group=OFFLOAD,
         copies=half_copies,
     ),
-    System(
-        "slimpipe",
-        "SlimPipe, Seq1F1B",
-        slimpipe,
-        "arXiv 2504.14519",
-        "single",
-        "(p−1)(F+B+W) of a slice",
-        "n+p−r−1 slices: M/p·(1+(p−1)/n)",
-        fused=True,
-        group=SLICES,
-        slices=True,
-    ),
-    System(
-        "terapipe",
-        "TeraPipe",
-        terapipe,
-        "arXiv 2102.07988",
-        "single",
-        "(p−1)(F+B+W) of a slice",
-        "m microbatches",
-        fused=True,
-        group=SLICES,
-        slices=True,
-    ),
+    *SLICED,
     System(
         "1f1b-vocab",
         "1F1B with a sharded vocabulary",

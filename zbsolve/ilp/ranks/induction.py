@@ -70,10 +70,8 @@ def waves_of(lanes: Lanes) -> Waves | None:
     count, m = lanes.head.shape
     far, duration = lanes.lag.copy(), lanes.duration
     for k in range(count):
-        for i in range(count):
-            for j in range(count):
-                if min(far[i, k], far[k, j]) >= 0:
-                    far[i, j] = max(far[i, j], far[i, k] + duration[k] + far[k, j])
+        into, out = far[:, k, None], far[k]
+        np.maximum(far, np.where((into >= 0) & (out >= 0), into + duration[k] + out, -1), out=far)
     taken, freed = np.zeros(count, np.int64), np.zeros(count, np.int64)
     for t, f, size, _ in lanes.held.tolist():
         taken[t] += size

@@ -105,11 +105,9 @@ def left_out(problem: Problem, ranks: tuple[int, ...]) -> Ints:
 
 def _thin(lag: Ints, duration: Ints) -> None:
     """Take out the lags that follow from two others, in place."""
-    for k in range(len(lag)):
-        for i in range(k):
-            for j in range(k + 1, len(lag)):
-                if min(lag[i, k], lag[k, j]) >= 0 and lag[i, k] + duration[k] + lag[k, j] >= lag[i, j]:
-                    lag[i, j] = -1
+    for k in range(1, len(lag) - 1):
+        into, out, across = lag[:k, k, None], lag[k, k + 1 :], lag[:k, k + 1 :]
+        across[(into >= 0) & (out >= 0) & (into + duration[k] + out >= across)] = -1
 
 
 def _lags(problem: Problem, table: Ints, duration: Ints) -> Ints:
