@@ -14,6 +14,8 @@ from zbsolve.exec.torch_private import TorchDispatchMode, is_mutable, storage_ke
 # These read and write nothing: they give new memory, or another look at old memory.
 FREE_OPERATIONS = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "detach", "alias", "lift_fresh"}
 GATHER_OPERATIONS = {"embedding", "index_select", "gather", "index"}  # they read what they give, not all that they look into
+# Gradients are added to in place; the registry knows these out of place, as products.
+IN_PLACE = {"addmm_": torch.ops.aten.mm, "baddbmm_": torch.ops.aten.bmm}
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -61,8 +63,8 @@ def _op(func: Any, args: Any, kwargs: Any, result: Any) -> Op | None:
     size = sum(_bytes(t) for t in (*given, *made))
     if name.startswith(ATTENTION):
         return _attention(name, args, kwargs, size, half)
-    if name == "addmm_":  # gradients added to in place; the registry knows the form out of place alone
-        return Op(name, int(flop_registry[torch.ops.aten.mm](*args[1:3], out_val=made[0])), size, "matrix", half)
+    if name in IN_PLACE:
+        return Op(name, int(flop_registry[IN_PLACE[name]](*args[1:3], out_val=made[0])), size, "matrix", half)
     if name == "_grouped_mm":  # one product an expert, each over its own rows
         return Op(name, _grouped(*given[:2]), size, "matrix", half)
     count = flop_registry.get(func.overloadpacket)

@@ -45,7 +45,7 @@ def test_published_models() -> None:
             cells += ([f"{base / row[what]['us']:.3f}"] if what != "equal" else []) if fits else ["(no", "room)"]
         assert lines[model] == cells
         proven = all(row[what]["us"] == row[what]["bound_us"] for what in ("single", "vee"))
-        assert proven == (model != "llama3-70b")
+        assert proven == (model not in ("llama3-70b", "mixtral-8x7b"))
 
 
 def test_emulated_devices() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
-from .blocks import BlockSizes, Decoder, Scores, Tokens
+from .blocks import BlockSizes, Decoder, LatentSizes, Routing, Scores, Tokens
 from .losses import CrossEntropy
 from .model import DTYPES, Model, Setting, seeded
 from .presets import Block, Embed, Head
@@ -23,8 +23,8 @@ from .presets import Block, Embed, Head
 @dataclass(frozen=True, slots=True)
 class Published:
     """Sizes of a model, and of the microbatch that it is profiled with. source: where they are printed. block: None is a
-    GPT-2 block of `width` and `heads` (LayerNorm, biases, learned positions). cap: of the scores. scale: of the embedding.
-    """
+    GPT-2 block of `width` and `heads` (LayerNorm, biases, learned positions). dense: how many blocks come first with one MLP
+    in place of experts, and its inner width. cap: of the scores. scale: of the embedding."""
 
     source: str
     layers: int
@@ -34,6 +34,7 @@ class Published:
     batch: int
     length: int
     block: BlockSizes | None = None
+    dense: tuple[int, int] = (0, 0)
     theta: float = 10_000.0
     cap: float = 0.0
     scale: float = 1.0
@@ -52,6 +53,11 @@ def _gpt(layers: int, heads: int, width: int, batch: int) -> Published:
 # * Qwen2: Table 1 counts 151,646 tokens; the released 7B and 72B pad them to 152,064 rows. Biases in q, k, v: section 2.2.
 # * Mixtral: rotary base 1,000,000 is the released config's. Each token's two experts: Table 1.
 # * Mixtral 8x22B has no paper: 141 billion parameters are in its announcement.
+# * DeepSeek-V3: section 4.2 prints the sizes; the vocabulary, the dense blocks' inner width, groups and the scale of shares
+#   are the released config's. With one sequence a microbatch 128 tokens would reach an expert, and reading its weights would
+#   take longer than using them (the paper's ranks hold four experts, which take tokens of 64 ranks). The paper's training
+#   balances experts and drops no tokens; here each takes its even share. The module that predicts a second token, the
+#   balance of a sequence and 8-bit products are left out.
 # * Gemma 2: Table 1 counts gate and up together as the inner width (2 · 36,864). Caps and the approximated GELU are in
 #   section 2; it is built without its attention scores' cap and sliding window: the fused attention kernels here have
 #   neither.
@@ -140,6 +146,22 @@ PUBLISHED: dict[str, Published] = {
         BlockSizes(6144, 48, 8, 128, 16_384, experts=8),
         theta=1_000_000.0,
     ),
+    "deepseek-v3": Published(
+        "2412.19437, section 4.2",
+        61,
+        7168,
+        128,
+        129_280,
+        4,
+        4096,
+        BlockSizes(
+            *(7168, 128, 128, 128, 2048),
+            experts=256,
+            routing=Routing(taken=8, shared=1, groups=8, groups_taken=4, scale=2.5, room=100),
+            latent=LatentSizes(1536, 512, 64),
+        ),
+        dense=(3, 18_432),
+    ),
     "moe-tiny": Published(
         "none: small enough for a CPU",
         4,
@@ -149,6 +171,23 @@ PUBLISHED: dict[str, Published] = {
         2,
         64,
         BlockSizes(64, 4, 2, 16, 128, experts=4),
+        dtype="float32",
+    ),
+    "deepseek-tiny": Published(
+        "none: small enough for a CPU",
+        4,
+        64,
+        4,
+        256,
+        2,
+        64,
+        BlockSizes(
+            *(64, 4, 4, 16, 32),
+            experts=8,
+            routing=Routing(taken=2, shared=1, groups=4, groups_taken=2, scale=2.5),
+            latent=LatentSizes(24, 16, 8),
+        ),
+        dense=(1, 128),
         dtype="float32",
     ),
 }
@@ -163,7 +202,7 @@ def published_model(name: str, seed: int, setting: Setting) -> Model:
     p = replace(p, layers=layers, batch=batch, length=length, dtype=dtype)
     if length > 1_000_000 or batch > 1_000_000 or layers > 100_000:
         raise BadInput(f"model '{name}': {layers} layers, batch {batch}, length {length}: too many")
-    builders = [_first(p), *([_middle(p)] * layers), _last(p)]
+    builders = [_first(p), *(_middle(p, i) for i in range(layers)), _last(p)]
     return Model(
         setting.named(name),
         tuple(seeded(seed, i, partial(typed, build, DTYPES[dtype])) for i, build in enumerate(builders)),
@@ -182,8 +221,11 @@ def _first(p: Published) -> Callable[[], nn.Module]:
     )
 
 
-def _middle(p: Published) -> Callable[[], nn.Module]:
-    return partial(Block, p.width, p.heads) if p.block is None else partial(Decoder, p.block, p.length, p.theta)
+def _middle(p: Published, i: int) -> Callable[[], nn.Module]:
+    if p.block is None:
+        return partial(Block, p.width, p.heads)
+    sizes = p.block if i >= p.dense[0] else replace(p.block, ffn=p.dense[1], experts=1)
+    return partial(Decoder, sizes, p.length, p.theta)
 
 
 def _last(p: Published) -> Callable[[], nn.Module]:

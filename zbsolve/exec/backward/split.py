@@ -1,9 +1,9 @@
 """The backward split: weight gradients are deferred inside the layers.
 
-A B pass runs autograd through the layers. Linear, Embedding and convolutions (and norms, where asked) give their input
-gradient at once and queue what their weight gradient needs. A W pass works that queue off. Every other parameter gets its
-gradient in B. So every model trains right, and one made of these layers is split. (Going through autograd's graph once a
-parameter instead costs 2 to 7 fused backwards.)
+A B pass runs autograd through the layers. Linear, Embedding, experts' batched products, convolutions and, where asked, norms
+give their input gradient at once and queue what their weight gradient needs. A W pass works that queue off. Every other
+parameter gets its gradient in B. So every model trains right. (Going through autograd's graph once a parameter instead costs
+2 to 7 fused backwards.)
 
 Parameters keep their names and identity. Only `forward` of a layer is replaced, on the instance: it runs the layer's `Op`
 where the call is split, and the layer's own forward elsewhere. Layers stay whole that `deferral` names, that have a forward
@@ -21,9 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...models.blocks.weights import BatchedLinear
 from ..dtensors import is_dtensor
 from ..sharding.wrapped import own_type
 from ..torch_private import output_padding, padding_around
+from .batched import batched_linear
 from .deferral import Deferral, Gradients, Op, accumulate, call, splits
 from .distributed import add_linear
 from .subclasses import row_of
@@ -257,6 +259,7 @@ def _norm(op: Op, *names: str) -> Callable[..., Tensor]:
 
 FORWARDS: dict[type, Callable[..., Tensor]] = {
     nn.Linear: _linear,
+    BatchedLinear: batched_linear,
     nn.Embedding: _embedding,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
     **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed),
