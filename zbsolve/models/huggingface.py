@@ -18,8 +18,11 @@ from torch import nn
 
 from ..util.errors import BadInput
 from ..util.own_code import raised
-from .huggingface_layers import Embedding, Head, Layer, Sample, causal_of, given_to, is_tied, owner_of, weight_name
+from .huggingface_attention import transformers_attention
+from .huggingface_given import Sample, given_to
+from .huggingface_layers import Embedding, Head, Layer, is_tied, weight_name
 from .huggingface_routers import balance_of
+from .huggingface_shell import causal_of, owner_of
 from .losses import CrossEntropy
 from .model import DTYPES, Model, Setting, parse_setting, seeded
 from .published_models import random_tokens, typed
@@ -42,6 +45,8 @@ def causal_model(spec: str, seed: int) -> Model:
     try:
         with torch.device("meta"):
             shell = causal_of(config)
+        if getattr(config, "_attn_implementation", None) == "sdpa":
+            config._attn_implementation = transformers_attention()  # the same, and for slices too
         row = getattr(*owner_of(shell, config.num_hidden_layers))
         layers = [type(layer) for layer in row]
         given = [

@@ -8,12 +8,11 @@ head.
 from __future__ import annotations
 
 import copy
-import json
+import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,47 +20,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..util.errors import BadInput
 from ..util.own_code import raised
+from .huggingface_attention import NAME
+from .huggingface_given import Given, Here, part_of
 from .huggingface_routers import Balance, Sums, hear, heard
+from .huggingface_shell import of_eight_words, owner_of, without_layers
 from .losses import capped
-from .published_models import typed
-
-
-class Sample(NamedTuple):
-    """A microbatch: samples, their length, and the type that layers compute in."""
-
-    batch: int
-    length: int
-    dtype: torch.dtype
-
-
-def causal_of(config: Any) -> Any:
-    """The library's own model of a config, with random numbers."""
-    from transformers import AutoModelForCausalLM
-
-    build: Any = AutoModelForCausalLM.from_config
-    return build(config)
-
-
-def _without_layers(config: Any) -> Any:
-    """The causal model with an empty list of layers. It is built with one layer, because some initialise by their number."""
-    bare = copy.deepcopy(config)
-    bare.num_hidden_layers = 1
-    bare.output_router_logits = False  # no router is left: `huggingface_routers` makes that loss
-    causal = causal_of(bare)
-    owner, name = owner_of(causal, 1)
-    setattr(owner, name, nn.ModuleList())
-    causal.config.num_hidden_layers = 0
-    return causal
-
-
-def owner_of(causal: Any, count: int) -> tuple[nn.Module, str]:
-    """The module that holds the decoder layers, and their name there: the outermost list of modules that is as long as the
-    config says. Raises BadInput."""
-    for module in causal.base_model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, nn.ModuleList) and len(child) == count:
-                return module, name
-    raise BadInput(f"hf: {type(causal).__name__} has no list of {count} layers")
+from .slicing import in_slice, slice_offset
 
 
 def _final_norm(causal: Any) -> tuple[nn.Module, str] | None:
@@ -77,7 +41,7 @@ class Embedding(nn.Module):
     def __init__(self, config: Any, balance: Balance | None = None) -> None:
         super().__init__()
         self.balance = balance
-        causal = _without_layers(config)
+        causal = without_layers(config)
         norm = _final_norm(causal)
         if norm is not None:
             setattr(*norm, nn.Identity())
@@ -86,8 +50,15 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor | Sums:
         """(batch, length) → (batch, length, width); with the sums that balance experts, where the config asks for that."""
-        result: Tensor = self.base(input_ids=ids, use_cache=False)[0]
+        result: Tensor = self.base(input_ids=ids, use_cache=False, **self._positions(ids))[0]
         return result if self.balance is None else self.balance.begun(result)
+
+    def _positions(self, ids: Tensor) -> dict[str, Tensor]:
+        """Those of a later slice, where the model asks for positions."""
+        first = slice_offset()
+        if not first or "position_ids" not in inspect.signature(self.base.forward).parameters:
+            return {}
+        return {"position_ids": torch.arange(first, first + ids.shape[1], device=ids.device).expand_as(ids)}
 
     def token_embedding(self) -> tuple[str, float]:
         """See `exec.vocabulary.loss`. Raises BadInput where the embedding does more than multiply its vectors."""
@@ -99,7 +70,7 @@ class Embedding(nn.Module):
         """By what an embedding multiplies its vectors. Raises BadInput where it does more."""
         try:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-                like: Any = _without_layers(_of_eight_words(self.base.config)).get_input_embeddings()
+                like: Any = without_layers(of_eight_words(self.base.config)).get_input_embeddings()
             rows = torch.linspace(1, 2, 4 * table.embedding_dim, device="cpu").to(table.weight.dtype).view(4, -1)
             like.weight, like.padding_idx = nn.Parameter(rows, requires_grad=False), None
             found = like(torch.arange(4, device="cpu"))
@@ -112,77 +83,11 @@ class Embedding(nn.Module):
         return scale
 
 
-class Noted(Exception):
-    """Carries the arguments that a decoder layer is called with."""
-
-
-class _Note(nn.Module):
-    """Stands where a decoder layer was."""
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Raises Noted."""
-        raise Noted(args, kwargs)
-
-
-def given_to(config: Any, i: int, attention: str | None, sample: Sample) -> Any:
-    """What layer i gets with its input: positions, masks. It is found with a small vocabulary; nothing of it is a
-    weight."""
-    small = _of_eight_words(config)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        small.layer_types = [kinds[i]]
-    # Layers of one kind get equal tensors: found once.
-    return _noted(json.dumps([small.to_dict(), type(config).__name__], default=str), _Unkeyed(small), attention, sample)
-
-
-def _of_eight_words(config: Any) -> Any:
-    small = copy.deepcopy(config)
-    small.vocab_size = 8
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        setattr(small, name, None)
-    return small
-
-
-class _Unkeyed:
-    """A config that goes with a key. It equals any other, so a cache looks at the key alone."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unkeyed)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-@cache
-def _noted(key: str, held: _Unkeyed, attention: str | None, sample: Sample) -> Any:
-    """What a layer of this kind is called with. key: all of the config that counts."""
-
-    def note() -> Any:
-        causal = _without_layers(held.config)
-        owner, name = owner_of(causal, 0)
-        row = nn.ModuleList([_Note()])
-        if attention is not None:
-            setattr(row[0], "attention_type", attention)  # noqa: B010 - a plain attribute, which Module does not declare
-        setattr(owner, name, row)
-        causal.config.num_hidden_layers = 1
-        try:
-            with torch.no_grad():
-                causal.base_model(input_ids=torch.zeros(sample.batch, sample.length, dtype=torch.long), use_cache=False)
-        except Noted as found:
-            return found.args
-        raise BadInput(f"hf: {type(causal).__name__} does not call its layers")
-
-    with torch.random.fork_rng(devices=[]):
-        return typed(note, sample.dtype)
-
-
 class Layer(nn.Module):
-    """Decoder layer i, called as the model calls it. It holds what it gets with its input as buffers."""
+    """Decoder layer i, called as the model calls it. It holds what it gets with its input as buffers, and takes of them what
+    a slice, or a shorter sequence, needs."""
 
-    def __init__(self, config: Any, kind: type[nn.Module], i: int, given: Any, balance: Balance | None = None) -> None:
+    def __init__(self, config: Any, kind: type[nn.Module], i: int, given: Given, balance: Balance | None = None) -> None:
         super().__init__()
         self.balance = balance
         self.layer = kind(config, i)
@@ -190,7 +95,9 @@ class Layer(nn.Module):
             self.layer.apply(_initialiser(config))
         if balance is not None:
             hear(self.layer, balance)
-        leaves, self.form = tree_flatten(given)
+        leaves, self.form = tree_flatten(given.value)
+        self.along, self.batch = given.along, given.batch
+        self.attention = getattr(config, "_attn_implementation", None)
         self.fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for n, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
@@ -205,17 +112,24 @@ class Layer(nn.Module):
         return self.balance.added(x, y, logits)
 
     def _hidden(self, x: Tensor) -> Tensor:
-        leaves = [getattr(self, f"given{n}", fixed) for n, fixed in enumerate(self.fixed)]
-        args, kwargs = tree_unflatten(leaves, self.form)
+        if in_slice() and self.attention not in (NAME, None):
+            raise BadInput(f"hf: {type(self.layer).__name__}: slices do not reach its attention, '{self.attention}'")
+        here = Here(x.shape[0], slice_offset(), x.shape[1])
+        args, kwargs = tree_unflatten([self._given(n, here) for n in range(len(self.fixed))], self.form)
         y = self.layer(x, *args, **kwargs)
         result: Tensor = y[0] if isinstance(y, tuple) else y
         return result
+
+    def _given(self, n: int, here: Here) -> Any:
+        """What these tokens get of the leaf n."""
+        leaf: Any = getattr(self, f"given{n}", self.fixed[n])
+        return part_of(leaf, self.along[n], self.batch, here) if isinstance(leaf, Tensor) else leaf
 
 
 def _initialiser(config: Any) -> Callable[[nn.Module], None]:
     """How the library initialises a module of this model."""
     with torch.device("meta"):
-        causal = _without_layers(config)
+        causal = without_layers(config)
     causal.config = config
     result: Callable[[nn.Module], None] = causal._init_weights
     return result
@@ -256,7 +170,7 @@ class Head(nn.Module):
     def __init__(self, config: Any, balance: Balance | None = None) -> None:
         super().__init__()
         self.balance = balance
-        causal = _without_layers(config)
+        causal = without_layers(config)
         norm = _final_norm(causal)
         parts = frozenset(name for name, _ in causal.base_model.named_children())
         inner = _Inner(getattr(*norm) if norm else nn.Identity(), parts - {"norm"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from .blocks import BlockSizes, Decoder, LatentSizes, Routing, Scores, Tokens
 from .losses import CrossEntropy
 from .model import DTYPES, Model, Setting, seeded
 from .presets import Block, Embed, Head
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +235,9 @@ def _last(p: Published) -> Callable[[], nn.Module]:
     return partial(Head, p.width, p.vocabulary) if p.block is None else partial(Scores, p.vocabulary, p.width, p.cap)
 
 
-def typed(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
-    """A layer made in `dtype` from the start; converting it afterwards would need memory for both."""
+def typed(build: Callable[[], Made], dtype: torch.dtype) -> Made:
+    """What `build` makes, a layer for example, in `dtype` from the start; converting it afterwards would need memory for
+    both."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

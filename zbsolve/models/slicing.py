@@ -52,6 +52,11 @@ def running_slice(one: Slicing) -> Iterator[None]:
         _slicing.pop()
 
 
+def in_slice() -> bool:
+    """Does a layer run for a slice of a sequence?"""
+    return bool(_slicing)
+
+
 def slice_offset() -> int:
     """The position of the first token that a layer is given: 0, unless the sequence runs in slices. Positions (rotary,
     learned) count from here."""

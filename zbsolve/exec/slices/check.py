@@ -1,11 +1,13 @@
-"""Can a model run slice by slice? Each layer runs a tiny input whole and in slices, and must say the same."""
+"""Can a model run slice by slice? Each layer runs a tiny input whole and in slices, forward and backward, and must say the
+same."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,10 @@ from .sequence import counted, cut_sequence, offsets, share_of_loss, slice_share
 from .store import SliceStore
 
 MAX_TOKENS = 32  # of the tiny input that a stage's layers are tried with
-LIMIT = 1e-5  # of the largest output: layers are checked in float64, but some compute a part in float32
+# Of the largest number. Layers are checked in float64, but some compute a part in float32, or run in nothing else.
+LIMITS = {torch.float64: 1e-5, torch.float32: 1e-3}
+LIMIT = LIMITS[torch.float64]
+SMALL = 1e-2  # of a layer's largest gradient: what rounding leaves of a parameter that has none is compared with that
 
 
 def check_stage(
@@ -49,17 +54,18 @@ def _tiny(tokens: int, one: Any) -> Any:
 
 
 def check_layers(layers: Sequence[nn.Module], sample: Any, first: int = 0) -> Any:
-    """The layers' output for `sample`, in float64. Raises BadInput that names the first layer whose output in slices is not
-    its output for the whole sequence: it mixes positions elsewhere than in `sliced_attention`, or takes them from elsewhere
-    than `slice_offset`.
+    """The layers' output for `sample`, in float64. Raises BadInput that names the first layer whose output or gradients in
+    slices are not those of the whole sequence: it mixes positions elsewhere than in `sliced_attention`, takes them from
+    elsewhere than `slice_offset`, or keeps something from one call to the next.
 
     sample: a pytree of tensors (batch, length, …), 4 tokens or more; long enough for whatever reaches from one token to
-    another. first: the number of the first layer. Each layer is copied, in evaluation (random layers draw other numbers for
-    slices), with noise on parameters that are constant: a convolution that starts at 0 would not be seen.
+    another. first: the number of the first layer. Each layer is copied, with noise on parameters that are constant: a
+    convolution that starts at 0 would not be seen. It is checked in evaluation, and in training too where it is there; of
+    one that draws random numbers in training, other ones for slices, only what it refuses.
     """
-    x = _exact(sample)
+    x = _cast(sample, torch.float64)
     for number, layer in enumerate(layers, first):
-        x = _check_layer(layer, x, f"layer {number} ({type(layer).__name__})")
+        x = _cast(_check_layer(layer, x, f"layer {number} ({type(layer).__name__})"), torch.float64)
     return x
 
 
@@ -81,20 +87,115 @@ def check_loss(loss: Callable[[Any, Any], Tensor], output: Any, targets: Any, ig
 
 
 def _check_layer(layer: nn.Module, x: Any, name: str) -> Any:
+    """The layer's output in evaluation."""
     if any(isinstance(one, BatchNorm) and one.training for one in layer.modules()):
         raise BadInput(f"slices: {name}: a batch norm mixes positions")
-    lengths = _lengths(x, name)
-    tried = _copied(layer)
-    with torch.no_grad(), torch_random_kept():
-        for given in (tree_map(_alike, x), x):
-            with auxiliary_losses() as extra:
-                whole = tried(given)
-            if extra.total is not None:
-                raise BadInput(f"slices: {name}: adds to the loss by auxiliary_loss, which is of a whole sequence")
-            found = _in_slices(tried, given, lengths, name)
-            for leaf, part in zip(cut_sequence(whole, lengths, name), found, strict=True):
-                _compare(leaf, part, name)
-    return whole
+    lengths, kind = _lengths(x, name), _kind_of(layer, x)
+    given = [_cast(one, kind) for one in (tree_map(_alike, x), x)]
+    y = _compared(_copied(layer, kind).eval(), given, lengths, name)
+    if any(one.training for one in layer.modules()):
+        _compared(_copied(layer, kind), given, lengths, name)
+    return y
+
+
+def _kind_of(layer: nn.Module, x: Any) -> torch.dtype:
+    """The type that a layer is checked in: some kernels know no float64."""
+    try:
+        with torch.no_grad(), torch_random_kept():
+            _copied(layer, torch.float64).eval()(x)
+    except Exception:  # what fails in both is told when it is checked
+        return torch.float32
+    return torch.float64
+
+
+class _Ran(NamedTuple):
+    """A forward of microbatches, or of one's slices. inputs: leaves of autograd's graphs; outputs: with their graphs."""
+
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def _compared(tried: nn.Module, given: list[Any], lengths: Sequence[int], name: str) -> Any:
+    """The output of the last of the microbatches `given`. Raises BadInput where it, or a gradient, is another in slices."""
+    store, count = SliceStore(len(lengths)), range(len(lengths))
+    with torch.enable_grad(), torch_random_kept(), _naming(name):
+        whole = _whole(tried, given, name)
+        drawn = not _same(whole.outputs, _whole(tried, given, name).outputs)
+        parts = [_Ran([], []) for _ in given]
+        cuts = [cut_sequence(one, lengths, name) for one in given]
+        for i, offset in enumerate(offsets(lengths)):  # microbatches take turns: what a layer keeps would be another's
+            for m, ran in enumerate(parts):
+                with store.forward(m, i, offset):
+                    _forward(tried, cuts[m][i], ran)
+    if drawn:
+        return _constant(whole.outputs[-1])
+    for y, ran in zip(whole.outputs, parts, strict=True):
+        for leaf, part in zip(cut_sequence(y, lengths, name), ran.outputs, strict=True):
+            _compare("output", leaf, part, name)
+    seeds = [tree_map(lambda one: _noise(one) if isinstance(one, Tensor) else one, y) for y in whole.outputs]
+    with _naming(name):
+        for y, seed in zip(whole.outputs, seeds, strict=True):
+            _backward(y, seed)
+        wanted = _taken(tried)
+        for i in reversed(count):
+            for m, ran in enumerate(parts):
+                with store.backward(m, i):
+                    _backward(ran.outputs[i], cut_sequence(seeds[m], lengths, name)[i])
+    for x, ran in zip(whole.inputs, parts, strict=True):
+        for leaf, part in zip(cut_sequence(_gradients(x), lengths, name), ran.inputs, strict=True):
+            _compare("input's gradient", leaf, _gradients(part), name)
+    _compare("parameters' gradient", wanted, _taken(tried), name)
+    return _constant(whole.outputs[-1])
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise error if str(error).startswith("slices: ") else BadInput(f"slices: {name}: {raised(error)}") from error
+
+
+def _whole(tried: nn.Module, given: list[Any], name: str) -> _Ran:
+    ran = _Ran([], [])
+    for x in given:
+        with auxiliary_losses() as extra:
+            _forward(tried, x, ran)
+        if extra.total is not None:
+            raise BadInput(f"slices: {name}: adds to the loss by auxiliary_loss, which is of a whole sequence")
+    return ran
+
+
+def _forward(tried: nn.Module, x: Any, ran: _Ran) -> None:
+    leaves = tree_map(
+        lambda one: one.detach().requires_grad_(one.is_floating_point()) if isinstance(one, Tensor) else one, x
+    )
+    ran.inputs.append(leaves)
+    # Copies: a layer may write into what it is given.
+    ran.outputs.append(tried(tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, leaves)))
+
+
+def _backward(y: Any, seed: Any) -> None:
+    pairs = zip(tree_leaves(y), tree_leaves(seed), strict=True)
+    rows = [(one, by) for one, by in pairs if isinstance(one, Tensor) and one.requires_grad]
+    if rows:
+        torch.autograd.backward([one for one, _ in rows], [by for _, by in rows])
+
+
+def _gradients(x: Any) -> Any:
+    """Of the leaves x, 0 where there is none."""
+    return tree_map(lambda one: _gradient(one) if isinstance(one, Tensor) else one, x)
+
+
+def _gradient(one: Tensor) -> Tensor:
+    return torch.zeros_like(one) if one.grad is None else one.grad
+
+
+def _taken(tried: nn.Module) -> list[Tensor]:
+    """The gradients of the parameters, which have none afterwards."""
+    found = [_gradient(one) for one in tried.parameters()]
+    tried.zero_grad()
+    return found
 
 
 def _alike(one: Any) -> Any:
@@ -102,31 +203,25 @@ def _alike(one: Any) -> Any:
     return one[:1, :1].expand_as(one).clone() if isinstance(one, Tensor) else one
 
 
-def _in_slices(layer: nn.Module, x: Any, lengths: Sequence[int], name: str) -> list[Any]:
-    store, found = SliceStore(len(lengths)), []
-    try:
-        for i, (part, offset) in enumerate(zip(cut_sequence(x, lengths, name), offsets(lengths), strict=True)):
-            with store.forward(0, i, offset):
-                found.append(layer(part))
-    except Exception as error:
-        raise BadInput(f"slices: {name}: {raised(error)}") from error
-    return found
+def _same(a: Any, b: Any) -> bool:
+    pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
+    return all(one.equal(other) for one, other in pairs if isinstance(one, Tensor))
 
 
-def _compare(whole: Any, part: Any, name: str) -> None:
+def _compare(what: str, whole: Any, part: Any, name: str) -> None:
     pairs = [tree_leaves(one) for one in (whole, part)]
     if len(pairs[0]) != len(pairs[1]):
         raise BadInput(f"slices: {name}: makes another number of tensors in slices")
-    for a, b in zip(*pairs, strict=True):
-        if not isinstance(a, Tensor):
-            continue
+    rows = [(a, b) for a, b in zip(*pairs, strict=True) if isinstance(a, Tensor) and a.numel()]
+    largest = max((a.double().abs().max().item() for a, _ in rows), default=0)
+    for a, b in rows:
         if a.shape != b.shape:
             raise BadInput(f"slices: {name}: makes {tuple(b.shape)} of a slice in place of {tuple(a.shape)}")
-        gap, most = ((b - a).abs().max().item(), a.abs().max().item()) if a.numel() else (0, 0)
-        if not gap <= LIMIT * most:
+        gap, most = (b.double() - a.double()).abs().max().item(), max(a.double().abs().max().item(), SMALL * largest)
+        if not gap <= LIMITS.get(a.dtype, 0) * most:
             raise BadInput(
-                f"slices: {name}: its output differs by {gap:.2g} (of {most:.2g}) in slices: it mixes positions elsewhere "
-                "than in sliced_attention, or does not count them from slice_offset"
+                f"slices: {name}: its {what} differs by {gap:.2g} (of {most:.2g}) in slices: it mixes positions elsewhere "
+                "than in sliced_attention, does not count them from slice_offset, or keeps something from call to call"
             )
 
 
@@ -138,21 +233,29 @@ def _lengths(x: Any, name: str) -> list[int]:
             f"slices: {name}: tensors (batch, length, …) of one length, 4 or more, are needed, got {sorted(found)}"
         )
     length = min(found)
-    return [length // 2, length - length // 2 - length // 4, length // 4]
+    first = (length // 2 - 1) | 1  # odd: blocks of two and more tokens that are mixed lie across
+    return [first, length - first - length // 4, length // 4]
 
 
-def _copied(layer: nn.Module) -> nn.Module:
-    """The layer in float64 and in evaluation; no parameter is constant."""
-    found = copy.deepcopy(layer).double().eval()
+def _copied(layer: nn.Module, kind: torch.dtype) -> nn.Module:
+    """The layer in this type. No parameter is constant, and none has a gradient."""
+    found = copy.deepcopy(layer).to(kind)
     for one in found.parameters():
         if one.numel() and bool((one == one.flatten()[0]).all()):
             one.data.add_(_noise(one), alpha=0.1)
+    found.zero_grad()
     return found
 
 
 def _noise(one: Tensor) -> Tensor:
+    if not one.is_floating_point():
+        return torch.zeros_like(one)
     return torch.randn(one.shape, generator=torch.Generator().manual_seed(0), dtype=one.dtype).to(one.device)
 
 
-def _exact(value: Any) -> Any:
-    return tree_map(lambda one: one.double() if isinstance(one, Tensor) and one.is_floating_point() else one, value)
+def _cast(value: Any, kind: torch.dtype) -> Any:
+    return tree_map(lambda one: one.to(kind) if isinstance(one, Tensor) and one.is_floating_point() else one, value)
+
+
+def _constant(value: Any) -> Any:
+    return tree_map(lambda one: one.detach() if isinstance(one, Tensor) else one, value)

@@ -1,0 +1,144 @@
+"""What a decoder layer of a Hugging Face model is called with beside its input (positions, masks), and what of it belongs to
+a slice of the sequence."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ..util.errors import BadInput
+from .huggingface_shell import of_eight_words, owner_of, without_layers
+from .published_models import typed
+
+
+class Sample(NamedTuple):
+    """A microbatch: samples, their length, and the type that layers compute in."""
+
+    batch: int
+    length: int
+    dtype: torch.dtype
+
+
+class Given(NamedTuple):
+    """value: positional and named arguments. along: of each leaf of it, which dimensions are as long as the sequence. batch:
+    the samples that it is for."""
+
+    value: Any
+    along: tuple[tuple[int, ...], ...]
+    batch: int
+
+
+class Here(NamedTuple):
+    """Tokens that a layer runs for: samples, the first one's position, and how many."""
+
+    batch: int
+    first: int
+    length: int
+
+
+def part_of(leaf: Tensor, along: tuple[int, ...], batch: int, here: Here) -> Tensor:
+    """What the tokens `here` need of a leaf for `batch` samples. A mask, which is as long as the sequence along two
+    dimensions, keeps all keys up to theirs. Raises BadInput where the sequence is shorter than that."""
+    if 0 not in along and leaf.dim() > 1 and leaf.shape[0] == batch > here.batch:
+        leaf = leaf[: here.batch]
+    length = leaf.shape[along[0]] if along else here.length
+    if here.first + here.length > length:
+        raise BadInput(f"hf: position {here.first + here.length - 1} of a sequence of {length} tokens")
+    if here.length == length:
+        return leaf
+    for n, dimension in enumerate(along):
+        first = 0 if n else here.first
+        leaf = leaf.narrow(dimension, first, here.first + here.length - first)
+    return leaf
+
+
+class Noted(Exception):
+    """Carries the arguments that a decoder layer is called with."""
+
+
+class _Note(nn.Module):
+    """Stands where a decoder layer was."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Raises Noted."""
+        raise Noted(args, kwargs)
+
+
+def given_to(config: Any, i: int, attention: str | None, sample: Sample) -> Given:
+    """What layer i gets with its input. It is found with a small vocabulary; nothing of it is a weight."""
+    small = of_eight_words(config)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        small.layer_types = [kinds[i]]
+    # Layers of one kind get equal tensors: found once.
+    return _noted(json.dumps([small.to_dict(), type(config).__name__], default=str), _Unkeyed(small), attention, sample)
+
+
+class _Unkeyed:
+    """A config that goes with a key. It equals any other, so a cache looks at the key alone."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Unkeyed)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@cache
+def _noted(key: str, held: _Unkeyed, attention: str | None, sample: Sample) -> Given:
+    """What a layer of this kind is called with. key: all of the config that counts."""
+
+    def note() -> Given:
+        causal = _with_note(held.config, attention)
+        value, shorter = (_called_with(causal, sample.batch, length) for length in (sample.length, sample.length - 1))
+        return Given(value, _along(value, shorter, sample.length), sample.batch)
+
+    with torch.random.fork_rng(devices=[]):
+        return typed(note, sample.dtype)
+
+
+def _with_note(config: Any, attention: str | None) -> Any:
+    causal = without_layers(config)
+    owner, name = owner_of(causal, 0)
+    row = nn.ModuleList([_Note()])
+    if attention is not None:
+        setattr(row[0], "attention_type", attention)  # noqa: B010 - a plain attribute, which Module does not declare
+    setattr(owner, name, row)
+    causal.config.num_hidden_layers = 1
+    return causal
+
+
+def _called_with(causal: Any, batch: int, length: int) -> Any:
+    """Arguments of the first layer; of an empty sequence None."""
+    if not length:
+        return None
+    try:
+        with torch.no_grad():
+            causal.base_model(input_ids=torch.zeros(batch, length, dtype=torch.long), use_cache=False)
+    except Noted as found:
+        return found.args
+    raise BadInput(f"hf: {type(causal).__name__} does not call its layers")
+
+
+def _along(value: Any, shorter: Any, length: int) -> tuple[tuple[int, ...], ...]:
+    """Dimensions that a sequence one token shorter shortens. Where it makes no such tensor (a mask that only longer ones
+    need): those of the sequence's length."""
+    rows, others = (tree_leaves(one) for one in (value, shorter))
+    others = others if len(others) == len(rows) else [None] * len(rows)
+    return tuple(_dimensions(one, other, length) for one, other in zip(rows, others, strict=True))
+
+
+def _dimensions(one: Any, other: Any, length: int) -> tuple[int, ...]:
+    if not isinstance(one, Tensor):
+        return ()
+    same = other.shape if isinstance(other, Tensor) and other.dim() == one.dim() else None
+    sizes = enumerate(one.shape)
+    return tuple(i for i, size in sizes if (size == length if same is None else size != same[i]))
