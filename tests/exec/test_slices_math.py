@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from zbsolve.exec import auxiliary_loss
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.slices.check import check_layers, check_loss
 from zbsolve.exec.slices.partial import Scores, merge, partial_attention, partial_gradients
@@ -346,9 +347,98 @@ class Direct(nn.Module):
         return self.call(*[x[:, None]] * 3, is_causal=self.causal)[:, 0]
 
 
+class Backward(torch.autograd.Function):
+    """Only the gradient is mixed: it is divided by its norm over the sequence."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / gradient.norm(dim=1, keepdim=True)
+
+
+class Normalised(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = Backward.apply(x)
+        return found
+
+
+class Rescaled(nn.Module):
+    """Only the gradient of the parameter is mixed: it is that of the last token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:, :-1] * self.weight.detach(), x[:, -1:] * self.weight], 1)
+
+
+class Sometimes(nn.Module):
+    """Mixes where `places` says, and where `training` says: in some states of the layer alone."""
+
+    def __init__(self, places: slice = slice(None), training: bool = False) -> None:
+        super().__init__()
+        self.places, self.only_training = places, training
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        if self.training or not self.only_training:
+            y[:, self.places] += x[:, self.places].mean(1, keepdim=True)
+        return y
+
+
+class Pairs(nn.Module):
+    """Two neighbours are mixed: aligned, where slices have an even length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = x.unflatten(1, (-1, 2)) if x.shape[1] % 2 == 0 else torch.cat([x, x[:, -1:]], 1).unflatten(1, (-1, 2))
+        return (pairs + pairs.flip(2)).flatten(1, 2)[:, : x.shape[1]]
+
+
+class Counting(nn.Module):
+    """Keeps from call to call how many tokens it saw, and begins anew behind 12 of them."""
+
+    seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = (self.seen + torch.arange(x.shape[1])) % LENGTH
+        self.seen = (self.seen + x.shape[1]) % LENGTH
+        return x + places[:, None]
+
+
+class Balanced(nn.Module):
+    """Adds to the loss in training alone, where it draws random numbers too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            auxiliary_loss(x.mean())
+        return functional.dropout(x, 0.5, self.training)
+
+
+class Dropped(nn.Module):
+    """Attention with dropout in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(-1, (4, 4)).transpose(1, 2)
+        y = sliced_attention(q, q, q, is_causal=True, dropout_p=0.1 if self.training else 0.0)
+        return functional.dropout(y.transpose(1, 2).flatten(2), 0.1, self.training)
+
+
 @pytest.mark.parametrize(
     ("layer", "line"),
     [
+        (Normalised(), r"layer 4 \(Normalised\): its input's gradient differs"),
+        (Rescaled(), r"layer 4 \(Rescaled\): its parameters' gradient differs"),
+        (Sometimes(slice(LENGTH - 2, None)), r"layer 4 \(Sometimes\): its output differs"),
+        (Sometimes(slice(7, 9)), r"layer 4 \(Sometimes\): its output differs"),
+        (Sometimes(training=True), r"layer 4 \(Sometimes\): its output differs"),
+        (Pairs(), r"layer 4 \(Pairs\): its output differs"),
+        (Counting(), r"layer 4 \(Counting\): its output differs .* or keeps something from call to call"),
+        (Balanced(), r"layer 4 \(Balanced\): adds to the loss by auxiliary_loss"),
+        (Dropped(), r"layer 4 \(Dropped\): BadInput.*dropout_p"),
         (Convolution(), r"layer 4 \(Convolution\): its output differs"),
         (Mean(), r"layer 4 \(Mean\): its output differs"),
         (Positions(), r"layer 4 \(Positions\): its output differs"),
@@ -374,8 +464,9 @@ def test_experts_with_a_capacity_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_that_can_be_cut_pass(name: str) -> None:
+def test_models_that_can_be_cut_pass(name: str) -> None:  # dropout between layers draws other numbers, and passes too
     layers, (ids, labels) = MODELS[name](), batch(name, 0)
+    layers += [nn.Dropout(0.5), nn.ReLU(inplace=True)]
     before = [one.clone() for layer in layers for one in layer.parameters()]
     output = check_layers(layers, ids)
     check_loss(LOSS, output, labels)

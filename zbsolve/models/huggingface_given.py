@@ -46,7 +46,9 @@ def part_of(leaf: Tensor, along: tuple[int, ...], batch: int, here: Here) -> Ten
     dimensions, keeps all keys up to theirs. Raises BadInput where the sequence is shorter than that."""
     if 0 not in along and leaf.dim() > 1 and leaf.shape[0] == batch > here.batch:
         leaf = leaf[: here.batch]
-    length = leaf.shape[along[0]] if along else here.length
+    if not along:
+        return leaf
+    length = leaf.shape[along[0]]
     if here.first + here.length > length:
         raise BadInput(f"hf: position {here.first + here.length - 1} of a sequence of {length} tokens")
     if here.length == length:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ..util.errors import BadInput
 from ..util.own_code import raised
@@ -95,7 +95,8 @@ class Layer(nn.Module):
             self.layer.apply(_initialiser(config))
         if balance is not None:
             hear(self.layer, balance)
-        leaves, self.form = tree_flatten(given.value)
+        leaves, form = tree_flatten(given.value)
+        self.numbers = tree_unflatten(list(range(len(leaves))), form)  # torch warns where a form is copied
         self.along, self.batch = given.along, given.batch
         self.attention = getattr(config, "_attn_implementation", None)
         self.fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -115,7 +116,7 @@ class Layer(nn.Module):
         if in_slice() and self.attention not in (NAME, None):
             raise BadInput(f"hf: {type(self.layer).__name__}: slices do not reach its attention, '{self.attention}'")
         here = Here(x.shape[0], slice_offset(), x.shape[1])
-        args, kwargs = tree_unflatten([self._given(n, here) for n in range(len(self.fixed))], self.form)
+        args, kwargs = tree_map(lambda n: self._given(n, here), self.numbers)
         y = self.layer(x, *args, **kwargs)
         result: Tensor = y[0] if isinstance(y, tuple) else y
         return result
