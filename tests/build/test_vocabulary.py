@@ -9,6 +9,7 @@ import pytest
 
 from zbsolve import Problem, Schedule, pipeline, solve, verify
 from zbsolve.build import Vocabulary, with_offload, with_updates, with_vocabulary
+from zbsolve.greedy.side_stream import held_by_others, without_side_streams
 from zbsolve.util.errors import BadInput
 
 from ..support.exact_streams import optimum
@@ -61,6 +62,19 @@ def test_what_shards_hold_is_counted(barriers: int, transient: int) -> None:
         solve(with_vocabulary(plain(), Vocabulary(6, 3, **how)), effort=0.2).timeline().peak_bytes
         == (100 + SHARD + transient,) * 2
     )
+
+
+def test_without_collectives_other_passes_hold_what_they_held() -> None:
+    """S takes the hidden states that VB holds for T, and its part of the gradient stays until T, which waits for VR."""
+    costs = {"held_shard": SHARD, "held_hidden": HIDDEN, "lookup": 1, "reduce": 2}
+    for barriers, taken in ((1, SHARD + 2 * HIDDEN), (2, SHARD + HIDDEN)):
+        problem = replace(with_vocabulary(plain(), Vocabulary(6, 3, barriers=barriers, **costs)), capacity=(300, 300))
+        left = without_side_streams(problem)
+        assert left.passes.kinds == ("F", "B", "W", "S", "T")
+        assert [int(left.taken[left.index[name]]) for name in ("2S0", "3S0", "0F0")] == [taken, taken, 100]
+        assert [int(left.freed[left.index[name]]) for name in ("2T0", "3T0", "0W0")] == [taken, taken, 100]
+        assert held_by_others(problem)  # what the embedding's collectives hold is 3 of 300 bytes at most
+        assert not held_by_others(replace(problem, capacity=(102, 110)))
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))

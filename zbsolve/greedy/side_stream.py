@@ -16,14 +16,17 @@ from ..problem import Edges, Ints, Problem
 from ..schedule import Schedule
 from ..timeline import Timeline, simulate
 from .compressed import compressed_rows
+from .problem_arrays import arrays_of
 from .syncs import Moments, moments_in, pools_with_syncs, synced
 
+LITTLE = 0.01  # of a rank's memory is little
 ROOMS = (1.0, 0.5, 0.0)  # of the memory of side streams, but for the largest of it, is left for them
 
 
 def without_side_streams(problem: Problem) -> Problem:
-    """The problem without its passes on side streams, and without what they, and pools beside the devices, hold. What waited
-    for such a pass waits, its time longer, for what that pass waited for."""
+    """The problem without its passes on side streams, and without pools beside the devices. What waited for such a pass
+    waits, its time longer, for what that pass waited for. Of what they held that stays which other passes can hold in their
+    place (see `_in_their_place`)."""
     rows = problem.side_stream
     if not len(rows):
         return problem
@@ -45,26 +48,71 @@ def without_side_streams(problem: Problem) -> Problem:
         rest = np.flatnonzero(~away[before])
         columns = zip((before, after, lag, size), more, strict=True)
         before, after, lag, size = (np.concatenate([column[rest], new]) for column, new in columns)
-    edges = Edges.of(before, after, lag=lag, bytes=size)
+    held, taker, freer = _in_their_place(problem)
+    edges = Edges.of(before, after, lag=lag, bytes=size) + Edges.of(taker, freer, bytes=problem.device_bytes[held])
     return replace(problem, edges=edges, pools=()).only(np.flatnonzero(~away))
 
 
+def _in_their_place(problem: Problem) -> tuple[Ints, Ints, Ints]:
+    """Edges whose bytes a side pass of a microbatch takes or frees, and the two other passes that can hold these in its
+    place: they are held from the first pass of the rank that waits for the side pass that takes them, and until the first
+    one that waits for the side pass that frees them. Rows of the problem's edges, passes, passes; shape (edges,) each.
+
+    Left out is what no two passes can hold, of which one waits for the other; and all that lies beside the devices, or is
+    taken for several microbatches.
+    """
+    e, p, count = problem.edges, problem.passes, len(problem.passes)
+    aside, nothing = ~problem.computing, np.zeros(0, np.int64)
+    some = (problem.device_bytes > 0) & (aside[e.before] | aside[e.after])
+    some &= problem.in_microbatch[e.before] & problem.in_microbatch[e.after]
+    if problem.pools or not some.any():
+        return nothing, nothing, nothing
+    place, stands_for = np.arange(count), np.where(aside, -1, np.arange(count))
+    depth = arrays_of(problem).depth
+    users = np.flatnonzero(aside[e.before] & ~aside[e.after] & (p.rank[e.before] == p.rank[e.after]))
+    users = users[np.lexsort((place[e.after[users]], -depth[e.after[users]]))]
+    stands_for[e.before[users]] = e.after[users]  # the first one comes last
+    held = np.flatnonzero(some)
+    taker, freer = stands_for[e.before[held]], stands_for[e.after[held]]
+    pairs = np.sort(e.before * count + e.after)
+    wanted = taker * count + freer
+    known = pairs[np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)] == wanted
+    known &= (taker >= 0) & (freer >= 0)
+    return held[known], taker[known], freer[known]
+
+
 def with_room_for_them(problem: Problem, share: float) -> Problem | None:
-    """`without_side_streams`, with room left for what passes on side streams take and free: of each rank the largest of its
-    lanes, and this share of the others. None where nothing is left."""
+    """`without_side_streams`, with room left for what passes on side streams take and free and no other holds: of each rank
+    the largest of its lanes, and this share of the others. None where nothing is left."""
     plain = without_side_streams(problem)
     if problem.capacity is None:
         return plain
+    most, total = _held_alone(problem)
+    left = np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
+    return None if left.min() < 0 else replace(plain, capacity=tuple(left.tolist()))
+
+
+def held_by_others(problem: Problem) -> bool:
+    """Whether other passes can hold all but little of what passes on side streams hold: then the problem
+    `without_side_streams` says all of memory that counts."""
+    capacity = problem.capacity
+    return not problem.pools and (capacity is None or bool((_held_alone(problem)[1] <= LITTLE * np.array(capacity)).all()))
+
+
+def _held_alone(problem: Problem) -> tuple[Ints, Ints]:
+    """What passes on side streams take or free and no other holds: of each rank the largest of its lanes, and the sum."""
+    alone = problem.device_bytes.copy()
+    alone[_in_their_place(problem)[0]] = 0
+    taken, freed = (np.bincount(end, alone, len(problem.passes)) for end in (problem.edges.before, problem.edges.after))
     side, most = set(problem.side_stream.tolist()), np.zeros(problem.ranks, np.int64)
     total = most.copy()
     for rows in problem.lanes:
         if int(rows[0]) in side:
             rank = int(problem.passes.rank[rows[0]])
-            size = int(max(problem.taken[rows].max(), problem.freed[rows].max()))
+            size = int(max(taken[rows].max(), freed[rows].max()))
             total[rank] += size
             most[rank] = max(most[rank], size)
-    left = np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
-    return None if left.min() < 0 else replace(plain, capacity=tuple(left.tolist()))
+    return most, total
 
 
 def rooms_beside(problem: Problem) -> list[float]:

@@ -13,7 +13,7 @@ from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.policy_annealing import improve_policies, starting_policies
 from ..greedy.serial_microbatches import one_after_another
 from ..greedy.serial_orders import serial_schedule, serial_targets
-from ..greedy.side_stream import rooms_beside, with_room_for_them, with_side_streams
+from ..greedy.side_stream import held_by_others, rooms_beside, with_room_for_them, with_side_streams
 from ..greedy.syncs import pools_with_syncs
 from ..systems.table import presets_of
 from ..util.errors import NotFound
@@ -35,8 +35,9 @@ def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
     several = bool(pools_with_syncs(state.problem))
     if several:  # named orders are better than policies that are careful, and no dearer
         yield from _named(state)
-        yield from _serial(state)
-    if policies:
+        if not held_by_others(state.problem):
+            yield from _serial(state)
+    if policies and not (several and held_by_others(state.problem)):
         yield from _policies(state, starts)
     if not several:
         yield from _named(state)
@@ -73,15 +74,18 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     """Better schedules: annealed policies and building blocks in turn, then neighbourhoods of the best."""
     problem, clock = state.problem, state.clock
     total = clock.left
-    annealed = _annealed(state, seed, total, starts)
-    annealed = annealed if starts else chain(_policies(state, starts), annealed)
     # Shares of the room are for what passes on side streams take; with pools they free it too.
-    rooms = rooms_beside(problem)[: 1 if problem.pools else None]
+    plainly = held_by_others(problem)
+    rooms = rooms_beside(problem)[: 1 if problem.pools or plainly else None]
     sources = [_blocks(state, seed, total, room) for room in rooms]
-    if pools_with_syncs(problem):
-        sources += [_beside(state, seed, total, room) for room in rooms] + [_shifted(state, seed, total)]
-    # Trying policies takes long on a large problem: blocks need not wait for them, but they do not know of pools.
-    sources.insert(0 if problem.pools else len(sources), annealed)
+    if several := bool(pools_with_syncs(problem)):
+        sources += [_beside(state, seed, total, room) for room in rooms]
+    if not (several and plainly):
+        annealed = _annealed(state, seed, total, starts)
+        annealed = annealed if starts else chain(_policies(state, starts), annealed)
+        sources += [_shifted(state, seed, total)] if several else []
+        # Trying policies takes long on a large problem: blocks need not wait for them, but they do not know of pools.
+        sources.insert(0 if problem.pools else len(sources), annealed)
     while sources and not state.done:
         for source in list(sources):
             try:
