@@ -17,6 +17,7 @@ import numpy as np
 from .alike import microbatches_alike
 from .problem_form import MessagesForm, ProblemForm, edges_as_json, edges_from, passes_as_json, passes_from
 from .tables import (
+    AWAY,
     CARGO,
     KINDS,
     PER_STEP,
@@ -234,9 +235,10 @@ class Problem:
 
     @cached_property
     def routes(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that microbatches visit, stage by stage: microbatch i follows route i modulo their number. Raises
-        BadInput where a microbatch is on two ranks for one stage, or does not visit all stages."""
-        p, rows = self.passes, np.flatnonzero(self.in_microbatch)
+        """The ranks that microbatches visit, stage by stage: microbatch i follows route i modulo their number. Passes that
+        help another rank count for none. Raises BadInput where a microbatch is on two ranks for one stage, or does not visit
+        all stages."""
+        p, rows = self.passes, np.flatnonzero(self.in_microbatch & ~self.passes.are(*AWAY))
         table = np.full((self.microbatches, self.stages), -1, np.int64)
         back = rows[::-1].copy()  # in place, numpy may turn it round again
         table[p.microbatch[back], p.stage[back]] = p.rank[back]  # where ranks differ, the first one's
@@ -261,9 +263,10 @@ class Problem:
 
     @cached_property
     def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that each stage lives on, ascending."""
+        """The ranks that each stage lives on, ascending; not those that only help it."""
         there = np.zeros((self.stages, self.ranks), bool)
-        there[self.passes.stage, self.passes.rank] = True
+        home = ~self.passes.are(*AWAY)
+        there[self.passes.stage[home], self.passes.rank[home]] = True
         return tuple(tuple(np.flatnonzero(row).tolist()) for row in there)
 
     def rows(self, *kinds: str, stage: int | None = None, rank: int | None = None) -> Ints:

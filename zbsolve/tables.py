@@ -20,11 +20,13 @@ KINDS = (
     *("F", "B", "W", "BW", "X", "O", "R", "S", "T", "C", "U"),
     *("AF", "AB"),
     *("AG", "AGB", "RS"),
-    *("VB", "VR", "VG", "VE", "VS"),  # a new kind goes below this line: digests count from the top
+    *("VB", "VR", "VG", "VE", "VS"),
+    *("FQ", "FA", "FH", "BQ", "BA", "BH"),  # a new kind goes below this line: digests count from the top
 )
 PER_STEP = ("C", "U", "AG", "AGB", "RS")  # kinds whose number is no microbatch's: a place among the stage's ranks, an update
 # Kinds whose passes only begin work: their rank goes on at once.
 BEGUN = ("O", "R", "AG", "AGB", "RS", "VB", "VR", "VG", "VE", "VS")
+AWAY = ("FH", "BH")  # kinds that another rank than the stage's runs, to help it
 CARGO = ("", "activation", "gradient")  # what an edge hands from pass to pass; "": nothing, one only waits for the other
 IDENTITY = ("kind", "stage", "microbatch", "slice")  # columns that make a pass's name
 MAX_PLACES = 64  # times as many places for kinds, stages and microbatches as there are passes

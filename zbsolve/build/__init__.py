@@ -7,6 +7,9 @@ from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
     from .all_to_all import with_all_to_all as with_all_to_all
+    from .attention_balance import Handing as Handing
+    from .attention_costs import AttentionExchange as AttentionExchange
+    from .attention_exchange import with_attention_exchange as with_attention_exchange
     from .exchange import with_exchange as with_exchange
     from .fused_backward import with_fused_backward as with_fused_backward
     from .offload import Host as Host
@@ -28,6 +31,9 @@ __getattr__, __dir__ = handing_on(
         "recompute": "with_recompute",
         "restage": "restaged",
         "all_to_all": "with_all_to_all",
+        "attention_balance": "Handing",
+        "attention_costs": "AttentionExchange",
+        "attention_exchange": "with_attention_exchange",
         "exchange": "with_exchange",
         "offload": "Host with_offload",
         "fused_backward": "with_fused_backward",

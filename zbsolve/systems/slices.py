@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..build.attention_order import with_parts, without_exchange
 from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Ints
@@ -21,8 +22,10 @@ from .plain_step import plain_stages
 
 def slimpipe(problem: Problem) -> Schedule:
     """SlimPipe (arXiv 2504.14519, section 4.1): rank r starts with n + p − r − 1 slices' forwards, then one backward one
-    forward. It holds as many slices, n of a microbatch."""
-    return _slim(problem, "slimpipe", 0)
+    forward. It holds as many slices, n of a microbatch. Where ranks make attention for each other (its attention
+    context exchange, see `with_attention_exchange`), they do that behind the passes that the step names."""
+    home = without_exchange(problem)
+    return with_parts(problem, _slim(home, "slimpipe", 0))
 
 
 def seq1f1b(problem: Problem) -> Schedule:

@@ -1,0 +1,180 @@
+"""Which rank makes how much attention for which pass: ranks that would wait help those that are in attention."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from ..problem import Problem
+from ..schedule import Schedule
+from ..util.errors import BadInput
+from .attention_costs import AttentionExchange, attending, parts_of, traffic
+from .slots import even_slots
+
+
+class Handing(NamedTuple):
+    """The pass of row `row`, a forward or backward, hands `blocks` blocks of its attention to a rank, which makes them
+    behind its own pass of row `behind`, or before that of row `ahead` where behind is −1."""
+
+    row: int
+    blocks: int
+    behind: int
+    ahead: int = -1
+
+
+# Where a pass of each kind stands in the reference's order: at the forward or the backward of its own stage, or of the
+# model's last or first one, and by so many half slots before or behind it.
+FORWARD, BACKWARD = 0, 1
+OWN, LAST, FIRST = 0, 1, 2
+TURNS = {
+    **dict.fromkeys(("F", "O", "AF"), (FORWARD, OWN, 0)),
+    **dict.fromkeys(("B", "BW", "R", "AB"), (BACKWARD, OWN, 0)),
+    "X": (BACKWARD, OWN, -1),
+    "W": (BACKWARD, OWN, 1),
+    **dict.fromkeys(("VB", "S", "VR"), (FORWARD, LAST, 1)),
+    **dict.fromkeys(("T", "VG"), (BACKWARD, LAST, 1)),
+    "VE": (FORWARD, FIRST, -1),
+    "VS": (BACKWARD, FIRST, 1),
+}
+
+
+def one_forward_one_backward(problem: Problem) -> Schedule:
+    """A step in slices in the order of `even_slots`: W right behind its B, a recompute right before it. Raises BadInput
+    where it has passes that this says nothing of."""
+    p, start = problem.passes, even_slots(problem).start
+    for kind in p.kinds:
+        if kind not in TURNS:
+            raise BadInput(f"attention exchange: the problem has passes of kind {kind}: put those in behind")
+    number, last = problem.parts, int(p.stage[problem.rows("F")].max())
+    begun = np.zeros((2, problem.stages, int(number.max()) + 1), np.int64)
+    for which, kinds in ((FORWARD, ("F",)), (BACKWARD, ("B", "BW"))):
+        rows = problem.rows(*kinds)
+        begun[which, p.stage[rows], number[rows]] = start[rows]
+    turn = np.zeros(len(p), np.int64)
+    for kind in p.kinds:
+        rows, (which, where, later) = problem.rows(kind), TURNS[kind]
+        stage = (p.stage[rows], np.full(len(rows), last), np.zeros(len(rows), np.int64))[where]
+        turn[rows] = 2 * begun[which, stage, number[rows]] + later
+    order = {name: rows[np.argsort(turn[rows], kind="stable")] for name, rows in problem.members.items()}
+    return Schedule.of(problem, order)
+
+
+def balanced(schedule: Schedule, costs: AttentionExchange) -> list[Handing]:
+    """What is handed over where ranks run the orders of `schedule`, of a step in even slices without an exchange.
+
+    The step is simulated. Whenever k ranks would wait, the k passes with the most attention left hand some of it to one of
+    them each, so much that the later of both is done as early as can be. At that moment no other k passes, one helper each,
+    leave less to the one with the most: what is left of the passes behind these k stays, and of each of these as little as
+    one helper can make it. costs: of `AttentionExchange.checked`.
+    """
+    return _Simulation(schedule, costs).handings()
+
+
+class _Running(NamedTuple):
+    """A pass that may hand over: when its attention begins, and µs of what comes behind."""
+
+    row: int
+    begin: int
+    behind: int
+
+
+class _Simulation:
+    """The step as it runs. end: of passes that began, their end as far as it is known."""
+
+    def __init__(self, schedule: Schedule, costs: AttentionExchange) -> None:
+        problem = schedule.problem
+        p, e, count = problem.passes, problem.edges, len(problem.passes)
+        self.problem, self.costs, self.duration = problem, costs, p.duration.tolist()
+        rows = attending(problem)
+        self.rows, self.place = rows, np.full(count, -1, np.int64)
+        self.place[rows] = np.arange(len(rows))
+        self.parts, self.forward = parts_of(problem, costs, rows), p.are("F")[rows]
+        self.after: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        index = problem.index
+        chains = [(index[a], index[b], 0) for a, b in schedule.syncs]
+        for names in schedule.order.values():
+            order = [index[name] for name in names]
+            chains += [(a, b, 0) for a, b in zip(order, order[1:], strict=False)]
+        for a, b, lag in (*zip(e.before.tolist(), e.after.tolist(), e.lag.tolist(), strict=True), *chains):
+            self.after[a].append((b, lag))
+        self.waiting = np.bincount([b for row in self.after for b, _ in row], minlength=count).tolist()
+        self.ready, self.end = [0] * count, [-1] * count
+        computing = problem.computing
+        self.rank = np.where(computing, p.rank, -1).tolist()
+        self.last, self.runs, self.helps = [-1] * problem.ranks, [-1] * problem.ranks, [0] * problem.ranks
+        self.first = [index[schedule.order[f"compute:{rank}"][0]] for rank in range(problem.ranks)]
+        self.giving: dict[int, _Running] = {}
+        self.events: list[tuple[int, int, int]] = []  # µs; 0: the end of a pass, 1: a pass is ready, 2: look round; row
+        self.found: list[Handing] = []
+
+    def handings(self) -> list[Handing]:
+        """All of them, in the order in which their helpers begin."""
+        for row, waiting in enumerate(self.waiting):
+            if waiting == 0:
+                heappush(self.events, (0, 1, row))
+        while self.events:
+            now = self.events[0][0]
+            while self.events and self.events[0][0] == now:
+                _, what, row = heappop(self.events)
+                if what == 0 and self.end[row] == now:
+                    self._ended(row, now)
+                elif what == 1:
+                    self._start(row, now)
+            self._help(now)
+        return self.found
+
+    def _ended(self, row: int, now: int) -> None:
+        self.end[row] = -1  # a second event of the same end is none
+        self.giving.pop(row, None)
+        if self.rank[row] >= 0:
+            self.last[self.rank[row]], self.runs[self.rank[row]] = row, -1
+        for other, lag in self.after[row]:
+            self.ready[other] = max(self.ready[other], now + lag)
+            self.waiting[other] -= 1
+            if self.waiting[other] == 0:
+                heappush(self.events, (self.ready[other], 1, other))
+
+    def _start(self, row: int, now: int) -> None:
+        rank, at = self.rank[row], int(self.place[row])
+        if rank >= 0 and self.helps[rank] > now:
+            heappush(self.events, (self.helps[rank], 1, row))
+            return
+        self.end[row] = now + self.duration[row]
+        heappush(self.events, (self.end[row], 0, row))
+        if rank >= 0:
+            self.runs[rank] = row
+        if at >= 0 and self.parts.blocks[at]:
+            begin = now + int(self.parts.before[at])
+            self.giving[row] = _Running(row, begin, int(self.parts.behind[at]))
+            heappush(self.events, (begin, 2, row))
+
+    def _help(self, now: int) -> None:
+        """Ranks that wait take from the passes that have the most attention left."""
+        idle = [rank for rank, row in enumerate(self.runs) if row < 0 and self.helps[rank] <= now]
+        if not idle or not self.giving:
+            return
+        open_ones = [one for one in self.giving.values() if one.begin <= now < self.end[one.row] - one.behind]
+        open_ones.sort(key=lambda one: (one.behind - self.end[one.row], one.row))
+        for rank, one in zip(idle, open_ones, strict=False):
+            self._hand(one, rank, now)
+
+    def _hand(self, one: _Running, rank: int, now: int) -> None:
+        """So much that the later of both is done as early as can be; the fewest blocks."""
+        at, p = int(self.place[one.row]), self.problem.passes
+        many = np.arange(int(self.parts.blocks[at]) + 1)
+        stage, earlier = np.full(len(many), p.stage[one.row]), np.full(len(many), p.slice[one.row])
+        sent = traffic(self.costs, stage, earlier, many, np.full(len(many), not self.forward[at]))
+        away = np.rint(many * self.parts.key_time[at]).astype(np.int64)
+        made = np.maximum(now, one.begin + self.costs.message(stage, sent.forth)) + away
+        done = np.maximum(one.begin + int(self.parts.attention[at]) - away, made + self.costs.message(stage, sent.back))
+        done[0] = one.begin + int(self.parts.attention[at])
+        best = int(done.argmin())
+        if best:
+            self.found.append(Handing(one.row, best, self.last[rank], self.first[rank] if self.last[rank] < 0 else -1))
+            self.giving.pop(one.row)
+            self.helps[rank] = int(made[best])
+            self.end[one.row] = int(done[best]) + one.behind
+            heappush(self.events, (self.end[one.row], 0, one.row))
+            heappush(self.events, (self.helps[rank], 2, one.row))

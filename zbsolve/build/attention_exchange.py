@@ -1,0 +1,162 @@
+"""Attention of late slices made by ranks that run early ones (SlimPipe, arXiv 2504.14519, attention context exchange).
+
+With causal attention the last of n even slices takes 2n − 1 times the attention of the first. Ranks run different slices at
+a moment, so that all wait for the one with the latest. A pass that hands over attention is cut in parts:
+
+    FQ  the forward up to queries, keys and values              BQ  the backward down to the gradient of attention's output
+    FA  the attention that stays                                BA  its gradients
+    FH  the helper's attention                                  BH  its gradients
+    F   merges both by their softmax statistics, and goes on    B, BW  adds them up, and goes on
+
+FH and BH run on the helper's rank, under the stage's number, behind a pass of the helper's own: at that one's start the
+helper takes memory for what it receives and makes, and at FH's end it frees it. Several behind one pass run one after the
+other, so that there is memory for the one that runs and the next one. While the helper computes, FA does; and a
+rank that still waits may run other passes. F and B (or BW) keep their names, and hand on what they did; what came before
+them comes before FQ and BQ now.
+
+To run it, a handler of FQ sends queries (with the keys of blocks that are handed over) to the helper, FH makes
+`exec.slices.partial.partial_attention` of them and sends output and logarithms back, and F merges (`merge`); BQ sends the
+gradient, the whole's output and logarithms, BH makes `partial_gradients` and sends them back, and B adds the queries' to its
+own and those of keys and values to what later slices left. That is so for one layer of attention a stage. Where a stage has
+several, each part stands for the sum over its layers, and a run would have to exchange layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..problem import Problem
+from ..tables import AWAY, Bools, Edges, Ints, Passes
+from ..util.errors import BadInput
+from .attention_balance import Handing, balanced, one_forward_one_backward
+from .attention_costs import AttentionExchange, Parts, parts_of, traffic
+
+KINDS = ("FQ", "FA", "FH", "BQ", "BA", "BH")
+
+
+def with_attention_exchange(
+    problem: Problem, costs: AttentionExchange, handings: Sequence[Handing] | None = None
+) -> Problem:
+    """`problem`, a step in even sequence slices, where passes hand attention to other ranks: as `handings` say, or None:
+    as ranks would wait that run one forward one backward (see `balanced`).
+
+    Put it in behind slices. Raises BadInput for numbers that make no sense, a step without slices or with an exchange
+    already, and for handings of other passes, to the pass's own rank, or of more blocks than it has.
+    """
+    if not isinstance(costs, AttentionExchange):
+        raise BadInput(f"attention exchange: {costs}: an `AttentionExchange` is needed, which says what attention takes")
+    _check(problem)
+    costs = costs.checked(problem.stages)
+    handed = balanced(one_forward_one_backward(problem), costs) if handings is None else list(handings)
+    _check_handings(problem, costs, handed)
+    if not handed:
+        return problem
+    columns = _Handed(*(np.array(column, np.int64) for column in zip(*handed, strict=True)))
+    cut = _cut(problem, columns.rows, parts_of(problem, costs, columns.rows))
+    return _with_helpers(cut, costs, columns, len(problem.passes))
+
+
+class _Handed(NamedTuple):
+    """`Handing` in columns."""
+
+    rows: Ints
+    blocks: Ints
+    behind: Ints
+    ahead: Ints
+
+
+def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
+    """`problem` where these passes are cut: before their attention (the first new rows), all attention (the next ones), and
+    what comes behind it, under the old name. What waited for a pass waits for its last part, a pass waits with its first
+    one, and bytes lie from the first to the last."""
+    p, e = problem.passes, problem.edges
+    duration, forward = p.duration.copy(), p.are("F")[rows]
+    duration[rows] = parts.behind
+    passes = replace(p, duration=duration)
+    for kinds, time in ((("FQ", "BQ"), parts.before), (("FA", "BA"), parts.attention)):
+        passes = _more(passes, rows, np.where(forward, *kinds), p.rank[rows], time)
+    begin, first = np.arange(len(p)), len(p) + np.arange(len(rows))
+    begin[rows] = first
+    moved = (begin[e.before] != e.before) | (begin[e.after] != e.after)
+    held = np.flatnonzero(moved & (e.bytes > 0))
+    edges = replace(e, after=begin[e.after], bytes=np.where(moved, 0, e.bytes))
+    edges += Edges.of(begin[e.before[held]], e.after[held], bytes=e.bytes[held], pool=e.pool[held])
+    own = first + len(rows)
+    edges += Edges.of(first, own) + Edges.of(own, rows)
+    return replace(problem, passes=passes, edges=edges)
+
+
+def _with_helpers(problem: Problem, costs: AttentionExchange, handed: _Handed, first: int) -> Problem:
+    """`problem`, in which these passes are cut, with the passes of helpers. first: the row of the first part of the first
+    pass."""
+    p, rows, count = problem.passes, handed.rows, len(handed.rows)
+    forward, stage, begin = p.are("F")[rows], p.stage[rows], first + np.arange(count)
+    unit = np.where(forward, np.asarray(costs.forward)[stage], np.asarray(costs.backward)[stage])
+    away = np.rint(handed.blocks * unit / costs.blocks).astype(np.int64)
+    duration = p.duration.copy()
+    duration[begin + count] -= away
+    rank, late = p.rank[np.maximum(handed.behind, handed.ahead)], handed.behind >= 0
+    passes = _more(replace(p, duration=duration), rows, np.where(forward, "FH", "BH"), rank, away)
+    sent, helped = traffic(costs, stage, p.slice[rows], handed.blocks, ~forward), begin + 2 * count
+    forth, back = (costs.message(stage, size) for size in sent)
+    own, size = np.where(late, handed.behind, handed.ahead), sent.forth + sent.back
+    beside = _beside(own, late, helped)
+    chained = np.flatnonzero(beside != own)  # the own pass's edge, too: it says where a rank helps
+    edges = problem.edges + Edges.of(begin + count, rows, bytes=sent.back)
+    edges += Edges.of(begin, helped, lag=forth) + Edges.of(helped, rows, lag=back)
+    edges += Edges.of(np.where(late, beside, helped), np.where(late, helped, beside), bytes=size)
+    edges += Edges.of(np.where(late, own, helped)[chained], np.where(late, helped, own)[chained])
+    return replace(problem, passes=passes, edges=edges)
+
+
+def _beside(own: Ints, late: Bools, helped: Ints) -> Ints:
+    """The pass from whose start (up to whose end) each helper holds memory: its rank's own one, or the one that helps right
+    before (behind) it at the same place. late: whether a helper comes behind its own pass; helped: the helpers' rows."""
+    found, last = own.copy(), dict[tuple[int, bool], int]()
+    for i, place in enumerate(zip(own.tolist(), late.tolist(), strict=True)):
+        at = last.get(place)
+        if at is not None and late[i]:
+            found[i] = helped[at]
+        elif at is not None:
+            found[at] = helped[i]
+        last[place] = i
+    return found
+
+
+def _more(passes: Passes, rows: Ints, kind: Any, rank: Ints, duration: Ints) -> Passes:
+    """The table with a pass more for each of `rows`, of its stage, microbatch and slice."""
+    columns = {"stage": passes.stage[rows], "microbatch": passes.microbatch[rows], "rank": rank, "duration": duration}
+    slices = np.concatenate([passes.slice, passes.slice[rows]])
+    return replace(passes.more(kind, "compute", **columns), slice=slices)
+
+
+def _check(problem: Problem) -> None:
+    if problem.slices == 1:
+        raise BadInput("attention exchange: the problem has no slices: put slices in before")
+    if len(set(problem.slice_lengths)) > 1:
+        raise BadInput("attention exchange: the problem's slices are uneven, and the exchange is of even ones")
+    if set(AWAY) & set(problem.passes.kinds):
+        raise BadInput("attention exchange: the problem has one already")
+    if len(problem.routes) > 1:
+        raise BadInput("attention exchange: microbatches take several routes")
+
+
+def _check_handings(problem: Problem, costs: AttentionExchange, handed: Sequence[Handing]) -> None:
+    p, known = problem.passes, problem.passes.are("F", "B", "BW")
+    seen: set[int] = set()
+    for i, one in enumerate(handed):
+        if not 0 <= one.row < len(p) or not known[one.row]:
+            raise BadInput(f"attention exchange: handing {i}: row {one.row} is no forward and no backward")
+        name, most = problem.names[one.row], int(p.slice[one.row]) * costs.blocks
+        if one.row in seen:
+            raise BadInput(f"attention exchange: pass {name} hands over twice")
+        own = one.behind if one.behind >= 0 else one.ahead
+        if not 0 <= own < len(p) or p.rank[own] == p.rank[one.row]:
+            raise BadInput(f"attention exchange: pass {name}: row {own} is no pass of another rank")
+        if not 1 <= one.blocks <= most:
+            raise BadInput(f"attention exchange: pass {name}: {one.blocks} blocks of the {most} that it could hand over")
+        seen.add(one.row)

@@ -1,0 +1,61 @@
+"""Orders of a step in which ranks make attention for each other, from orders of its passes without that."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..problem import Problem
+from ..schedule import Schedule
+from ..tables import AWAY, Ints
+from .attention_exchange import KINDS
+
+
+def without_exchange(problem: Problem) -> Problem:
+    """The step's passes without parts and helpers, and the edges between these: names for an order. The problem itself where
+    it has no exchange."""
+    parts = problem.passes.are(*KINDS)
+    return problem.only(np.flatnonzero(~parts)) if parts.any() else problem
+
+
+def with_parts(problem: Problem, schedule: Schedule) -> Schedule:
+    """The order of `problem` from one of `without_exchange(problem)`: the parts of a pass right before it, and what a rank
+    makes for others behind its own pass that the graph says, in the order of the table. The schedule itself where there is
+    no exchange."""
+    if schedule.problem is problem:
+        return schedule
+    index = problem.index
+    before: dict[int, list[int]] = {}
+    for kinds, last in ((("FQ", "FA"), ("F",)), (("BQ", "BA"), ("B", "BW"))):
+        rows = problem.rows(*kinds)  # FQ and BQ come before FA and BA in the table
+        for row, whole in zip(rows.tolist(), _like(problem, rows, problem.rows(*last)).tolist(), strict=True):
+            before.setdefault(whole, []).append(row)
+    first, behind = _helpers(problem)
+    found = {}
+    for stream, names in schedule.order.items():
+        order = [index[name] for name in names]
+        found[stream] = [
+            one for row in order for one in (*first.get(row, ()), *before.get(row, ()), row, *behind.get(row, ()))
+        ]
+    return Schedule.of(problem, found)
+
+
+def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Row of a rank's own pass → rows of the helpers before it, and of those behind it."""
+    p, e = problem.passes, problem.edges
+    helps, here = p.are(*AWAY), p.rank[e.before] == p.rank[e.after]
+    first: dict[int, list[int]] = {}
+    behind: dict[int, list[int]] = {}
+    for helper, own, found in ((e.before, e.after, first), (e.after, e.before, behind)):
+        rows = np.flatnonzero(here & helps[helper] & ~helps[own])
+        for i in rows[np.argsort(helper[rows], kind="stable")].tolist():
+            found.setdefault(int(own[i]), []).append(int(helper[i]))
+    return first, behind
+
+
+def _like(problem: Problem, rows: Ints, others: Ints) -> Ints:
+    """Of each of `rows` the one of `others` that has its stage, microbatch and slice."""
+    p = problem.passes
+    key = p.stage * (int(problem.parts.max()) + 1) + problem.parts
+    order = np.argsort(key[others], kind="stable")
+    found: Ints = others[order][np.searchsorted(key[others][order], key[rows])]
+    return found
