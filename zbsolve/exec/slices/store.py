@@ -38,7 +38,9 @@ class SliceRun:
         self.calls.append(None)
         if self.number and self.number - 1 not in chunks:
             raise BadInput(f"slices: {self._name} runs, but slice {self.number - 1} has not run, or is gone")
-        if self.number not in chunks:  # else it is recomputed: its keys are as they were
+        if self.number in chunks:  # recomputed: the same numbers, which the layer holds now anyway
+            chunks[self.number].key, chunks[self.number].value = _kept(key), _kept(value)
+        else:
             chunks[self.number] = Chunk(self.offset, _kept(key), _kept(value), rule.documents)
         y = attend(query, key, value, chunks, self.number, rule)
         if not torch.is_grad_enabled():
