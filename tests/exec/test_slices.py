@@ -10,13 +10,13 @@ import pytest
 from torch import Tensor, nn
 
 from zbsolve import BadInput, Problem
-from zbsolve.build import with_slices
+from zbsolve.build import Vocabulary, with_slices, with_vocabulary
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.model import Model
 from zbsolve.models.presets import GptSizes, gpt
 
-from ..support.exec_jobs_slices import CASES
+from ..support.exec_jobs_slices import CASES, MEMORIES
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule, run_here, worst_difference
 
@@ -26,21 +26,35 @@ SMALL = GptSizes(width=8, blocks=2, heads=2, batch=2, length=12)
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    """What three ranks tried in one launch."""
-    return on_ranks(3, "tests.support.exec_jobs_slices:all_of", timeout=240.0)
+    """What four ranks tried in one launch."""
+    return on_ranks(4, "tests.support.exec_jobs_slices:all_of", timeout=240.0)
 
 
 def test_loss_and_gradients_are_those_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:
+    assert found[0]["cases"].keys() == LIMITS.keys()
     for rank in found:
-        assert rank["cases"].keys() == LIMITS.keys()
+        assert len(rank["cases"]) >= 5
         assert {name: worst for name, worst in rank["cases"].items() if not worst <= LIMITS[name]} == {}
 
 
 def test_evaluations_and_outputs_are_those_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:
+    assert len(found[0]["evaluated"]) == 2
     for rank in found:
-        assert len(rank["evaluated"]) == 2
         for name, differences in rank["evaluated"].items():
             assert max(differences) <= LIMITS[name], name
+
+
+def test_training_is_that_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:
+    assert max(rank["trained"] for rank in found) < 1e-12
+
+
+def test_peaks_are_as_predicted(found: list[dict[str, Any]]) -> None:
+    """Keys and values stay until their slice's backward, their gradients come with the microbatch's first one."""
+    for rank in found:
+        assert len(rank["memories"]) == len(MEMORIES)
+        for one in rank["memories"]:
+            assert abs(one["peak"] / one["predicted"] - 1) < 0.002
+            assert one["last"] < 200  # what losses leave
 
 
 def test_a_split_that_knows_no_slices_is_refused(found: list[dict[str, Any]]) -> None:
@@ -92,6 +106,12 @@ def without_edge(problem: Problem, before: str, after: str) -> Problem:
 def test_slices_that_no_edge_keeps_in_order_are_refused(ends: tuple[str, str], line: str) -> None:
     with pytest.raises(BadInput, match=line):
         lower(random_schedule(without_edge(sliced(3), *ends)))
+
+
+def test_kinds_that_do_not_run_in_slices_are_refused() -> None:
+    sharded = with_slices(with_vocabulary(a_problem((0, 1), 4, layers=2), Vocabulary(2, 1)), 2)
+    with pytest.raises(BadInput, match=r"pass 2VB0: run knows none of its kind where sequences are cut into slices"):
+        lower(random_schedule(sharded))
 
 
 class Mean(nn.Module):

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from profiler.memory import held
+from profiler.stage_rounds import stages_of
 from zbsolve import BadInput, Problem, Schedule
-from zbsolve.build import with_slices
+from zbsolve.build import with_offload, with_slices
 from zbsolve.exec import Pipeline
-from zbsolve.exec.check import difference, reference, values
+from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.handlers import Data
 from zbsolve.models.losses import CrossEntropy
-from zbsolve.models.presets import Block, Embed, Head
+from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
+from zbsolve.profile.profile import Layer, Link, Profile
+from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem, random_schedule, split_layers
 
 WIDTH, LENGTH, WORDS, BATCH = 8, 12, 11, 2
 LOSS = CrossEntropy(z_loss=1e-3)
@@ -25,32 +30,38 @@ LOSS = CrossEntropy(z_loss=1e-3)
 
 @dataclass(frozen=True)
 class Case:
-    """What is tried. lengths: of the slices, in proportion; () for `count` even ones. ignored: labels that do not count,
-    all of a slice and all of a microbatch among them. rows: of each microbatch, where they differ."""
+    """What is tried. lengths: of the slices, in proportion; () for `count` even ones. offloaded: of what each stage keeps.
+    ignored: labels that do not count, all of a slice and all of a microbatch among them. rows: of each microbatch, where
+    they differ. dp: pipelines side by side."""
 
     name: str
-    placement: tuple[int, ...] = (0, 1, 2)
+    placement: tuple[int, ...] = (0, 1, 2, 3)
     count: int = 3
     lengths: tuple[float, ...] = ()
     fused: bool = False
     recompute: str | tuple[int, ...] = ()
+    offloaded: float = 0.0
     ignored: bool = False
     tied: bool = False
     rows: tuple[int, ...] = ()
+    dp: int = 1
     kind: torch.dtype = torch.float64
 
 
 CASES = [
     Case("even"),
     Case("uneven, fused", lengths=(7, 1, 4), fused=True, ignored=True),
-    Case("loop", (0, 1, 2, 0, 1, 2), 4, fused=True),
+    Case("loop", (0, 1, 0, 1), 4, fused=True),
     Case("vee", (0, 1, 2, 2, 1, 0), 4, ignored=True, tied=True),
-    Case("recompute", recompute="all", ignored=True),
-    Case("recompute, fused", (0, 1, 2, 2, 1, 0), 2, fused=True, recompute=(1, 3)),
-    Case("one token", count=12),
+    Case("recompute", (0, 1, 2), recompute="all", ignored=True),
+    Case("recompute, fused", (0, 1, 1, 0), 2, fused=True, recompute=(1, 3)),
+    Case("one token", (0, 1), count=12),
     Case("rows", lengths=(1, 2, 3), rows=(3, 1), ignored=True),
-    Case("float32", (0, 1, 2, 2, 1, 0), ignored=True, kind=torch.float32),
-    Case("float32, fused", kind=torch.float32, fused=True),
+    Case("offload", (0, 1), offloaded=1.0),
+    Case("offload, recompute, fused", (0, 1, 1, 0), fused=True, recompute=(1, 3), offloaded=0.5, ignored=True),
+    Case("two pipelines", (0, 1), lengths=(7, 1, 4), dp=2, ignored=True),
+    Case("float32", (0, 1, 2, 3, 3, 2, 1, 0), ignored=True, kind=torch.float32),
+    Case("float32, fused", (0, 1), kind=torch.float32, fused=True),
 ]
 
 
@@ -65,8 +76,25 @@ def layers_of(case: Case) -> list[nn.Module]:
 
 def problem_of(case: Case, microbatches: int = 2) -> Problem:
     how = {"fused": case.fused, "recompute": case.recompute}
-    step = a_problem(case.placement, microbatches * case.count, len(case.placement) + 1, **how)
+    step = a_problem(case.placement, microbatches * case.count, len(case.placement) + 1, held_until_B=4, held_input=2, **how)
+    step = with_offload(step, 1, 1, fraction=case.offloaded) if case.offloaded else step
     return with_slices(step, case.count, held_keys=1, held_gradients=1, lengths=case.lengths)
+
+
+class Groups:
+    """The ranks that a case runs on, which all ranks ask for together."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.first = {size: dist.new_group(list(range(size))) for size in (2, 3, 4)}
+        self.mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+
+    def of(self, case: Case) -> dict[str, Any] | None:
+        """What the pipeline is given; None where this rank has no part in it."""
+        size = max(case.placement) + 1
+        if case.dp > 1:
+            return {"mesh": self.mesh}
+        return {"group": self.first[size]} if self.rank < size else None
 
 
 def batch(case: Case) -> tuple[list[Tensor], list[Tensor]]:
@@ -95,13 +123,14 @@ def right(layers: Sequence[nn.Module], x: Sequence[Tensor], y: Sequence[Tensor])
     return total
 
 
-def tried(case: Case, seed: int) -> float:
+def tried(case: Case, seed: int, group: dict[str, Any]) -> float:
     """The largest difference of loss and gradients here from the unsliced model, in two steps; afterwards no key is left."""
-    pipe, (x, y), whole, worst = pipeline_of(case, seed), batch(case), layers_of(case), [0.0]
-    loss = right(whole, x, y)
+    pipe, (x, y), whole, worst = pipeline_of(case, seed, **group), batch(case), layers_of(case), [0.0]
+    loss = right(whole, x, y)  # where pipelines are side by side each has the whole batch, so the mean is the same
     expected = values(dict(enumerate(whole)))
     for _ in range(2):
         found = pipe.step(x, y, uneven=bool(case.rows)).loss
+        pipe.wait_gradients()
         mine = values(pipe.layers)
         worst += [abs(found - loss) / abs(loss), *(difference(v.found, expected[k].found) for k, v in mine.items())]
         pipe.module.zero_grad()
@@ -112,15 +141,49 @@ def tried(case: Case, seed: int) -> float:
     return max(worst)
 
 
-def evaluated(case: Case) -> list[float]:
+def evaluated(case: Case, group: dict[str, Any]) -> list[float]:
     """The largest differences of evaluations in one round, in two, and of outputs, and of a step behind them."""
-    pipe, (x, y), whole = pipeline_of(case), batch(case), layers_of(case)
+    pipe, (x, y), whole = pipeline_of(case, **group), batch(case), layers_of(case)
     losses = [abs(pipe.evaluate(*asked) / right(whole, *asked) - 1) for asked in ((x, y), ([*x, *x, x[0]], [*y, *y, y[0]]))]
     outputs = pipe.forward(x, everywhere=True)
     with torch.no_grad():
         wanted = [nn.Sequential(*whole)(one) for one in x]
     apart = [difference(a, b) for a, b in zip(outputs, wanted, strict=True)]
     return [*losses, *apart, abs(pipe.step(x, y).loss / right(whole, x, y) - 1)]
+
+
+MEMORIES: list[tuple[tuple[int, ...], str, bool, Any, Any]] = [
+    ((0, 1, 2, 3), "slimpipe", True, 4, ()),
+    ((0, 1, 2, 3), "", False, "4,2,1,1", ()),
+    ((0, 1, 2, 3), "", True, 8, "all"),
+    ((0, 1, 2, 3, 3, 2, 1, 0), "", False, 4, (1, 4)),
+]
+
+
+def memories() -> list[dict[str, int]]:
+    """Peaks of this rank beside the predicted ones: a GPT whose memory was profiled whole, a metered step each of `MEMORIES`
+    (placement, named schedule or a random one, fused, slices, recompute)."""
+    width, length = 48, 32
+    model = gpt("small", 0, GptSizes(width=width, blocks=7, heads=4, batch=2, length=length))
+    keys = {"attention_F": 3, "attention_B": 6, "kv_bytes": 2 * 2 * length * width * 4}
+    rows = tuple(
+        Layer(f"layer{i}", 10, 10, 10, 20, parameter_bytes=0, **size.costs(), **(keys if 0 < i < 8 else {}))
+        for i, size in enumerate(held(model, stages_of(model, range(len(model.layers)))))
+    )
+    profile = Profile("measured", "small", rows, Link(1.0, 1000.0), 4.0, None, {}, {})
+    batches = [model.batch(m, 0) for m in range(2)]
+    inputs, targets = [x for x, _ in batches], [y for _, y in batches]
+    found = []
+    for placement, name, fused, slices, recompute in MEMORIES:
+        how = {"layers": split_layers(len(rows), len(placement)), "fused": fused, "recompute": recompute}
+        problem = profile.problem(4, 2, placement, slices=slices, **how)
+        schedule = preset(name, problem) if name else random_schedule(problem, 2)
+        runner = Pipeline(model.build, schedule, loss=model.loss, timeout=30)
+        runner.step(inputs, targets)  # afterwards gradients are there
+        memory = runner.step(inputs, targets, memory=True).memory
+        assert memory is not None
+        found.append({"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]})
+    return found
 
 
 def refused(case: Case) -> str:
@@ -132,11 +195,42 @@ def refused(case: Case) -> str:
     return ""
 
 
+def trained(case: Case, others: tuple[int, ...]) -> float:
+    """Three steps with AdamW and clipped gradients: the largest difference of parameters from the same training of the
+    unsliced model. Behind the first step another pipeline goes on, whose sequences are cut into `others`."""
+    (x, y), whole = batch(case), layers_of(case)
+    optimizer = torch.optim.AdamW([p for layer in whole for p in layer.parameters()], lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        right(whole, x, y)
+        nn.utils.clip_grad_norm_([p for layer in whole for p in layer.parameters()], 0.01)
+        optimizer.step()
+    pipe = pipeline_of(case)
+    ours = torch.optim.AdamW(pipe.parameters(), lr=0.01)
+    for step in range(3):
+        ours.zero_grad()
+        pipe.step(x, y)
+        pipe.clip_grad_norm_(0.01)
+        ours.step()
+        if step == 0:
+            state, moments = pipe.state_dict(), ours.state_dict()
+            pipe = pipeline_of(replace(case, count=len(others), lengths=others), 1)
+            pipe.load_state_dict(state)
+            ours = torch.optim.AdamW(pipe.parameters(), lr=0.01)
+            ours.load_state_dict(moments)
+    expected = values(dict(enumerate(whole)), weight)
+    return max(difference(one.found, expected[k].found) for k, one in values(pipe.layers, weight).items())
+
+
 def all_of(rank: int, _: None) -> dict[str, Any]:
-    """What is asked for in one launch."""
-    some = [one for one in CASES if one.name in ("uneven, fused", "vee")]
+    """What is asked for in one launch: by name, of cases in which this rank has a part."""
+    groups = Groups(rank)
+    mine = [(seed, one, group) for seed, one in enumerate(CASES) if (group := groups.of(one)) is not None]
+    some = [(one, group) for _, one, group in mine if one.name in ("uneven, fused", "vee")]
     return {
-        "cases": {one.name: tried(one, seed) for seed, one in enumerate(CASES)},
-        "evaluated": {one.name: evaluated(one) for one in some},
+        "cases": {one.name: tried(one, seed, group) for seed, one, group in mine},
+        "evaluated": {one.name: evaluated(one, group) for one, group in some},
+        "memories": memories(),
+        "trained": trained(CASES[0], (5, 3, 2, 2)),
         "refused": refused(CASES[0]),
     }

@@ -74,5 +74,5 @@ def _check_ordered(graph: Graph, one: Pass, before: int, after: int) -> None:
         raise BadInput(f"pass {one.name}: {a.name} and {b.name} are on two ranks")
 
 
-OFFLOAD = Handler(_offload, _check_offload, does="offload", settle=_settle, ended=_ended)
-RELOAD = Handler(_reload, _check_reload, does="reload", settle=_settle, ended=_ended)
+OFFLOAD = Handler(_offload, _check_offload, does="offload", settle=_settle, ended=_ended, sliced=True)
+RELOAD = Handler(_reload, _check_reload, does="reload", settle=_settle, ended=_ended, sliced=True)
