@@ -22,6 +22,7 @@ from zbsolve.exec.program import Message
 from zbsolve.models.by_name import load
 from zbsolve.models.presets import mlp
 from zbsolve.placement import mirror
+from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
@@ -253,6 +254,31 @@ def test_times_of_all_to_alls(tmp_path: Path) -> None:
     plain = Times.of(random_schedule(a_problem((0, 1), 2, recompute="all")), path)
     assert plain.links["0F0", "1F0"] == 15
     assert "0AF0" not in plain.passes
+
+
+@pytest.mark.parametrize("embedding", [None, 0])
+@pytest.mark.parametrize("vocabulary", ["sharded", "two-barriers"])
+def test_times_of_a_sharded_vocabulary(tmp_path: Path, vocabulary: str, embedding: int | None) -> None:
+    """S, T and collectives take what the profile says of them, on any placement and beside recompute."""
+    path = str(tmp_path / "profile.json")
+    rest = replace(PROFILE.layers[7], F=1)
+    row = ShardCosts(2, ShardPasses(40, 20, 8, 4, 3), ShardPasses(20, 40, 8, 4), 64, 2.0, broadcast=9.0)
+    table = None if embedding is None else PROFILE.layers[0]
+    costs = VocabularyCosts("measured", 64, 8, 2, 7, rest, (row,), embedding, table)
+    profile = replace(PROFILE, vocabulary=costs)
+    profile.save(path)
+    for how in ({"placement": "single"}, {"placement": "vee", "recompute": (0, 1)}, {"placement": "single", "fused": True}):
+        schedule = random_schedule(profile.problem(2, 4, vocabulary=vocabulary, **how))
+        own, told = Times.of(schedule, "schedule"), Times.of(schedule, path)
+        assert (told.passes, told.links, told.waits) == (own.passes, own.links, own.waits)
+    problem = profile.problem(2, 4, vocabulary=vocabulary, layers=(4, 4))
+    slow = replace(row, one=replace(row.one, S=80), two=replace(row.two, T=90), broadcast=19.0)
+    replace(profile, vocabulary=replace(costs, shards=(slow,))).save(path)
+    times = Times.of(random_schedule(problem), path).passes
+    assert [times[name] for name in ("2S0", "3T1", "2VB0")] == ([80, 20, 19] if vocabulary == "sharded" else [20, 90, 19])
+    PROFILE.save(path)
+    with pytest.raises(BadInput, match=r"/profile.json: vocabulary: the profile has no field 'vocabulary'"):
+        Times.of(random_schedule(problem), path)
 
 
 def test_a_wrong_profile_is_said_before_any_rank_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

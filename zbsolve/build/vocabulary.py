@@ -97,6 +97,12 @@ def model_stages(problem: Problem) -> int:
     return int(problem.passes.stage[problem.rows("F")].max(initial=-1)) + 1 or problem.stages
 
 
+def model_routes(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """`Problem.routes` through the stages that run forwards. Raises BadInput as that does."""
+    stages = model_stages(problem)
+    return tuple(route[:stages] for route in problem.routes)
+
+
 def barriers_of(problem: Problem) -> int:
     """The barriers of each microbatch (see `Vocabulary`); 0 where the vocabulary is not sharded."""
     kinds = problem.passes.kinds

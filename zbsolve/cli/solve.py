@@ -150,7 +150,7 @@ def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> di
 
 def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | None:
     """`Step.copy_ratio` on the stages that were solved, of a step that offloads."""
-    from ..build.vocabulary import model_stages
+    from ..build.vocabulary import model_routes
     from ..partition.file import Partition
     from ..profile.offload import is_none
     from ..profile.sharded_vocabulary import vocabulary_of
@@ -159,8 +159,8 @@ def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | Non
         return None
     problem = schedule.problem
     layers = step.partition if isinstance(step.partition, Partition) else problem.layers or None
-    routes = tuple(route[: model_stages(problem)] for route in problem.routes)
-    return replace(step, placement=routes, partition=layers, vocabulary=vocabulary_of(problem)).copy_ratio(profile)
+    routes, vocabulary = model_routes(problem), vocabulary_of(problem)
+    return replace(step, placement=routes, partition=layers, vocabulary=vocabulary).copy_ratio(profile)
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:

@@ -184,14 +184,13 @@ def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> N
 def _both(name: str, said: Any, problem: Problem) -> tuple[Any, Any]:
     """What the problem has of an option, and what was said, alike where they agree."""
     from ..build.recompute import recomputed_stages
-    from ..build.vocabulary import model_stages
+    from ..build.vocabulary import model_routes, model_stages
     from ..partition.file import parse_partition
     from ..placement import describe, routes_of
 
     if name == "placement":
         wanted = said if said == "auto" else "/".join(map(describe, routes_of(said, problem.ranks)))
-        stages = model_stages(problem)
-        return "/".join(describe(route[:stages]) for route in problem.routes), wanted
+        return "/".join(map(describe, model_routes(problem))), wanted
     if name == "partition":
         layers = parse_partition(said)
         return problem.layers, getattr(layers, "layers", layers)

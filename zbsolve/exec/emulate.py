@@ -28,8 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..build.vocabulary import model_routes
 from ..problem import Problem
 from ..profile.profile import Profile
+from ..profile.sharded_vocabulary import vocabulary_of
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .awaits import crossings, offloaded_shares
@@ -80,7 +82,11 @@ class Times:
         if sum(problem.layers) != len(profile.layers):
             layers = sum(problem.layers)
             raise BadInput(f"{source}: a profile of {len(profile.layers)} layers, but the schedule is for {layers}")
-        other_passes, other_links = _times(_profiled(profile, problem))
+        try:
+            again = _profiled(profile, problem)
+        except BadInput as error:
+            raise BadInput(f"{source}: {error}") from None
+        other_passes, other_links = _times(again)
         more = next((name for name in other_passes if name not in passes), None)
         if more is not None:
             raise BadInput(f"{source}: has a time for pass {more}, which the schedule lacks: solve it with this profile")
@@ -89,7 +95,7 @@ class Times:
         for name in streams:
             other_passes.setdefault(name, 0 if told and only_time[problem.index[name]] else passes[name])
         for a, b in links:
-            if a in streams:
+            if a in streams and a in waits:
                 other_links.setdefault((a, b), other_links.get((waits[a][0][0], b), links[a, b]))
         missing = next((name for name in passes if name not in other_passes), None)
         if missing is not None:
@@ -106,9 +112,11 @@ def _profiled(profile: Profile, problem: Problem) -> Problem:
         how["slices"] = problem.slice_lengths or problem.slices
     if problem.sending.any() or problem.edges.lag.any():  # else the profile says whether messages block their sender
         how["blocking"] = bool(problem.sending.any())
+    if (vocabulary := vocabulary_of(problem)) is not None:
+        how["vocabulary"] = vocabulary
     if profile.host is not None and (fractions := offloaded_shares(problem)):
         how["offload"] = fractions
-    made = profile.problem(problem.ranks, problem.microbatches, problem.routes, **how)
+    made = profile.problem(problem.ranks, problem.microbatches, model_routes(problem), **how)
     copies = passes_where(made, "does", "offload") | passes_where(made, "does", "reload")
     there = np.array([name in problem.index for name in made.names])
     return made.only(np.flatnonzero(~copies | there))  # single microbatches may stay on the device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..build.vocabulary import model_stages
+from ..build.vocabulary import model_routes
 from ..placement import describe
 from ..schedule import relative_gap
 from ..util.errors import BadInput
@@ -64,7 +64,7 @@ def _placement(row: ComparedSchedule) -> str:
     """The placement as one writes it; a long one by its number of stages."""
     problem = row.schedule.problem
     try:
-        said = "/".join(describe(route[: model_stages(problem)]) for route in problem.routes)
+        said = "/".join(map(describe, model_routes(problem)))
     except BadInput:  # passes of no route
         said = ""
     return said if 0 < len(said) <= MAX_PLACEMENT else f"{problem.stages} stages"
