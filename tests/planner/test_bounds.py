@@ -1,0 +1,154 @@
+"""Bounds of layouts against exhaustive search over partitions and schedules, and against each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import zbsolve
+from zbsolve import Infeasible, Layer, Link, Profile
+from zbsolve.planner import CLUSTERS, Layout, Shape
+from zbsolve.planner.bound_kernels import NEVER
+from zbsolve.planner.bounds import RULES, chain_bounds, layout_bounds, pipeline_bounds, work_bounds
+from zbsolve.planner.costs import Costs, costs_of, least_bytes
+from zbsolve.planner.layer_times import Times, after_pipeline
+from zbsolve.planner.layout import LOOP, SINGLE, VEE, table_of
+from zbsolve.planner.space import layouts
+
+from ..support.exhaustive import optimum
+from ..support.partitions import partitions
+
+A100 = CLUSTERS["a100"]
+SMALL = Shape.gpt(1024, 8, 6)
+NO_MEMORY = 10**9
+# Ranks, chunks, placement, microbatches, blocks: what exhaustive search can do.
+CASES = [
+    *[(1, 1, SINGLE, 2, 2), (2, 1, SINGLE, 2, 2), (2, 1, SINGLE, 3, 1), (2, 1, SINGLE, 2, 4), (3, 1, SINGLE, 2, 2)],
+    *[(3, 1, SINGLE, 2, 3), (2, 2, VEE, 2, 2), (2, 2, VEE, 1, 4), (2, 2, LOOP, 2, 2), (2, 2, LOOP, 1, 4)],
+]
+
+
+def random_profile(rng: np.random.Generator, blocks: int, tied: bool, sent: int) -> Profile:
+    """Layers with small whole numbers: an embedding, blocks all alike, a head; sometimes one part dwarfs the rest."""
+    F, B, W = (int(rng.integers(1, 9)) for _ in range(3))
+    hf, hb, hw = (int(rng.integers(0, 12)) for _ in range(3))
+    sizes = rng.integers(0, 4, 8).tolist()
+    table, held = sizes[0], (1 + sizes[1], sizes[2])
+    block = Layer("block", F, B, W, B + W, *held, sizes[3], sizes[7], held_from_B=sizes[4], transient=sizes[5])
+    return Profile(
+        "given",
+        "random",
+        (
+            Layer("embedding", int(rng.integers(0, 6)), 0, 0, 0, 0, 0, table, sizes[7]),
+            *[block] * blocks,
+            Layer("head", hf, hb, hw, hb + hw, sizes[6], sizes[2], table, 0),
+        ),
+        Link(sent, 1e12, blocking=True),
+        2.0,
+        None,
+        {},
+        {},
+        tied=((table, (0, blocks + 1)),) if tied and table else (),
+    )
+
+
+def costs_of_profile(profile: Profile) -> Costs:
+    """The same numbers as a table of one row."""
+    first, block, last = (profile.layers[i] for i in (0, 1, -1))
+
+    def row(*values: float) -> tuple[np.ndarray, ...]:
+        return tuple(np.array([int(one)]) for one in values)
+
+    times = (Times(*row(one.F, one.B, one.W)) for one in (block, first, last))
+    kept = [one.held_until_B + one.held_until_W for one in (block, last)]
+    states = [profile.states * one.parameter_bytes for one in (block, first)]
+    sizes = row(profile.link.latency, *states), row(*kept, block.transient, 2 * block.output_bytes)
+    return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), *sizes[1])
+
+
+def least_value(profile: Profile, layout: Layout, memory: int, fused: bool) -> float:
+    """The optimum over all partitions and all orders; infinite where nothing fits."""
+    best = np.inf
+    for counts in partitions(len(profile.layers), layout.stages):
+        step = zbsolve.Step(layout.pp, layout.count, layout.spot, counts, memory, fused=fused)
+        try:
+            found = optimum(step.problem(profile))
+        except Infeasible:
+            continue
+        best = min(best, np.inf if found is None else found)
+    return best
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_partition_and_no_schedule_is_below_the_bound(case: tuple[int, ...]) -> None:
+    """Random times and bytes, with and without memory, fused and split (several microbatches of several stages a rank have
+    too many orders with W apart)."""
+    pp, chunks, placement, count, blocks = case
+    layout, rng, tight = Layout(1, 1, pp, chunks, placement, 1, count), np.random.default_rng(case), 0
+    table = table_of([layout])
+    for trial in range(6):
+        sent = int(rng.integers(0, 3)) if pp > 1 else 0
+        profile = random_profile(rng, blocks, bool(trial % 2), sent)
+        costs = costs_of_profile(profile)
+        least = int(least_bytes(costs, table)[0])
+        for memory in (NO_MEMORY, least + int(rng.integers(0, 6)), least - 1):
+            bound = int(pipeline_bounds(costs, table, memory)[0][0])
+            best = least_value(profile, layout, memory, fused=trial % 3 == 0 or chunks * count > 3)
+            assert (bound == NEVER) <= np.isinf(best)
+            assert bound <= best
+            tight += bound == best
+            if memory < least:
+                assert np.isinf(best)
+    assert tight > 0 or pp == 3 or chunks > 1  # bounds that are always loose prove little
+
+
+def test_one_rank_is_exact() -> None:
+    """Its work, whatever the order."""
+    rng = np.random.default_rng(3)
+    profile, layout = random_profile(rng, 3, False, 0), Layout(count=5)
+    work = 5 * sum(one.F + one.B + one.W for one in profile.layers)
+    assert pipeline_bounds(costs_of_profile(profile), table_of([layout]), NO_MEMORY)[0][0] == work
+
+
+def test_simple_bounds_are_no_higher_and_rules_say_what_binds() -> None:
+    """The search by halving includes each simple bound. Less memory never lowers a bound."""
+    shape = SMALL
+    table = layouts(shape, 16, 32, A100)
+    costs = costs_of(shape, table, A100)
+    free, rules = pipeline_bounds(costs, table, None)
+    assert (free >= work_bounds(costs, table)).all()
+    assert (free >= chain_bounds(costs, table)).all()
+    least = least_bytes(costs, table)
+    some = table.rows(np.flatnonzero(table.pp > 1)[::7])
+    costs = costs_of(shape, some, A100)
+    tight, said = pipeline_bounds(costs, some, int(np.quantile(least, 0.6)))
+    loose = pipeline_bounds(costs, some, None)[0]
+    assert ((tight == NEVER) | (tight >= loose)).all()
+    assert {RULES[i] for i in {*rules.tolist(), *said.tolist()}} == set(RULES)
+
+
+def test_a_step_is_never_below_its_bound() -> None:
+    """Layouts of a real space, solved on their balanced partition: what follows the pipeline counts too."""
+    shape = replace(SMALL, layers=10)
+    table = layouts(shape, 8, 16, A100)
+    rng = np.random.default_rng(4)
+    some = table.rows(rng.choice(np.flatnonzero(table.pp > 1), 12, replace=False))
+    memory = int(3 * np.median(least_bytes(costs_of(shape, some, A100), some)))
+    bounds, solved = layout_bounds(shape, some, A100, memory), 0
+    for i in range(len(some.dp)):
+        layout = some.row(i)
+        profile = zbsolve.planner.layout_profile(shape, layout, A100)
+        step = zbsolve.Step(layout.pp, layout.count, layout.spot, memory=memory)
+        try:
+            problem = step.problem(profile)
+            schedule = zbsolve.solve(problem, method="greedy", effort=0.01)
+        except (Infeasible, zbsolve.NotFound):
+            continue
+        of_stages = step.costs(profile).memory.parameters(problem.layers)
+        fullest = max(np.bincount(problem.placement, of_stages)) / 2
+        value = schedule.timeline().makespan + float(after_pipeline(fullest, layout, A100))
+        assert bounds.step[i] <= value
+        solved += 1
+    assert solved > 6

@@ -1,0 +1,166 @@
+"""Least makespans over every partition of blocks into stages, one layout a row: compiled searches by halving.
+
+A makespan X is possible only if blocks can be laid on ranks whole so that no rank has more than X leaves room for. Each
+condition below says how many blocks a rank can have at most; if all ranks together cannot have all, no partition has X.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..util.kernels import inner_kernel, kernel
+
+# Columns of a row: µs and bytes as in `Costs`; CAPACITY bytes a rank, and SINGLE whether each rank has one stage.
+P, V, M, SINGLE, VEE, L, F, B, W, EF, HF, HB, HW, SENT = range(14)
+STATES, TABLE, TIED, KEPT, HEAD, TRANSIENT, WAITING, CAPACITY = range(14, 22)
+COLUMNS = 22
+NEVER = -1  # no makespan is enough: one microbatch does not fit
+NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
+
+
+@kernel
+def least_makespans(rows):  # type: ignore[no-untyped-def]
+    """µs that no schedule of any partition of a row undercuts; `NEVER` where none fits. rows: shape (layouts, COLUMNS)."""
+    found = np.zeros(len(rows), np.int64)
+    for i in range(len(rows)):
+        row = rows[i]
+        low, high = chain(row) - 1, serial(row)
+        if not possible(row, high):
+            found[i] = NEVER
+            continue
+        while high - low > 1:
+            middle = (low + high) // 2
+            if possible(row, middle):
+                high = middle
+            else:
+                low = middle
+        found[i] = high
+    return found
+
+
+@inner_kernel
+def chain(row):  # type: ignore[no-untyped-def]
+    """µs of one microbatch from its first F to its last B, without W: the same for every partition."""
+    boundaries = row[P] * row[V] - 1 - row[VEE]  # of a V one boundary lies on one rank
+    return row[EF] + row[L] * (row[F] + row[B]) + row[HF] + row[HB] + 2 * boundaries * row[SENT]
+
+
+@inner_kernel
+def serial(row):  # type: ignore[no-untyped-def]
+    """µs of all passes one after the other."""
+    return row[M] * (chain(row) + row[L] * row[W] + row[HW])
+
+
+@inner_kernel
+def possible(row, x):  # type: ignore[no-untyped-def]
+    """Whether no condition forbids a makespan of x µs."""
+    if row[SINGLE]:
+        return possible_single(row, x)
+    return possible_chunks(row, x)
+
+
+@inner_kernel
+def possible_single(row, x):  # type: ignore[no-untyped-def]
+    """Of one stage a rank. Stage by stage: from how many blocks lie before, how many may lie before the next at most. More
+    blocks before a rank delay it, and so leave it fewer: every number that may lie before is looked at."""
+    p, blocks = row[P], row[L]
+    low, high = 0, 0  # blocks before rank r, over all partitions that got so far
+    for r in range(p):
+        least = 0 if r == 0 or r == p - 1 else 1  # a stage has a layer: embedding, head or a block
+        best = -1
+        for before in range(low, high + 1):
+            most = blocks_of_stage(row, x, r, before)
+            if most >= least and before + most > best:
+                best = before + most
+        if best < 0:
+            return False
+        low += least
+        high = min(best, blocks)
+    return high >= blocks
+
+
+@inner_kernel
+def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
+    """How many blocks stage r may have at most, with so many before it; −1: not even none."""
+    p, m, last = row[P], row[M], r == row[P] - 1
+    head, drain = 0, 0  # before its first F; after its last B
+    if r > 0:
+        head = row[EF] + row[F] * before + r * row[SENT]
+        drain = row[B] * before + (r - 1) * row[SENT]
+    forward, backward, weight = row[EF] if r == 0 else 0, 0, 0  # what it has beside blocks
+    if last:
+        forward, backward, weight = forward + row[HF], row[HB], row[HW]
+    forward += 0 if last else row[SENT]
+    backward += 0 if r == 0 else row[SENT]
+    most = (x - head - m * (forward + backward + weight)) // (m * (row[F] + row[B] + row[W]))  # all its work behind head
+    most = min(most, (x - head - drain - m * (forward + backward)) // (m * (row[F] + row[B])))  # F and B between both
+    rest = x - chain(row)
+    if rest < 0:
+        return -1
+    if m > 1:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
+        most = min(most, (rest // (m - 1) - forward) // row[F], (rest // (m - 1) - backward) // row[B])
+    # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns.
+    held = chain(row) - head - drain
+    turns = (x - head - drain) // held
+    if turns < 1:
+        return -1
+    at_once = -(-m // turns)
+    tables = (1 if r == 0 else 0) + (1 if last and not (row[TIED] and p == 1) else 0)
+    ends = (0 if r == 0 else 1) + (0 if last else 1)
+    room = row[CAPACITY] - tables * row[TABLE] - ends * row[WAITING] - (at_once * row[HEAD] if last else 0)
+    if room < 0:
+        return -1
+    return min(most, max(0, (room - row[TRANSIENT]) // (row[STATES] + at_once * row[KEPT])))
+
+
+@inner_kernel
+def possible_chunks(row, x):  # type: ignore[no-untyped-def]
+    """Of several stages a rank: each rank by itself, with one block in each stage before its first."""
+    p, m, blocks = row[P], row[M], row[L]
+    rest = x - chain(row)
+    if rest < 0:
+        return False
+    if m > 1 and p * row[V] * (rest // (m - 1) // max(row[F], row[B])) < blocks:
+        return False
+    # Memory over time: a block's bytes are held while the rest of the chain runs.
+    below = (row[F] + row[B]) * blocks * (blocks + 1) // 2 + blocks * (row[HF] + row[HB])
+    need = float(m) * (float(row[KEPT]) * float(below) + float(row[HEAD]) * float(row[HF] + row[HB]))
+    total = float(p * row[CAPACITY] - blocks * row[STATES] - (1 if row[TIED] and row[VEE] else 2) * row[TABLE])
+    ends = 2 * (p * row[V] - 1)
+    room = total - float(ends * row[WAITING] + (p - 1) * row[TRANSIENT])
+    if room <= 0 or need > room * float(x) * (1 + 1e-12):
+        return False
+    taken = 0
+    for r in range(p):
+        most = blocks_of_rank(row, x, r)
+        if most < 0:
+            return False
+        taken += most
+    return taken >= blocks
+
+
+@inner_kernel
+def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
+    """How many blocks rank r may have at most on all its stages; −1: not even none."""
+    p, m, vee = row[P], row[M], row[VEE] == 1
+    head, drain = 0, 0
+    if r > 0:
+        head = row[EF] + (r - 1) * row[F] + r * row[SENT]
+        drain = (r - 1) * (row[B] + row[SENT])
+    first, last = r == 0, r == (0 if vee else p - 1)
+    edges = (1 if first else 0) + (1 if last else 0)
+    sends = 2 * row[V] - edges - (2 if vee and r == p - 1 else 0)
+    forward, backward, weight = row[EF] if first else 0, 0, 0
+    if last:
+        forward, backward, weight = forward + row[HF], row[HB], row[HW]
+    passes = forward + backward + sends * row[SENT]
+    most = (x - head - m * (passes + weight)) // (m * (row[F] + row[B] + row[W]))
+    most = min(most, (x - head - drain - m * passes) // (m * (row[F] + row[B])))
+    if most < 0:
+        return -1
+    tables = edges - (1 if row[TIED] and edges == 2 else 0)
+    ends = 2 * row[V] - edges
+    room = row[CAPACITY] - tables * row[TABLE] - ends * row[WAITING] - (row[HEAD] if last else 0)
+    if room < 0:
+        return -1
+    return min(most, max(0, (room - row[TRANSIENT]) // (row[STATES] + row[KEPT])))

@@ -1,0 +1,110 @@
+"""For each layout of a table a step time that no partition of its layers and no schedule undercuts, and what binds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..tables import Ints
+from .bound_kernels import COLUMNS, NEVER, NO_LIMIT, least_makespans
+from .cluster import Cluster
+from .costs import Costs, costs_of
+from .layer_bytes import WEIGHT_BYTES
+from .layer_times import after_pipeline
+from .layout import SINGLE, VEE, Layout
+from .rank_roles import fullest, roles
+from .shape import Shape
+
+MEMORY, WORK, CHAIN, FILL, NO_ROOM = RULES = (
+    "memory over time",
+    "work of the fullest rank",
+    "one microbatch's chain",
+    "fill and drain beside work",
+    "no room for one microbatch",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutBounds:
+    """Columns over the layouts of a table. pipeline: µs from the first pass to the last, whole, at least; `NEVER` where
+    nothing fits. behind: µs that follow at least. rule: a number in `RULES`."""
+
+    pipeline: Ints
+    behind: NDArray[np.float64]
+    rule: Ints
+
+    @property
+    def step(self) -> NDArray[np.float64]:
+        """µs of a step at least; infinite where nothing fits."""
+        return np.where(self.pipeline == NEVER, np.inf, self.pipeline + self.behind)
+
+
+def layout_bounds(shape: Shape, layout: Layout, cluster: Cluster, memory: int | None = None) -> LayoutBounds:
+    """Bounds of each layout of a table. memory: bytes a device; None: the cluster's. They hold for every partition of
+    embedding, blocks and head into stages, whole, and every schedule of whole passes, with one backward or B and W apart."""
+    costs = costs_of(shape, layout, cluster)
+    capacity = cluster.memory if memory is None else memory
+    pipeline, rule = pipeline_bounds(costs, layout, capacity)
+    behind = after_pipeline(least_parameters(shape, layout), layout, cluster)
+    return LayoutBounds(pipeline, behind, rule)
+
+
+def pipeline_bounds(costs: Costs, layout: Layout, capacity: int | None) -> tuple[Ints, Ints]:
+    """Of each layout of a table: µs of its pipeline at least, and which rule says so."""
+    rows = bound_rows(costs, layout, capacity)
+    found: Ints = least_makespans(rows)
+    free: Ints = least_makespans(bound_rows(costs, layout, None))
+    work, chain = work_bounds(costs, layout), chain_bounds(costs, layout)
+    rule = np.select(
+        [found == NEVER, found > free, found <= work, found <= chain],
+        [RULES.index(one) for one in (NO_ROOM, MEMORY, WORK, CHAIN)],
+        RULES.index(FILL),
+    )
+    return found, rule
+
+
+def work_bounds(costs: Costs, layout: Layout) -> Ints:
+    """µs that the busiest rank works at least: blocks lie on ranks whole."""
+    on = roles(layout)
+    fixed = on.embedding * costs.embedding.work + on.head * costs.head.work + on.sends * costs.sent
+    found: Ints = layout.count * fullest(costs.blocks, costs.block.work, fixed, on.number)
+    return found
+
+
+def chain_bounds(costs: Costs, layout: Layout) -> Ints:
+    """µs of one microbatch, forward and back."""
+    times = (costs.embedding.F, costs.blocks * (costs.block.F + costs.block.B), costs.head.F, costs.head.B)
+    between = layout.stages - 1 - (np.asarray(layout.placement) == VEE)
+    found: Ints = sum(times) + 2 * between * costs.sent
+    return found
+
+
+def least_parameters(shape: Shape, layout: Layout) -> NDArray[np.float64]:
+    """Parameters that the fullest rank has at least, of each layout."""
+    on = roles(layout)
+    block, table = (
+        np.ceil(WEIGHT_BYTES * size / np.asarray(layout.tp)).astype(np.int64) for size in (shape.matrices, shape.table)
+    )
+    again = (on.embedding & on.head) if shape.tied else 0 * on.head
+    found: NDArray[np.float64] = (
+        fullest(shape.layers, block, (on.embedding + on.head - again) * table, on.number) / WEIGHT_BYTES
+    )
+    return found
+
+
+def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
+    """Rows for `least_makespans`."""
+    count = len(costs.sent)
+    place = np.asarray(layout.placement)
+    columns = (
+        *(layout.pp, layout.chunks, layout.count, place == SINGLE, place == VEE, costs.blocks, *costs.block),
+        *(costs.embedding.F, *costs.head, costs.sent, costs.states, costs.table_states, costs.tied),
+        *(costs.kept, costs.head_kept, costs.transient, costs.waiting),
+        NO_LIMIT if capacity is None else min(capacity, NO_LIMIT),
+    )
+    rows = np.empty((count, COLUMNS), np.int64)
+    for at, column in enumerate(columns):
+        rows[:, at] = column
+    return rows
