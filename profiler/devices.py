@@ -13,8 +13,8 @@ from zbsolve.util.errors import BadInput
 class Device:
     """A device's peaks. half, single: TFLOP/s of matrix products in 16 bits (bfloat16, float16) and in float32 (without
     TF32, torch's default). bandwidth: of memory, GB/s. memory: GB, taken as 10⁹ bytes; the devices show some 6 % more (an
-    H200 139 GiB), which the driver, the allocator's gaps and NCCL take. link: GB/s to a neighbour in one direction. host:
-    GB/s to host memory in one direction. node: devices a node, and GB of its host memory (None: as the server's maker says).
+    H200 139 GiB), which the driver, the allocator's gaps and NCCL take. link: GB/s to a neighbour in one direction; network:
+    to another node; host: to host memory. node: devices a node, and GB of its host memory (None: as the server's maker says).
     source: where the numbers are printed."""
 
     name: str
@@ -23,6 +23,7 @@ class Device:
     bandwidth: float
     memory: float
     link: float
+    network: float
     host: float
     node: tuple[int, float | None]
     source: str
@@ -38,10 +39,11 @@ DEVICES = {
             2039,
             80,
             300,
+            25,
             32,
             (8, 2000),
             "NVIDIA A100 datasheet, SXM 80 GB: BFLOAT16 312, FP32 19.5, 2,039 GB/s, NVLink 600 GB/s and PCIe Gen4 64 GB/s "
-            "both directions; DGX A100 640 GB: 8 of them, 2 TB system memory",
+            "both directions; DGX A100 640 GB: 8 of them, each with a network card of 200 Gbit/s, 2 TB system memory",
         ),
         Device(
             "h100",
@@ -50,11 +52,12 @@ DEVICES = {
             3350,
             80,
             450,
+            50,
             64,
             (8, 2000),
             "NVIDIA H100 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense (its architecture paper prints "
             "989.4, and 66.9 for FP32), 80 GB, 3.35 TB/s, NVLink 900 GB/s and PCIe Gen5 128 GB/s both directions; DGX "
-            "H100: 8 of them, 2 TB system memory",
+            "H100: 8 of them, each with a network card of 400 Gbit/s, 2 TB system memory",
         ),
         Device(
             "h200",
@@ -63,10 +66,12 @@ DEVICES = {
             4800,
             141,
             450,
+            50,
             64,
             (8, 2000),
             "NVIDIA H200 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, FP32 67 (the H100's chip), 141 GB, "
-            "4.8 TB/s, NVLink 900 GB/s and PCIe Gen5 128 GB/s both directions; DGX H200: 8 of them, 2 TB system memory",
+            "4.8 TB/s, NVLink 900 GB/s and PCIe Gen5 128 GB/s both directions; DGX H200: 8 of them, each with a network card "
+            "of 400 Gbit/s, 2 TB system memory",
         ),
         Device(
             "mi300x",
@@ -75,10 +80,11 @@ DEVICES = {
             5300,
             192,
             64,
+            50,
             64,
             (8, None),
             "AMD Instinct MI300X datasheet: bfloat16 1,307.4, FP32 matrix 163.4, 5.3 TB/s, Infinity Fabric 128 GB/s both "
-            "directions a link, PCIe Gen5 128 GB/s both directions; its platform has 8",
+            "directions a link, PCIe Gen5 128 GB/s both directions; its platform has 8; assumed: a card of 400 Gbit/s each",
         ),
     )
 }

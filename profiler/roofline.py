@@ -41,6 +41,7 @@ from .operation_costs import Op, total
 from .optimizer_states import OptimizerState, state_of
 from .pass_operations import PassOps, passes
 from .stage_rounds import stages_of
+from .tensor_parallel import over_tensor_ranks
 from .vocabulary import Clock, counted_rest, counted_shard, counted_table, held_by_shard, vocabulary_costs
 from .vocabulary_cut import cut_of
 
@@ -58,11 +59,12 @@ class _Look:
     parameters: list[nn.Parameter]
 
 
-def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None = None) -> Profile:
+def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None = None, tensor_ranks: int = 1) -> Profile:
     """The model called `spec` on the device called `on` (see `profiler.devices`).
 
     optimizer_states: how parameters are kept and updated (see the module of that name); None: Adam, mixed where parameters
-    have 16 bits. Raises BadInput, also for layers that need numbers to run.
+    have 16 bits. tensor_ranks: devices of each rank of the pipeline (see `over_tensor_ranks`). Raises BadInput, also for
+    layers that need numbers to run.
     """
     target, mode = device(on), fake_mode()
     model = load_fake(spec, seed, mode)
@@ -78,7 +80,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
     vocabulary, unknown = _vocabulary(
         model, look.through, mode, source, partial(_layer, model, state=state, on=target), target
     )
-    return Profile(
+    found = Profile(
         source,
         spec,
         layers if sequence else tuple(replace(one, attention_F=0.0, attention_B=0.0, kv_bytes=0) for one in layers),
@@ -102,6 +104,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
         host=host_link(target),
         vocabulary=vocabulary,
     )
+    return over_tensor_ranks(found, tensor_ranks, target)
 
 
 def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:

@@ -20,7 +20,7 @@ from zbsolve.show.drift_text import drift_as_text
 from zbsolve.show.profile_meaning import meaning
 from zbsolve.show.profile_report import profile_as_page, profile_as_text
 from zbsolve.show.profile_rows import layer_rows, stage_rows
-from zbsolve.systems import PRESETS, preset
+from zbsolve.systems import PRESETS, preset, system
 from zbsolve.systems.problems import problem_for
 from zbsolve.util.text import format_time
 
@@ -166,7 +166,8 @@ def test_systems_beside_each_other(tmp_path, capsys):
     capsys.readouterr()
     assert main(["systems", "--all-to-all", "200"]) == 0
     shown = {line.split()[0]: float(line.split("%")[0].split()[-1]) for line in capsys.readouterr().out.splitlines()[1:]}
-    assert shown["dualpipe"] == min(shown.values()) < shown["1f1b"] / 3
+    whole = {name: bubble for name, bubble in shown.items() if not system(name).slices}
+    assert whole["dualpipe"] == min(whole.values()) < whole["1f1b"] / 3
     assert main(["systems", "--all-to-all", "-1"]) == 2
 
 

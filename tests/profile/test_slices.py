@@ -89,6 +89,18 @@ def test_memory_counts_a_slice_at_a_time() -> None:
         replace(limited, memory=4 * 50 + 64 + 24 + 180).problem(PROFILE)
 
 
+def test_uneven_slices_recompute() -> None:
+    """After F each keeps its part of the stage's input (64 bytes) and of two layers' keys and values (80); X takes as long
+    as F."""
+    problem = PROFILE.problem(2, 2, slices="48,16", recompute="all")
+    assert times(problem, "F", 1) == times(problem, "X", 1)
+    edges, p = problem.edges, problem.passes
+    rows = np.flatnonzero(p.are("F") & (p.stage == 1) & (p.microbatch == 0))
+    kept = [int(edges.bytes[(edges.before == row) & ~p.are("X")[edges.after]].sum()) for row in rows]
+    assert kept == [48 + 60, 16 + 20]
+    assert verify(problem, solve(problem, effort=0.05)) == ()
+
+
 @pytest.mark.parametrize("how", [{"recompute": "all"}, {"offload": "full"}, {"offload": "1:0.5", "placement": "vee"}])
 def test_recompute_and_offload_go_with_slices(how: dict[str, Any]) -> None:
     problem = PROFILE.problem(2, 2, slices=4, **how)
@@ -122,7 +134,7 @@ def test_microbatches_keep_their_lengths() -> None:
             {"placement": "mirror"},
             "slices: microbatches take several routes, and the slices of one must stay on the same",
         ),
-        ("2:even-work", {"offload": "full"}, "slices: uneven ones do not go with recompute, offload, a sharded vocabulary"),
+        ("2:even-work", {"offload": "full"}, "slices: uneven ones do not go with offload, a sharded vocabulary"),
     ],
 )
 def test_what_makes_no_sense_is_refused(slices: Any, how: dict[str, Any], why: str) -> None:
@@ -157,7 +169,9 @@ def test_files_keep_what_is_known(tmp_path: Path) -> None:
 
 def test_auto_races_numbers_of_slices() -> None:
     best, tried = solve_auto(PROFILE, Step(4, 2, slices="auto", fused=True), effort=0.2)
-    assert [one.placement for one in tried] == [f"single slices={n}" for n in (1, 2, 4, 8)]
+    assert [one.placement for one in tried] == [
+        f"single slices={n}" for n in (1, 2, 4, 8, "2:even-work", "4:even-work", "8:even-work")
+    ]
     assert best.certificate is not None
     assert best.certificate.value == min(one.value for one in tried if one.value is not None)
     assert best.certificate.value < next(one.value or 0 for one in tried)

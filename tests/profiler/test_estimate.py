@@ -143,3 +143,38 @@ def test_an_estimate_is_never_taken_for_a_measurement(tmp_path: Path, capsys: py
         Path(where).write_text(json.dumps({**body, "source": source}))
         with pytest.raises(BadInput, match="field 'source' is"):
             Profile.load(where)
+
+
+def test_tensor_ranks_share_times_and_bytes_and_send_hidden_states() -> None:
+    """A block over 8 devices (2205.05198, section 4.2.2): its passes over 8 and a ring's turn for each of 4 collectives in F
+    and in B, 2 in W; messages of a rank that fills a node take the network, each device its part."""
+    whole, part = (estimate("llama3-70b@layers=2,length=4096", "h100", tensor_ranks=ranks) for ranks in (1, 8))
+    before, after = whole.layers[1], part.layers[1]
+    hidden = 4096 * 8192 * 2
+    turn = 10 + hidden * 7 / 8 / (450e3 * 0.8)
+    for kind, turns in (("F", 4), ("B", 4), ("W", 2), ("BW", 6), ("X", 4)):
+        assert getattr(after, kind) == pytest.approx(getattr(before, kind) / 8 + turns * turn, abs=0.01)
+    assert after.attention_F == pytest.approx(before.attention_F / 8, abs=0.01)
+    for size in ("held_until_B", "held_until_W", "parameter_bytes", "output_bytes", "kv_bytes"):
+        assert 0 <= 8 * getattr(after, size) - getattr(before, size) < 8
+    assert after.transient == -(-before.transient // 8) + hidden
+    assert part.link.bytes_per_us == 50e3 * 0.8
+    assert whole.host is not None
+    assert part.host is not None
+    assert (part.host.ranks, part.host.memory) == (1, whole.host.memory // 8)
+    assert part.source == "estimated: h100 roofline, 8 tensor ranks"
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "said"),
+    [
+        ("gpt-tiny", "pp=2,tp=2", "an estimate knows tp alone"),
+        ("gpt-tiny", "tp=3", "tp is 3, and a node of h100 has 8 devices"),
+        ("mlp-6", "tp=2", "the estimate knows no causal attention"),
+    ],
+)
+def test_tensor_ranks_that_cannot_be_are_refused(
+    model: str, mesh: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", model, "--estimate", "h100", "--mesh", mesh, "-o", str(tmp_path / "p.json")]) == 2
+    assert said in capsys.readouterr().err

@@ -51,7 +51,7 @@ def pipeline(
     exchange: Numbers | None = None,
     recompute: Recompute = (),
     X: Table | None = None,
-    held_input: Numbers = 0,
+    held_input: Table = 0,
     held_until_B: Table = 0,
     held_until_W: Table = 0,
     held_from_B: Table = 0,
@@ -91,22 +91,23 @@ def pipeline(
     """
     routes = _routes(F, placement)
     stages, ranks = len(routes[0]), max(routes[0]) + 1
-    F, B, W, BW, X, held_until_B, held_until_W, held_from_B = (
-        of_slices(one, slices, microbatches) for one in (F, B, W, BW, X, held_until_B, held_until_W, held_from_B)
+    F, B, W, BW, X, held_until_B, held_until_W, held_from_B, held_input = (
+        of_slices(one, slices, microbatches) for one in (F, B, W, BW, X, held_until_B, held_until_W, held_from_B, held_input)
     )
     comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
     _check_count(microbatches, stages)
     times = _times(F, B, W, BW, (stages, microbatches))
     again = whole_table(F if X is None else X, "X", stages, microbatches)
     around = [whole_numbers(AF, "AF", stages), whole_numbers(AF if AB is None else AB, "AB", stages)]
-    inputs, dropping = whole_numbers(held_input, "held_input", stages), recomputed_stages(recompute, stages)
+    inputs = whole_table(held_input, "held_input", stages, microbatches)
+    dropping = recomputed_stages(recompute, stages)
     bytes_held = {"held_until_B": held_until_B, "held_until_W": held_until_W, "held_from_B": held_from_B}
     held = Held(*(whole_table(size, name, stages, microbatches) for name, size in bytes_held.items()))
     held = held if "W" in times else held._replace(from_b=0 * held.from_b)
     limits = None if capacity is None else whole_numbers(capacity, "capacity", ranks)
     for turn, route in enumerate(routes[:microbatches]):
         for each in _different(held, turn, len(routes)):
-            _check_fits(least_room(route, each.until_b + each.until_w, each.from_b, dropping, inputs), limits)
+            _check_fits(least_room(route, each.until_b + each.until_w, each.from_b, dropping, inputs.min(axis=1)), limits)
     turn_of = np.arange(microbatches) % len(routes)
     ways = [_lags(comm, route, microbatches) for route in routes]
     lags = [np.stack(way)[turn_of, :, np.arange(microbatches)].T for way in zip(*ways, strict=True)]

@@ -14,7 +14,7 @@ from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
 from ..util.text import numbers_in
-from .numbers import Numbers, Table, whole_numbers, whole_table
+from .numbers import Table, whole_table
 
 Recompute = Sequence[int] | str
 
@@ -40,21 +40,20 @@ def recomputed_stages(recompute: Recompute, stages: int) -> Ints:
     return np.array(sorted(found), np.int64)
 
 
-def with_recompute(
-    problem: Problem, stages: Recompute = "all", *, X: Table | None = None, held_input: Numbers = 0
-) -> Problem:
+def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | None = None, held_input: Table = 0) -> Problem:
     """`problem`, a step that keeps everything (F, B, W or F, BW), with these stages recomputing.
 
-    X: µs a stage, one number, or rows of one a microbatch (None: each as long as its F computes). held_input: bytes a stage
-    that F keeps for X, its input. They are part of what B and W free: after F only they are held, and from X's start what B
-    and W free, in all as much as without recompute; what of the input is more than that goes when X ends. X may run as soon
-    as F has ended, and must before B. Raises BadInput, also for a stage with an all-to-all AF.
+    X: µs a stage, one number, or rows of one a microbatch (None: each as long as its F computes). held_input: bytes that
+    F keeps for X, its input, as `X` says µs. They are part of what B and W free: after F only they are held, and from X's
+    start what B and W free, in all as much as without recompute; what of the input is more than that goes when X ends. X may
+    run as soon as F has ended, and must before B. Raises BadInput, also for a stage with an all-to-all AF.
     """
     passes, edges = problem.passes, problem.edges
     for kind, what in (("U", "updates"), ("RS", "sharding")):
         if kind in passes.kinds:
             raise BadInput(f"recompute: the problem has {what} already: put recompute in before")
-    chosen, inputs = recomputed_stages(stages, problem.stages), whole_numbers(held_input, "held_input", problem.stages)
+    chosen = recomputed_stages(stages, problem.stages)
+    inputs = whole_table(held_input, "held_input", problem.stages, problem.microbatches)
     for stage in chosen[np.isin(chosen, passes.stage[problem.rows("AF")])].tolist():
         raise BadInput(f"recompute: stage {stage} has an all-to-all AF, which its X would have to repeat: not modelled")
     fs = np.flatnonzero(passes.are("F") & np.isin(passes.stage, chosen))
@@ -71,7 +70,7 @@ def with_recompute(
     own = np.flatnonzero((place[edges.before] >= 0) & (passes.stage[edges.before] == passes.stage[edges.after]))
     before, after, held = edges.before[own], edges.after[own], edges.bytes[own]
     left = np.zeros(len(passes), np.int64)
-    left[fs] = inputs[passes.stage[fs]]
+    left[fs] = inputs[passes.stage[fs], passes.microbatch[fs]]
     kept = np.zeros(len(own), np.int64)
     late = passes.are("W")[after]
     for rows in (np.flatnonzero(~late), np.flatnonzero(late)):  # of B's bytes first, what is more of W's

@@ -58,7 +58,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=SIZE,…",
         default="",
         help="torchrun's ranks, the outermost dimension first, such as tp=2 or pp=2,tp=2; over all but pp and dp the model "
-        "file's parallelize(stage, mesh) spreads the layers, and what one rank does and keeps is measured",
+        "file's parallelize(stage, mesh) spreads the layers, and what one rank does and keeps is measured; with --estimate "
+        "tp=8: each rank of the pipeline is so many devices",
     )
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
     parser.add_argument("--report", metavar="PAGE", help="also a page: x.html")
@@ -102,7 +103,8 @@ def _measure(options: argparse.Namespace) -> int:
         if options.estimate:
             from profiler import estimate
 
-            found = estimate(spec, options.estimate, seed=options.seed, optimizer_states=options.optimizer_states)
+            how = {"optimizer_states": options.optimizer_states, "tensor_ranks": _tensor_ranks(options.mesh)}
+            found = estimate(spec, options.estimate, seed=options.seed, **how)
         else:
             measured = _measured(options, spec)
             if measured is None:
@@ -116,6 +118,16 @@ def _measure(options: argparse.Namespace) -> int:
     with saving(*saves):
         _print_profile(options, found)
     return 0
+
+
+def _tensor_ranks(mesh: str) -> int:
+    """Of an estimate's mesh. Raises BadInput for another dimension."""
+    from ..exec.mesh.sizes import named_sizes
+
+    sizes = named_sizes(mesh) if mesh else {}
+    if set(sizes) - {"tp"}:
+        raise BadInput(f"--mesh '{mesh}': an estimate knows tp alone, the devices of a rank of the pipeline: such as tp=8")
+    return sizes.get("tp", 1)
 
 
 def _print_profile(options: argparse.Namespace, found: Profile) -> None:

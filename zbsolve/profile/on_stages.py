@@ -45,7 +45,7 @@ def plain_step(
         AF=[round(sum(one.all_to_all for one in part)) for part in parts],
         recompute=recompute,
         X=total("X"),
-        held_input=[0, *(part[-1].output_bytes for part in parts[:-1])],
+        held_input=[0, *(_input(stage[-1].output_bytes, cuts, costs.microbatches) for stage in stages[:-1])],
         capacity=left,
         objective=objective,
         layers=counts,
@@ -77,6 +77,11 @@ def _held(profile: Layered, costs: StageCosts, cuts: Cuts, counts: Sequence[int]
         return dict(costs.memory.held(counts))
     bare = replace(costs, layers=tuple(map(without_keys, profile.layers))).memory.held(counts)
     return {name: [_repeated(split_by(cuts, one), costs.microbatches) for one in row] for name, row in bare.items()}
+
+
+def _input(size: int, cuts: Cuts, microbatches: int) -> Any:
+    """Bytes of a stage's input: a number, or one a slice of each microbatch."""
+    return size if cuts == WHOLE else _repeated(split_by(cuts, size), microbatches)
 
 
 def _repeated(row: list[int], microbatches: int) -> list[int]:

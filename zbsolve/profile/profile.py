@@ -125,7 +125,7 @@ class Profile:
         routes = placements.routes_of(placement, ranks)
         limit = self.capacity if memory is None else parse_bytes(memory)
         cuts = cuts_of(slices, self.layers, self.facts.get(SEQUENCE))
-        changed = bool(recompute) or not is_none(offload) or vocabulary in BARRIERS
+        changed = not is_none(offload) or vocabulary in BARRIERS
         check_combination(cuts, len(routes), shards, changed, self.layers)
         part, ranks = widest_slice(self, cuts), max(routes[0]) + 1
         (whole, _), (model, shard) = self.staged(vocabulary, ranks), part.staged(vocabulary, ranks)

@@ -124,8 +124,7 @@ def split_by(cuts: Cuts, total: float, attention: float = 0.0) -> list[int]:
 
 
 def check_combination(cuts: Cuts, routes: int, shards: int, further: bool, layers: Sequence[Layer]) -> None:
-    """Raise BadInput for what does not go with slices. further: whether stages recompute or offload, or the vocabulary is
-    sharded."""
+    """Raise BadInput for what does not go with slices. further: whether stages offload, or the vocabulary is sharded."""
     if cuts == WHOLE:
         return
     if routes > 1:
@@ -133,7 +132,7 @@ def check_combination(cuts: Cuts, routes: int, shards: int, further: bool, layer
     if shards > 1:
         raise BadInput(f"slices: sharded parameters (shards: {shards}) do not go with slices")
     if not _even(cuts) and (further or any(one.all_to_all for one in layers)):
-        raise BadInput("slices: uneven ones do not go with recompute, offload, a sharded vocabulary or all-to-alls")
+        raise BadInput("slices: uneven ones do not go with offload, a sharded vocabulary or all-to-alls")
 
 
 def _even(cuts: Cuts) -> bool:

@@ -19,6 +19,7 @@ from ..partition.file import Partition
 from ..placement import parse
 from ..profile.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
 from ..profile.sharded_vocabulary import BARRIERS, LAST, REDISTRIBUTE, VOCABULARIES
+from ..profile.slices import EVEN_WORK, Slices
 from ..schedule import Schedule
 from ..step import AUTO, LAST_PARTITION, Step
 from ..util.errors import BadInput
@@ -93,12 +94,16 @@ def vocabularies(step: Step) -> list[Named]:
 
 def _slices(step: Step) -> list[Named]:
     """Even slices, each number twice the one before: with 2p of them SlimPipe (arXiv 2504.14519) holds half a microbatch
-    beside the one that it needs."""
+    beside the one that it needs. And as many that take as long as each other, as Seq1F1B has them (arXiv 2406.03488, section
+    3.3), where they go with the step's other choices."""
     if not is_open(step.slices):
         return [("", step)]
     passes = len(step.routes[0]) * step.microbatches
     counts = [one for one in SLICES if one == 1 or (one <= 2 * step.ranks and one * passes <= MAX_SLICED)]
-    return [(f" slices={one}", replace(step, slices=one)) for one in counts if one == 1 or step.shards == 1]
+    counts = [one for one in counts if one == 1 or step.shards == 1]
+    uneven = step.offload == NO_OFFLOAD and step.vocabulary not in BARRIERS
+    said: list[Slices] = [*counts, *(f"{one}:{EVEN_WORK}" for one in counts[1:] if uneven)]
+    return [(f" slices={one}", replace(step, slices=one)) for one in said]
 
 
 def _kept(step: Step, said: Step) -> list[Named]:
