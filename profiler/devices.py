@@ -14,7 +14,7 @@ class Device:
     """A device's peaks. half, single: TFLOP/s of matrix products in 16 bits (bfloat16, float16) and in float32 (without
     TF32, torch's default). bandwidth: of memory, GB/s. memory: GB, taken as 10⁹ bytes; the devices show some 6 % more (an
     H200 139 GiB), which the driver, the allocator's gaps and NCCL take. link: GB/s to a neighbour in one direction; network:
-    to another node; host: to host memory. node: devices a node, and GB of its host memory (None: as the server's maker says).
+    to another node; host: to host memory. node: devices a node, and GB of its host memory (None: as its maker says).
     source: where the numbers are printed."""
 
     name: str
@@ -70,8 +70,8 @@ DEVICES = {
             64,
             (8, 2000),
             "NVIDIA H200 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, FP32 67 (the H100's chip), 141 GB, "
-            "4.8 TB/s, NVLink 900 GB/s and PCIe Gen5 128 GB/s both directions; DGX H200: 8 of them, each with a network card "
-            "of 400 Gbit/s, 2 TB system memory",
+            "4.8 TB/s, NVLink 900 GB/s and PCIe Gen5 128 GB/s both directions; DGX H200: 8 of them, each with a network "
+            "card of 400 Gbit/s, 2 TB system memory",
         ),
         Device(
             "mi300x",

@@ -74,11 +74,12 @@ def solve_auto(
     is layers a stage); partition "auto" is all names, and single layers moved from the best of them; gathers "auto" is once
     a step and 2, 4 and 8 times; vocabulary "auto" is last, redistribute, sharded and two-barriers; slices "auto" is
     1, 2, 4, … even ones, and as many of equal work; recompute "auto" is none, all, and from there single stages and rows of
-    stages; offload "auto" is none, full, half, the same, and copies of fewer microbatches. Each is looked at for an equal part of a fifth of `seconds`
-    (or `effort`); up to three tenths go to moved layers and changed stages; the rest to those whose bound does not rule
-    them out: half of it to the best so far, half of what is left to the next, and so on; what nobody needs then goes to
-    moves again. Further `options` go to `solve`; `progress` is called with a name too; `stop` is asked between two solves.
-    Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner alone.
+    stages; offload "auto" is none, full, half, the same, and copies of fewer microbatches. Each is looked at for an equal
+    part of a fifth of `seconds` (or `effort`); up to three tenths go to moved layers and changed stages; the rest to those
+    whose bound does not rule them out: half of it to the best so far, half of what is left to the next, and so on; what
+    nobody needs then goes to moves again. Further `options` go to `solve`; `progress` is called with a name too; `stop` is
+    asked between two solves. Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`,
+    are for the winner alone.
     Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
     """
     if effort is None and not seconds > 0:
