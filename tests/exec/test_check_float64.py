@@ -67,6 +67,43 @@ def test_the_verdict_stays_without_float64() -> None:
     assert "from_float64" not in found
 
 
+class Cancels(nn.Module):
+    """A layer like attention with a bias in its keys: scores of a query change by one number, softmax by nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.out(torch.softmax(x @ self.key(x).mT, -1) @ x)
+        return result
+
+
+def gradients(dtype: torch.dtype, noise: float = 0.0) -> list[nn.Module]:
+    """Of such a layer for one input. noise: added to the gradient of the key's bias."""
+    torch.manual_seed(0)
+    layer, x = Cancels(), torch.randn(16, 4)
+    layer, x = layer.to(dtype), x.to(dtype)
+    layer(x).square().sum().backward()
+    assert layer.key.bias.grad is not None
+    layer.key.bias.grad[0] += noise
+    return [layer]
+
+
+@pytest.mark.parametrize(("share", "passed"), [(0.0, True), (5e-7, True), (3e-6, False)])
+def test_a_gradient_that_cancels_is_measured_by_its_layer(share: float, passed: bool) -> None:
+    """share: of the layer's largest gradient, what the run's is away from 0."""
+    exact, unsplit = gradients(DOUBLE), gradients(SINGLE)
+    sizes = [float(p.grad.abs().max()) for p in exact[0].parameters() if p.grad is not None]
+    assert max(sizes) > 1e12 * min(sizes)
+    noise = share * max(sizes) + 1e-7 * max(sizes)
+    run = values(dict(enumerate(gradients(SINGLE, noise))))
+    for again, right in ((lambda: exact, passed), (lambda: None, False)):
+        found = compare(None, [(0,)], run, unsplit, (1.0, 1.0), exact=again)
+        assert found is not None
+        assert found["passed"] == right
+
+
 @pytest.mark.parametrize(
     ("run", "dtype", "passed"), [(0.5e-6, SINGLE, True), (1e-11, DOUBLE, False), (float("nan"), SINGLE, False)]
 )

@@ -139,15 +139,21 @@ def weight(parameter: nn.Parameter) -> Tensor | None:
     return parameter.detach()
 
 
-def difference(found: Tensor | None, right: Tensor | None) -> float:
-    """max |found − right| / max |right| over one tensor; None counts as zeros; against a zero tensor: max |found|."""
+def difference(found: Tensor | None, right: Tensor | None, scale: float = 0.0) -> float:
+    """max |found − right| / max |right| over one tensor; None counts as zeros; against a zero tensor: max |found|. scale:
+    what it is divided by in place of max |right|, where that is not 0."""
     if found is None and right is None:
         return 0.0
     a = torch.zeros_like(right) if found is None else found  # type: ignore[arg-type]
     b = torch.zeros_like(a) if right is None else right
     worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
-    scale = float(b.double().abs().max()) if b.numel() else 0.0
+    scale = scale or magnitude(b)
     return worst / scale if scale else worst
+
+
+def magnitude(tensor: Tensor | None) -> float:
+    """max |tensor|; 0 where there are no numbers."""
+    return float(tensor.double().abs().max()) if tensor is not None and tensor.numel() else 0.0
 
 
 def named(layers: Mapping[int, nn.Module]) -> dict[Place, nn.Parameter]:
