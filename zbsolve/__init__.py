@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .layer import HostLink as HostLink
     from .layer import Layer as Layer
     from .layer import Link as Link
+    from .planner.planning import plan as plan
     from .problem import Edge as Edge
     from .problem import Pass as Pass
     from .problem import Problem as Problem
@@ -56,6 +57,7 @@ _HOMES = {
     "ilp.bounds.any_choice": "bound_over_choices",
     "layer": "HostLink Layer Link",
     "planner": "",
+    "planner.planning": "plan",
     "problem": "Edge Pass Problem",
     "profile.profile": "Profile",
     "schedule": "Certificate Schedule",

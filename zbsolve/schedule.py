@@ -17,7 +17,7 @@ from .problem import Ints, Problem
 from .problem_form import ProblemForm
 from .timeline import Precedence, Timeline, critical_path, simulate
 from .util.errors import BadInput
-from .util.files import checked, read_one_of, write_document
+from .util.files import checked, read_part_of, write_document
 
 
 def relative_gap(value: float, bound: float) -> float:
@@ -166,8 +166,8 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schedule:
-        """Read a schedule file; `-` is standard input. Raises BadInput."""
-        return cls.from_json(read_one_of(path, ("schedule",))[1], str(path))
+        """Read a schedule file, or the schedule in a plan; `-` is standard input. Raises BadInput."""
+        return cls.from_json(read_part_of(path, "schedule", ("plan",)), str(path))
 
 
 class ScheduleForm(msgspec.Struct):

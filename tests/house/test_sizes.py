@@ -17,6 +17,7 @@ INTERFACES = (
     "zbsolve/profile/profile.py: Profile.problem",
     "zbsolve/exec/pipeline.py: Pipeline.__init__",
     "zbsolve/search/solver.py: solve",
+    "zbsolve/planner/planning.py: plan",
     "profiler/measurement.py: measure",
 )
 

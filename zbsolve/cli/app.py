@@ -112,6 +112,7 @@ COMMANDS = {
     "profile": "measure a model: F, B, W, memory, links",
     "numbers": "a profile from numbers that you give, in place of a measurement",
     "partition": "which layers go to which stage",
+    "plan": "how to split a model over devices, with a bound over all ways",
     "solve": "find a schedule and prove how good it is",
     "check": "verify a schedule from its file alone",
     "frontier": "value and bound over memory",

@@ -19,7 +19,7 @@ MIN_SECONDS = 0.1  # for a new bound, where proving the stated one again took al
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("schedule", help="schedule.json, or - for standard input")
+    parser.add_argument("schedule", help="schedule.json or plan.json, or - for standard input (a schedule)")
     parser.add_argument(
         "--bound",
         action="store_true",
@@ -35,12 +35,15 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Verify, and with --bound prove the certificate's bound again, or a bound where none is stated or -o is given."""
     from ..schedule import Schedule
+    from ..util.files import document_kind
     from ..verifier import verify
 
     if options.output and not options.bound:
         raise BadInput("-o writes the schedule with the bound that --bound proves: give both")
     if not options.seconds > 0:
         raise BadInput(f"seconds: {options.seconds:g} is not a positive time")
+    if document_kind(options.schedule) == "plan":
+        return _check_plan(options)
     schedule = Schedule.load(options.schedule)
     violations = verify(schedule.problem, schedule)
     proofs, began = [], time.monotonic()
@@ -64,6 +67,27 @@ def command(options: argparse.Namespace) -> int:
         if not violations:
             print("\n".join(_lines(options.schedule, schedule, proofs)))
     return 1 if violations else 0
+
+
+def _check_plan(options: argparse.Namespace) -> int:
+    """Whether all that a plan says follows: its space, every layout's bound, its profile, its schedule."""
+    from ..planner.plan_file import check_plan
+    from ..util.text import format_gap, format_time
+
+    if options.bound or options.output:
+        raise BadInput("--bound, -o: a plan's bounds are always proven again, and nothing is written")
+    found = check_plan(options.schedule)
+    gap = 1 - found.bound / found.step
+    if options.json:
+        print_json({"wrong": list(found.wrong), "step": found.step, "bound": found.bound, "gap": gap})
+        return 1 if found.wrong else 0
+    for line in found.wrong:
+        print(f"{options.schedule}: {line}")
+    if not found.wrong:
+        count, passes = found.layouts, len(found.schedule.problem.passes)
+        print(f"{options.schedule}: holds: the schedule ({passes} passes), and the bounds of all {count:,} layouts")
+        print(f"step {format_time(found.step)}, bound over the space {format_time(found.bound)} (gap {format_gap(gap)})")
+    return 1 if found.wrong else 0
 
 
 def _proven(certificate: Certificate | None) -> dict[str, Any]:

@@ -64,7 +64,8 @@ def _schedule_or_trace(path: str) -> Schedule | Trace:
     foreign = others_trace(path)
     if foreign is not None:
         return foreign
-    kind, body = read_one_of(path, ("schedule", "trace"))
+    kind, body = read_one_of(path, ("schedule", "trace", "plan"))
+    body = body.get("schedule", {}) if kind == "plan" else body
     return Trace.from_json(body, path) if kind == "trace" else Schedule.from_json(body, path)
 
 

@@ -145,7 +145,9 @@ def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profi
     from ..schedule import Schedule
     from ..util.files import read_one_of
 
-    kind, body = read_one_of(options.profile, ("profile", "schedule", "problem"))
+    kind, body = read_one_of(options.profile, ("profile", "schedule", "problem", "plan"))
+    if kind == "plan":
+        kind, body = "schedule", body.get("schedule", {})
     if kind == "profile":
         return Profile.from_json(body, options.profile), step_from(options, **defaults)
     if kind == "problem":

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from .layout import Layout as Layout
     from .measured_rows import predict as predict
     from .model_profile import layout_profile as layout_profile
+    from .plan_file import Plan as Plan
+    from .plan_file import check_plan as check_plan
     from .shape import Shape as Shape
+    from .shapes import SHAPES as SHAPES
+    from .shapes import shape_by_name as shape_by_name
 
 __getattr__, __dir__ = handing_on(
     __name__,
@@ -23,6 +27,8 @@ __getattr__, __dir__ = handing_on(
         "layout": "Layout",
         "measured_rows": "predict",
         "model_profile": "layout_profile",
+        "plan_file": "Plan check_plan",
         "shape": "Shape",
+        "shapes": "SHAPES shape_by_name",
     },
 )

@@ -100,7 +100,7 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     if m > 1:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
         most = min(most, (rest // (m - 1) - forward) // row[F], (rest // (m - 1) - backward) // row[B])
     # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns.
-    held = chain(row) - head - drain
+    held = max(1, chain(row) - head - drain)  # a last stage may have a head alone that takes no time
     turns = (x - head - drain) // held
     if turns < 1:
         return -1
@@ -164,3 +164,12 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     if room < 0:
         return -1
     return min(most, max(0, (room - row[TRANSIENT]) // (row[STATES] + row[KEPT])))
+
+
+@kernel
+def refuted(rows, bounds):  # type: ignore[no-untyped-def]
+    """Of each row whether no makespan below its bound is possible; of a negative bound, whether none is at all."""
+    found = np.zeros(len(rows), np.bool_)
+    for i in range(len(rows)):
+        found[i] = not possible(rows[i], serial(rows[i]) if bounds[i] < 0 else bounds[i] - 1)
+    return found

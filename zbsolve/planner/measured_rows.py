@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from ..util.errors import BadInput
+from ..util.files import read_text
 from .cluster import Cluster
 from .fixed_order import order_time
 from .layer_times import after_pipeline, block_times, embedding_times, head_times, message
@@ -35,6 +37,14 @@ def predict(rows: Iterable[Row], cluster: Cluster) -> list[float]:
     a message in parts, one from each tensor rank (2104.04473, section 4.1). Raises BadInput naming row and column.
     """
     return [step_time(*one, cluster) / MS for one in steps_of(rows)]
+
+
+def read_rows(path: str) -> list[Row]:
+    """Rows of a CSV file with a header; lines that begin with # are notes. Raises BadInput."""
+    lines = [line for line in read_text(path).splitlines() if line.strip() and not line.startswith("#")]
+    if len(lines) < 2:
+        raise BadInput(f"{path}: a header and a row a measured step are needed")
+    return list(csv.DictReader(lines))
 
 
 def steps_of(rows: Iterable[Row]) -> list[Step]:

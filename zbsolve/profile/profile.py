@@ -17,7 +17,7 @@ from ..partition.stage_costs import StageCosts
 from ..partition.stage_memory import NO_SHARD, Shard
 from ..problem import Problem
 from ..util.errors import BadInput, Infeasible
-from ..util.files import checked, read_one_of, write_document
+from ..util.files import checked, read_part_of, write_document
 from ..util.text import exact_bytes, has_unit, parse_bytes
 from .form import (
     ProfileForm,
@@ -200,6 +200,10 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a profile file, whole or not at all; `-` is standard output."""
+        write_document(path, "profile", self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of a profile file."""
         body = asdict(self)
         costs = body["vocabulary"] or {}
         rests = (costs.get("output_rest"), costs.get("embedding_rest"))
@@ -212,12 +216,12 @@ class Profile:
         for name in ("shard_link", "host", "microbatch_factors", "vocabulary"):
             if not body[name]:
                 del body[name]
-        write_document(path, "profile", body)
+        return body
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Read a profile file; `-` is standard input. Raises BadInput naming the field."""
-        return cls.from_json(read_one_of(path, ("profile",))[1], str(path))
+        """Read a profile file, or the profile in a plan; `-` is standard input. Raises BadInput naming the field."""
+        return cls.from_json(read_part_of(path, "profile", ("plan",)), str(path))
 
     @classmethod
     def from_json(cls, body: Any, where: str = "profile") -> Profile:

@@ -250,6 +250,15 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
     return kind, body
 
 
+def read_part_of(path: str | os.PathLike[str], kind: str, holders: Sequence[str]) -> Any:
+    """The body of a `kind` document, or of the one that a document of another kind holds under that name. Raises
+    BadInput."""
+    found, body = read_one_of(path, (kind, *holders))
+    if found != kind and kind not in body:
+        raise BadInput(f"{path}: field '{kind}' is missing")
+    return body if found == kind else body[kind]
+
+
 def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
     """The JSON value in the text of a file; msgspec takes half the time, json knows NaN (a diverged loss in a trace) and
     the line of damage. Raises BadInput."""

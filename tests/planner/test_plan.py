@@ -1,0 +1,200 @@
+"""`plan`: the whole space with a certificate that is checked without a search, and the command."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zbsolve
+from zbsolve import BadInput, Infeasible
+from zbsolve.cli import main
+from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, check_plan, layout_profile, shape_by_name
+from zbsolve.planner.pruned_families import FIELDS, families
+from zbsolve.planner.space import layouts
+
+A100 = CLUSTERS["a100"]
+SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)
+COMMAND = ["plan", "gpt-3.6b@layers=4", "--devices", "4", "--batch", "8", "--cluster", "a100", "--effort", "0.3"]
+
+
+@cache
+def small() -> Plan:
+    """Of a small model on 8 devices."""
+    return zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    small().save(path)
+    return path
+
+
+def test_the_plan_is_the_best_of_the_space_and_says_so() -> None:
+    """Every layout has a bound, those that may be better are open, and none that was solved is below its own."""
+    plan = small()
+    table = layouts(SMALL, 8, 16, A100)
+    assert len(plan.bounds.step) == len(table.dp)
+    assert 0 <= plan.gap < 0.1
+    assert plan.open == int((plan.bounds.step < plan.best.value - 1e-3).sum())
+    row = {table.row(i): i for i in range(len(table.dp))}
+    for one in plan.candidates:
+        assert plan.bounds.step[row[one.layout]] <= one.value + 1e-3
+        assert zbsolve.verify(one.schedule.problem, one.schedule) == ()
+        assert one.profile == layout_profile(SMALL, one.layout, A100)
+        assert sum(one.memory().values()) <= plan.memory
+    assert [one.value for one in plan.candidates] == sorted(one.value for one in plan.candidates)
+    assert plan.near[0] is plan.best
+    assert 0 < plan.mfu(plan.best) < 1
+    assert plan.tokens(plan.best) == pytest.approx(16 * 2048 / 8 / (plan.best.value / 1e6))
+
+
+def test_families_cover_the_space() -> None:
+    plan, found = small(), families(small())
+    for field in FIELDS:
+        mine = [one for one in found if one.field == field]
+        assert sum(one.layouts for one in mine) == len(plan.bounds.rule)
+        assert min(one.lost for one in mine) == pytest.approx(plan.bounds.least / plan.best.value - 1)
+
+
+def test_the_same_effort_gives_the_same_plan() -> None:
+    again = zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
+    assert again.best.layout == small().best.layout
+    assert again.best.value == small().best.value
+    assert (again.bounds.pipeline == small().bounds.pipeline).all()
+
+
+def test_a_plan_file_is_checked_without_a_search(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = check_plan(saved)
+    assert found.wrong == ()
+    assert found.step == pytest.approx(small().best.value)
+    assert found.bound == pytest.approx(small().bound)
+    assert zbsolve.Schedule.load(saved).problem == small().best.schedule.problem
+    assert zbsolve.Profile.load(saved) == small().best.profile
+    assert main(["check", str(saved)]) == 0
+    assert "the bounds of all" in capsys.readouterr().out
+    assert main(["show", str(saved)]) == 0
+    assert main(["solve", str(saved), "--effort", "0.01", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["check", str(saved), "--bound"]) == 2
+
+
+def _raise_a_bound(body: dict[str, Any]) -> None:
+    step = np.array(body["space"]["pipeline"])
+    row = int(np.flatnonzero(step > 0)[step[step > 0].argmin()])
+    body["space"]["pipeline"][row] += max(2, int(0.02 * step[row]))
+
+
+def _lose_a_layout(body: dict[str, Any]) -> None:
+    row = next(i for i, one in enumerate(body["space"]["pipeline"]) if one > 0)
+    body["space"]["pipeline"][row] = -1
+
+
+def _shorter(body: dict[str, Any]) -> None:
+    body["step"] *= 0.9
+
+
+def _faster(body: dict[str, Any]) -> None:
+    body["profile"]["layers"][1]["F"] -= 1
+
+
+def _elsewhere(body: dict[str, Any]) -> None:
+    body["layout"]["zero"] = 0 if body["layout"]["zero"] else 1
+
+
+def _dominated(body: dict[str, Any]) -> None:
+    body["space"]["by"] = [-1 if one < 0 else one + 1 for one in body["space"]["by"]]
+
+
+@pytest.mark.parametrize(
+    ("tamper", "said"),
+    [
+        (_raise_a_bound, "its bound does not follow"),
+        (_lose_a_layout, "its bound does not follow"),
+        (_shorter, "field 'step' is"),
+        (_faster, "field 'profile' is not what"),
+        (_elsewhere, "of another step than the layout's|field 'step' is|field 'profile' is not"),
+        (_dominated, "field 'by' names layouts that do not dominate"),
+    ],
+)
+def test_what_does_not_follow_is_named(tamper: Any, said: str, saved: Path, tmp_path: Path) -> None:
+    body = json.loads(saved.read_text())
+    tamper(body)
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(body))
+    found = check_plan(path)
+    assert any(part in line for line in found.wrong for part in said.split("|"))
+    assert main(["check", str(path)]) == 1
+
+
+def test_memory_in_which_nothing_fits() -> None:
+    with pytest.raises(Infeasible) as error:
+        zbsolve.plan(SMALL, 8, 16, A100, memory="100MB")
+    assert str(error.value).startswith("memory: no layout fits 100000000 bytes")
+    assert "the least need is" in str(error.value)
+    assert "most of it" in str(error.value)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*COMMAND, "-o", str(path)]) == 0
+    said = capsys.readouterr().out
+    for words in ("plans within 1%", "MFU", "proven bound over the space", "what families of layouts lose", "estimated"):
+        assert words in said
+    assert main(["check", str(path), "--json"]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert checked["wrong"] == []
+    assert main([*COMMAND, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bound"] == pytest.approx(checked["bound"])
+    assert found["plans"][0]["step"] == pytest.approx(checked["step"])
+    assert set(found["plans"][0]["memory"]) == {"states", "activations", "messages and inside passes"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["plan"], "model: name one"),
+        (["plan", "gpt-3.6b", "--batch", "8"], "--devices is needed"),
+        (["plan", "gpt-3.6", "--devices", "4", "--batch", "8"], "model 'gpt-3.6': unknown; did you mean gpt-3.6b?"),
+        (["plan", "gpt-3.6b@depth=3", "--devices", "4", "--batch", "8"], "'depth=3' is none of layers=N"),
+        (["plan", "gpt-3.6b", "--devices", "4", "--batch", "8", "--cluster", "b20"], "did you mean b200"),
+        (["plan", "gpt-3.6b", "--devices", "1009", "--batch", "8"], "batch 8: no split of 1009 devices"),
+        (["plan", "gpt-3.6b", "--devices", "4", "--batch", "8", "--cluster", "none.json"], "none.json: no such file"),
+        (["plan", "--fit", "none.csv", "--save-cluster", "x.json"], "none.csv: no such file"),
+    ],
+)
+def test_bad_use_is_one_line(change: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(change) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_constants_are_fitted_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = Path(__file__).parents[2] / "benchmarks/measured_steps/vtrain-fit.csv"
+    few = tmp_path / "rows.csv"
+    few.write_text("\n".join(rows.read_text(encoding="utf-8").splitlines()[:10]))
+    assert main(["plan", "--fit", str(few), "--cluster", "a100", "--save-cluster", str(tmp_path / "c.json")]) == 0
+    assert json.loads((tmp_path / "c.json").read_text())["source"].startswith("fitted: 5 measured steps")
+    assert capsys.readouterr().out == ""
+
+
+def test_names_of_models() -> None:
+    assert shape_by_name("llama3-70b@sequence=4096").sequence == 4096
+    sizes = {name: round(one.parameters / 1e9, 1) for name, one in SHAPES.items()}
+    assert sizes["gpt-175b"] == 174.6
+    assert sizes["llama3-405b"] == pytest.approx(405.8, abs=0.3)
+    published = pytest.importorskip("zbsolve.models.published_models").PUBLISHED
+    for name, shape in SHAPES.items():
+        if name in published:
+            one = published[name]
+            mine = (shape.layers, shape.hidden, shape.heads, shape.vocabulary, shape.kv_heads, shape.inner)
+            assert mine == (one.layers, one.width, one.heads, one.vocabulary, one.block.kv_heads, one.block.ffn)
+    with pytest.raises(BadInput, match="layers is 0"):
+        shape_by_name("gpt-3.6b@layers=0")

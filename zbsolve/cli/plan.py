@@ -1,0 +1,101 @@
+"""`zbsolve plan`: how to split a model over devices."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..util.errors import BadInput
+from .tools import add_search_limits, print_json, saving, search_limits
+
+if TYPE_CHECKING:
+    from ..planner.candidate import Candidate
+    from ..planner.cluster import Cluster
+    from ..planner.plan_file import Plan
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("model", nargs="?", help="a name such as gpt-175b or llama3-70b@sequence=4096")
+    parser.add_argument("--devices", type=int, help="all of them")
+    parser.add_argument("--batch", type=int, help="sequences a step")
+    parser.add_argument("--cluster", default="h100", help="a100, h100, h200, b200, mi300x, or a cluster.json")
+    parser.add_argument("--memory", help="of a device, such as 80GiB (default: the cluster's)")
+    parser.add_argument(
+        "--fit", metavar="ROWS.CSV", help="fit the cluster's constants to measured steps first, with its own as priors"
+    )
+    parser.add_argument("--save-cluster", metavar="CLUSTER.JSON", help="write the cluster, fitted or not")
+    add_search_limits(parser, 60.0, "seconds to search at most", "plan")
+    parser.add_argument("--json", action="store_true", help="the plans within 1 %% as JSON on standard output")
+    parser.add_argument("-o", "--output", help="plan.json, which solve, run, export and show read, or - for standard output")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Plan, write the plan, print it."""
+    from ..planner.planning import plan
+    from ..planner.shapes import shape_by_name
+    from ..search.solver import ready
+    from ..show.plan_text import plan_as_text
+    from .tools import progress_line
+
+    cluster = _cluster(options)
+    if options.save_cluster:
+        cluster.save(options.save_cluster)
+    if options.model is None:
+        if options.save_cluster:
+            return 0
+        raise BadInput("model: name one, such as gpt-175b or llama3-70b")
+    for name in ("devices", "batch"):
+        if getattr(options, name) is None:
+            raise BadInput(f"--{name} is needed")
+    line = progress_line()
+    ready(lambda: line("zbsolve plan: compiling, once a machine"))
+    said = {"memory": options.memory, "progress": line, **search_limits(options)}
+    found = plan(shape_by_name(options.model), options.devices, options.batch, cluster, **said)
+    line("")
+    saves = [lambda: found.save(options.output)] if options.output else []
+    with saving(*saves):
+        if options.json:
+            print_json(_as_json(found))
+        elif options.output != "-":
+            print(plan_as_text(found), end="")
+    return 0
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    """The cluster that is named or in a file, with constants fitted where that is wanted."""
+    from ..planner.cluster import Cluster
+    from ..planner.cluster_presets import CLUSTERS, cluster_by_name
+    from ..planner.constants import fit
+    from ..planner.measured_rows import read_rows
+
+    said = options.cluster
+    known = said in CLUSTERS or not (Path(said).exists() or said.endswith(".json"))
+    cluster = cluster_by_name(said) if known else Cluster.load(said)
+    if not options.fit:
+        return cluster
+    return replace(fit(read_rows(options.fit), cluster), name=cluster.name)
+
+
+def _as_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "source": plan.cluster.source,
+        "layouts": len(plan.bounds.rule),
+        "open": plan.open,
+        "bound": plan.bound,
+        "gap": plan.gap,
+        "plans": [_candidate(plan, one) for one in plan.near],
+    }
+
+
+def _candidate(plan: Plan, one: Candidate) -> dict[str, Any]:
+    return {
+        "layout": {name: int(value) for name, value in one.layout._asdict().items()},
+        "step": one.value,
+        "mfu": plan.mfu(one),
+        "tokens_per_second_and_device": plan.tokens(one),
+        "memory": one.memory(),
+        "bubble": one.schedule.timeline().bubble_rate,
+    }

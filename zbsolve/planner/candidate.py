@@ -1,0 +1,78 @@
+"""`Candidate`: one layout with a partition and a schedule, and what its step takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..profile.profile import Profile
+from ..schedule import Schedule
+from ..search.solver import solve
+from ..step import Step
+from ..util.errors import Infeasible, NotFound
+from .cluster import Cluster
+from .layer_bytes import WEIGHT_BYTES
+from .layer_times import after_pipeline
+from .layout import Layout
+from .model_profile import layout_profile
+from .shape import Shape
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A layout that was solved. behind: µs that follow the pipeline, of the rank with most parameters."""
+
+    layout: Layout
+    step: Step
+    profile: Profile
+    schedule: Schedule
+    behind: float
+
+    @property
+    def value(self) -> float:
+        """µs of the whole step."""
+        return self.schedule.timeline().makespan + self.behind
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the fullest rank, and its parts: states, activations at their peak, and messages with what passes take
+        while they run."""
+        counts, costs = self.schedule.problem.layers, self.step.costs(self.profile)
+        fixed, moving = costs.memory.of_ranks(counts, costs.routes)
+        parts = np.stack([fixed, self.schedule.timeline().peak_bytes, moving])
+        rank = int(parts.sum(axis=0).argmax())
+        names = ("states", "activations", "messages and inside passes")
+        return dict(zip(names, (int(one) for one in np.ceil(parts[:, rank])), strict=True))
+
+
+def candidate_of(shape: Shape, layout: Layout, cluster: Cluster, memory: int, **search: Any) -> Candidate | None:
+    """The layout on its balanced partition, solved; None where nothing was found. search: options of `search.solve`."""
+    profile = layout_profile(shape, layout, cluster)
+    step = Step(int(layout.pp), int(layout.count), layout.spot, memory=memory)
+    found = [one for one in (_solved(replace(step, fused=fused), profile, search) for fused in (False, True)) if one]
+    if not found:
+        return None
+    best, schedule = min(found, key=lambda one: one[1].timeline().makespan)
+    return Candidate(layout, best, profile, schedule, behind_of(best, profile, schedule, layout, cluster))
+
+
+def improved(candidate: Candidate, **search: Any) -> Candidate:
+    """The candidate after a further search that begins with its schedule."""
+    schedule = solve(candidate.schedule.problem, hint=candidate.schedule, **search)
+    better = schedule.timeline().makespan < candidate.schedule.timeline().makespan
+    return replace(candidate, schedule=schedule) if better else candidate
+
+
+def behind_of(step: Step, profile: Profile, schedule: Schedule, layout: Layout, cluster: Cluster) -> float:
+    """µs that follow the pipeline, where the fullest rank has the parameters that the schedule's partition gives it."""
+    costs = step.costs(profile)
+    fixed, _ = costs.memory.of_ranks(schedule.problem.layers, costs.routes)
+    return float(after_pipeline(max(fixed) / profile.states / WEIGHT_BYTES, layout, cluster))
+
+
+def _solved(step: Step, profile: Profile, search: dict[str, Any]) -> tuple[Step, Schedule] | None:
+    try:
+        return step, solve(step.problem(profile), **search)
+    except (Infeasible, NotFound):
+        return None

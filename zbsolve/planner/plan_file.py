@@ -1,0 +1,198 @@
+"""`Plan`: what `plan` found, its file, and whether what the file says follows."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..profile.profile import Profile
+from ..schedule import Schedule
+from ..step import Step
+from ..util.errors import BadInput
+from ..util.files import COUNT, checked, read_one_of, write_document
+from ..verifier import verify
+from .candidate import Candidate, behind_of
+from .cluster import Cluster
+from .layout import Layout
+from .model_profile import layout_profile
+from .shape import Shape
+from .space import layouts
+from .space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
+
+KIND = "plan"
+NEAR = 0.01  # the model cannot order plans within it
+SAME_US = 1e-3  # steps this near are the same number, written and read
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The space, with bounds, and the candidates that were solved, the best first. memory: bytes a device."""
+
+    shape: Shape
+    cluster: Cluster
+    devices: int
+    batch: int
+    memory: int
+    bounds: SpaceBounds
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate:
+        """The layout with the least step."""
+        return self.candidates[0]
+
+    @property
+    def near(self) -> tuple[Candidate, ...]:
+        """All within `NEAR` of the best."""
+        return tuple(one for one in self.candidates if one.value <= (1 + NEAR) * self.best.value)
+
+    @property
+    def bound(self) -> float:
+        """µs that no layout's step undercuts, whatever its partition and schedule."""
+        return min(self.bounds.least, self.best.value)
+
+    @property
+    def gap(self) -> float:
+        """(step − bound) / step, over the whole space."""
+        return 1 - self.bound / self.best.value
+
+    @property
+    def open(self) -> int:
+        """Layouts that no bound excludes."""
+        return int((self.bounds.step < self.best.value - SAME_US).sum())
+
+    def mfu(self, candidate: Candidate) -> float:
+        """Model FLOPs over what the devices could do in the step, without what is computed again."""
+        return self.shape.flops(self.batch) / (candidate.value / 1e6 * self.devices * self.cluster.peak)
+
+    def tokens(self, candidate: Candidate) -> float:
+        """Tokens a second and device."""
+        return self.batch * self.shape.sequence / (candidate.value / 1e6) / self.devices
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a plan file, whole or not at all: `solve`, `run`, `export` and `show` read its schedule."""
+        best, bounds = self.best, self.bounds
+        write_document(
+            path,
+            KIND,
+            {
+                "model": asdict(self.shape),
+                "cluster": self.cluster.to_json(),
+                "devices": self.devices,
+                "batch": self.batch,
+                "memory": self.memory,
+                "layout": _plain(best.layout),
+                "fused": best.step.fused,
+                "step": best.value,
+                "bound": self.bound,
+                "space": {
+                    "layouts": {name: column.tolist() for name, column in bounds.layout._asdict().items()},
+                    "pipeline": bounds.pipeline.tolist(),
+                    "rule": bounds.rule.tolist(),
+                    "rules": list(RULES),
+                    "by": bounds.by.tolist(),
+                },
+                "profile": best.profile.to_json(),
+                "schedule": best.schedule.to_json(),
+            },
+        )
+
+
+class SpaceForm(msgspec.Struct, forbid_unknown_fields=True):
+    """A space with its bounds in a file."""
+
+    layouts: dict[str, list[COUNT]]
+    pipeline: list[int]
+    rule: list[int]
+    rules: list[str]
+    by: list[int]
+
+
+class PlanForm(msgspec.Struct, forbid_unknown_fields=True):
+    """A plan in a file."""
+
+    model: Shape
+    cluster: dict[str, Any]
+    devices: COUNT
+    batch: COUNT
+    memory: COUNT
+    layout: dict[str, COUNT]
+    fused: bool
+    step: float
+    bound: float
+    space: SpaceForm
+    profile: dict[str, Any]
+    schedule: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedPlan:
+    """What of a plan file follows. wrong: lines that say what does not; step, bound: µs, as recomputed."""
+
+    wrong: tuple[str, ...]
+    step: float
+    bound: float
+    layouts: int
+    schedule: Schedule
+
+
+def check_plan(path: str | os.PathLike[str]) -> CheckedPlan:
+    """Recompute a plan file without a search: the space, each layout's bound (one look at it), profile, schedule, step, gap.
+    Raises BadInput for a damaged file."""
+    where = str(path)
+    form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
+    cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
+    space = cheap_bounds(form.model, layouts(form.model, form.devices, form.batch, cluster), cluster, form.memory)
+    stated, wrong = _stated_bounds(form.space, space, where)
+    lost = unproven(stated, form.memory)
+    wrong += [f"layout {i} ({stated.layout.row(i).title}): its bound does not follow" for i in lost[:3].tolist()]
+    wrong += [f"and {len(lost) - 3} further ones"] if len(lost) > 3 else []
+    candidate, said = _candidate(form, cluster, where)
+    bound = min(stated.least, candidate.value)
+    wrong += said
+    for name, file, here in (("step", form.step, candidate.value), ("bound", form.bound, bound)):
+        if abs(file - here) > SAME_US:
+            wrong.append(f"field '{name}' is {file:.3f} µs, but {here:.3f} µs follows")
+    return CheckedPlan(tuple(wrong), candidate.value, bound, len(stated.rule), candidate.schedule)
+
+
+def _stated_bounds(form: SpaceForm, space: SpaceBounds, where: str) -> tuple[SpaceBounds, list[str]]:
+    """The bounds as the file states them, on the space as it is enumerated here."""
+    count, wrong = len(space.rule), []
+    for name in ("pipeline", "rule", "by"):
+        if (rows := len(getattr(form, name))) != count:
+            raise BadInput(f"{where}: space: field '{name}' has {rows} rows, but there are {count} layouts")
+    if tuple(form.rules) != RULES:
+        raise BadInput(f"{where}: space: field 'rules' has other rules than this version knows")
+    if form.layouts != {name: column.tolist() for name, column in space.layout._asdict().items()}:
+        wrong.append("field 'layouts' is not the space of this model on so many devices")
+    if form.by != space.by.tolist():
+        wrong.append("field 'by' names layouts that do not dominate")
+    pipeline, rule = np.array(form.pipeline, np.int64), np.array(form.rule, np.int64)
+    return replace(space, pipeline=pipeline, rule=rule), wrong
+
+
+def _candidate(form: PlanForm, cluster: Cluster, where: str) -> tuple[Candidate, list[str]]:
+    """The chosen layout with its schedule, and what is wrong with it."""
+    if set(form.layout) != set(Layout._fields):
+        raise BadInput(f"{where}: field 'layout' needs {', '.join(Layout._fields)}")
+    layout, wrong = Layout(**form.layout), []
+    schedule = Schedule.from_json(form.schedule, f"{where}: schedule")
+    profile = layout_profile(form.model, layout, cluster)
+    if Profile.from_json(form.profile, f"{where}: profile") != profile:
+        wrong.append("field 'profile' is not what the cost model says of the layout")
+    step = Step(layout.pp, layout.count, layout.spot, schedule.problem.layers, form.memory, fused=form.fused)
+    if step.problem(profile) != schedule.problem:
+        wrong.append("the schedule is of another step than the layout's")
+    if not any(form.layout == _plain(Layout(*row)) for row in zip(*form.space.layouts.values(), strict=True)):
+        wrong.append("field 'layout' is none of the space")
+    wrong += [f"schedule: {one}" for one in verify(schedule.problem, schedule)]
+    return Candidate(layout, step, profile, schedule, behind_of(step, profile, schedule, layout, cluster)), wrong
+
+
+def _plain(layout: Layout) -> dict[str, int]:
+    return {name: int(value) for name, value in layout._asdict().items()}

@@ -1,0 +1,125 @@
+"""`plan`: the best layout of a model on a cluster that was found, and a bound for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..util.clock import Clock
+from ..util.errors import NotFound, WrongBound
+from ..util.text import parse_bytes
+from .candidate import Candidate, candidate_of, improved
+from .cluster import Cluster
+from .plan_file import SAME_US, Plan
+from .shape import Shape
+from .space import layouts
+from .space_bounds import SpaceBounds, cheap_bounds, raised
+
+FIRST_ROWS = 300  # layouts whose bounds are raised before there is an incumbent
+QUICK_EFFORT = 0.1  # of a first schedule
+QUICK_SHARE = 0.5  # of the time goes to first schedules at most
+# Then the best candidates are searched in rounds: how many, and which share of the whole time each gets.
+ROUNDS = ((6, 0.03), (3, 0.05), (1, 0.1))
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class _Race:
+    """What a plan is made of while it grows. best comes first."""
+
+    shape: Shape
+    cluster: Cluster
+    memory: int
+    clock: Clock
+    seed: int
+    bounds: SpaceBounds
+    candidates: list[Candidate]
+    looked_at: set[int]
+    progress: Progress
+
+    @property
+    def value(self) -> float:
+        """µs of the best step so far."""
+        return min((one.value for one in self.candidates), default=np.inf)
+
+    def told(self) -> None:
+        """Tell value and gap."""
+        gap = 1 - self.bounds.least / self.value
+        self.progress(f"{len(self.candidates)} layouts solved: step {self.value / 1e3:,.1f} ms, gap {max(gap, 0.0):.2%}")
+
+
+def plan(
+    shape: Shape,
+    devices: int,
+    batch: int,
+    cluster: Cluster,
+    *,
+    memory: str | int | None = None,
+    seconds: float = 60.0,
+    effort: float | None = None,
+    seed: int = 0,
+    progress: Progress = lambda line: None,
+) -> Plan:
+    """How to split a step of `batch` sequences over `devices` devices, with a bound over the whole space.
+
+    Every legal layout is enumerated. Dominance, the least memory and bounds for every partition and schedule prune; the
+    others are solved on their balanced partition, those with the least bound first, and the best candidates longer. memory:
+    of a device ("80GiB"); None: the cluster's. effort: in place of seconds, for the same answer on every machine. progress:
+    called with a line. Raises BadInput; Infeasible where nothing fits; NotFound.
+    """
+    limit = cluster.memory if memory is None else parse_bytes(memory)
+    clock = Clock(seconds, effort)
+    table = layouts(shape, devices, batch, cluster)
+    bounds = raised(cheap_bounds(shape, table, cluster, limit), limit, np.inf, FIRST_ROWS)
+    race = _Race(shape, cluster, limit, clock, seed, bounds, [], set(), progress)
+    _first_schedules(race)
+    if not race.candidates:
+        raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
+    race.bounds = raised(race.bounds, limit, race.value)
+    _longer_searches(race)
+    found = tuple(sorted(race.candidates, key=lambda one: one.value))
+    if race.bounds.least > found[0].value + SAME_US:
+        raise WrongBound(
+            f"plan: the bound over the space, {race.bounds.least:.3f} µs, is above the step of {found[0].layout.title}, "
+            f"{found[0].value:.3f} µs; this is a defect in zbsolve: please report it"
+        )
+    return Plan(shape, cluster, devices, batch, limit, race.bounds, found)
+
+
+def _first_schedules(race: _Race) -> None:
+    """A schedule of each layout whose bound leaves it in the race, from the least bound on, for a share of the time."""
+    enough = race.clock.left * (1 - QUICK_SHARE)
+    for row in np.argsort(race.bounds.step, kind="stable").tolist():
+        if race.bounds.step[row] >= race.value or (race.candidates and race.clock.left < enough):
+            return
+        found = _first(race, row)
+        if found is not None:
+            race.candidates.append(found)
+            race.told()
+
+
+def _first(race: _Race, row: int) -> Candidate | None:
+    """The layout with a named or greedy schedule."""
+    race.looked_at.add(row)
+    race.clock.spend(QUICK_EFFORT)
+    search: dict[str, Any] = {"method": "greedy", "effort": QUICK_EFFORT, "seed": race.seed, "prefer": None}
+    return candidate_of(race.shape, race.bounds.layout.row(row), race.cluster, race.memory, **search)
+
+
+def _longer_searches(race: _Race) -> None:
+    """More time for the candidates with the least steps, and for those that no bound excludes."""
+    total = race.clock.left
+    for keep, share in ROUNDS:
+        race.candidates.sort(key=lambda one: one.value)
+        for at in range(min(keep, len(race.candidates))):
+            amount = min(share * total / sum(share for _, share in ROUNDS) / keep, race.clock.left)
+            if amount <= 0:
+                return
+            limit = {"effort": amount} if race.clock.counted else {"seconds": amount}
+            race.candidates[at] = improved(race.candidates[at], seed=race.seed, prefer=None, **limit)
+            race.clock.spend(amount)
+            race.told()

@@ -1,0 +1,48 @@
+"""What each family of layouts lost by: those with one value of one field, whatever their other fields are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .layout import PLACEMENTS, RECOMPUTE
+from .plan_file import Plan
+
+FIELDS = {
+    "tp": "tensor ranks",
+    "pp": "pipeline ranks",
+    "placement": "placement",
+    "size": "sequences a microbatch",
+    "recompute": "recompute",
+    "sequence": "sequence parallelism",
+    "zero": "ZeRO",
+}
+NAMES = {"placement": PLACEMENTS, "recompute": RECOMPUTE, "sequence": ("no", "yes")}
+
+
+class Family(NamedTuple):
+    """field: of `FIELDS`; value: as a person reads it. lost: share of the plan's step by which each of its layouts is longer
+    at least; below 0 where a bound leaves it in the race, infinite where none has room or each is dominated."""
+
+    field: str
+    value: str
+    layouts: int
+    lost: float
+
+
+def families(plan: Plan) -> list[Family]:
+    """Every family of the space, field by field."""
+    layout, step = plan.bounds.layout, plan.bounds.step
+    found = []
+    for name in FIELDS:
+        column = np.asarray(getattr(layout, name))
+        for value in np.unique(column).tolist():
+            mine = column == value
+            lost = float(step[mine].min()) / plan.best.value - 1
+            found.append(Family(name, _named(name, value), int(mine.sum()), lost))
+    return found
+
+
+def _named(field: str, value: int) -> str:
+    return NAMES[field][value] if field in NAMES else str(value)

@@ -1,0 +1,117 @@
+"""Bounds of a whole space: cheap ones of all layouts, higher ones where those leave a layout in the race."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..tables import Ints
+from ..util.errors import Infeasible
+from ..util.text import exact_bytes
+from .bound_kernels import NEVER, refuted
+from .bounds import CHAIN, NO_ROOM, WORK, bound_rows, chain_bounds, least_parameters, pipeline_bounds, work_bounds
+from .bounds import RULES as OF_LAYOUTS
+from .cluster import Cluster
+from .costs import Costs, costs_of, least_bytes
+from .dominance import dominators
+from .layer_times import after_pipeline
+from .layout import Layout
+from .shape import Shape
+
+DOMINATED = "dominated by another layout"
+RULES = (*OF_LAYOUTS, DOMINATED)
+
+
+@dataclass(frozen=True, eq=False)
+class SpaceBounds:
+    """Columns over the layouts of a space. pipeline: µs from the first pass to the last at least, `NEVER` where nothing fits
+    or another layout dominates; behind: µs that follow at least; rule: a number in `RULES`; by: the layout that dominates
+    it, or −1."""
+
+    layout: Layout
+    costs: Costs
+    pipeline: Ints
+    behind: NDArray[np.float64]
+    rule: Ints
+    by: Ints
+
+    @property
+    def step(self) -> NDArray[np.float64]:
+        """µs of a step at least; infinite where nothing fits or another layout is as good."""
+        return np.where(self.pipeline == NEVER, np.inf, self.pipeline + self.behind)
+
+    @property
+    def least(self) -> float:
+        """µs that no layout's step undercuts."""
+        return float(self.step.min())
+
+
+def cheap_bounds(shape: Shape, layout: Layout, cluster: Cluster, memory: int) -> SpaceBounds:
+    """What dominance, the least memory, the work of the fullest rank and one microbatch's chain say of each layout. Raises
+    Infeasible where nothing fits, with the least memory that would do."""
+    costs = costs_of(shape, layout, cluster)
+    by, need = dominators(shape, layout, cluster, costs), least_bytes(costs, layout)
+    if need.min() > memory:
+        raise Infeasible(_nothing_fits(shape, layout, costs, need, memory))
+    work, chain = work_bounds(costs, layout), chain_bounds(costs, layout)
+    behind = after_pipeline(least_parameters(shape, layout), layout, cluster)
+    out = [by >= 0, need > memory]
+    pipeline: Ints = np.where(out[0] | out[1], NEVER, np.maximum(work, chain))
+    names = [DOMINATED, NO_ROOM, WORK]
+    rule = np.select([*out, work >= chain], [RULES.index(one) for one in names], RULES.index(CHAIN))
+    return SpaceBounds(layout, costs, pipeline, np.asarray(behind), rule, by)
+
+
+def raised(bounds: SpaceBounds, memory: int, below: float, count: int | None = None) -> SpaceBounds:
+    """Higher bounds of the layouts whose step may take less than `below` µs; count: of so many of them, the lowest."""
+    order = np.argsort(bounds.step, kind="stable")
+    rows = order[bounds.step[order] < below][:count]
+    if not len(rows):
+        return bounds
+    found, rule = pipeline_bounds(_costs_at(bounds.costs, rows), bounds.layout.rows(rows), memory)
+    pipeline, rules = bounds.pipeline.copy(), bounds.rule.copy()
+    pipeline[rows], rules[rows] = found, rule
+    return SpaceBounds(bounds.layout, bounds.costs, pipeline, bounds.behind, rules, bounds.by)
+
+
+def unproven(stated: SpaceBounds, memory: int) -> Ints:
+    """Numbers of layouts whose stated bound does not follow: each is looked at once, without a search. `stated.costs` and
+    `stated.behind` are taken as recomputed."""
+    dominated, empty = stated.rule == RULES.index(DOMINATED), stated.rule == RULES.index(NO_ROOM)
+    rows = bound_rows(stated.costs, stated.layout, memory)
+    ends = np.where(stated.pipeline == NEVER, -1, stated.pipeline)
+    proven = refuted(rows, ends)
+    free = stated.by < 0
+    known = (stated.pipeline == NEVER) == (dominated | empty)
+    dominates = ~free & (np.isin(stated.by, np.flatnonzero(free)))
+    wrong: Ints = np.flatnonzero(~known | np.where(dominated, ~dominates, ~proven))
+    return wrong
+
+
+def _costs_at(costs: Costs, rows: Ints) -> Costs:
+    """The same of some layouts."""
+
+    def at(column: object) -> object:
+        return column[rows] if isinstance(column, np.ndarray) else column
+
+    fields = (type(one)(*map(at, one)) if isinstance(one, tuple) else at(one) for one in costs)
+    return Costs(*fields)  # type: ignore[arg-type]
+
+
+def _nothing_fits(shape: Shape, layout: Layout, costs: Costs, need: Ints, memory: int) -> str:
+    """The layout that needs least, how much, and which part is largest."""
+    best = int(need.argmin())
+    blocks = -(-shape.layers // int(layout.pp[best]))
+    parts = {
+        "parameters and optimizer states": blocks * int(costs.states[best]),
+        "activations of one microbatch": blocks * int(costs.kept[best]),
+        "what a pass takes while it runs": int(costs.transient[best]),
+        "the logits": int(costs.head_kept[best]),
+    }
+    largest = max(parts, key=lambda one: parts[one])
+    return (
+        f"memory: no layout fits {exact_bytes(memory)} a device: the least need is {exact_bytes(int(need[best]))} "
+        f"({layout.row(best).title}), most of it {largest} ({exact_bytes(parts[largest])})"
+    )

@@ -1,0 +1,78 @@
+"""A plan as text: the best layouts, what they need, and what the others lost by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..planner.candidate import Candidate
+from ..planner.plan_file import NEAR, Plan
+from ..planner.pruned_families import FIELDS, families
+from ..planner.space_bounds import RULES
+from ..util.text import aligned, format_bytes, format_gap, format_time
+
+MOST_ROWS = 12
+
+
+def plan_as_text(plan: Plan) -> str:
+    """The whole report."""
+    return "\n".join([*_space(plan), "", *_near(plan), "", *_best(plan), "", *_lost(plan), *_honest(plan)]) + "\n"
+
+
+def _space(plan: Plan) -> Iterator[str]:
+    bounds = plan.bounds
+    yield f"{plan.shape.name}: {plan.devices} devices ({plan.cluster.name}), {plan.batch} sequences a step"
+    pruned = [
+        f"{count:,} {name}"
+        for count, name in zip(np.bincount(bounds.rule, minlength=len(RULES)), RULES, strict=True)
+        if count
+    ]
+    yield f"{len(bounds.rule):,} layouts, by what decides their bound: {', '.join(pruned)}"
+    yield f"{len(plan.candidates)} solved; {plan.open} are open: no bound excludes them"
+
+
+def _near(plan: Plan) -> Iterator[str]:
+    """The plans that the model cannot order."""
+    shown = plan.near[:MOST_ROWS]
+    yield f"plans within {NEAR:.0%} of the best ({len(plan.near)}); the model cannot order these"
+    head = ("layout", "step", "MFU", "tokens/s a device", "memory", "bubble")
+    rows = [head, *(_row(plan, one) for one in shown)]
+    yield from aligned(rows)
+
+
+def _row(plan: Plan, one: Candidate) -> tuple[str, ...]:
+    memory = sum(one.memory().values())
+    bubble = one.schedule.timeline().bubble_rate
+    rates = (f"{plan.mfu(one):.1%}", f"{plan.tokens(one):,.0f}", format_bytes(memory), f"{bubble:.1%}")
+    return (one.layout.title, format_time(one.value), *rates)
+
+
+def _best(plan: Plan) -> Iterator[str]:
+    best = plan.best
+    yield f"best: {best.layout.title}"
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in best.memory().items())
+    yield f"memory of its fullest rank: {parts}; of {format_bytes(plan.memory)}"
+    yield f"behind the pipeline (exchange of gradients, update, constant): {format_time(best.behind)}"
+    row = int(plan.bounds.step.argmin())
+    yield (
+        f"step {format_time(best.value)}, proven bound over the space {format_time(plan.bound)} "
+        f"(gap {format_gap(plan.gap)}): {RULES[plan.bounds.rule[row]]} of {plan.bounds.layout.row(row).title}"
+    )
+
+
+def _lost(plan: Plan) -> Iterator[str]:
+    """Families by field."""
+    yield "what families of layouts lose at least (0: still in the race):"
+    found = families(plan)
+    for field, meaning in FIELDS.items():
+        parts = [f"{one.value} {_share(one.lost)}" for one in found if one.field == field]
+        yield f"  {meaning}: {', '.join(parts)}"
+
+
+def _share(lost: float) -> str:
+    return "never best" if np.isinf(lost) else f"{max(lost, 0.0):.1%}" if lost >= 0 else "0"
+
+
+def _honest(plan: Plan) -> Iterator[str]:
+    yield f"proven for the model's numbers, which are {plan.cluster.source}"
