@@ -48,6 +48,10 @@ def test_training_is_that_of_the_unsliced_model(found: list[dict[str, Any]]) -> 
     assert max(rank["trained"] for rank in found) < 1e-12
 
 
+def test_heads_may_be_shared_out_over_ranks(found: list[dict[str, Any]]) -> None:
+    assert max(rank["tensor parallel"] for rank in found) < 1e-12
+
+
 def test_peaks_are_as_predicted(found: list[dict[str, Any]]) -> None:
     """Keys and values stay until their slice's backward, their gradients come with the microbatch's first one."""
     for rank in found:

@@ -195,6 +195,27 @@ def refused(case: Case) -> str:
     return ""
 
 
+def tensor_parallel() -> float:
+    """The largest difference of loss and gradients from the unsliced model, with heads shared out over two ranks; messages
+    between stages are still on their way from a collective when they are sent."""
+    from . import tensor_parallel as tp
+
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+
+    def parallelize(stage: nn.Module, whole: Any) -> None:
+        tp.parallel(list(stage.children()), whole["tp"], "tensor")
+
+    (x, y), whole = batch(Case("", rows=(2, 2))), tp.model(2)
+    problem = with_slices(a_problem((0, 1, 1, 0), 2 * 3, layers=4), 3, held_keys=1, lengths=(5, 3, 4))
+    how = {"mesh": mesh, "parallelize": parallelize, "timeout": 30}
+    pipe = Pipeline(tp.model(2), random_schedule(problem, 1), loss=tp.loss, **how)
+    loss = pipe.step(x, y).loss
+    wanted = reference(whole, Data(dict(enumerate(x)), dict(enumerate(y))), tp.loss)
+    expected = values(dict(enumerate(whole)))
+    mine = values(pipe.layers)
+    return max(abs(loss / wanted - 1), *(difference(one.found, expected[k].found) for k, one in mine.items()))
+
+
 def trained(case: Case, others: tuple[int, ...]) -> float:
     """Three steps with AdamW and clipped gradients: the largest difference of parameters from the same training of the
     unsliced model. Behind the first step another pipeline goes on, whose sequences are cut into `others`."""
@@ -231,6 +252,7 @@ def all_of(rank: int, _: None) -> dict[str, Any]:
         "cases": {one.name: tried(one, seed, group) for seed, one, group in mine},
         "evaluated": {one.name: evaluated(one, group) for one, group in some},
         "memories": memories(),
+        "tensor parallel": tensor_parallel(),
         "trained": trained(CASES[0], (5, 3, 2, 2)),
         "refused": refused(CASES[0]),
     }

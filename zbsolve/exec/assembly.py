@@ -91,8 +91,6 @@ def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
     counts = layer_counts(problem, None if whole is None else len(whole))
     programs = lower(schedule)
     check_sliced(problem, given.split)
-    if problem.slices > 1 and given.mesh is not None and given.mesh.others:
-        raise BadInput(f"mesh: slices know no dimension {given.mesh.others[0]}, only pp and those of data")
     if wires.size != problem.ranks:
         raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")
     if given.parallelize is not None and given.mesh is None:

@@ -33,7 +33,7 @@ def local(tensor: Any) -> Tensor:
     """This rank's part of a DTensor, in the same memory; any other tensor as it is. Without a graph. Waits for a collective
     that is to bring it."""
     if not is_dtensor(tensor):
-        found: Tensor = tensor
+        found: Tensor = tensor if type(tensor) in PLAIN_TYPES else awaited(tensor)
         return found
     with torch.no_grad():  # a detached DTensor would be one more operation
         return awaited(tensor.to_local())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -145,11 +146,11 @@ def storage_key(tensor: Tensor) -> int:
 
 def awaited(tensor: Tensor) -> Tensor:
     """The tensor itself, also where a collective is still to bring it."""
-    if type(tensor) is Tensor:
+    module = sys.modules.get("torch.distributed._functional_collectives")  # who has such a tensor has imported it
+    if type(tensor) is Tensor or module is None or not isinstance(tensor, module.AsyncCollectiveTensor):
         return tensor
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+    found: Tensor = tensor.wait()
+    return found
 
 
 def norms_of(tensors: list[Tensor], order: float, kind: torch.dtype) -> tuple[Tensor, ...]:
