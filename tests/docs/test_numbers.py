@@ -11,6 +11,7 @@ import pytest
 from benchmarks.offload_memory import LAYERS
 from benchmarks.offload_memory import table as memory_table
 from benchmarks.slices import table as slices_table
+from benchmarks.slices_run import table as sliced_run_table
 from benchmarks.traced import MESSAGES, ranks_table, replays_table, table
 from zbsolve.bench.suites import suite
 
@@ -213,6 +214,13 @@ def test_splits_of_the_backward() -> None:
         llama["ratios"]["graph:least"]["eager"] / llama["ratios"]["graph"]["eager"] - 1,
     )
     assert f"For a Llama block that was {100 * less:.0f} % less, and B + W took {100 * longer:.0f} % longer" in text
+
+
+def test_a_long_sequence_runs_as_predicted() -> None:
+    rows = kept("slices_run")["rows"]
+    assert shown("docs/slices.md", "slices_run") == [line.split() for line in sliced_run_table(rows).splitlines()]
+    assert max(abs(row["measured"] / row["predicted"] - 1) for row in rows.values()) < 0.01
+    assert rows["even-work"]["gain_measured"] > rows["slimpipe"]["gain_measured"] > 3
 
 
 def test_slices_of_long_contexts() -> None:

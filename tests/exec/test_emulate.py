@@ -58,6 +58,20 @@ def test_times_of_a_profile(tmp_path: Path, fused: bool) -> None:
     assert times.source == "measured: mlp-tiny"
 
 
+@pytest.mark.parametrize("slices", [3, "4,2,1,1"])
+def test_times_of_a_profile_in_slices(tmp_path: Path, slices: Any) -> None:
+    path = str(tmp_path / "profile.json")
+    layers = tuple(replace(one, attention_F=one.F / 2, attention_B=9, kv_bytes=80) for one in PROFILE.layers)
+    replace(PROFILE, layers=layers).save(path)
+    problem = Profile.load(path).problem(2, 2, (0, 1, 1, 0), slices=slices)
+    assert problem.slices > 2
+    assert {one.duration for one in problem.passes if one.kind == "F" and not one.stage} != {problem.passes[0].duration}
+    times = Times.of(
+        random_schedule(replace(problem, passes=replace(problem.passes, duration=0 * problem.passes.rank))), path
+    )
+    assert times.passes == dict(zip(problem.names, problem.passes.duration.tolist(), strict=True))
+
+
 def test_a_message_that_blocks_is_time_of_its_sender(tmp_path: Path) -> None:
     """As the schedule has it, whatever the profile's link says; the device is busy until the message is there."""
     problem = PROFILE.problem(2, 2, layers=(4, 4), fused=True, blocking=True)
