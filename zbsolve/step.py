@@ -40,7 +40,7 @@ class Step:
     ("40GiB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards, gathers, offload: as
     `Profile.problem` takes them; gathers, recompute, offload also "auto". vocabulary: as `Profile.problem` takes it, or
     "auto"; "last" is the partition "equal" where that is None. slices: as `Profile.problem` takes them, or "auto". "auto" is
-    for `solve_auto`, which tries several.
+    for `solve_auto`, which tries several. attention_exchange: as `Profile.problem` takes it, for even slices.
 
     Raises BadInput for what makes no sense whatever the profile.
     """
@@ -59,6 +59,7 @@ class Step:
     offload: Offload = NO_OFFLOAD
     vocabulary: str | None = None
     slices: Slices = 1
+    attention_exchange: bool = False
 
     def __post_init__(self) -> None:
         for name in ("ranks", "microbatches"):
@@ -92,7 +93,10 @@ class Step:
     def _check_slices(self) -> None:
         if _is_auto(self.slices):
             return
-        if said_of(self.slices).number > 1 and self.shards > 1:
+        number = said_of(self.slices).number
+        if number == 1 and self.attention_exchange:
+            raise BadInput("attention exchange: is between slices of sequences, and none is sliced (slices)")
+        if number > 1 and self.shards > 1:
             raise BadInput(f"slices: sharded parameters (shards: {self.shards}) do not go with slices")
 
     @property
@@ -110,8 +114,14 @@ class Step:
         """The step where stages recompute and offload nothing, gather once, no vocabulary is sharded and no sequence sliced,
         if that is left open."""
         simplest: dict[str, Any] = {"recompute": (), "gathers": 1, "offload": NO_OFFLOAD, "vocabulary": None}
-        simplest["slices"] = 1
-        return replace(self, **{name: one for name, one in simplest.items() if _is_auto(getattr(self, name))})
+        found = self.in_slices(1) if _is_auto(self.slices) else self
+        return replace(found, **{name: one for name, one in simplest.items() if _is_auto(getattr(self, name))})
+
+    def in_slices(self, slices: Slices) -> Step:
+        """The step in these slices; an exchange of attention is there only between several even ones."""
+        said = said_of(slices)
+        even = said.number > 1 and not said.even_work and len(set(said.lengths)) < 2
+        return replace(self, slices=slices, attention_exchange=self.attention_exchange and even)
 
     @cached_property
     def routes(self) -> tuple[tuple[int, ...], ...]:
@@ -137,7 +147,8 @@ class Step:
         profile knows no host link, or nothing is kept. Raises BadInput, Infeasible."""
         if profile.host is None:
             return None
-        free = replace(self.closed, memory=None, microbatches=len(self.routes), offload=FULL, gathers=1, shards=1, slices=1)
+        whole = self.closed.in_slices(1)
+        free = replace(whole, memory=None, microbatches=len(self.routes), offload=FULL, gathers=1, shards=1)
         try:
             host = replace(profile.host, memory=None)
             problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))
@@ -208,7 +219,8 @@ class Step:
         placed = (self.ranks, self.microbatches, self.routes, self.memory, self.objective)
         assert not isinstance(self.gathers, str)
         further = (self.blocking, self.shards, self.gathers, self.offload, self.vocabulary)
-        return profile.problem(*placed, counts, self.fused, self.recompute, *further, slices=self.slices)
+        sliced: dict[str, Any] = {"slices": self.slices, "attention_exchange": self.attention_exchange}
+        return profile.problem(*placed, counts, self.fused, self.recompute, *further, **sliced)
 
 
 def _is_auto(said: object) -> bool:

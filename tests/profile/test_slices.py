@@ -12,6 +12,7 @@ import pytest
 from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, preset, solve, solve_auto, verify
 from zbsolve.layer import Layer, Link
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
+from zbsolve.profile.attention_exchange import exchange_costs
 from zbsolve.profile.slices import cuts_of, split_by
 from zbsolve.step import Step
 
@@ -176,3 +177,38 @@ def test_auto_races_numbers_of_slices() -> None:
     assert best.certificate.value == min(one.value for one in tried if one.value is not None)
     assert best.certificate.value < next(one.value or 0 for one in tried)
     assert verify(best.problem, best) == ()
+
+
+def test_an_exchange_makes_attention_elsewhere() -> None:
+    """A stage's F of 4 slices: 24 µs and 4 (2j + 1) of attention, 8 of them for each earlier slice; queries are as wide as
+    the layer's output: 16 bytes of 64. All ranks compute what they did together."""
+    plain = Step(4, 2, slices=4, fused=True)
+    step = replace(plain, attention_exchange=True)
+    costs = exchange_costs(PROFILE.layers, (1, 1, 1, 1), 4, PROFILE.link, 5)
+    found = {name: getattr(costs, name).tolist() for name in costs._fields[:6]}
+    each = {"forward": 8, "backward": 16, "query_bytes": 16, "key_bytes": 10, "statistic_bytes": 0, "latency": 2}
+    assert found == {name: [one] * 4 + [0] for name, one in each.items()}
+    problem = step.problem(PROFILE)
+    assert problem.passes.are("FH", "BH").any()
+    assert problem.passes.duration.sum() == plain.problem(PROFILE).passes.duration.sum()
+    schedule = preset("slimpipe", problem)
+    assert verify(problem, schedule) == ()
+    assert schedule.timeline().makespan < preset("slimpipe", plain.problem(PROFILE)).timeline().makespan
+    assert all(a >= b for a, b in zip(step.needs(PROFILE, schedule), schedule.timeline().peak_bytes, strict=True))
+    more = Step(2, 2, slices=2, vocabulary="sharded", recompute="all", attention_exchange=True).problem(WITH_VOCABULARY)
+    assert more.passes.are("FH", "BH").any()
+    assert verify(more, solve(more, effort=0.02)) == ()
+
+
+@pytest.mark.parametrize(
+    ("profile", "how", "why"),
+    [
+        (PROFILE, {}, "attention exchange: is between slices of sequences, and none is sliced"),
+        (PROFILE, {"slices": "4:even-work"}, "attention exchange: is for even slices"),
+        (PROFILE, {"slices": 4, "blocking": True}, "attention exchange: messages of this link occupy their sender"),
+        (replace(PROFILE, rank_factors=(1, 1, 1, 2)), {"slices": 4}, "attention exchange: ranks or microbatches of unlike"),
+    ],
+)
+def test_an_exchange_that_makes_no_sense_is_refused(profile: Profile, how: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInput, match=f"^{why}"):
+        profile.problem(4, 2, attention_exchange=True, **how)

@@ -15,6 +15,8 @@ from ..tables import KINDS, Edges, Ints, Passes, coded
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
 from .all_to_all import with_all_to_all
+from .attention_costs import AttentionExchange
+from .attention_exchange import with_attention_exchange
 from .exchange import with_exchange
 from .numbers import Numbers, Table, whole_numbers, whole_table
 from .recompute import Recompute, least_room, recomputed_stages, with_recompute
@@ -62,6 +64,7 @@ def pipeline(
     slices: int = 1,
     held_keys: Table = 0,
     held_gradients: Table = 0,
+    attention_exchange: AttentionExchange | None = None,
 ) -> Problem:
     """One training step of a synchronous pipeline.
 
@@ -79,6 +82,7 @@ def pipeline(
 
     slices: parts of each microbatch's sequence, see `with_slices`, also for held_keys and held_gradients. Then times and
     bytes are those of a slice: one number a stage, or a row of one a slice (or of one for each slice of each microbatch).
+    attention_exchange: what attention costs that ranks make for each other, see `with_attention_exchange`.
 
     blocking: a message occupies its sender's compute stream while it is sent, as where a rank sends by a call that returns
     when it is done. Such a rank sends right behind the pass that made the message, so the message is the end of that pass:
@@ -122,7 +126,8 @@ def pipeline(
     step = with_recompute(step, dropping.tolist(), X=again, held_input=inputs)
     step = with_all_to_all(step, *around)
     step = step if exchange is None else with_exchange(step, exchange)
-    return step if slices == 1 else with_slices(step, slices, held_keys=held_keys, held_gradients=held_gradients)
+    step = step if slices == 1 else with_slices(step, slices, held_keys=held_keys, held_gradients=held_gradients)
+    return step if attention_exchange is None else with_attention_exchange(step, attention_exchange)
 
 
 def _times(F: Table, B: Table | None, W: Table | None, BW: Table | None, shape: tuple[int, int]) -> dict[str, Ints]:

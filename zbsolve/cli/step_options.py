@@ -58,6 +58,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "each sequence is cut into N even slices; 8:even-work: each takes as long; 4,2,1,1: so long; auto: the best "
         "of 1, 2, 4, … (default: 1)",
     },
+    "attention_exchange": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "with even --slices: ranks that would wait make attention for those with late slices (default: no)",
+    },
     "shards": {
         "type": int,
         "metavar": "N",
@@ -81,6 +85,7 @@ FIXED = {
     "offload": "is offloaded",
     "vocabulary": "is sharded",
     "slices": "is sliced",
+    "attention_exchange": "is handed from rank to rank",
 }
 PROFILE = {"help": "profile.json, or - for standard input"}
 PROFILE_OR_SCHEDULE = {
@@ -100,7 +105,7 @@ def add_step_options(
 def add_some_step_options(parser: argparse.ArgumentParser, *names: str, **changed: dict[str, Any]) -> None:
     """Of a step's options those named. changed: what is different about one here."""
     for name in names:
-        parser.add_argument(f"--{name}", **{**OPTIONS[name], **changed.get(name, {})})
+        parser.add_argument(f"--{_dashed(name)}", **{**OPTIONS[name], **changed.get(name, {})})
 
 
 def step_from(options: argparse.Namespace, **defaults: Any) -> Step:
@@ -166,7 +171,11 @@ def check_useful(options: argparse.Namespace, names: Sequence[str], why: str) ->
 
 def _option(name: str, said: Any) -> str:
     """An option as one writes it."""
-    return f"--{'' if said else 'no-'}{name}" if isinstance(said, bool) else f"--{name} {said}"
+    return f"--{'' if said else 'no-'}{_dashed(name)}" if isinstance(said, bool) else f"--{_dashed(name)} {said}"
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _said(options: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -177,7 +186,7 @@ def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> N
     """Raise BadInput where an option says something else than the problem of a file, which is `where`."""
     for name, said in _said(options, *OPTIONS).items():
         if what := FIXED.get(name):
-            raise BadInput(f"--{name} {said}: {where}, and its problem says what {what}: leave it out")
+            raise BadInput(f"{_option(name, said)}: {where}, and its problem says what {what}: leave it out")
         has, wanted = _both(name, said, problem)
         if has != wanted:
             raise BadInput(f"{_option(name, said)}: {where} with {name} {has}: leave the option out, or name a profile")

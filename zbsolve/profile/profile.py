@@ -19,6 +19,7 @@ from ..problem import Problem
 from ..util.errors import BadInput, Infeasible
 from ..util.files import checked, read_part_of, write_document
 from ..util.text import exact_bytes, has_unit, parse_bytes
+from .attention_exchange import check_exchange, exchanged_step
 from .form import (
     ProfileForm,
     check_some_time,
@@ -96,6 +97,7 @@ class Profile:
         offload: Offload = NO_OFFLOAD,
         vocabulary: str | None = None,
         slices: Slices = 1,
+        attention_exchange: bool = False,
     ) -> Problem:
         """The training step of this model on `ranks` ranks.
 
@@ -113,7 +115,8 @@ class Profile:
         `offloaded_step`); a step that only fits with it is built, too. vocabulary: "sharded" or "two-barriers" (see
         `with_vocabulary`), "redistribute" (None is the same), or "last": with as many of the model's repeated layers on each
         stage, where `layers` does not say. slices: parts of each sequence, "8" (even), "8:even-work", or lengths (see
-        `zbsolve.profile.slices`); their attention takes longer the later they come. Raises BadInput, Infeasible.
+        `zbsolve.profile.slices`); their attention takes longer the later they come. attention_exchange: ranks that would
+        wait make attention for those with late slices (see `with_attention_exchange`). Raises BadInput, Infeasible.
         """
         check_sharding(shards, gathers)
         check_vocabulary(vocabulary, ranks, shards)
@@ -121,11 +124,12 @@ class Profile:
             said = replace(self, link=replace(self.link, blocking=blocking))
             step = (ranks, microbatches, placement, memory, objective, layers, fused, recompute)
             further = (None, shards, gathers, offload, vocabulary)
-            return said.problem(*step, *further, slices=slices)
+            return said.problem(*step, *further, slices=slices, attention_exchange=attention_exchange)
         routes = placements.routes_of(placement, ranks)
         limit = self.capacity if memory is None else parse_bytes(memory)
         cuts = cuts_of(slices, self.layers, self.facts.get(SEQUENCE))
         changed = not is_none(offload) or vocabulary in BARRIERS
+        check_exchange(attention_exchange, cuts, self.link, (self.rank_factors, self.microbatch_factors))
         check_combination(cuts, len(routes), shards, changed, self.layers)
         part, ranks = widest_slice(self, cuts), max(routes[0]) + 1
         (whole, _), (model, shard) = self.staged(vocabulary, ranks), part.staged(vocabulary, ranks)
@@ -143,6 +147,8 @@ class Profile:
         check_host(problem)
         with _said_of_memory(limit, memory, stays and not recompute):
             problem = sliced_step(problem, cuts, whole.layers, counts)
+        if attention_exchange:
+            problem = exchanged_step(problem, cuts, whole.layers, counts, self.link)
         problem = sharded_step(problem, costs, counts, self.shard_link or self.link, gathers)
         messages = costs.memory.message_room(counts, routes)
         problem = replace(problem, messages=messages if any(messages.sizes) else None)

@@ -139,6 +139,11 @@ def _even(cuts: Cuts) -> bool:
     return all(isclose(b - a, cuts[1]) for a, b in pairwise(cuts))
 
 
+def is_even(cuts: Cuts) -> bool:
+    """Whether all slices are as long."""
+    return all(isclose(b - a, cuts[1]) for a, b in pairwise(cuts))
+
+
 def widest_slice(profile: Any, cuts: Cuts) -> Any:
     """The profile where a sequence is the widest slice of this one's, at the mean of positions: times, bytes and messages
     are parts, parameters whole. `microbatch_factors` are repeated for each slice."""

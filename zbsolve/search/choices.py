@@ -103,7 +103,7 @@ def _slices(step: Step) -> list[Named]:
     counts = [one for one in counts if one == 1 or step.shards == 1]
     uneven = step.offload == NO_OFFLOAD and step.vocabulary not in BARRIERS
     said: list[Slices] = [*counts, *(f"{one}:{EVEN_WORK}" for one in counts[1:] if uneven)]
-    return [(f" slices={one}", replace(step, slices=one)) for one in said]
+    return [(f" slices={one}", step.in_slices(one)) for one in said]
 
 
 def _kept(step: Step, said: Step) -> list[Named]:

@@ -1,0 +1,54 @@
+"""A profile's step in slices where ranks make attention for each other (SlimPipe, arXiv 2504.14519)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..build.attention_costs import AttentionExchange
+from ..build.attention_exchange import with_attention_exchange
+from ..layer import Layer, Link, layer_ranges
+from ..problem import Problem
+from ..util.errors import BadInput
+from .slices import WHOLE, Cuts, is_even
+
+STATISTICS = 64  # bytes of queries for one of statistics: heads 128 wide in half precision, and 4 bytes a head
+
+
+def check_exchange(said: bool, cuts: Cuts, link: Link, factors: Sequence[Sequence[float]]) -> None:
+    """Raise BadInput for what an exchange does not go with. factors: of ranks, and of microbatches."""
+    if not said:
+        return
+    if cuts == WHOLE:
+        raise BadInput("attention exchange: is between slices of sequences, and none is sliced (slices)")
+    if not is_even(cuts):
+        raise BadInput("attention exchange: is for even slices; uneven ones can take as long without it")
+    if link.blocking:
+        raise BadInput(
+            "attention exchange: messages of this link occupy their sender, and the exchange's are not counted so"
+        )
+    if any(len(set(one)) > 1 for one in factors):
+        raise BadInput("attention exchange: ranks or microbatches of unlike speed are not known to it")
+
+
+def exchange_costs(
+    layers: Sequence[Layer], counts: Sequence[int], slices: int, link: Link, stages: int
+) -> AttentionExchange:
+    """What attention of even slices costs on stages of `counts` layers; `stages` of them in all, of which further ones have
+    none. Queries are counted as wide as the layer's output."""
+    rows = np.zeros((6, stages))
+    for stage, here in enumerate(layer_ranges(counts)):
+        for one in (layers[i] for i in here if layers[i].attention_F):
+            sizes = (one.output_bytes / slices, one.kv_bytes / slices, one.output_bytes / slices / STATISTICS)
+            times = (2 * one.attention_F / slices**2, 2 * one.attention_B / slices**2)
+            rows[:, stage] += (*times, *sizes, link.latency)
+    forward, backward, queries, keys, statistics, latency = (np.rint(row).astype(np.int64) for row in rows)
+    return AttentionExchange(forward, backward, queries, keys, statistics, latency, link.bytes_per_us)
+
+
+def exchanged_step(problem: Problem, cuts: Cuts, layers: Sequence[Layer], counts: Sequence[int], link: Link) -> Problem:
+    """`problem`, a step in slices, with the exchange that `with_attention_exchange` chooses. layers: of the whole sequence;
+    counts: of each stage. Raises BadInput."""
+    costs = exchange_costs(layers, counts, len(cuts) - 1, link, problem.stages)
+    return with_attention_exchange(problem, costs)
