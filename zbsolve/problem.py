@@ -21,6 +21,7 @@ from .tables import (
     CARGO,
     KINDS,
     PER_STEP,
+    TOGETHER,
     Bools,
     Edge,
     Edges,
@@ -367,6 +368,17 @@ class Problem:
         """Rows of the passes that take no compute stream (all-to-alls, exchanges, gathers): they run beside whatever order
         the ranks' other passes have."""
         return np.flatnonzero(~self.computing).astype(np.int64)
+
+    @cached_property
+    def collective(self) -> Ints:
+        """The collective that each pass is a part of, numbered from 0; −1 for passes that are none. The parts are passes of
+        one kind, microbatch and slice, one a rank. Ranks come to collectives in one order, and none ends before all ranks
+        have begun it. Shape (passes,)."""
+        p, found = self.passes, np.full(len(self.passes), -1, np.int64)
+        rows = np.flatnonzero(p.are(*TOGETHER))
+        names = np.stack([p.kind[rows], p.microbatch[rows], p.slice[rows]])
+        found[rows] = np.unique(names, axis=1, return_inverse=True)[1].ravel()
+        return found
 
     @cached_property
     def work(self) -> int:

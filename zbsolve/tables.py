@@ -27,6 +27,8 @@ PER_STEP = ("C", "U", "AG", "AGB", "RS")  # kinds whose number is no microbatch'
 # Kinds whose passes only begin work: their rank goes on at once.
 BEGUN = ("O", "R", "AG", "AGB", "RS", "VB", "VR", "VG", "VE", "VS")
 AWAY = ("FH", "BH")  # kinds that another rank than the stage's runs, to help it
+# Kinds whose passes are parts of collectives: all ranks run those of one kind and microbatch together.
+TOGETHER = ("VB", "VR", "VG", "VE", "VS")
 CARGO = ("", "activation", "gradient")  # what an edge hands from pass to pass; "": nothing, one only waits for the other
 IDENTITY = ("kind", "stage", "microbatch", "slice")  # columns that make a pass's name
 MAX_PLACES = 64  # times as many places for kinds, stages and microbatches as there are passes

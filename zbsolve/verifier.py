@@ -46,9 +46,9 @@ class _Arcs(NamedTuple):
 def verify(problem: Problem, schedule: Schedule, timeline: Times | None = None) -> tuple[Violation, ...]:
     """Everything that does not hold, or (). Without a `timeline` every pass runs as early as the order allows (µs).
 
-    Checks that every stream runs exactly its passes, that order, edges and syncs have no cycle, that no rank and no
-    pool ever holds more than its capacity, and that the certificate states the value found here. With a `timeline` (a
-    solver's, or a measured one) also dependencies, order and overlaps in it.
+    Checks that every stream runs exactly its passes, that order, edges and syncs have no cycle, also where all parts of a
+    collective begin together, that no rank and no pool ever holds more than its capacity, and that the certificate states
+    the value found here. With a `timeline` (a solver's, or a measured one) also dependencies, order and overlaps in it.
     """
     if schedule.problem is not problem and schedule.problem.digest != problem.digest:
         text = f"the schedule was made for problem {schedule.problem.digest}, not for {problem.digest}"
@@ -64,7 +64,7 @@ def verify(problem: Problem, schedule: Schedule, timeline: Times | None = None) 
             chain = " → ".join((*cycle, cycle[0]))
             return (Violation("deadlock", cycle, f"these passes wait for each other: {chain}"),)
         end = start + problem.passes.duration
-        return (*_memory(problem, start, end, turn), *_certificate(problem, schedule, start, end))
+        return (*_apart(problem, arcs), *_memory(problem, start, end, turn), *_certificate(problem, schedule, start, end))
     start = np.array([timeline[name][0] for name in problem.names])
     end = np.array([timeline[name][1] for name in problem.names])
     return (*_dependencies(problem, arcs, start, end), *_overlaps(problem, start, end), *_memory(problem, start, end, turn))
@@ -152,6 +152,22 @@ def _earliest(problem: Problem, arcs: _Arcs) -> tuple[Numbers, Ints, tuple[str, 
         at = waits_for[at]
     cycle = list(trail)[list(trail).index(at) :]
     return start, nothing, tuple(problem.names[i] for i in reversed(cycle))
+
+
+def _apart(problem: Problem, arcs: _Arcs) -> Iterator[Violation]:
+    """Collectives that ranks come to in orders that differ, or that keep each other waiting where all their parts begin
+    together."""
+    rows, place = np.flatnonzero(problem.collective >= 0), np.arange(len(problem.passes))
+    if not len(rows):
+        return
+    _, first, number = np.unique(problem.collective[rows], return_index=True, return_inverse=True)
+    place[rows] = rows[first][number]  # a part stands for all
+    before, after = place[arcs.before], place[arcs.after]
+    other = np.flatnonzero(before != after)
+    cycle = _earliest(problem, _Arcs(before[other], after[other], arcs.lag[other]))[2]
+    if cycle:
+        chain = " → ".join((*cycle, cycle[0]))
+        yield Violation("deadlock", cycle, f"ranks wait for each other in collectives: {chain}")
 
 
 def _settle(first, after, lag, duration, waiting, start, ready):  # type: ignore[no-untyped-def]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from zbsolve import BadInput, Schedule, pipeline, solve, verify
+from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.exec.awaits import begins_and_ends
-from zbsolve.exec.handlers.table import passes_where
+from zbsolve.exec.handlers.table import HANDLERS, passes_where
+from zbsolve.exec.lowering import lower
+from zbsolve.exec.program import Action, Message, Program
+from zbsolve.tables import TOGETHER
 
 from ..support.exec_jobs_vocabulary import CASES
 from ..support.exec_ranks import on_ranks
@@ -41,6 +47,64 @@ def test_a_rank_that_waits_for_others_in_a_collective_begins_it_last(seed: int) 
         assert end[row] == timeline.end[group].max()
         if (p.rank[before] != p.rank[row]).any():
             assert begin[row] == begin[group].max()
+
+
+@pytest.mark.parametrize("first", range(0, 32, 8))
+def test_ranks_begin_collectives_in_one_order_and_none_waits_for_ever(first: int) -> None:
+    """Whatever their kinds, in ample memory and in tight one, by any search: one communicator has one order on all ranks."""
+    for seed in range(first, first + 8):
+        problem = random_vocabulary(seed, 3, 4)
+        schedules = [solve(problem, effort=0.05, prefer=None)]
+        if problem.capacity is None:
+            schedules.append(random_schedule(problem, seed, in_order=True))
+        for schedule in schedules:
+            assert finished(lower(schedule))
+
+
+def test_ranks_that_disagree_are_named() -> None:
+    """Rank 0 begins the broadcast of microbatch 1 before the barrier of microbatch 0, rank 1 behind it. One communicator a
+    kind allowed that."""
+    step = pipeline(1, 2, placement=(0, 1), microbatches=2)
+    problem = with_vocabulary(step, Vocabulary(1, 1))
+    good = random_schedule(problem, 0, in_order=True)
+    orders = {"comm:0": "2VB0 2VB1 2VR0 2VR1", "comm:1": "3VB0 3VR0 3VB1 3VR1"}
+    schedule = Schedule(problem, {**good.order, **{stream: tuple(one.split()) for stream, one in orders.items()}})
+    (said,) = verify(problem, schedule)
+    assert said.rule == "deadlock"
+    assert "wait for each other in collectives" in said.text
+    with pytest.raises(BadInput, match="wait for each other in collectives"):
+        lower(schedule)
+
+
+def test_collectives_are_the_kinds_that_join_ranks() -> None:
+    assert {kind for kind, one in HANDLERS.items() if one.joins} == set(TOGETHER)
+
+
+def finished(programs: Sequence[Program]) -> bool:
+    """Whether all ranks come to their ends where each does its actions in order, waits for messages and for all that it may
+    wait for, and the collectives of all ranks go one after the other, each begun by all before it ends."""
+    at, over, done = [0] * len(programs), 0, set[str]()
+    begun: list[list[Action]] = [[] for _ in programs]
+    while True:
+        before = sum(at) + over
+        for rank, program in enumerate(programs):
+            for action in program.actions[at[rank] :]:
+                needs = {one.name for one in action.awaits if HANDLERS[one.kind].joins}
+                needs |= {action.takes.before} if isinstance(action.takes, Message) else set()
+                if not needs <= done:
+                    break
+                at[rank] += 1
+                if HANDLERS[action.kind].joins:
+                    begun[rank].append(action)
+                else:
+                    done.add(action.name)
+        while all(len(mine) > over for mine in begun):
+            together = [mine[over] for mine in begun]
+            assert len({(one.kind, one.part) for one in together}) == 1
+            done |= {one.name for one in together}
+            over += 1
+        if sum(at) + over == before:
+            return at == [len(program.actions) for program in programs]
 
 
 def too_far(differences: dict[str, float]) -> dict[str, float]:

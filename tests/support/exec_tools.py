@@ -22,22 +22,25 @@ torch.set_num_threads(1)  # as ranks have; on a busy machine threads of tiny ope
 
 
 def random_schedule(problem: Problem, seed: int = 0, in_order: bool = False) -> Schedule:
-    """Any topological order of the graph is a valid one. in_order: microbatches of a kind and stage keep theirs."""
+    """Any topological order of the graph is a valid one, with all parts of a collective in one place. in_order: microbatches
+    of a kind and stage keep theirs."""
     if in_order:
         waits = in_lanes(problem)
         order = random_schedule(replace(problem, edges=problem.edges + waits), seed).order
         return Schedule.of(problem, {stream: [problem.index[name] for name in names] for stream, names in order.items()})
-    rng, count = random.Random(seed), len(problem.passes)
+    rng, count, number = random.Random(seed), len(problem.passes), problem.collective
+    parts = [[i] if number[i] < 0 else np.flatnonzero(number == number[i]).tolist() for i in range(count)]
     after: list[list[int]] = [[] for _ in range(count)]
     waiting = [0] * count
     for a, b in zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True):
-        after[a].append(b)
-        waiting[b] += 1
-    ready = [i for i in range(count) if not waiting[i]]
+        after[parts[a][0]].append(parts[b][0])
+        waiting[parts[b][0]] += 1
+    ready = [i for i in range(count) if i == parts[i][0] and not waiting[i]]
     order: dict[str, list[int]] = {stream: [] for stream in problem.streams}
     while ready:
         i = ready.pop(rng.randrange(len(ready)))
-        order[problem.passes[i].streams[0]].append(i)
+        for part in parts[i]:
+            order[problem.passes[part].streams[0]].append(part)
         for b in after[i]:
             waiting[b] -= 1
             if not waiting[b]:

@@ -11,8 +11,8 @@ a model of L stages, on rank r. Of each microbatch it has these passes:
     VE  sums the embedding's output, of which each shard has the rows of its own words
     VS  takes the gradient of the embedding's output, which is scattered
 
-S and T compute, and what a search does with W it does with T. The others run on `comm:<rank>`, in order of microbatches
-within a kind, so that all ranks call them in the same order: each kind needs a communicator of its own.
+S and T compute, and what a search does with W it does with T. The others run on `comm:<rank>`. Those of one kind and
+microbatch are one collective: ranks come to all collectives in one order, whatever their kinds (see `Problem.collective`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
 from .handlers.handler import RankState
 from .handlers.offload import buffers_of
-from .handlers.table import HANDLERS, passes_where
+from .handlers.table import HANDLERS
 from .interpreter import Hooks, Interpreter
 from .layers import Layers, build, layer_counts, listed, materialise
 from .lowering import lower
@@ -253,9 +253,7 @@ def _vocabulary(
     shard: Shard, problem: Problem, group: Any, device: torch.device, peers: Peers, hooks: Hooks
 ) -> VocabularyShard:
     """This rank's shard, connected to the others. All ranks call this."""
-    joins = passes_where(problem, "joins")
-    kinds = [kind for kind in problem.passes.kinds if (joins & problem.passes.are(kind)).any()]
-    collectives = Collectives.of(sorted(kinds), group, device, peers.timeout, hooks.emulated)
+    collectives = Collectives.of(group, device, peers.timeout, hooks.emulated)
     peers.beside.append(collectives.break_off)
     return VocabularyShard(shard.homes, shard.output, shard.embedding, collectives, 1 / problem.microbatches)
 

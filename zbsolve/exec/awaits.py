@@ -62,7 +62,7 @@ def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
     rows = np.flatnonzero(joins)
     if not len(rows):
         return begin, end
-    _, group = np.unique(p.kind[rows] * problem.microbatches + p.microbatch[rows], return_inverse=True)
+    group = problem.collective[rows]
     first, last = np.full(group.max() + 1, np.inf), np.zeros(group.max() + 1)
     np.minimum.at(first, group, begin[rows])
     np.maximum.at(last, group, end[rows])
@@ -70,6 +70,9 @@ def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
     into = joins[e.after]
     np.maximum.at(ready, e.after[into], timeline.end[e.before[into]] + e.lag[into])
     begin[rows] = np.minimum(begin[rows], np.maximum(first[group], ready[rows]))
+    for order in schedule.sequences.values():  # of two the first in the schedule's order begins first
+        mine = order[joins[order]]
+        begin[mine] = np.maximum.accumulate(begin[mine])
     end[rows] = last[group]
     return begin, end
 

@@ -110,22 +110,14 @@ def _kept_by_collectives(problem: Problem) -> Bools:
 
 
 def _check_collectives(problem: Problem, orders: Sequence[Sequence[str]]) -> None:
-    """All ranks come to the collectives of a kind in one order, or they would wait for each other."""
-    p, joins = problem.passes, passes_where(problem, "joins")
-    if not joins.any():
-        return
-    first: dict[str, list[int]] = {}
-    for rank, order in enumerate(orders):
-        mine: dict[str, list[int]] = {}
-        for row in (problem.index[name] for name in order):
-            if joins[row]:
-                mine.setdefault(p[row].kind, []).append(row)
-        for kind, rows in mine.items():
-            pairs = zip(first.setdefault(kind, rows), rows, strict=True)
-            wrong = next(((a, b) for a, b in pairs if p.microbatch[a] != p.microbatch[b]), None)
-            if wrong is not None:
-                a, b = (problem.names[row] for row in wrong)
-                raise BadInput(f"pass {b}: rank {rank} has it where rank 0 has {a}: ranks need one order of their {kind}")
+    """All ranks come to collectives in one order, or they would wait for each other."""
+    number = problem.collective
+    each = [[row for row in map(problem.index.__getitem__, order) if number[row] >= 0] for order in orders]
+    for rank, rows in enumerate(each):
+        wrong = next(((a, b) for a, b in zip(each[0], rows, strict=True) if number[a] != number[b]), None)
+        if wrong is not None:
+            a, b = (problem.names[row] for row in wrong)
+            raise BadInput(f"pass {b}: rank {rank} has it where rank 0 has {a}: ranks need one order of their collectives")
 
 
 def _check_inputs(problem: Problem) -> None:

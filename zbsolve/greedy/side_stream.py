@@ -16,6 +16,7 @@ from ..problem import Edges, Ints, Problem
 from ..schedule import Schedule
 from ..timeline import Timeline, simulate
 from .compressed import compressed_rows
+from .one_order import first_uses, put_in_one_order
 from .problem_arrays import arrays_of
 from .syncs import Moments, moments_in, pools_with_syncs, synced
 
@@ -82,12 +83,12 @@ def _in_their_place(problem: Problem) -> tuple[Ints, Ints, Ints]:
 
 
 def with_room_for_them(problem: Problem, share: float) -> Problem | None:
-    """`without_side_streams`, with room left for what passes on side streams take and free and no other holds: of each rank
-    the largest of its lanes, and this share of the others. None where nothing is left."""
+    """`without_side_streams`, with room left for what passes on side streams take, and free where no other holds it: of each
+    rank the largest of its lanes, and this share of the others. None where nothing is left."""
     plain = without_side_streams(problem)
     if problem.capacity is None:
         return plain
-    most, total = _held_alone(problem)
+    most, total = _beside(problem, problem.taken, _alone(problem)[1])
     left = np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
     return None if left.min() < 0 else replace(plain, capacity=tuple(left.tolist()))
 
@@ -95,15 +96,22 @@ def with_room_for_them(problem: Problem, share: float) -> Problem | None:
 def held_by_others(problem: Problem) -> bool:
     """Whether other passes can hold all but little of what passes on side streams hold: then the problem
     `without_side_streams` says all of memory that counts."""
-    capacity = problem.capacity
-    return not problem.pools and (capacity is None or bool((_held_alone(problem)[1] <= LITTLE * np.array(capacity)).all()))
+    if problem.pools or problem.capacity is None:
+        return not problem.pools
+    return bool((_beside(problem, *_alone(problem))[1] <= LITTLE * np.array(problem.capacity)).all())
 
 
-def _held_alone(problem: Problem) -> tuple[Ints, Ints]:
-    """What passes on side streams take or free and no other holds: of each rank the largest of its lanes, and the sum."""
-    alone = problem.device_bytes.copy()
-    alone[_in_their_place(problem)[0]] = 0
-    taken, freed = (np.bincount(end, alone, len(problem.passes)) for end in (problem.edges.before, problem.edges.after))
+def _alone(problem: Problem) -> tuple[Ints, Ints]:
+    """Bytes that passes take and free, shape (passes,) each, but for those that others can hold in the place of passes on
+    side streams."""
+    size = problem.device_bytes.copy()
+    size[_in_their_place(problem)[0]] = 0
+    taken, freed = (np.bincount(end, size, len(problem.passes)) for end in (problem.edges.before, problem.edges.after))
+    return taken.astype(np.int64), freed.astype(np.int64)
+
+
+def _beside(problem: Problem, taken: Ints, freed: Ints) -> tuple[Ints, Ints]:
+    """What passes on side streams take or free, of bytes a pass: of each rank the largest of its lanes, and the sum."""
     side, most = set(problem.side_stream.tolist()), np.zeros(problem.ranks, np.int64)
     total = most.copy()
     for rows in problem.lanes:
@@ -137,12 +145,13 @@ def with_side_streams(problem: Problem, schedule: Schedule) -> Schedule:
     timeline = _late_sources(problem, simulate(problem, list(given.values())))
     row = moments_in(timeline)
     sequences: dict[str, Ints] = dict(given)
-    scale = 2 * len(problem.passes) + 2  # of the row, so that all passes on side streams fit between two others
+    scale = 4 * len(problem.passes) + 4  # of the row, so that all passes on side streams fit between two others, also moved
     start, end = scale * row.start, scale * row.end
     for rank in (pool for pool in pools_with_syncs(problem) if pool < problem.ranks):
         behind, turn, rows = _Beside(problem, rank, timeline, row).placed()
         start[rows] = scale * behind + 1 + 2 * turn
         end[rows] = start[rows] + 1
+    put_in_one_order(problem, start, end)
     for stream, rows in problem.members.items():
         if stream not in given:
             sequences[stream] = rows[np.lexsort((row.start[rows], start[rows]))]
@@ -170,7 +179,8 @@ class _Beside:
     """A rank's passes of given order, and those on its side streams to be put between their starts and ends.
 
     moment: the starts and ends of the given passes as places in the row of a timeline; time: µs of each; held: bytes after
-    each. at: before which of them a side pass starts; until: before which the first pass that waits for it starts.
+    each. at: before which of them a side pass starts; until: before which the first pass that waits for it starts; used:
+    when on any rank one does that waits for its collective, µs.
     """
 
     def __init__(self, problem: Problem, rank: int, timeline: Timeline, row: Moments) -> None:
@@ -185,6 +195,7 @@ class _Beside:
         self.moment = moment[order]
         self.time = np.concatenate([timeline.start[own], timeline.end[own]])[order]
         known = np.isin(np.arange(len(p)), own)
+        self.used = first_uses(problem, timeline.start)
         self.at, self.until = np.zeros(len(p), np.int64), np.full(len(p), len(order))
         here, there = known[e.before], known[e.after]
         np.maximum.at(self.at, e.after[here], np.searchsorted(self.moment, row.end[e.before[here]] + 1))
@@ -221,7 +232,8 @@ class _Beside:
         later, earlier = dict[int, float](), dict[int, int]()
         for i in reversed(takers):
             stream = int(streams[i])
-            wanted[i] = min(later.get(stream, np.inf), float(ends[self.until[i]])) - float(problem.passes.duration[i])
+            use = min(float(ends[self.until[i]]), float(self.used[i]))
+            wanted[i] = min(later.get(stream, np.inf), use) - float(problem.passes.duration[i])
             later[stream] = wanted[i]
         for i in takers:
             stream = int(streams[i])

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..greedy.list_scheduler import Policy, list_schedule
+from ..greedy.one_order import same_order, without_orders_beside
+from ..greedy.side_stream import with_side_streams
 from ..handover import lacking
 from ..ilp.bounds.bound import Bound, rounded_up, value_unit
 from ..ilp.bounds.closed_forms import each_closed_form
@@ -15,7 +17,7 @@ from ..ilp.ranks.refutation import NO_INCUMBENT
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..util.clock import Clock, TimeUp
-from ..util.errors import NotFound
+from ..util.errors import Deadlock, NotFound
 from ..verifier import verify
 from .peak_levels import fullness
 
@@ -58,8 +60,13 @@ class State:
             self.incumbent[0] = self.enough + 1  # so that the prover asks for a bound above `enough`
 
     def offer(self, schedule: Schedule, solver: str) -> None:
-        """Keep `schedule` where it is better and holds."""
-        value = int(schedule.timeline().value)
+        """Keep `schedule` where it is better and holds, with one order of collectives on all ranks."""
+        try:
+            if not same_order(schedule):
+                schedule = with_side_streams(self.problem, without_orders_beside(schedule))
+            value = int(schedule.timeline().value)
+        except Deadlock:  # in tight memory collectives of one order may wait in a circle
+            return
         if self.schedule is not None and value >= self.value:
             self._offer_lean(schedule, value, solver)
             return

@@ -1,12 +1,14 @@
-"""Collectives beside computing: each kind has a process group and a thread of its own, which does one after the other.
+"""Collectives beside computing: a process group and a thread, which does one after the other.
 
-All ranks begin the collectives of a kind in order of microbatches, so a communicator sees one order everywhere.
+All ranks begin them in one order, that of the schedule, whatever their kinds: NCCL's kernels wait for their peers on the
+device, so communicators whose collectives ranks begin in orders that differ may wait for each other for ever (NCCL's user
+guide, "Using multiple NCCL communicators concurrently").
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -18,6 +20,8 @@ from ..offload.copying import Copy, CopyStreams
 from ..torch_private import backend_of, default_group
 from ..transport.failure import LostRank
 from ..transport.wires import end_connection, reason
+
+STREAM = "collectives"
 
 
 class SideStreams(Protocol):
@@ -39,14 +43,12 @@ class _Begun:
 
 
 class Collectives:
-    """The collectives of one rank. groups: a process group a kind, of the same ranks. timeout: to wait for any of them.
+    """The collectives of one rank. group: the process group that is theirs alone. timeout: to wait for any of them.
     emulated: the device whose time they take, where there is one."""
 
-    def __init__(
-        self, groups: Mapping[str, Any], device: torch.device, timeout: timedelta, emulated: SideStreams | None = None
-    ) -> None:
+    def __init__(self, group: Any, device: torch.device, timeout: timedelta, emulated: SideStreams | None = None) -> None:
         index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
-        self.groups, self.device, self.timeout = groups, torch.device(device.type, index), timeout
+        self.group, self.device, self.timeout = group, torch.device(device.type, index), timeout
         self._emulated = emulated
         self._threads = CopyStreams(self.device)
         self._begun: dict[str, _Begun] = {}
@@ -54,38 +56,28 @@ class Collectives:
         self._turn: deque[str] = deque()  # in the order in which an emulated device runs them
 
     @classmethod
-    def of(
-        cls,
-        kinds: Iterable[str],
-        group: Any,
-        device: torch.device,
-        timeout: timedelta,
-        emulated: SideStreams | None = None,
-    ) -> Collectives:
-        """Those of a pipeline's process group. All its ranks call this, with the same kinds."""
+    def of(cls, group: Any, device: torch.device, timeout: timedelta, emulated: SideStreams | None = None) -> Collectives:
+        """Those of a pipeline's process group. All its ranks call this."""
         group = default_group() if group is None else group
         ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
-        groups = {
-            kind: dist.new_group(
-                ranks, timeout=timeout, backend=backend, use_local_synchronization=True, group_desc=f"zbsolve {kind}"
-            )
-            for kind in kinds
-        }
-        return cls(groups, device, timeout, emulated)
+        own = dist.new_group(
+            ranks, timeout=timeout, backend=backend, use_local_synchronization=True, group_desc="zbsolve vocabulary"
+        )
+        return cls(own, device, timeout, emulated)
 
     def in_real_time(self) -> Collectives:
-        """The same groups, where no emulated device takes time."""
-        return self if self._emulated is None else Collectives(self.groups, self.device, self.timeout)
+        """The same group, where no emulated device takes time."""
+        return self if self._emulated is None else Collectives(self.group, self.device, self.timeout)
 
     def begin_step(self) -> None:
         """A step begins."""
         self._over.clear()
         self._turn.clear()
 
-    def begin(self, kind: str, name: str, work: Callable[[], None], over: Callable[[], None], waits: bool = True) -> None:
-        """Begin what `work` does with its kind's group, for pass `name`. `over` follows when it is settled. waits: the pass
-        waits for passes of other ranks. Never waits itself."""
-        self._begun[name] = _Begun(self._threads.begin(kind, work), over, waits)
+    def begin(self, name: str, work: Callable[[], None], over: Callable[[], None], waits: bool = True) -> None:
+        """Begin what `work` does with the group, for pass `name`, behind all that was begun before. `over` follows when it
+        is settled. waits: the pass waits for passes of other ranks. Never waits itself."""
+        self._begun[name] = _Begun(self._threads.begin(STREAM, work), over, waits)
         self._turn.append(name)
 
     def settle(self, name: str, sure: bool = True) -> None:
@@ -115,16 +107,15 @@ class Collectives:
         except RuntimeError as error:
             raise LostRank(f"waiting for the other shards of the vocabulary: {reason(error)}") from None
 
-    def root(self, kind: str, rank: int) -> int:
+    def root(self, rank: int) -> int:
         """The number that torch has for a rank of the group."""
-        return dist.get_global_rank(self.groups[kind], rank)
+        return dist.get_global_rank(self.group, rank)
 
     def break_off(self) -> None:
         """End this rank's connections, so that none of the others waits for it."""
-        for group in self.groups.values():
-            backend = backend_of(group, self.device)
-            for other in set(range(dist.get_world_size(group))) - {dist.get_rank(group)}:
-                end_connection(backend, other, self.device)
+        backend = backend_of(self.group, self.device)
+        for other in set(range(dist.get_world_size(self.group))) - {dist.get_rank(self.group)}:
+            end_connection(backend, other, self.device)
 
     @property
     def _seconds(self) -> float:

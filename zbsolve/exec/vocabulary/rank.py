@@ -127,7 +127,7 @@ class VocabularyShard:
         else:
             hidden = torch.empty(labels.numel(), weight.shape[1], dtype=kind, device=weight.device)
         self._hidden[m] = hidden
-        self._begin(action, partial(self._broadcast, action.kind, hidden, root))
+        self._begin(action, partial(self._broadcast, hidden, root))
 
     def scores(self, microbatch: int, labels: Tensor, weight: float) -> None:
         """S. weight: what the microbatch's loss counts, by the mean microbatch's, and is scaled by. Raises BadInput."""
@@ -145,13 +145,13 @@ class VocabularyShard:
 
         def work() -> None:
             everything = kept.statistics.new_empty(self.homes.size, *kept.statistics.shape)
-            group = self.collectives.groups[action.kind]
+            group = self.collectives.group
             sent = dist.all_gather(list(everything.unbind()), kept.statistics, group=group, async_op=True)
             self.collectives.wait(sent)
             self._merged[m] = merge(self.output, kept, everything, self._units[m])
             if part is not None:
                 part.copy_(input_gradient(self.output, kept, self._merged[m]).view(part.shape))
-                self._sum(action.kind, part, root)
+                self._sum(part, root)
 
         def over() -> None:
             nonlocal part
@@ -184,7 +184,7 @@ class VocabularyShard:
                 self._gradients[m] = found
             del found
 
-        self._begin(action, partial(self._sum, action.kind, found, root), over, waits=root == self.homes.rank)
+        self._begin(action, partial(self._sum, found, root), over, waits=root == self.homes.rank)
 
     def embeds(self, stage: int) -> bool:
         """Is it the model's first stage, and takes the embedding's vectors from here?"""
@@ -212,7 +212,7 @@ class VocabularyShard:
             found = look_up(shard, tokens)
             if target is not None:
                 found = target.copy_(found)
-            self._sum(action.kind, found, root)
+            self._sum(found, root)
 
         self._begin(action, work)
 
@@ -230,7 +230,7 @@ class VocabularyShard:
             if not sent:
                 sent.append(shard.weight.new_empty(shape, requires_grad=False))
             sent[0] = sent[0].to(shard.weight.dtype).contiguous()
-            self._broadcast(action.kind, sent[0], root)
+            self._broadcast(sent[0], root)
 
         def over() -> None:
             add_gradient(shard, tokens, sent.pop())
@@ -252,12 +252,12 @@ class VocabularyShard:
     def _begin(
         self, action: Action, work: Callable[[], None], over: Callable[[], None] = lambda: None, waits: bool = True
     ) -> None:
-        self.collectives.begin(action.kind, action.name, work, over, waits)
+        self.collectives.begin(action.name, work, over, waits)
 
-    def _broadcast(self, kind: str, tensor: Tensor, root: int) -> None:
-        group, source = self.collectives.groups[kind], self.collectives.root(kind, root)
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        group, source = self.collectives.group, self.collectives.root(root)
         self.collectives.wait(dist.broadcast(tensor, source, group=group, async_op=True))
 
-    def _sum(self, kind: str, tensor: Tensor, root: int) -> None:
-        group, destination = self.collectives.groups[kind], self.collectives.root(kind, root)
+    def _sum(self, tensor: Tensor, root: int) -> None:
+        group, destination = self.collectives.group, self.collectives.root(root)
         self.collectives.wait(dist.reduce(tensor, destination, group=group, async_op=True))
