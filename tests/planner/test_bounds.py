@@ -152,3 +152,28 @@ def test_a_step_is_never_below_its_bound() -> None:
         assert bounds.step[i] <= value
         solved += 1
     assert solved > 6
+
+
+@pytest.mark.parametrize(
+    "case", [(2, 2, VEE, 4, 6), (2, 2, LOOP, 5, 6), (3, 2, VEE, 6, 8), (2, 1, SINGLE, 6, 6), (3, 1, SINGLE, 5, 7)], ids=str
+)
+def test_searches_find_nothing_below_the_bound(case: tuple[int, ...]) -> None:
+    """More microbatches, in little memory: several random partitions of each random step."""
+    pp, chunks, placement, count, blocks = case
+    layout, rng, near = Layout(1, 1, pp, chunks, placement, 1, count), np.random.default_rng(case), 0
+    table = table_of([layout])
+    for trial in range(5):
+        profile = random_profile(rng, blocks, bool(trial % 2), int(rng.integers(0, 3)))
+        costs = costs_of_profile(profile)
+        memory = int(least_bytes(costs, table)[0]) + int(rng.integers(0, 3 * blocks))
+        bound = int(pipeline_bounds(costs, table, memory)[0][0])
+        ways = list(partitions(blocks + 2, layout.stages))
+        for at in rng.choice(len(ways), 4).tolist():
+            step = zbsolve.Step(pp, count, layout.spot, ways[at], memory, fused=trial == 0)
+            try:
+                value = zbsolve.solve(step.problem(profile), effort=0.02, prefer=None).timeline().makespan
+            except (Infeasible, zbsolve.NotFound):
+                continue
+            assert NEVER < bound <= value
+            near += bound >= 0.6 * value
+    assert near > 0

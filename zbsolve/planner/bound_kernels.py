@@ -14,6 +14,8 @@ from ..util.kernels import inner_kernel, kernel
 P, V, M, SINGLE, VEE, L, F, B, W, EF, HF, HB, HW, SENT = range(14)
 STATES, TABLE, TIED, KEPT, HEAD, TRANSIENT, WAITING, CAPACITY = range(14, 22)
 COLUMNS = 22
+MAX_NEIGHBOURS = 6  # of a peak on each side, that are looked at
+ROUNDING = 1e-9  # of sums of floating numbers
 NEVER = -1  # no makespan is enough: one microbatch does not fit
 NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
 
@@ -52,8 +54,43 @@ def serial(row):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
+def spread(row, fits):  # type: ignore[no-untyped-def]
+    """µs from the first to the last peak of all microbatches at least, where `fits` blocks fit on all ranks together. A
+    microbatch peaks when its last F ends.
+
+    Then all its blocks are kept; t µs before, at least L − t / F, and t µs behind, at least L − t / B. So, for any a peaks
+    before a peak and b behind it, (1 + a + b) L − Σ distances / (B or F) ≤ fits. Summed over all peaks that have so many
+    neighbours, each distance between neighbours counts a (a + 1) / 2 times over B and b (b + 1) / 2 times over F at most.
+    With one neighbour each, the first and the last distance count over one of both only, and no distance is below
+    max(F, B) (2 L − fits).
+    """
+    forward, backward, blocks, count = float(row[F]), float(row[B]), float(row[L]), row[M]
+    nearest = max(0.0, max(forward, backward) * (2 * blocks - fits))
+    best = (count - 1) * nearest
+    for a in range(MAX_NEIGHBOURS):
+        for b in range(MAX_NEIGHBOURS):
+            lack = (1 + a + b) * blocks - fits
+            peaks = count - a - b
+            if lack > 0 and peaks > 0 and a + b > 0:
+                total = peaks * lack / (a * (a + 1) / (2 * backward) + b * (b + 1) / (2 * forward))
+                best = max(best, total + (nearest if a == 1 and b == 1 else 0.0))
+    return best * (1 - ROUNDING)
+
+
+@inner_kernel
+def fitting(row):  # type: ignore[no-untyped-def]
+    """Blocks of microbatches that fit on all ranks together while the head keeps one, at most."""
+    tables = 1 if row[TIED] and (row[VEE] or row[P] == 1) else 2
+    ends = 2 * (row[P] * row[V] - 1)
+    room = row[P] * row[CAPACITY] - row[L] * row[STATES] - tables * row[TABLE] - ends * row[WAITING] - row[HEAD]
+    return float(room) / float(row[KEPT])
+
+
+@inner_kernel
 def possible(row, x):  # type: ignore[no-untyped-def]
     """Whether no condition forbids a makespan of x µs."""
+    if x < chain(row) + spread(row, fitting(row)):
+        return False
     if row[SINGLE]:
         return possible_single(row, x)
     return possible_chunks(row, x)
@@ -128,7 +165,7 @@ def possible_chunks(row, x):  # type: ignore[no-untyped-def]
     total = float(p * row[CAPACITY] - blocks * row[STATES] - (1 if row[TIED] and row[VEE] else 2) * row[TABLE])
     ends = 2 * (p * row[V] - 1)
     room = total - float(ends * row[WAITING] + (p - 1) * row[TRANSIENT])
-    if room <= 0 or need > room * float(x) * (1 + 1e-12):
+    if room <= 0 or need > room * float(x) * (1 + ROUNDING):
         return False
     taken = 0
     for r in range(p):
@@ -136,7 +173,23 @@ def possible_chunks(row, x):  # type: ignore[no-untyped-def]
         if most < 0:
             return False
         taken += most
-    return taken >= blocks
+    if taken < blocks:
+        return False
+    # No rank can have fewer than the others leave it, and what its states leave holds whole blocks.
+    fits = 0
+    for r in range(p):
+        fewest = max(0, blocks_of_rank(row, x, r) - (taken - blocks))
+        fits += (room_of_rank(row, r) - fewest * row[STATES] - (row[TRANSIENT] if fewest > 0 else 0)) // row[KEPT]
+    return x >= chain(row) + spread(row, float(fits))
+
+
+@inner_kernel
+def room_of_rank(row, r):  # type: ignore[no-untyped-def]
+    """Bytes of rank r, of several stages, for blocks and their states, beside one microbatch of the head."""
+    last = r == (0 if row[VEE] else row[P] - 1)
+    edges = (1 if r == 0 else 0) + (1 if last else 0)
+    tables = edges - (1 if row[TIED] and edges == 2 else 0)
+    return row[CAPACITY] - tables * row[TABLE] - (2 * row[V] - edges) * row[WAITING] - (row[HEAD] if last else 0)
 
 
 @inner_kernel
@@ -156,14 +209,36 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     passes = forward + backward + sends * row[SENT]
     most = (x - head - m * (passes + weight)) // (m * (row[F] + row[B] + row[W]))
     most = min(most, (x - head - drain - m * passes) // (m * (row[F] + row[B])))
-    if most < 0:
+    room = room_of_rank(row, r)
+    if room < 0 or most < 0:
         return -1
-    tables = edges - (1 if row[TIED] and edges == 2 else 0)
-    ends = 2 * row[V] - edges
-    room = row[CAPACITY] - tables * row[TABLE] - ends * row[WAITING] - (row[HEAD] if last else 0)
-    if room < 0:
-        return -1
-    return min(most, max(0, (room - row[TRANSIENT]) // (row[STATES] + row[KEPT])))
+    most = min(most, max(0, (room - row[TRANSIENT]) // (row[STATES] + row[KEPT])))
+    if vee and r == 0:
+        while most >= 0 and not starts_in_time(row, x, most, room):
+            most -= 1
+    return most
+
+
+@inner_kernel
+def starts_in_time(row, x, most, room):  # type: ignore[no-untyped-def]
+    """Of a V's first rank with so many blocks, whether some split of them between the first and the last stage leaves x µs
+    enough. Until the first microbatch has come back to the last stage, the rank has nothing but Fs of the first stage, and
+    none of their memory is free before. What they keep must leave the last stage its first microbatch. room: bytes for
+    blocks and their states, beside one microbatch of the head."""
+    m, stages = row[M], row[P] * row[V]
+    work = m * (row[EF] + row[HF] + row[HB] + row[HW] + 2 * row[SENT] + most * (row[F] + row[B] + row[W]))
+    left = room - most * row[STATES] - (row[TRANSIENT] if most > 0 else 0)
+    for first in range(most + 1):
+        last = most - first
+        free = left - last * row[KEPT]
+        if free < first * row[KEPT]:
+            continue
+        each = row[EF] + first * row[F] + row[SENT]
+        several = m if first == 0 else min(m, free // (first * row[KEPT]))
+        comes = row[EF] + (row[L] - last) * row[F] + (stages - 2) * row[SENT]
+        if comes + work - min(several * each, comes) <= x:
+            return True
+    return False
 
 
 @kernel
