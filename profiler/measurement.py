@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from statistics import median
 from typing import Any
 
@@ -25,12 +25,14 @@ from zbsolve.exec.optimizer.by_name import OPTIMIZERS
 from zbsolve.exec.run.host import keep_freed_memory
 from zbsolve.exec.run.launch import child_environment
 from zbsolve.exec.run.torchrun import torchrun_environment
+from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.splits import Row
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.layer import Layer
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.profile.profile import Profile
+from zbsolve.profile.slices import Slices
 from zbsolve.util.errors import BadInput
 from zbsolve.util.machine import cores, processor
 
@@ -42,6 +44,7 @@ from .gpu_facts import cache_bytes, clock_of
 from .links import Pair, measure_links, samples_of, slowest, survey
 from .memory import LayerMemory, costs_of, held, least_held
 from .optimizer_states import OptimizerState, state_of
+from .slices import Fitted, SliceTimes, cutting_of, fitted, time_slices
 from .spread import Spread, bytes_here
 from .stage_rounds import stages_of
 from .timing import TIMED_KINDS, Bench, Progress, Samples, Timed, host_times, time_layers
@@ -59,7 +62,8 @@ NO_VOCABULARY = MeasuredVocabulary(None, {}, "layers are spread over a mesh")
 class _Measured:
     """What was timed and counted. taken: the layers that were; equal: for each layer of the model, those taken that are
     equal to it. state: how parameters are kept and updated. memory: of the layers taken. spread: the mesh that they were
-    spread over. splits: how layers are split, where that was decided one at a time. vocabulary: what a sharded one costs."""
+    spread over. splits: how layers are split, where that was decided one at a time. vocabulary: what a sharded one costs.
+    slices: what slices of a sequence take, where that was asked for."""
 
     model: Model
     device: torch.device
@@ -72,14 +76,26 @@ class _Measured:
     spread: Spread | None
     splits: list[Row]
     vocabulary: MeasuredVocabulary
+    slices: SliceTimes | None
 
     def layers(self) -> tuple[Layer, ...]:
         """All layers of the model, each by the medians of those that are equal to it."""
+        return self.sliced.layers
+
+    @cached_property
+    def sliced(self) -> Fitted:
+        """The same, with their slices where these were timed."""
         sizes = costs_of([self.memory[same[0]] for same in self.equal])
-        return tuple(
+        whole = tuple(
             _layer(self.model, i, _pooled(self.timed.samples, same), sizes[i], self.through.parameter_bytes[i])
             for i, same in enumerate(self.equal)
         )
+        return Fitted(whole, {}, []) if self.slices is None else fitted(whole, self.slices, [one[0] for one in self.equal])
+
+    @property
+    def slice_facts(self) -> dict[str, Any]:
+        """What a profile says of its slices; {} where they were not timed."""
+        return {} if self.slices is None else self.sliced.facts(self.slices)
 
     def named(self, rows: Mapping[tuple[int, str], Any], behind: str = "") -> dict[str, Any]:
         """(layer, kind) → a value, by names as in a profile: "<layer>/<kind>"."""
@@ -106,6 +122,7 @@ def measure(
     split: str = "layers",
     progress: Progress = lambda text: None,
     spread: Spread | None = None,
+    slices: Slices = 1,
 ) -> Profile:
     """Profile the model called `spec` (see `zbsolve.models.load`) with the executor's own passes, on one thread.
 
@@ -114,7 +131,8 @@ def measure(
     ranks on this machine would: they share its caches and memory bandwidth. optimizer_states: as in the module of that name.
     device: "cpu" or "cuda". split: how the backward is split (see `Pipeline`). progress: called with what is being done.
     spread: the mesh that the model's `parallelize` spreads layers over; its other ranks beside the first pipeline call
-    `take_part`. Raises BadInput for the model and passes of it that fail, RunFailed where a helper does not answer,
+    `take_part`. slices: of sequences, which are timed too: a number, or
+    lengths. Raises BadInput for the model and passes of it that fail, RunFailed where a helper does not answer,
     OutOfMemory.
     """
     if not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES:
@@ -126,15 +144,19 @@ def measure(
     if spread is not None and split != "layers":
         raise BadInput(f"profile: --mesh measures with split layers, not {split}")
     model = load(spec, seed)
+    cutting = cutting_of(slices, model)
+    if cutting is not None and (spread is not None or split != "layers"):
+        raise BadInput("--slices: are measured with --split layers and without --mesh")
     progress("looking at the layers")
     bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, parts_by_name(split))
-    found = _measured(model, seed, bench, busy_processes, optimizer_states, progress)
+    found = _measured(model, seed, bench, busy_processes, optimizer_states, progress, cutting)
     copies = measure_copies() if target.type == "cuda" else {}
     progress("links between neighbouring ranks")
     survey = measure_links(HELPER_SECONDS, None if spread is None else spread.mesh.group, found.vocabulary.sizes)
     pairs, vocabulary = survey.pairs, found.vocabulary.together(survey.ranks, survey.collectives)
     run: dict[str, object] = {"seed": seed, "seconds": seconds, "neighbours": busy_processes, "split": split}
     run |= {} if spread is None else {"mesh": spread.mesh.sizes}
+    sliced = {} if found.slices is None else found.slices.named(model.layer_names)
     hosts = found.named(found.timed.host, " host") if target.type == "cuda" else {}
     return Profile(
         "measured",
@@ -144,7 +166,7 @@ def measure(
         found.state.factor,
         torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
         _facts(found, run, bench, pairs),
-        {**found.named(found.timed.samples), **hosts, **samples_of(pairs), **copies, **vocabulary.samples},
+        {**found.named(found.timed.samples), **hosts, **samples_of(pairs), **copies, **vocabulary.samples, **sliced},
         tied=found.through.tied,
         host=host_link(copies, free_host_memory(), torch.cuda.device_count()),
         vocabulary=vocabulary.costs,
@@ -158,7 +180,13 @@ def take_part(spec: str, spread: Spread, *, seed: int, seconds: float, optimizer
 
 
 def _measured(
-    model: Model, seed: int, bench: Bench, busy: int, optimizer_states: str | None, progress: Progress
+    model: Model,
+    seed: int,
+    bench: Bench,
+    busy: int,
+    optimizer_states: str | None,
+    progress: Progress,
+    cutting: Cutting | None = None,
 ) -> _Measured:
     """Time the layers and count their memory, on one thread."""
     through, spread = flow(model), bench.spread
@@ -175,6 +203,9 @@ def _measured(
         with fake_mode():
             state = state_of(optimizer_states, [p for layer in model.build(taken) for p in layer.parameters()])
         with _busy(model.name, seed, taken, busy):
+            slices = None
+            if cutting is not None:  # first: what cannot be cut is known soon
+                slices = time_slices(model, through, sorted({one[0] for one in equal}), cutting, bench, progress)
             timed, stages = time_layers(model, through, taken, bench, OPTIMIZERS[state.optimizer], progress)
             vocabulary = (
                 NO_VOCABULARY if spread else measured_vocabulary(model, through, bench, partial(_layer, model), progress)
@@ -188,7 +219,7 @@ def _measured(
     finally:
         torch.set_num_threads(threads)
     return _Measured(
-        model, bench.device, through, taken, equal, state, timed, memory, spread, decisions_of(stages), vocabulary
+        model, bench.device, through, taken, equal, state, timed, memory, spread, decisions_of(stages), vocabulary, slices
     )
 
 
@@ -226,7 +257,7 @@ def _pooled(samples: Samples, equal: Sequence[int]) -> dict[str, list[float]]:
     return {kind: [time_us for i in equal for time_us in samples.get((i, kind), [])] for kind in (*TIMED_KINDS, "U")}
 
 
-def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[str, int], parameters: int) -> Layer:
+def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[str, Any], parameters: int) -> Layer:
     return Layer(
         name=model.layer_names[i],
         F=median(samples["F"]),
@@ -245,6 +276,7 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, pairs: list[P
     model, timed, layers, device = found.model, found.timed, found.layers(), found.device
     total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in TIMED_KINDS}
     named, host = found.named(timed.samples), found.host_times()
+    warned = warnings(layers, named, host, timed.whole, timed.idle, device.type, timed.clocks)
     return {
         "host": platform.node(),
         "machine": platform.machine(),
@@ -268,7 +300,11 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, pairs: list[P
         **({"splits": found.splits} if found.splits else {}),
         **({} if found.vocabulary.costs else {"no_vocabulary": found.vocabulary.unknown}),
         "left_after_W": {model.layer_names[i]: found.memory[i].after_W for i in found.taken},
-        "warnings": warnings(layers, named, host, timed.whole, timed.idle, device.type, timed.clocks),
+        **found.slice_facts,
+        "warnings": [
+            *warned,
+            *found.sliced.notes,
+        ],
     }
 
 

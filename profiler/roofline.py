@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -171,7 +172,7 @@ def _op_us(op: Op, on: Device) -> float:
 
 
 def _layer(
-    model: Model, i: int, work: PassOps, sizes: dict[str, int], parameters: int, state: OptimizerState, on: Device
+    model: Model, i: int, work: PassOps, sizes: dict[str, Any], parameters: int, state: OptimizerState, on: Device
 ) -> Layer:
     times = {kind: round(time_us(ops, on), 3) for kind, ops in work.items()}
     attention = {kind: round(time_us([op for op in work[kind] if op.tokens], on), 3) for kind in ("F", "B")}

@@ -11,6 +11,26 @@ from .util.errors import BadInput
 Tied = tuple[tuple[int, tuple[int, ...]], ...]  # bytes of a parameter that several layers hold, and their numbers
 
 
+Line = tuple[float, float]  # of the first slice, and more for each slice before
+
+
+@dataclass(frozen=True, slots=True)
+class SliceExtra:
+    """µs that slices take beyond their part of the whole sequence, as measured in `number` slices: of each one, and more for
+    each slice before it. Below 0: less, as where a cache holds a slice and not the whole. Raises BadInput for a number below
+    2."""
+
+    number: int
+    F: Line = (0.0, 0.0)
+    B: Line = (0.0, 0.0)
+    W: Line = (0.0, 0.0)
+    BW: Line = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        if self.number < 2:
+            raise BadInput(f"slice_extra: field 'number' is {self.number}: at least 2 slices are needed")
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Costs of one layer for one microbatch: median µs of F, B (input gradient), W (weight gradient), BW (both fused);
@@ -46,6 +66,7 @@ class Layer:
     attention_F: float = 0.0
     attention_B: float = 0.0
     kv_bytes: int = 0
+    slice_extra: SliceExtra | None = None
 
     @property
     def work(self) -> float:

@@ -127,7 +127,7 @@ def test_microbatches_keep_their_lengths() -> None:
         ("4:x", {}, "slices '4:x': a number such as 8, 8:even-work, or lengths such as 4,2,1,1"),
         (128, {}, "slices: 128 slices of a sequence of 64 tokens"),
         (5, {}, "slices: 5 even slices do not divide the sequence's 64 tokens; 5:even-work need not"),
-        ((3, 4), {}, "slices: lengths add up to 7, neither the sequence's 64 tokens nor 1"),
+        ((3, 4), {}, "slices: lengths add up to 7, which divides neither 1 nor the sequence's 64 tokens"),
         ((2, -1), {}, "slices: lengths are numbers above 0"),
         (2, {"shards": 2}, "slices: sharded parameters (shards: 2) do not go with slices"),
         (

@@ -50,6 +50,13 @@ def options(parser: argparse.ArgumentParser) -> None:
         "could be, 0: not at all",
     )
     parser.add_argument(
+        "--slices",
+        default="1",
+        metavar="N|4,2,1,1",
+        help="also time the passes of so many even slices of a sequence, or of slices of these lengths in proportion, for "
+        "solve's --slices",
+    )
+    parser.add_argument(
         "--busy-processes", type=int, default=0, help="that train the same model meanwhile, as other ranks here would"
     )
     _hidden_alias(parser, "--neighbours", "busy_processes", type=int)
@@ -188,6 +195,7 @@ def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
             split=options.split,
             progress=progress_line(),
             spread=spread,
+            slices=options.slices,
         )
     except OutOfMemory as error:
         kept = ""

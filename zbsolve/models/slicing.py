@@ -89,7 +89,12 @@ def sliced_attention(
     if _slicing:
         _check_sliced(query, key, value, settings)
         return _slicing[-1].attend(query, key, value, rule)
-    mask = visible((0, documents), (0, documents), query.shape[-2], key.shape[-2], rule)
+    return whole_attention(query, key, value, rule, **settings)
+
+
+def whole_attention(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule, **settings: Any) -> Tensor:
+    """torch's function for a whole sequence under this rule. settings: those of torch's function."""
+    mask = visible((0, rule.documents), (0, rule.documents), query.shape[-2], key.shape[-2], rule)
     if mask is not None:
         settings |= {"attn_mask": mask.to(query.device), "is_causal": False}
     return functional.scaled_dot_product_attention(query, key, value, **settings)

@@ -12,9 +12,7 @@ from ..build.recompute import Recompute
 from ..layer import Layer, Link, layer_ranges
 from ..partition.stage_costs import Layered, StageCosts
 from ..problem import Problem
-from .slices import WHOLE, Cuts, part_of_layer, split_by, without_keys
-
-OF_ATTENTION = {"F": "attention_F", "B": "attention_B", "BW": "attention_B", "X": "attention_F"}
+from .slices import WHOLE, Cuts, part_of_layer, slice_times, split_by, time_of, without_keys
 
 
 def plain_step(
@@ -57,11 +55,9 @@ def plain_step(
 
 def _row(stage: Sequence[Layer], kind: str, cuts: Cuts, microbatches: int) -> Any:
     """µs of a kind of a stage's passes: a number, or one a slice of each microbatch."""
-    whole = sum((one.X or one.F) if kind == "X" else getattr(one, kind) for one in stage)
     if cuts == WHOLE:
-        return round(whole)
-    attention = sum(getattr(one, OF_ATTENTION[kind]) for one in stage) if kind in OF_ATTENTION else 0.0
-    return _repeated(split_by(cuts, whole, attention), microbatches)
+        return round(sum(time_of(one, kind) for one in stage))
+    return _repeated(slice_times(stage, kind, cuts), microbatches)
 
 
 def _messages(layer: Layer, link: Link, cuts: Cuts, microbatches: int) -> Any:

@@ -28,6 +28,7 @@ Slices = int | str | Sequence[float]
 Cuts = tuple[float, ...]  # where slices begin and the last one ends, as parts of the sequence: 0, …, 1
 WHOLE: Cuts = (0.0, 1.0)
 TIMES = ("F", "B", "W", "BW", "X", "all_to_all")
+OF_ATTENTION = {"F": "attention_F", "B": "attention_B", "BW": "attention_B", "X": "attention_F"}
 SIZES = ("held_until_B", "held_until_W", "held_from_B", "output_bytes", "transient", "output_kept", "input_unneeded")
 
 
@@ -89,7 +90,7 @@ def check_attention(layers: Sequence[Layer]) -> None:
     if not any(one.attention_F for one in layers):
         raise BadInput(
             "slices: the profile knows no causal attention: give its layers' fields 'attention_F', 'attention_B' (µs) and "
-            "'kv_bytes', or take zbsolve profile --estimate"
+            "'kv_bytes', or take zbsolve profile --slices or --estimate"
         )
 
 
@@ -97,8 +98,8 @@ def _check_tokens(said: Said, tokens: int) -> None:
     if said.number > tokens:
         raise BadInput(f"slices: {said.number} slices of a sequence of {tokens} tokens")
     total = sum(said.lengths)
-    if said.lengths and not (isclose(total, 1) or isclose(total, tokens)):
-        raise BadInput(f"slices: lengths add up to {total:g}, neither the sequence's {tokens} tokens nor 1")
+    if said.lengths and not (isclose(total, 1) or isclose(tokens % total, 0)):
+        raise BadInput(f"slices: lengths add up to {total:g}, which divides neither 1 nor the sequence's {tokens} tokens")
     if not said.lengths and not said.even_work and tokens % said.number:
         even = f"; {said.number}:{EVEN_WORK} need not"
         raise BadInput(f"slices: {said.number} even slices do not divide the sequence's {tokens} tokens{even}")
@@ -121,6 +122,32 @@ def split_by(cuts: Cuts, total: float, attention: float = 0.0) -> list[int]:
     it."""
     until = [round((total - attention) * at + attention * at**2) for at in cuts]
     return [b - a for a, b in pairwise(until)]
+
+
+def time_of(layer: Layer, kind: str) -> float:
+    """µs of a pass of a whole sequence; of an X whose time nobody knows F's."""
+    return (layer.X or layer.F) if kind == "X" else float(getattr(layer, kind))
+
+
+def slice_times(layers: Sequence[Layer], kind: str, cuts: Cuts) -> list[int]:
+    """µs of a kind of pass of these layers together, slice by slice."""
+    attention = sum(getattr(one, OF_ATTENTION[kind]) for one in layers) if kind in OF_ATTENTION else 0.0
+    parts = split_by(cuts, sum(time_of(one, kind) for one in layers), attention)
+    extra = [sum(row) for row in zip(*(_extra_times(one, kind, cuts) for one in layers), strict=True)]
+    return [max(0, part + round(more)) for part, more in zip(parts, extra, strict=True)]
+
+
+def _extra_times(layer: Layer, kind: str, cuts: Cuts) -> list[float]:
+    """µs of each slice beyond its part, where that was measured. What is above 0 (launches, kernels that are less efficient,
+    gradients added up) is of a slice whatever its length; what is below 0 goes with its length."""
+    if layer.slice_extra is None:
+        return [0.0] * (len(cuts) - 1)
+    number, (each, later) = layer.slice_extra.number, getattr(layer.slice_extra, "F" if kind == "X" else kind)
+    found = []
+    for before, (a, b) in enumerate(pairwise(cuts)):
+        length, begin = (b - a) * number, a * number  # in slices of the measurement
+        found.append(each * (1 if each > 0 else length) + later * (before if later > 0 else length * begin))
+    return found
 
 
 def check_combination(cuts: Cuts, routes: int, shards: int, further: bool, layers: Sequence[Layer]) -> None:
@@ -180,7 +207,8 @@ def part_of_layer(layer: Layer, share: float, link: Link) -> Layer:
     sizes = {name: ceil(getattr(bare, name) * share) for name in SIZES}
     # A gradient of the parameters is as large for a part of the sequence.
     sizes["transient"] = max(sizes["transient"], min(layer.transient, layer.parameter_bytes))
-    return replace(bare, **times, **sizes, message=_part_of_message(bare.message, share, link), attention_F=0, attention_B=0)
+    message = _part_of_message(bare.message, share, link)
+    return replace(bare, **times, **sizes, message=message, attention_F=0, attention_B=0, slice_extra=None)
 
 
 def _part_of_message(time: float, share: float, link: Link) -> float:

@@ -7,7 +7,7 @@ from ..util.text import aligned, printable
 from .offload_text import host_lines
 from .pages import render
 from .profile_meaning import meaning
-from .profile_rows import copy_rows, layer_rows, link_rows, pair_rows, ratio_line, stage_rows, vocabulary_rows
+from .profile_rows import copy_rows, layer_rows, link_rows, pair_rows, ratio_line, slice_rows, stage_rows, vocabulary_rows
 
 
 def _warnings(profile: Profile) -> list[str]:
@@ -31,7 +31,7 @@ def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: in
     )
     lines = [*banner(profile), *aligned(layer_rows(profile)), ratio_line(profile), *host_lines(profile, ranks)]
     lines += _warnings(profile)
-    for rows in (pair_rows(profile), copy_rows(profile), vocabulary_rows(profile)):
+    for rows in (slice_rows(profile), pair_rows(profile), copy_rows(profile), vocabulary_rows(profile)):
         lines += ["", *aligned(rows)] if len(rows) > 1 else []
     return "\n".join([*lines, "", *stages] if stages else lines) + "\n"
 
@@ -50,7 +50,11 @@ def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = Non
         layers=layer_rows(profile),
         ratio=ratio_line(profile),
         links=link_rows(profile),
-        others=[rows for rows in (pair_rows(profile), copy_rows(profile), vocabulary_rows(profile)) if len(rows) > 1],
+        others=[
+            rows
+            for rows in (slice_rows(profile), pair_rows(profile), copy_rows(profile), vocabulary_rows(profile))
+            if len(rows) > 1
+        ],
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..layer import NO_LINK, Layer
 from ..profile.profile import Profile
+from ..profile.slices import cuts_of, slice_times
 from ..util.statistics import median_error
 from ..util.text import format_bytes, printable
 from .profile_meaning import stages
@@ -148,6 +149,25 @@ def vocabulary_rows(profile: Profile) -> list[tuple[str, ...]]:
     for row in () if profile.vocabulary is None else profile.vocabulary.shards:
         times = (f"{time:,.1f}" for time in (row.one.S, row.one.T, row.two.S, row.two.T))
         rows.append((f"{row.ranks} ranks", *times, format_bytes(row.one.held), format_bytes(row.parameter_bytes)))
+    return rows
+
+
+def slice_rows(profile: Profile) -> list[tuple[str, ...]]:
+    """A header and a row a kind of layer whose slices were timed: µs of the first and the last, by the line through those
+    that were, and how far these lie from it at the most; attention of a whole sequence, and its keys and values."""
+    said = profile.facts.get("slices")
+    lengths = said.get("lengths") if isinstance(said, dict) else None
+    if not isinstance(said, dict) or not lengths:
+        return [()]
+    cuts = cuts_of([float(one) for one in lengths], profile.layers)
+    head = (f"in {len(lengths)} slices", *(f"{kind} µs" for kind in TIMED[:4]), "attention F µs", "B µs", "keys and values")
+    rows: list[tuple[str, ...]] = [head]
+    for layer in profile.layers:
+        if layer.name in (errors := said.get("line_errors", {})):
+            times = ((slice_times([layer], kind, cuts), errors[layer.name][kind]) for kind in TIMED[:4])
+            cells = (f"{row[0]:,} … {row[-1]:,} ±{error:.0%}" for row, error in times)
+            attention = (f"{time:,.1f}" for time in (layer.attention_F, layer.attention_B))
+            rows.append((printable(layer.name), *cells, *attention, format_bytes(layer.kv_bytes)))
     return rows
 
 
