@@ -10,8 +10,10 @@ import pytest
 
 from zbsolve import BadInput, Layer, Link, Profile, Schedule, solve
 from zbsolve.cli import main
+from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.changes import drift, rank_sum
 from zbsolve.profile.measured_run import from_trace
+from zbsolve.profile.sharded_vocabulary import vocabulary_of
 from zbsolve.show.drift_text import drift_as_text
 from zbsolve.timeline import Timeline, simulate
 from zbsolve.trace import Trace
@@ -28,7 +30,8 @@ def run_of(schedule: Schedule, real: Profile, steps: int = 1, noise: float = 0.0
     problem = schedule.problem
     fused = "0BW0" in problem.index
     placement = tuple(problem.passes.rank[problem.index[f"{s}F0"]] for s in range(len(problem.layers)))
-    truth = real.problem(problem.ranks, 6, placement, layers=problem.layers, fused=fused)
+    how = {"layers": problem.layers, "fused": fused, "vocabulary": vocabulary_of(problem)}
+    truth = real.problem(problem.ranks, 6, placement, **how)
     assert truth.names == problem.names
     rng, lines, ready = np.random.default_rng(1), [], []
     for _ in range(steps):
@@ -69,6 +72,45 @@ def test_a_run_with_a_slow_rank_becomes_a_profile_that_predicts_it(placement, fu
     assert better.timeline().makespan < 0.95 * predicted.makespan
     if placement == "single":  # with ten layers on eight stages there is little to move
         assert better.problem.layers[2] < schedule.problem.layers[2]
+
+
+@pytest.mark.parametrize("embedding", [None, 0])
+@pytest.mark.parametrize(("vocabulary", "fused"), [("sharded", False), ("two-barriers", True)])
+def test_a_run_of_a_sharded_vocabulary_becomes_a_profile_that_predicts_it(vocabulary, fused, embedding):
+    """S and T of its ranks and what is left of the ends are the run's; the whole ends and other numbers of ranks stay."""
+    row = ShardCosts(2, ShardPasses(800, 400, 9, 3), ShardPasses(500, 700, 9, 3), 80, 20.0, 11.0, 12.0, 13.0)
+    rest = Layer("head", 40, 60, 0, 60, 4, 0, 12, 400)
+    table = None if embedding is None else Layer("embedding", 10, 0, 6, 6, 0, 2, 8, 400)
+    costs = VocabularyCosts("measured", 90, 400, 8, 9, rest, (row,), embedding, table)
+    old = replace(base(), capacity=None, vocabulary=costs)
+    schedule = solve(old.problem(4, 6, fused=fused, vocabulary=vocabulary), effort=0.1)
+    slow = costs.shard(4)
+    one, two = replace(slow.one, S=901.0, T=333.0), replace(slow.two, S=444.0, T=555.0)
+    real = replace(
+        old,
+        layers=tuple(replace(layer, F=layer.F * 1.2) for layer in old.layers),
+        rank_factors=(1.0, 1.0, 1.5, 1.0),
+        vocabulary=replace(
+            costs, output_rest=replace(rest, F=44.0), shards=(row, replace(slow, one=one, two=two, scaled=""))
+        ),
+    )
+    trace = run_of(schedule, real)
+    new = from_trace(trace, old)
+    again = new.problem(4, 6, layers=schedule.problem.layers, fused=fused, vocabulary=vocabulary)
+    computing = again.computing
+    truth = trace.steps[0].end - trace.steps[0].start
+    assert np.abs(again.passes.duration - truth)[computing].max() <= 2
+    assert new.rank_factors == pytest.approx((1, 1, 1.5, 1), abs=2e-3)
+    found = new.vocabulary.shard(4).one if vocabulary == "sharded" else new.vocabulary.shard(4).two
+    right = one if vocabulary == "sharded" else two
+    assert pytest.approx((right.S, right.T), rel=3e-3) == (found.S, found.T)
+    assert new.vocabulary.shard(2) == row
+    assert new.layers[-1] == old.layers[-1]
+    assert abs(new.layers[4].F / 1200 - 1) < 3e-3
+    with pytest.raises(BadInput, match=r"^trace: its vocabulary is sharded: a base profile is needed"):
+        from_trace(trace)
+    with pytest.raises(BadInput, match=r"^vocabulary: the profile has no field 'vocabulary'"):
+        from_trace(trace, base())
 
 
 def test_a_layer_that_became_slow_is_no_slow_rank():

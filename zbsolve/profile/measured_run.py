@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..build.vocabulary import barriers_of, model_stages
 from ..layer import Layer, Link, layer_cuts
 from ..problem import Problem
 from ..timeline import Floats
@@ -15,6 +16,7 @@ from ..trace import Trace
 from ..util.errors import BadInput
 from ..util.statistics import weighted_median
 from .lengths import factors_of, lengths_of
+from .measured_vocabulary import with_shards, without_shards
 from .profile import Profile
 
 ALIKE = 0.05  # ranks that are less than this slower or faster than the middle one count as alike
@@ -32,8 +34,18 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
     the middle rank's do is taken for a slower or faster device (`rank_factors`); all else is put on the layers. Kinds that
     did not run change as their nearest did (BW with B and W, X with F). Message times are scaled as those took that an idle
     rank was waiting for. Where the problem's microbatches differ, those of the median step get factors (`factors_of`), and
-    times and samples are those of a microbatch whose factor is 1. Raises BadInput.
+    times and samples are those of a microbatch whose factor is 1. Where the vocabulary is sharded, S and T of its ranks
+    and what is left of the layers at the ends are measured (see `with_shards`). Raises BadInput.
     """
+    if barriers_of(trace.problem) == 0:
+        return _of_layers(trace, base)
+    found = _of_layers(trace, without_shards(base))
+    assert base is not None
+    return with_shards(found, trace, base)
+
+
+def _of_layers(trace: Trace, base: Profile | None) -> Profile:
+    """`from_trace` of the stages' layers."""
     problem = trace.problem
     groups = _groups(problem)
     layers = _layers(problem, base, groups)
@@ -127,7 +139,7 @@ def _groups(problem: Problem) -> list[_Group]:
 
 def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tuple[Layer, ...]:
     """The base's; without one, layers that share their stage's predicted times evenly."""
-    stages = problem.stages
+    stages = model_stages(problem)
     if len(problem.layers) != stages or min(problem.layers) < 1:
         raise BadInput("trace: its problem does not say how many layers each stage holds (field 'layers')")
     if base is not None:

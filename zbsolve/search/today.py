@@ -12,6 +12,7 @@ import numpy as np
 
 from ..build.in_flight import with_units_in_flight
 from ..build.restage import restaged
+from ..build.vocabulary import model_routes
 from ..placement import describe, loop, vee
 from ..problem import Problem
 from ..schedule import Schedule
@@ -143,7 +144,7 @@ def _busiest(problem: Problem, times: np.ndarray[Any, Any]) -> float:
 
 def _candidates(problem: Problem) -> list[tuple[str, Problem]]:
     """Today's placement, and on a vee and a loop of two stages a rank what can be built there."""
-    routes = problem.routes
+    routes = model_routes(problem)
     found = [(describe(routes[0]) if len(routes) == 1 else "several routes", problem)]
     for make in (vee, loop):
         placement = make(problem.ranks, PIECES)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..build.vocabulary import barriers_of, model_routes
 from ..placement import describe
 from ..profile.stalls import Stall
 from ..tables import KINDS
@@ -108,8 +109,10 @@ def _spread(passes: dict[str, Any] | None) -> str:
 def run_as_text(trace: Trace) -> str:
     """What ran, in a line: format, ranks, placement, steps; and what was left out, a line each."""
     problem, facts = trace.problem, trace.facts
-    placement = describe(problem.placement) if len(problem.routes) == 1 else "several routes"
-    what = f"{problem.ranks} ranks, {problem.stages} stages ({placement}), {problem.microbatches} microbatches"
+    routes = model_routes(problem)
+    placement = describe(routes[0]) if len(routes) == 1 else "several routes"
+    shards = ", the vocabulary sharded" if barriers_of(problem) else ""
+    what = f"{problem.ranks} ranks, {len(routes[0])} stages ({placement}), {problem.microbatches} microbatches{shards}"
     clocks = f"; clocks {facts['clocks']}" if isinstance(facts.get("clocks"), str) else ""
     lines = [f"{printable(str(facts.get('format', 'zbsolve trace')))}: {what}, {len(trace.steps)} steps{clocks}"]
     left = facts.get("left_out")
