@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Schedule
+from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.cli import main
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.partition.alpa_dp import alpa, submeshes
@@ -20,7 +21,7 @@ from zbsolve.partition.file import Partition
 from zbsolve.partition.lower_bound import least_step
 from zbsolve.partition.meshes import mesh_partitions, on_devices, places
 from zbsolve.partition.stage_costs import StageCosts
-from zbsolve.partition.stage_memory import StageMemory
+from zbsolve.partition.stage_memory import Shard, StageMemory
 from zbsolve.placement import parse_routes
 from zbsolve.profile.spread import spread_over
 
@@ -284,6 +285,23 @@ def test_no_partition_has_a_schedule_below_the_bound():
             assert bound <= best
             tight += bound > 0.9 * best
     assert tight > 3
+
+
+@pytest.mark.parametrize(("placement", "ranks"), [("single", 2), ("single", 3), ("vee", 2)])
+@pytest.mark.parametrize("barriers", [1, 2])
+def test_the_bound_of_every_partition_counts_shards_of_a_vocabulary(placement: str, ranks: int, barriers: int) -> None:
+    """All partitions, each solved to the end. Shards that take as long as the layers raise it, and never too far."""
+    rng, routes = random.Random(barriers), parse_routes(placement, ranks)
+    stages, m = len(routes[0]), 2
+    for factors in ((), (1.3, 1.0, 1.7)[:ranks]):
+        profile, S, T = random_profile(rng, stages + 1, factors), rng.choice([9.5, 20.5]), rng.choice([0.0, 3.5, 11.0])
+        times = [[round(one * factor) for factor in factors or (1,) * ranks] for one in (round(S), round(T))]
+        problems = [profile.problem(ranks, m, routes, layers=one) for one in all_partitions(stages + 1, stages)]
+        costs = Vocabulary(*times, broadcast=1, reduce=1, barriers=barriers)
+        best = min(solve_cp(with_vocabulary(one, costs), None, 0, 10.0).bound for one in problems)
+        parts = StageCosts.of(profile, routes, m, vocabulary=Shard(S, T, barriers))
+        whole = least_step(costs_of(profile, placement, ranks, m), "makespan")
+        assert whole + m * (S - 1) <= least_step(parts, "makespan") <= best
 
 
 @pytest.mark.parametrize(("placement", "ranks"), [("single", 2), ("single", 3), ("vee", 2)])

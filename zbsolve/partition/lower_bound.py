@@ -18,18 +18,21 @@ def least_step(costs: StageCosts, objective: str) -> int:
 
     Where each stage has a rank of its own: stage j starts when F went through the layers before, then works m times, and
     behind its last B the B of the layers before are still to come, all-to-alls on both ways; the least maximum over j is a
-    dynamic programme. On shared ranks: all work over all ranks.
+    dynamic programme. On shared ranks: all work over all ranks. Of a sharded vocabulary S and T are work of every rank.
     """
     kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
     sums = [spans([getattr(c, kind) for c in costs.layers]) for kind in kinds]
+    shard = (costs.vocabulary.S, costs.vocabulary.T) if costs.vocabulary.barriers else ()
     if not costs.single:
         factors = np.array(costs.rank_factors or (1.0,) * costs.ranks)
         once = sum(one[0, -1] - HALF * costs.stages * (1 + 1 / factors.min()) for one in sums)
-        total = _of_all(costs, np.asarray(once), len(sums) * costs.stages / factors.min())
+        once += sum(costs.ranks * (one - HALF * (1 + 1 / factors.min())) for one in shard)
+        roundings = (len(sums) * costs.stages + len(shard) * costs.ranks) / factors.min()
+        total = _of_all(costs, np.asarray(once), roundings)
         return ceil(float(total) / float((1 / factors).sum()) - 1e-6)
 
     def price(s: int) -> Floats:
-        return _stage_at_least(costs, sums, costs.stages - s, objective)[None]
+        return _stage_at_least(costs, sums, shard, costs.stages - s, objective)[None]
 
     return ceil(cut_dp(len(costs.layers), costs.stages, price, maximum=True).cost(costs.stages) - 1e-6)
 
@@ -43,8 +46,10 @@ def _of_all(costs: StageCosts, one: Floats, roundings: float = 1.0) -> Floats:
     return np.asarray(np.maximum(0.0, sum(costs.microbatch_factors) * one - rounded))
 
 
-def _stage_at_least(costs: StageCosts, sums: list[Floats], stage: int, objective: str) -> Floats:
-    """[a, b]: µs of a step where this stage holds layers a … b − 1, at least. sums: [a, b] of each kind of pass."""
+def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, ...], stage: int, objective: str) -> Floats:
+    """[a, b]: µs of a step where this stage holds layers a … b − 1, at least. sums: [a, b] of each kind of pass; shard: µs
+    of S and T on its rank. They come behind the stage's first F; before its last B are those that backwards wait
+    for: S, and with two barriers T."""
     factors, shortest = np.array(costs.rank_factors or (1.0,) * costs.ranks), min(costs.microbatch_factors, default=1.0)
     slower = HALF if costs.rank_factors else 0.0  # a factor's product is rounded once more
 
@@ -55,7 +60,8 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], stage: int, objective
     own = [lower(one, float(costs.factors[stage])) for one in sums]
     sent = np.maximum(0.0, apart - HALF)
     all_own = [_of_all(costs, one) for one in own]
-    work = np.maximum(np.sum(all_own, axis=0), costs.microbatches * 2 * sent)
+    beside = [_of_all(costs, lower(np.asarray(one), float(costs.factors[stage]))) for one in shard]
+    work = np.maximum(sum([*all_own, *beside]), costs.microbatches * 2 * sent)
     if objective == "span" or stage == 0:
         return np.asarray(work)
     rounding = stage * (HALF * factors.max() + slower)
@@ -64,4 +70,5 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], stage: int, objective
     others = np.maximum(0.0, np.nan_to_num(apart[0], posinf=0.0) - HALF * stage)
     message = round(min(costs.link.message(c) for c in costs.layers))
     head, tail = (np.asarray(one) + others + stage * message for one in before)
-    return np.asarray(np.maximum(head[:, None] + work, head[:, None] + all_own[0] + all_own[1] + tail[:, None] + sent))
+    between = all_own[0] + all_own[1] + sum(beside[: costs.vocabulary.barriers])
+    return np.asarray(np.maximum(head[:, None] + work, head[:, None] + between + tail[:, None] + sent))
