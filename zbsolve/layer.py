@@ -28,7 +28,7 @@ class SliceExtra:
 
     def __post_init__(self) -> None:
         if self.number < 2:
-            raise BadInput(f"slice_extra: field 'number' is {self.number}: at least 2 slices are needed")
+            raise BadInput(f"field 'number' is {self.number}: at least 2 slices are needed")
 
 
 @dataclass(frozen=True, slots=True)

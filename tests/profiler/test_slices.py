@@ -13,7 +13,7 @@ import torch
 from profiler.dataflow import flow
 from profiler.slices import KINDS, SliceTimes, fitted, time_slices
 from profiler.timing import Bench
-from zbsolve import Profile, Schedule
+from zbsolve import BadInput, Profile, Schedule
 from zbsolve.cli import main
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.layer import Layer
@@ -187,6 +187,7 @@ def test_a_measured_profile_is_solved_in_slices(models: str, capsys: pytest.Capt
         ("sliced", ["--slices", "some"], "slices 'some': a number such as 8"),
         ("sliced", ["--slices", "4:even-work"], "measure even ones, or give lengths"),
         ("sliced", ["--slices", "4", "--split", "graph"], "are measured with --split layers and without --mesh"),
+        ("sliced", ["--slices", "4", "--estimate", "h100"], "--slices: are measured; an estimate is of any"),
         ("causal", ["--slices", "4"], "slices: layer 1 (Attention): its output differs"),
         ("both_ways", ["--slices", "4"], "slices: layer 1 (Attention): its output differs"),
         ("none", ["--slices", "4"], "has no causal attention that calls zbsolve.exec.sliced_attention"),
@@ -199,3 +200,17 @@ def test_what_cannot_be_timed_in_slices_is_said_in_a_line(
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert line in said
     assert not Path("p.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("extra", "line"),
+    [
+        ({"number": 1}, r"p: layers\[0\]: slice_extra: field 'number' is 1: at least 2"),
+        ({"number": 4, "F": [1e300, 0]}, r"p: layers\[0\]\.slice_extra: field 'F'\[0\] is 1e\+300"),
+        ({"number": 4, "F": [1]}, "field 'F' is"),
+        ({"number": 4, "X": [1, 2]}, "'X'"),
+    ],
+)
+def test_a_file_that_says_nonsense_of_slices_is_refused(extra: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        Profile.from_json({"layers": [{"F": 3, "B": 4, "W": 1, "slice_extra": extra}]}, "p")

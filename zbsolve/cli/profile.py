@@ -110,6 +110,8 @@ def _measure(options: argparse.Namespace) -> int:
         if options.estimate:
             from profiler import estimate
 
+            if options.slices != "1":
+                raise BadInput("--slices: are measured; an estimate is of any: say them to solve")
             how = {"optimizer_states": options.optimizer_states, "tensor_ranks": _tensor_ranks(options.mesh)}
             found = estimate(spec, options.estimate, seed=options.seed, **how)
         else:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
-from ..layer import MIN_BANDWIDTH, NO_LINK, HostLink, Layer, Link, Tied
+from ..layer import MIN_BANDWIDTH, NO_LINK, HostLink, Layer, Link, SliceExtra, Tied
 from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
@@ -26,9 +26,19 @@ Sample = Annotated[float, msgspec.Meta(gt=-(2.0**62), lt=2.0**62)]
 Factor = Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
 
 
+class SliceExtraForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What slices take beyond their part in a file, µs: of each, and more for each slice before it."""
+
+    number: COUNT
+    F: tuple[Sample, Sample] = (0.0, 0.0)
+    B: tuple[Sample, Sample] = (0.0, 0.0)
+    W: tuple[Sample, Sample] = (0.0, 0.0)
+    BW: tuple[Sample, Sample] = (0.0, 0.0)
+
+
 def _layer_form() -> Any:
     """The fields of a `Layer`; all but F may be left out."""
-    kinds: dict[Any, Any] = {float: TIME, int: SIZE}
+    kinds: dict[Any, Any] = {float: TIME, int: SIZE, SliceExtra | None: SliceExtraForm | None}
     columns: list[Any] = []
     for field in fields(Layer):
         hint = get_type_hints(Layer)[field.name]
@@ -125,7 +135,17 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:
     """A layer from its form; index: its number, for a name where it has none. Raises BadInput naming `where` and the
     field."""
-    return complete(_fields(form, Layer, where), index, where)
+    return complete(_fields(form, Layer, where, slice_extra=_slice_extra_from), index, where)
+
+
+def _slice_extra_from(form: SliceExtraForm | None, where: str) -> SliceExtra | None:
+    """What slices take, where that was measured. Raises BadInput naming `where`."""
+    if form is None:
+        return None
+    try:
+        return SliceExtra(**msgspec.structs.asdict(form))
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
 
 
 def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
