@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from profiler.memory import held
 from profiler.stage_rounds import stages_of
 from zbsolve import BadInput, Problem, Schedule
-from zbsolve.build import with_offload, with_slices
+from zbsolve.build import Vocabulary, with_offload, with_slices, with_vocabulary
 from zbsolve.exec import Pipeline
 from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.handlers import Data
@@ -22,6 +22,7 @@ from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
+from .exec_jobs_vocabulary import everything
 from .exec_tools import a_problem, random_schedule, split_layers
 
 WIDTH, LENGTH, WORDS, BATCH = 8, 12, 11, 2
@@ -32,7 +33,7 @@ LOSS = CrossEntropy(z_loss=1e-3)
 class Case:
     """What is tried. lengths: of the slices, in proportion; () for `count` even ones. offloaded: of what each stage keeps.
     ignored: labels that do not count, all of a slice and all of a microbatch among them. rows: of each microbatch, where
-    they differ. dp: pipelines side by side."""
+    they differ. dp: pipelines side by side. barriers: of a sharded vocabulary; embedding: the input's is sharded too."""
 
     name: str
     placement: tuple[int, ...] = (0, 1, 2, 3)
@@ -45,11 +46,18 @@ class Case:
     tied: bool = False
     rows: tuple[int, ...] = ()
     dp: int = 1
+    barriers: int = 0
+    embedding: bool = False
     kind: torch.dtype = torch.float64
 
 
+EVEN = Case("even")
 CASES = [
-    Case("even"),
+    # First of all, while each rank is in as many process groups: torch names a group of some ranks by that number.
+    Case("vocabulary", fused=True, ignored=True, barriers=1),
+    Case("vocabulary, embedding", lengths=(7, 1, 4), tied=True, barriers=1, embedding=True, recompute=(1,)),
+    Case("vocabulary, two barriers", (0, 1, 2, 3, 3, 2, 1, 0), embedding=True, barriers=2, ignored=True),
+    EVEN,
     Case("uneven, fused", lengths=(7, 1, 4), fused=True, ignored=True),
     Case("loop", (0, 1, 0, 1), 4, fused=True),
     Case("vee", (0, 1, 2, 2, 1, 0), 4, ignored=True, tied=True),
@@ -63,6 +71,8 @@ CASES = [
     Case("float32", (0, 1, 2, 3, 3, 2, 1, 0), ignored=True, kind=torch.float32),
     Case("float32, fused", (0, 1), kind=torch.float32, fused=True),
 ]
+
+EVALUATED = ("uneven, fused", "vee", "vocabulary, embedding")
 
 
 def layers_of(case: Case) -> list[nn.Module]:
@@ -78,6 +88,9 @@ def problem_of(case: Case, microbatches: int = 2) -> Problem:
     how = {"fused": case.fused, "recompute": case.recompute}
     step = a_problem(case.placement, microbatches * case.count, len(case.placement) + 1, held_until_B=4, held_input=2, **how)
     step = with_offload(step, 1, 1, fraction=case.offloaded) if case.offloaded else step
+    if case.barriers:
+        costs = Vocabulary(3, 3, broadcast=1, reduce=2, lookup=2 if case.embedding else None, barriers=case.barriers)
+        step = with_vocabulary(step, costs)
     return with_slices(step, case.count, held_keys=1, held_gradients=1, lengths=case.lengths)
 
 
@@ -86,7 +99,7 @@ class Groups:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.first = {size: dist.new_group(list(range(size))) for size in (2, 3, 4)}
+        self.first = {size: dist.new_group(list(range(size))) for size in (2, 3)} | {4: None}
         self.mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
 
     def of(self, case: Case) -> dict[str, Any] | None:
@@ -131,7 +144,7 @@ def tried(case: Case, seed: int, group: dict[str, Any]) -> float:
     for _ in range(2):
         found = pipe.step(x, y, uneven=bool(case.rows)).loss
         pipe.wait_gradients()
-        mine = values(pipe.layers)
+        mine = everything(pipe)
         worst += [abs(found - loss) / abs(loss), *(difference(v.found, expected[k].found) for k, v in mine.items())]
         pipe.module.zero_grad()
     for stage in pipe.stages.values():
@@ -145,11 +158,11 @@ def evaluated(case: Case, group: dict[str, Any]) -> list[float]:
     """The largest differences of evaluations in one round, in two, and of outputs, and of a step behind them."""
     pipe, (x, y), whole = pipeline_of(case, **group), batch(case), layers_of(case)
     losses = [abs(pipe.evaluate(*asked) / right(whole, *asked) - 1) for asked in ((x, y), ([*x, *x, x[0]], [*y, *y, y[0]]))]
-    outputs = pipe.forward(x, everywhere=True)
-    with torch.no_grad():
-        wanted = [nn.Sequential(*whole)(one) for one in x]
-    apart = [difference(a, b) for a, b in zip(outputs, wanted, strict=True)]
-    return [*losses, *apart, abs(pipe.step(x, y).loss / right(whole, x, y) - 1)]
+    if not case.barriers:
+        with torch.no_grad():
+            wanted = [nn.Sequential(*whole)(one) for one in x]
+        losses += [difference(a, b) for a, b in zip(pipe.forward(x, everywhere=True), wanted, strict=True)]
+    return [*losses, abs(pipe.step(x, y).loss / right(whole, x, y) - 1)]
 
 
 MEMORIES: list[tuple[tuple[int, ...], str, bool, Any, Any]] = [
@@ -245,14 +258,16 @@ def trained(case: Case, others: tuple[int, ...]) -> float:
 
 def all_of(rank: int, _: None) -> dict[str, Any]:
     """What is asked for in one launch: by name, of cases in which this rank has a part."""
+    first = {one.name: evaluated(one, {}) for one in CASES if one.name in EVALUATED and one.barriers}
+    found = {one.name: tried(one, seed, {}) for seed, one in enumerate(CASES) if one.barriers}
     groups = Groups(rank)
     mine = [(seed, one, group) for seed, one in enumerate(CASES) if (group := groups.of(one)) is not None]
-    some = [(one, group) for _, one, group in mine if one.name in ("uneven, fused", "vee")]
+    some = [(one, group) for _, one, group in mine if one.name in EVALUATED and not one.barriers]
     return {
-        "cases": {one.name: tried(one, seed, group) for seed, one, group in mine},
-        "evaluated": {one.name: evaluated(one, group) for one, group in some},
+        "cases": found | {one.name: tried(one, seed, group) for seed, one, group in mine if not one.barriers},
+        "evaluated": first | {one.name: evaluated(one, group) for one, group in some},
         "memories": memories(),
         "tensor parallel": tensor_parallel(),
-        "trained": trained(CASES[0], (5, 3, 2, 2)),
-        "refused": refused(CASES[0]),
+        "trained": trained(EVEN, (5, 3, 2, 2)),
+        "refused": refused(EVEN),
     }

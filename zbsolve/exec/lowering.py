@@ -96,13 +96,14 @@ def _kept_by_collectives(problem: Problem) -> Bools:
     kept = np.zeros(len(e), bool)
     if not joins.any():
         return kept
-    peers = np.full((int(p.kind.max()) + 1, problem.microbatches, problem.ranks), -1, np.int64)
+    part, count = problem.parts, problem.microbatches * problem.slices
+    peers = np.full((int(p.kind.max()) + 1, count, problem.ranks), -1, np.int64)
     rows = np.flatnonzero(joins)
-    peers[p.kind[rows], p.microbatch[rows], p.rank[rows]] = rows
+    peers[p.kind[rows], part[rows], p.rank[rows]] = rows
     pairs = np.sort(e.before * len(p) + e.after)
     for this, other, before in ((e.after, e.before, True), (e.before, e.after, False)):
         found = np.flatnonzero(joins[this])
-        here = peers[p.kind[this[found]], p.microbatch[this[found]], p.rank[other[found]]]
+        here = peers[p.kind[this[found]], part[this[found]], p.rank[other[found]]]
         own = other[found] * len(p) + here if before else here * len(p) + other[found]
         place = np.minimum(np.searchsorted(pairs, own), len(pairs) - 1)
         kept[found] |= (here >= 0) & (pairs[place] == own)

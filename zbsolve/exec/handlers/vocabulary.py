@@ -11,6 +11,7 @@ from typing import Any
 from ...tables import Ints
 from ...util.errors import BadInput
 from ..program import Action
+from ..slices.sequence import share_of_loss
 from ..vocabulary.rank import VocabularyShard
 from .graph import Graph
 from .handler import Handler, RankState
@@ -35,7 +36,7 @@ def _merge(state: RankState, action: Action, given: Any) -> Any:
     share = state.data.share(action.part)
 
     def made(loss: Any) -> None:
-        state.losses.append(loss if share == 1 else loss * share)
+        state.losses.append(loss if share == 1 else share_of_loss(loss, share))
 
     _shard(state).merge(action, made)
 
@@ -83,13 +84,13 @@ def _check(*before: str) -> Any:
 
 
 def _collective(run: Any, check: Any, does: str, reads: str = "") -> Handler:
-    return Handler(run, check, joins=True, reads=reads, does=does, settle=_settle, ended=_ended)
+    return Handler(run, check, joins=True, reads=reads, does=does, settle=_settle, ended=_ended, sliced=True)
 
 
 BROADCAST = _collective(_broadcast, _check(), "broadcast", reads="targets")
-SCORES = Handler(_scores, _check("VB"), reads="targets", makes="its scores")
+SCORES = Handler(_scores, _check("VB"), reads="targets", makes="its scores", sliced=True)
 MERGE = _collective(_merge, _check("S"), "merge")
-SHARD_WEIGHTS = Handler(_weights, _check("S", "VR", "VB"), adds_gradients=True)
+SHARD_WEIGHTS = Handler(_weights, _check("S", "VR", "VB"), adds_gradients=True, sliced=True)
 INPUT_GRADIENT = _collective(_input_gradient, _check("T"), "sum")
 EMBEDDED = _collective(_embedded, _check(), "embedding", reads="inputs")
 EMBEDDING_GRADIENT = _collective(_embedding_gradient, _check(), "embedding", reads="inputs")
