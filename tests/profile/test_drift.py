@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, Layer, Link, Profile, Schedule, solve
+from zbsolve.build import with_slices
 from zbsolve.cli import main
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.changes import drift, rank_sum
@@ -178,6 +179,13 @@ def test_a_trace_of_another_model_is_refused():
     bare = replace(schedule.problem, layers=())
     with pytest.raises(BadInput, match="how many layers each stage holds"):
         from_trace(replace(trace, problem=bare), base())
+
+
+def test_a_trace_of_sequences_in_slices_is_refused():
+    schedule = solve(base().problem(2, 6), effort=0.1)
+    trace, sliced = run_of(schedule, base()), with_slices(base().problem(2, 6), 3)
+    with pytest.raises(BadInput, match=r"^trace: its sequences ran in 3 slices, .* zbsolve profile --slices 3$"):
+        from_trace(replace(trace, problem=sliced), base())
 
 
 # Differences

@@ -35,8 +35,14 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
     did not run change as their nearest did (BW with B and W, X with F). Message times are scaled as those took that an idle
     rank was waiting for. Where the problem's microbatches differ, those of the median step get factors (`factors_of`), and
     times and samples are those of a microbatch whose factor is 1. Where the vocabulary is sharded, S and T of its ranks
-    and what is left of the layers at the ends are measured (see `with_shards`). Raises BadInput.
+    and what is left of the layers at the ends are measured (see `with_shards`). Raises BadInput, also for sequences that ran
+    in slices: their times say nothing of whole ones.
     """
+    if trace.problem.slices > 1:
+        raise BadInput(
+            f"trace: its sequences ran in {trace.problem.slices} slices, whose times are none of whole sequences: measure "
+            f"with zbsolve profile --slices {trace.problem.slices}"
+        )
     if barriers_of(trace.problem) == 0:
         return _of_layers(trace, base)
     found = _of_layers(trace, without_shards(base))
