@@ -22,10 +22,18 @@ from zbsolve.systems.steps import usual_schedule
 from .harness import Benchmark
 
 PROFILES = Path(__file__).parent / "profiles"
-MODELS = (
-    *("gemma2-9b", "gemma2-27b", "qwen2-7b", "qwen2-72b", "deepseek-v3", "llama3-8b", "llama3-70b", "llama3-405b"),
-    *("mixtral-8x7b", "mixtral-8x22b"),
-)
+MODELS = {  # name → as one writes it
+    "gemma2-9b": "Gemma 2 9B",
+    "gemma2-27b": "Gemma 2 27B",
+    "qwen2-7b": "Qwen 2 7B",
+    "qwen2-72b": "Qwen 2 72B",
+    "deepseek-v3": "DeepSeek v3",
+    "llama3-8b": "Llama 3 8B",
+    "llama3-70b": "Llama 3 70B",
+    "llama3-405b": "Llama 3 405B",
+    "mixtral-8x7b": "Mixtral 8x7B",
+    "mixtral-8x22b": "Mixtral 8x22B",
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +93,17 @@ def of_model(profile: Profile, ranks: int, options: argparse.Namespace) -> dict[
         "saves": round(1 - shortest / min(value[one] for one in whole), 4),
         "saves_proven": round(1 - shortest / min(bound[one] for one in whole), 4),
     }
+
+
+def table(steps: dict[str, Any]) -> str:
+    """The rows as docs/vocabulary.md shows them, ms."""
+    lines = []
+    for name, row in steps.items():
+        both = [f"{row[one]['value'] / 1e3:,.0f} ({row[one]['bound'] / 1e3:,.0f})" for one in VOCABULARIES]
+        gain = f"{abs(row['saves']):.1%} {'shorter' if row['saves'] > 0 else 'longer'}"
+        cells = [MODELS[name.partition(" ")[0]], str(row["ranks"]), f"{row['1f1b'] / 1e3:,.0f}", *both, gain]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 BENCHMARK = Benchmark("vocabulary", __doc__, measure, arguments)

@@ -13,6 +13,8 @@ from benchmarks.offload_memory import table as memory_table
 from benchmarks.slices import table as slices_table
 from benchmarks.slices_run import table as sliced_run_table
 from benchmarks.traced import MESSAGES, ranks_table, replays_table, table
+from benchmarks.vocabulary import MODELS
+from benchmarks.vocabulary import table as vocabulary_table
 from zbsolve.bench.suites import suite
 
 from ..support.docs import blocks, text_of
@@ -65,6 +67,17 @@ def test_there_and_back() -> None:
     for words, row in zip(lines, rows, strict=True):
         times = row["predicted_ms"], median(row["samples_ms"])
         assert words == [*row["run"].split(), *(f"{one:.1f}" for one in times), f"{100 * (times[1] / times[0] - 1):+.1f}%"]
+
+
+def test_models_with_large_vocabularies() -> None:
+    steps, said = kept("vocabulary")["steps"], text_of("docs/vocabulary.md")
+    assert list(steps) == [f"{model} p{ranks}" for model in MODELS for ranks in (8, 16)]
+    assert f"|\n{vocabulary_table(steps)}\n\n" in said
+    lose = [MODELS[model] for model in MODELS if steps[f"{model} p16"]["saves"] <= 0]
+    assert f"On 16 ranks the sharded vocabulary wins for all of these but {' and '.join(lose)}" in said
+    assert f"by {100 * steps['deepseek-v3 p16']['saves']:.1f} % for DeepSeek v3" in said
+    proven = [model for model in MODELS if steps[f"{model} p16"]["saves_proven"] > 0]
+    assert len(proven) == len(MODELS) - len(lose) - 1
 
 
 def test_suites_have_so_many_problems() -> None:
