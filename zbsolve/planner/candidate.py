@@ -35,6 +35,12 @@ class Candidate:
         """µs of the whole step."""
         return self.schedule.timeline().makespan + self.behind
 
+    @property
+    def bound(self) -> float:
+        """µs that no schedule of this partition's step undercuts."""
+        assert self.schedule.certificate is not None
+        return self.schedule.certificate.bound + self.behind
+
     def memory(self) -> dict[str, int]:
         """Bytes of the fullest rank, and its parts: states, activations at their peak, and messages with what passes take
         while they run."""

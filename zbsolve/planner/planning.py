@@ -18,11 +18,12 @@ from .shape import Shape
 from .space import layouts
 from .space_bounds import SpaceBounds, cheap_bounds, raised
 
+FIRST_LOOKS = 6  # layouts that get a schedule before all bounds are raised
 FIRST_ROWS = 300  # layouts whose bounds are raised before there is an incumbent
 QUICK_EFFORT = 0.1  # of a first schedule
 QUICK_SHARE = 0.5  # of the time goes to first schedules at most
-# Then the best candidates are searched in rounds: how many, and which share of the whole time each gets.
-ROUNDS = ((6, 0.03), (3, 0.05), (1, 0.1))
+# Then the best candidates are searched in rounds: how many, and which share of the time left they get together.
+ROUNDS = ((6, 0.3), (3, 0.3), (1, 0.4))
 
 Progress = Callable[[str], None]
 
@@ -79,7 +80,6 @@ def plan(
     _first_schedules(race)
     if not race.candidates:
         raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
-    race.bounds = raised(race.bounds, limit, race.value)
     _longer_searches(race)
     found = tuple(sorted(race.candidates, key=lambda one: one.value))
     if race.bounds.least > found[0].value + SAME_US:
@@ -91,32 +91,44 @@ def plan(
 
 
 def _first_schedules(race: _Race) -> None:
-    """A schedule of each layout whose bound leaves it in the race, from the least bound on, for a share of the time."""
+    """A schedule of each layout whose bound leaves it in the race, from the least bound on, for a share of the time. After
+    the first ones, bounds are raised wherever they leave a layout in the race."""
     enough = race.clock.left * (1 - QUICK_SHARE)
-    for row in np.argsort(race.bounds.step, kind="stable").tolist():
-        if race.bounds.step[row] >= race.value or (race.candidates and race.clock.left < enough):
-            return
-        found = _first(race, row)
-        if found is not None:
-            race.candidates.append(found)
-            race.told()
+    for most in (FIRST_LOOKS, len(race.bounds.rule)):
+        for row in _in_race(race)[:most]:
+            if race.bounds.step[row] >= race.value or (race.candidates and race.clock.left < enough):
+                break
+            race.looked_at.add(row)
+            found = _first(race, row)
+            if found is not None:
+                race.candidates.append(found)
+                race.told()
+        race.bounds = raised(race.bounds, race.memory, race.value)
+
+
+def _in_race(race: _Race) -> list[int]:
+    """Layouts without a schedule whose bound is below the best step, the least bound first."""
+    step = race.bounds.step
+    rows = np.argsort(step, kind="stable").tolist()
+    return [row for row in rows if step[row] < race.value and row not in race.looked_at]
 
 
 def _first(race: _Race, row: int) -> Candidate | None:
     """The layout with a named or greedy schedule."""
-    race.looked_at.add(row)
     race.clock.spend(QUICK_EFFORT)
     search: dict[str, Any] = {"method": "greedy", "effort": QUICK_EFFORT, "seed": race.seed, "prefer": None}
     return candidate_of(race.shape, race.bounds.layout.row(row), race.cluster, race.memory, **search)
 
 
 def _longer_searches(race: _Race) -> None:
-    """More time for the candidates with the least steps, and for those that no bound excludes."""
+    """More time for candidates whose own bound leaves them in the race: first those that may become best, then those that
+    are."""
     total = race.clock.left
-    for keep, share in ROUNDS:
-        race.candidates.sort(key=lambda one: one.value)
-        for at in range(min(keep, len(race.candidates))):
-            amount = min(share * total / sum(share for _, share in ROUNDS) / keep, race.clock.left)
+    for turn, (keep, share) in enumerate(ROUNDS):
+        race.candidates.sort(key=lambda one: one.value if turn else one.bound)
+        able = [at for at, one in enumerate(race.candidates) if one.bound < race.value][:keep]
+        for at in able:
+            amount = min(share * total / len(able), race.clock.left)
             if amount <= 0:
                 return
             limit = {"effort": amount} if race.clock.counted else {"seconds": amount}
