@@ -24,15 +24,16 @@ NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of
 def least_makespans(rows):  # type: ignore[no-untyped-def]
     """µs that no schedule of any partition of a row undercuts; `NEVER` where none fits. rows: shape (layouts, COLUMNS)."""
     found = np.zeros(len(rows), np.int64)
+    scratch = np.zeros(1 + rows[:, P].max(), np.int64)
     for i in range(len(rows)):
         row = rows[i]
         low, high = chain(row) - 1, serial(row)
-        if not possible(row, high):
+        if not possible(row, high, scratch):
             found[i] = NEVER
             continue
         while high - low > 1:
             middle = (low + high) // 2
-            if possible(row, middle):
+            if possible(row, middle, scratch):
                 high = middle
             else:
                 low = middle
@@ -87,13 +88,13 @@ def fitting(row):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def possible(row, x):  # type: ignore[no-untyped-def]
-    """Whether no condition forbids a makespan of x µs."""
+def possible(row, x, scratch):  # type: ignore[no-untyped-def]
+    """Whether no condition forbids a makespan of x µs. scratch: whole numbers, one a rank, that are overwritten."""
     if x < chain(row) + spread(row, fitting(row)):
         return False
     if row[SINGLE]:
         return possible_single(row, x)
-    return possible_chunks(row, x)
+    return possible_chunks(row, x, scratch)
 
 
 @inner_kernel
@@ -151,7 +152,7 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def possible_chunks(row, x):  # type: ignore[no-untyped-def]
+def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
     """Of several stages a rank: each rank by itself, with one block in each stage before its first."""
     p, m, blocks = row[P], row[M], row[L]
     rest = x - chain(row)
@@ -180,7 +181,38 @@ def possible_chunks(row, x):  # type: ignore[no-untyped-def]
     for r in range(p):
         fewest = max(0, blocks_of_rank(row, x, r) - (taken - blocks))
         fits += (room_of_rank(row, r) - fewest * row[STATES] - (row[TRANSIENT] if fewest > 0 else 0)) // row[KEPT]
-    return x >= chain(row) + spread(row, float(fits))
+    if x < chain(row) + spread(row, float(fits)):
+        return False
+    return rounds_fit(row, x, taken - blocks, scratch)
+
+
+@inner_kernel
+def rounds_fit(row, x, slack, cum):  # type: ignore[no-untyped-def]
+    """Whether all blocks can lie on ranks when each round of stages keeps what fits. A microbatch on one stage keeps the
+    rank's earlier stages too, from its F to its B. So few at a time need so many turns, each as long as the chain behind the
+    stage. The more blocks lie before a stage, the shorter that is: so each round takes as many as it can. slack: how many
+    blocks more ranks could take than there are; cum: blocks of each rank so far, at most."""
+    p, m, blocks = row[P], row[M], row[L]
+    cum[:p] = 0
+    total = 0
+    for turn in range(row[V]):
+        for at in range(p):
+            back = row[VEE] == 1 and turn == 1
+            r = p - 1 - at if back else at
+            most = blocks_of_rank(row, x, r)
+            fewest = max(0, most - slack)
+            room = room_of_rank(row, r) - fewest * row[STATES] - (row[TRANSIENT] if fewest > 0 else 0)
+            if turn < row[V] - 1 and r == (0 if row[VEE] else p - 1):
+                room += row[HEAD]  # not there yet
+            behind = row[EF] + min(total, blocks) * (row[F] + row[B]) + 2 * (turn * p + at) * row[SENT]
+            turns = (x - behind) // max(1, chain(row) - behind)
+            if turns >= 1:
+                at_once = -(-m // turns)
+                here = min(most, room // (at_once * row[KEPT]))
+                if here > cum[r]:
+                    total += here - cum[r]
+                    cum[r] = here
+    return total >= blocks
 
 
 @inner_kernel
@@ -245,6 +277,7 @@ def starts_in_time(row, x, most, room):  # type: ignore[no-untyped-def]
 def refuted(rows, bounds):  # type: ignore[no-untyped-def]
     """Of each row whether no makespan below its bound is possible; of a negative bound, whether none is at all."""
     found = np.zeros(len(rows), np.bool_)
+    scratch = np.zeros(1 + rows[:, P].max(), np.int64)
     for i in range(len(rows)):
-        found[i] = not possible(rows[i], serial(rows[i]) if bounds[i] < 0 else bounds[i] - 1)
+        found[i] = not possible(rows[i], serial(rows[i]) if bounds[i] < 0 else bounds[i] - 1, scratch)
     return found

@@ -13,6 +13,7 @@ from ..util.errors import NotFound, WrongBound
 from ..util.text import parse_bytes
 from .candidate import Candidate, candidate_of, improved
 from .cluster import Cluster
+from .estimates import estimated_steps
 from .plan_file import SAME_US, Plan
 from .shape import Shape
 from .space import layouts
@@ -68,8 +69,8 @@ def plan(
     """How to split a step of `batch` sequences over `devices` devices, with a bound over the whole space.
 
     Every legal layout is enumerated. Dominance, the least memory and bounds for every partition and schedule prune; the
-    others are solved on their balanced partition, those with the least bound first, and the best candidates longer. memory:
-    of a device ("80GiB"); None: the cluster's. effort: in place of seconds, for the same answer on every machine. progress:
+    others are solved on their balanced partition, the most promising first, and the best candidates longer. memory: of a
+    device ("80GiB"); None: the cluster's. effort: in place of seconds, for the same answer on every machine. progress:
     called with a line. Raises BadInput; Infeasible where nothing fits; NotFound.
     """
     limit = cluster.memory if memory is None else parse_bytes(memory)
@@ -91,25 +92,26 @@ def plan(
 
 
 def _first_schedules(race: _Race) -> None:
-    """A schedule of each layout whose bound leaves it in the race, from the least bound on, for a share of the time. After
+    """A schedule of each layout whose bound leaves it in the race, the most promising first, for a share of the time. After
     the first ones, bounds are raised wherever they leave a layout in the race."""
     enough = race.clock.left * (1 - QUICK_SHARE)
     for most in (FIRST_LOOKS, len(race.bounds.rule)):
         for row in _in_race(race)[:most]:
-            if race.bounds.step[row] >= race.value or (race.candidates and race.clock.left < enough):
+            if race.candidates and race.clock.left < enough:
                 break
-            race.looked_at.add(row)
-            found = _first(race, row)
-            if found is not None:
-                race.candidates.append(found)
-                race.told()
+            if race.bounds.step[row] < race.value:
+                race.looked_at.add(row)
+                found = _first(race, row)
+                if found is not None:
+                    race.candidates.append(found)
+                    race.told()
         race.bounds = raised(race.bounds, race.memory, race.value)
 
 
 def _in_race(race: _Race) -> list[int]:
-    """Layouts without a schedule whose bound is below the best step, the least bound first."""
+    """Layouts without a schedule whose bound is below the best step, the most promising first."""
     step = race.bounds.step
-    rows = np.argsort(step, kind="stable").tolist()
+    rows = np.argsort(estimated_steps(race.bounds, race.memory), kind="stable").tolist()
     return [row for row in rows if step[row] < race.value and row not in race.looked_at]
 
 
