@@ -26,7 +26,7 @@ def least_step(costs: StageCosts, objective: str) -> int:
     if not costs.single:
         factors = np.array(costs.rank_factors or (1.0,) * costs.ranks)
         once = sum(one[0, -1] - HALF * costs.stages * (1 + 1 / factors.min()) for one in sums)
-        once += sum(costs.ranks * (one - HALF * (1 + 1 / factors.min())) for one in shard)
+        once += sum(costs.ranks * max(0.0, one - HALF * (1 + 1 / factors.min())) for one in shard)
         roundings = (len(sums) * costs.stages + len(shard) * costs.ranks) / factors.min()
         total = _of_all(costs, np.asarray(once), roundings)
         return ceil(float(total) / float((1 / factors).sum()) - 1e-6)
