@@ -62,7 +62,7 @@ def test_kinds_that_only_begin_work_are_those_that_do_something_beside() -> None
 
 def test_a_kind_without_a_handler_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(HANDLERS, "T")
-    known = "F B W BW X O R AF AB C AG AGB RS U VB S VR VG VE VS"
+    known = "F B W BW X O R AF AB C AG AGB RS U VB S VR VG VE VS FQ FA BQ BA FH BH"
     with pytest.raises(BadInput, match=rf"pass 0T0: run does not know passes of kind T yet \(only {known}\)"):
         lower(random_schedule(with_pause(a_problem((0, 1), 2))))
 

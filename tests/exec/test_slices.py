@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch import Tensor, nn
 
-from zbsolve import BadInput, Problem
-from zbsolve.build import with_sharding, with_slices
+from zbsolve import BadInput, Problem, Schedule, pipeline, preset, verify
+from zbsolve.build import AttentionExchange, with_sharding, with_slices
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.model import Model
@@ -42,6 +43,36 @@ def test_evaluations_and_outputs_are_those_of_the_unsliced_model(found: list[dic
     for rank in found:
         for name, differences in rank["evaluated"].items():
             assert max(differences) <= LIMITS[name], name
+
+
+def test_ranks_make_attention_for_each_other(found: list[dict[str, Any]]) -> None:
+    for name in found[0]["answers"]:
+        assert sum(rank["answers"].get(name, 0) for rank in found) > 5
+
+
+def between(schedule: Schedule) -> Iterator[Schedule]:
+    """A helper's pass a place earlier or later, between parts of another pass."""
+    for stream, names in schedule.order.items():
+        for i, name in enumerate(names):
+            parts = [one for one in range(len(names)) if "Q" in names[one] and abs(one - i) < 5]
+            for at in parts if "H" in name else ():
+                rest = [*names[:i], *names[i + 1 :]]
+                rest.insert(rest.index(names[at]) + 1, name)
+                yield replace(schedule, order={**schedule.order, stream: tuple(rest)})
+
+
+def test_parts_of_a_pass_come_in_one_go() -> None:
+    times, how = [[10, 12, 14, 16]] * 4, {"layers": (1, 1, 1, 1), "attention_exchange": AttentionExchange(2, 2)}
+    problem = pipeline(times, BW=times, microbatches=2, slices=4, **how)
+    schedule = preset("slimpipe", problem)
+    lower(schedule)
+    moved = [one for one in between(schedule) if verify(problem, one) == ()]
+    assert moved
+    for one in moved:
+        with pytest.raises(BadInput, match="where no pass comes between"):
+            lower(one)
+    with pytest.raises(BadInput, match="one device: attention for another rank needs a process for each rank"):
+        run_here(schedule, gpt("small", 0, SMALL))
 
 
 def test_training_is_that_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:

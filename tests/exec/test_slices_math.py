@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from zbsolve.build.attention_order import HandedOver
 from zbsolve.exec import auxiliary_loss
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.slices.check import check_layers, check_loss
+from zbsolve.exec.slices.exchange import _attention, _gradients, asked
 from zbsolve.exec.slices.partial import Scores, merge, partial_attention, partial_gradients
 from zbsolve.exec.slices.sequence import counted, cut_sequence, offsets, share_of_loss, slice_shares
 from zbsolve.exec.slices.store import SliceStore, gradient_bytes
@@ -475,3 +477,47 @@ def test_models_that_can_be_cut_pass(name: str) -> None:  # dropout between laye
         check_loss(lambda y, t: LOSS(y, t) ** 2, output, labels)
     with pytest.raises(BadInput, match="4 or more"):
         check_layers(layers, torch.zeros(1, 3, dtype=torch.long))
+
+
+class Beside:
+    """A helper that is no other rank: it makes what it is asked for as one does, and counts."""
+
+    def __init__(self, share: float, backward: bool) -> None:
+        self.handed, self.backward = HandedOver(1, share), backward
+        self.found: list[Tensor] = []
+        self.asked = 0
+
+    def ask(self, *given: Any) -> None:
+        self.asked += 1
+        self.found = list((_gradients if self.backward else _attention)(asked(*given)))
+
+    def answer(self) -> list[Tensor]:
+        return self.found
+
+
+@pytest.mark.parametrize("name", ["gqa", "documents", "both"])
+@pytest.mark.parametrize("share", [0.01, 0.4, 1.0])
+def test_a_part_may_be_made_by_another_rank(name: str, share: float) -> None:
+    """Of keys before a slice, cut anywhere: output and gradients are those of the whole sequence."""
+    torch.manual_seed(1)
+    layers, (ids, _), lengths = [layer.double() for layer in MODELS[name]()], batch(name, 0), (5, 3, 4)
+    whole = nn.Sequential(*layers)
+    y = whole(ids)
+    seed = torch.randn(y.shape, dtype=y.dtype)
+    (y * seed).sum().backward()
+    wanted, store, outputs, asked_for = gradients(layers), SliceStore(3), [], 0
+    for i, (one, offset) in enumerate(zip(cut_sequence(ids, lengths, "ids"), offsets(lengths), strict=True)):
+        store.helper = helper = Beside(share, False)
+        with store.forward(0, i, offset):
+            outputs.append(whole(one))
+        asked_for += helper.asked
+    assert torch.allclose(torch.cat(outputs, 1), y, rtol=0, atol=1e-12)
+    parts = cut_sequence(seed, lengths, "seed")
+    for i in reversed(range(3)):
+        helper = Beside(share, True)
+        store.helper = None if i == 1 else helper  # one slice's backward has no helper, whatever its forward had
+        with store.backward(0, i):
+            (outputs[i] * parts[i]).sum().backward()
+        asked_for += helper.asked
+    compare(gradients(layers), wanted, torch.float64)
+    assert (asked_for > 0) == (share > 0.1)  # of 0.01 no token is left

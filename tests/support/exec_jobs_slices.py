@@ -13,10 +13,20 @@ from torch import Tensor, nn
 from profiler.memory import held
 from profiler.stage_rounds import stages_of
 from zbsolve import BadInput, Problem, Schedule
-from zbsolve.build import Vocabulary, with_offload, with_slices, with_vocabulary
+from zbsolve.build import (
+    AttentionExchange,
+    Vocabulary,
+    with_attention_exchange,
+    with_offload,
+    with_slices,
+    with_vocabulary,
+)
+from zbsolve.build.attention_balance import one_forward_one_backward
+from zbsolve.build.attention_order import with_parts, without_exchange
 from zbsolve.exec import Pipeline
 from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.handlers import Data
+from zbsolve.exec.slices.exchange import ANSWER
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
 from zbsolve.profile.profile import Layer, Link, Profile
@@ -33,7 +43,8 @@ LOSS = CrossEntropy(z_loss=1e-3)
 class Case:
     """What is tried. lengths: of the slices, in proportion; () for `count` even ones. offloaded: of what each stage keeps.
     ignored: labels that do not count, all of a slice and all of a microbatch among them. rows: of each microbatch, where
-    they differ. dp: pipelines side by side. barriers: of a sharded vocabulary; embedding: the input's is sharded too."""
+    they differ. dp: pipelines side by side. barriers: of a sharded vocabulary; embedding: the input's is sharded too.
+    exchange: ranks make attention for each other."""
 
     name: str
     placement: tuple[int, ...] = (0, 1, 2, 3)
@@ -48,6 +59,7 @@ class Case:
     dp: int = 1
     barriers: int = 0
     embedding: bool = False
+    exchange: bool = False
     kind: torch.dtype = torch.float64
 
 
@@ -68,11 +80,13 @@ CASES = [
     Case("offload", (0, 1), offloaded=1.0),
     Case("offload, recompute, fused", (0, 1, 1, 0), fused=True, recompute=(1, 3), offloaded=0.5, ignored=True),
     Case("two pipelines", (0, 1), lengths=(7, 1, 4), dp=2, ignored=True),
+    Case("exchange", count=4, exchange=True, ignored=True),
+    Case("exchange, recompute, fused", (0, 1, 2, 2, 1, 0), 4, fused=True, recompute=(1,), exchange=True),
     Case("float32", (0, 1, 2, 3, 3, 2, 1, 0), ignored=True, kind=torch.float32),
     Case("float32, fused", (0, 1), kind=torch.float32, fused=True),
 ]
 
-EVALUATED = ("uneven, fused", "vee", "vocabulary, embedding")
+EVALUATED = ("uneven, fused", "vee", "exchange", "vocabulary, embedding")
 
 
 def layers_of(case: Case) -> list[nn.Module]:
@@ -91,7 +105,15 @@ def problem_of(case: Case, microbatches: int = 2) -> Problem:
     if case.barriers:
         costs = Vocabulary(3, 3, broadcast=1, reduce=2, lookup=2 if case.embedding else None, barriers=case.barriers)
         step = with_vocabulary(step, costs)
-    return with_slices(step, case.count, held_keys=1, held_gradients=1, lengths=case.lengths)
+    sliced = with_slices(step, case.count, held_keys=1, held_gradients=1, lengths=case.lengths)
+    return with_attention_exchange(sliced, AttentionExchange(2, 2, query_bytes=1)) if case.exchange else sliced
+
+
+def exchanged_schedule(problem: Problem) -> Schedule:
+    """One forward one backward, where ranks that would wait help others."""
+    assert problem.passes.are("FH").any()
+    assert problem.passes.are("BH").any()
+    return with_parts(problem, one_forward_one_backward(without_exchange(problem)))
 
 
 class Groups:
@@ -122,8 +144,10 @@ def batch(case: Case) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def pipeline_of(case: Case, seed: int = 0, schedule: Schedule | None = None, **more: Any) -> Pipeline:
-    found = random_schedule(problem_of(case), seed) if schedule is None else schedule
-    return Pipeline(layers_of(case), found, loss=more.pop("loss", LOSS), timeout=30, **more)
+    if schedule is None:
+        problem = problem_of(case)
+        schedule = exchanged_schedule(problem) if case.exchange else random_schedule(problem, seed)
+    return Pipeline(layers_of(case), schedule, loss=more.pop("loss", LOSS), timeout=30, **more)
 
 
 def right(layers: Sequence[nn.Module], x: Sequence[Tensor], y: Sequence[Tensor]) -> float:
@@ -152,6 +176,23 @@ def tried(case: Case, seed: int, group: dict[str, Any]) -> float:
         assert stage.slices.store.bytes == 0
         assert not stage.live
     return max(worst)
+
+
+def answers(case: Case, group: dict[str, Any]) -> int:
+    """How often this rank made attention for another one in a step; some of the answers are gradients."""
+    pipe, (x, y), found = pipeline_of(case, **group), batch(case), []
+    attention = pipe.attention
+    assert attention is not None
+    send = attention.send
+
+    def counted(rank: int, tag: int, tensors: Any) -> Any:
+        if tag == ANSWER:
+            found.append(rank)
+        return send(rank, tag, tensors)
+
+    attention.send = counted  # type: ignore[method-assign]
+    pipe.step(x, y)
+    return len(found)
 
 
 def evaluated(case: Case, group: dict[str, Any]) -> list[float]:
@@ -266,6 +307,7 @@ def all_of(rank: int, _: None) -> dict[str, Any]:
     return {
         "cases": found | {one.name: tried(one, seed, group) for seed, one, group in mine if not one.barriers},
         "evaluated": first | {one.name: evaluated(one, group) for one, group in some},
+        "answers": {one.name: answers(one, group) for _, one, group in mine if one.exchange},
         "memories": memories(),
         "tensor parallel": tensor_parallel(),
         "trained": trained(EVEN, (5, 3, 2, 2)),

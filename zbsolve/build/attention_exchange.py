@@ -14,11 +14,9 @@ other, so that there is memory for the one that runs and the next one. While the
 rank that still waits may run other passes. F and B (or BW) keep their names, and hand on what they did; what came before
 them comes before FQ and BQ now.
 
-To run it, a handler of FQ sends queries (with the keys of blocks that are handed over) to the helper, FH makes
-`exec.slices.partial.partial_attention` of them and sends output and logarithms back, and F merges (`merge`); BQ sends the
-gradient, the whole's output and logarithms, BH makes `partial_gradients` and sends them back, and B adds the queries' to its
-own and those of keys and values to what later slices left. That is so for one layer of attention a stage. Where a stage has
-several, each part stands for the sum over its layers, and a run would have to exchange layer by layer.
+`exec.slices.exchange` runs it: F sends queries, and keys of blocks that are handed over, at each call of attention, FH sends
+back `partial_attention` of them, and F merges; B sends the gradient, the whole's output and statistics, and BH sends back
+`partial_gradients`. Where a stage has several layers of attention, each part stands for the sum over them.
 """
 
 from __future__ import annotations
@@ -71,8 +69,8 @@ class _Handed(NamedTuple):
 
 def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
     """`problem` where these passes are cut: before their attention (the first new rows), all attention (the next ones), and
-    what comes behind it, under the old name. What waited for a pass waits for its last part, a pass waits with its first
-    one, and bytes lie from the first to the last."""
+    what comes behind it, under the old name. What waited for a pass waits for its last part, its first one waits
+    for what the pass did, and bytes lie from the first to the last."""
     p, e = problem.passes, problem.edges
     duration, forward = p.duration.copy(), p.are("F")[rows]
     duration[rows] = parts.behind
@@ -81,9 +79,10 @@ def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
         passes = _more(passes, rows, np.where(forward, *kinds), p.rank[rows], time)
     begin, first = np.arange(len(p)), len(p) + np.arange(len(rows))
     begin[rows] = first
-    moved = (begin[e.before] != e.before) | (begin[e.after] != e.after)
-    held = np.flatnonzero(moved & (e.bytes > 0))
-    edges = replace(e, after=begin[e.after], bytes=np.where(moved, 0, e.bytes))
+    early = np.flatnonzero(begin[e.after] != e.after)  # what comes before a pass comes before its first part, too
+    held = np.flatnonzero((begin[e.before] != e.before) & (e.bytes > 0))
+    edges = replace(e, bytes=np.where(begin[e.before] != e.before, 0, e.bytes))
+    edges += Edges.of(e.before[early], begin[e.after[early]], lag=e.lag[early])
     edges += Edges.of(begin[e.before[held]], e.after[held], bytes=e.bytes[held], pool=e.pool[held])
     own = first + len(rows)
     edges += Edges.of(first, own) + Edges.of(own, rows)

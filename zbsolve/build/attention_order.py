@@ -1,6 +1,9 @@
-"""Orders of a step in which ranks make attention for each other, from orders of its passes without that."""
+"""A step in which ranks make attention for each other: its orders, from those of its passes without that, and what is
+handed over in it."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +40,27 @@ def with_parts(problem: Problem, schedule: Schedule) -> Schedule:
             one for row in order for one in (*first.get(row, ()), *before.get(row, ()), row, *behind.get(row, ()))
         ]
     return Schedule.of(problem, found)
+
+
+class HandedOver(NamedTuple):
+    """What a pass hands over: the rank that helps, and the share of the tokens before its slice whose keys go there."""
+
+    rank: int
+    share: float
+
+
+def handed_over(problem: Problem) -> dict[tuple[int, int, bool], HandedOver]:
+    """(stage, part, whether it is a backward) → what its pass hands over. Attention to one earlier slice takes twice what
+    that to the own one takes, so durations say the share."""
+    p, found = problem.passes, {}
+    for kind, own in (("FH", "FA"), ("BH", "BA")):
+        rows = problem.rows(kind)
+        for row, beside in zip(rows.tolist(), _like(problem, rows, problem.rows(own)).tolist(), strict=True):
+            away, stays, earlier = int(p.duration[row]), int(p.duration[beside]), int(p.slice[row])
+            share = away * (2 * earlier + 1) / (2 * earlier * (away + stays)) if away + stays else 0.5
+            at = int(p.stage[row]), int(problem.parts[row]), kind == "BH"
+            found[at] = HandedOver(int(p.rank[row]), min(1.0, share))
+    return found
 
 
 def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int]]]:

@@ -22,7 +22,7 @@ from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
 from .handlers.handler import RankState
 from .handlers.offload import buffers_of
-from .handlers.table import HANDLERS
+from .handlers.table import HANDLERS, passes_where
 from .interpreter import Hooks, Interpreter
 from .layers import Layers, build, layer_counts, listed, materialise
 from .lowering import lower
@@ -37,6 +37,7 @@ from .sharding.parameters import Parameter
 from .sharding.rank import Sharding, check_beside, sharded_parameters
 from .shared import Shared, buckets
 from .slices.cutting import Cutting
+from .slices.exchange import AttentionPeers
 from .slices.stage import StageSlices
 from .transport.cells import shared_cells
 from .transport.clocks import clock_lead
@@ -232,6 +233,8 @@ def connected(
         state.vocabulary = _vocabulary(part.vocabulary, problem, group, given.device, peers, hooks)
         if 0 in stages:
             stages[0].embedded = state.vocabulary.embeds(0)
+    if passes_where(problem, "helps").any():
+        state.attention = _attention(problem, wires, given.device, emulate is not None)
     sharding = Sharding.of(part.sharded, program, stages, peers.timeout) if part.sharded else None
     whole = None if given.mesh is None else given.mesh.whole
     mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole)
@@ -256,6 +259,14 @@ def _vocabulary(
     collectives = Collectives.of(group, device, peers.timeout, hooks.emulated)
     peers.beside.append(collectives.break_off)
     return VocabularyShard(shard.homes, shard.output, shard.embedding, collectives, 1 / problem.microbatches)
+
+
+def _attention(problem: Problem, wires: Wires, device: torch.device, emulated: bool) -> AttentionPeers:
+    """The exchange of attention with other ranks. Raises BadInput where it does not run."""
+    if device.type != "cpu" or emulated:
+        where = "an emulated device" if emulated else f"the device {device}"
+        raise BadInput(f"Pipeline: attention for other ranks runs on CPUs alone, and this is {where}")
+    return AttentionPeers(wires, problem)
 
 
 def _signals(part: Part, wires: Wires, seconds: float) -> Signals | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -45,6 +46,7 @@ def lower(schedule: Schedule, training: bool = True) -> tuple[Program, ...]:
     check_runs(problem, training)
     lowering = _Lowering(schedule)
     _check_collectives(problem, lowering.orders)
+    _check_parts(problem, lowering.orders)
     return tuple(lowering.program(rank) for rank in range(problem.ranks))
 
 
@@ -79,10 +81,13 @@ def _check_slices(problem: Problem) -> None:
 
 def _check_edges(problem: Problem) -> None:
     """An edge between ranks carries something, or a pass keeps it that joins ranks by itself: one that sums gradients over
-    them, or a collective. Any other edge must stay inside a rank, for only the order there keeps it."""
+    them, a collective, one that helps another, or the pass behind one of its parts. Any other edge must stay inside a rank,
+    for only the order there keeps it."""
     p, e = problem.passes, problem.edges
     sums = passes_where(problem, "adds_gradients")[e.before] & passes_where(problem, "ends_with_step")[e.after]
+    helps, parts = (passes_where(problem, one) for one in ("helps", "before_its_pass"))
     kept = e.carrying(*CARRIED) | (sums & (p.stage[e.before] == p.stage[e.after])) | _kept_by_collectives(problem)
+    kept |= helps[e.before] | (helps | parts)[e.after]
     wrong = np.flatnonzero((p.rank[e.before] != p.rank[e.after]) & ~kept)
     if len(wrong):
         a, b = (problem.names[end[wrong[0]]] for end in (e.before, e.after))
@@ -119,6 +124,17 @@ def _check_collectives(problem: Problem, orders: Sequence[Sequence[str]]) -> Non
         if wrong is not None:
             a, b = (problem.names[row] for row in wrong)
             raise BadInput(f"pass {b}: rank {rank} has it where rank 0 has {a}: ranks need one order of their collectives")
+
+
+def _check_parts(problem: Problem, orders: Sequence[Sequence[str]]) -> None:
+    """What one pass does in parts comes in one go: parts of one stage and slice, and then the pass."""
+    p, parts = problem.passes, passes_where(problem, "before_its_pass")
+    for order in orders if parts.any() else ():
+        rows = [problem.index[name] for name in order]
+        for a, b in pairwise(rows):
+            if parts[a] and (p.stage[a] != p.stage[b] or problem.parts[a] != problem.parts[b] or p.rank[a] != p.rank[b]):
+                names = f"{problem.names[b]} comes between {problem.names[a]} and what follows it"
+                raise BadInput(f"pass {names}: run knows attention for another rank only where no pass comes between")
 
 
 def _check_inputs(problem: Problem) -> None:

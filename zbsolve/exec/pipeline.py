@@ -136,6 +136,7 @@ class Pipeline:
             self.stages = self._runner.interpreter.state.stages
             self.versions = self._runner.interpreter.state.versions
             self.vocabulary_shard = self._runner.interpreter.state.vocabulary
+            self.attention = self._runner.interpreter.state.attention
             if replicas is not None:
                 self._replicate(replicas)
         with together(self.peers, "sharding"):

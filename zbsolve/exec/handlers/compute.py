@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ...tables import Ints, Pass, pass_name
@@ -24,7 +25,8 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     keeper = None
     if "O" in companions and state.offload is not None:
         keeper = state.offload.keeper(action, tensors_of([data.inputs.get(m), data.targets.get(m)]))
-    y = stage.forward(m, x, data.targets.get(m), split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
+    with _helped(state, action, backward=False):
+        y = stage.forward(m, x, data.targets.get(m), split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
     share = data.share(m)
     if stage.auxiliary is not None:
         state.losses.append(stage.auxiliary * share)
@@ -42,10 +44,19 @@ def _backward(state: RankState, action: Action, given: Any) -> Any:
     m, data, shard = action.part, state.data, state.vocabulary
     if shard is not None and shard.ends(action.stage):
         given = shard.gradient(m)
-    found = state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
+    with _helped(state, action, backward=True):
+        found = state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
     if shard is not None and shard.embeds(action.stage):
         shard.give_gradient(m, found)
     return found
+
+
+def _helped(state: RankState, action: Action, backward: bool) -> AbstractContextManager[None]:
+    """What a pass runs in: another rank may make a part of its attention."""
+    slices, helper = state.stages[action.stage].slices, "BH" if backward else "FH"
+    if slices is None or state.attention is None or helper not in action.companions:
+        return nullcontext()
+    return slices.helped(state.attention.helping(action.stage, action.part, backward))
 
 
 def _weights(state: RankState, action: Action, given: Any) -> Any:

@@ -17,6 +17,7 @@ from ...tables import Ints
 from ..backward.stage import Stage
 from ..offload.rank import Offload
 from ..program import Action
+from ..slices.exchange import AttentionPeers
 from ..vocabulary.rank import VocabularyShard
 from ..weight_versions import WeightVersions
 from .graph import Graph
@@ -49,13 +50,15 @@ def sum_of(losses: Sequence[Tensor]) -> Tensor | None:
 class RankState:
     """What the passes of one rank work on. stages, versions: by stage number (versions only where there are updates);
     exchange: starts to sum a stage's gradients over its ranks; offload: what is in host memory, where passes bring it there;
-    vocabulary: this rank's shard, where the vocabulary is sharded; data, losses: of the step that runs."""
+    vocabulary: this rank's shard, where the vocabulary is sharded; attention: where ranks make it for each other; data,
+    losses: of the step that runs."""
 
     stages: Mapping[int, Stage]
     versions: Mapping[int, WeightVersions] = field(default_factory=dict)
     exchange: Callable[[int], None] | None = None
     offload: Offload | None = None
     vocabulary: VocabularyShard | None = None
+    attention: AttentionPeers | None = None
     data: Data = field(default_factory=lambda: Data({}, {}))
     losses: list[Tensor] = field(default_factory=list)
 
@@ -90,6 +93,8 @@ class Handler:
     and from it carry nothing. On an emulated device it takes its time from when it has really ended.
     reads: what of the batch it needs of its microbatch ("inputs", "targets"), on whichever rank.
     sliced: it can run for a slice of a sequence.
+    helps: the pass that it helps exchanges with it by itself: edges between ranks to and from it carry nothing.
+    before_its_pass: what it does is done by the pass of its stage and part that comes behind it, and must come right behind.
     ends_with_step: it joins passes of other ranks, and when it has ended is known only when the step ends.
     does: what it does beside the passes that compute: with sharded parameters ("gather", "reduce"), so that no one else
     needs to, with what a microbatch keeps ("offload", "reload"), or with a sharded vocabulary ("broadcast",
@@ -110,6 +115,8 @@ class Handler:
     repeatable: bool = False
     only_time: bool = False
     sliced: bool = False
+    helps: bool = False
+    before_its_pass: bool = False
     ends_with_step: bool = False
     joins: bool = False
     reads: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...problem import Problem
 from ...tables import Bools
 from .all_to_all import BEHIND_BACKWARD, BEHIND_FORWARD
+from .attention import HELP, PART
 from .compute import BACKWARD, FORWARD, RECOMPUTE, WEIGHTS
 from .exchange import EXCHANGE
 from .handler import Handler
@@ -35,6 +36,8 @@ HANDLERS: dict[str, Handler] = {
     "VG": INPUT_GRADIENT,
     "VE": EMBEDDED,
     "VS": EMBEDDING_GRADIENT,
+    **dict.fromkeys(("FQ", "FA", "BQ", "BA"), PART),
+    **dict.fromkeys(("FH", "BH"), HELP),
 }
 
 

@@ -108,6 +108,8 @@ class OneDevice:
             raise BadInput("one device: passes O and R need a process for each rank")
         if passes_where(problem, "joins").any():
             raise BadInput("one device: a sharded vocabulary needs a process for each rank")
+        if passes_where(problem, "helps").any():
+            raise BadInput("one device: attention for another rank needs a process for each rank")
         self.counts = layer_counts(problem)
         self.owners = [(0,)] * sum(self.counts)
         self.hooks = Hooks()

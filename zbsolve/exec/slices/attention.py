@@ -11,8 +11,9 @@ would be held once a slice too, which is what slices are to save.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,21 @@ from torch import Tensor
 from ...models.losses import exact
 from ...models.slicing import AttentionRule, visible
 from .partial import Part, Scores, merge, partial_attention, partial_gradients
+
+ALL = slice(None)
+
+
+class Helper(Protocol):
+    """Another rank that makes a part of the attention (see `exchange.Helping`). handed: its rank, and the share of the
+    tokens before the slice whose keys go there."""
+
+    handed: Any
+
+    def ask(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, more: Sequence[Tensor] = ()) -> None:
+        """Ask for attention, or for its gradients."""
+
+    def answer(self) -> list[Tensor]:
+        """What was asked for."""
 
 
 @dataclass(slots=True)
@@ -43,8 +59,14 @@ class Chunk:
         """All that it holds."""
         return [self.key, self.value, *self.gradients]
 
-    def add(self, gradients: tuple[Tensor, Tensor]) -> None:
-        """Add to the gradients of keys and values."""
+    def add(self, gradients: tuple[Tensor, Tensor], tokens: slice = ALL) -> None:
+        """Add to the gradients of keys and values, or of some tokens' alone."""
+        if tokens != ALL:
+            whole = self.key, self.value
+            found = [torch.zeros_like(one, dtype=new.dtype) for one, new in zip(whole, gradients, strict=True)]
+            for one, new in zip(found, gradients, strict=True):
+                one[..., tokens, :] = new
+            gradients = found[0], found[1]
         if not self.gradients:
             self.gradients = list(gradients)
             return
@@ -52,39 +74,121 @@ class Chunk:
             mine.add_(more)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, chunks: dict[int, Chunk], number: int, rule: AttentionRule) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    chunks: dict[int, Chunk],
+    number: int,
+    rule: AttentionRule,
+    helper: Callable[[], Helper | None] = lambda: None,
+) -> Tensor:
     """The attention of slice `number`; like `query`. key, value: the slice's own, whose numbers its chunk has. chunks: of
-    this and of the earlier slices."""
-    found: Tensor = _Attention.apply(query, key, value, chunks, number, rule)  # type: ignore[no-untyped-call]
+    this and of the earlier slices. helper: who helps at the time, if one does."""
+    found: Tensor = _Attention.apply(query, key, value, _Call(chunks, number, rule, helper))  # type: ignore[no-untyped-call]
     return found
+
+
+class _Call(NamedTuple):
+    """What `attend` is given beside tensors with a graph."""
+
+    chunks: dict[int, Chunk]
+    number: int
+    rule: AttentionRule
+    helper: Callable[[], Helper | None]
+
+    def shared(self) -> tuple[Helper | None, list[_Piece], list[_Piece]]:
+        """Who helps now, what is attended to here, and what that one does."""
+        helps = self.helper()
+        return helps, *_shared(_seen(self.chunks, self.number, self.rule), self.chunks[self.number], helps)
+
+
+class _Piece(NamedTuple):
+    """Tokens of a chunk, and how they are seen."""
+
+    chunk: Chunk
+    tokens: slice
+    scores: Scores
+
+    @property
+    def key(self) -> Tensor:
+        return self.chunk.key if self.tokens == ALL else self.chunk.key[..., self.tokens, :]
+
+    @property
+    def value(self) -> Tensor:
+        return self.chunk.value if self.tokens == ALL else self.chunk.value[..., self.tokens, :]
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, chunks: dict[int, Chunk], number: int, rule: AttentionRule
-    ) -> Tensor:
-        whole = merge(
-            partial_attention(query, chunk.key, chunk.value, scores) for chunk, scores in _seen(chunks, number, rule)
-        )
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: _Call) -> Tensor:
+        helps, pieces, away = call.shared()
+        if helps is not None and away:
+            helps.ask(query, *_joined(away, query))
+        whole = merge(_parts(query, pieces, helps if away else None))
         out = whole.out.to(query.dtype)
         ctx.save_for_backward(query, out, whole.lse)
-        ctx.chunks, ctx.number, ctx.rule = chunks, number, rule
+        ctx.call = call
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         query, out, lse = ctx.saved_tensors
-        whole, own, trained = Part(out, lse), ctx.chunks[ctx.number], any(ctx.needs_input_grad[1:3])
+        whole, own, trained = Part(out, lse), ctx.call.chunks[ctx.call.number], any(ctx.needs_input_grad[1:3])
         total = torch.zeros_like(query, dtype=exact(query.dtype))
-        for chunk, scores in _seen(ctx.chunks, ctx.number, ctx.rule):
-            dq, dk, dv = partial_gradients(gradient, whole, query, chunk.key, chunk.value, scores)
+        helps, pieces, away = ctx.call.shared()
+        if helps is not None and away:
+            helps.ask(query, *_joined(away, query), (gradient, out, lse))
+        for one in pieces:
+            dq, dk, dv = partial_gradients(gradient, whole, query, one.key, one.value, one.scores)
             total += dq
             if trained:
-                chunk.add((dk, dv))
+                one.chunk.add((dk, dv), one.tokens)
+        if helps is not None and away:
+            dq, dk, dv = helps.answer()
+            total += dq
+            sizes = [one.key.shape[-2] for one in away]
+            for one, k, v in zip(away if trained else (), dk.split(sizes, -2), dv.split(sizes, -2), strict=trained):
+                one.chunk.add((k, v), one.tokens)
         complete, own.gradients = own.gradients, []
         given = (None, None) if not complete else (complete[0].to(own.key.dtype), complete[1].to(own.value.dtype))
-        return total.to(query.dtype), *given, None, None, None
+        return total.to(query.dtype), *given, None
+
+
+def _parts(query: Tensor, pieces: list[_Piece], helps: Helper | None) -> Iterator[Part]:
+    """One after the other: no two of them need be there at once."""
+    for one in pieces:
+        yield partial_attention(query, one.key, one.value, one.scores)
+    if helps is not None:
+        out, lse = helps.answer()
+        yield Part(out, lse)
+
+
+def _shared(seen: list[tuple[Chunk, Scores]], own: Chunk, helps: Helper | None) -> tuple[list[_Piece], list[_Piece]]:
+    """What is attended to here, and what another rank does: the first tokens of the sequence."""
+    until = 0 if helps is None else round(helps.handed.share * own.start)
+    stay, away = list[_Piece](), list[_Piece]()
+    for chunk, scores in seen:
+        cut = min(max(until - chunk.start, 0), chunk.end - chunk.start)
+        for found, tokens in ((away, slice(0, cut)), (stay, slice(cut, chunk.end - chunk.start))):
+            if tokens == slice(0, chunk.end - chunk.start):
+                found.append(_Piece(chunk, ALL, scores))
+            elif tokens.start < tokens.stop:
+                mask = None if scores.mask is None else scores.mask[..., tokens]
+                found.append(_Piece(chunk, tokens, scores._replace(mask=mask)))
+    return stay, away
+
+
+def _joined(pieces: list[_Piece], query: Tensor) -> tuple[Tensor, Tensor, Scores]:
+    """Keys, values and how they are seen, as one."""
+    key, value = torch.cat([one.key for one in pieces], -2), torch.cat([one.value for one in pieces], -2)
+    masks = [one.scores.mask for one in pieces]
+    if all(mask is None for mask in masks):
+        return key, value, pieces[0].scores
+    rows = [torch.ones((), dtype=torch.bool, device=query.device) if mask is None else mask for mask in masks]
+    shapes = [(len(query), 1, query.shape[-2], one.key.shape[-2]) for one in pieces]
+    whole = torch.cat([mask.expand(shape) for mask, shape in zip(rows, shapes, strict=True)], -1)
+    return key, value, pieces[0].scores._replace(mask=whole)
 
 
 def _seen(chunks: dict[int, Chunk], number: int, rule: AttentionRule) -> list[tuple[Chunk, Scores]]:

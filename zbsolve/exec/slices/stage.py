@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..backward.values import leaves_of
+from .attention import Helper
 from .cutting import Cutting
 from .store import SliceStore
 
@@ -43,6 +44,18 @@ class StageSlices:
             yield
         if not torch.is_grad_enabled() and number == self.cutting.count - 1:
             del self._ends[microbatch]
+
+    @contextmanager
+    def helped(self, helping: AbstractContextManager[Helper] | None) -> Iterator[None]:
+        """Run a pass inside, for which another rank makes attention, if one does."""
+        if helping is None:
+            yield
+            return
+        with helping as self.store.helper:
+            try:
+                yield
+            finally:
+                self.store.helper = None
 
     def again(self, part: int) -> AbstractContextManager[None]:
         """Run it once more inside, to recompute it."""

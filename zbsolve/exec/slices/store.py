@@ -13,7 +13,7 @@ from ...models.losses import exact
 from ...models.slicing import AttentionRule, running_slice
 from ...util.errors import BadInput
 from ..torch_private import saving_hooked
-from .attention import Chunk, attend
+from .attention import Chunk, Helper, attend
 
 RUNS_AGAIN = "slices: a layer runs again in the backward (a checkpoint): recompute by the schedule instead"
 
@@ -42,7 +42,7 @@ class SliceRun:
             chunks[self.number].key, chunks[self.number].value = _kept(key), _kept(value)
         else:
             chunks[self.number] = Chunk(self.offset, _kept(key), _kept(value), rule.documents)
-        y = attend(query, key, value, chunks, self.number, rule)
+        y = attend(query, key, value, chunks, self.number, rule, lambda: self.store.helper)
         if not torch.is_grad_enabled():
             self._forget(chunks, rule.window)
         return y
@@ -78,11 +78,13 @@ class SliceStore:
     Every F of a slice runs in `forward`, in the order of the slices; an X too, at any time before its backward. Every
     backward runs in `backward`, the last slice first. Other microbatches' passes may come in between. A slice's keys are
     held until its own backward has run, their gradients (in float32, or float64) from the microbatch's first backward on.
-    Of a forward without gradients nothing is left behind the last slice.
+    Of a forward without gradients nothing is left behind the last slice. helper: another rank that makes attention for the
+    pass that runs, if one does.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.helper: Helper | None = None
         self._calls: int | None = None
         self._held: dict[tuple[int, int], dict[int, Chunk]] = {}
 

@@ -1,0 +1,37 @@
+"""Handlers of attention that ranks make for each other: FQ, FA, BQ and BA are parts of what F and B do, FH and BH help.
+
+F and B (or BW) run their stage as they do without an exchange, in one go behind their parts, and ask the helper at each call
+of attention (see `slices.exchange`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...tables import Ints
+from ..program import Action
+from .graph import Graph
+from .handler import Handler, RankState
+
+
+def _part(state: RankState, action: Action, given: Any) -> Any:
+    """F or B, which comes right behind, does it."""
+    return None
+
+
+def _help(state: RankState, action: Action, given: Any) -> Any:
+    assert state.attention is not None
+    state.attention.serve(action.stage, action.kind == "BH")
+    return None
+
+
+def _check_help(graph: Graph, rows: Ints) -> None:
+    """It has the parts that it helps."""
+    for row in rows.tolist():
+        one = graph.one(row)
+        for kind in ("Q", "A"):
+            graph.need(one.kind[0] + kind, one)
+
+
+PART = Handler(_part, only_time=True, sliced=True, before_its_pass=True)
+HELP = Handler(_help, _check_help, sliced=True, helps=True)

@@ -1,0 +1,121 @@
+"""Attention that ranks make for each other while a stage's forward or backward runs (see `build.attention_exchange`).
+
+A pass that hands attention over asks its helper at each call of attention: it sends queries and some of the earlier keys and
+values, goes on with the others, and takes in what comes back. The helper serves one pass at a time, until that is over. The
+home's passes run in one go (`exec.lowering` sees to it), so both wait for each other no longer than the graph says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...build.attention_order import HandedOver, handed_over
+from ...problem import Problem
+from ..transport.wires import Wires
+from .partial import Part, Scores, partial_attention, partial_gradients
+
+KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)
+MOST_TENSORS, MOST_DIMENSIONS = 8, 4
+ASK, ANSWER = 71, 72  # tags, which nothing else on the wires has
+
+
+class AttentionPeers:
+    """One rank's exchange, over the wires of the pipeline's ranks. handed: see `handed_over`; homes: stage → rank."""
+
+    def __init__(self, wires: Wires, problem: Problem) -> None:
+        self.wires, self.handed, self.homes = wires, handed_over(problem), problem.routes[0]
+
+    @contextmanager
+    def helping(self, stage: int, part: int, backward: bool) -> Iterator[Helping]:
+        """Run a pass that hands attention over inside; its helper serves it until then."""
+        handed = self.handed[stage, part, backward]
+        helping = Helping(self, handed)
+        yield helping
+        helping.sent += self.send(handed.rank, ASK, None)
+        for work, _ in helping.sent:
+            self.wires.wait(work, handed.rank)
+
+    def serve(self, stage: int, backward: bool) -> None:
+        """Make what the stage's rank asks for, until its pass is over."""
+        home, sent = self.homes[stage], list[Any]()
+        while (given := self.receive(home, ASK)) is not None:
+            sent += self.send(home, ANSWER, _gradients(given) if backward else _attention(given))
+        for work, _ in sent:
+            self.wires.wait(work, home)
+
+    def send(self, rank: int, tag: int, tensors: Sequence[Tensor] | None) -> list[tuple[Any, Tensor]]:
+        """Begin to send tensors, or that nothing more comes. What is under way, with what must stay until then."""
+        rows = [one.contiguous() for one in tensors or ()]
+        head = torch.zeros(1 + MOST_TENSORS * (2 + MOST_DIMENSIONS), dtype=torch.int64)
+        head[0] = -1 if tensors is None else len(rows)
+        for i, one in enumerate(rows):
+            numbers = [KINDS.index(one.dtype), one.dim(), *one.shape]
+            at = 1 + i * (2 + MOST_DIMENSIONS)
+            head[at : at + len(numbers)] = torch.tensor(numbers)
+        whole = [head, *(_bare(one) for one in rows if one.numel())]
+        return [(self.wires.control.send([one], rank, tag), one) for one in whole]
+
+    def receive(self, rank: int, tag: int) -> list[Tensor] | None:
+        """The tensors that come next; None: nothing more."""
+        head = torch.zeros(1 + MOST_TENSORS * (2 + MOST_DIMENSIONS), dtype=torch.int64)
+        self.wires.wait(self.wires.control.recv([head], rank, tag), rank)
+        numbers = head.tolist()
+        if numbers[0] < 0:
+            return None
+        found = []
+        for i in range(numbers[0]):
+            at = 1 + i * (2 + MOST_DIMENSIONS)
+            kind, dimensions = numbers[at : at + 2]
+            one = torch.empty(numbers[at + 2 : at + 2 + dimensions], dtype=KINDS[kind])
+            if one.numel():
+                self.wires.wait(self.wires.control.recv([_bare(one)], rank, tag), rank)
+            found.append(one)
+        return found
+
+
+class Helping:
+    """A pass's own end of it. sent: what is under way."""
+
+    def __init__(self, peers: AttentionPeers, handed: HandedOver) -> None:
+        self.peers, self.handed, self.sent = peers, handed, list[Any]()
+
+    def ask(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, more: Sequence[Tensor] = ()) -> None:
+        """Ask for the attention of queries to keys and values, or with more (the gradient of the whole's output, that and
+        its statistics) for the gradients."""
+        self.sent += self.peers.send(self.handed.rank, ASK, asked(query, key, value, scores, more))
+
+    def answer(self) -> list[Tensor]:
+        """Output and statistics, or gradients of queries, keys and values."""
+        found = self.peers.receive(self.handed.rank, ANSWER)
+        assert found is not None
+        return found
+
+
+def _bare(one: Tensor) -> Tensor:
+    """The same memory as gloo sends it."""
+    return one.view(torch.uint8) if one.dtype == torch.bool else one
+
+
+def asked(query: Tensor, key: Tensor, value: Tensor, scores: Scores, more: Sequence[Tensor] = ()) -> list[Tensor]:
+    """What is asked for (see `Helping.ask`), as tensors."""
+    scale = torch.tensor([-1.0 if scores.scale is None else scores.scale], dtype=torch.float64)
+    return [scale, query, key, value, *more, *([] if scores.mask is None else [scores.mask])]
+
+
+def _scores(scale: Tensor, mask: Sequence[Tensor]) -> Scores:
+    return Scores(None if scale < 0 else float(scale), False, mask[0] if mask else None)
+
+
+def _attention(given: Sequence[Tensor]) -> Part:
+    scale, query, key, value, *mask = given
+    return partial_attention(query, key, value, _scores(scale, mask))
+
+
+def _gradients(given: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    scale, query, key, value, gradient, out, lse, *mask = given
+    return partial_gradients(gradient, Part(out, lse), query, key, value, _scores(scale, mask))
