@@ -19,11 +19,13 @@ from ..backward.replay import torch_random_kept
 from ..torch_private import BatchNorm, tree_leaves, tree_map, without_modes
 from .sequence import counted, cut_sequence, offsets, share_of_loss, slice_shares
 from .store import SliceStore
+from .where import mixing_part
 
 MAX_TOKENS = 32  # of the tiny input that a stage's layers are tried with
 # Of the largest number. Layers are checked in float64, but some compute a part in float32, or run in nothing else.
 LIMITS = {torch.float64: 1e-5, torch.float32: 1e-3}
 LIMIT = LIMITS[torch.float64]
+ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-6}  # what is left where everything cancels
 SMALL = 1e-2  # of a layer's largest gradient: what rounding leaves of a parameter that has none is compared with that
 
 
@@ -129,9 +131,9 @@ def _compared(tried: nn.Module, given: list[Any], lengths: Sequence[int], name: 
                     _forward(tried, cuts[m][i], ran)
     if drawn:
         return _constant(whole.outputs[-1])
-    for y, ran in zip(whole.outputs, parts, strict=True):
+    for m, (y, ran) in enumerate(zip(whole.outputs, parts, strict=True)):
         for leaf, part in zip(cut_sequence(y, lengths, name), ran.outputs, strict=True):
-            _compare("output", leaf, part, name)
+            _compare("output", leaf, part, name, partial(_first_in, tried, given[m], cuts[m], lengths))
     seeds = [tree_map(lambda one: _noise(one) if isinstance(one, Tensor) else one, y) for y in whole.outputs]
     with _naming(name):
         for y, seed in zip(whole.outputs, seeds, strict=True):
@@ -146,6 +148,19 @@ def _compared(tried: nn.Module, given: list[Any], lengths: Sequence[int], name: 
             _compare("input's gradient", leaf, _gradients(part), name)
     _compare("parameters' gradient", wanted, _taken(tried), name)
     return _constant(whole.outputs[-1])
+
+
+def _first_in(tried: nn.Module, x: Any, cuts: Sequence[Any], lengths: Sequence[int]) -> str:
+    """The part of the layer that mixes positions, for a message."""
+    store = SliceStore(len(lengths))
+
+    def run(i: int, offset: int) -> None:
+        with store.forward(0, i, offset):
+            tried(_constant(cuts[i]))
+
+    each = [partial(run, i, offset) for i, offset in enumerate(offsets(lengths))]
+    limit = max(LIMITS.get(one.dtype, 0.0) for one in [*tried.parameters(), torch.zeros(0, dtype=torch.float64)])
+    return mixing_part(tried, lengths, lambda: tried(_constant(x)), each, limit)
 
 
 @contextmanager
@@ -208,7 +223,7 @@ def _same(a: Any, b: Any) -> bool:
     return all(one.equal(other) for one, other in pairs if isinstance(one, Tensor))
 
 
-def _compare(what: str, whole: Any, part: Any, name: str) -> None:
+def _compare(what: str, whole: Any, part: Any, name: str, where: Callable[[], str] = lambda: "") -> None:
     pairs = [tree_leaves(one) for one in (whole, part)]
     if len(pairs[0]) != len(pairs[1]):
         raise BadInput(f"slices: {name}: makes another number of tensors in slices")
@@ -218,10 +233,11 @@ def _compare(what: str, whole: Any, part: Any, name: str) -> None:
         if a.shape != b.shape:
             raise BadInput(f"slices: {name}: makes {tuple(b.shape)} of a slice in place of {tuple(a.shape)}")
         gap, most = (b.double() - a.double()).abs().max().item(), max(a.double().abs().max().item(), SMALL * largest)
-        if not gap <= LIMITS.get(a.dtype, 0) * most:
+        if not gap <= LIMITS.get(a.dtype, 0) * most + ROUNDING.get(a.dtype, 0):
             raise BadInput(
                 f"slices: {name}: its {what} differs by {gap:.2g} (of {most:.2g}) in slices: it mixes positions elsewhere "
                 "than in sliced_attention, does not count them from slice_offset, or keeps something from call to call"
+                f"{where()}"
             )
 
 
