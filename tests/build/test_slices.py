@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -118,3 +120,16 @@ def test_the_digest_of_steps_without_slices_stays() -> None:
     problem = pipeline([1, 2], [3, 4], [5, 6], microbatches=2)
     assert problem == pipeline([1, 2], [3, 4], [5, 6], microbatches=2, slices=1, held_keys=7)
     assert not np.any(problem.passes.slice)
+
+
+def test_lengths_of_slices_stay_with_the_problem() -> None:
+    step = pipeline([1, 1], BW=[2, 2], placement="single", microbatches=6)
+    uneven, even = with_slices(step, 3, lengths=(4, 2, 1)), with_slices(step, 3)
+    again = Problem.from_json(json.loads(json.dumps(uneven.to_json())))
+    assert (again, again.slice_lengths) == (uneven, (4, 2, 1))
+    assert uneven.digest != even.digest
+    assert "slice_lengths" not in even.to_json()
+    with pytest.raises(BadInput, match="slices: 2 lengths for 3 slices"):
+        with_slices(step, 3, lengths=(4, 2))
+    with pytest.raises(BadInput, match=r"problem: slice_lengths \[4.0, 0.0, 1.0\]: 3 numbers above 0"):
+        with_slices(step, 3, lengths=(4, 0, 1))
