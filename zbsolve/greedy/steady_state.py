@@ -15,6 +15,7 @@ from .building_block import earliest_offsets
 from .microbatch import MicrobatchGraph, rank_work
 
 MAX_REPEATED = 8  # microbatches of a repeated part at most
+MAX_REPEATED_BY_TIME, MOMENTS = 4, 38  # the same where a schedule is cut at a moment; moments that are tried
 FLIGHT_FACTORS = (4, 3, 2)  # samples have so many times the microbatches that are in flight at once
 MAX_SAMPLE_SHARE = 0.6  # of the microbatches: a larger sample saves too little
 
@@ -61,6 +62,48 @@ def _with_part_repeated(start: Ints, m: int, c: int, q: int) -> Ints:
     source = np.where(j < c, j, np.where(middle, c + (j - c) % q, j - more))
     shift = np.where(j < c, 0.0, np.where(middle, (j - c) // q * period, more / q * period))
     target: Ints = (start[:, source] + shift).astype(np.int64)
+    return target
+
+
+def targets_cut_by_time(start: Ints, microbatches: int) -> Iterator[Ints]:
+    """Target starts, µs, shape (lanes, microbatches), from start times of fewer microbatches, cut at a moment.
+
+    A steady state up to a moment with a cool-down behind it has other microbatches in each lane by then. So each lane's
+    passes up to the moment stay, its next q are repeated until there are enough, a period later each time, and the rest
+    comes behind. The most periodic and shortest of such parts first.
+    """
+    found: dict[tuple[int, bytes], tuple[float, int, Ints]] = {}
+    for moment in np.linspace(start.min(), start.max(), MOMENTS + 2)[1:-1]:
+        begun = (start < moment).sum(axis=1)
+        for q in range(1, MAX_REPEATED_BY_TIME + 1):
+            step = _steps(start, begun, q)
+            if 2 * len(step) >= len(start):
+                found[q, begun.tobytes()] = float(step.mean() + 0.3 * step.std()) / q, q, begun
+    for _, q, begun in sorted(found.values(), key=lambda one: one[:2]):
+        yield _with_lanes_repeated(start, microbatches, begun, q)
+
+
+def _steps(start: Ints, begun: Ints, q: int) -> Ints:
+    """By how much q passes are later than the first that has not begun, µs, of the lanes with more than q left."""
+    lanes = np.flatnonzero(begun + q < start.shape[1])
+    step: Ints = start[lanes, begun[lanes] + q] - start[lanes, begun[lanes]]
+    return step
+
+
+def _with_lanes_repeated(start: Ints, m: int, begun: Ints, q: int) -> Ints:
+    """The q passes of each lane behind those that have begun again and again; of a lane with fewer left its last q, behind
+    its end."""
+    few = start.shape[1]
+    more, period = m - few, float(np.median(_steps(start, begun, q)))
+    ends = begun + q > few
+    cut = np.where(ends, few, begun)[:, None]
+    first = np.where(ends, few - q, begun)[:, None]
+    j = np.arange(m)[None]
+    turn = (j - cut) // q + ends[:, None]
+    middle, before = (j >= cut) & (j < cut + more), j < cut
+    source = np.where(before, j, np.where(middle, first + (j - cut) % q, j - more))
+    shift = np.where(before, 0.0, np.where(middle, turn * period, more / q * period))
+    target: Ints = (np.take_along_axis(start, source, axis=1) + shift).astype(np.int64)
     return target
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import chain, product
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..greedy.side_stream import held_by_others, rooms_beside, with_room_for_the
 from ..greedy.syncs import pools_with_syncs
 from ..systems.table import presets_of
 from ..util.errors import NotFound
+from .extension import extended
 from .state import BLOCK_SOLVER, LARGE_PASSES, State
 
 TRIED_BESIDE = 8  # starting policies that are tried with side streams put in behind
@@ -24,6 +26,7 @@ TRIED_BESIDE = 8  # starting policies that are tried with side streams put in be
 PUT_OFF, SHIFTS = (0.0, 1.0, 4.0, 1e9), (0.3, 1.0, 3.0)
 SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time is for serial generation at most, where there is a schedule
+SOURCES_SHARE = 0.7  # of the time: what is left is for neighbourhoods of the best
 SERIAL_SOLVER = "serial generation"
 
 
@@ -71,28 +74,13 @@ def _named(state: State) -> Iterator[None]:
 
 
 def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
-    """Better schedules: annealed policies and building blocks in turn, then neighbourhoods of the best."""
+    """Better schedules: those of fewer microbatches extended, then annealed policies and building blocks in turn, then
+    neighbourhoods of the best."""
     problem, clock = state.problem, state.clock
-    total = clock.left
-    # Shares of the room are for what passes on side streams take; with pools they free it too.
-    plainly = held_by_others(problem)
-    rooms = rooms_beside(problem)[: 1 if problem.pools or plainly else None]
-    sources = [_blocks(state, seed, total, room) for room in rooms]
-    if several := bool(pools_with_syncs(problem)):
-        sources += [_beside(state, seed, total, room) for room in rooms]
-    if not (several and plainly):
-        annealed = _annealed(state, seed, total, starts)
-        annealed = annealed if starts else chain(_policies(state, starts), annealed)
-        sources += [_shifted(state, seed, total)] if several else []
-        # Trying policies takes long on a large problem: blocks need not wait for them, but they do not know of pools.
-        sources.insert(0 if problem.pools else len(sources), annealed)
-    while sources and not state.done:
-        for source in list(sources):
-            try:
-                next(source)
-            except StopIteration:
-                sources.remove(source)
-            yield
+    until = clock.used + SOURCES_SHARE * clock.left
+    if state.enough is None:
+        yield from extended(state, partial(_search_small, seed=seed))
+    yield from _sources(state, seed, starts, until - clock.used)
     # A question about memory has no use for them: near what is just possible CP-SAT counts little of the time that it takes.
     if len(problem.passes) <= LARGE_PASSES and state.schedule is not None and state.enough is None:
         from ..ilp.neighbourhood_search import better_neighbours
@@ -104,21 +92,52 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
             yield
 
 
-def _annealed(state: State, seed: int, total: float, starts: list[Policy]) -> Iterator[None]:
-    for policy in improve_policies(state.problem, starts, state.clock, seed, 0.7 * total):
+def _search_small(state: State, seed: int) -> Iterator[None]:
+    """A search for a problem with fewer microbatches, without neighbourhoods: one of them takes as long as all of it."""
+    starts: list[Policy] = []
+    yield from quick(state, starts, policies=True)
+    yield from _sources(state, seed, starts, state.clock.left)
+
+
+def _sources(state: State, seed: int, starts: list[Policy], seconds: float) -> Iterator[None]:
+    """Annealed policies, building blocks, and what else the problem asks for, in turn, for so many seconds."""
+    problem = state.problem
+    # Shares of the room are for what passes on side streams take; with pools they free it too.
+    plainly = held_by_others(problem)
+    rooms = rooms_beside(problem)[: 1 if problem.pools or plainly else None]
+    sources = [_blocks(state, seed, seconds, room) for room in rooms]
+    if several := bool(pools_with_syncs(problem)):
+        sources += [_beside(state, seed, seconds, room) for room in rooms]
+    if not (several and plainly):
+        annealed = _annealed(state, seed, seconds, starts)
+        annealed = annealed if starts else chain(_policies(state, starts), annealed)
+        sources += [_shifted(state, seed, seconds)] if several else []
+        # Trying policies takes long on a large problem: blocks need not wait for them, but they do not know of pools.
+        sources.insert(0 if problem.pools else len(sources), annealed)
+    while sources and not state.done:
+        for source in list(sources):
+            try:
+                next(source)
+            except StopIteration:
+                sources.remove(source)
+            yield
+
+
+def _annealed(state: State, seed: int, seconds: float, starts: list[Policy]) -> Iterator[None]:
+    for policy in improve_policies(state.problem, starts, state.clock, seed, seconds):
         if policy is not None:
             state.offer_policy(policy, "annealed policy")
         yield
 
 
-def _blocks(state: State, seed: int, total: float, room: float) -> Iterator[None]:
-    others = (state.problem, state.clock, 0.7 * total, seed, state.target, lambda: state.leads, room)
+def _blocks(state: State, seed: int, seconds: float, room: float) -> Iterator[None]:
+    others = (state.problem, state.clock, seconds, seed, state.target, lambda: state.leads, room)
     for schedule in block_schedules(*others):
         state.offer(schedule, BLOCK_SOLVER)
         yield
 
 
-def _beside(state: State, seed: int, total: float, room: float) -> Iterator[None]:
+def _beside(state: State, seed: int, seconds: float, room: float) -> Iterator[None]:
     """Policies for the passes of compute streams alone, with so much of the memory left for side streams; these come in
     behind. The list scheduler, which knows all streams, is too careful where little memory is left."""
     problem, clock = state.problem, state.clock
@@ -126,7 +145,7 @@ def _beside(state: State, seed: int, total: float, room: float) -> Iterator[None
     if plain is None:
         return
     starts = starting_policies(plain, clock, 0.1 * clock.left)
-    for policy in chain(starts[:TRIED_BESIDE], improve_policies(plain, starts, clock, seed, 0.7 * total)):
+    for policy in chain(starts[:TRIED_BESIDE], improve_policies(plain, starts, clock, seed, seconds)):
         if policy is not None:
             clock.spend(len(problem.passes) * 1e-6)
             with suppress(NotFound):
@@ -152,10 +171,10 @@ def _serial(state: State) -> Iterator[None]:
         yield
 
 
-def _shifted(state: State, seed: int, total: float) -> Iterator[None]:
+def _shifted(state: State, seed: int, seconds: float) -> Iterator[None]:
     """The same from the best schedule's starts, shifted at random."""
     problem, clock = state.problem, state.clock
-    until, rng = clock.used + 0.7 * total, np.random.default_rng(seed)
+    until, rng = clock.used + seconds, np.random.default_rng(seed)
     mean, begins = float(problem.passes.duration.mean()), serial_targets(problem)
     while clock.used < until:
         best = state.schedule
