@@ -46,6 +46,8 @@ from .tensor_parallel import over_tensor_ranks
 from .vocabulary import Clock, counted_rest, counted_shard, counted_table, held_by_shard, vocabulary_costs
 from .vocabulary_cut import cut_of
 
+SHARED = None, {"no_vocabulary": "tensor ranks share the vocabulary already"}
+
 
 @dataclass(frozen=True)
 class _Look:
@@ -78,9 +80,8 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
     )
     sequence = sequence_fact(look.work.values())
     source = f"estimated: {target.name} roofline"
-    vocabulary, unknown = _vocabulary(
-        model, look.through, mode, source, partial(_layer, model, state=state, on=target), target
-    )
+    rest = partial(_layer, model, state=state, on=target)
+    vocabulary, unknown = SHARED if tensor_ranks > 1 else _vocabulary(model, look.through, mode, source, rest, target)
     found = Profile(
         source,
         spec,

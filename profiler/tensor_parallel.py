@@ -37,16 +37,14 @@ def over_tensor_ranks(profile: Profile, ranks: int, on: Device) -> Profile:
     link = Link(LATENCY_US, on.link * 1e3 * LINK_SHARE)
     inputs = [profile.layers[0], *profile.layers[:-1]]
     layers = [_part(layer, before.output_bytes, ranks, link) for layer, before in zip(profile.layers, inputs, strict=True)]
-    parts = profile.host
     return replace(
         profile,
         source=f"{profile.source}, {ranks} tensor ranks",
         layers=tuple(layers),
         link=profile.link if ranks < node else Link(LATENCY_US, on.network * 1e3 * LINK_SHARE),
-        facts={**profile.facts, "tensor_ranks": ranks, "no_vocabulary": "tensor ranks share the vocabulary already"},
+        facts={**profile.facts, "tensor_ranks": ranks},
         tied=tuple((ceil(size / ranks), group) for size, group in profile.tied),
-        host=None if parts is None else _host(parts, ranks, node),
-        vocabulary=None,
+        host=None if profile.host is None else _host(profile.host, ranks, node),
     )
 
 

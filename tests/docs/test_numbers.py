@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.contexts import table as contexts_table
 from benchmarks.offload_memory import LAYERS
 from benchmarks.offload_memory import table as memory_table
 from benchmarks.slices import table as slices_table
@@ -246,6 +247,24 @@ def test_slices_of_long_contexts() -> None:
         assert found["activations_GiB"] <= named["activations_GiB"]
         # (n + p - 1)/n microbatches of slices on rank 0 (p = 16), one slice less on rank 1, where 1F1B holds all four
         assert 30 / 16 / 4 <= named["activations_GiB"] / whole["activations_GiB"] <= 31 / 16 / 4
+
+
+def test_contexts_on_256_devices() -> None:
+    rows = kept("contexts")["rows"]
+    assert shown("docs/slices.md", "contexts") == [line.split() for line in contexts_table(rows).splitlines()]
+    at = {(row["context"], row["schedule"]): row for row in rows}
+    said = sentences("docs/slices.md")
+    searched = {row["context"]: row for row in rows if row["schedule"] == "search"}
+    assert set(searched) >= {32, 128, 512}
+    for context, found in searched.items():
+        single = [at[context, name] for name in ("1f1b", "zb-h1", "slimpipe", "seq1f1b", "exchange")]
+        assert found["fits"]
+        assert found["bound_us"] <= found["us"] <= min(row["us"] for row in single if row["fits"])
+    assert not any(at[context, name]["fits"] for context in (512, 2048) for name in ("1f1b", "interleaved", "zb-h1"))
+    whole = max((at[512, name] for name in ("1f1b", "interleaved", "zb-h1")), key=lambda row: row["mfu"])
+    assert f"{at[512, 'exchange']['mfu'] / whole['mfu']:.1f} times" in said
+    longest = f"{at[2048, 'exchange']['mfu']:.1%} with the exchange, {at[2048, 'slimpipe']['mfu']:.1%} without"
+    assert longest.replace("%", " %") in said
 
 
 def test_memory_on_more_ranks() -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import runpy
 from xml.etree import ElementTree
 
+import pytest
+
 from zbsolve.show.pictures.words import short_time
 
 from ..support.docs import text_of
 from ..support.house import ROOT
 
 
-def test_the_picture_of_offload_shows_the_kept_results() -> None:
-    """After a new measurement: `python docs/offload_memory.py` writes it anew."""
-    script = runpy.run_path(str(ROOT / "docs" / "offload_memory.py"))
-    assert script["picture"]() == (ROOT / "docs" / "offload_memory.svg").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("script", "picture"), [("offload_memory", "offload_memory"), ("contexts_picture", "contexts")])
+def test_pictures_of_benchmarks_show_the_kept_results(script: str, picture: str) -> None:
+    """After a new measurement: `python docs/SCRIPT.py` writes it anew."""
+    drawn = runpy.run_path(str(ROOT / "docs" / f"{script}.py"))["picture"]()
+    assert drawn == (ROOT / "docs" / f"{picture}.svg").read_text(encoding="utf-8")
 
 
 def test_the_committed_picture_is_what_the_script_draws() -> None:

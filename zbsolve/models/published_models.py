@@ -203,7 +203,7 @@ def published_model(name: str, seed: int, setting: Setting) -> Model:
     layers, batch, length = setting.layers or layers, setting.batch or batch, setting.length or length
     dtype = setting.dtype or dtype
     p = replace(p, layers=layers, batch=batch, length=length, dtype=dtype)
-    if length > 1_000_000 or batch > 1_000_000 or layers > 100_000:
+    if length > 10_000_000 or batch > 1_000_000 or layers > 100_000:
         raise BadInput(f"model '{name}': {layers} layers, batch {batch}, length {length}: too many")
     builders = [_first(p), *(_middle(p, i) for i in range(layers)), _last(p)]
     return Model(
