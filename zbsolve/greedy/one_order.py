@@ -41,7 +41,7 @@ def first_uses(problem: Problem, start: Ints) -> Floats:
 def put_in_one_order(problem: Problem, start: Ints, end: Ints) -> None:
     """Move starts and ends of parts of collectives, places in a row, in place, so that each stream has the order in which
     the last parts of collectives start, or where some rank has a use for one before that, the first use. None moves to an
-    earlier place, nor further than 2 places for each pass before it beyond the last of these."""
+    earlier place than that, nor further than 2 places for each pass before it beyond the last of these."""
     rows = np.flatnonzero(problem.collective >= 0)
     if not len(rows):
         return
@@ -51,8 +51,19 @@ def put_in_one_order(problem: Problem, start: Ints, end: Ints) -> None:
     uses = np.flatnonzero((number[e.before] >= 0) & (number[e.after] < 0))
     np.minimum.at(used, number[e.before[uses]], start[e.after[uses]] - 1)
     key = np.minimum(latest, used)[number[rows]]
-    rows = rows[np.lexsort((p.kind[rows], p.slice[rows], p.microbatch[rows], key, p.streams[rows]))]
-    for mine in np.split(rows, np.flatnonzero(np.diff(p.streams[rows])) + 1):
+    in_order = np.lexsort((p.kind[rows], p.slice[rows], p.microbatch[rows], key, p.streams[rows]))
+    own = start[rows]
+    _in_turn(problem, rows[in_order], start)
+    if (start[e.before[uses]] >= start[e.after[uses]]).any():
+        # By its key a collective is over on all ranks. Where a part that comes later holds up others past their uses, all
+        # parts come no later than by their keys: what they take is held for longer.
+        start[rows] = np.minimum(own, key)
+        _in_turn(problem, rows[in_order], start)
+    end[rows] = np.maximum(end[rows], start[rows] + 1)
+
+
+def _in_turn(problem: Problem, rows: Ints, start: Ints) -> None:
+    """Move the starts of passes, in place, so that those of a stream come in this order. rows: stream by stream."""
+    for mine in np.split(rows, np.flatnonzero(np.diff(problem.passes.streams[rows])) + 1):
         steps = 2 * np.arange(len(mine))
         start[mine] = np.maximum.accumulate(start[mine] - steps) + steps
-        end[mine] = np.maximum(end[mine], start[mine] + 1)
