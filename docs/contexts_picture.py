@@ -18,9 +18,9 @@ from zbsolve.show.pictures.svg import to_svg
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results" / "contexts.json"
 TITLE = "Llama 3 70B with long contexts on 256 H100 (estimated)"
-WIDTH, HEIGHT, TOP, FLOOR = 1080.0, 430.0, 80.0, 370.0  # pixels
+WIDTH, HEIGHT, TOP, FLOOR = 1110.0, 430.0, 80.0, 370.0  # pixels
 PANELS = ((64.0, 400.0), (600.0, 936.0))  # left and right edges
-LEAST, MOST, ROOM = 5, 10, 80e9 / 2**30  # powers of two of GiB; GiB of a device
+LEAST, MOST, ROOM = 4, 10, 80e9 / 2**30  # powers of two of GiB; GiB of a device
 LINES = {
     "1f1b": Look("1F1B", "#6a3414"),
     "interleaved": Look("interleaved", "#9c58b4"),
