@@ -131,9 +131,8 @@ def measure(
     ranks on this machine would: they share its caches and memory bandwidth. optimizer_states: as in the module of that name.
     device: "cpu" or "cuda". split: how the backward is split (see `Pipeline`). progress: called with what is being done.
     spread: the mesh that the model's `parallelize` spreads layers over; its other ranks beside the first pipeline call
-    `take_part`. slices: of sequences, which are timed too: a number, or
-    lengths. Raises BadInput for the model and passes of it that fail, RunFailed where a helper does not answer,
-    OutOfMemory.
+    `take_part`. slices: of sequences, which are timed too: a number, or lengths. Raises BadInput for the model and
+    passes of it that fail, RunFailed where a helper does not answer, OutOfMemory.
     """
     if not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES:
         limits = f"must be more than 0 and busy processes {busy_processes} from 0 to {MAX_BUSY_PROCESSES}"
@@ -301,10 +300,7 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, pairs: list[P
         **({} if found.vocabulary.costs else {"no_vocabulary": found.vocabulary.unknown}),
         "left_after_W": {model.layer_names[i]: found.memory[i].after_W for i in found.taken},
         **found.slice_facts,
-        "warnings": [
-            *warned,
-            *found.sliced.notes,
-        ],
+        "warnings": [*warned, *found.sliced.notes],
     }
 
 

@@ -283,10 +283,16 @@ def _line(beyond: dict[int, float], cuts: Sequence[float], growth: float) -> tup
     ones, before, steps = np.ones(len(here)), np.array(here, float), lengths * begins
     fell = 0.0
     if growth >= 0:
-        for columns in product((ones, lengths), (before, steps)):
-            first, later = np.linalg.lstsq(np.stack(columns, 1), y, rcond=None)[0].tolist()
-            if (columns[0] is ones) == (first > 0) and (columns[1] is before) == (later > 0):
-                break
+
+        def missed(line: Line) -> float:
+            """Squares that are left where the line is read as `SliceExtra` reads it, whichever form it was fitted in."""
+            first, later = line
+            said = first * (ones if first > 0 else lengths) + later * (before if later > 0 else steps)
+            return float(((y - said) ** 2).sum())
+
+        forms = (np.stack(columns, 1) for columns in product((ones, lengths), (before, steps)))
+        tried = [np.linalg.lstsq(form, y, rcond=None)[0].tolist() for form in forms]
+        first, later = min(((a, b) for a, b in tried), key=missed)
         if later >= -growth:
             return (first, later), 0.0
         fell = -(later + growth)

@@ -46,6 +46,7 @@ def test_evaluations_and_outputs_are_those_of_the_unsliced_model(found: list[dic
 
 
 def test_ranks_make_attention_for_each_other(found: list[dict[str, Any]]) -> None:
+    assert found[0]["answers"]
     for name in found[0]["answers"]:
         assert sum(rank["answers"].get(name, 0) for rank in found) > 5
 

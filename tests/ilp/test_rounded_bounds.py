@@ -64,7 +64,7 @@ def holds(problem: Problem, best: int | None) -> bool:
     assert found.bound <= best <= found.value
     assert found.bound % unit == 0
     stated = Bound(found.bound, found.proof, found.relaxation, found.ranks)
-    assert found.bound <= recheck(problem, stated, 1.0).value <= best
+    assert found.bound <= recheck(problem, stated, 60.0).value <= best
     return True
 
 

@@ -87,6 +87,17 @@ def test_the_librarys_models_run_in_slices(name: str) -> None:
     assert worst(model, EVEN, torch.float32, fused=True) <= 1e-6
 
 
+def test_a_model_that_asks_for_the_name_of_its_attention_is_the_librarys_own() -> None:
+    """Falcon knows its attention by the library's names alone."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 16, "num_attention_heads": 4, "vocab_size": 23, "num_hidden_layers": 2, "multi_query": False}
+    model = load(f"hf:FalconConfig{json.dumps(sizes)}@batch=2,length=12")
+    x, _ = model.batch(0, 0)
+    for layer in model.build():
+        x = layer(x)
+    assert x.shape == (2, 12, 23)
+
+
 class Begin(nn.Module):
     """Tokens and documents in, hidden states and documents out."""
 

@@ -147,7 +147,7 @@ def pipeline_of(case: Case, seed: int = 0, schedule: Schedule | None = None, **m
     if schedule is None:
         problem = problem_of(case)
         schedule = exchanged_schedule(problem) if case.exchange else random_schedule(problem, seed)
-    return Pipeline(layers_of(case), schedule, loss=more.pop("loss", LOSS), timeout=30, **more)
+    return Pipeline(layers_of(case), schedule, loss=more.pop("loss", LOSS), timeout=120, **more)
 
 
 def right(layers: Sequence[nn.Module], x: Sequence[Tensor], y: Sequence[Tensor]) -> float:
@@ -232,7 +232,7 @@ def memories() -> list[dict[str, int]]:
         how = {"layers": split_layers(len(rows), len(placement)), "fused": fused, "recompute": recompute}
         problem = profile.problem(4, 2, placement, slices=slices, **how)
         schedule = preset(name, problem) if name else random_schedule(problem, 2)
-        runner = Pipeline(model.build, schedule, loss=model.loss, timeout=30)
+        runner = Pipeline(model.build, schedule, loss=model.loss, timeout=120)
         runner.step(inputs, targets)  # afterwards gradients are there
         memory = runner.step(inputs, targets, memory=True).memory
         assert memory is not None

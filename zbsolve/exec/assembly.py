@@ -234,7 +234,7 @@ def connected(
         if 0 in stages:
             stages[0].embedded = state.vocabulary.embeds(0)
     if passes_where(problem, "helps").any():
-        state.attention = _attention(problem, wires, given.device, emulate is not None)
+        state.attention = _attention(problem, peers, given.device, emulate is not None)
     sharding = Sharding.of(part.sharded, program, stages, peers.timeout) if part.sharded else None
     whole = None if given.mesh is None else given.mesh.whole
     mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole)
@@ -261,12 +261,12 @@ def _vocabulary(
     return VocabularyShard(shard.homes, shard.output, shard.embedding, collectives, 1 / problem.microbatches)
 
 
-def _attention(problem: Problem, wires: Wires, device: torch.device, emulated: bool) -> AttentionPeers:
+def _attention(problem: Problem, peers: Peers, device: torch.device, emulated: bool) -> AttentionPeers:
     """The exchange of attention with other ranks. Raises BadInput where it does not run."""
     if device.type != "cpu" or emulated:
         where = "an emulated device" if emulated else f"the device {device}"
         raise BadInput(f"Pipeline: attention for other ranks runs on CPUs alone, and this is {where}")
-    return AttentionPeers(wires, problem)
+    return AttentionPeers(peers.wires, problem, peers.timeout)
 
 
 def _signals(part: Part, wires: Wires, seconds: float) -> Signals | None:

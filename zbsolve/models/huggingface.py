@@ -18,7 +18,6 @@ from torch import nn
 
 from ..util.errors import BadInput
 from ..util.own_code import raised
-from .huggingface_attention import transformers_attention
 from .huggingface_given import Sample, given_to
 from .huggingface_layers import Embedding, Head, Layer, is_tied, weight_name
 from .huggingface_routers import balance_of
@@ -45,8 +44,6 @@ def causal_model(spec: str, seed: int) -> Model:
     try:
         with torch.device("meta"):
             shell = causal_of(config)
-        if getattr(config, "_attn_implementation", None) == "sdpa":
-            config._attn_implementation = transformers_attention()  # the same, and for slices too
         row = getattr(*owner_of(shell, config.num_hidden_layers))
         layers = [type(layer) for layer in row]
         given = [

@@ -15,7 +15,8 @@ NAME = "zbsolve"
 
 def transformers_attention() -> str:
     """The name that transformers knows `sliced_attention` by: AutoModelForCausalLM.from_config(config,
-    attn_implementation=transformers_attention()). Without slices it is the library's "sdpa", masks too.
+    attn_implementation=transformers_attention()). Without slices it is the library's "sdpa", masks too, but for
+    models that ask whether their attention has that name.
 
     In slices a layer's attention sees the earlier slices' keys, with grouped queries, `sliding_window` and `scaling`. A mask
     may say the same for the slice's queries and all keys so far, and nothing else. documents=, which the library's models
@@ -55,7 +56,7 @@ def _attention(
         found: tuple[Tensor, None] = whole(module, query, key, value, attention_mask, dropout, scaling, **further)
         return found
     name, given = type(module).__name__, {name: one for name, one in further.items() if one is not None and one is not False}
-    causal, window, documents = (given.pop(one, None) for one in ("is_causal", "sliding_window", "documents"))
+    _, window, documents = (given.pop(one, None) for one in ("is_causal", "sliding_window", "documents"))
     if unknown := sorted(given.keys() - IGNORED):
         raise BadInput(f"{name}: {unknown[0]}: sliced_attention has none")
     _check_mask(name, attention_mask, query.shape[-2], window)

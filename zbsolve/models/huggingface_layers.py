@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ..util.errors import BadInput
 from ..util.own_code import raised
-from .huggingface_attention import NAME
+from .huggingface_attention import transformers_attention
 from .huggingface_given import Given, Here, part_of
 from .huggingface_routers import Balance, Sums, hear, heard
 from .huggingface_shell import of_eight_words, owner_of, without_layers
@@ -98,7 +98,7 @@ class Layer(nn.Module):
         leaves, form = tree_flatten(given.value)
         self.numbers = tree_unflatten(list(range(len(leaves))), form)  # torch warns where a form is copied
         self.along, self.batch = given.along, given.batch
-        self.attention = getattr(config, "_attn_implementation", None)
+        self.config, self.attention = config, getattr(config, "_attn_implementation", None)
         self.fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for n, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
@@ -113,11 +113,12 @@ class Layer(nn.Module):
         return self.balance.added(x, y, logits)
 
     def _hidden(self, x: Tensor) -> Tensor:
-        if in_slice() and self.attention not in (NAME, None):
+        if in_slice() and self.attention not in ("sdpa", None):
             raise BadInput(f"hf: {type(self.layer).__name__}: slices do not reach its attention, '{self.attention}'")
         here = Here(x.shape[0], slice_offset(), x.shape[1])
         args, kwargs = tree_map(lambda n: self._given(n, here), self.numbers)
-        y = self.layer(x, *args, **kwargs)
+        with _called_in_slices(self.config) if in_slice() else nullcontext():
+            y = self.layer(x, *args, **kwargs)
         result: Tensor = y[0] if isinstance(y, tuple) else y
         return result
 
@@ -125,6 +126,16 @@ class Layer(nn.Module):
         """What these tokens get of the leaf n."""
         leaf: Any = getattr(self, f"given{n}", self.fixed[n])
         return part_of(leaf, self.along[n], self.batch, here) if isinstance(leaf, Tensor) else leaf
+
+
+@contextmanager
+def _called_in_slices(config: Any) -> Iterator[None]:
+    """Attention is ours inside. Not for longer: some models do something else where it is not called "sdpa"."""
+    before, config._attn_implementation = config._attn_implementation, transformers_attention()
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 def _initialiser(config: Any) -> Callable[[nn.Module], None]:

@@ -158,12 +158,8 @@ def check_combination(cuts: Cuts, routes: int, shards: int, further: bool, layer
         raise BadInput("slices: microbatches take several routes, and the slices of one must stay on the same ranks")
     if shards > 1:
         raise BadInput(f"slices: sharded parameters (shards: {shards}) do not go with slices")
-    if not _even(cuts) and (further or any(one.all_to_all for one in layers)):
+    if not is_even(cuts) and (further or any(one.all_to_all for one in layers)):
         raise BadInput("slices: uneven ones do not go with offload, a sharded vocabulary or all-to-alls")
-
-
-def _even(cuts: Cuts) -> bool:
-    return all(isclose(b - a, cuts[1]) for a, b in pairwise(cuts))
 
 
 def is_even(cuts: Cuts) -> bool:
@@ -249,5 +245,5 @@ def sliced_step(problem: Problem, cuts: Cuts, layers: Sequence[Layer], counts: S
     none = [0] * (len(cuts) - 1)  # of shards of a vocabulary, which come behind the model's stages
     keys = [split_by(cuts, sum(layers[i].kv_bytes for i in here)) for here in layer_ranges(counts)]
     keys += [none] * (problem.stages - len(keys))
-    lengths = () if _even(cuts) else [b - a for a, b in pairwise(cuts)]
+    lengths = () if is_even(cuts) else [b - a for a, b in pairwise(cuts)]
     return with_slices(problem, len(cuts) - 1, held_keys=keys, held_gradients=keys, lengths=lengths)

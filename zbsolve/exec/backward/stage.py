@@ -123,8 +123,8 @@ class Stage:
         if self.slices is None:
             return nullcontext()
         if not self.slices.looked:
-            self.slices.looked = True
             check_stage(self.layers, self.first, self.loss, (x, target), self.slices.tokens(x))
+            self.slices.looked = True
         return self.slices.forward(microbatch, x)
 
     def _forward(

@@ -94,6 +94,9 @@ class _Batch:
         with together(pipeline.peers, WHAT):
             first = _parts(inputs, "inputs", usual) if pipeline.inputs else []
             last = _parts(targets, "targets", usual) if with_loss and pipeline.targets else []
+            for what, rows in (("inputs", first), ("targets", last)):
+                for row in rows:
+                    pipeline.cutting.check(row, what)
         wires = pipeline.peers.wires
         mine = torch.tensor([len(first), len(last), bool(first) and in_microbatches(inputs)], dtype=torch.int64)
         everything = torch.empty((wires.size, 3), dtype=torch.int64)
@@ -101,8 +104,8 @@ class _Batch:
         counts = sorted({*everything[:, :2].ravel().tolist()} - {0})
         if len(counts) > 1:
             raise BadInput(f"inputs and targets: {' and '.join(map(str, counts))} microbatches: they must be as many")
-        rows = {m: float(len(first_tensor(target))) for m, target in enumerate(last)}
-        known = agreed_shares(rows, counts[0], pipeline.peers) if with_loss else {}
+        sizes = {m: float(len(first_tensor(target))) for m, target in enumerate(last)}
+        known = agreed_shares(sizes, counts[0], pipeline.peers) if with_loss else {}
         return cls(first, last, counts[0], bool(everything[:, 2].any()), known)
 
 

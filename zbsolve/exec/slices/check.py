@@ -168,7 +168,9 @@ def _naming(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise error if str(error).startswith("slices: ") else BadInput(f"slices: {name}: {raised(error)}") from error
+        if str(error).startswith("slices: "):
+            raise
+        raise BadInput(f"slices: {name}: {raised(error)}") from error
 
 
 def _whole(tried: nn.Module, given: list[Any], name: str) -> _Ran:

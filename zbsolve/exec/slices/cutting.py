@@ -58,11 +58,20 @@ class Cutting:
             return batch
         return {m * self.count + i: one for m, value in batch.items() for i, one in enumerate(self._cut(value, what))}
 
+    def check(self, value: Any, what: str) -> None:
+        """Raise BadInput naming `what` for a microbatch that cannot be cut."""
+        if self.count > 1:
+            self._tokens(value, what)
+
     def _cut(self, value: Any, what: str) -> list[Any]:
+        return [_dense(one) for one in cut_sequence(value, self._tokens(value, what), what)]
+
+    def _tokens(self, value: Any, what: str) -> list[int]:
+        """Tokens of each slice of a microbatch."""
         lengths = {leaf.shape[1] if leaf.dim() > 1 else 0 for leaf in leaves_of(value) if isinstance(leaf, Tensor)}
         if len(lengths) != 1 or not (length := min(lengths)):
             raise BadInput(f"{what}: slices need tensors (batch, length, …) of one length, got {sorted(lengths)}")
-        return [_dense(one) for one in cut_sequence(value, self.tokens(length, what), what)]
+        return self.tokens(length, what)
 
     def shares(self, targets: Mapping[int, Any], shares: Mapping[int, float], ignore_index: int) -> Mapping[int, float]:
         """What each part of `targets` counts in the mean. shares: of each microbatch, {} where all count alike."""

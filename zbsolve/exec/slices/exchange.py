@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from ...build.attention_order import HandedOver, handed_over
 from ...problem import Problem
 from ..transport.wires import Wires
-from .partial import Part, Scores, partial_attention, partial_gradients
+from .partial import Part, Scores, partial_attention, partial_gradients, scale_of
 
 KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)
 MOST_TENSORS, MOST_DIMENSIONS = 8, 4
@@ -25,10 +26,12 @@ ASK, ANSWER = 71, 72  # tags, which nothing else on the wires has
 
 
 class AttentionPeers:
-    """One rank's exchange, over the wires of the pipeline's ranks. handed: see `handed_over`; homes: stage → rank."""
+    """One rank's exchange, over the wires of the pipeline's ranks. handed: see `handed_over`; homes: stage → rank.
+    timeout: how long to wait for a message."""
 
-    def __init__(self, wires: Wires, problem: Problem) -> None:
+    def __init__(self, wires: Wires, problem: Problem, timeout: timedelta) -> None:
         self.wires, self.handed, self.homes = wires, handed_over(problem), problem.routes[0]
+        self.timeout = timeout
 
     @contextmanager
     def helping(self, stage: int, part: int, backward: bool) -> Iterator[Helping]:
@@ -38,7 +41,7 @@ class AttentionPeers:
         yield helping
         helping.sent += self.send(handed.rank, ASK, None)
         for work, _ in helping.sent:
-            self.wires.wait(work, handed.rank)
+            self.wires.wait(work, handed.rank, self.timeout)
 
     def serve(self, stage: int, backward: bool) -> None:
         """Make what the stage's rank asks for, until its pass is over."""
@@ -46,7 +49,7 @@ class AttentionPeers:
         while (given := self.receive(home, ASK)) is not None:
             sent += self.send(home, ANSWER, _gradients(given) if backward else _attention(given))
         for work, _ in sent:
-            self.wires.wait(work, home)
+            self.wires.wait(work, home, self.timeout)
 
     def send(self, rank: int, tag: int, tensors: Sequence[Tensor] | None) -> list[tuple[Any, Tensor]]:
         """Begin to send tensors, or that nothing more comes. What is under way, with what must stay until then."""
@@ -63,7 +66,7 @@ class AttentionPeers:
     def receive(self, rank: int, tag: int) -> list[Tensor] | None:
         """The tensors that come next; None: nothing more."""
         head = torch.zeros(1 + MOST_TENSORS * (2 + MOST_DIMENSIONS), dtype=torch.int64)
-        self.wires.wait(self.wires.control.recv([head], rank, tag), rank)
+        self.wires.wait(self.wires.control.recv([head], rank, tag), rank, self.timeout)
         numbers = head.tolist()
         if numbers[0] < 0:
             return None
@@ -73,7 +76,7 @@ class AttentionPeers:
             kind, dimensions = numbers[at : at + 2]
             one = torch.empty(numbers[at + 2 : at + 2 + dimensions], dtype=KINDS[kind])
             if one.numel():
-                self.wires.wait(self.wires.control.recv([_bare(one)], rank, tag), rank)
+                self.wires.wait(self.wires.control.recv([_bare(one)], rank, tag), rank, self.timeout)
             found.append(one)
         return found
 
@@ -103,12 +106,12 @@ def _bare(one: Tensor) -> Tensor:
 
 def asked(query: Tensor, key: Tensor, value: Tensor, scores: Scores, more: Sequence[Tensor] = ()) -> list[Tensor]:
     """What is asked for (see `Helping.ask`), as tensors."""
-    scale = torch.tensor([-1.0 if scores.scale is None else scores.scale], dtype=torch.float64)
+    scale = torch.tensor([scale_of(query, scores)], dtype=torch.float64)
     return [scale, query, key, value, *more, *([] if scores.mask is None else [scores.mask])]
 
 
 def _scores(scale: Tensor, mask: Sequence[Tensor]) -> Scores:
-    return Scores(None if scale < 0 else float(scale), False, mask[0] if mask else None)
+    return Scores(float(scale), False, mask[0] if mask else None)
 
 
 def _attention(given: Sequence[Tensor]) -> Part:

@@ -91,14 +91,15 @@ def _fused(query: Tensor, value: Tensor, scores: Scores) -> bool:
     return query.device.type == "cpu" and scores.mask is None and query.shape[-1] == value.shape[-1]
 
 
-def _scale(query: Tensor, scores: Scores) -> float:
+def scale_of(query: Tensor, scores: Scores) -> float:
+    """What products of queries and keys are multiplied by."""
     return query.shape[-1] ** -0.5 if scores.scale is None else scores.scale
 
 
 def _softmax(query: Tensor, key: Tensor, scores: Scores, lse: Tensor | None) -> tuple[Tensor, Tensor]:
     """Weights of keys, and the logarithm of the denominator: of these keys, or what is given."""
     kind = exact(query.dtype)
-    logits = (query.to(kind) * _scale(query, scores)) @ key.to(kind).transpose(-2, -1)
+    logits = (query.to(kind) * scale_of(query, scores)) @ key.to(kind).transpose(-2, -1)
     if scores.causal:
         logits = logits.masked_fill(torch.ones_like(logits[0, 0], dtype=torch.bool).triu(1), -torch.inf)
     if scores.mask is not None:
@@ -114,7 +115,7 @@ def _plain_gradients(
     weights, _ = _softmax(query, key, scores, whole.lse)
     gradient = gradient.to(weights.dtype)
     inner = (gradient * whole.out.to(weights.dtype)).sum(-1, keepdim=True)
-    slope = weights * (gradient @ value.to(weights.dtype).transpose(-2, -1) - inner) * _scale(query, scores)
+    slope = weights * (gradient @ value.to(weights.dtype).transpose(-2, -1) - inner) * scale_of(query, scores)
     dk = slope.transpose(-2, -1) @ query.to(weights.dtype)
     return slope @ key.to(weights.dtype), dk, weights.transpose(-2, -1) @ gradient
 

@@ -37,6 +37,8 @@ class StageSlices:
     def forward(self, part: int, x: Any) -> Iterator[None]:
         """Run a slice's forward on the activations `x` inside."""
         microbatch, number = divmod(part, self.cutting.count)
+        if not number:  # nothing is left of a step that failed
+            self.store.drop(microbatch)
         ends = self._ends.setdefault(microbatch, [0])
         del ends[number + 1 :]
         ends.append(ends[-1] + _length(x))
