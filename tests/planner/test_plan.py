@@ -14,6 +14,8 @@ import zbsolve
 from zbsolve import BadInput, Infeasible
 from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, check_plan, layout_profile, shape_by_name
+from zbsolve.planner.bound_kernels import refuted
+from zbsolve.planner.bounds import bound_rows
 from zbsolve.planner.pruned_families import FIELDS, families
 from zbsolve.planner.space import layouts
 
@@ -77,7 +79,9 @@ def test_a_plan_file_is_checked_without_a_search(saved: Path, capsys: pytest.Cap
     assert zbsolve.Schedule.load(saved).problem == small().best.schedule.problem
     assert zbsolve.Profile.load(saved) == small().best.profile
     assert main(["check", str(saved)]) == 0
-    assert "the bounds of all" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the bounds of all" in said
+    assert "as the file says of the schedule alone, not checked here: makespan" in said
     assert main(["show", str(saved)]) == 0
     assert main(["solve", str(saved), "--effort", "0.01", "--json"]) == 0
     capsys.readouterr()
@@ -107,6 +111,14 @@ def _elsewhere(body: dict[str, Any]) -> None:
     body["layout"]["zero"] = 0 if body["layout"]["zero"] else 1
 
 
+def _beyond_serial(body: dict[str, Any]) -> None:
+    body["space"]["pipeline"] = [2**50 if one > 0 else one for one in body["space"]["pipeline"]]
+
+
+def _no_number(name: str) -> Any:
+    return lambda body: body.update({name: float("nan")})
+
+
 def _dominated(body: dict[str, Any]) -> None:
     body["space"]["by"] = [-1 if one < 0 else one + 1 for one in body["space"]["by"]]
 
@@ -116,6 +128,9 @@ def _dominated(body: dict[str, Any]) -> None:
     [
         (_raise_a_bound, "its bound does not follow"),
         (_lose_a_layout, "its bound does not follow"),
+        (_beyond_serial, "its bound does not follow"),
+        (_no_number("step"), "field 'step' is nan"),
+        (_no_number("bound"), "field 'bound' is nan"),
         (_shorter, "field 'step' is"),
         (_faster, "field 'profile' is not what"),
         (_elsewhere, "of another step than the layout's|field 'step' is|field 'profile' is not"),
@@ -130,6 +145,39 @@ def test_what_does_not_follow_is_named(tamper: Any, said: str, saved: Path, tmp_
     found = check_plan(path)
     assert any(part in line for line in found.wrong for part in said.split("|"))
     assert main(["check", str(path)]) == 1
+
+
+def test_a_bound_beyond_the_serial_time_holds_where_nothing_fits_only() -> None:
+    bounds = small().bounds
+    rows = bound_rows(bounds.costs, bounds.layout, small().memory)
+    nothing = refuted(rows, np.full(len(rows), -1))
+    assert not nothing[small().bounds.pipeline > 0].any()
+    for huge in (2**50, 2**61, 2**62 + 2**61, 2**63 - 1):
+        assert (refuted(rows, np.full(len(rows), huge)) == nothing).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("pipeline", lambda column: [2**70, *column[1:]], "field 'pipeline'"),
+        ("pipeline", lambda column: [2**62, *column[1:]], "field 'pipeline'"),
+        ("pipeline", lambda column: [-2, *column[1:]], "field 'pipeline'"),
+        ("rule", lambda column: [2**70, *column[1:]], "field 'rule'"),
+        ("by", lambda column: [2**70, *column[1:]], "field 'by'"),
+        ("layouts", lambda columns: {**columns, "more": columns["dp"]}, "field 'layouts' is not the space"),
+        ("layouts", lambda columns: {**columns, "dp": []}, "field 'layouts' is not the space"),
+        ("layouts", lambda columns: {**columns, "dp": [2**70]}, "field 'dp'|layouts"),
+    ],
+)
+def test_damaged_spaces_are_one_line(name: str, change: Any, said: str, saved: Path, tmp_path: Path, capsys: Any) -> None:
+    body = json.loads(saved.read_text())
+    body["space"][name] = change(body["space"][name])
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps(body))
+    assert main(["check", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert any(part in error for part in said.split("|"))
+    assert error.count("\n") == 1
 
 
 def test_memory_in_which_nothing_fits() -> None:

@@ -70,8 +70,11 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _check_plan(options: argparse.Namespace) -> int:
-    """Whether all that a plan says follows: its space, every layout's bound, its profile, its schedule."""
+    """Whether all that a plan says follows: its space, every layout's bound, its profile, its schedule.
+
+    The schedule's own certificate, of one layout and partition, may need a search: it is told as the file's word."""
     from ..planner.plan_file import check_plan
+    from ..show.sentences import verdict
     from ..util.text import format_gap, format_time
 
     if options.bound or options.output:
@@ -87,6 +90,8 @@ def _check_plan(options: argparse.Namespace) -> int:
         count, passes = found.layouts, len(found.schedule.problem.passes)
         print(f"{options.schedule}: holds: the schedule ({passes} passes), and the bounds of all {count:,} layouts")
         print(f"step {format_time(found.step)}, bound over the space {format_time(found.bound)} (gap {format_gap(gap)})")
+        if own := found.schedule.certificate:
+            print(f"as the file says of the schedule alone, not checked here: {verdict(own)}")
     return 1 if found.wrong else 0
 
 

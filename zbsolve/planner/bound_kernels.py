@@ -275,9 +275,12 @@ def starts_in_time(row, x, most, room):  # type: ignore[no-untyped-def]
 
 @kernel
 def refuted(rows, bounds):  # type: ignore[no-untyped-def]
-    """Of each row whether no makespan below its bound is possible; of a negative bound, whether none is at all."""
+    """Of each row whether no makespan below its bound is possible; of a negative bound, whether none is at all. One after
+    the other takes `serial` µs: a bound above it holds where nothing fits only, and sums of larger numbers may overflow."""
     found = np.zeros(len(rows), np.bool_)
     scratch = np.zeros(1 + rows[:, P].max(), np.int64)
     for i in range(len(rows)):
-        found[i] = not possible(rows[i], serial(rows[i]) if bounds[i] < 0 else bounds[i] - 1, scratch)
+        most = serial(rows[i])
+        x = most if bounds[i] < 0 or bounds[i] > most else bounds[i] - 1
+        found[i] = not possible(rows[i], x, scratch)
     return found

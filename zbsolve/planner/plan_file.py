@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from ..step import Step
 from ..util.errors import BadInput
 from ..util.files import COUNT, checked, read_one_of, write_document
 from ..verifier import verify
+from .bound_kernels import NEVER
 from .candidate import Candidate, behind_of
 from .cluster import Cluster
 from .layout import Layout
@@ -26,6 +27,8 @@ from .space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
 KIND = "plan"
 NEAR = 0.01  # the model cannot order plans within it
 SAME_US = 1e-3  # steps this near are the same number, written and read
+TIME = Annotated[int, msgspec.Meta(ge=NEVER, le=2**50)]  # µs, 35 years: sums over ranks are whole numbers of 64 bits
+ROW = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # number of a layout; −1: none
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +109,10 @@ class SpaceForm(msgspec.Struct, forbid_unknown_fields=True):
     """A space with its bounds in a file."""
 
     layouts: dict[str, list[COUNT]]
-    pipeline: list[int]
-    rule: list[int]
+    pipeline: list[TIME]
+    rule: list[COUNT]
     rules: list[str]
-    by: list[int]
+    by: list[ROW]
 
 
 class PlanForm(msgspec.Struct, forbid_unknown_fields=True):
@@ -151,11 +154,11 @@ def check_plan(path: str | os.PathLike[str]) -> CheckedPlan:
     lost = unproven(stated, form.memory)
     wrong += [f"layout {i} ({stated.layout.row(i).title}): its bound does not follow" for i in lost[:3].tolist()]
     wrong += [f"and {len(lost) - 3} further ones"] if len(lost) > 3 else []
-    candidate, said = _candidate(form, cluster, where)
+    candidate, said = _candidate(form, space.layout, cluster, where)
     bound = min(stated.least, candidate.value)
     wrong += said
     for name, file, here in (("step", form.step, candidate.value), ("bound", form.bound, bound)):
-        if abs(file - here) > SAME_US:
+        if not abs(file - here) <= SAME_US:  # of no number neither comparison holds
             wrong.append(f"field '{name}' is {file:.3f} µs, but {here:.3f} µs follows")
     return CheckedPlan(tuple(wrong), candidate.value, bound, len(stated.rule), candidate.schedule)
 
@@ -169,18 +172,20 @@ def _stated_bounds(form: SpaceForm, space: SpaceBounds, where: str) -> tuple[Spa
     if tuple(form.rules) != RULES:
         raise BadInput(f"{where}: space: field 'rules' has other rules than this version knows")
     if form.layouts != {name: column.tolist() for name, column in space.layout._asdict().items()}:
-        wrong.append("field 'layouts' is not the space of this model on so many devices")
+        raise BadInput(f"{where}: space: field 'layouts' is not the space of this model on so many devices")
     if form.by != space.by.tolist():
         wrong.append("field 'by' names layouts that do not dominate")
     pipeline, rule = np.array(form.pipeline, np.int64), np.array(form.rule, np.int64)
     return replace(space, pipeline=pipeline, rule=rule), wrong
 
 
-def _candidate(form: PlanForm, cluster: Cluster, where: str) -> tuple[Candidate, list[str]]:
+def _candidate(form: PlanForm, space: Layout, cluster: Cluster, where: str) -> tuple[Candidate, list[str]]:
     """The chosen layout with its schedule, and what is wrong with it."""
     if set(form.layout) != set(Layout._fields):
         raise BadInput(f"{where}: field 'layout' needs {', '.join(Layout._fields)}")
     layout, wrong = Layout(**form.layout), []
+    if not np.all([column == one for column, one in zip(space, layout, strict=True)], axis=0).any():
+        raise BadInput(f"{where}: field 'layout' is none of the space")
     schedule = Schedule.from_json(form.schedule, f"{where}: schedule")
     profile = layout_profile(form.model, layout, cluster)
     if Profile.from_json(form.profile, f"{where}: profile") != profile:
@@ -188,8 +193,6 @@ def _candidate(form: PlanForm, cluster: Cluster, where: str) -> tuple[Candidate,
     step = Step(layout.pp, layout.count, layout.spot, schedule.problem.layers, form.memory, fused=form.fused)
     if step.problem(profile) != schedule.problem:
         wrong.append("the schedule is of another step than the layout's")
-    if not any(form.layout == _plain(Layout(*row)) for row in zip(*form.space.layouts.values(), strict=True)):
-        wrong.append("field 'layout' is none of the space")
     wrong += [f"schedule: {one}" for one in verify(schedule.problem, schedule)]
     return Candidate(layout, step, profile, schedule, behind_of(step, profile, schedule, layout, cluster)), wrong
 
