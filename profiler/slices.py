@@ -209,9 +209,8 @@ def _targets(stage: Stage, cutting: Cutting, target: Any) -> Mapping[int, Any]:
 
 def _time_attention(calls: Sequence[_Call], timer: PassTimer) -> None:
     """All attention of a layer over a whole sequence, by itself."""
-    leaves = [call._replace(**{name: getattr(call, name).requires_grad_() for name in _TRAINED}) for call in calls]
-    ys = timer.run(0, OF_ATTENTION["F"], lambda: [_attention(call) for call in leaves])
-    wanted = [getattr(call, name) for call in leaves for name in _TRAINED]
+    wanted = [getattr(call, name).requires_grad_() for call in calls for name in _TRAINED]
+    ys = timer.run(0, OF_ATTENTION["F"], lambda: [_attention(call) for call in calls])
     timer.run(0, OF_ATTENTION["B"], torch.autograd.grad, ys, wanted, [torch.ones_like(y) for y in ys])
 
 

@@ -62,6 +62,11 @@ def test_families_cover_the_space() -> None:
         mine = [one for one in found if one.field == field]
         assert sum(one.layouts for one in mine) == len(plan.bounds.rule)
         assert min(one.lost for one in mine) == pytest.approx(plan.bounds.least / plan.best.value - 1)
+    by, zero = plan.bounds.by, np.asarray(plan.bounds.layout.zero)
+    assert (by >= 0).any()  # a family of dominated layouts loses no more than those that dominate them do for sure
+    for one in (family for family in found if family.field == "zero"):
+        for i in np.flatnonzero((zero == int(one.value)) & (by >= 0)).tolist():
+            assert one.lost <= plan.bounds.step[by[i]] / plan.best.value - 1 + 1e-12
 
 
 def test_the_same_effort_gives_the_same_plan() -> None:

@@ -57,7 +57,7 @@ def messages(rank: int, paired: bool) -> dict[str, Any]:
         mailbox.begin({i: 2 * i + step % 2 for i in range(MICROBATCHES)})
         todo = [(m, mailbox.send) for a, b in pairs if a == rank for m in _messages(a, b)]
         rng.shuffle(todo)
-        for message, send in sorted(todo, key=lambda one: one[0].microbatch):
+        for message, send in sorted(todo, key=lambda one: one[0].part):
             send(message, _body(message, step))
         came = [m for sent in incoming.values() for m in sent]
         rng.shuffle(came)

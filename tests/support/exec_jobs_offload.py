@@ -36,6 +36,7 @@ from .systems_jobs import layers as wide_layers
 copy_back = offload_rank._copy_back
 LAYERS, MICROBATCHES, SEED, ROWS, WIDTH, HIDDEN = 4, 4, 3, 6, 4, 96
 SMALL, LARGE = ROWS * WIDTH * 8, ROWS * HIDDEN * 8  # bytes of what a layer takes, and of what is inside
+JITTER = 2_000  # µs by which a busy machine may note an end late; the slow copies take 10,000
 
 
 class Layer(nn.Module):
@@ -192,7 +193,7 @@ def shared(rank: int, _: None) -> list[dict[str, Any]]:
             runner = Pipeline(wide_layers, schedule, loss=nn.functional.mse_loss, timeout=20, emulate=times)
             with mock.patch.object(offload_rank, "_copy_back", slowed) if rank else nullcontext():
                 end = runner.step(*wide_batch(8)).seen.columns[1]
-            early = int((end[after] < end[before] - 1e-3).sum())
+            early = int((end[after] < end[before] - JITTER).sum())
             result.append({"worst": worst(runner, right), "early": early, "crossings": len(before)})
     return result
 

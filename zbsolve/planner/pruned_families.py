@@ -23,7 +23,8 @@ NAMES = {"placement": PLACEMENTS, "recompute": RECOMPUTE, "sequence": ("no", "ye
 
 class Family(NamedTuple):
     """field: of `FIELDS`; value: as a person reads it. lost: share of the plan's step by which each of its layouts is longer
-    at least; below 0 where a bound leaves it in the race, infinite where none has room or each is dominated."""
+    at least; below 0 where a bound leaves it in the race, infinite where none has room. A dominated
+    layout loses what the one loses that dominates it, at least."""
 
     field: str
     value: str
@@ -33,7 +34,8 @@ class Family(NamedTuple):
 
 def families(plan: Plan) -> list[Family]:
     """Every family of the space, field by field."""
-    layout, step = plan.bounds.layout, plan.bounds.step
+    layout, by = plan.bounds.layout, plan.bounds.by
+    step = np.where(by >= 0, plan.bounds.step[by], plan.bounds.step)
     found = []
     for name in FIELDS:
         column = np.asarray(getattr(layout, name))

@@ -33,7 +33,7 @@ LOOKS: dict[str, Look] = {
     "T": Look("#e3d3f4", "vocabulary, gradients", "T"),
     "C": Look("#4b4d52", "collective", "C"),
     "U": Look("#6a3414", "optimizer update", "U"),
-    "AF": Look("#a6db9b", "all-to-all of the forward", "A"),
+    "AF": Look("#a8db9b", "all-to-all of the forward", "A"),
     "AB": Look("#8336f1", "all-to-all of the backward", "Z"),
     "AG": Look("#0f00f0", "all-gather of parameters", "G"),
     "AGB": Look("#8475fe", "all-gather for the backward", "H"),
@@ -42,12 +42,12 @@ LOOKS: dict[str, Look] = {
     "VR": Look("#a43c0f", "vocabulary: barrier", "N"),
     "VG": Look("#7e15bd", "vocabulary: input gradient", "I"),
     "VE": Look("#b8bb67", "embedding", "K"),
-    "VS": Look("#e0c411", "embedding: gradient", "Q"),
+    "VS": Look("#ddc211", "embedding: gradient", "Q"),
     "FQ": Look("#cb7b10", "forward up to attention", "P"),
     "FA": Look("#6ba76b", "attention that stays", "M"),
     "FH": Look("#f26ed0", "attention for another rank", "+"),
     "BQ": Look("#0bc28b", "backward down to attention", "Y"),
-    "BA": Look("#91e3c7", "gradients of attention that stays", "J"),
+    "BA": Look("#93e3c7", "gradients of attention that stays", "J"),
     "BH": Look("#c50c3c", "gradients of attention for another rank", "*"),
 }
 

@@ -71,7 +71,7 @@ def _lost(plan: Plan) -> Iterator[str]:
 
 
 def _share(lost: float) -> str:
-    return "never best" if np.isinf(lost) else f"{max(lost, 0.0):.1%}" if lost >= 0 else "0"
+    return "no room" if np.isinf(lost) else f"{max(lost, 0.0):.1%}" if lost >= 0 else "0"
 
 
 def _honest(plan: Plan) -> Iterator[str]:

@@ -175,7 +175,7 @@ def _shared(seen: list[tuple[Chunk, Scores]], own: Chunk, helps: Helper | None) 
                 found.append(_Piece(chunk, ALL, scores))
             elif tokens.start < tokens.stop:
                 mask = None if scores.mask is None else scores.mask[..., tokens]
-                found.append(_Piece(chunk, tokens, scores._replace(mask=mask)))
+                found.append(_Piece(chunk, tokens, Scores(scores.scale, scores.causal, mask)))
     return stay, away
 
 
@@ -188,7 +188,7 @@ def _joined(pieces: list[_Piece], query: Tensor) -> tuple[Tensor, Tensor, Scores
     rows = [torch.ones((), dtype=torch.bool, device=query.device) if mask is None else mask for mask in masks]
     shapes = [(len(query), 1, query.shape[-2], one.key.shape[-2]) for one in pieces]
     whole = torch.cat([mask.expand(shape) for mask, shape in zip(rows, shapes, strict=True)], -1)
-    return key, value, pieces[0].scores._replace(mask=whole)
+    return key, value, Scores(pieces[0].scores.scale, pieces[0].scores.causal, whole)
 
 
 def _seen(chunks: dict[int, Chunk], number: int, rule: AttentionRule) -> list[tuple[Chunk, Scores]]:
