@@ -1,5 +1,5 @@
 """The command line: a file a command."""
 
-from .app import main
+from .app import entry_point, main
 
-__all__ = ["main"]
+__all__ = ["entry_point", "main"]

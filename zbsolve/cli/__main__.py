@@ -1,7 +1,5 @@
 """`python -m zbsolve.cli`."""
 
-import sys
+from .app import entry_point
 
-from .app import main
-
-sys.exit(main())
+entry_point()

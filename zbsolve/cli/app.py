@@ -10,14 +10,28 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from keyword import iskeyword
+from typing import NoReturn
 
 from .. import __version__
 from ..util.errors import BadInput, ZbsolveError, interruption
 from .tools import ends_on_sigterm, progress_line
 
 Command = Callable[[argparse.Namespace], int]
+
+
+def entry_point() -> NoReturn:
+    """Run the command of this process and end it. A rank that torchrun started ends at once: at a usual exit gloo's threads
+    may find the other ranks gone, and abort a process that has done its work."""
+    code = main()
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -29,6 +29,7 @@ class Playground:
         self._keeping, self._turns = threading.Lock(), threading.BoundedSemaphore(AT_ONCE)
         self._longer = threading.Lock()
         self._running: Search | None = None
+        self._over = threading.Event()
 
     def answer(self, state: State) -> tuple[Answer, float]:
         """The answer, and the seconds that it took when it was worked out. Raises what `answers.answer` raises."""
@@ -55,7 +56,7 @@ class Playground:
         if not self._longer.acquire(blocking=False):
             raise BadInput("search: another one is running; it ends within seconds")
         said: SimpleQueue[Search | Answer | Exception] = SimpleQueue()
-        threading.Thread(target=self._search, args=(found, said), daemon=True).start()
+        threading.Thread(target=self._search, args=(found, said)).start()
         while isinstance(one := said.get(), Search):
             yield one
         if isinstance(one, Exception):
@@ -65,6 +66,8 @@ class Playground:
     def _search(self, found: Answer, said: SimpleQueue[Search | Answer | Exception]) -> None:
         def progress(now: Search) -> None:
             self._running = now
+            if self._over.is_set():
+                now.clock.stop()
             said.put(now)
 
         began = time.monotonic()
@@ -79,12 +82,19 @@ class Playground:
             self._longer.release()
 
     def warm(self, state: State) -> None:
-        """Answer and compare a state, so that kernels and tables are loaded before somebody waits for them."""
+        """Begin to answer and compare a state, so that kernels and tables are loaded before somebody waits for them. Returns
+        at once."""
+        threading.Thread(target=self._warm, args=(state,)).start()
+
+    def _warm(self, state: State) -> None:
         for _ in self.compared(state):
-            pass
+            if self._over.is_set():
+                break
 
     def stop(self) -> None:
-        """End a longer search now."""
+        """End all threads: a longer search now, others after the answer that they work out. They are no daemons, so that
+        Python waits for them at exit: it would tear a daemon out of CP-SAT, and that aborts the process."""
+        self._over.set()
         running = self._running
         if running is not None:
             running.clock.stop()

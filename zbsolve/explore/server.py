@@ -63,9 +63,9 @@ def serve(playground: Playground, state: State, port: int, seconds: float | None
         ending = threading.Timer(seconds, lambda: setattr(running, "should_exit", True))
         ending.daemon = True
         ending.start()
-    threading.Thread(target=playground.warm, args=(state,), daemon=True).start()
-    started(address)
     try:
+        playground.warm(state)
+        started(address)
         running.run(sockets=[listening])
     finally:
         playground.stop()

@@ -202,9 +202,9 @@ def ready(notice: Callable[[], None] = lambda: None) -> None:
 @cache
 def _uncompiled() -> bool:
     """Whether the first kernels took as long as compiling does; all others are as they are."""
-    began, problem = time.monotonic(), _tiny()
+    began, problem = time.thread_time(), _tiny()  # not by the clock: on a busy machine loading takes long as well
     list_schedule(problem, deepest_first(problem))
-    return time.monotonic() - began > COMPILING_SECONDS
+    return time.thread_time() - began > COMPILING_SECONDS
 
 
 @cache
