@@ -16,6 +16,7 @@ from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, check_plan, layout_profile, shape_by_name
 from zbsolve.planner.bound_kernels import refuted
 from zbsolve.planner.bounds import bound_rows
+from zbsolve.planner.plan_file import read_space
 from zbsolve.planner.pruned_families import FIELDS, families
 from zbsolve.planner.space import layouts
 
@@ -57,7 +58,7 @@ def test_the_plan_is_the_best_of_the_space_and_says_so() -> None:
 
 
 def test_families_cover_the_space() -> None:
-    plan, found = small(), families(small())
+    plan, found = small(), families(small().space)
     for field in FIELDS:
         mine = [one for one in found if one.field == field]
         assert sum(one.layouts for one in mine) == len(plan.bounds.rule)
@@ -81,6 +82,11 @@ def test_a_plan_file_is_checked_without_a_search(saved: Path, capsys: pytest.Cap
     assert found.wrong == ()
     assert found.step == pytest.approx(small().best.value)
     assert found.bound == pytest.approx(small().bound)
+    read, space = read_space(saved), small().space
+    assert read.solved == space.solved
+    assert len(read.solved) == len(small().candidates)
+    assert (read.value, read.bound) == (small().best.value, small().bound)
+    assert (read.bounds.step == space.bounds.step).all()
     assert zbsolve.Schedule.load(saved).problem == small().best.schedule.problem
     assert zbsolve.Profile.load(saved) == small().best.profile
     assert main(["check", str(saved)]) == 0
@@ -124,6 +130,14 @@ def _no_number(name: str) -> Any:
     return lambda body: body.update({name: float("nan")})
 
 
+def _better_elsewhere(body: dict[str, Any]) -> None:
+    body["space"]["steps"][-1] = 0.999 * body["step"]
+
+
+def _below_its_bound(body: dict[str, Any]) -> None:
+    body["space"]["steps"][0] = 0.5 * body["bound"]
+
+
 def _dominated(body: dict[str, Any]) -> None:
     body["space"]["by"] = [-1 if one < 0 else one + 1 for one in body["space"]["by"]]
 
@@ -139,6 +153,8 @@ def _dominated(body: dict[str, Any]) -> None:
         (_shorter, "field 'step' is"),
         (_faster, "field 'profile' is not what"),
         (_elsewhere, "of another step than the layout's|field 'step' is|field 'profile' is not"),
+        (_better_elsewhere, "field 'steps' has one of"),
+        (_below_its_bound, "its step is below its bound"),
         (_dominated, "field 'by' names layouts that do not dominate"),
     ],
 )
@@ -169,6 +185,9 @@ def test_a_bound_beyond_the_serial_time_holds_where_nothing_fits_only() -> None:
         ("pipeline", lambda column: [-2, *column[1:]], "field 'pipeline'"),
         ("rule", lambda column: [2**70, *column[1:]], "field 'rule'"),
         ("by", lambda column: [2**70, *column[1:]], "field 'by'"),
+        ("solved", lambda column: [2**31 - 1, *column[1:]], "field 'solved' has 2147483647"),
+        ("steps", lambda column: column[1:], "need one step for each layout"),
+        ("steps", lambda column: [-1.0, *column[1:]], "field 'steps'"),
         ("layouts", lambda columns: {**columns, "more": columns["dp"]}, "field 'layouts' is not the space"),
         ("layouts", lambda columns: {**columns, "dp": []}, "field 'layouts' is not the space"),
         ("layouts", lambda columns: {**columns, "dp": [2**70]}, "field 'dp'|layouts"),

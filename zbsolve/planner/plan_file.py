@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -17,10 +18,11 @@ from ..util.files import COUNT, checked, read_one_of, write_document
 from ..verifier import verify
 from .bound_kernels import NEVER
 from .candidate import Candidate, behind_of
-from .cluster import Cluster
+from .cluster import Cluster, Positive
 from .layout import Layout
 from .model_profile import layout_profile
 from .shape import Shape
+from .solved_space import SolvedSpace
 from .space import layouts
 from .space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
 
@@ -56,12 +58,12 @@ class Plan:
     @property
     def bound(self) -> float:
         """µs that no layout's step undercuts, whatever its partition and schedule."""
-        return min(self.bounds.least, self.best.value)
+        return self.space.bound
 
     @property
     def gap(self) -> float:
         """(step − bound) / step, over the whole space."""
-        return 1 - self.bound / self.best.value
+        return self.space.gap
 
     @property
     def open(self) -> int:
@@ -70,15 +72,22 @@ class Plan:
 
     def mfu(self, candidate: Candidate) -> float:
         """Model FLOPs over what the devices could do in the step, without what is computed again."""
-        return self.shape.flops(self.batch) / (candidate.value / 1e6 * self.devices * self.cluster.peak)
+        return self.space.mfu(candidate.value)
 
     def tokens(self, candidate: Candidate) -> float:
         """Tokens a second and device."""
-        return self.batch * self.shape.sequence / (candidate.value / 1e6) / self.devices
+        return self.space.tokens(candidate.value)
+
+    @cached_property
+    def space(self) -> SolvedSpace:
+        """Every layout with its bound, and the steps of those that were solved."""
+        row = {layout: i for i, layout in enumerate(zip(*self.bounds.layout, strict=True))}
+        solved = {row[one.layout]: one.value for one in self.candidates}
+        return SolvedSpace(self.shape, self.cluster, self.devices, self.batch, self.memory, self.bounds, solved)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a plan file, whole or not at all: `solve`, `run`, `export` and `show` read its schedule."""
-        best, bounds = self.best, self.bounds
+        best, bounds, solved = self.best, self.bounds, self.space.solved
         write_document(
             path,
             KIND,
@@ -98,6 +107,8 @@ class Plan:
                     "rule": bounds.rule.tolist(),
                     "rules": list(RULES),
                     "by": bounds.by.tolist(),
+                    "solved": list(solved),
+                    "steps": list(solved.values()),
                 },
                 "profile": best.profile.to_json(),
                 "schedule": best.schedule.to_json(),
@@ -106,13 +117,15 @@ class Plan:
 
 
 class SpaceForm(msgspec.Struct, forbid_unknown_fields=True):
-    """A space with its bounds in a file."""
+    """A space with its bounds in a file. solved: numbers of layouts that were solved; steps: µs of each."""
 
     layouts: dict[str, list[COUNT]]
     pipeline: list[TIME]
     rule: list[COUNT]
     rules: list[str]
     by: list[ROW]
+    solved: list[COUNT]
+    steps: list[Positive]
 
 
 class PlanForm(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,13 +167,38 @@ def check_plan(path: str | os.PathLike[str]) -> CheckedPlan:
     lost = unproven(stated, form.memory)
     wrong += [f"layout {i} ({stated.layout.row(i).title}): its bound does not follow" for i in lost[:3].tolist()]
     wrong += [f"and {len(lost) - 3} further ones"] if len(lost) > 3 else []
+    solved = _solved(form.space, where)
+    wrong += _below(stated, solved)
     candidate, said = _candidate(form, space.layout, cluster, where)
+    if not min(solved.values()) >= candidate.value - SAME_US:
+        wrong.append(f"field 'steps' has one of {min(solved.values()):.3f} µs, below the plan's {candidate.value:.3f} µs")
     bound = min(stated.least, candidate.value)
     wrong += said
     for name, file, here in (("step", form.step, candidate.value), ("bound", form.bound, bound)):
         if not abs(file - here) <= SAME_US:  # of no number neither comparison holds
             wrong.append(f"field '{name}' is {file:.3f} µs, but {here:.3f} µs follows")
     return CheckedPlan(tuple(wrong), candidate.value, bound, len(stated.rule), candidate.schedule)
+
+
+def read_space(path: str | os.PathLike[str]) -> SolvedSpace:
+    """The space of a plan file as the file states it; `check_plan` says whether that follows. Raises BadInput."""
+    where = str(path)
+    form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
+    cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
+    space = cheap_bounds(form.model, layouts(form.model, form.devices, form.batch, cluster), cluster, form.memory)
+    bounds, _ = _stated_bounds(form.space, space, where)
+    if int(bounds.rule.max()) >= len(RULES):
+        raise BadInput(f"{where}: space: field 'rule' has {int(bounds.rule.max())}, but there are {len(RULES)} rules")
+    return SolvedSpace(form.model, cluster, form.devices, form.batch, form.memory, bounds, _solved(form.space, where))
+
+
+def _solved(form: SpaceForm, where: str) -> dict[int, float]:
+    """The steps of layouts that were solved, by number."""
+    if len(form.solved) != len(form.steps) or not form.solved:
+        raise BadInput(f"{where}: space: fields 'solved' and 'steps' need one step for each layout that was solved")
+    if max(form.solved) >= len(form.rule):
+        raise BadInput(f"{where}: space: field 'solved' has {max(form.solved)}, but there are {len(form.rule)} layouts")
+    return dict(zip(form.solved, form.steps, strict=True))
 
 
 def _stated_bounds(form: SpaceForm, space: SpaceBounds, where: str) -> tuple[SpaceBounds, list[str]]:
@@ -177,6 +215,15 @@ def _stated_bounds(form: SpaceForm, space: SpaceBounds, where: str) -> tuple[Spa
         wrong.append("field 'by' names layouts that do not dominate")
     pipeline, rule = np.array(form.pipeline, np.int64), np.array(form.rule, np.int64)
     return replace(space, pipeline=pipeline, rule=rule), wrong
+
+
+def _below(stated: SpaceBounds, solved: dict[int, float]) -> list[str]:
+    """Lines for layouts whose step is below their bound. Steps but for the best one's are the file's word."""
+    return [
+        f"layout {row} ({stated.layout.row(row).title}): its step is below its bound"
+        for row, step in solved.items()
+        if step < stated.step[row] - SAME_US
+    ][:3]
 
 
 def _candidate(form: PlanForm, space: Layout, cluster: Cluster, where: str) -> tuple[Candidate, list[str]]:

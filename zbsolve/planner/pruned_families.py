@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .layout import PLACEMENTS, RECOMPUTE
-from .plan_file import Plan
+from .solved_space import SolvedSpace
 
 FIELDS = {
     "tp": "tensor ranks",
@@ -32,16 +32,16 @@ class Family(NamedTuple):
     lost: float
 
 
-def families(plan: Plan) -> list[Family]:
+def families(space: SolvedSpace) -> list[Family]:
     """Every family of the space, field by field."""
-    layout, by = plan.bounds.layout, plan.bounds.by
-    step = np.where(by >= 0, plan.bounds.step[by], plan.bounds.step)
+    layout, by = space.bounds.layout, space.bounds.by
+    step = np.where(by >= 0, space.bounds.step[by], space.bounds.step)
     found = []
     for name in FIELDS:
         column = np.asarray(getattr(layout, name))
         for value in np.unique(column).tolist():
             mine = column == value
-            lost = float(step[mine].min()) / plan.best.value - 1
+            lost = float(step[mine].min()) / space.value - 1
             found.append(Family(name, _named(name, value), int(mine.sum()), lost))
     return found
 

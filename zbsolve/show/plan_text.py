@@ -64,7 +64,7 @@ def _best(plan: Plan) -> Iterator[str]:
 def _lost(plan: Plan) -> Iterator[str]:
     """Families by field."""
     yield "what families of layouts lose at least (0: still in the race):"
-    found = families(plan)
+    found = families(plan.space)
     for field, meaning in FIELDS.items():
         parts = [f"{one.value} {_share(one.lost)}" for one in found if one.field == field]
         yield f"  {meaning}: {', '.join(parts)}"

@@ -1,0 +1,52 @@
+"""`SolvedSpace`: every layout of a plan with its bound, and the steps of those that were solved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .cluster import Cluster
+from .shape import Shape
+from .space_bounds import SpaceBounds
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedSpace:
+    """What a plan says of its whole space; a plan file has it too. memory: bytes a device. solved: number of a layout → µs
+    of the best step that was found for it."""
+
+    shape: Shape
+    cluster: Cluster
+    devices: int
+    batch: int
+    memory: int
+    bounds: SpaceBounds
+    solved: Mapping[int, float]
+
+    @property
+    def best(self) -> int:
+        """The number of the layout with the least step."""
+        return min(self.solved, key=lambda row: self.solved[row])
+
+    @property
+    def value(self) -> float:
+        """µs of the least step."""
+        return self.solved[self.best]
+
+    @property
+    def bound(self) -> float:
+        """µs that no layout's step undercuts, whatever its partition and schedule."""
+        return min(self.bounds.least, self.value)
+
+    @property
+    def gap(self) -> float:
+        """(step − bound) / step, over the whole space."""
+        return 1 - self.bound / self.value
+
+    def mfu(self, step: float) -> float:
+        """Model FLOPs over what the devices could do in so many µs, without what is computed again."""
+        return self.shape.flops(self.batch) / (step / 1e6 * self.devices * self.cluster.peak)
+
+    def tokens(self, step: float) -> float:
+        """Tokens a second and device with a step of so many µs."""
+        return self.batch * self.shape.sequence / (step / 1e6) / self.devices
