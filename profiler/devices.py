@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from zbsolve.layer import HostLink
 from zbsolve.util.errors import BadInput
+from zbsolve.util.text import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,7 @@ def device(name: str) -> Device:
     """A device by name. Raises BadInput with near names."""
     if name in DEVICES:
         return DEVICES[name]
-    near = difflib.get_close_matches(name, DEVICES, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise BadInput(f"device '{name}': unknown{hint} (devices: {', '.join(DEVICES)})")
+    raise BadInput(f"device '{name}': unknown{did_you_mean(name, DEVICES)} (devices: {', '.join(DEVICES)})")
 
 
 def host_link(on: Device) -> HostLink:

@@ -23,6 +23,17 @@ def seeded() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Of torch: threads that wait for a busy machine's cores take longer than small layers."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of `run_local` are forked with their imports done: for tests of what ranks do, not of how they start."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,19 +25,11 @@ from zbsolve.models.presets import Block, Embed
 from zbsolve.models.slicing import slice_offset, sliced_attention
 from zbsolve.util.errors import BadInput
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6}
 LENGTH, WIDTH, WORDS = 12, 16, 23
 GQA = BlockSizes(WIDTH, 4, 2, 4, 24)
 LOSS = CrossEntropy(z_loss=1e-3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for a busy machine's cores take longer than these small layers."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Documents(nn.Module):

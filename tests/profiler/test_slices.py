@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,11 @@ from zbsolve.layer import Layer
 from zbsolve.models.presets import GptSizes, gpt
 from zbsolve.profile.slices import slice_times
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 EVEN, UNEVEN = (16, 16, 16, 16), (32, 8, 8, 16)
 LAYER = Layer("block", 1000, 1600, 640, 2400, 4096, 4096, 100, 64)
 ATTENTION = {"attention_F": 320.0, "attention_B": 640.0}
 BENCH = Bench(torch.device("cpu"), 0.01)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """As `measure` sets it: threads that wait for a busy machine's cores take longer than these small layers."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def measured(lengths: tuple[int, ...], lines: dict[str, tuple[float, float]], attention: bool = True) -> SliceTimes:

@@ -47,7 +47,7 @@ def with_attention_exchange(
     """
     if not isinstance(costs, AttentionExchange):
         raise BadInput(f"attention exchange: {costs}: an `AttentionExchange` is needed, which says what attention takes")
-    _check(problem)
+    check_exchangeable(problem)
     costs = costs.checked(problem.stages)
     handed = balanced(one_forward_one_backward(problem), costs) if handings is None else list(handings)
     _check_handings(problem, costs, handed)
@@ -133,7 +133,8 @@ def _more(passes: Passes, rows: Ints, kind: Any, rank: Ints, duration: Ints) -> 
     return replace(passes.more(kind, "compute", **columns), slice=slices)
 
 
-def _check(problem: Problem) -> None:
+def check_exchangeable(problem: Problem) -> None:
+    """Raise BadInput unless this is a step in even slices, on one route, without an exchange."""
     if problem.slices == 1:
         raise BadInput("attention exchange: the problem has no slices: put slices in before")
     if len(set(problem.slice_lengths)) > 1:

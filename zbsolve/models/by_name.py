@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import os
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..util.errors import BadInput
 from ..util.own_code import own_line, raised
+from ..util.text import did_you_mean
 from .huggingface import causal_model
 from .model import Model, parse_setting, ties
 from .presets import PRESETS, STAND_IN, mlp
@@ -48,8 +48,7 @@ def load(spec: str, seed: int = 0) -> Model:
     known = [*PRESETS, *PUBLISHED]
     if name in PRESETS:
         raise BadInput(f"model '{spec}': {name} takes no '@{rest}'; published models do: {', '.join(PUBLISHED)}")
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(name, known, 3)
     raise BadInput(f"model '{spec}': unknown{hint} (presets: {', '.join(known)}, mlp-N; or your own as module:function)")
 
 

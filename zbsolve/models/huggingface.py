@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,7 @@ from torch import nn
 
 from ..util.errors import BadInput
 from ..util.own_code import raised
+from ..util.text import did_you_mean
 from .huggingface_given import Sample, given_to
 from .huggingface_layers import Embedding, Head, Layer, is_tied, weight_name
 from .huggingface_routers import balance_of
@@ -98,9 +98,7 @@ def _config(spec: str) -> tuple[Any, Setting]:
     known = cls().to_dict()
     for key in overrides:
         if key not in known and key not in getattr(cls, "attribute_map", {}) and key not in UNDECLARED_FIELDS:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise BadInput(f"model '{spec}': {name} has no field '{key}'{hint}")
+            raise BadInput(f"model '{spec}': {name} has no field '{key}'{did_you_mean(key, known)}")
     if parsed.layers:
         overrides["num_hidden_layers"] = parsed.layers
     stored = overrides.get("dtype", overrides.get("torch_dtype"))

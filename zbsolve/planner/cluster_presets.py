@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-
 from ..layer import Link
 from ..util.errors import BadInput
+from ..util.text import did_you_mean
 from .cluster import Cluster
 
 # Assumptions, not measurements: the priors of `constants.fit`, which replaces them by what measured steps say.
@@ -78,6 +77,4 @@ def cluster_by_name(name: str) -> Cluster:
     """A preset. Raises BadInput with near names."""
     if name in CLUSTERS:
         return CLUSTERS[name]
-    near = difflib.get_close_matches(name, CLUSTERS, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise BadInput(f"cluster '{name}': unknown{hint} (clusters: {', '.join(CLUSTERS)}, or a file)")
+    raise BadInput(f"cluster '{name}': unknown{did_you_mean(name, CLUSTERS)} (clusters: {', '.join(CLUSTERS)}, or a file)")

@@ -51,9 +51,9 @@ def block_times(shape: Shape, layout: Layout, cluster: Cluster) -> Times:
     rate = cluster.peak * cluster.efficiency / 1e6  # FLOP a µs
     matrices, attention = 2 * tokens * shape.matrices / tp / rate, tokens * shape.attention_flops / tp / rate
     products = matrices + attention + cluster.launch
-    whole = MOVED_WHOLE * shape.hidden / np.where(layout.sequence, tp, 1)
+    moved = MOVED_WHOLE * shape.hidden / np.where(layout.sequence, tp, 1)
     scores = cluster.traffic * SCORE_BYTES * tokens * shape.scores / tp / cluster.hbm
-    elementwise = cluster.traffic * tokens * (whole + shape.kept_split / tp) / cluster.hbm + scores
+    elementwise = cluster.traffic * tokens * (moved + shape.kept_split / tp) / cluster.hbm + scores
     reduces = 2 * all_reduce(shape, layout, cluster)
     forward = np.maximum(products + elementwise + reduces, cluster.host)
     backward = np.maximum(2 * products + 2 * elementwise + reduces, 2 * cluster.host)

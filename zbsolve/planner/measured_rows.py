@@ -22,7 +22,7 @@ MS = 1e3  # µs
 Row = Mapping[str, object]
 
 
-class Step(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A model and how it was split."""
 
     shape: Shape
@@ -47,7 +47,7 @@ def read_rows(path: str) -> list[Row]:
     return list(csv.DictReader(lines))
 
 
-def steps_of(rows: Iterable[Row]) -> list[Step]:
+def steps_of(rows: Iterable[Row]) -> list[MeasuredStep]:
     """What rows say. Raises BadInput naming row and column."""
     return [_step_of(row, f"row {i}") for i, row in enumerate(rows, 1)]
 
@@ -76,7 +76,7 @@ def step_time(shape: Shape, layout: Layout, cluster: Cluster) -> float:
     return float(inside + after_pipeline(parameters, layout, cluster))
 
 
-def _step_of(row: Row, where: str) -> Step:
+def _step_of(row: Row, where: str) -> MeasuredStep:
     numbers = {name: int(_number(row, name, where)) for name in NUMBERS}
     batch, size, hidden, heads, layers, sequence, tp, dp, pp = numbers.values()
     chunks, vocabulary = (int(_number(row, name, where, usual)) for name, usual in (("chunks", 1), ("vocabulary", 51_200)))
@@ -88,7 +88,7 @@ def _step_of(row: Row, where: str) -> Step:
     parallel, megatron = int(_number(row, "sequence_parallel", where, 0)), "sequence_parallel" in row
     place = SINGLE if chunks == 1 else LOOP
     layout = Layout(dp, tp, pp, chunks, place, size, batch // dp // size, recompute, parallel, 0, int(megatron))
-    return Step(Shape.gpt(hidden, heads, layers, sequence, vocabulary), layout)
+    return MeasuredStep(Shape.gpt(hidden, heads, layers, sequence, vocabulary), layout)
 
 
 def _number(row: Row, name: str, where: str, usual: int | None = None) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields, replace
 from typing import Any
 
 from ..util.errors import BadInput
+from ..util.text import did_you_mean
 from .shape import Shape
 
 
@@ -37,9 +37,7 @@ def shape_by_name(spec: str) -> Shape:
     """The model called `name`, or `name@field=number,…`. Raises BadInput with near names."""
     name, _, said = spec.partition("@")
     if name not in SHAPES:
-        near = difflib.get_close_matches(name, SHAPES, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise BadInput(f"model '{name[:40]}': unknown{hint} (models: {', '.join(SHAPES)})")
+        raise BadInput(f"model '{name[:40]}': unknown{did_you_mean(name, SHAPES)} (models: {', '.join(SHAPES)})")
     changes: dict[str, Any] = {}
     for part in said.split(",") if said else ():
         what, _, number = part.partition("=")

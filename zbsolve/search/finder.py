@@ -36,11 +36,12 @@ def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
     state.offer_policy(deepest_first(state.problem), "greedy")
     yield
     several = bool(pools_with_syncs(state.problem))
+    careful = several and held_by_others(state.problem)
     if several:  # named orders are better than policies that are careful, and no dearer
         yield from _named(state)
-        if not held_by_others(state.problem):
+        if not careful:
             yield from _serial(state)
-    if policies and not (several and held_by_others(state.problem)):
+    if policies and not careful:
         yield from _policies(state, starts)
     if not several:
         yield from _named(state)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from .errors import BadInput
@@ -32,6 +33,12 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
         line = "  ".join(cell.ljust(width) if i in lefts else cell.rjust(width) for i, (cell, width) in cells)
         lines.append(line.rstrip() if count - 1 in lefts else line)
     return lines
+
+
+def did_you_mean(name: str, known: Iterable[str], at_most: int = 1) -> str:
+    """`; did you mean a100?`: a message's end with the known names that are near `name`; empty where none is."""
+    near = difflib.get_close_matches(name, known, n=at_most, cutoff=0.4)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def counted(values: Sequence[object]) -> str:

@@ -33,6 +33,13 @@ def trained(value: Any) -> list[Tensor]:
     return [tensor for tensor in tensors_of(value) if tensor.requires_grad]
 
 
+def cast(value: Any, kind: torch.dtype | None) -> Any:
+    """The same value; its floating-point tensors have type `kind` (None: their own)."""
+    if kind is None:
+        return value
+    return tree_map(lambda leaf: leaf.to(kind) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, value)
+
+
 def detached(value: Any) -> Any:
     """The same tensors without their graphs; those that required a gradient do so still."""
     if isinstance(value, Tensor):

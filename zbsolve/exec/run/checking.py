@@ -13,12 +13,12 @@ from ...models.model import Model
 from ...util.errors import BadInput
 from .. import check
 from ..backward.trying import as_written
+from ..backward.values import cast
 from ..feed import moved, step_seed
 from ..handlers.handler import Data
 from ..mesh.place import PipelineMesh, group_along
 from ..one_device.pipeline import OneDevice
 from ..pipeline import Pipeline
-from ..torch_private import tree_map
 from ..verdict import compare
 from ..weight_versions import Update
 
@@ -83,15 +83,6 @@ def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
     return found
 
 
-def _cast(value: Any, kind: torch.dtype | None) -> Any:
-    """A value whose floating-point tensors have this type (None: their own)."""
-
-    def cast(leaf: Any) -> Any:
-        return leaf.to(kind) if kind and torch.is_tensor(leaf) and leaf.is_floating_point() else leaf
-
-    return tree_map(cast, value)
-
-
 def _reference(
     pipeline: Pipeline | OneDevice,
     other: Model,
@@ -109,7 +100,7 @@ def _reference(
     if any(id(p) in trained for layer in whole for p in layer.parameters()):
         raise BadInput(f"model '{other.name}': its function must make new layers on every call, for the check")
     batches = {m: other.batch(m, 0) for m in range(places * problem.microbatches)}
-    inputs, targets = ({m: _cast(moved(pair[i], pipeline.device), kind) for m, pair in batches.items()} for i in range(2))
+    inputs, targets = ({m: cast(moved(pair[i], pipeline.device), kind) for m, pair in batches.items()} for i in range(2))
     data = Data(inputs, targets, step_seed(seed, 0))
     uneven = check.uneven_loss(whole, data, other.loss)
     if not problem.round:

@@ -16,6 +16,7 @@ from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
 from ...util.own_code import raised
 from ..backward.replay import torch_random_kept
+from ..backward.values import cast
 from ..torch_private import BatchNorm, tree_leaves, tree_map, without_modes
 from .sequence import counted, cut_sequence, offsets, share_of_loss, slice_shares
 from .store import SliceStore
@@ -65,9 +66,9 @@ def check_layers(layers: Sequence[nn.Module], sample: Any, first: int = 0) -> An
     convolution that starts at 0 would not be seen. It is checked in evaluation, and in training too where it is there; of
     one that draws random numbers in training, other ones for slices, only what it refuses.
     """
-    x = _cast(sample, torch.float64)
+    x = cast(sample, torch.float64)
     for number, layer in enumerate(layers, first):
-        x = _cast(_check_layer(layer, x, f"layer {number} ({type(layer).__name__})"), torch.float64)
+        x = cast(_check_layer(layer, x, f"layer {number} ({type(layer).__name__})"), torch.float64)
     return x
 
 
@@ -93,7 +94,7 @@ def _check_layer(layer: nn.Module, x: Any, name: str) -> Any:
     if any(isinstance(one, BatchNorm) and one.training for one in layer.modules()):
         raise BadInput(f"slices: {name}: a batch norm mixes positions")
     lengths, kind = _lengths(x, name), _kind_of(layer, x)
-    given = [_cast(one, kind) for one in (tree_map(_alike, x), x)]
+    given = [cast(one, kind) for one in (tree_map(_alike, x), x)]
     y = _compared(_copied(layer, kind).eval(), given, lengths, name)
     if any(one.training for one in layer.modules()):
         _compared(_copied(layer, kind), given, lengths, name)
@@ -269,10 +270,6 @@ def _noise(one: Tensor) -> Tensor:
     if not one.is_floating_point():
         return torch.zeros_like(one)
     return torch.randn(one.shape, generator=torch.Generator().manual_seed(0), dtype=one.dtype).to(one.device)
-
-
-def _cast(value: Any, kind: torch.dtype) -> Any:
-    return tree_map(lambda one: one.to(kind) if isinstance(one, Tensor) and one.is_floating_point() else one, value)
 
 
 def _constant(value: Any) -> Any:

@@ -48,11 +48,8 @@ class StageSlices:
             del self._ends[microbatch]
 
     @contextmanager
-    def helped(self, helping: AbstractContextManager[Helper] | None) -> Iterator[None]:
-        """Run a pass inside, for which another rank makes attention, if one does."""
-        if helping is None:
-            yield
-            return
+    def helped(self, helping: AbstractContextManager[Helper]) -> Iterator[None]:
+        """Run a pass inside, for which another rank makes attention."""
         with helping as self.store.helper:
             try:
                 yield

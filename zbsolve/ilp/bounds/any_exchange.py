@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from ...build.attention_costs import AttentionExchange, attending, parts_of
+from ...build.attention_exchange import check_exchangeable
 from ...problem import Ints, Problem
-from ...timeline import Floats
+from ...timeline import Floats, Precedence, longest_path
 
 MAX_WINDOWS = 300  # ends of windows that are looked at on either side
 
@@ -27,7 +28,9 @@ def bound_over_exchanges(problem: Problem, costs: AttentionExchange, helpers: in
     since its earliest beginning, U(s) in all; in the last t µs no more than V(t) likewise. Where U(s) + V(t) is less than
     all work W, a step lasts longer than s + t, and p ranks do the rest between: s + t + (W − U(s) − V(t))/p. For spans, (2)
     without head and tail, and W/p: no rank's window is shorter than its work.
+    Raises BadInput where that builder does.
     """
+    check_exchangeable(problem)
     ranks, p = problem.ranks, problem.passes
     share = min(helpers + 1, ranks)
     one = _Passes.of(problem, costs.checked(problem.stages), share)
@@ -82,18 +85,6 @@ def _windows(begin: Ints) -> Ints:
 
 def _longest(problem: Problem, length: Ints, back: bool = False) -> Ints:
     """Longest path before each pass, µs; back: behind it."""
-    e, count = problem.edges, len(problem.passes)
-    a, b = (e.after, e.before) if back else (e.before, e.after)
-    after: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    for one, other, lag in zip(a.tolist(), b.tolist(), e.lag.tolist(), strict=True):
-        after[one].append((other, lag))
-    waiting, found, time = np.bincount(b, minlength=count).tolist(), [0] * count, length.tolist()
-    ready = deque(i for i in range(count) if waiting[i] == 0)
-    while ready:
-        one = ready.popleft()
-        for other, lag in after[one]:
-            found[other] = max(found[other], found[one] + time[one] + lag)
-            waiting[other] -= 1
-            if waiting[other] == 0:
-                ready.append(other)
-    return np.array(found, np.int64)
+    e = problem.edges
+    arcs = Precedence(e.after, e.before, e.lag) if back else Precedence(e.before, e.after, e.lag)
+    return longest_path(replace(problem, passes=replace(problem.passes, duration=length)), arcs)[0]
