@@ -26,6 +26,7 @@ def relative_gap(value: float, bound: float) -> float:
 
 
 GIVEN = "given, not solved here"  # the solver of a schedule that came without a certificate
+UNCHECKED = "as a file says: "  # how the proof of a bound begins that nobody proved here
 IMPORTED = "imported: "  # how the solver of a schedule from another program's file begins
 
 
@@ -57,6 +58,15 @@ class Certificate:
     def solved_here(self) -> bool:
         """Whether zbsolve found the schedule; else it came from somebody's file."""
         return not self.solver.startswith((GIVEN, IMPORTED))
+
+    @property
+    def checked(self) -> bool:
+        """Whether the bound is more than a file's word."""
+        return not self.proof.startswith(UNCHECKED)
+
+    def unchecked(self) -> Certificate:
+        """The same as a file's word, which nobody proved here."""
+        return replace(self, proof=f"{UNCHECKED}{self.proof}") if self.checked else self
 
     @property
     def status(self) -> str:

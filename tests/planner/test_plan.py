@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, check_plan, layout_profile, shape_by_name
 from zbsolve.planner.bound_kernels import refuted
 from zbsolve.planner.bounds import bound_rows
+from zbsolve.planner.candidate import candidate_of
+from zbsolve.planner.layout import SINGLE, Layout
 from zbsolve.planner.plan_file import read_space
 from zbsolve.planner.pruned_families import FIELDS, families
 from zbsolve.planner.space import layouts
@@ -29,6 +32,15 @@ COMMAND = ["plan", "gpt-3.6b@layers=4", "--devices", "4", "--batch", "8", "--clu
 def small() -> Plan:
     """Of a small model on 8 devices."""
     return zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
+
+
+@cache
+def piped() -> Plan:
+    """With 1F1B on eight pipeline ranks as its best: no optimal schedule."""
+    layout = Layout(1, 1, 8, 1, SINGLE, 1, 16, zero=0)
+    one = candidate_of(SMALL, layout, A100, small().memory, method="1f1b")
+    assert one is not None
+    return replace(small(), candidates=(one,))
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +104,39 @@ def test_a_plan_file_is_checked_without_a_search(saved: Path, capsys: pytest.Cap
     assert main(["check", str(saved)]) == 0
     said = capsys.readouterr().out
     assert "the bounds of all" in said
-    assert "as the file says of the schedule alone, not checked here: makespan" in said
+    assert "of the schedule alone: makespan" in said
+    assert "proven again: " in said
     assert main(["show", str(saved)]) == 0
+    said = capsys.readouterr().out
+    assert "which is not proven here" in said
+    assert "proven optimal" not in said
     assert main(["solve", str(saved), "--effort", "0.01", "--json"]) == 0
     capsys.readouterr()
-    assert main(["check", str(saved), "--bound"]) == 2
+    assert main(["check", str(saved), "--bound"]) == 0
+    assert main(["check", str(saved), "--bound", "-o", str(saved)]) == 2
+
+
+@pytest.mark.parametrize("relaxation", ["path", "ranks", "whole problem"])
+def test_a_certificate_inside_a_plan_is_proven_again_or_not_believed(
+    relaxation: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A schedule that is not optimal, whose certificate says that it is."""
+    plan = piped()
+    certificate = plan.best.schedule.certificate
+    assert certificate is not None
+    assert certificate.gap > 0
+    ranks = (0,) if relaxation == "ranks" else ()
+    false = replace(certificate, bound=certificate.value, relaxation=relaxation, ranks=ranks)
+    path = tmp_path / "false.json"
+    replace(plan, candidates=(replace(plan.best, schedule=plan.best.schedule.certified(false)),)).save(path)
+    assert main(["check", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "which is not proven here" in said
+    assert "proven optimal" not in said
+    assert main(["check", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schedule"] is None
+    assert main(["check", str(path), "--bound", "--seconds", "5"]) == 1
+    assert "is not proven again" in capsys.readouterr().out
 
 
 def _raise_a_bound(body: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ from ..util.errors import BadInput
 from .tools import print_json, searching
 
 if TYPE_CHECKING:
+    from ..planner.plan_file import CheckedPlan
     from ..schedule import Certificate, Schedule
-    from ..verifier import Violation
 
 HOLDS = "each runs once, after all that it waits for, within the memory of its rank"
 MIN_SECONDS = 0.1  # for a new bound, where proving the stated one again took all of the time
@@ -23,7 +23,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bound",
         action="store_true",
-        help="also prove the certificate's bound again, from the file alone; or, where there is no certificate, a bound",
+        help="also prove the certificate's bound again, from the file alone; or, where there is no certificate, a bound. Of "
+        "a plan all that needs no search is always proven again; with --bound its schedule's bound too, if by a search",
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds to prove the bound at most")
     parser.add_argument(
@@ -35,6 +36,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Verify, and with --bound prove the certificate's bound again, or a bound where none is stated or -o is given."""
     from ..schedule import Schedule
+    from ..search.prove_again import proven_again
     from ..util.files import document_kind
     from ..verifier import verify
 
@@ -48,7 +50,7 @@ def command(options: argparse.Namespace) -> int:
     violations = verify(schedule.problem, schedule)
     proofs, began = [], time.monotonic()
     if options.bound and not violations and schedule.certificate is not None:
-        proof = _prove_again(schedule, schedule.certificate, options.seconds)
+        proof = proven_again(schedule, schedule.certificate, options.seconds)
         proofs, violations = ([f"proven again: {proof}"], ()) if isinstance(proof, str) else ([], (proof,))
     if options.bound and not violations and (schedule.certificate is None or options.output):
         schedule = _prove(schedule, max(options.seconds - (time.monotonic() - began), MIN_SECONDS))
@@ -70,29 +72,40 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _check_plan(options: argparse.Namespace) -> int:
-    """Whether all that a plan says follows: its space, every layout's bound, its profile, its schedule.
-
-    The schedule's own certificate, of one layout and partition, may need a search: it is told as the file's word."""
+    """Whether all that a plan says follows: its space, every layout's bound, its profile, its schedule; and the schedule's
+    own bound where that is possible without a search, or with --bound by one."""
     from ..planner.plan_file import check_plan
+
+    if options.output:
+        raise BadInput("-o: nothing of a plan is written")
+    found = check_plan(options.schedule, options.seconds, search=options.bound)
+    if options.json:
+        gap = 1 - found.bound / found.step
+        own = {"schedule": None if found.proof is None else _proven(found.schedule.certificate)}
+        print_json({"wrong": list(found.wrong), "step": found.step, "bound": found.bound, "gap": gap, **own})
+    else:
+        print("\n".join(_plan_lines(options.schedule, found)))
+    return 1 if found.wrong else 0
+
+
+def _plan_lines(name: str, found: CheckedPlan) -> list[str]:
+    """What does not follow; or what holds, the gap over the space, and what is proven of the schedule alone."""
     from ..show.sentences import verdict
     from ..util.text import format_gap, format_time
 
-    if options.bound or options.output:
-        raise BadInput("--bound, -o: a plan's bounds are always proven again, and nothing is written")
-    found = check_plan(options.schedule)
-    gap = 1 - found.bound / found.step
-    if options.json:
-        print_json({"wrong": list(found.wrong), "step": found.step, "bound": found.bound, "gap": gap})
-        return 1 if found.wrong else 0
-    for line in found.wrong:
-        print(f"{options.schedule}: {line}")
-    if not found.wrong:
-        count, passes = found.layouts, len(found.schedule.problem.passes)
-        print(f"{options.schedule}: holds: the schedule ({passes} passes), and the bounds of all {count:,} layouts")
-        print(f"step {format_time(found.step)}, bound over the space {format_time(found.bound)} (gap {format_gap(gap)})")
-        if own := found.schedule.certificate:
-            print(f"as the file says of the schedule alone, not checked here: {verdict(own)}")
-    return 1 if found.wrong else 0
+    if found.wrong:
+        return [f"{name}: {line}" for line in found.wrong]
+    gap, passes = 1 - found.bound / found.step, len(found.schedule.problem.passes)
+    lines = [
+        f"{name}: holds: the schedule ({passes} passes), and the bounds of all {found.layouts:,} layouts",
+        f"step {format_time(found.step)}, bound over the space {format_time(found.bound)} (gap {format_gap(gap)})",
+    ]
+    own = found.schedule.certificate
+    if own is None:
+        return lines
+    if found.proof is None:
+        return [*lines, f"of the schedule alone: {verdict(own.unchecked())} (check --bound searches for a proof)"]
+    return [*lines, f"of the schedule alone: {verdict(own)}", f"proven again: {found.proof}"]
 
 
 def _proven(certificate: Certificate | None) -> dict[str, Any]:
@@ -122,23 +135,3 @@ def _lines(name: str, schedule: Schedule, proofs: list[str]) -> list[str]:
         return [*lines, "no certificate is in this file, so nothing is said of how good it is: --bound proves a bound"]
     said = verdict(schedule.certificate)
     return [*lines, said, *proofs] if proofs else [*lines, f"as the file says: {said} (--bound proves it again)"]
-
-
-def _prove_again(schedule: Schedule, stated: Certificate, seconds: float) -> str | Violation:
-    """The proof of the stated bound, which is this command's own and not the file's; a violation where it is not proven."""
-    from ..ilp.bounds.bound import Bound
-    from ..ilp.proof_check import recheck
-    from ..search.certify import out_of_order
-    from ..verifier import Violation
-
-    if not all(0 <= rank < schedule.problem.ranks for rank in stated.ranks):
-        return Violation("bound", (), f"the certificate names ranks {list(stated.ranks)} of {schedule.problem.ranks}")
-    found = recheck(schedule.problem, Bound(stated.bound, stated.proof, stated.relaxation, stated.ranks), seconds)
-    if found.value < stated.bound:
-        text = f"bound {stated.bound} µs is not proven again; {found.value} µs is ({found.proof})"
-        return Violation("bound", (), text)
-    problem, swapped = schedule.problem, out_of_order(schedule)
-    if swapped and not problem.alike and stated.bound > problem.work:
-        text = f"{swapped[0]} runs before {swapped[1]}, and bounds of this problem are about microbatches in order"
-        return Violation("bound", swapped, f"{text}: only the work of a rank, {problem.work} µs, is one of this schedule")
-    return found.proof

@@ -65,7 +65,9 @@ def _schedule_or_trace(path: str) -> Schedule | Trace:
     if foreign is not None:
         return foreign
     kind, body = read_one_of(path, ("schedule", "trace", "plan"))
-    body = body.get("schedule", {}) if kind == "plan" else body
+    if kind == "plan":
+        schedule = Schedule.from_json(body.get("schedule", {}), path)
+        return schedule if schedule.certificate is None else schedule.certified(schedule.certificate.unchecked())
     return Trace.from_json(body, path) if kind == "trace" else Schedule.from_json(body, path)
 
 

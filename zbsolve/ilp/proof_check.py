@@ -31,15 +31,19 @@ from .ranks.lanes import Lanes, lanes_of
 from .ranks.refutation import Answer
 from .ranks.window_search import WindowSearch
 
+SEARCHED = (WHOLE, STREAMS, *GROUP_KINDS)  # relaxations that closed forms say nothing of
 STATES_PER_SECOND = 300_000  # partial orders that a search may try
 NOT_PROVEN = "not proven again"
 
 
-def recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
+def recheck(problem: Problem, bound: Bound, seconds: float, *, search: bool = True) -> Bound:
     """Prove a stated bound again from the problem alone, as one of the same kind and ranks, whatever its `proof` says.
 
-    Returns a lower bound than stated where it cannot be proven, or not within `seconds`.
+    Returns a lower bound than stated where it cannot be proven, or not within `seconds`; with search=False also where only
+    a search could.
     """
+    if not search and bound.kind in SEARCHED and bound.value > problem.work:
+        return Bound(0, NOT_PROVEN, bound.kind, bound.ranks)
     unit = value_unit(problem)
     found = _recheck(problem, replace(bound, value=least_before_rounding(bound.value, unit)), seconds)
     return with_assumption(found if found.value >= bound.value else rounded_up(found, unit), problem)

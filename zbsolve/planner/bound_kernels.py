@@ -16,6 +16,7 @@ STATES, TABLE, TIED, KEPT, HEAD, TRANSIENT, WAITING, CAPACITY = range(14, 22)
 COLUMNS = 22
 MAX_NEIGHBOURS = 6  # of a peak on each side, that are looked at
 ROUNDING = 1e-9  # of sums of floating numbers
+MANY = 1 << 31  # blocks: more than any model has
 NEVER = -1  # no makespan is enough: one microbatch does not fit
 NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
 
@@ -72,8 +73,9 @@ def spread(row, fits):  # type: ignore[no-untyped-def]
         for b in range(MAX_NEIGHBOURS):
             lack = (1 + a + b) * blocks - fits
             peaks = count - a - b
-            if lack > 0 and peaks > 0 and a + b > 0:
-                total = peaks * lack / (a * (a + 1) / (2 * backward) + b * (b + 1) / (2 * forward))
+            timed = (backward > 0 or a == 0) and (forward > 0 or b == 0)  # passes that round to 0 µs keep no distance
+            if lack > 0 and peaks > 0 and a + b > 0 and timed:
+                total = peaks * lack / (a * (a + 1) / (2 * max(backward, 1.0)) + b * (b + 1) / (2 * max(forward, 1.0)))
                 best = max(best, total + (nearest if a == 1 and b == 1 else 0.0))
     return best * (1 - ROUNDING)
 
@@ -130,16 +132,15 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
         forward, backward, weight = forward + row[HF], row[HB], row[HW]
     forward += 0 if last else row[SENT]
     backward += 0 if r == 0 else row[SENT]
-    most = (x - head - m * (forward + backward + weight)) // (m * (row[F] + row[B] + row[W]))  # all its work behind head
-    most = min(most, (x - head - drain - m * (forward + backward)) // (m * (row[F] + row[B])))  # F and B between both
+    most = at_most(x - head - m * (forward + backward + weight), m * (row[F] + row[B] + row[W]))  # all its work behind head
+    most = min(most, at_most(x - head - drain - m * (forward + backward), m * (row[F] + row[B])))  # F and B between both
     rest = x - chain(row)
     if rest < 0:
         return -1
     if m > 1:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
-        most = min(most, (rest // (m - 1) - forward) // row[F], (rest // (m - 1) - backward) // row[B])
+        most = min(most, at_most(rest // (m - 1) - forward, row[F]), at_most(rest // (m - 1) - backward, row[B]))
     # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns.
-    held = max(1, chain(row) - head - drain)  # a last stage may have a head alone that takes no time
-    turns = (x - head - drain) // held
+    turns = turns_within(row, x - head - drain, chain(row) - head - drain)
     if turns < 1:
         return -1
     at_once = -(-m // turns)
@@ -152,13 +153,26 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
+def turns_within(row, room, each):  # type: ignore[no-untyped-def]
+    """How many times `each` µs fit one after the other into `room` µs, or all microbatches where they take no time."""
+    return room // each if each > 0 else row[M]
+
+
+@inner_kernel
+def at_most(room, each):  # type: ignore[no-untyped-def]
+    """How many blocks of `each` µs there is room for, fewer than none where `room` is below 0; any number where they take no
+    time."""
+    return room // each if each > 0 else (MANY if room >= 0 else -1)
+
+
+@inner_kernel
 def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
     """Of several stages a rank: each rank by itself, with one block in each stage before its first."""
     p, m, blocks = row[P], row[M], row[L]
     rest = x - chain(row)
     if rest < 0:
         return False
-    if m > 1 and p * row[V] * (rest // (m - 1) // max(row[F], row[B])) < blocks:
+    if m > 1 and p * row[V] * at_most(rest // (m - 1), max(row[F], row[B])) < blocks:
         return False
     # Memory over time: a block's bytes are held while the rest of the chain runs.
     below = (row[F] + row[B]) * blocks * (blocks + 1) // 2 + blocks * (row[HF] + row[HB])
@@ -204,8 +218,9 @@ def rounds_fit(row, x, slack, cum):  # type: ignore[no-untyped-def]
             room = room_of_rank(row, r) - fewest * row[STATES] - (row[TRANSIENT] if fewest > 0 else 0)
             if turn < row[V] - 1 and r == (0 if row[VEE] else p - 1):
                 room += row[HEAD]  # not there yet
-            behind = row[EF] + min(total, blocks) * (row[F] + row[B]) + 2 * (turn * p + at) * row[SENT]
-            turns = (x - behind) // max(1, chain(row) - behind)
+            sent = turn * p + at - (1 if back else 0)  # of a V the turn is on one rank
+            behind = row[EF] + min(total, blocks) * (row[F] + row[B]) + 2 * sent * row[SENT]
+            turns = turns_within(row, x - behind, chain(row) - behind)
             if turns >= 1:
                 at_once = -(-m // turns)
                 here = min(most, room // (at_once * row[KEPT]))
@@ -239,8 +254,8 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     if last:
         forward, backward, weight = forward + row[HF], row[HB], row[HW]
     passes = forward + backward + sends * row[SENT]
-    most = (x - head - m * (passes + weight)) // (m * (row[F] + row[B] + row[W]))
-    most = min(most, (x - head - drain - m * passes) // (m * (row[F] + row[B])))
+    most = at_most(x - head - m * (passes + weight), m * (row[F] + row[B] + row[W]))
+    most = min(most, at_most(x - head - drain - m * passes, m * (row[F] + row[B])))
     room = room_of_rank(row, r)
     if room < 0 or most < 0:
         return -1

@@ -75,6 +75,11 @@ def table_of(layouts: list[Layout]) -> Layout:
     return Layout(*(np.array(column, np.int64) for column in zip(*layouts, strict=True)))
 
 
+def rows_of(table: Layout, layout: Layout) -> NDArray[np.int64]:
+    """Numbers of a table's rows that are this layout."""
+    return np.flatnonzero(np.all([column == one for column, one in zip(table, layout, strict=True)], axis=0))
+
+
 def recompute_by_name(name: str, where: str) -> int:
     """The number of "none", "selective" or "full". Raises BadInput naming `where`."""
     if name not in RECOMPUTE:

@@ -19,8 +19,9 @@ from ..verifier import verify
 from .bound_kernels import NEVER
 from .candidate import Candidate, behind_of
 from .cluster import Cluster, Positive
-from .layout import Layout
+from .layout import Layout, rows_of
 from .model_profile import layout_profile
+from .schedule_proof import proof_of_schedule
 from .shape import Shape
 from .solved_space import SolvedSpace
 from .space import layouts
@@ -28,6 +29,7 @@ from .space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
 
 KIND = "plan"
 NEAR = 0.01  # the model cannot order plans within it
+PROOF_SECONDS = 60.0  # to prove the bound of a plan's schedule again, at most
 SAME_US = 1e-3  # steps this near are the same number, written and read
 TIME = Annotated[int, msgspec.Meta(ge=NEVER, le=2**50)]  # µs, 35 years: sums over ranks are whole numbers of 64 bits
 ROW = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # number of a layout; −1: none
@@ -147,18 +149,21 @@ class PlanForm(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, eq=False)
 class CheckedPlan:
-    """What of a plan file follows. wrong: lines that say what does not; step, bound: µs, as recomputed."""
+    """What of a plan file follows. wrong: lines that say what does not; step, bound: µs, as recomputed. proof: why the bound
+    of the schedule's own certificate holds; None where it was not proven again."""
 
     wrong: tuple[str, ...]
     step: float
     bound: float
     layouts: int
     schedule: Schedule
+    proof: str | None
 
 
-def check_plan(path: str | os.PathLike[str]) -> CheckedPlan:
+def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, search: bool = False) -> CheckedPlan:
     """Recompute a plan file without a search: the space, each layout's bound (one look at it), profile, schedule, step, gap.
-    Raises BadInput for a damaged file."""
+    The bound of the schedule's own certificate follows from its layout's or from closed forms, or is not proven; with
+    `search` it must follow, in so many seconds. Raises BadInput for a damaged file."""
     where = str(path)
     form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
     cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
@@ -174,10 +179,12 @@ def check_plan(path: str | os.PathLike[str]) -> CheckedPlan:
         wrong.append(f"field 'steps' has one of {min(solved.values()):.3f} µs, below the plan's {candidate.value:.3f} µs")
     bound = min(stated.least, candidate.value)
     wrong += said
+    proof, lacks = (None, []) if wrong else proof_of_schedule(candidate, stated, seconds, search)
+    wrong += lacks
     for name, file, here in (("step", form.step, candidate.value), ("bound", form.bound, bound)):
         if not abs(file - here) <= SAME_US:  # of no number neither comparison holds
             wrong.append(f"field '{name}' is {file:.3f} µs, but {here:.3f} µs follows")
-    return CheckedPlan(tuple(wrong), candidate.value, bound, len(stated.rule), candidate.schedule)
+    return CheckedPlan(tuple(wrong), candidate.value, bound, len(stated.rule), candidate.schedule, proof)
 
 
 def read_space(path: str | os.PathLike[str]) -> SolvedSpace:
@@ -231,7 +238,7 @@ def _candidate(form: PlanForm, space: Layout, cluster: Cluster, where: str) -> t
     if set(form.layout) != set(Layout._fields):
         raise BadInput(f"{where}: field 'layout' needs {', '.join(Layout._fields)}")
     layout, wrong = Layout(**form.layout), []
-    if not np.all([column == one for column, one in zip(space, layout, strict=True)], axis=0).any():
+    if not len(rows_of(space, layout)):
         raise BadInput(f"{where}: field 'layout' is none of the space")
     schedule = Schedule.from_json(form.schedule, f"{where}: schedule")
     profile = layout_profile(form.model, layout, cluster)

@@ -45,13 +45,15 @@ def roles(layout: Layout) -> Roles:
 
 def fullest(blocks: int, unit: Ints, fixed: Ints, number: Ints, first: Ints | int = 0) -> Ints:
     """The least that the fullest rank can have, where `blocks` blocks lie on ranks whole, each of `unit`, beside what is
-    fixed by role and what the first block of a rank brings: no partition has less. unit, first: shape (layouts,), unit above
-    0; fixed, number: shape (roles, layouts)."""
+    fixed by role and what the first block of a rank brings: no partition has less. unit, first: shape (layouts,), from 0 up;
+    fixed, number: shape (roles, layouts)."""
     floor: Ints = np.where(number > 0, fixed, 0).max(axis=0)
     low, high = floor - 1, floor + first + blocks * unit
     while (high - low > 1).any():
         middle = (low + high) // 2
-        taken = (number * np.maximum((middle - fixed - first) // unit, 0)).sum(axis=0)
+        room = middle - fixed - first
+        here = np.where(unit > 0, room // np.maximum(unit, 1), np.where(room >= 0, blocks, 0))
+        taken = (number * np.maximum(here, 0)).sum(axis=0)
         enough = (taken >= blocks) & (middle >= floor)
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return high

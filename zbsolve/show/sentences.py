@@ -45,6 +45,8 @@ def verdict(certificate: Certificate) -> str:
     """The value and what is proven about it, in words that need no table: `makespan 935.373 ms: optimal: …`."""
     value = f"{certificate.objective} {exact_time(certificate.value)}"
     order = "no order of these passes" + (" by microbatch" if certificate.proof.endswith(IN_ORDER) else "")
+    if not certificate.checked:
+        return f"{value}; a file says that {order} takes less than {exact_time(certificate.bound)}, which is not proven here"
     if certificate.status == "optimal":
         return f"{value}, proven optimal: {order} takes less"
     bound, share = exact_time(certificate.bound), _share(certificate.gap)
