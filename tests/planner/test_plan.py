@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -248,8 +249,57 @@ def test_memory_in_which_nothing_fits() -> None:
     with pytest.raises(Infeasible) as error:
         zbsolve.plan(SMALL, 8, 16, A100, memory="100MB")
     assert str(error.value).startswith("memory: no layout fits 100000000 bytes")
-    assert "the least need is" in str(error.value)
+    assert "the least that any needs is" in str(error.value)
     assert "most of it" in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["inside", "between"])
+def test_a_cluster_file_without_a_link(field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cluster.json"
+    A100.save(path)
+    body = json.loads(path.read_text())
+    del body[field]
+    path.write_text(json.dumps(body))
+    assert main(["plan", "gpt-3.6b", "--devices", "4", "--batch", "8", "--cluster", str(path)]) == 2
+    assert capsys.readouterr().err == f"zbsolve plan: {path}: field '{field}' is missing\n"
+
+
+def test_a_cluster_is_a_name_or_a_file_too(tmp_path: Path) -> None:
+    A100.save(tmp_path / "cluster.json")
+    few = replace(SMALL, layers=2)
+    found = [zbsolve.plan(few, 2, 4, one, effort=0.1) for one in ("a100", tmp_path / "cluster.json", A100)]
+    assert {one.best.value for one in found} == {found[0].best.value}
+    assert all(one.cluster == A100 for one in found)
+    with pytest.raises(BadInput, match="did you mean a100"):
+        zbsolve.plan(few, 2, 4, "a10", effort=0.1)
+
+
+@pytest.mark.parametrize("way", ["interrupted", "stopped"])
+def test_what_ends_early_keeps_the_best_plan_and_its_bound(way: str) -> None:
+    told: list[str] = []
+
+    def progress(line: str) -> None:
+        told.append(line)
+        if way == "interrupted":
+            raise KeyboardInterrupt
+
+    plan = zbsolve.plan(SMALL, 8, 16, A100, memory="3GiB", effort=1.0, progress=progress, stop=lambda: bool(told))
+    assert len(told) == len(plan.candidates) == 1
+    assert 0 <= plan.gap < 1
+    assert plan.bound == min(plan.bounds.least, plan.best.value)
+
+
+def test_ctrl_c_writes_the_best_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    def pressing() -> Any:
+        return lambda line: signal.raise_signal(signal.SIGINT) if "layouts solved" in line else None
+
+    monkeypatch.setattr("zbsolve.cli.plan.progress_line", pressing)
+    path = tmp_path / "plan.json"
+    assert main([*COMMAND, "-o", str(path)]) == 0
+    said = capsys.readouterr()
+    assert "1 solved" in said.out
+    assert "interrupted: this is the best found until then" in said.err
+    assert check_plan(path).wrong == ()
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,8 +325,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["plan", "gpt-3.6b", "--batch", "8"], "--devices is needed"),
         (["plan", "gpt-3.6", "--devices", "4", "--batch", "8"], "model 'gpt-3.6': unknown; did you mean gpt-3.6b?"),
         (["plan", "gpt-3.6b@depth=3", "--devices", "4", "--batch", "8"], "'depth=3' is none of layers=N"),
+        (["plan", "gpt-3.6b@", "--devices", "4", "--batch", "8"], "'' is none of layers=N"),
+        (["plan", "gpt-3.6b@sequence=abc", "--devices", "4", "--batch", "8"], "sequence is 'abc', no whole number"),
+        (["plan", "gpt-3.6b@layers=3,layers=4", "--devices", "4", "--batch", "8"], "layers is there twice"),
+        (["plan", "gpt-3.6b@layers=1001", "--devices", "4", "--batch", "8"], "1001 layers are more than a plan has"),
+        (["plan", "gpt-3.6b@hidden=99999999999", "--devices", "4", "--batch", "8"], "is a size of model or cluster right?"),
+        (["plan", "gpt-3.6b", "--devices", str(2**62), "--batch", "8"], "at least 1 of each is needed, and 1048576 at most"),
+        (["plan", "gpt-3.6b", "--devices", "8", "--batch", str(2**62)], "at least 1 of each is needed, and 1048576 at most"),
         (["plan", "gpt-3.6b", "--devices", "4", "--batch", "8", "--cluster", "b20"], "did you mean b200"),
-        (["plan", "gpt-3.6b", "--devices", "1009", "--batch", "8"], "batch 8: no split of 1009 devices"),
+        (["plan", "gpt-3.6b", "--devices", "1009", "--batch", "8"], "batch 8: fewer sequences than 1009 devices"),
         (["plan", "gpt-3.6b", "--devices", "4", "--batch", "8", "--cluster", "none.json"], "none.json: no such file"),
         (["plan", "--fit", "none.csv", "--save-cluster", "x.json"], "none.csv: no such file"),
     ],

@@ -76,7 +76,8 @@ def test_every_layout_is_legal_and_none_is_missing() -> None:
     ("devices", "batch", "said"),
     [
         (0, 8, "devices 0, batch 8: at least 1 of each is needed"),
-        (1009, 512, "batch 512: no split of 1009 devices has a number of replicas that divides it: there are 1009"),
+        (1009, 512, "batch 512: fewer sequences than 1009 devices make replicas: there are 1009 at least"),
+        (1009, 2000, "batch 2000: no split of 1009 devices has a number of replicas that divides it: there are 1009"),
         (64, 1, None),
     ],
 )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
-from .tools import add_search_limits, print_json, saving, search_limits
+from .tools import add_search_limits, print_json, progress_line, saving, search_limits, searching
 
 if TYPE_CHECKING:
     from ..planner.candidate import Candidate
@@ -36,9 +35,7 @@ def command(options: argparse.Namespace) -> int:
     """Plan, write the plan, print it."""
     from ..planner.planning import plan
     from ..planner.shapes import shape_by_name
-    from ..search.solver import ready
     from ..show.plan_text import plan_as_text
-    from .tools import progress_line
 
     cluster = _cluster(options)
     if options.save_cluster:
@@ -50,11 +47,10 @@ def command(options: argparse.Namespace) -> int:
     for name in ("devices", "batch"):
         if getattr(options, name) is None:
             raise BadInput(f"--{name} is needed")
-    line = progress_line()
-    ready(lambda: line("zbsolve plan: compiling, once a machine"))
-    said = {"memory": options.memory, "progress": line, **search_limits(options)}
-    found = plan(shape_by_name(options.model), options.devices, options.batch, cluster, **said)
-    line("")
+    shape, limits = shape_by_name(options.model), search_limits(options)
+    with searching("plan") as (_, pressed):
+        limits |= {"memory": options.memory, "progress": progress_line(), "stop": pressed}
+        found = plan(shape, options.devices, options.batch, cluster, **limits)
     saves = [lambda: found.save(options.output)] if options.output else []
     with saving(*saves):
         if options.json:
@@ -66,14 +62,11 @@ def command(options: argparse.Namespace) -> int:
 
 def _cluster(options: argparse.Namespace) -> Cluster:
     """The cluster that is named or in a file, with constants fitted where that is wanted."""
-    from ..planner.cluster import Cluster
-    from ..planner.cluster_presets import CLUSTERS, cluster_by_name
+    from ..planner.cluster_presets import cluster_of
     from ..planner.constants import fit
     from ..planner.measured_rows import read_rows
 
-    said = options.cluster
-    known = said in CLUSTERS or not (Path(said).exists() or said.endswith(".json"))
-    cluster = cluster_by_name(said) if known else Cluster.load(said)
+    cluster = cluster_of(options.cluster)
     if not options.fit:
         return cluster
     return replace(fit(read_rows(options.fit), cluster), name=cluster.name)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from ..layer import Link
 from ..util.errors import BadInput
 from ..util.text import did_you_mean
@@ -71,6 +74,15 @@ CLUSTERS = {
         ),
     )
 }
+
+
+def cluster_of(said: Cluster | str | os.PathLike[str]) -> Cluster:
+    """A cluster as it is, a preset's name, or a cluster file. Raises BadInput."""
+    if isinstance(said, Cluster):
+        return said
+    name = os.fspath(said)
+    known = name in CLUSTERS or not (Path(name).exists() or name.endswith(".json"))
+    return cluster_by_name(name) if known else Cluster.load(name)
 
 
 def cluster_by_name(name: str) -> Cluster:

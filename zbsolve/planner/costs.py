@@ -9,12 +9,15 @@ from numpy.typing import ArrayLike
 
 from ..partition.stage_memory import MESSAGES
 from ..tables import Ints
+from ..util.errors import BadInput
 from .cluster import Cluster
 from .layer_bytes import WEIGHT_BYTES, block_bytes, head_bytes, state_bytes
 from .layer_times import Times, block_times, embedding_times, head_times, message, message_bytes, whole
 from .layout import Layout
 from .rank_roles import Roles, fullest, roles
 from .shape import Shape
+
+MOST = 1 << 50  # µs of all passes one after the other, and bytes of a layer: sums of them are whole numbers of 64 bits
 
 
 class Costs(NamedTuple):
@@ -41,7 +44,7 @@ class Costs(NamedTuple):
 
 
 def costs_of(shape: Shape, layout: Layout, cluster: Cluster) -> Costs:
-    """Of each layout of a table."""
+    """Of each layout of a table. Raises BadInput where numbers are too large to count."""
     times = (function(shape, layout, cluster) for function in (block_times, embedding_times, head_times))
     block, embedding, head = (Times(*map(_ints, whole(one))) for one in times)
     each = state_bytes(layout) / WEIGHT_BYTES
@@ -53,7 +56,9 @@ def costs_of(shape: Shape, layout: Layout, cluster: Cluster) -> Costs:
     kept, head_kept = (np.ceil(one.until_b) + np.ceil(one.until_w) for one in (held, head_held))
     sent = np.rint(message(shape, layout, cluster))
     sizes = (_ints(one) for one in (kept, head_kept, np.ceil(held.transient), waiting))
-    return Costs(shape.layers, block, embedding, head, _ints(sent), _ints(states), _ints(table_states), shape.tied, *sizes)
+    costs = Costs(shape.layers, block, embedding, head, _ints(sent), _ints(states), _ints(table_states), shape.tied, *sizes)
+    _ints(1.0 * layout.count * (shape.layers * block.work + embedding.work + head.work + 2 * layout.stages * costs.sent))
+    return costs
 
 
 def least_bytes(costs: Costs, layout: Layout) -> Ints:
@@ -73,4 +78,8 @@ def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
 
 
 def _ints(values: ArrayLike) -> Ints:
-    return np.atleast_1d(np.asarray(values)).astype(np.int64)
+    """Raises BadInput for what sums cannot count."""
+    found = np.atleast_1d(np.asarray(values))
+    if not (abs(found) < MOST).all():
+        raise BadInput(f"cost model: {np.abs(found).max():.3g} µs or bytes of a layer: is a size of model or cluster right?")
+    return found.astype(np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..util.clock import Clock
-from ..util.errors import NotFound, WrongBound
+from ..util.errors import NotFound, WrongBound, interruption
 from ..util.text import parse_bytes
 from .candidate import Candidate, candidate_of, improved
 from .cluster import Cluster
+from .cluster_presets import cluster_of
 from .estimates import estimated_steps
 from .plan_file import SAME_US, Plan
 from .shape import Shape
@@ -42,6 +44,7 @@ class _Race:
     candidates: list[Candidate]
     looked_at: set[int]
     progress: Progress
+    stop: Callable[[], bool]
 
     @property
     def value(self) -> float:
@@ -58,30 +61,30 @@ def plan(
     shape: Shape,
     devices: int,
     batch: int,
-    cluster: Cluster,
+    cluster: Cluster | str | os.PathLike[str],
     *,
     memory: str | int | None = None,
     seconds: float = 60.0,
     effort: float | None = None,
     seed: int = 0,
     progress: Progress = lambda line: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """How to split a step of `batch` sequences over `devices` devices, with a bound over the whole space.
 
     Every legal layout is enumerated. Dominance, the least memory and bounds for every partition and schedule prune; the
-    others are solved on their balanced partition, the most promising first, and the best candidates longer. memory: of a
-    device ("80GiB"); None: the cluster's. effort: in place of seconds, for the same answer on every machine. progress:
-    called with a line. Raises BadInput; Infeasible where nothing fits; NotFound.
+    others are solved on their balanced partition, the most promising first, and the best candidates longer. cluster: also a
+    preset's name or a file. memory: of a device ("80GiB"); None: the cluster's. effort: in place of seconds, for the same
+    answer on every machine. progress: called with a line. After KeyboardInterrupt, or when `stop` says True, the plan is
+    what was found until then. Raises BadInput; Infeasible where nothing fits; NotFound.
     """
+    cluster = cluster_of(cluster)
     limit = cluster.memory if memory is None else parse_bytes(memory)
     clock = Clock(seconds, effort)
     table = layouts(shape, devices, batch, cluster)
     bounds = raised(cheap_bounds(shape, table, cluster, limit), limit, np.inf, FIRST_ROWS)
-    race = _Race(shape, cluster, limit, clock, seed, bounds, [], set(), progress)
-    _first_schedules(race)
-    if not race.candidates:
-        raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
-    _longer_searches(race)
+    race = _Race(shape, cluster, limit, clock, seed, bounds, [], set(), progress, stop)
+    _run(race)
     found = tuple(sorted(race.candidates, key=lambda one: one.value))
     if race.bounds.least > found[0].value + SAME_US:
         raise WrongBound(
@@ -91,13 +94,28 @@ def plan(
     return Plan(shape, cluster, devices, batch, limit, race.bounds, found)
 
 
+def _run(race: _Race) -> None:
+    """The race, until its time is over or somebody ends it."""
+    try:
+        _first_schedules(race)
+        if not race.candidates:
+            raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
+        _longer_searches(race)
+    except (KeyboardInterrupt, SystemError) as error:
+        pressed = interruption(error)
+        if pressed is None:
+            raise
+        if not race.candidates:
+            raise pressed from None
+
+
 def _first_schedules(race: _Race) -> None:
     """A schedule of each layout whose bound leaves it in the race, the most promising first, for a share of the time. After
     the first ones, bounds are raised wherever they leave a layout in the race."""
     enough = race.clock.left * (1 - QUICK_SHARE)
     for most in (FIRST_LOOKS, len(race.bounds.rule)):
         for row in _in_race(race)[:most]:
-            if race.candidates and race.clock.left < enough:
+            if race.candidates and (race.stop() or race.clock.left < enough):
                 break
             if race.bounds.step[row] < race.value:
                 race.looked_at.add(row)
@@ -105,6 +123,8 @@ def _first_schedules(race: _Race) -> None:
                 if found is not None:
                     race.candidates.append(found)
                     race.told()
+        if race.stop():
+            return
         race.bounds = raised(race.bounds, race.memory, race.value)
 
 
@@ -131,7 +151,7 @@ def _longer_searches(race: _Race) -> None:
         able = [at for at, one in enumerate(race.candidates) if one.bound < race.value][:keep]
         for at in able:
             amount = min(share * total / len(able), race.clock.left)
-            if amount <= 0:
+            if amount <= 0 or race.stop():
                 return
             limit = {"effort": amount} if race.clock.counted else {"seconds": amount}
             race.candidates[at] = improved(race.candidates[at], seed=race.seed, prefer=None, **limit)

@@ -35,13 +35,17 @@ CHANGED = tuple(one.name for one in fields(Shape) if one.type == "int")
 
 def shape_by_name(spec: str) -> Shape:
     """The model called `name`, or `name@field=number,…`. Raises BadInput with near names."""
-    name, _, said = spec.partition("@")
+    name, at, said = spec.partition("@")
     if name not in SHAPES:
         raise BadInput(f"model '{name[:40]}': unknown{did_you_mean(name, SHAPES)} (models: {', '.join(SHAPES)})")
     changes: dict[str, Any] = {}
-    for part in said.split(",") if said else ():
-        what, _, number = part.partition("=")
-        if what.strip() not in CHANGED or not number.strip().isdecimal():
+    for part in said.split(",") if at else ():
+        what, _, number = (one.strip() for one in part.partition("="))
+        if what not in CHANGED:
             raise BadInput(f"model '{spec[:60]}': '{part}' is none of {', '.join(f'{one}=N' for one in CHANGED)}")
-        changes[what.strip()] = int(number)
+        if what in changes:
+            raise BadInput(f"model '{spec[:60]}': {what} is there twice")
+        if not number.isdecimal():
+            raise BadInput(f"model '{spec[:60]}': {what} is '{number}', no whole number")
+        changes[what] = int(number)
     return replace(SHAPES[name], name=spec, **changes)

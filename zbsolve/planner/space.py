@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isqrt
 
 from ..util.errors import BadInput
 from .cluster import Cluster
@@ -11,6 +12,8 @@ from .shape import Shape
 
 MAX_SIZE = 32  # sequences a microbatch
 MAX_CHUNKS = 12  # stages a rank
+MOST = 1 << 20  # devices, and sequences a step
+MAX_LAYERS = 1000
 
 
 def layouts(shape: Shape, devices: int, batch: int, cluster: Cluster) -> Layout:
@@ -21,22 +24,29 @@ def layouts(shape: Shape, devices: int, batch: int, cluster: Cluster) -> Layout:
     `MAX_CHUNKS` stages a rank, or in a V. Microbatches of up to `MAX_SIZE` sequences divide a replica's batch. Selective
     recompute is there where attention keeps scores: else it is no recompute. Raises BadInput where there is none.
     """
-    if devices < 1 or batch < 1:
-        raise BadInput(f"devices {devices}, batch {batch}: at least 1 of each is needed")
+    if not (1 <= devices <= MOST and 1 <= batch <= MOST):
+        raise BadInput(f"devices {devices}, batch {batch}: at least 1 of each is needed, and {MOST} at most")
+    if shape.layers > MAX_LAYERS:
+        raise BadInput(f"model {shape.name}: {shape.layers} layers are more than a plan has ({MAX_LAYERS})")
     found = list(_layouts(shape, devices, batch, cluster))
     if not found:
-        least = min(dp for dp, _, _ in _splits(shape, devices, cluster))
-        raise BadInput(
-            f"batch {batch}: no split of {devices} devices has a number of replicas that divides it: there are {least} at "
-            f"least, since layers and heads use {devices // least} devices at most"
-        )
+        raise BadInput(_no_split(shape, devices, batch, cluster))
     return table_of(found)
+
+
+def _no_split(shape: Shape, devices: int, batch: int, cluster: Cluster) -> str:
+    """Why there is no layout: each number of replicas divides the batch, or there is none."""
+    replicas = sorted({dp for dp, _, _ in _splits(shape, devices, cluster)})
+    least = f"there are {replicas[0]} at least, since layers and heads use {devices // replicas[0]} devices at most"
+    if batch < replicas[0]:
+        return f"batch {batch}: fewer sequences than {devices} devices make replicas: {least}"
+    return f"batch {batch}: no split of {devices} devices has a number of replicas that divides it: {least}"
 
 
 def _layouts(shape: Shape, devices: int, batch: int, cluster: Cluster) -> Iterator[Layout]:
     recomputes = (NONE, FULL) if shape.fused else (NONE, SELECTIVE, FULL)
     for dp, tp, pp in _splits(shape, devices, cluster):
-        sizes = [one for one in _divisors(batch // dp) if one <= MAX_SIZE] if batch % dp == 0 else []
+        sizes = [one for one in range(1, MAX_SIZE + 1) if batch % (dp * one) == 0]
         for size in sizes:
             count = batch // dp // size
             for chunks, placement in _places(shape, pp):
@@ -65,4 +75,5 @@ def _places(shape: Shape, pp: int) -> Iterator[tuple[int, int]]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
+    low = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
+    return [*low, *(number // one for one in reversed(low) if one * one < number)]

@@ -14,10 +14,11 @@ from .bound_kernels import NEVER, refuted
 from .bounds import CHAIN, NO_ROOM, WORK, bound_rows, chain_bounds, least_parameters, pipeline_bounds, work_bounds
 from .bounds import RULES as OF_LAYOUTS
 from .cluster import Cluster
-from .costs import Costs, costs_of, least_bytes
+from .costs import Costs, costs_of, fixed_bytes, least_bytes
 from .dominance import dominators
 from .layer_times import after_pipeline
 from .layout import Layout
+from .rank_roles import roles
 from .shape import Shape
 
 DOMINATED = "dominated by another layout"
@@ -54,7 +55,7 @@ def cheap_bounds(shape: Shape, layout: Layout, cluster: Cluster, memory: int) ->
     costs = costs_of(shape, layout, cluster)
     by, need = dominators(shape, layout, cluster, costs), least_bytes(costs, layout)
     if need.min() > memory:
-        raise Infeasible(_nothing_fits(shape, layout, costs, need, memory))
+        raise Infeasible(_nothing_fits(layout, costs, need, memory))
     work, chain = work_bounds(costs, layout), chain_bounds(costs, layout)
     behind = after_pipeline(least_parameters(shape, layout), layout, cluster)
     out = [by >= 0, need > memory]
@@ -100,18 +101,30 @@ def _costs_at(costs: Costs, rows: Ints) -> Costs:
     return Costs(*fields)  # type: ignore[arg-type]
 
 
-def _nothing_fits(shape: Shape, layout: Layout, costs: Costs, need: Ints, memory: int) -> str:
-    """The layout that needs least, how much, and which part is largest."""
-    best = int(need.argmin())
-    blocks = -(-shape.layers // int(layout.pp[best]))
-    parts = {
-        "parameters and optimizer states": blocks * int(costs.states[best]),
-        "activations of one microbatch": blocks * int(costs.kept[best]),
-        "what a pass takes while it runs": int(costs.transient[best]),
-        "the logits": int(costs.head_kept[best]),
+def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:
+    """Bytes of the fullest rank of one layout that needs so much at least, when one microbatch is on all stages."""
+    on = roles(layout)
+    fixed, none = fixed_bytes(costs, on, 1)[:, 0], fixed_bytes(costs, on, 0)[:, 0]
+    unit, transient = int((costs.states + costs.kept)[0]), int(costs.transient[0])
+    blocks = np.minimum(np.maximum((need - fixed - transient) // unit, 0), costs.blocks)
+    filled = np.where(on.number[:, 0] > 0, fixed + blocks * unit + transient * (blocks > 0), 0)
+    role = int(filled.argmax())
+    waiting = int(on.ends[role, 0] * costs.waiting[0])
+    return {
+        "parameters and optimizer states": int(blocks[role] * costs.states[0] + none[role]) - waiting,
+        "activations of one microbatch": int(blocks[role] * costs.kept[0]),
+        "what a pass takes while it runs": transient if blocks[role] else 0,
+        "the logits": int(fixed[role] - none[role]),
+        "messages that wait": waiting,
     }
+
+
+def _nothing_fits(layout: Layout, costs: Costs, need: Ints, memory: int) -> str:
+    """The layout that needs least, how much, and which part of its fullest rank is largest."""
+    best = int(need.argmin())
+    parts = _parts(layout.rows(np.array([best])), _costs_at(costs, np.array([best])), int(need[best]))
     largest = max(parts, key=lambda one: parts[one])
     return (
-        f"memory: no layout fits {exact_bytes(memory)} a device: the least need is {exact_bytes(int(need[best]))} "
+        f"memory: no layout fits {exact_bytes(memory)} a device: the least that any needs is {exact_bytes(int(need[best]))} "
         f"({layout.row(best).title}), most of it {largest} ({exact_bytes(parts[largest])})"
     )
