@@ -11,11 +11,15 @@ import zbsolve
 from zbsolve import Infeasible, Layer, Link, Profile
 from zbsolve.planner import CLUSTERS, Layout, Shape
 from zbsolve.planner.bound_kernels import NEVER
-from zbsolve.planner.bounds import RULES, chain_bounds, layout_bounds, pipeline_bounds, work_bounds
+from zbsolve.planner.bound_row import chain_bounds
+from zbsolve.planner.bounds import RULES, layout_bounds, pipeline_bounds, work_bounds
+from zbsolve.planner.candidate import behind_of, step_of
 from zbsolve.planner.costs import Costs, costs_of, least_bytes
-from zbsolve.planner.layer_times import Times, after_pipeline
-from zbsolve.planner.layout import LOOP, SINGLE, VEE, table_of
+from zbsolve.planner.layer_times import Times
+from zbsolve.planner.layout import LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
 from zbsolve.planner.space import layouts
+from zbsolve.planner.vocabulary_shards import Shards
+from zbsolve.profile.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
 from ..support.exhaustive import optimum
 from ..support.partitions import partitions
@@ -28,6 +32,7 @@ CASES = [
     *[(1, 1, SINGLE, 2, 2), (2, 1, SINGLE, 2, 2), (2, 1, SINGLE, 3, 1), (2, 1, SINGLE, 2, 4), (3, 1, SINGLE, 2, 2)],
     *[(3, 1, SINGLE, 2, 3), (2, 2, VEE, 2, 2), (2, 2, VEE, 1, 4), (2, 2, LOOP, 2, 2), (2, 2, LOOP, 1, 4)],
 ]
+SEARCHED = [(2, 2, VEE, 4, 6), (2, 2, LOOP, 5, 6), (3, 2, VEE, 6, 8), (2, 1, SINGLE, 6, 6), (3, 1, SINGLE, 5, 7)]
 
 
 def random_profile(
@@ -57,8 +62,38 @@ def random_profile(
     )
 
 
+def with_random_vocabulary(rng: np.random.Generator, profile: Profile, ranks: int) -> Profile:
+    """The profile with a vocabulary in so many shards; a norm's bytes stay of the head."""
+    S, T, kept, hidden, transient, size, norm = (
+        int(one) for one in rng.integers((0, 0, 0, 0, 0, 1, 0), (6, 5, 3, 3, 4, 3, 3))
+    )
+    broadcast, statistics, lookup = (float(one) for one in rng.integers(0, 3, 3))
+    bare = {"F": 0, "B": 0, "W": 0, "BW": 0, "held_until_W": 0, "parameter_bytes": 0}
+    rests = (replace(profile.layers[0], **bare), replace(profile.layers[-1], **bare, held_until_B=norm))
+    passes, two = ShardPasses(S, T, kept, transient), ShardPasses(0, S + T, kept, transient)
+    collectives = {"broadcast": broadcast, "reduce": broadcast, "statistics": statistics}
+    row = ShardCosts(ranks, passes, two, size, lookup, **collectives)
+    last = len(profile.layers) - 1
+    costs = VocabularyCosts("given", 100, hidden, 1, last, rests[1], (row,), 0, rests[0], bool(profile.tied))
+    return replace(profile, vocabulary=costs)
+
+
+def shards_of_profile(profile: Profile) -> Shards:
+    """Of the only row of its vocabulary; zeros where there is none."""
+    costs = profile.vocabulary
+    if costs is None:
+        return Shards(*[np.array([0])] * len(Shards._fields))
+    row = costs.shards[0]
+    one, sent = row.one, row.broadcast
+    gap, held = 2 * sent + one.S + row.statistics, 2 * costs.hidden_bytes + one.held
+    states = profile.states * row.parameter_bytes
+    return Shards(*(np.array([int(x)]) for x in (one.S, one.T, gap, row.lookup + sent, states, one.transient, held)))
+
+
 def costs_of_profile(profile: Profile) -> Costs:
     """The same numbers as a table of one row."""
+    shard = shards_of_profile(profile)
+    profile = profile if profile.vocabulary is None else profile.without_vocabulary()
     first, block, last = (profile.layers[i] for i in (0, 1, -1))
 
     def row(*values: float) -> tuple[np.ndarray, ...]:
@@ -68,14 +103,14 @@ def costs_of_profile(profile: Profile) -> Costs:
     kept = [one.held_until_B + one.held_until_W for one in (block, last)]
     states = [profile.states * one.parameter_bytes for one in (block, first)]
     sizes = row(profile.link.latency, *states), row(*kept, block.transient, 2 * block.output_bytes)
-    return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), *sizes[1])
+    return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), *sizes[1], shard)
 
 
 def least_value(profile: Profile, layout: Layout, memory: int, fused: bool) -> float:
     """The optimum over all partitions and all orders; infinite where nothing fits."""
     best = np.inf
     for counts in partitions(len(profile.layers), layout.stages):
-        step = zbsolve.Step(layout.pp, layout.count, layout.spot, counts, memory, fused=fused)
+        step = step_of(layout, memory, counts, fused)
         try:
             found = optimum(step.problem(profile))
         except Infeasible:
@@ -174,36 +209,35 @@ def test_a_step_is_never_below_its_bound() -> None:
     for i in range(len(some.dp)):
         layout = some.row(i)
         profile = zbsolve.planner.layout_profile(shape, layout, A100)
-        step = zbsolve.Step(layout.pp, layout.count, layout.spot, memory=memory)
+        step = step_of(layout, memory)
         try:
             problem = step.problem(profile)
             schedule = zbsolve.solve(problem, method="greedy", effort=0.01)
         except (Infeasible, zbsolve.NotFound):
             continue
-        of_stages = step.costs(profile).memory.parameters(problem.layers)
-        fullest = max(np.bincount(problem.placement, of_stages)) / 2
-        value = schedule.timeline().makespan + float(after_pipeline(fullest, layout, A100))
+        behind = behind_of(step, profile, schedule, layout, A100)
+        value = schedule.timeline().makespan + behind
         assert bounds.step[i] <= value
         solved += 1
     assert solved > 6
 
 
-@pytest.mark.parametrize(
-    "case", [(2, 2, VEE, 4, 6), (2, 2, LOOP, 5, 6), (3, 2, VEE, 6, 8), (2, 1, SINGLE, 6, 6), (3, 1, SINGLE, 5, 7)], ids=str
-)
-def test_searches_find_nothing_below_the_bound(case: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("vocabulary", [WHOLE, SHARDED])
+@pytest.mark.parametrize("case", SEARCHED, ids=str)
+def test_searches_find_nothing_below_the_bound(case: tuple[int, ...], vocabulary: int) -> None:
     """More microbatches, in little memory: several random partitions of each random step."""
-    pp, chunks, placement, count, blocks = case
-    layout, rng, near = Layout(1, 1, pp, chunks, placement, 1, count), np.random.default_rng(case), 0
+    (pp, count, blocks), placed = (case[0], *case[3:]), case[:3]
+    layout, rng, near = Layout(1, 1, *placed, 1, count, vocabulary=vocabulary), np.random.default_rng(case), 0
     table = table_of([layout])
     for trial in range(3):
         profile = random_profile(rng, blocks, bool(trial % 2), int(rng.integers(0, 3)))
+        profile = with_random_vocabulary(rng, profile, pp) if vocabulary == SHARDED else profile
         costs = costs_of_profile(profile)
         memory = int(least_bytes(costs, table)[0]) + int(rng.integers(0, 3 * blocks))
         bound = int(pipeline_bounds(costs, table, memory)[0][0])
         ways = list(partitions(blocks + 2, layout.stages))
         for at in rng.choice(len(ways), 3).tolist():
-            step = zbsolve.Step(pp, count, layout.spot, ways[at], memory, fused=trial == 0)
+            step = step_of(layout, memory, ways[at], trial == 0)
             try:
                 value = zbsolve.solve(step.problem(profile), effort=0.02, prefer=None).timeline().makespan
             except (Infeasible, zbsolve.NotFound):

@@ -17,7 +17,7 @@ from zbsolve import BadInput, Infeasible
 from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, check_plan, layout_profile, shape_by_name
 from zbsolve.planner.bound_kernels import refuted
-from zbsolve.planner.bounds import bound_rows
+from zbsolve.planner.bound_row import bound_rows
 from zbsolve.planner.candidate import candidate_of
 from zbsolve.planner.layout import SINGLE, Layout
 from zbsolve.planner.plan_file import read_space

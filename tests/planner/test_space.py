@@ -12,10 +12,11 @@ import zbsolve
 from benchmarks.measured import rows_of
 from zbsolve.layer import layer_ranges
 from zbsolve.planner import CLUSTERS, Layout, Shape, layout_profile
+from zbsolve.planner.candidate import step_of
 from zbsolve.planner.costs import Costs, costs_of, least_bytes
 from zbsolve.planner.dominance import dominators
 from zbsolve.planner.layer_times import after_pipeline
-from zbsolve.planner.layout import FULL, LOOP, NONE, SELECTIVE, SINGLE, VEE, table_of
+from zbsolve.planner.layout import FULL, LOOP, NONE, SELECTIVE, SHARDED, SINGLE, VEE, WHOLE, table_of
 from zbsolve.planner.rank_roles import fullest, roles
 from zbsolve.planner.space import layouts
 from zbsolve.util.errors import BadInput, Infeasible
@@ -69,7 +70,8 @@ def test_every_layout_is_legal_and_none_is_missing() -> None:
     for dp, tp, pp, size in splits:
         mine = [one for one in rows if (one.dp, one.tp, one.pp, one.size) == (dp, tp, pp, size)]
         places = 1 + (0 if pp == 1 else (8 // pp - 1) + (2 * pp <= 8))
-        assert len(mine) == places * 3 * (1 + (tp > 1)) * (4 if dp > 1 else 1)
+        assert len(mine) == places * 3 * (1 + (tp > 1)) * (4 if dp > 1 else 1) * (1 + (pp > 1))
+        assert sum(one.vocabulary == SHARDED for one in mine) == (len(mine) // 2 if pp > 1 else 0)
 
 
 @pytest.mark.parametrize(
@@ -104,22 +106,36 @@ def test_the_fullest_rank_against_all_distributions() -> None:
 
 
 @pytest.mark.parametrize(("pp", "chunks", "placement"), PLACED)
-@pytest.mark.parametrize(("recompute", "zero", "tied"), [(NONE, 0, False), (SELECTIVE, 1, True), (FULL, 3, True)])
+@pytest.mark.parametrize(
+    ("recompute", "zero", "tied", "vocabulary"),
+    [
+        (NONE, 0, False, WHOLE),
+        (SELECTIVE, 1, True, WHOLE),
+        (FULL, 3, True, WHOLE),
+        (NONE, 0, False, SHARDED),
+        (FULL, 3, True, SHARDED),
+    ],
+)
 def test_the_least_memory_is_that_of_some_partition(
-    pp: int, chunks: int, placement: int, recompute: int, zero: int, tied: bool
+    pp: int, chunks: int, placement: int, recompute: int, zero: int, tied: bool, vocabulary: int
 ) -> None:
-    """Of every partition the fullest rank when one microbatch is on all stages; below it no step is built."""
-    layout = Layout(2, 2, pp, chunks, placement, 1, 4, recompute, 1, zero)
+    """Of every partition the fullest rank when one microbatch is on all stages, with a sharded vocabulary while its logits
+    are made; below it no step is built."""
+    if pp == 1:
+        vocabulary = WHOLE
+    layout = Layout(2, 2, pp, chunks, placement, 1, 4, recompute, 1, zero, vocabulary=vocabulary)
     shape = replace(SMALL, tied=tied)
     profile = replace(layout_profile(shape, layout, A100), capacity=None)
-    step = zbsolve.Step(pp, layout.count, layout.spot)
+    step = replace(step_of(layout, 0), memory=None)
     costs, needs = step.costs(profile), []
+    shard = None if vocabulary == WHOLE else profile.vocabulary.passes(pp, profile.link)
+    logits = 0 if shard is None else 2 * shard.held_hidden + shard.held_shard
     for counts in partitions(shape.stages, layout.stages):
         fixed, moving = costs.memory.of_ranks(counts, costs.routes)
         kept = np.zeros(pp)
         for stage, here in enumerate(layer_ranges(counts)):
             kept[costs.routes[0][stage]] += costs.memory.after_f(here.start, here.stop)
-        needs.append((max(np.array(fixed) + np.array(moving) + kept), counts))
+        needs.append((max(np.array(fixed) + np.array(moving) + kept + logits), counts))
     least = int(least_bytes(costs_of(shape, table_of([layout]), A100), table_of([layout]))[0])
     need, counts = min(needs)
     assert least <= need
@@ -133,6 +149,16 @@ def test_costs_are_those_of_the_profiles() -> None:
     costs = costs_of(SMALL, table, A100)
     for i in np.random.default_rng(1).choice(len(table.dp), 40, replace=False).tolist():
         profile = layout_profile(SMALL, table.row(i), A100)
+        shard, costs_of_shard = costs.shard, profile.vocabulary
+        assert (costs_of_shard is None) == (table.vocabulary[i] == WHOLE)
+        if costs_of_shard is not None:
+            profile, said = profile.staged("sharded", int(table.pp[i]))
+            one = costs_of_shard.passes(int(table.pp[i]), profile.link)
+            assert [shard.S[i], shard.T[i], shard.lookup[i]] == [one.S, one.T, one.lookup]
+            assert shard.gap[i] == one.broadcast + one.S + one.statistics + one.reduce
+            assert shard.held[i] == 2 * one.held_hidden + one.held_shard
+            assert shard.transient[i] == said.transient
+            assert 0 <= profile.states * said.parameter_bytes - shard.states[i] < 1
         for times, layer in zip(
             (costs.embedding, costs.block, costs.head), (profile.layers[j] for j in (0, 1, -1)), strict=True
         ):

@@ -8,14 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..tables import Ints
-from .bound_kernels import COLUMNS, NEVER, NO_LIMIT, least_makespans
+from .bound_kernels import NEVER, least_makespans
+from .bound_row import bound_rows, chain_bounds
 from .cluster import Cluster
 from .costs import Costs, costs_of
 from .layer_bytes import WEIGHT_BYTES
 from .layer_times import after_pipeline
-from .layout import SINGLE, VEE, Layout
+from .layout import Layout
 from .rank_roles import fullest, roles
 from .shape import Shape
+from .vocabulary_shards import shard_bytes
 
 MEMORY, WORK, CHAIN, FILL, NO_ROOM = RULES = (
     "memory over time",
@@ -69,15 +71,8 @@ def work_bounds(costs: Costs, layout: Layout) -> Ints:
     """µs that the busiest rank works at least: blocks lie on ranks whole."""
     on = roles(layout)
     fixed = on.embedding * costs.embedding.work + on.head * costs.head.work + on.sends * costs.sent
+    fixed = fixed + costs.shard.S + costs.shard.T
     found: Ints = layout.count * fullest(costs.blocks, costs.block.work, fixed, on.number)
-    return found
-
-
-def chain_bounds(costs: Costs, layout: Layout) -> Ints:
-    """µs of one microbatch, forward and back."""
-    times = (costs.embedding.F, costs.blocks * (costs.block.F + costs.block.B), costs.head.F, costs.head.B)
-    between = layout.stages - 1 - (np.asarray(layout.placement) == VEE)
-    found: Ints = sum(times) + 2 * between * costs.sent
     return found
 
 
@@ -88,23 +83,7 @@ def least_parameters(shape: Shape, layout: Layout) -> NDArray[np.float64]:
         np.ceil(WEIGHT_BYTES * size / np.asarray(layout.tp)).astype(np.int64) for size in (shape.matrices, shape.table)
     )
     again = (on.embedding & on.head) if shape.tied else 0 * on.head
-    found: NDArray[np.float64] = (
-        fullest(shape.layers, block, (on.embedding + on.head - again) * table, on.number) / WEIGHT_BYTES
-    )
+    shard = np.ceil(shard_bytes(shape, layout)).astype(np.int64)
+    fixed = np.where(layout.vocabulary, shard, (on.embedding + on.head - again) * table)
+    found: NDArray[np.float64] = fullest(shape.layers, block, fixed, on.number) / WEIGHT_BYTES
     return found
-
-
-def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
-    """Rows for `least_makespans`."""
-    count = len(costs.sent)
-    place = np.asarray(layout.placement)
-    columns = (
-        *(layout.pp, layout.chunks, layout.count, place == SINGLE, place == VEE, costs.blocks, *costs.block),
-        *(costs.embedding.F, *costs.head, costs.sent, costs.states, costs.table_states, costs.tied),
-        *(costs.kept, costs.head_kept, costs.transient, costs.waiting),
-        NO_LIMIT if capacity is None else min(capacity, NO_LIMIT),
-    )
-    rows = np.empty((count, COLUMNS), np.int64)
-    for at, column in enumerate(columns):
-        rows[:, at] = column
-    return rows

@@ -54,13 +54,19 @@ class Candidate:
 
 def candidate_of(shape: Shape, layout: Layout, cluster: Cluster, memory: int, **search: Any) -> Candidate | None:
     """The layout on its balanced partition, solved; None where nothing was found. search: options of `search.solve`."""
-    profile = layout_profile(shape, layout, cluster)
-    step = Step(int(layout.pp), int(layout.count), layout.spot, memory=memory)
+    profile, step = layout_profile(shape, layout, cluster), step_of(layout, memory)
     found = [one for one in (_solved(replace(step, fused=fused), profile, search) for fused in (False, True)) if one]
     if not found:
         return None
     best, schedule = min(found, key=lambda one: one[1].timeline().makespan)
     return Candidate(layout, best, profile, schedule, behind_of(best, profile, schedule, layout, cluster))
+
+
+def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = None, fused: bool = False) -> Step:
+    """The layout's step on devices of so many bytes. partition: layers of each stage; None: balanced."""
+    vocabulary = "sharded" if layout.vocabulary else None
+    placed = int(layout.pp), int(layout.count), layout.spot
+    return Step(*placed, partition, memory, fused=fused, vocabulary=vocabulary)
 
 
 def improved(candidate: Candidate, **search: Any) -> Candidate:

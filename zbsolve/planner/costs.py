@@ -16,6 +16,7 @@ from .layer_times import Times, block_times, embedding_times, head_times, messag
 from .layout import Layout
 from .rank_roles import Roles, fullest, roles
 from .shape import Shape
+from .vocabulary_shards import Shards, rest_bytes, shards_of
 
 MOST = 1 << 50  # µs of all passes one after the other, and bytes of a layer: sums of them are whole numbers of 64 bits
 
@@ -23,10 +24,11 @@ MOST = 1 << 50  # µs of all passes one after the other, and bytes of a layer: s
 class Costs(NamedTuple):
     """A column a field, a row a layout; `blocks` blocks of each model.
 
-    block, embedding, head: µs of passes. sent: µs of a message. states: bytes that a block's parameters need with gradients
-    and optimizer states, never more than a profile says; table_states: the same of the embedding, and of the head. tied:
-    whether both have one table. kept: bytes of a microbatch that a block keeps from F to B; head_kept: the head. transient:
-    bytes that a pass takes while it runs; waiting: of messages at an end of a stage.
+    block, embedding, head: µs of passes; where the vocabulary is sharded, of what is left of embedding and head (nothing).
+    sent: µs of a message. states: bytes that a block's parameters need with gradients and optimizer states, never more than
+    a profile says; table_states: the same of the embedding, and of the head. tied: whether both have one table. kept: bytes
+    of a microbatch that a block keeps from F to B; head_kept: the head. transient: bytes that a pass takes while it runs;
+    waiting: of messages at an end of a stage. shard: what each rank has of a sharded vocabulary; zeros where it is whole.
     """
 
     blocks: int
@@ -41,31 +43,49 @@ class Costs(NamedTuple):
     head_kept: Ints
     transient: Ints
     waiting: Ints
+    shard: Shards
 
 
 def costs_of(shape: Shape, layout: Layout, cluster: Cluster) -> Costs:
     """Of each layout of a table. Raises BadInput where numbers are too large to count."""
+    whole_vocabulary = 1 - np.asarray(layout.vocabulary)
     times = (function(shape, layout, cluster) for function in (block_times, embedding_times, head_times))
     block, embedding, head = (Times(*map(_ints, whole(one))) for one in times)
+    embedding, head = (Times(*(_ints(whole_vocabulary * one) for one in times)) for times in (embedding, head))
     each = state_bytes(layout) / WEIGHT_BYTES
     states, table_states = (
         np.floor(each * np.ceil(WEIGHT_BYTES * size / layout.tp)) for size in (shape.matrices, shape.table)
     )
-    held, head_held = block_bytes(shape, layout), head_bytes(shape, layout)
-    waiting = MESSAGES * np.ceil(message_bytes(shape, layout))
-    kept, head_kept = (np.ceil(one.until_b) + np.ceil(one.until_w) for one in (held, head_held))
-    sent = np.rint(message(shape, layout, cluster))
-    sizes = (_ints(one) for one in (kept, head_kept, np.ceil(held.transient), waiting))
-    costs = Costs(shape.layers, block, embedding, head, _ints(sent), _ints(states), _ints(table_states), shape.tied, *sizes)
-    _ints(1.0 * layout.count * (shape.layers * block.work + embedding.work + head.work + 2 * layout.stages * costs.sent))
+    held, head_held, rest = block_bytes(shape, layout), head_bytes(shape, layout), rest_bytes(shape, layout)
+    kept, head_kept, rest_kept = (np.ceil(one.until_b) + np.ceil(one.until_w) for one in (held, head_held, rest))
+    costs = Costs(
+        shape.layers,
+        block,
+        embedding,
+        head,
+        sent=_ints(np.rint(message(shape, layout, cluster))),
+        states=_ints(states),
+        table_states=_ints(whole_vocabulary * table_states),
+        tied=shape.tied,
+        kept=_ints(kept),
+        head_kept=_ints(np.where(layout.vocabulary, rest_kept, head_kept)),
+        transient=_ints(np.ceil(held.transient)),
+        waiting=_ints(MESSAGES * np.ceil(message_bytes(shape, layout))),
+        shard=Shards(*map(_ints, shards_of(shape, layout, cluster))),
+    )
+    passes = shape.layers * block.work + embedding.work + head.work + 2 * layout.stages * costs.sent
+    shards = costs.shard.gap + 2 * costs.shard.lookup + layout.pp * (costs.shard.S + costs.shard.T)
+    _ints(1.0 * layout.count * (passes + shards))
     return costs
 
 
 def least_bytes(costs: Costs, layout: Layout) -> Ints:
     """Bytes that the fullest rank needs at least, of each layout, whatever the partition and the schedule: when the first
-    microbatch's last forward ends, every stage keeps it."""
-    on = roles(layout)
-    return fullest(costs.blocks, costs.states + costs.kept, fixed_bytes(costs, on, 1), on.number, costs.transient)
+    microbatch's last forward ends, every stage keeps it, and so while its logits are made."""
+    on, shard = roles(layout), costs.shard
+    fixed = fixed_bytes(costs, on, 1) + shard.states + shard.transient + shard.held
+    first = np.maximum(0, costs.transient - shard.transient)
+    return fullest(costs.blocks, costs.states + costs.kept, fixed, on.number, first)
 
 
 def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:

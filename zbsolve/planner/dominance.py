@@ -13,7 +13,15 @@ from .layer_times import exchange, update
 from .layout import Layout
 from .shape import Shape
 
-GROUP = ("dp", "tp", "pp", "chunks", "placement", "size")  # layouts that differ in nothing of it have the same passes
+GROUP = (
+    "dp",
+    "tp",
+    "pp",
+    "chunks",
+    "placement",
+    "size",
+    "vocabulary",
+)  # layouts that differ in nothing of it have the same passes
 
 
 def dominators(shape: Shape, layout: Layout, cluster: Cluster, costs: Costs) -> Ints:
@@ -42,7 +50,7 @@ def _sizes(shape: Shape, layout: Layout, cluster: Cluster, costs: Costs) -> tupl
     behind = exchange(1.0, layout, cluster) + update(1.0, layout, cluster)
     times = (*costs.block, *costs.embedding, *costs.head, costs.sent, behind)
     held = (*block_bytes(shape, layout), *head_bytes(shape, layout))
-    return (*times, state_bytes(layout), costs.waiting, *(np.ceil(one) for one in held))
+    return (*times, state_bytes(layout), costs.waiting, *costs.shard, *(np.ceil(one) for one in held))
 
 
 def _groups(layout: Layout) -> list[Ints]:

@@ -14,6 +14,8 @@ NONE, SELECTIVE, FULL = range(3)
 RECOMPUTE = ("none", "selective", "full")
 SINGLE, LOOP, VEE = range(3)
 PLACEMENTS = ("single", "loop", "vee")
+WHOLE, SHARDED = range(2)
+VOCABULARIES = ("whole", "sharded")
 ZERO_STAGES = 4  # 0 (nothing sharded) to 3
 
 
@@ -21,7 +23,9 @@ class Layout(NamedTuple):
     """dp, tp, pp: replicas, tensor ranks and pipeline ranks. chunks: stages a pipeline rank. placement: a number in
     `PLACEMENTS`. size: sequences a microbatch; count: microbatches of a replica. recompute: a number in `RECOMPUTE`.
     sequence: 1 where norms and dropouts are split over tensor ranks too (sequence parallelism, 2205.05198). zero: stage of
-    ZeRO (1910.02054). scattered: 1 where each tensor rank sends its part of a message (2104.04473, section 4.1).
+    ZeRO (1910.02054). scattered: 1 where each tensor rank sends its part of a message (2104.04473, section 4.1). vocabulary:
+    a number in `VOCABULARIES`: embedding and head are on the first and the last stage, or sharded over all pipeline ranks
+    with one barrier a microbatch (2411.05288).
 
     Every field is a whole number, or all are arrays of one length: then it is a table of layouts.
     """
@@ -37,6 +41,7 @@ class Layout(NamedTuple):
     sequence: Many = 0
     zero: Many = 0
     scattered: Many = 1
+    vocabulary: Many = WHOLE
 
     @property
     def devices(self) -> Many:
@@ -59,6 +64,7 @@ class Layout(NamedTuple):
         """As a person reads it: `dp 4 tp 2 pp 8 vee, 64 × 1, recompute none, zero 1`."""
         parts = f"dp {self.dp} tp {self.tp} pp {self.pp} {self.spot}, {self.count} × {self.size}"
         further = ", sequence parallel" if self.sequence else ""
+        further += ", vocabulary sharded" if self.vocabulary else ""
         return f"{parts}, recompute {RECOMPUTE[int(self.recompute)]}{further}, zero {self.zero}"
 
     def rows(self, keep: NDArray[Any]) -> Layout:

@@ -12,12 +12,11 @@ import numpy as np
 
 from ..profile.profile import Profile
 from ..schedule import Schedule
-from ..step import Step
 from ..util.errors import BadInput
 from ..util.files import COUNT, checked, read_one_of, write_document
 from ..verifier import verify
 from .bound_kernels import NEVER
-from .candidate import Candidate, behind_of
+from .candidate import Candidate, behind_of, step_of
 from .cluster import Cluster, Positive
 from .layout import Layout, rows_of
 from .model_profile import layout_profile
@@ -244,7 +243,7 @@ def _candidate(form: PlanForm, space: Layout, cluster: Cluster, where: str) -> t
     profile = layout_profile(form.model, layout, cluster)
     if Profile.from_json(form.profile, f"{where}: profile") != profile:
         wrong.append("field 'profile' is not what the cost model says of the layout")
-    step = Step(layout.pp, layout.count, layout.spot, schedule.problem.layers, form.memory, fused=form.fused)
+    step = step_of(layout, form.memory, schedule.problem.layers, form.fused)
     if step.problem(profile) != schedule.problem:
         wrong.append("the schedule is of another step than the layout's")
     wrong += [f"schedule: {one}" for one in verify(schedule.problem, schedule)]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .layout import PLACEMENTS, RECOMPUTE
+from .layout import PLACEMENTS, RECOMPUTE, VOCABULARIES
 from .solved_space import SolvedSpace
 
 FIELDS = {
@@ -17,8 +17,9 @@ FIELDS = {
     "recompute": "recompute",
     "sequence": "sequence parallelism",
     "zero": "ZeRO",
+    "vocabulary": "vocabulary",
 }
-NAMES = {"placement": PLACEMENTS, "recompute": RECOMPUTE, "sequence": ("no", "yes")}
+NAMES = {"placement": PLACEMENTS, "recompute": RECOMPUTE, "sequence": ("no", "yes"), "vocabulary": VOCABULARIES}
 
 
 class Family(NamedTuple):

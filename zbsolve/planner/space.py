@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isqrt
 
+import numpy as np
+
 from ..util.errors import BadInput
 from .cluster import Cluster
-from .layout import FULL, LOOP, NONE, SELECTIVE, SINGLE, VEE, ZERO_STAGES, Layout, table_of
+from .layout import FULL, LOOP, NONE, SELECTIVE, SHARDED, SINGLE, VEE, WHOLE, ZERO_STAGES, Layout, table_of
 from .shape import Shape
 
 MAX_SIZE = 32  # sequences a microbatch
@@ -22,7 +24,8 @@ def layouts(shape: Shape, devices: int, batch: int, cluster: Cluster) -> Layout:
     Tensor ranks divide the heads and a node's devices: groups stay inside a node. Pipeline ranks divide what is left; stages
     are as many as there are layers (embedding and head are one each) or fewer, on one stage a rank, in loops of up to
     `MAX_CHUNKS` stages a rank, or in a V. Microbatches of up to `MAX_SIZE` sequences divide a replica's batch. Selective
-    recompute is there where attention keeps scores: else it is no recompute. Raises BadInput where there is none.
+    recompute is there where attention keeps scores: else it is no recompute. The vocabulary is whole, or sharded over
+    several pipeline ranks. Raises BadInput where there is none.
     """
     if not (1 <= devices <= MOST and 1 <= batch <= MOST):
         raise BadInput(f"devices {devices}, batch {batch}: at least 1 of each is needed, and {MOST} at most")
@@ -31,7 +34,17 @@ def layouts(shape: Shape, devices: int, batch: int, cluster: Cluster) -> Layout:
     found = list(_layouts(shape, devices, batch, cluster))
     if not found:
         raise BadInput(_no_split(shape, devices, batch, cluster))
-    return table_of(found)
+    return _with_vocabularies(table_of(found))
+
+
+def _with_vocabularies(table: Layout) -> Layout:
+    """Each layout, and those of several pipeline ranks with a sharded vocabulary behind it."""
+    several = table.pp > 1
+    found = table.rows(np.repeat(np.arange(len(several)), 1 + several))
+    first = np.cumsum(1 + several) - 1 - several
+    vocabulary = np.full(len(found.pp), SHARDED)
+    vocabulary[first] = WHOLE
+    return found._replace(vocabulary=vocabulary)
 
 
 def _no_split(shape: Shape, devices: int, batch: int, cluster: Cluster) -> str:

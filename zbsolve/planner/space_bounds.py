@@ -11,7 +11,8 @@ from ..tables import Ints
 from ..util.errors import Infeasible
 from ..util.text import exact_bytes
 from .bound_kernels import NEVER, refuted
-from .bounds import CHAIN, NO_ROOM, WORK, bound_rows, chain_bounds, least_parameters, pipeline_bounds, work_bounds
+from .bound_row import bound_rows, chain_bounds
+from .bounds import CHAIN, NO_ROOM, WORK, least_parameters, pipeline_bounds, work_bounds
 from .bounds import RULES as OF_LAYOUTS
 from .cluster import Cluster
 from .costs import Costs, costs_of, fixed_bytes, least_bytes

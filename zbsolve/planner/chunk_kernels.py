@@ -1,0 +1,161 @@
+"""Of layouts with several stages a rank: whether blocks can be laid on ranks so that a makespan is possible."""
+
+from __future__ import annotations
+
+from ..util.kernels import inner_kernel
+from .bound_row import (
+    CAPACITY,
+    CHAIN,
+    EF,
+    GAP,
+    HB,
+    HEAD,
+    HF,
+    HW,
+    KEPT,
+    LOOKUP,
+    SENT,
+    SHARD,
+    SHARD_HELD,
+    SHARD_S,
+    STATES,
+    TABLE,
+    TIED,
+    TRANSIENT,
+    VEE,
+    WAITING,
+    B,
+    F,
+    L,
+    M,
+    P,
+    V,
+    W,
+)
+from .peak_kernels import ROUNDING, spread
+from .stage_kernels import at_most, turns_within
+
+
+@inner_kernel
+def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
+    """Of several stages a rank: each rank by itself, with one block in each stage before its first."""
+    p, m, blocks = row[P], row[M], row[L]
+    rest = x - row[CHAIN]
+    if rest < 0:
+        return False
+    if m > 1 and p * row[V] * at_most(rest // (m - 1), max(row[F], row[B])) < blocks:
+        return False
+    # Memory over time: a block's bytes are held while the rest of the chain runs.
+    turn = row[HF] + row[HB] + row[GAP]  # from the last block's F to its B
+    below = (row[F] + row[B]) * blocks * (blocks + 1) // 2 + blocks * turn
+    need = float(m) * (float(row[KEPT]) * float(below) + float(row[HEAD]) * float(turn))
+    total = float(p * row[CAPACITY] - blocks * row[STATES] - (1 if row[TIED] and row[VEE] else 2) * row[TABLE])
+    ends = 2 * (p * row[V] - 1)
+    room = total - float(ends * row[WAITING] + (p - 1) * row[TRANSIENT])
+    if room <= 0 or need > room * float(x) * (1 + ROUNDING):
+        return False
+    taken = 0
+    for r in range(p):
+        most = blocks_of_rank(row, x, r)
+        if most < 0:
+            return False
+        taken += most
+    if taken < blocks:
+        return False
+    # No rank can have fewer than the others leave it, and what its states leave holds whole blocks.
+    fits = 0
+    for r in range(p):
+        fewest = max(0, blocks_of_rank(row, x, r) - (taken - blocks))
+        fits += (room_of_rank(row, r) - fewest * row[STATES] - (row[TRANSIENT] if fewest > 0 else 0)) // row[KEPT]
+    if x < row[CHAIN] + spread(row, float(fits)):
+        return False
+    return rounds_fit(row, x, taken - blocks, scratch)
+
+
+@inner_kernel
+def rounds_fit(row, x, slack, cum):  # type: ignore[no-untyped-def]
+    """Whether all blocks can lie on ranks when each round of stages keeps what fits. A microbatch on one stage keeps the
+    rank's earlier stages too, from its F to its B. So few at a time need so many turns, each as long as the chain behind the
+    stage. The more blocks lie before a stage, the shorter that is: so each round takes as many as it can. slack: how many
+    blocks more ranks could take than there are; cum: blocks of each rank so far, at most."""
+    p, m, blocks = row[P], row[M], row[L]
+    cum[:p] = 0
+    total = 0
+    for turn in range(row[V]):
+        for at in range(p):
+            back = row[VEE] == 1 and turn == 1
+            r = p - 1 - at if back else at
+            most = blocks_of_rank(row, x, r)
+            fewest = max(0, most - slack)
+            room = room_of_rank(row, r) - fewest * row[STATES] - (row[TRANSIENT] if fewest > 0 else 0)
+            if turn < row[V] - 1 and r == (0 if row[VEE] else p - 1):
+                room += row[HEAD]  # not there yet
+            sent = turn * p + at - (1 if back else 0)  # of a V the turn is on one rank
+            behind = row[EF] + min(total, blocks) * (row[F] + row[B]) + 2 * sent * row[SENT] + 2 * row[LOOKUP]
+            turns = turns_within(row, x - behind, row[CHAIN] - behind)
+            if turns >= 1:
+                at_once = -(-m // turns)
+                here = min(most, room // (at_once * row[KEPT]))
+                if here > cum[r]:
+                    total += here - cum[r]
+                    cum[r] = here
+    return total >= blocks
+
+
+@inner_kernel
+def room_of_rank(row, r):  # type: ignore[no-untyped-def]
+    """Bytes of rank r, of several stages, for blocks and their states, beside one microbatch of the head."""
+    last = r == (0 if row[VEE] else row[P] - 1)
+    edges = (1 if r == 0 else 0) + (1 if last else 0)
+    tables = edges - (1 if row[TIED] and edges == 2 else 0)
+    return row[CAPACITY] - tables * row[TABLE] - (2 * row[V] - edges) * row[WAITING] - (row[HEAD] if last else 0)
+
+
+@inner_kernel
+def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
+    """How many blocks rank r may have at most on all its stages; −1: not even none."""
+    p, m, vee = row[P], row[M], row[VEE] == 1
+    head, drain = row[LOOKUP], row[LOOKUP]
+    if r > 0:
+        head += row[EF] + (r - 1) * row[F] + r * row[SENT]
+        drain += (r - 1) * (row[B] + row[SENT])
+    first, last = r == 0, r == (0 if vee else p - 1)
+    edges = (1 if first else 0) + (1 if last else 0)
+    sends = 2 * row[V] - edges - (2 if vee and r == p - 1 else 0)
+    forward, backward, weight = row[EF] if first else 0, 0, 0
+    if last:
+        forward, backward, weight = forward + row[HF], row[HB], row[HW]
+    passes = forward + backward + sends * row[SENT]
+    most = at_most(x - head - m * (passes + weight + row[SHARD]), m * (row[F] + row[B] + row[W]))
+    most = min(most, at_most(x - head - drain - m * (passes + row[SHARD_S]), m * (row[F] + row[B])))
+    room = room_of_rank(row, r)
+    if room < row[SHARD_HELD] or most < 0:
+        return -1
+    most = min(most, max(0, (room - row[SHARD_HELD] - row[TRANSIENT]) // (row[STATES] + row[KEPT])))
+    if vee and r == 0:
+        while most >= 0 and not starts_in_time(row, x, most, room):
+            most -= 1
+    return most
+
+
+@inner_kernel
+def starts_in_time(row, x, most, room):  # type: ignore[no-untyped-def]
+    """Of a V's first rank with so many blocks, whether some split of them between the first and the last stage leaves x µs
+    enough. Until the first microbatch has come back to the last stage, the rank has nothing but Fs of the first stage, and
+    none of their memory is free before. What they keep must leave the last stage its first microbatch. room: bytes for
+    blocks and their states, beside one microbatch of the head."""
+    m, stages = row[M], row[P] * row[V]
+    beside = row[EF] + row[HF] + row[HB] + row[HW] + 2 * row[SENT] + row[SHARD]
+    work = m * (beside + most * (row[F] + row[B] + row[W]))
+    left = room - most * row[STATES] - (row[TRANSIENT] if most > 0 else 0)
+    for first in range(most + 1):
+        last = most - first
+        free = left - last * row[KEPT]
+        if free < first * row[KEPT]:
+            continue
+        each = row[EF] + first * row[F] + row[SENT]
+        several = m if first == 0 else min(m, free // (first * row[KEPT]))
+        comes = row[LOOKUP] + row[EF] + (row[L] - last) * row[F] + (stages - 2) * row[SENT]
+        if comes + work - min(several * each, comes) <= x:
+            return True
+    return False

@@ -1,0 +1,104 @@
+"""Of layouts with one stage a rank: whether blocks can be laid on stages so that a makespan is possible."""
+
+from __future__ import annotations
+
+from ..util.kernels import inner_kernel
+from .bound_row import (
+    CAPACITY,
+    CHAIN,
+    EF,
+    HB,
+    HEAD,
+    HF,
+    HW,
+    KEPT,
+    LOOKUP,
+    SENT,
+    SHARD,
+    SHARD_HELD,
+    SHARD_S,
+    STATES,
+    TABLE,
+    TIED,
+    TRANSIENT,
+    WAITING,
+    B,
+    F,
+    L,
+    M,
+    P,
+    W,
+)
+
+MANY = 1 << 31  # blocks: more than any model has
+
+
+@inner_kernel
+def turns_within(row, room, each):  # type: ignore[no-untyped-def]
+    """How many times `each` µs fit one after the other into `room` µs, or all microbatches where they take no time."""
+    return room // each if each > 0 else row[M]
+
+
+@inner_kernel
+def at_most(room, each):  # type: ignore[no-untyped-def]
+    """How many blocks of `each` µs there is room for, fewer than none where `room` is below 0; any number where they take no
+    time."""
+    return room // each if each > 0 else (MANY if room >= 0 else -1)
+
+
+@inner_kernel
+def possible_single(row, x):  # type: ignore[no-untyped-def]
+    """Of one stage a rank. Stage by stage: from how many blocks lie before, how many may lie before the next at most. More
+    blocks before a rank delay it, and so leave it fewer: every number that may lie before is looked at."""
+    p, blocks = row[P], row[L]
+    low, high = 0, 0  # blocks before rank r, over all partitions that got so far
+    for r in range(p):
+        least = 0 if r == 0 or r == p - 1 else 1  # a stage has a layer: embedding, head or a block
+        best = -1
+        for before in range(low, high + 1):
+            most = blocks_of_stage(row, x, r, before)
+            if most >= least and before + most > best:
+                best = before + most
+        if best < 0:
+            return False
+        low += least
+        high = min(best, blocks)
+    return high >= blocks
+
+
+@inner_kernel
+def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
+    """How many blocks stage r may have at most, with so many before it; −1: not even none."""
+    p, m, last = row[P], row[M], r == row[P] - 1
+    head, drain = row[LOOKUP], row[LOOKUP]  # before its first F; after its last B
+    if r > 0:
+        head += row[EF] + row[F] * before + r * row[SENT]
+        drain += row[B] * before + (r - 1) * row[SENT]
+    forward, backward, weight = row[EF] if r == 0 else 0, 0, 0  # what it has beside blocks
+    if last:
+        forward, backward, weight = forward + row[HF], row[HB], row[HW]
+    forward += 0 if last else row[SENT]
+    backward += 0 if r == 0 else row[SENT]
+    beside = forward + backward + row[SHARD]
+    most = at_most(x - head - m * (beside + weight), m * (row[F] + row[B] + row[W]))  # all its work behind head
+    beside = forward + backward + row[SHARD_S]  # a microbatch's B waits for the shards' S, so S comes before the last B
+    most = min(most, at_most(x - head - drain - m * beside, m * (row[F] + row[B])))  # F and B between both
+    rest = x - row[CHAIN]
+    if rest < 0:
+        return -1
+    if m > 1:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
+        most = min(most, at_most(rest // (m - 1) - forward, row[F]), at_most(rest // (m - 1) - backward, row[B]))
+    # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns.
+    turns = turns_within(row, x - head - drain, row[CHAIN] - head - drain)
+    if turns < 1:
+        return -1
+    at_once = -(-m // turns)
+    tables = (1 if r == 0 else 0) + (1 if last and not (row[TIED] and p == 1) else 0)
+    ends = (0 if r == 0 else 1) + (0 if last else 1)
+    room = row[CAPACITY] - tables * row[TABLE] - ends * row[WAITING]
+    beside = row[SHARD_HELD] + (row[HEAD] if last else 0)  # with the first microbatch, while its S runs
+    some = at_once * row[HEAD] if last else 0
+    if room < max(beside, some):
+        return -1
+    most = min(most, max(0, (room - beside - row[TRANSIENT]) // (row[STATES] + row[KEPT])))
+    return min(most, max(0, (room - some - row[TRANSIENT]) // (row[STATES] + at_once * row[KEPT])))
