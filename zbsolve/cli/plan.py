@@ -28,6 +28,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save-cluster", metavar="CLUSTER.JSON", help="write the cluster, fitted or not")
     add_search_limits(parser, 60.0, "seconds to search at most", "plan")
     parser.add_argument("--json", action="store_true", help="the plans within 1 %% as JSON on standard output")
+    parser.add_argument(
+        "--html", metavar="SPACE.HTML", help="a page of the space: value and bound of each layout, and by what it was pruned"
+    )
     parser.add_argument("-o", "--output", help="plan.json, which solve, run, export and show read, or - for standard output")
 
 
@@ -35,7 +38,9 @@ def command(options: argparse.Namespace) -> int:
     """Plan, write the plan, print it."""
     from ..planner.planning import plan
     from ..planner.shapes import shape_by_name
+    from ..show.plan_page import plan_as_page
     from ..show.plan_text import plan_as_text
+    from ..util.files import write_text
 
     cluster = _cluster(options)
     if options.save_cluster:
@@ -52,10 +57,11 @@ def command(options: argparse.Namespace) -> int:
         limits |= {"memory": options.memory, "progress": progress_line(), "stop": pressed}
         found = plan(shape, options.devices, options.batch, cluster, **limits)
     saves = [lambda: found.save(options.output)] if options.output else []
+    saves += [lambda: write_text(options.html, plan_as_page(found.space))] if options.html else []
     with saving(*saves):
         if options.json:
             print_json(_as_json(found))
-        elif options.output != "-":
+        elif "-" not in (options.output, options.html):
             print(plan_as_text(found), end="")
     return 0
 

@@ -27,6 +27,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", help="a run of it, as above: predicted and measured on one time axis")
     parser.add_argument("--width", type=int, help="columns in the terminal; default: as wide as it is")
     parser.add_argument("-o", "--output", help="x.html, x.svg, x.pdf, x.png or x.trace.json; in the terminal without")
+    parser.add_argument(
+        "--html",
+        nargs="?",
+        const="-",
+        metavar="SPACE.HTML",
+        help="of a plan: a page of its space of layouts, as plan --html writes it; on standard output without a name",
+    )
     add_picture_options(parser)
 
 
@@ -36,6 +43,8 @@ def command(options: argparse.Namespace) -> int:
 
     if options.output and options.width is not None:
         raise BadInput(f"--width {options.width}: it is for the terminal: leave it out with -o (--size is for pictures)")
+    if options.html:
+        return _space(options)
     style = style_from(options, options.output or "")
     given = _schedule_or_trace(options.schedule)
     trace: Trace | None
@@ -51,6 +60,19 @@ def command(options: argparse.Namespace) -> int:
         save_schedule_picture(schedule, options.output, trace, style)
         return 0
     draw(schedule, trace, options.width)
+    return 0
+
+
+def _space(options: argparse.Namespace) -> int:
+    """Write the page of a plan's space."""
+    from ..planner.plan_file import read_space
+    from ..show.plan_page import plan_as_page
+    from ..util.files import write_text
+
+    for name in ("output", "trace", "width"):
+        if getattr(options, name) is not None:
+            raise BadInput(f"--{name}: it draws the schedule of a plan, --html its space: give one of them")
+    write_text(options.html, plan_as_page(read_space(options.schedule)))
     return 0
 
 

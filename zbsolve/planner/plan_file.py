@@ -22,14 +22,13 @@ from .layout import Layout, rows_of
 from .model_profile import layout_profile
 from .schedule_proof import proof_of_schedule
 from .shape import Shape
-from .solved_space import SolvedSpace
+from .solved_space import SAME_US, SolvedSpace
 from .space import layouts
 from .space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
 
 KIND = "plan"
 NEAR = 0.01  # the model cannot order plans within it
 PROOF_SECONDS = 60.0  # to prove the bound of a plan's schedule again, at most
-SAME_US = 1e-3  # steps this near are the same number, written and read
 TIME = Annotated[int, msgspec.Meta(ge=NEVER, le=2**50)]  # µs, 35 years: sums over ranks are whole numbers of 64 bits
 ROW = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # number of a layout; −1: none
 
@@ -69,7 +68,7 @@ class Plan:
     @property
     def open(self) -> int:
         """Layouts that no bound excludes."""
-        return int((self.bounds.step < self.best.value - SAME_US).sum())
+        return self.space.open
 
     def mfu(self, candidate: Candidate) -> float:
         """Model FLOPs over what the devices could do in the step, without what is computed again."""

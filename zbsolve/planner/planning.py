@@ -16,8 +16,9 @@ from .candidate import Candidate, candidate_of, improved
 from .cluster import Cluster
 from .cluster_presets import cluster_of
 from .estimates import estimated_steps
-from .plan_file import SAME_US, Plan
+from .plan_file import Plan
 from .shape import Shape
+from .solved_space import SAME_US
 from .space import layouts
 from .space_bounds import SpaceBounds, cheap_bounds, raised
 

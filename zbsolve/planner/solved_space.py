@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .cluster import Cluster
 from .shape import Shape
 from .space_bounds import SpaceBounds
+
+SAME_US = 1e-3  # steps this near are the same number, written and read
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +47,16 @@ class SolvedSpace:
     def gap(self) -> float:
         """(step − bound) / step, over the whole space."""
         return 1 - self.bound / self.value
+
+    @property
+    def is_open(self) -> NDArray[np.bool_]:
+        """Of each layout: whether no bound excludes it."""
+        return self.bounds.step < self.value - SAME_US
+
+    @property
+    def open(self) -> int:
+        """Layouts that no bound excludes."""
+        return int(self.is_open.sum())
 
     def mfu(self, step: float) -> float:
         """Model FLOPs over what the devices could do in so many µs, without what is computed again."""

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..planner.candidate import Candidate
+from ..planner.cluster import Cluster
 from ..planner.plan_file import NEAR, Plan
 from ..planner.pruned_families import FIELDS, families
+from ..planner.solved_space import SolvedSpace
 from ..planner.space_bounds import RULES
 from ..util.text import aligned, format_bytes, format_gap, format_time
 
@@ -17,19 +19,25 @@ MOST_ROWS = 12
 
 def plan_as_text(plan: Plan) -> str:
     """The whole report."""
-    return "\n".join([*_space(plan), "", *_near(plan), "", *_best(plan), "", *_lost(plan), *_honest(plan)]) + "\n"
+    return (
+        "\n".join(
+            [*space_lines(plan.space), "", *_near(plan), "", *_best(plan), "", *_lost(plan), honest_line(plan.cluster)]
+        )
+        + "\n"
+    )
 
 
-def _space(plan: Plan) -> Iterator[str]:
-    bounds = plan.bounds
-    yield f"{plan.shape.name}: {plan.devices} devices ({plan.cluster.name}), {plan.batch} sequences a step"
+def space_lines(space: SolvedSpace) -> Iterator[str]:
+    """What was planned for, how many layouts there are, and what became of them."""
+    bounds = space.bounds
+    yield f"{space.shape.name}: {space.devices} devices ({space.cluster.name}), {space.batch} sequences a step"
     pruned = [
         f"{count:,} {name}"
         for count, name in zip(np.bincount(bounds.rule, minlength=len(RULES)), RULES, strict=True)
         if count
     ]
     yield f"{len(bounds.rule):,} layouts, by what decides their bound: {', '.join(pruned)}"
-    yield f"{len(plan.candidates)} solved; {plan.open} are open: no bound excludes them"
+    yield f"{len(space.solved)} solved; {space.open} are open: no bound excludes them"
 
 
 def _near(plan: Plan) -> Iterator[str]:
@@ -54,10 +62,15 @@ def _best(plan: Plan) -> Iterator[str]:
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in best.memory().items())
     yield f"memory of its fullest rank: {parts}; of {format_bytes(plan.memory)}"
     yield f"behind the pipeline (exchange of gradients, update, constant): {format_time(best.behind)}"
-    row = int(plan.bounds.step.argmin())
-    yield (
-        f"step {format_time(best.value)}, proven bound over the space {format_time(plan.bound)} "
-        f"(gap {format_gap(plan.gap)}): {RULES[plan.bounds.rule[row]]} of {plan.bounds.layout.row(row).title}"
+    yield bound_line(plan.space)
+
+
+def bound_line(space: SolvedSpace) -> str:
+    """The step, the bound of the space, and whose it is."""
+    row = int(space.bounds.step.argmin())
+    return (
+        f"step {format_time(space.value)}, proven bound over the space {format_time(space.bound)} "
+        f"(gap {format_gap(space.gap)}): {RULES[space.bounds.rule[row]]} of {space.bounds.layout.row(row).title}"
     )
 
 
@@ -66,13 +79,15 @@ def _lost(plan: Plan) -> Iterator[str]:
     yield "what families of layouts lose at least (0: still in the race):"
     found = families(plan.space)
     for field, meaning in FIELDS.items():
-        parts = [f"{one.value} {_share(one.lost)}" for one in found if one.field == field]
+        parts = [f"{one.value} {lost_share(one.lost)}" for one in found if one.field == field]
         yield f"  {meaning}: {', '.join(parts)}"
 
 
-def _share(lost: float) -> str:
+def lost_share(lost: float) -> str:
+    """What a family loses, in words."""
     return "no room" if np.isinf(lost) else f"{max(lost, 0.0):.1%}" if lost >= 0 else "0"
 
 
-def _honest(plan: Plan) -> Iterator[str]:
-    yield f"proven for the model's numbers, which are {plan.cluster.source}"
+def honest_line(cluster: Cluster) -> str:
+    """What the proof is of."""
+    return f"proven for the model's numbers, which are {cluster.source}"

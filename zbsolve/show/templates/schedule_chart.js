@@ -1,5 +1,4 @@
 // ---- the chart: a row a track, a strip of memory a rank ----------------------------------------------------------
-const $ = (id) => document.getElementById(id);
 const chart = $("chart"), base = $("base"), over = $("over"), tip = $("tip");
 const AXIS = 26, NARROW = 560, FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 const PAPER = { width: 980, height: 330 }; // pixels of the chart on paper: an A4 page across, with the words below on it
@@ -7,21 +6,9 @@ let LEFT = 84, RIGHT = 24, narrow = false, printing = false;
 let whole = false; // labels are whole names, as a typical pass is wide enough
 let view = [0, 1], grouped = "run", rows = [], strips = [], captions = [], height = 0, width = 0, css = {}, hover = null, queued = false;
 
-// ---- words -------------------------------------------------------------------------------------------------------
-const number = (x, digits = 0) => x.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-function time(us) {
-  const size = Math.abs(us);
-  if (size < 1e4) return number(us, size % 1 ? 1 : 0) + " µs";
-  return size < 1e7 ? number(us / 1e3, 2) + " ms" : number(us / 1e6, 2) + " s";
-}
 function tick(us, step) {
   const [scale, unit] = TOTAL < 1e4 ? [1, "µs"] : TOTAL < 1e7 ? [1e3, "ms"] : [1e6, "s"];
   return number(us / scale, Math.max(0, Math.ceil(-Math.log10(step / scale) - 1e-9))) + " " + unit;
-}
-function bytes(n) {
-  let unit = 0;
-  while (Math.abs(n) >= 1024 && unit < 4) { n /= 1024; unit++; }
-  return (unit ? n.toPrecision(3) : n) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][unit];
 }
 
 // ---- colours -----------------------------------------------------------------------------------------------------

@@ -47,11 +47,6 @@ function drawOver() {
 }
 
 // ---- the tip: a name, what it is, and a table; texts are set as texts ---------------------------------------------
-function element(tag, text, ...inside) {
-  const found = document.createElement(tag);
-  found.append(text, ...inside);
-  return found;
-}
 function describe(i, row) {
   const run = runs[row.run], track = D.tracks[row.track], length = run.endOf(i) - run.startOf(i), cells = [];
   cells.push(["rank, stage", `${C.rank[i]}, ${C.stage[i]}`]);

@@ -1,11 +1,4 @@
 // ---- legend, paper and start -------------------------------------------------------------------------------------
-function swatch(colours, text) {
-  const key = element("span", "");
-  key.className = "key";
-  for (const colour of colours) { const mark = element("i", ""); mark.style.background = colour; key.append(mark); }
-  key.append(text);
-  return key;
-}
 function legend() {
   for (const kind of D.present) $("legend").append(swatch([D.shades[kind][0]], `${kind} ${D.meaning[kind]}`));
   const chunks = D.shades[D.present[0]].length;

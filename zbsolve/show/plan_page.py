@@ -1,0 +1,118 @@
+"""The space of a plan as one HTML page: every layout where its bound lies, by any of its fields, and the same in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..planner.bounds import NO_ROOM
+from ..planner.costs import least_bytes
+from ..planner.layout import Layout
+from ..planner.pruned_families import FIELDS, NAMES, families
+from ..planner.solved_space import SolvedSpace
+from ..planner.space_bounds import DOMINATED, RULES
+from ..tables import Ints
+from ..util.text import format_gap, format_time, printable
+from .packing import packed
+from .pages import render
+from .plan_text import bound_line, honest_line, lost_share, space_lines
+
+WORDS = {**FIELDS, "dp": "replicas", "chunks": "stages a rank", "count": "microbatches a replica"}
+MOST_SOLVED = 60  # layouts in the table of those that were solved
+
+
+def plan_as_page(space: SolvedSpace) -> str:
+    """The page as text; it loads nothing."""
+    title = f"{space.shape.name} on {space.devices:,} devices, {space.batch:,} sequences a step"
+    return render(
+        "plan.html",
+        title=printable(title),
+        figures=_figures(space),
+        sentences=[printable(one) for one in (*space_lines(space), bound_line(space), honest_line(space.cluster))],
+        solved=_solved_rows(space),
+        further=max(0, len(space.solved) - MOST_SOLVED),
+        rules=_rule_rows(space),
+        families=_family_rows(space),
+        data=_data(space),
+    )
+
+
+def _figures(space: SolvedSpace) -> list[tuple[str, str, str]]:
+    """What stands large at the top: (label, value, note)."""
+    return [
+        ("step", format_time(space.value), space.bounds.layout.row(space.best).title),
+        ("proven bound", format_time(space.bound), f"gap {format_gap(space.gap)} over the space"),
+        ("MFU", f"{space.mfu(space.value):.1%}", f"{space.tokens(space.value):,.0f} tokens/s a device"),
+        ("layouts", f"{len(space.bounds.rule):,}", f"{len(space.solved):,} solved, {space.open:,} open"),
+    ]
+
+
+def _solved_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
+    """A header and the layouts that were solved, the best first."""
+    head = ("layout", "step", "above the best", "bound", "MFU", "tokens/s a device")
+    rows = sorted(space.solved.items(), key=lambda one: one[1])[:MOST_SOLVED]
+    return [head, *(_solved_row(space, row, step) for row, step in rows)]
+
+
+def _solved_row(space: SolvedSpace, row: int, step: float) -> tuple[str, ...]:
+    above, bound = step / space.value - 1, min(float(space.bounds.step[row]), step)
+    rates = (f"{space.mfu(step):.1%}", f"{space.tokens(step):,.0f}")
+    return (space.bounds.layout.row(row).title, format_time(step), f"{above:.2%}", format_time(bound), *rates)
+
+
+def _rule_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
+    """A header and each rule: how many layouts' bounds it decides, and how far above the best step they lie."""
+    above = space.bounds.step / space.value - 1
+    found: list[tuple[str, ...]] = [("what decides the bound", "layouts", "bound above the best step: least", "median")]
+    for number, rule in enumerate(RULES):
+        mine = above[space.bounds.rule == number]
+        if len(mine):
+            shown = (f"{mine.min():+.1%}", f"{np.median(mine):+.1%}") if np.isfinite(mine).all() else ("", "")
+            found.append((rule, f"{len(mine):,}", *shown))
+    return found
+
+
+def _family_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
+    """A header and each family of layouts: what it loses at least."""
+    rows = [(FIELDS[one.field], one.value, f"{one.layouts:,}", lost_share(one.lost)) for one in families(space)]
+    return [("field", "value", "layouts", "loses at least"), *rows]
+
+
+def _data(space: SolvedSpace) -> dict[str, Any]:
+    """Everything the script draws: words, and packed columns in the order of the space."""
+    columns = {name: np.asarray(column, np.int64) for name, column in space.bounds.layout._asdict().items()}
+    varying = [name for name, column in columns.items() if len(column) and (column != column[0]).any()]
+    return {
+        "fields": [{"name": name, "words": WORDS.get(name, name), "names": NAMES.get(name)} for name in Layout._fields],
+        "varying": varying,
+        "groups": [name for name in FIELDS if name in varying],
+        "rules": list(RULES),
+        "dominated": RULES.index(DOMINATED),
+        "no_room": RULES.index(NO_ROOM),
+        "step": space.value,
+        "memory": space.memory,
+        "solved": [[row, round(step, 3)] for row, step in space.solved.items()],
+        "packed": packed({**columns, **_judged(space)}),
+    }
+
+
+def _judged(space: SolvedSpace) -> dict[str, Ints]:
+    """What is known of each layout: its bound, the rule, what dominates it, whether it is open, and the bytes that its
+    fullest rank needs at least."""
+    bounds = space.bounds
+    need = least_bytes(bounds.costs, bounds.layout)
+    return {
+        "bound": _whole(bounds.step),
+        "rule": bounds.rule,
+        "by": bounds.by,
+        "open": space.is_open.astype(int),
+        "need": need,
+    }
+
+
+def _whole(step: NDArray[np.float64]) -> Ints:
+    """Bounds in whole µs, rounded down; −1 where there is none."""
+    found: Ints = np.where(np.isfinite(step), np.floor(np.where(np.isfinite(step), step, 0)), -1).astype(np.int64)
+    return found
