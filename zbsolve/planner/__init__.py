@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .model_profile import layout_profile as layout_profile
     from .plan_file import Plan as Plan
     from .plan_file import check_plan as check_plan
+    from .profiled_model import ProfiledModel as ProfiledModel
     from .shape import Shape as Shape
     from .shapes import SHAPES as SHAPES
     from .shapes import shape_by_name as shape_by_name
@@ -28,6 +29,7 @@ __getattr__, __dir__ = handing_on(
         "measured_rows": "predict",
         "model_profile": "layout_profile",
         "plan_file": "Plan check_plan",
+        "profiled_model": "ProfiledModel",
         "shape": "Shape",
         "shapes": "SHAPES shape_by_name",
     },

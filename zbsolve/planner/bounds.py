@@ -13,11 +13,10 @@ from .bound_row import bound_rows, chain_bounds
 from .cluster import Cluster
 from .costs import Costs, costs_of
 from .layer_bytes import WEIGHT_BYTES
+from .layer_costs import Model, ModelCosts, model_costs
 from .layer_times import after_pipeline
 from .layout import Layout
 from .rank_roles import fullest, roles
-from .shape import Shape
-from .vocabulary_shards import shard_bytes
 
 MEMORY, WORK, CHAIN, FILL, NO_ROOM = RULES = (
     "memory over time",
@@ -43,13 +42,13 @@ class LayoutBounds:
         return np.where(self.pipeline == NEVER, np.inf, self.pipeline + self.behind)
 
 
-def layout_bounds(shape: Shape, layout: Layout, cluster: Cluster, memory: int | None = None) -> LayoutBounds:
+def layout_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int | None = None) -> LayoutBounds:
     """Bounds of each layout of a table. memory: bytes a device; None: the cluster's. They hold for every partition of
     embedding, blocks and head into stages, whole, and every schedule of whole passes, with one backward or B and W apart."""
-    costs = costs_of(shape, layout, cluster)
+    costs = costs_of(model, layout, cluster)
     capacity = cluster.memory if memory is None else memory
     pipeline, rule = pipeline_bounds(costs, layout, capacity)
-    behind = after_pipeline(least_parameters(shape, layout), layout, cluster)
+    behind = least_behind(model, layout, cluster)
     return LayoutBounds(pipeline, behind, rule)
 
 
@@ -76,14 +75,19 @@ def work_bounds(costs: Costs, layout: Layout) -> Ints:
     return found
 
 
-def least_parameters(shape: Shape, layout: Layout) -> NDArray[np.float64]:
-    """Parameters that the fullest rank has at least, of each layout."""
+def least_behind(model: Model, layout: Layout, cluster: Cluster) -> NDArray[np.float64]:
+    """µs that follow the pipeline at least, of each layout."""
+    least = least_parameters(model_costs(model, layout, cluster), model.layers, layout)
+    return np.asarray(after_pipeline(least, layout, cluster, model.update_us))
+
+
+def least_parameters(costs: ModelCosts, blocks: int, layout: Layout) -> NDArray[np.float64]:
+    """Parameters of 16 bits that the fullest rank has at least, of each layout."""
     on = roles(layout)
-    block, table = (
-        np.ceil(WEIGHT_BYTES * size / np.asarray(layout.tp)).astype(np.int64) for size in (shape.matrices, shape.table)
-    )
-    again = (on.embedding & on.head) if shape.tied else 0 * on.head
-    shard = np.ceil(shard_bytes(shape, layout)).astype(np.int64)
-    fixed = np.where(layout.vocabulary, shard, (on.embedding + on.head - again) * table)
-    found: NDArray[np.float64] = fullest(shape.layers, block, fixed, on.number) / WEIGHT_BYTES
+    table, block = np.minimum(costs.first.parameter_bytes, costs.last.parameter_bytes), costs.block.parameter_bytes
+    again = (on.embedding & on.head) * (np.asarray(costs.shared) > 0)
+    fixed = (on.embedding + on.head - again) * np.asarray(table, np.int64)
+    fixed = np.where(layout.vocabulary, np.asarray(costs.shard_bytes, np.int64), fixed)
+    unit = np.maximum(1, np.asarray(block, np.int64))
+    found: NDArray[np.float64] = fullest(blocks, unit, fixed, on.number) / WEIGHT_BYTES
     return found

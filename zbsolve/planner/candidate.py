@@ -14,10 +14,10 @@ from ..step import Step
 from ..util.errors import Infeasible, NotFound
 from .cluster import Cluster
 from .layer_bytes import WEIGHT_BYTES
+from .layer_costs import Model
 from .layer_times import after_pipeline
 from .layout import Layout
 from .model_profile import layout_profile
-from .shape import Shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +52,14 @@ class Candidate:
         return dict(zip(names, (int(one) for one in np.ceil(parts[:, rank])), strict=True))
 
 
-def candidate_of(shape: Shape, layout: Layout, cluster: Cluster, memory: int, **search: Any) -> Candidate | None:
+def candidate_of(model: Model, layout: Layout, cluster: Cluster, memory: int, **search: Any) -> Candidate | None:
     """The layout on its balanced partition, solved; None where nothing was found. search: options of `search.solve`."""
-    profile, step = layout_profile(shape, layout, cluster), step_of(layout, memory)
+    profile, step = layout_profile(model, layout, cluster), step_of(layout, memory)
     found = [one for one in (_solved(replace(step, fused=fused), profile, search) for fused in (False, True)) if one]
     if not found:
         return None
     best, schedule = min(found, key=lambda one: one[1].timeline().makespan)
-    return Candidate(layout, best, profile, schedule, behind_of(best, profile, schedule, layout, cluster))
+    return Candidate(layout, best, profile, schedule, behind_of(best, profile, schedule, layout, cluster, model.update_us))
 
 
 def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = None, fused: bool = False) -> Step:
@@ -76,11 +76,14 @@ def improved(candidate: Candidate, **search: Any) -> Candidate:
     return replace(candidate, schedule=schedule) if better else candidate
 
 
-def behind_of(step: Step, profile: Profile, schedule: Schedule, layout: Layout, cluster: Cluster) -> float:
-    """µs that follow the pipeline, where the fullest rank has the parameters that the schedule's partition gives it."""
+def behind_of(
+    step: Step, profile: Profile, schedule: Schedule, layout: Layout, cluster: Cluster, each: float | None = None
+) -> float:
+    """µs that follow the pipeline, where the fullest rank has the parameters that the schedule's partition gives it.
+    each: µs of a parameter's update, where that was measured."""
     costs = step.costs(profile)
     fixed, _ = costs.memory.of_ranks(schedule.problem.layers, costs.routes)
-    return float(after_pipeline(max(fixed) / profile.states / WEIGHT_BYTES, layout, cluster))
+    return float(after_pipeline(max(fixed) / profile.states / WEIGHT_BYTES, layout, cluster, each))
 
 
 def _solved(step: Step, profile: Profile, search: dict[str, Any]) -> tuple[Step, Schedule] | None:

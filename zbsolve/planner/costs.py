@@ -11,12 +11,11 @@ from ..partition.stage_memory import MESSAGES
 from ..tables import Ints
 from ..util.errors import BadInput
 from .cluster import Cluster
-from .layer_bytes import WEIGHT_BYTES, block_bytes, head_bytes, state_bytes
-from .layer_times import Times, block_times, embedding_times, head_times, message, message_bytes, whole
+from .layer_costs import Model, model_costs
+from .layer_times import Times, message_rate
 from .layout import Layout
 from .rank_roles import Roles, fullest, roles
-from .shape import Shape
-from .vocabulary_shards import Shards, rest_bytes, shards_of
+from .vocabulary_shards import Shards
 
 MOST = 1 << 50  # µs of all passes one after the other, and bytes of a layer: sums of them are whole numbers of 64 bits
 
@@ -46,34 +45,33 @@ class Costs(NamedTuple):
     shard: Shards
 
 
-def costs_of(shape: Shape, layout: Layout, cluster: Cluster) -> Costs:
-    """Of each layout of a table. Raises BadInput where numbers are too large to count."""
-    whole_vocabulary = 1 - np.asarray(layout.vocabulary)
-    times = (function(shape, layout, cluster) for function in (block_times, embedding_times, head_times))
-    block, embedding, head = (Times(*map(_ints, whole(one))) for one in times)
-    embedding, head = (Times(*(_ints(whole_vocabulary * one) for one in times)) for times in (embedding, head))
-    each = state_bytes(layout) / WEIGHT_BYTES
-    states, table_states = (
-        np.floor(each * np.ceil(WEIGHT_BYTES * size / layout.tp)) for size in (shape.matrices, shape.table)
-    )
-    held, head_held, rest = block_bytes(shape, layout), head_bytes(shape, layout), rest_bytes(shape, layout)
-    kept, head_kept, rest_kept = (np.ceil(one.until_b) + np.ceil(one.until_w) for one in (held, head_held, rest))
+def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
+    """Of each layout of a table. Where first and last layer differ in size, the smaller one counts for both. Tensors that
+    two layers count are taken off, and so is the first layer's backward: bounds do not know it.
+    Raises BadInput where numbers are too large to count."""
+    found, whole_vocabulary = model_costs(model, layout, cluster), 1 - np.asarray(layout.vocabulary)
+    first, block, last = found.first, found.block, found.last
+    table = np.minimum(first.parameter_bytes, last.parameter_bytes)
+    output = np.minimum(first.output_bytes, block.output_bytes)
+    twice = np.maximum(block.output_kept, block.input_unneeded)
+    head_kept = np.maximum(0, last.kept - np.maximum(block.output_kept, last.input_unneeded))
+    head = Times(*(_ints(whole_vocabulary * one) for one in last.least))
     costs = Costs(
-        shape.layers,
-        block,
-        embedding,
+        model.layers,
+        Times(*map(_ints, block.least)),
+        Times(_ints(whole_vocabulary * first.F), 0 * head.F, 0 * head.F),
         head,
-        sent=_ints(np.rint(message(shape, layout, cluster))),
-        states=_ints(states),
-        table_states=_ints(whole_vocabulary * table_states),
-        tied=shape.tied,
-        kept=_ints(kept),
-        head_kept=_ints(np.where(layout.vocabulary, rest_kept, head_kept)),
-        transient=_ints(np.ceil(held.transient)),
-        waiting=_ints(MESSAGES * np.ceil(message_bytes(shape, layout))),
-        shard=Shards(*map(_ints, shards_of(shape, layout, cluster))),
+        sent=_ints(np.where(np.asarray(layout.pp) > 1, np.rint(output / message_rate(layout, cluster)), 0)),
+        states=_ints(np.floor(found.states * block.parameter_bytes)),
+        table_states=_ints(whole_vocabulary * np.floor(found.states * table)),
+        tied=bool(np.any(found.shared)),
+        kept=_ints(block.kept - twice),
+        head_kept=_ints(np.where(layout.vocabulary, found.rest_kept, head_kept)),
+        transient=_ints(block.transient),
+        waiting=_ints(MESSAGES * output),
+        shard=Shards(*map(_ints, found.shard)),
     )
-    passes = shape.layers * block.work + embedding.work + head.work + 2 * layout.stages * costs.sent
+    passes = model.layers * costs.block.work + costs.embedding.work + head.work + 2 * layout.stages * costs.sent
     shards = costs.shard.gap + 2 * costs.shard.lookup + layout.pp * (costs.shard.S + costs.shard.T)
     _ints(1.0 * layout.count * (passes + shards))
     return costs

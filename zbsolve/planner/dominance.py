@@ -8,30 +8,22 @@ from numpy.typing import NDArray
 from ..tables import Ints
 from .cluster import Cluster
 from .costs import Costs
-from .layer_bytes import block_bytes, head_bytes, state_bytes
+from .layer_costs import Model, model_costs
 from .layer_times import exchange, update
 from .layout import Layout
-from .shape import Shape
 
-GROUP = (
-    "dp",
-    "tp",
-    "pp",
-    "chunks",
-    "placement",
-    "size",
-    "vocabulary",
-)  # layouts that differ in nothing of it have the same passes
+# Layouts that differ in nothing of it have the same passes.
+GROUP = ("dp", "tp", "pp", "chunks", "placement", "size", "vocabulary")
 
 
-def dominators(shape: Shape, layout: Layout, cluster: Cluster, costs: Costs) -> Ints:
+def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> Ints:
     """Of each layout of a table the number of one that dominates it and that nothing dominates; −1 where there is none.
 
     Both have the same passes and edges. No pass, message, exchange or update takes longer, nothing kept, taken or waiting is
     larger: so each partition and schedule of the one is one of the other, as short and in as little memory. Of equals the
     first stays.
     """
-    sizes = np.broadcast_arrays(*_sizes(shape, layout, cluster, costs))
+    sizes = np.broadcast_arrays(*_sizes(model, layout, cluster, costs))
     columns = np.stack([np.asarray(one, np.float64) for one in sizes], axis=1)
     found = np.full(len(columns), -1)
     for rows in _groups(layout):
@@ -45,12 +37,12 @@ def dominators(shape: Shape, layout: Layout, cluster: Cluster, costs: Costs) -> 
     return found
 
 
-def _sizes(shape: Shape, layout: Layout, cluster: Cluster, costs: Costs) -> tuple[NDArray[np.generic], ...]:
+def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tuple[NDArray[np.generic], ...]:
     """All that a step's value and memory grow with. What follows the pipeline is in proportion to a rank's parameters."""
-    behind = exchange(1.0, layout, cluster) + update(1.0, layout, cluster)
-    times = (*costs.block, *costs.embedding, *costs.head, costs.sent, behind)
-    held = (*block_bytes(shape, layout), *head_bytes(shape, layout))
-    return (*times, state_bytes(layout), costs.waiting, *costs.shard, *(np.ceil(one) for one in held))
+    behind = exchange(1.0, layout, cluster) + update(1.0, layout, cluster, model.update_us)
+    found = model_costs(model, layout, cluster)
+    layers = (*found.first, *found.block, *found.last, found.rest_kept)
+    return (*layers, costs.sent, behind, found.states, costs.waiting, *costs.shard)
 
 
 def _groups(layout: Layout) -> list[Ints]:

@@ -17,7 +17,7 @@ from .shape import Shape
 
 SCORE_BYTES = 5  # kept for each attention score: softmax, its dropout, and the mask
 LOGIT_BYTES = 6  # for each logit: 16 bits, and 32 of the loss
-WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12  # for each parameter: 16 bits, 32 bits, Adam's with a master copy
+WEIGHT_BYTES = 2  # for each parameter
 
 
 class Held(NamedTuple):
@@ -49,7 +49,7 @@ def block_bytes(shape: Shape, layout: Layout) -> Held:
     until_w = np.where(full, 0.0, inputs)
     from_b = np.where(full, gradients + inputs, gradients)
     again = np.where(full, all_kept + scores, np.where(layout.recompute == NONE, 0.0, scores))
-    return Held(kept - until_w, until_w, from_b, again + gathered_bytes(shape, layout))
+    return Held(kept - until_w, until_w, from_b, again + gathered_bytes(shape.matrices / layout.tp, layout))
 
 
 def head_bytes(shape: Shape, layout: Layout) -> Held:
@@ -59,15 +59,15 @@ def head_bytes(shape: Shape, layout: Layout) -> Held:
     return Held(inputs + logits, inputs, HALF * tokens * shape.vocabulary / layout.tp, 0.0 * logits)
 
 
-def gathered_bytes(shape: Shape, layout: Layout) -> Many:
-    """What a pass has of a block's sharded parameters (ZeRO 3) and of its gradients before they are reduced (ZeRO 2, 3)."""
-    block = shape.matrices / layout.tp
-    weights = np.where(layout.zero == 3, WEIGHT_BYTES * block, 0.0)
-    return weights + np.where(layout.zero >= 2, HALF * block, 0.0)
+def gathered_bytes(parameters: Many, layout: Layout) -> Many:
+    """What a pass has of a block's sharded parameters (ZeRO 3) and of its gradients before they are reduced (ZeRO 2, 3).
+    parameters: of a rank's part of the block."""
+    weights = np.where(layout.zero == 3, WEIGHT_BYTES * parameters, 0.0)
+    return weights + np.where(layout.zero >= 2, HALF * parameters, 0.0)
 
 
-def state_bytes(layout: Layout) -> Many:
-    """Bytes for each parameter of a rank: weights, gradients and optimizer states, which ZeRO shards over replicas in turn:
-    18 a parameter, or 6 + 12 / dp with ZeRO 1."""
+def state_bytes(layout: Layout, parts: tuple[float, float, float] = (2, 4, 12)) -> Many:
+    """Bytes for each parameter of a rank: weights, gradients and optimizer states, `parts`, which ZeRO shards over replicas
+    in turn: 18 a parameter, or 6 + 12 / dp with ZeRO 1."""
     over = [np.where(layout.zero >= stage, layout.dp, 1) for stage in (3, 2, 1)]
-    return sum(size / part for size, part in zip((WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES), over, strict=True))
+    return sum(size / part for size, part in zip(parts, over, strict=True))

@@ -61,7 +61,7 @@ def block_times(shape: Shape, layout: Layout, cluster: Cluster) -> Times:
     again = np.where(layout.recompute == SELECTIVE, attention + scores, again)
     again = again + np.where(layout.sequence, 2 * _gather(shape, layout, cluster), 0.0)  # the input of W's products
     weight = matrices + cluster.launch
-    gather, reduce = _sharded(shape, layout, cluster)
+    gather, reduce = sharded(shape.matrices / tp, layout, cluster)
     return Times(forward + gather, backward + again - weight + gather + reduce, weight)
 
 
@@ -107,19 +107,22 @@ def exchange(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
     return turns * _replica_turn(parameters, layout, cluster) * (1 - cluster.overlap)
 
 
-def update(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
-    """The optimizer's update of a rank's parameters, which ZeRO shards."""
-    return UPDATE_BYTES * parameters / np.where(layout.zero > 0, layout.dp, 1) / (cluster.hbm * UPDATE_SHARE)
+def update(parameters: Many, layout: Layout, cluster: Cluster, each: float | None = None) -> Many:
+    """The optimizer's update of a rank's parameters, which ZeRO shards. each: µs of a parameter; None: by memory traffic."""
+    rate = UPDATE_BYTES / (cluster.hbm * UPDATE_SHARE) if each is None else each
+    return rate * parameters / np.where(layout.zero > 0, layout.dp, 1)
 
 
-def after_pipeline(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
-    """All that follows the last pass of a step, where the fullest rank has so many parameters."""
-    return exchange(parameters, layout, cluster) + update(parameters, layout, cluster) + cluster.constant
+def after_pipeline(parameters: Many, layout: Layout, cluster: Cluster, each: float | None = None) -> Many:
+    """All that follows the last pass of a step, where the fullest rank has so many parameters. each: µs of a parameter's
+    update (see `update`)."""
+    return exchange(parameters, layout, cluster) + update(parameters, layout, cluster, each) + cluster.constant
 
 
-def _sharded(shape: Shape, layout: Layout, cluster: Cluster) -> tuple[Many, Many]:
-    """A gather of a block's parameters in each pass (ZeRO 3), a reduction of its gradients in each backward (ZeRO 2, 3)."""
-    turn = _replica_turn(shape.matrices / layout.tp, layout, cluster) * (1 - cluster.overlap)
+def sharded(parameters: Many, layout: Layout, cluster: Cluster) -> tuple[Many, Many]:
+    """A gather of a block's parameters in each pass (ZeRO 3), a reduction of its gradients in each backward (ZeRO 2, 3).
+    parameters: of a rank's part of the block."""
+    turn = _replica_turn(parameters, layout, cluster) * (1 - cluster.overlap)
     return np.where(layout.zero == 3, turn, 0.0), np.where(layout.zero >= 2, turn, 0.0)
 
 

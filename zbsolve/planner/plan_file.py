@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -18,10 +18,11 @@ from ..verifier import verify
 from .bound_kernels import NEVER
 from .candidate import Candidate, behind_of, step_of
 from .cluster import Cluster, Positive
+from .layer_costs import Model
 from .layout import Layout, rows_of
+from .model_file import model_from_json, model_to_json
 from .model_profile import layout_profile
 from .schedule_proof import proof_of_schedule
-from .shape import Shape
 from .solved_space import SAME_US, SolvedSpace
 from .space import layouts
 from .space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
@@ -37,7 +38,7 @@ ROW = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # number of a layout; −1:
 class Plan:
     """The space, with bounds, and the candidates that were solved, the best first. memory: bytes a device."""
 
-    shape: Shape
+    shape: Model
     cluster: Cluster
     devices: int
     batch: int
@@ -70,12 +71,12 @@ class Plan:
         """Layouts that no bound excludes."""
         return self.space.open
 
-    def mfu(self, candidate: Candidate) -> float:
-        """Model FLOPs over what the devices could do in the step, without what is computed again."""
+    def mfu(self, candidate: Candidate) -> float | None:
+        """Model FLOPs over what the devices could do in the step, without what is computed again; None: not known."""
         return self.space.mfu(candidate.value)
 
     def tokens(self, candidate: Candidate) -> float:
-        """Tokens a second and device."""
+        """Tokens a second and device; sequences where nobody knows how long one is."""
         return self.space.tokens(candidate.value)
 
     @cached_property
@@ -92,7 +93,7 @@ class Plan:
             path,
             KIND,
             {
-                "model": asdict(self.shape),
+                "model": model_to_json(self.shape),
                 "cluster": self.cluster.to_json(),
                 "devices": self.devices,
                 "batch": self.batch,
@@ -131,7 +132,7 @@ class SpaceForm(msgspec.Struct, forbid_unknown_fields=True):
 class PlanForm(msgspec.Struct, forbid_unknown_fields=True):
     """A plan in a file."""
 
-    model: Shape
+    model: dict[str, Any]
     cluster: dict[str, Any]
     devices: COUNT
     batch: COUNT
@@ -165,14 +166,15 @@ def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, 
     where = str(path)
     form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
     cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
-    space = cheap_bounds(form.model, layouts(form.model, form.devices, form.batch, cluster), cluster, form.memory)
+    model = model_from_json(form.model, f"{where}: model")
+    space = cheap_bounds(model, layouts(model, form.devices, form.batch, cluster), cluster, form.memory)
     stated, wrong = _stated_bounds(form.space, space, where)
     lost = unproven(stated, form.memory)
     wrong += [f"layout {i} ({stated.layout.row(i).title}): its bound does not follow" for i in lost[:3].tolist()]
     wrong += [f"and {len(lost) - 3} further ones"] if len(lost) > 3 else []
     solved = _solved(form.space, where)
     wrong += _below(stated, solved)
-    candidate, said = _candidate(form, space.layout, cluster, where)
+    candidate, said = _candidate(form, model, space.layout, cluster, where)
     if not min(solved.values()) >= candidate.value - SAME_US:
         wrong.append(f"field 'steps' has one of {min(solved.values()):.3f} µs, below the plan's {candidate.value:.3f} µs")
     bound = min(stated.least, candidate.value)
@@ -190,11 +192,12 @@ def read_space(path: str | os.PathLike[str]) -> SolvedSpace:
     where = str(path)
     form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
     cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
-    space = cheap_bounds(form.model, layouts(form.model, form.devices, form.batch, cluster), cluster, form.memory)
+    model = model_from_json(form.model, f"{where}: model")
+    space = cheap_bounds(model, layouts(model, form.devices, form.batch, cluster), cluster, form.memory)
     bounds, _ = _stated_bounds(form.space, space, where)
     if int(bounds.rule.max()) >= len(RULES):
         raise BadInput(f"{where}: space: field 'rule' has {int(bounds.rule.max())}, but there are {len(RULES)} rules")
-    return SolvedSpace(form.model, cluster, form.devices, form.batch, form.memory, bounds, _solved(form.space, where))
+    return SolvedSpace(model, cluster, form.devices, form.batch, form.memory, bounds, _solved(form.space, where))
 
 
 def _solved(form: SpaceForm, where: str) -> dict[int, float]:
@@ -231,7 +234,7 @@ def _below(stated: SpaceBounds, solved: dict[int, float]) -> list[str]:
     ][:3]
 
 
-def _candidate(form: PlanForm, space: Layout, cluster: Cluster, where: str) -> tuple[Candidate, list[str]]:
+def _candidate(form: PlanForm, model: Model, space: Layout, cluster: Cluster, where: str) -> tuple[Candidate, list[str]]:
     """The chosen layout with its schedule, and what is wrong with it."""
     if set(form.layout) != set(Layout._fields):
         raise BadInput(f"{where}: field 'layout' needs {', '.join(Layout._fields)}")
@@ -239,14 +242,16 @@ def _candidate(form: PlanForm, space: Layout, cluster: Cluster, where: str) -> t
     if not len(rows_of(space, layout)):
         raise BadInput(f"{where}: field 'layout' is none of the space")
     schedule = Schedule.from_json(form.schedule, f"{where}: schedule")
-    profile = layout_profile(form.model, layout, cluster)
+    profile = layout_profile(model, layout, cluster)
     if Profile.from_json(form.profile, f"{where}: profile") != profile:
         wrong.append("field 'profile' is not what the cost model says of the layout")
     step = step_of(layout, form.memory, schedule.problem.layers, form.fused)
     if step.problem(profile) != schedule.problem:
         wrong.append("the schedule is of another step than the layout's")
     wrong += [f"schedule: {one}" for one in verify(schedule.problem, schedule)]
-    return Candidate(layout, step, profile, schedule, behind_of(step, profile, schedule, layout, cluster)), wrong
+    return Candidate(
+        layout, step, profile, schedule, behind_of(step, profile, schedule, layout, cluster, model.update_us)
+    ), wrong
 
 
 def _plain(layout: Layout) -> dict[str, int]:

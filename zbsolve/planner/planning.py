@@ -16,8 +16,8 @@ from .candidate import Candidate, candidate_of, improved
 from .cluster import Cluster
 from .cluster_presets import cluster_of
 from .estimates import estimated_steps
+from .layer_costs import Model
 from .plan_file import Plan
-from .shape import Shape
 from .solved_space import SAME_US
 from .space import layouts
 from .space_bounds import SpaceBounds, cheap_bounds, raised
@@ -36,7 +36,7 @@ Progress = Callable[[str], None]
 class _Race:
     """What a plan is made of while it grows. best comes first."""
 
-    shape: Shape
+    model: Model
     cluster: Cluster
     memory: int
     clock: Clock
@@ -59,7 +59,7 @@ class _Race:
 
 
 def plan(
-    shape: Shape,
+    model: Model,
     devices: int,
     batch: int,
     cluster: Cluster | str | os.PathLike[str],
@@ -82,9 +82,9 @@ def plan(
     cluster = cluster_of(cluster)
     limit = cluster.memory if memory is None else parse_bytes(memory)
     clock = Clock(seconds, effort)
-    table = layouts(shape, devices, batch, cluster)
-    bounds = raised(cheap_bounds(shape, table, cluster, limit), limit, np.inf, FIRST_ROWS)
-    race = _Race(shape, cluster, limit, clock, seed, bounds, [], set(), progress, stop)
+    table = layouts(model, devices, batch, cluster)
+    bounds = raised(cheap_bounds(model, table, cluster, limit), limit, np.inf, FIRST_ROWS)
+    race = _Race(model, cluster, limit, clock, seed, bounds, [], set(), progress, stop)
     _run(race)
     found = tuple(sorted(race.candidates, key=lambda one: one.value))
     if race.bounds.least > found[0].value + SAME_US:
@@ -92,7 +92,7 @@ def plan(
             f"plan: the bound over the space, {race.bounds.least:.3f} µs, is above the step of {found[0].layout.title}, "
             f"{found[0].value:.3f} µs; this is a defect in zbsolve: please report it"
         )
-    return Plan(shape, cluster, devices, batch, limit, race.bounds, found)
+    return Plan(model, cluster, devices, batch, limit, race.bounds, found)
 
 
 def _run(race: _Race) -> None:
@@ -140,7 +140,7 @@ def _first(race: _Race, row: int) -> Candidate | None:
     """The layout with a named or greedy schedule."""
     race.clock.spend(QUICK_EFFORT)
     search: dict[str, Any] = {"method": "greedy", "effort": QUICK_EFFORT, "seed": race.seed, "prefer": None}
-    return candidate_of(race.shape, race.bounds.layout.row(row), race.cluster, race.memory, **search)
+    return candidate_of(race.model, race.bounds.layout.row(row), race.cluster, race.memory, **search)
 
 
 def _longer_searches(race: _Race) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..util.errors import BadInput
+from .layout import FULL, NONE, SELECTIVE
 
+MAX_SIZE = 32  # sequences a microbatch
 MOVED_WHOLE = 22  # bytes that norms, dropouts and residuals move, a token and hidden unit (see `layer_times`)
 
 
@@ -41,6 +43,21 @@ class Shape:
         """A GPT as the measured steps have it: attention keeps its scores. The vocabulary is Megatron's, padded."""
         name = f"gpt-{hidden}x{layers}"
         return cls(name, layers, hidden, heads, heads, hidden // heads, 4 * hidden, sequence, vocabulary, tied=True)
+
+    @property
+    def state_parts(self) -> tuple[float, float, float]:
+        """Bytes of weights (16 bits), gradients (32 bits) and optimizer states (Adam's, master copy) for each parameter."""
+        return 2, 4, 12
+
+    @property
+    def source(self) -> str:
+        """Where costs of its layers come from."""
+        return "cost model"
+
+    @property
+    def update_us(self) -> float | None:
+        """µs of the optimizer's update for each parameter, where that was measured."""
+        return None
 
     @property
     def stages(self) -> int:
@@ -94,6 +111,24 @@ class Shape:
     def attention_flops(self) -> int:
         """FLOPs a token of scores and their products with values, forward: 4 s h of a GPT."""
         return 4 * self.sequence * self.query_width
+
+    @property
+    def recomputes(self) -> tuple[int, ...]:
+        """Kinds of recompute that differ: selective is there where attention keeps scores; else it is none."""
+        return (NONE, FULL) if self.fused else (NONE, SELECTIVE, FULL)
+
+    @property
+    def shards_vocabulary(self) -> bool:
+        """Whether the cost of a sharded vocabulary is known."""
+        return True
+
+    def sizes(self, tp: int) -> range:
+        """Sequences a microbatch on so many tensor ranks, which divide the heads."""
+        return range(0) if self.heads % tp else range(1, MAX_SIZE + 1)
+
+    def sequence_parallel(self, tp: int) -> tuple[int, ...]:
+        """0: without sequence parallelism; 1: with it."""
+        return (0, 1) if tp > 1 else (0,)
 
     def flops(self, sequences: int) -> float:
         """FLOPs of a step over so many sequences without recomputing: what MFU counts (2205.05198, appendix A)."""

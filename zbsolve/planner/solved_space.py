@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cluster import Cluster
-from .shape import Shape
+from .layer_costs import Model
 from .space_bounds import SpaceBounds
 
 SAME_US = 1e-3  # steps this near are the same number, written and read
@@ -20,7 +20,7 @@ class SolvedSpace:
     """What a plan says of its whole space; a plan file has it too. memory: bytes a device. solved: number of a layout → µs
     of the best step that was found for it."""
 
-    shape: Shape
+    shape: Model
     cluster: Cluster
     devices: int
     batch: int
@@ -58,10 +58,11 @@ class SolvedSpace:
         """Layouts that no bound excludes."""
         return int(self.is_open.sum())
 
-    def mfu(self, step: float) -> float:
-        """Model FLOPs over what the devices could do in so many µs, without what is computed again."""
-        return self.shape.flops(self.batch) / (step / 1e6 * self.devices * self.cluster.peak)
+    def mfu(self, step: float) -> float | None:
+        """Model FLOPs over what the devices could do in so many µs, without what is computed again; None: not known."""
+        flops = self.shape.flops(self.batch)
+        return None if flops is None else flops / (step / 1e6 * self.devices * self.cluster.peak)
 
     def tokens(self, step: float) -> float:
-        """Tokens a second and device with a step of so many µs."""
-        return self.batch * self.shape.sequence / (step / 1e6) / self.devices
+        """Tokens a second and device with a step of so many µs; sequences where nobody knows how long one is."""
+        return self.batch * (self.shape.sequence or 1) / (step / 1e6) / self.devices

@@ -12,15 +12,14 @@ from ..util.errors import Infeasible
 from ..util.text import exact_bytes
 from .bound_kernels import NEVER, refuted
 from .bound_row import bound_rows, chain_bounds
-from .bounds import CHAIN, NO_ROOM, WORK, least_parameters, pipeline_bounds, work_bounds
+from .bounds import CHAIN, NO_ROOM, WORK, least_behind, pipeline_bounds, work_bounds
 from .bounds import RULES as OF_LAYOUTS
 from .cluster import Cluster
 from .costs import Costs, costs_of, fixed_bytes, least_bytes
 from .dominance import dominators
-from .layer_times import after_pipeline
+from .layer_costs import Model
 from .layout import Layout
 from .rank_roles import roles
-from .shape import Shape
 
 DOMINATED = "dominated by another layout"
 RULES = (*OF_LAYOUTS, DOMINATED)
@@ -50,20 +49,20 @@ class SpaceBounds:
         return float(self.step.min())
 
 
-def cheap_bounds(shape: Shape, layout: Layout, cluster: Cluster, memory: int) -> SpaceBounds:
+def cheap_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int) -> SpaceBounds:
     """What dominance, the least memory, the work of the fullest rank and one microbatch's chain say of each layout. Raises
     Infeasible where nothing fits, with the least memory that would do."""
-    costs = costs_of(shape, layout, cluster)
-    by, need = dominators(shape, layout, cluster, costs), least_bytes(costs, layout)
+    costs = costs_of(model, layout, cluster)
+    by, need = dominators(model, layout, cluster, costs), least_bytes(costs, layout)
     if need.min() > memory:
         raise Infeasible(_nothing_fits(layout, costs, need, memory))
     work, chain = work_bounds(costs, layout), chain_bounds(costs, layout)
-    behind = after_pipeline(least_parameters(shape, layout), layout, cluster)
+    behind = least_behind(model, layout, cluster)
     out = [by >= 0, need > memory]
     pipeline: Ints = np.where(out[0] | out[1], NEVER, np.maximum(work, chain))
     names = [DOMINATED, NO_ROOM, WORK]
     rule = np.select([*out, work >= chain], [RULES.index(one) for one in names], RULES.index(CHAIN))
-    return SpaceBounds(layout, costs, pipeline, np.asarray(behind), rule, by)
+    return SpaceBounds(layout, costs, pipeline, behind, rule, by)
 
 
 def raised(bounds: SpaceBounds, memory: int, below: float, count: int | None = None) -> SpaceBounds:

@@ -17,7 +17,7 @@ from ..tables import Ints
 from ..util.text import format_gap, format_time, printable
 from .packing import packed
 from .pages import render
-from .plan_text import bound_line, honest_line, lost_share, space_lines
+from .plan_text import bound_line, honest_line, lost_share, share_or_dash, space_lines, unit_of
 
 WORDS = {**FIELDS, "dp": "replicas", "chunks": "stages a rank", "count": "microbatches a replica"}
 MOST_SOLVED = 60  # layouts in the table of those that were solved
@@ -30,7 +30,9 @@ def plan_as_page(space: SolvedSpace) -> str:
         "plan.html",
         title=printable(title),
         figures=_figures(space),
-        sentences=[printable(one) for one in (*space_lines(space), bound_line(space), honest_line(space.cluster))],
+        sentences=[
+            printable(one) for one in (*space_lines(space), bound_line(space), honest_line(space.shape, space.cluster))
+        ],
         solved=_solved_rows(space),
         further=max(0, len(space.solved) - MOST_SOLVED),
         rules=_rule_rows(space),
@@ -44,7 +46,11 @@ def _figures(space: SolvedSpace) -> list[tuple[str, str, str]]:
     return [
         ("step", format_time(space.value), space.bounds.layout.row(space.best).title),
         ("proven bound", format_time(space.bound), f"gap {format_gap(space.gap)} over the space"),
-        ("MFU", f"{space.mfu(space.value):.1%}", f"{space.tokens(space.value):,.0f} tokens/s a device"),
+        (
+            "MFU",
+            share_or_dash(space.mfu(space.value)),
+            f"{space.tokens(space.value):,.0f} {unit_of(space.shape)}/s a device",
+        ),
         ("layouts", f"{len(space.bounds.rule):,}", f"{len(space.solved):,} solved, {space.open:,} open"),
     ]
 
@@ -58,7 +64,7 @@ def _solved_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
 
 def _solved_row(space: SolvedSpace, row: int, step: float) -> tuple[str, ...]:
     above, bound = step / space.value - 1, min(float(space.bounds.step[row]), step)
-    rates = (f"{space.mfu(step):.1%}", f"{space.tokens(step):,.0f}")
+    rates = (share_or_dash(space.mfu(step)), f"{space.tokens(step):,.0f}")
     return (space.bounds.layout.row(row).title, format_time(step), f"{above:.2%}", format_time(bound), *rates)
 
 

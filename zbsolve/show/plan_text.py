@@ -8,6 +8,7 @@ import numpy as np
 
 from ..planner.candidate import Candidate
 from ..planner.cluster import Cluster
+from ..planner.layer_costs import Model
 from ..planner.plan_file import NEAR, Plan
 from ..planner.pruned_families import FIELDS, families
 from ..planner.solved_space import SolvedSpace
@@ -19,12 +20,8 @@ MOST_ROWS = 12
 
 def plan_as_text(plan: Plan) -> str:
     """The whole report."""
-    return (
-        "\n".join(
-            [*space_lines(plan.space), "", *_near(plan), "", *_best(plan), "", *_lost(plan), honest_line(plan.cluster)]
-        )
-        + "\n"
-    )
+    parts = [*space_lines(plan.space), "", *_near(plan), "", *_best(plan), "", *_lost(plan)]
+    return "\n".join([*parts, honest_line(plan.shape, plan.cluster)]) + "\n"
 
 
 def space_lines(space: SolvedSpace) -> Iterator[str]:
@@ -44,7 +41,7 @@ def _near(plan: Plan) -> Iterator[str]:
     """The plans that the model cannot order."""
     shown = plan.near[:MOST_ROWS]
     yield f"plans within {NEAR:.0%} of the best ({len(plan.near)}); the model cannot order these"
-    head = ("layout", "step", "MFU", "tokens/s a device", "memory", "bubble")
+    head = ("layout", "step", "MFU", f"{unit_of(plan.shape)}/s a device", "memory", "bubble")
     rows = [head, *(_row(plan, one) for one in shown)]
     yield from aligned(rows)
 
@@ -52,7 +49,7 @@ def _near(plan: Plan) -> Iterator[str]:
 def _row(plan: Plan, one: Candidate) -> tuple[str, ...]:
     memory = sum(one.memory().values())
     bubble = one.schedule.timeline().bubble_rate
-    rates = (f"{plan.mfu(one):.1%}", f"{plan.tokens(one):,.0f}", format_bytes(memory), f"{bubble:.1%}")
+    rates = (share_or_dash(plan.mfu(one)), f"{plan.tokens(one):,.0f}", format_bytes(memory), f"{bubble:.1%}")
     return (one.layout.title, format_time(one.value), *rates)
 
 
@@ -88,6 +85,16 @@ def lost_share(lost: float) -> str:
     return "no room" if np.isinf(lost) else f"{max(lost, 0.0):.1%}" if lost >= 0 else "0"
 
 
-def honest_line(cluster: Cluster) -> str:
+def unit_of(model: Model) -> str:
+    """What rates count: sequences where nobody knows how many tokens one has."""
+    return "tokens" if model.sequence else "sequences"
+
+
+def share_or_dash(value: float | None) -> str:
+    """`43.1%`; a dash for what is not known."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+def honest_line(model: Model, cluster: Cluster) -> str:
     """What the proof is of."""
-    return f"proven for the model's numbers, which are {cluster.source}"
+    return f"proven for the model's numbers: {model.source}; the cluster is {cluster.source}"
