@@ -12,11 +12,12 @@ import zbsolve
 from benchmarks.harness import RESULTS, kept
 from benchmarks.measured import korthikanti, rows_of
 from benchmarks.plan import WORST_MEAN, WORST_RATIO, recompute_ratios
-from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, fit, layout_profile, predict
+from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, fit, layout_profile, predict
 from zbsolve.planner.constants import errors
 from zbsolve.planner.layer_bytes import block_bytes, state_bytes
 from zbsolve.planner.layer_times import after_pipeline, block_times, exchange, message
 from zbsolve.planner.layout import FULL, NONE, SELECTIVE, VEE, table_of
+from zbsolve.show.plan_text import honest_line
 from zbsolve.util.errors import BadInput
 
 GPT3 = Shape.gpt(12_288, 96, 96)
@@ -40,6 +41,9 @@ def test_the_constants_fit_the_41_steps() -> None:
     assert cluster.between.bytes_per_us == pytest.approx(100e3, rel=0.1)
     assert 0.7 < cluster.efficiency < 0.8
     assert cluster.source.startswith("fitted: 41 measured steps")
+    assert cluster.error == pytest.approx(found.mean())
+    assert f"their measured error is {found.mean():.1%} in the mean" in honest_line(SHAPES["gpt-3.6b"], cluster)
+    assert "nobody measured their error" in honest_line(SHAPES["gpt-3.6b"], CLUSTERS["a100"])
 
 
 def test_table_5_of_korthikanti() -> None:

@@ -306,7 +306,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     path = tmp_path / "plan.json"
     assert main([*COMMAND, "-o", str(path)]) == 0
     said = capsys.readouterr().out
-    for words in ("plans within 1%", "MFU", "proven bound over the space", "what families of layouts lose", "estimated"):
+    for words in (
+        "plans within 1%",
+        "MFU",
+        "proven bound over the space",
+        "what families of layouts lose",
+        "estimated",
+        "nobody measured their error",
+    ):
         assert words in said
     assert main(["check", str(path), "--json"]) == 0
     checked = json.loads(capsys.readouterr().out)
@@ -316,6 +323,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["bound"] == pytest.approx(checked["bound"])
     assert found["plans"][0]["step"] == pytest.approx(checked["step"])
     assert set(found["plans"][0]["memory"]) == {"states", "activations", "messages and inside passes"}
+    for one in found["plans"]:
+        assert one["bound"] <= one["step"] + 1e-3
+        assert one["bounded_by"] in said
+        step, tokens = f"{one['step'] / 1e3:,.2f} ms", f"{one['tokens_per_second_and_device']:,.0f}"
+        (line,) = (line for line in said.splitlines() if step in line and tokens in line)
+        assert f"{one['mfu']:.1%}" in line
+        assert f"{one['bubble']:.1%}" in line
+        assert f"= {one['memory']['states'] / 2**30:.1f} + {one['memory']['activations'] / 2**30:.1f} + " in line
 
 
 @pytest.mark.parametrize(
@@ -350,8 +365,13 @@ def test_constants_are_fitted_from_a_file(tmp_path: Path, capsys: pytest.Capture
     few = tmp_path / "rows.csv"
     few.write_text("\n".join(rows.read_text(encoding="utf-8").splitlines()[:10]))
     assert main(["plan", "--fit", str(few), "--cluster", "a100", "--save-cluster", str(tmp_path / "c.json")]) == 0
-    assert json.loads((tmp_path / "c.json").read_text())["source"].startswith("fitted: 5 measured steps")
+    fitted = json.loads((tmp_path / "c.json").read_text())
+    assert fitted["source"].startswith("fitted: 5 measured steps")
+    assert 0 < fitted["error"] < 0.2
     assert capsys.readouterr().out == ""
+    small = ["plan", "gpt-3.6b@layers=2", "--devices", "2", "--batch", "4", "--effort", "0.1"]
+    assert main([*small, "--cluster", str(tmp_path / "c.json")]) == 0
+    assert f"their measured error is {fitted['error']:.1%} in the mean" in capsys.readouterr().out
 
 
 def test_names_of_models() -> None:

@@ -81,6 +81,7 @@ def _cluster(options: argparse.Namespace) -> Cluster:
 def _as_json(plan: Plan) -> dict[str, Any]:
     return {
         "source": plan.cluster.source,
+        "error": plan.cluster.error,
         "layouts": len(plan.bounds.rule),
         "open": plan.open,
         "bound": plan.bound,
@@ -90,6 +91,9 @@ def _as_json(plan: Plan) -> dict[str, Any]:
 
 
 def _candidate(plan: Plan, one: Candidate) -> dict[str, Any]:
+    from ..planner.space_bounds import RULES
+
+    row = plan.number(one)
     return {
         "layout": {name: int(value) for name, value in one.layout._asdict().items()},
         "step": one.value,
@@ -97,4 +101,7 @@ def _candidate(plan: Plan, one: Candidate) -> dict[str, Any]:
         "tokens_per_second_and_device": plan.tokens(one),
         "memory": one.memory(),
         "bubble": one.schedule.timeline().bubble_rate,
+        "behind": one.behind,
+        "bound": float(plan.bounds.step[row]),
+        "bounded_by": RULES[plan.bounds.rule[row]],
     }

@@ -13,7 +13,7 @@ from ..layer import Link
 from ..util.errors import BadInput
 from .cluster import Cluster
 from .cluster_presets import CLUSTERS
-from .measured_rows import Row, measured, step_time, steps_of
+from .measured_rows import Row, measured, predict, step_time, steps_of
 
 Floats = NDArray[np.float64]
 
@@ -59,7 +59,9 @@ def fit(rows: Iterable[Row], prior: Cluster | None = None) -> Cluster:
 
     found = _least_squares(deviations, np.zeros(len(medians)))
     source = f"fitted: {len(rows)} measured steps, priors of {prior.name}"
-    return replace(_with_constants(prior, _at(medians, found)), source=source)
+    fitted = _with_constants(prior, _at(medians, found))
+    off = np.abs(errors(predict(rows, fitted), rows)).mean()
+    return replace(fitted, source=source, error=float(off))
 
 
 def errors(said: Iterable[float], rows: Iterable[Mapping[str, object]]) -> list[float]:

@@ -71,6 +71,10 @@ class Plan:
         """Layouts that no bound excludes."""
         return self.space.open
 
+    def number(self, candidate: Candidate) -> int:
+        """Of the candidate's layout in the space."""
+        return int(rows_of(self.bounds.layout, candidate.layout)[0])
+
     def mfu(self, candidate: Candidate) -> float | None:
         """Model FLOPs over what the devices could do in the step, without what is computed again; None: not known."""
         return self.space.mfu(candidate.value)

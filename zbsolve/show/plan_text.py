@@ -13,7 +13,7 @@ from ..planner.plan_file import NEAR, Plan
 from ..planner.pruned_families import FIELDS, families
 from ..planner.solved_space import SolvedSpace
 from ..planner.space_bounds import RULES
-from ..util.text import aligned, format_bytes, format_gap, format_time
+from ..util.text import aligned, format_bytes, format_gap, format_time, in_one_unit
 
 MOST_ROWS = 12
 
@@ -41,23 +41,30 @@ def _near(plan: Plan) -> Iterator[str]:
     """The plans that the model cannot order."""
     shown = plan.near[:MOST_ROWS]
     yield f"plans within {NEAR:.0%} of the best ({len(plan.near)}); the model cannot order these"
-    head = ("layout", "step", "MFU", f"{unit_of(plan.shape)}/s a device", "memory", "bubble")
+    head = ("layout", "step", "MFU", f"{unit_of(plan.shape)}/s a device", "memory", "bubble", "bound", "by")
     rows = [head, *(_row(plan, one) for one in shown)]
-    yield from aligned(rows)
+    yield from aligned(rows, left=(0, -1))
+    yield f"memory: of the fullest rank, of {format_bytes(plan.memory)}: {', '.join(plan.best.memory())}"
+    yield "bound: no partition of that layout's layers and no schedule takes less; by: what says so"
 
 
 def _row(plan: Plan, one: Candidate) -> tuple[str, ...]:
-    memory = sum(one.memory().values())
+    sizes, row = one.memory().values(), plan.number(one)
+    unit, (total, *parts) = in_one_unit([sum(sizes), *sizes])
     bubble = one.schedule.timeline().bubble_rate
-    rates = (share_or_dash(plan.mfu(one)), f"{plan.tokens(one):,.0f}", format_bytes(memory), f"{bubble:.1%}")
-    return (one.layout.title, format_time(one.value), *rates)
+    rates = (
+        share_or_dash(plan.mfu(one)),
+        f"{plan.tokens(one):,.0f}",
+        f"{total} = {' + '.join(parts)} {unit}",
+        f"{bubble:.1%}",
+    )
+    bound = format_time(float(plan.bounds.step[row])), RULES[plan.bounds.rule[row]]
+    return (one.layout.title, format_time(one.value), *rates, *bound)
 
 
 def _best(plan: Plan) -> Iterator[str]:
     best = plan.best
     yield f"best: {best.layout.title}"
-    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in best.memory().items())
-    yield f"memory of its fullest rank: {parts}; of {format_bytes(plan.memory)}"
     yield f"behind the pipeline (exchange of gradients, update, constant): {format_time(best.behind)}"
     yield bound_line(plan.space)
 
@@ -96,5 +103,8 @@ def share_or_dash(value: float | None) -> str:
 
 
 def honest_line(model: Model, cluster: Cluster) -> str:
-    """What the proof is of."""
-    return f"proven for the model's numbers: {model.source}; the cluster is {cluster.source}"
+    """What the proof is of, and how far that is from measured steps, or that nobody measured it."""
+    off = "nobody measured their error"
+    if cluster.error is not None:
+        off = f"their measured error is {cluster.error:.1%} in the mean, over the steps that the cluster was fitted to"
+    return f"proven for the model's numbers: {model.source}; the cluster is {cluster.source}; {off}"
