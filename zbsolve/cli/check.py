@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
+from .solve_many import check_repeated
 from .tools import print_json, searching
 
 if TYPE_CHECKING:
@@ -44,8 +45,11 @@ def command(options: argparse.Namespace) -> int:
         raise BadInput("-o writes the schedule with the bound that --bound proves: give both")
     if not options.seconds > 0:
         raise BadInput(f"seconds: {options.seconds:g} is not a positive time")
-    if document_kind(options.schedule) == "plan":
+    kind = document_kind(options.schedule)
+    if kind == "plan":
         return _check_plan(options)
+    if kind == "rounds":
+        return check_repeated(options)
     schedule = Schedule.load(options.schedule)
     violations = verify(schedule.problem, schedule)
     proofs, began = [], time.monotonic()

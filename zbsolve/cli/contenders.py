@@ -170,7 +170,7 @@ def _read(path: str) -> Schedule | ForeignOrder:
     """A schedule, that of a run, or another engine's order. Raises BadInput, also for what is neither a file nor a name."""
     from ..interchange.reading import read_order
     from ..interchange.traces.reading import others_trace
-    from ..schedule import Schedule
+    from ..long_steps.files import load_unrolled
     from ..systems.table import PRESETS
     from ..trace import Trace
     from ..util.files import document_kind
@@ -183,7 +183,7 @@ def _read(path: str) -> Schedule | ForeignOrder:
     kind = document_kind(path)
     if kind == "trace":
         return Trace.load(path).planned()
-    return Schedule.load(path) if kind is not None or path == "-" else read_order(path)
+    return load_unrolled(path) if kind is not None or path == "-" else read_order(path)
 
 
 def _proven(schedule: Schedule) -> Schedule:

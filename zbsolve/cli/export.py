@@ -45,7 +45,7 @@ def command(options: argparse.Namespace) -> int:
         return _list(options)
     from ..interchange.exports import Options, export
     from ..interchange.targets import target
-    from ..schedule import Schedule
+    from ..long_steps.files import load_unrolled
     from ..util.errors import BadInput
     from ..util.files import write_text
 
@@ -60,7 +60,7 @@ def command(options: argparse.Namespace) -> int:
     path = options.output or "-"
     target(options.to).check_ending(path)
     asked = Options("FILE" if path == "-" else path, options.or_best, options.defer_recv, options.layers)
-    made = export(Schedule.load(options.schedule), options.to, asked)
+    made = export(load_unrolled(options.schedule), options.to, asked)
     if options.output or not options.json:
         write_text(path, made.text)
     if options.json:

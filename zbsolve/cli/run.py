@@ -80,7 +80,7 @@ def command(options: argparse.Namespace) -> int:
     from ..exec.run.job import Options, run_on_one_device
     from ..exec.run.launch import run_local
     from ..exec.run.torchrun import run_torchrun, torchrun_environment
-    from ..schedule import Schedule
+    from ..long_steps.files import load_unrolled
 
     place = torchrun_environment()
     if not options.local and not options.one_device and place is None:
@@ -90,7 +90,7 @@ def command(options: argparse.Namespace) -> int:
         if options.memory_limit is not None:
             chosen["memory_limit"] = parse_bytes(options.memory_limit, "--memory-limit")
         if options.one_device or options.local:
-            schedule = Schedule.load(options.schedule)
+            schedule = load_unrolled(options.schedule)
             if options.one_device:
                 trace = run_on_one_device(schedule, options.model, Options(**chosen), options.one_device)
             else:

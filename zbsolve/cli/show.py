@@ -79,13 +79,16 @@ def _space(options: argparse.Namespace) -> int:
 def _schedule_or_trace(path: str) -> Schedule | Trace:
     """What the file holds. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
+    from ..long_steps.files import KIND, load_unrolled
     from ..schedule import Schedule
     from ..trace import Trace
-    from ..util.files import read_one_of
+    from ..util.files import document_kind, read_one_of
 
     foreign = others_trace(path)
     if foreign is not None:
         return foreign
+    if path != "-" and document_kind(path) == KIND:
+        return load_unrolled(path)
     kind, body = read_one_of(path, ("schedule", "trace", "plan"))
     if kind == "plan":
         schedule = Schedule.from_json(body.get("schedule", {}), path)

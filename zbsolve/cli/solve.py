@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..util.text import times_note
+from .solve_many import repeated_step, solve_repeated
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_or_problem
 from .tools import add_search_limits, print_json, saving, search_limits, searching
 
@@ -52,6 +53,8 @@ def command(options: argparse.Namespace) -> int:
     given = _given(options)
     if joined := _joined(options, given):
         print(f"zbsolve solve: {joined}", file=sys.stderr)
+    if not isinstance(given, Problem) and (one := repeated_step(options, *given)) is not None:
+        return solve_repeated(options, one, given[1].microbatches)
     tried: tuple[Tried, ...] = ()
     peaks: list[LeastPeak] = []
     with searching("solve", options.method) as (search, pressed):

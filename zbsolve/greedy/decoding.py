@@ -58,6 +58,13 @@ def decode(g: MicrobatchGraph, target: Ints, rule: DecodeRule = PLAIN_RULE) -> D
     return None if value < 0 else Decoded(value, start, order, rule)
 
 
+def serial_order(g: MicrobatchGraph, target: Ints) -> Ints | None:
+    """Each rank's passes by target start, µs, shape (lanes, microbatches), as far as its memory allows it; as
+    `Decoded.order`. None where no order fits."""
+    order = np.empty(target.size, np.int64)
+    return order if _serial_order(g, target, order) else None
+
+
 def repeated_targets(g: MicrobatchGraph, offset: Ints, period: int) -> Ints:
     """Target starts of a block repeated every `period` µs, shape (lanes, microbatches). With several rows of offsets,
     shape (k, lanes), microbatches take them in turn."""

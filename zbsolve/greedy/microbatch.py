@@ -158,6 +158,13 @@ def reversed_graph(g: MicrobatchGraph) -> MicrobatchGraph:
     return back._replace(sink=np.zeros_like(back.sink))
 
 
+def of_length(g: MicrobatchGraph, microbatches: int) -> MicrobatchGraph:
+    """The same graph for so many microbatches, where g is that of a step of one: pass j of the lane in row r of its table is
+    r · microbatches + j."""
+    rows = g.passes[:, :1] * microbatches + np.arange(microbatches)
+    return g._replace(microbatches=microbatches, passes=np.ascontiguousarray(rows))
+
+
 def shortened(g: MicrobatchGraph, microbatches: int) -> MicrobatchGraph:
     """The same graph for only the first `microbatches`."""
     return g._replace(microbatches=microbatches, passes=np.ascontiguousarray(g.passes[:, :microbatches]))

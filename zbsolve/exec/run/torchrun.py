@@ -13,6 +13,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ...long_steps.files import load_unrolled
 from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
@@ -46,7 +47,7 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Schedule, Trac
     schedules: list[Schedule] = []
 
     def prepare() -> Schedule:
-        schedules.append(Schedule.load(path))
+        schedules.append(load_unrolled(path))
         one = schedules[0].problem.ranks
         wanted = math.prod(options.sizes(one).values())
         if ranks != wanted:

@@ -59,13 +59,14 @@ class IdleTerms(NamedTuple):
     fits: bool
 
 
-def idle_terms(problem: Problem, passes: Ints, capacity: int) -> IdleTerms:
-    """What idle time of a rank rests on that runs these passes (rows) on one stream, with so many bytes."""
+def idle_terms(problem: Problem, passes: Ints, capacity: int, times: int = 1) -> IdleTerms:
+    """What idle time of a rank rests on that runs these passes (rows) on one stream, with so many bytes; times: how often
+    each microbatch of the problem is there."""
     chains = _chains(problem, passes)
     if chains is None:
         return IdleTerms((), (), False)
     where = [np.searchsorted(passes, chain.rows) for chain in chains]
-    copies = [len(chain.rows) for chain in chains]
+    copies = [times * len(chain.rows) for chain in chains]
     until, behind = [], []
     for k in range(1, max(len(chain.work) for chain in chains) + 1):
         later = [at[:, k:].ravel() for at in where]
@@ -76,7 +77,7 @@ def idle_terms(problem: Problem, passes: Ints, capacity: int) -> IdleTerms:
         if not any(chain.taken[k:].any() for chain in chains):
             work = _most_work([_left(chain, k) for chain in chains], copies, capacity)
             behind.append((np.concatenate(earlier), work))
-    fits = sum(len(chain.rows) * int(chain.taken.sum()) for chain in chains) <= capacity
+    fits = sum(count * int(chain.taken.sum()) for count, chain in zip(copies, chains, strict=True)) <= capacity
     return IdleTerms(tuple(until), tuple(behind), fits)
 
 

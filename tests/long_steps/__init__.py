@@ -1,0 +1,1 @@
+"""Steps of very many microbatches."""

@@ -1,0 +1,216 @@
+"""Schedules of very many microbatches against the same schedules pass by pass, which `verify` knows all of."""
+
+from __future__ import annotations
+
+import json
+import random
+from argparse import Namespace
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zbsolve.search.many as many
+from zbsolve import BadInput, Infeasible, NotFound, Problem, Step, pipeline, verify
+from zbsolve.build.many import with_microbatches
+from zbsolve.cli.app import main
+from zbsolve.cli.solve_many import repeated_step
+from zbsolve.long_steps import files
+from zbsolve.long_steps.check import value_of_whole, violations
+from zbsolve.long_steps.patterns import as_text, from_text
+from zbsolve.long_steps.repeated import RepeatedSchedule
+from zbsolve.long_steps.simulation import peaks
+from zbsolve.search.many import proven_bound, solve_many, worth_repeating
+
+from ..support.profiles import equal_layers
+
+STEPS: dict[str, dict[str, Any]] = {
+    "single, tight": {"F": [20] * 4, "B": [20] * 4, "W": [18] * 4, "comm": 1, "capacity": 18},
+    "vee": {"F": [10] * 6, "B": [12] * 6, "W": [8] * 6, "placement": "vee", "comm": 1, "capacity": 24},
+    "loop, uneven": {"F": [3, 5, 4, 2], "B": [4, 7, 3, 5], "W": [2, 1, 3, 2], "placement": "loop", "capacity": 40},
+    "fused, span": {"F": [3, 4, 5], "BW": [7, 6, 9], "comm": 2, "capacity": 18, "objective": "span"},
+}
+
+
+def step(name: str, microbatches: int) -> Problem:
+    return pipeline(**STEPS[name], microbatches=microbatches, held_until_B=4, held_until_W=2)
+
+
+@cache
+def solved(name: str) -> RepeatedSchedule:
+    return solve_many(step(name, 1), 2_000_000, effort=0.6)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_with_any_number_of_rounds_it_is_the_schedule_that_it_says(name: str) -> None:
+    long = solved(name)
+    assert violations(long) == ()
+    assert long.certificate is not None
+    assert long.certificate.gap < 0.2
+    for rounds in (0, 1, 2, 7):
+        count = long.few + rounds * long.round.every
+        short = replace(long, microbatches=count, certificate=None)
+        whole = short.unrolled()
+        assert verify(step(name, count), whole) == ()
+        assert whole.timeline().value == value_of_whole(short)
+        assert whole.timeline().peak_bytes == tuple(peaks(long.one, long.order))
+        assert whole.order[long.streams[1]] == tuple(short.names_of(1))
+    assert long.certificate.value == value_of_whole(long)
+    assert proven_bound(long.one, long.microbatches).value == long.certificate.bound
+
+
+def damaged(long: RepeatedSchedule) -> dict[str, RepeatedSchedule]:
+    """What is wrong → a repeated schedule that is wrong so."""
+    round, own, certificate = long.round, long.order[0].copy(), long.certificate
+    assert certificate is not None
+    first = int(round.begin[long.one.passes.rank == 0].sum())
+    swap = first + int(np.flatnonzero(np.diff(own[first:]))[0])  # neighbours in the first copy that differ
+    own[[swap, swap + 1]] = own[[swap + 1, swap]]
+    return {
+        "round": replace(long, round=replace(round, period=round.period + 1), certificate=None),
+        "does not begin": replace(long, round=replace(round, begin=round.begin + np.eye(len(round.begin), dtype=int)[0])),
+        "copies of the round do not reach": replace(long, round=replace(round, copies=2)),
+        "are more than the order": replace(long, round=replace(round, copies=round.copies + 99)),
+        "make no sense": replace(long, round=replace(round, every=0)),
+        "do not make so many": replace(long, microbatches=long.few - 1),
+        "each of its lanes": replace(long, order=(long.order[1], *long.order[1:])),
+        "orders of": replace(long, order=long.order[1:]),
+        "it states": replace(long, certificate=replace(certificate, value=certificate.value - 1)),
+        "above the value": replace(long, certificate=replace(certificate, bound=certificate.value + 1)),
+        "not for": replace(long, certificate=replace(certificate, digest="0")),
+        "it is about": replace(long, certificate=replace(certificate, objective="span")),
+        "its capacity is": replace(long, one=replace(long.one, capacity=(1,) * long.one.ranks), certificate=None),
+        "another order": replace(long, order=(own, *long.order[1:]), certificate=None),
+    }
+
+
+def test_what_is_wrong_is_found() -> None:
+    long = solved("single, tight")
+    for what, wrong in damaged(long).items():
+        found = " ".join(map(str, violations(wrong)))
+        assert what in found or (what == "another order" and ("round" in found or "deadlock" in found)), (what, found)
+
+
+def test_files_say_the_same_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    long, path = solved("vee"), tmp_path / "rounds.json"
+    files.save(long, path)
+    again = files.load(path)
+    assert again.one == long.one
+    assert again.certificate == long.certificate
+    assert all(np.array_equal(a, b) for a, b in zip(again.order, long.order, strict=True))
+    assert violations(again) == ()
+    body = json.loads(path.read_text())
+    for where, value, why in (
+        (("microbatches",), -1, "microbatches"),
+        (("few",), 2**40, "few"),
+        (("order", "compute:0"), "0F*3 (0F 0B", "no part such as"),
+        (("order", "compute:0"), "(0F 0B)*999999999", "more than"),
+        (("order", "compute:0"), "1F", "the step has no passes 1F"),
+        (("order",), {}, "order"),
+        (("round", "begin"), "x", "no run"),
+        (("certificate", "gap"), 0.9, "gap"),
+    ):
+        wrong = json.loads(json.dumps(body))
+        at = wrong
+        for name in where[:-1]:
+            at = at[name]
+        at[where[-1]] = value
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(BadInput, match=why):
+            files.load(path)
+
+
+def random_step(draw: random.Random) -> dict[str, Any] | None:
+    """A small random step, without its number of microbatches."""
+    ranks, placement = draw.randint(1, 4), draw.choice(("single", "vee", "loop"))
+    stages = ranks * (1 if placement == "single" else 2)
+    until_b, until_w = draw.randint(0, 4), draw.randint(0, 4)
+    times = [[draw.randint(1, 9) for _ in range(stages)] for _ in range(3)]
+    held = max(1, until_b + until_w) * (stages // ranks)
+    given = {"F": times[0], "BW": times[1]} if draw.random() < 0.3 else dict(zip("FBW", times, strict=True))
+    return {
+        **given,
+        "placement": placement,
+        "comm": draw.randint(0, 3),
+        "held_until_B": until_b,
+        "held_until_W": until_w,
+        "capacity": draw.choice((None, held * draw.randint(1, ranks + 1))),
+        "objective": draw.choice(("makespan", "makespan", "span")),
+    }
+
+
+def test_random_steps_hold_pass_by_pass() -> None:
+    draw, found = random.Random(5), 0
+    for _ in range(9):
+        given = random_step(draw)
+        try:
+            one = pipeline(**given, microbatches=1)
+            long = solve_many(one, 10_000 + draw.randint(0, 30), effort=0.05)
+        except (Infeasible, NotFound):
+            continue
+        found += 1
+        assert violations(long) == ()
+        whole = replace(long, microbatches=long.few + 3 * long.round.every, certificate=None)
+        assert with_microbatches(one, whole.microbatches) == pipeline(**given, microbatches=whole.microbatches)
+        assert verify(whole.unrolled().problem, whole.unrolled()) == ()
+        assert whole.unrolled().timeline().value == value_of_whole(whole)
+    assert found >= 6
+
+
+def test_words_that_repeat_are_written_once() -> None:
+    draw = random.Random(1)
+    for _ in range(60):
+        parts = (
+            [draw.randrange(3) for _ in range(draw.randint(1, 5))] * draw.randint(1, 9) for _ in range(draw.randint(1, 6))
+        )
+        row = np.array([one for part in parts for one in part], np.int64)
+        text = as_text(row, ("0F", "0B", "1F.2"))
+        assert (from_text(text, {"0F": 0, "0B": 1, "1F.2": 2}, len(row), "x") == row).all()
+    assert as_text(np.array([0] * 9 + [0, 1] * 7), ("F", "B")) == "F*10 (B F)*6 B"
+
+
+def test_steps_that_cannot_be_repeated_are_left_to_the_search_pass_by_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "MIN_PASSES", 0)
+    assert worth_repeating(step("vee", 1), 10_000)
+    assert not worth_repeating(step("vee", 1), 10)
+    assert not worth_repeating(step("vee", 2), 10_000)
+    assert not worth_repeating(pipeline([2], [2], [0], microbatches=1), 10_000)
+    assert not worth_repeating(pipeline([3, 2], BW=[2, 4], microbatches=1, AF=2, AB=2), 10_000)
+
+
+def test_microbatches_that_are_not_alike_are_searched_pass_by_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "MIN_PASSES", 0)
+    options = Namespace(method="auto", hint=None)
+    plain = equal_layers(4)
+    for step, repeated in ((Step(2, 300), True), (Step(2, 300, "mirror"), False), (Step(2, 300, "auto"), False)):
+        assert (repeated_step(options, plain, step) is not None) == repeated
+    uneven = replace(plain, microbatch_factors=tuple(1 + i % 2 for i in range(300)))
+    assert repeated_step(options, uneven, Step(2, 300)) is None
+    assert repeated_step(Namespace(method="zb-h1", hint=None), plain, Step(2, 300)) is None
+
+
+def test_solve_check_and_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(many, "MIN_PASSES", 0)
+    profile, rounds = str(tmp_path / "profile.json"), tmp_path / "rounds.json"
+    assert main(["numbers", "--ranks", "3", "--F", "20", "--B", "20", "--W", "18", "-o", profile]) == 0
+    given = ["solve", profile, "--ranks", "3", "--microbatches", "300", "--effort", "0.3"]
+    assert main([*given, "-o", str(rounds)]) == 0
+    said = capsys.readouterr().out
+    assert "2,700 passes of 300 microbatches" in said
+    assert "makespan" in said
+    assert main(["check", str(rounds)]) == 0
+    assert "by induction over rounds" in capsys.readouterr().out
+    assert main(["show", str(rounds)]) == 0
+    assert main(["export", str(rounds), "--to", "torch-csv", "-o", str(tmp_path / "order.csv")]) == 0
+    assert (tmp_path / "order.csv").read_text().count("F299") > 0
+    body = json.loads(rounds.read_text())
+    body["certificate"]["bound"] += 1
+    body["certificate"].pop("gap")
+    body["certificate"].pop("status")
+    rounds.write_text(json.dumps(body))
+    capsys.readouterr()
+    assert main(["check", str(rounds)]) == 1
+    assert "bound" in capsys.readouterr().out

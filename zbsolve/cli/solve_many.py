@@ -1,0 +1,101 @@
+"""`zbsolve solve` of steps that are too long to be taken pass by pass: a schedule of few microbatches, repeated."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..util.text import times_note
+from .tools import print_json, progress_line, saving, search_limits
+
+if TYPE_CHECKING:
+    from ..long_steps.repeated import RepeatedSchedule
+    from ..problem import Problem
+    from ..profile.profile import Profile
+    from ..step import Step
+    from ..verifier import Violation
+
+FEW = 4  # microbatches that are compared with one: routes in turn, or other times, show among them
+
+
+def repeated_step(options: argparse.Namespace, profile: Profile, step: Step) -> Problem | None:
+    """The step with one microbatch, where so many are wanted that the whole is better said once (see
+    `search.many.worth_repeating`) and nothing else was asked for; else None."""
+    from ..search.many import MIN_PASSES, worth_repeating
+
+    if options.method != "auto" or options.hint or step.auto or step.microbatches * len(step.routes[0]) * 3 < MIN_PASSES:
+        return None
+    one = _one_microbatch(profile, step)
+    return one if one is not None and worth_repeating(one, step.microbatches) else None
+
+
+def _one_microbatch(profile: Profile, step: Step) -> Problem | None:
+    """The step with one microbatch, where several are that one several times; else None."""
+    from ..build.many import with_microbatches
+    from ..util.errors import BadInput
+
+    fixed = replace(step, partition=step.counts(profile))
+    try:
+        one, several = (replace(fixed, microbatches=count).problem(profile) for count in (1, FEW))
+        return one if with_microbatches(one, FEW) == several else None
+    except BadInput:
+        return None  # what is wrong is told where the whole step is made
+
+
+def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int) -> int:
+    """Find a schedule of so many microbatches, write it, say how good it is."""
+    from ..long_steps.files import as_json, save
+    from ..search.many import solve_many
+    from ..show.repeated_text import repeated_as_text
+
+    show, began = progress_line(), time.monotonic()
+    limits = search_limits(options)
+    found = solve_many(one, microbatches, **limits, progress=lambda line: show(f"{time.monotonic() - began:.0f} s: {line}"))
+    show("")
+    with saving(*[partial(save, found, options.output)] * bool(options.output)):
+        if options.json:
+            print_json(as_json(found) | {"source": one.source})
+        elif options.output != "-":
+            if note := times_note(one.source):
+                print(note)
+            print(repeated_as_text(found), end="")
+    return 0
+
+
+def check_repeated(options: argparse.Namespace) -> int:
+    """Whether a repeated schedule holds for all its microbatches, and whether its bound follows."""
+    from ..long_steps.check import violations
+    from ..long_steps.files import as_json, load
+    from ..show.repeated_text import repeated_as_text
+    from ..util.errors import BadInput
+
+    if options.output:
+        raise BadInput("-o: the bound of a repeated schedule is proven again, and nothing is written")
+    long = load(options.schedule)
+    found = [*violations(long), *_bound_again(long)]
+    if options.json:
+        told = [{"rule": one.rule, "passes": list(one.passes), "text": one.text} for one in found]
+        print_json({"violations": told, **as_json(long)} if options.bound else told)
+    elif found:
+        print("\n".join(f"{options.schedule}: {one}" for one in found))
+    else:
+        print(f"{options.schedule}: holds ({long.passes:,} passes, by induction over rounds); its bound is proven again")
+        print(repeated_as_text(long), end="")
+    return 1 if found else 0
+
+
+def _bound_again(long: RepeatedSchedule) -> list[Violation]:
+    """Whether the stated bound follows: closed forms, which take no search."""
+    from ..search.many import proven_bound
+    from ..verifier import Violation
+
+    if long.certificate is None:
+        return []
+    proven = proven_bound(long.one, long.microbatches)
+    if proven.value >= long.certificate.bound:
+        return []
+    text = f"bound {long.certificate.bound} µs is not proven again; {proven.value} µs is ({proven.proof})"
+    return [Violation("bound", (), text)]

@@ -1,0 +1,214 @@
+"""Closed forms for very many microbatches, from the step of one: they take as long for 8 microbatches as for 8 million.
+
+All microbatches are alike, and wait for nothing but passes of their own. Lanes may be taken to run in order (see
+`alike.microbatches_alike`). So paths within one microbatch give the least start of the first one's passes, and the least
+time behind the last one's; both hold whatever the others do. A lane's first pass is the first microbatch's, and its last one
+the last one's. So the closed forms of single ranks need no others:
+
+* a rank works count · work, and is idle for what `unavoidable_idle` says before and after;
+* what edges hold of a rank's memory, bytes times their least time (the longest path between their ends), is count times that
+  of one microbatch, and must fit under the capacity. Until the j-th microbatch's pass can start, j passes of its lane before
+  it have ended: so memory fills no faster, and empties no faster, which costs at both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ...greedy.compressed import compressed_rows
+from ...problem import Ints, Problem
+from ...util.errors import BadInput
+from ...util.kernels import kernel
+from .beside import topological_order
+from .bound import AREA, BUSIEST, IDLE, WORK, Bound, rounded_up, value_unit
+from .energy import energy_of
+from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
+from .necessary_arcs import NO_PATH
+
+SAFETY = 1 - 1e-9  # of sums of floating numbers, which may only be too small
+
+
+class _Paths(NamedTuple):
+    """One microbatch's edges in compressed rows both ways, and its passes in a topological order with their places in it."""
+
+    out_first: Ints
+    out_pass: Ints
+    out_lag: Ints
+    in_first: Ints
+    in_pass: Ints
+    in_lag: Ints
+    order: Ints
+    place: Ints
+    duration: Ints
+
+
+class _Stays(NamedTuple):
+    """What one microbatch holds of a rank's memory: rows of its edges' passes, bytes, and µs at least, shape (n,) each."""
+
+    before: Ints
+    after: Ints
+    size: Ints
+    span: Ints
+
+
+def bound_of_many(one: Problem, count: int) -> Bound:
+    """The best closed form of a step of `count` microbatches that are all like the only one of `one`. Raises BadInput where
+    passes share streams or collectives, or bytes lie off the devices."""
+    check_plain(one)
+    return max(_rounded(one, count), key=lambda bound: bound.value)
+
+
+def check_plain(one: Problem) -> None:
+    """Raise BadInput for a step that is none of one microbatch with one stream a rank, all memory on devices and times above
+    0: no more is known of many microbatches then."""
+    p = one.passes
+    wrong = {
+        "is not one of a single microbatch": one.microbatches != 1 or not one.in_microbatch.all(),
+        "has several streams on a rank": len(one.streams) != one.ranks or len(one.side_stream) > 0,
+        "has memory beside the devices": len(one.pools) > 0,
+        "has collectives": bool((one.collective >= 0).any()),
+        "has a pass that takes no time": int(p.duration.min()) == 0,
+    }
+    for why, there in wrong.items():
+        if there:
+            raise BadInput(f"many microbatches: the step {why}")
+
+
+def _rounded(one: Problem, count: int) -> Iterator[Bound]:
+    """All closed forms, as multiples of what divides every value."""
+    unit = value_unit(one)
+    for bound in _forms(one, count):
+        yield rounded_up(bound, unit)
+
+
+def _forms(one: Problem, count: int) -> Iterator[Bound]:
+    """The work of the busiest rank; for the span the windows of the first rank, the last and the busiest, else the step."""
+    p, paths = one.passes, _paths(one)
+    work = np.bincount(p.rank, p.duration, one.ranks).astype(np.int64)
+    yield Bound(count * int(work.max()), BUSIEST, WORK)
+    rows = [np.flatnonzero(p.rank == rank) for rank in range(one.ranks)]
+    room = one.room.tolist()
+    terms = [idle_terms(one, rows[rank], room[rank], count) for rank in range(one.ranks)]
+    stays = _stays(one, paths) if one.capacity is not None else []
+    windows = [-1] if one.objective == "makespan" else list(dict.fromkeys([0, one.ranks - 1, int(work.argmax())]))
+    for whose in windows:
+        begin = np.zeros(len(p), np.int64) if whose < 0 else np.where(p.rank == whose, 0, NO_PATH)
+        head, tail = _heads(paths, begin), _tails(paths, begin)
+        for rank in range(one.ranks) if whose < 0 else (whose,):
+            yield _idle(rank, count * int(work[rank]), terms[rank], RankWindow(head[rows[rank]], tail[rows[rank]]))
+        for rank, stay in enumerate(stays):
+            if whose in (-1, rank) and len(stay.size) and room[rank] > 0:
+                yield _energy(rank, stay, room[rank], count, (head, tail, p.duration))
+
+
+def _idle(rank: int, work: int, terms: IdleTerms, window: RankWindow) -> Bound:
+    """A rank's work, and what it must be idle before and after."""
+    first, last = unavoidable_idle(terms, window)
+    proof = f"rank {rank}: {work} µs of work, and no order avoids {first} µs idle before or {last} µs idle after"
+    return Bound(work + first + last, f"{proof}, whatever the number of microbatches", IDLE, (rank,))
+
+
+def _energy(rank: int, stays: _Stays, room: int, count: int, times: tuple[Ints, Ints, Ints]) -> Bound:
+    """Bytes times the least time that they are held, of all microbatches, and what is lost while memory fills and empties.
+
+    A window of T µs holds T · room less both losses at most, where filling and emptying do not overlap in it. times: heads,
+    tails and durations of one microbatch's passes, µs."""
+    head, tail, duration = times
+    need = energy_of(stays.size, stays.span, room)
+    most = need.most * need.unit
+    if most == 0:
+        return Bound(0, "nothing", AREA, (rank,))
+    energy = count * sum(size * span for size, span in zip(stays.size.tolist(), stays.span.tolist(), strict=True))
+    filling, risen = _lost(head[stays.before], duration[stays.before], stays.size, most)
+    emptying, fallen = _lost(tail[stays.after], duration[stays.after], stays.size, most)
+    value = -(-(energy + filling + emptying) // most)
+    if value <= risen + fallen or count * int(stays.size.sum()) < most:
+        value = -(-energy // most)
+    proof = f"rank {rank}: what passes hold there, for as long as they must hold it, does not fit {room} bytes sooner"
+    return Bound(value, proof, AREA, (rank,))
+
+
+def _lost(first: Ints, each: Ints, size: Ints, most: int) -> tuple[int, int]:
+    """Byte·µs by which memory of `most` bytes is not full at least, where edge e's j-th microbatch comes first[e] + j ·
+    each[e] µs after the window's end or later, with size[e] bytes; and when it can be full, µs."""
+    counts = -(-most // size)
+    edge = np.repeat(np.arange(len(size)), counts)
+    time = first[edge] + each[edge] * (np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts))
+    order = np.argsort(time, kind="stable")
+    time, held = time[order].astype(np.float64), np.cumsum(size[edge[order]].astype(np.float64))
+    full = int(np.searchsorted(held, float(most)))
+    until = time[: full + 1]
+    lacking = most - np.concatenate([[0.0], held[:full]])
+    lost = float((lacking * np.diff(until, prepend=0.0)).sum())
+    return int(lost * SAFETY), int(until[-1]) + 1
+
+
+def _paths(one: Problem) -> _Paths:
+    e, count = one.edges, len(one.passes)
+    out = compressed_rows(e.before, count, e.after, e.lag)
+    into = compressed_rows(e.after, count, e.before, e.lag)
+    order = topological_order(out[0], out[1], np.diff(into[0]))
+    place = np.empty(count, np.int64)
+    place[order] = np.arange(count)
+    (out_first, out_pass, out_lag), (in_first, in_pass, in_lag) = out, into
+    return _Paths(out_first, out_pass, out_lag, in_first, in_pass, in_lag, order, place, one.passes.duration)
+
+
+def _stays(one: Problem, paths: _Paths) -> list[_Stays]:
+    """What one microbatch holds of each rank's memory."""
+    e = one.edges
+    rows = np.flatnonzero(one.device_bytes > 0)
+    rows = rows[np.argsort(e.before[rows], kind="stable")]
+    spans = _spans(paths, e.before[rows], e.after[rows])
+    rank = one.passes.rank[e.before[rows]]
+    columns = e.before[rows], e.after[rows], e.bytes[rows], spans
+    return [_Stays(*(column[rank == one_rank] for column in columns)) for one_rank in range(one.ranks)]
+
+
+def _heads(paths: _Paths, begin: Ints) -> Ints:
+    """The least start of each pass, µs, where it starts at begin[i] or later (`NO_PATH`: nothing is known)."""
+    found: Ints = _walk(paths.order, paths.in_first, paths.in_pass, paths.in_lag, paths.duration, begin)
+    return found
+
+
+def _tails(paths: _Paths, begin: Ints) -> Ints:
+    """The least time from each pass's end to a moment that is begin[i] or more behind the end of pass i, µs."""
+    back = np.ascontiguousarray(paths.order[::-1])
+    found: Ints = _walk(back, paths.out_first, paths.out_pass, paths.out_lag, paths.duration, begin)
+    return found
+
+
+@kernel
+def _walk(order, first, source, lag, duration, begin):  # type: ignore[no-untyped-def]
+    """Longest paths to each pass of `order`, whose arcs are first, source and lag, µs."""
+    start = begin.copy()
+    for i in order:
+        for e in range(first[i], first[i + 1]):
+            j = source[e]
+            if start[j] > NO_PATH:
+                start[i] = max(start[i], start[j] + duration[j] + lag[e])
+    return start
+
+
+@kernel
+def _spans(paths, before, after):  # type: ignore[no-untyped-def]
+    """The longest path from the start of each `before` to the end of its `after`, µs."""
+    found = np.zeros(len(before), np.int64)
+    reached = np.full(len(paths.duration), NO_PATH, np.int64)
+    for e in range(len(before)):
+        low, high = paths.place[before[e]], paths.place[after[e]]
+        reached[before[e]] = 0
+        for at in range(low, high):
+            i = paths.order[at]
+            if reached[i] > NO_PATH:
+                leave = reached[i] + paths.duration[i]
+                for k in range(paths.out_first[i], paths.out_first[i + 1]):
+                    j = paths.out_pass[k]
+                    reached[j] = max(reached[j], leave + paths.out_lag[k])
+        found[e] = reached[after[e]] + paths.duration[after[e]]
+        for at in range(low, len(paths.order)):
+            reached[paths.order[at]] = NO_PATH
+    return found

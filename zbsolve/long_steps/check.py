@@ -1,0 +1,140 @@
+"""Whether a repeated schedule holds, for every number of rounds: by induction over them.
+
+The order of few microbatches is simulated as it stands, without any solver's code. Let a round have k microbatches, the
+period be P, the copies c, and the first repeated microbatch of lane l be n(l). These are checked:
+
+1. Order. Each rank runs its passes before microbatch n(l) of each lane l first. Then come c copies of a round that has k
+   microbatches of each of its lanes, in one order; then the rest.
+2. Time. In the copies each pass starts P µs after that of the copy before.
+3. Reach. (c − 2) k is at least the difference between the largest and the least n of any lane and those that it waits for.
+
+Claim: with one copy more, all of this holds again, ranks hold what they held, and each pass behind the new copy starts P µs
+later. Then it holds for any number of copies, and the value grows by P a copy.
+
+Proof. Order is as stated by construction. Give the passes of the first copies and all before them the starts that they had;
+those of the new last copy, and all behind it, the starts of k microbatches before and P µs more. Every pass of the longer
+order starts when the last of what it waits for is over, as the shorter order's did; the graph has no cycle, since all passes
+take time; so these are its earliest starts. For take a pass of lane l and microbatch i, and let n⁻ and n⁺ be the least and
+the largest n of l and of the lanes that it waits for. Where i < n⁻ + c k, the pass and all that it waits for keep their
+starts, and its neighbour before it on the rank keeps its own. Where i ≥ n⁺ + 2 k, the pass, its neighbour and all that it
+waits for have the starts of microbatch i − k in the shorter order and P µs more: all are in the second copy or later, or
+behind the copies. One of both is true, as n⁺ + 2 k ≤ n⁻ + c k by condition 3. A pass waits for nothing else: edges stay
+within a microbatch, and memory delays nobody but through the order. A round takes and frees as many bytes, so its copies
+begin with the same bytes held, and on one stream the order decides what is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..problem import Ints
+from ..util.errors import BadInput
+from ..verifier import Violation
+from .lanes import counted, rank_lanes
+from .repeated import RepeatedSchedule
+from .rounds_in_order import enough_copies
+from .simulation import earliest_starts, peaks, value_of
+
+
+def violations(long: RepeatedSchedule) -> tuple[Violation, ...]:
+    """What of a repeated schedule does not hold, or ()."""
+    if wrong := tuple(_wrong_shape(long)):
+        return wrong
+    start = earliest_starts(long.one, long.few, long.order)
+    if start.min() < 0:
+        stuck = np.argwhere(start < 0)[0]
+        return (Violation("deadlock", (_name(long, *stuck),), f"{_name(long, *stuck)} waits for itself"),)
+    return (*_memory(long), *_rounds(long, start), *_certificate(long, start))
+
+
+def value_of_whole(long: RepeatedSchedule) -> int:
+    """What the whole step takes, µs, by a schedule that holds."""
+    start = earliest_starts(long.one, long.few, long.order)
+    return value_of(long.one, start) + long.further * long.round.period
+
+
+def _wrong_shape(long: RepeatedSchedule) -> Iterator[Violation]:
+    """What is wrong with the step, or with how often lanes stand in the orders."""
+    p, e = long.one.passes, long.one.edges
+    if long.one.microbatches != 1 or not long.one.in_microbatch.all() or len(long.one.pools) or len(e.pool[e.pool > 0]):
+        yield Violation("step", (), "the step is not one of a single microbatch with its memory on devices")
+    elif len(long.one.streams) != long.one.ranks or len(long.one.side_stream) or (long.one.collective >= 0).any():
+        yield Violation("step", (), "the step has several streams on a rank, or collectives")
+    elif int(p.duration.min()) < 1:
+        yield Violation("step", (), "the step has passes that take no time")
+    else:
+        yield from _counts(long)
+
+
+def _counts(long: RepeatedSchedule) -> Iterator[Violation]:
+    lanes, round = rank_lanes(long.one), long.round
+    if len(long.order) != len(lanes):
+        yield Violation("missing", (), f"orders of {len(long.order)} ranks, but there are {len(lanes)}")
+        return
+    for rank, (own, here) in enumerate(zip(long.order, lanes, strict=True)):
+        if len(own) != long.few * len(here) or (np.sort(own) != np.repeat(here, long.few)).any():
+            yield Violation("missing", (), f"rank {rank} does not run each of its lanes {long.few} times")
+    if round.every < 1 or round.period < 1 or len(round.begin) != len(long.one.passes) or round.begin.min() < 0:
+        yield Violation("round", (), "its microbatches, its period or where it begins make no sense")
+    elif (round.begin + round.copies * round.every).max() > long.few:
+        yield Violation("round", (), f"its {round.copies} copies are more than the order of {long.few} microbatches has")
+    else:
+        try:
+            long.further  # noqa: B018
+        except BadInput as error:
+            yield Violation("round", (), str(error))
+
+
+def _memory(long: RepeatedSchedule) -> Iterator[Violation]:
+    if long.one.capacity is None:
+        return
+    held = peaks(long.one, long.order)
+    for rank in np.flatnonzero(held > np.array(long.one.capacity)).tolist():
+        text = f"rank {rank} holds {held[rank]} bytes; its capacity is {long.one.capacity[rank]}"
+        yield Violation("memory", (), text)
+
+
+def _rounds(long: RepeatedSchedule, start: Ints) -> Iterator[Violation]:
+    """Where one of the three conditions does not hold."""
+    round, lanes = long.round, rank_lanes(long.one)
+    for rank, (own, here) in enumerate(zip(long.order, lanes, strict=True)):
+        width, first = round.every * len(here), int(round.begin[here].sum())
+        last = first + round.copies * width
+        before, middle = np.bincount(own[:first], minlength=len(round.begin)), own[first:last]
+        if (before[here] != round.begin[here]).any() or (np.sort(middle[:width]) != np.repeat(here, round.every)).any():
+            yield Violation("round", (), f"rank {rank} does not begin its rounds where the file says")
+        elif (middle[width:] != middle[:-width]).any():
+            at = first + width + int(np.flatnonzero(middle[width:] != middle[:-width])[0])
+            name = _name(long, int(own[at]), int(counted(own)[at]))
+            yield Violation("round", (name,), f"rank {rank} runs {name} in another order than in the round before")
+    for lane, begin in enumerate(round.begin.tolist()):
+        row = start[lane, begin : begin + round.copies * round.every]
+        late = np.flatnonzero(row[round.every :] - row[: -round.every] != round.period)
+        if len(late):
+            name = _name(long, lane, begin + round.every + int(late[0]))
+            yield Violation("round", (name,), f"{name} does not start {round.period} µs after its like of the round before")
+            return
+    if not enough_copies(long.one, round):
+        text = f"{round.copies} copies of the round do not reach as far as passes wait for each other"
+        yield Violation("round", (), text)
+
+
+def _certificate(long: RepeatedSchedule, start: Ints) -> Iterator[Violation]:
+    certificate = long.certificate
+    if certificate is None:
+        return
+    value = value_of(long.one, start) + long.further * long.round.period
+    if certificate.digest != long.one.digest:
+        yield Violation("certificate", (), f"it was made for step {certificate.digest}, not for {long.one.digest}")
+    if certificate.objective != long.one.objective:
+        yield Violation("certificate", (), f"it is about {certificate.objective}, the step about {long.one.objective}")
+    if certificate.value != value:
+        yield Violation("certificate", (), f"it states {certificate.value} µs, but the order takes {value} µs")
+    if certificate.bound > value:
+        yield Violation("certificate", (), f"its bound {certificate.bound} µs is above the value {value} µs")
+
+
+def _name(long: RepeatedSchedule, lane: int, microbatch: int) -> str:
+    return long.name_of(int(lane), int(microbatch))

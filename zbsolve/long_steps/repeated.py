@@ -1,0 +1,110 @@
+"""`RepeatedSchedule`: a schedule of few microbatches, and which part of it is repeated how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ..build.many import with_microbatches
+from ..problem import Ints, Problem
+from ..schedule import Certificate, Schedule
+from ..util.errors import BadInput
+from .lanes import counted, rank_lanes
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """The part that repeats. every: microbatches of a round; period: µs from one to the next; begin: the first microbatch of
+    the first round, of each lane; copies: how many rounds follow each other in the order of few microbatches."""
+
+    every: int
+    period: int
+    begin: Ints
+    copies: int
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedSchedule:
+    """A schedule of `microbatches` microbatches that are alike.
+
+    one: the step of one microbatch, whose passes are the lanes of the whole. few: microbatches that `order` has. order: the
+    lanes of each rank in the order in which it runs them, shape (few · lanes of the rank,); the k-th time that a lane stands
+    there is its microbatch k. Further copies of the round go between those that are there, until all microbatches are there.
+    certificate: of the whole step, with the digest of `one`. Not checked here: `long_steps.check` does.
+    """
+
+    one: Problem
+    microbatches: int
+    few: int
+    order: tuple[Ints, ...]
+    round: Round
+    certificate: Certificate | None = None
+
+    @property
+    def further(self) -> int:
+        """How many rounds are put in. Raises BadInput where no number of rounds makes as many microbatches."""
+        rounds, rest = divmod(self.microbatches - self.few, self.round.every)
+        if rest or rounds < 0:
+            raise BadInput(
+                f"{self.microbatches} microbatches: {self.few} and rounds of {self.round.every} do not make so many"
+            )
+        return rounds
+
+    @property
+    def passes(self) -> int:
+        """How many passes the whole step has."""
+        return self.microbatches * len(self.one.passes)
+
+    @cached_property
+    def streams(self) -> tuple[str, ...]:
+        """The stream of each rank."""
+        p = self.one.passes
+        return tuple(p.stream_sets[p.streams[lanes[0]]][0] for lanes in rank_lanes(self.one))
+
+    def lanes_of(self, rank: int) -> Ints:
+        """The lanes that a rank runs in the whole step, in order, shape (microbatches · lanes of the rank,)."""
+        own, round = self.order[rank], self.round
+        here = rank_lanes(self.one)[rank]
+        first = int(round.begin[here].sum())
+        last = first + round.every * len(here)
+        return np.concatenate([own[:first], np.tile(own[first:last], self.further), own[first:]])
+
+    def rank_order(self, rank: int) -> tuple[Ints, Ints]:
+        """Lanes and microbatches of a rank's passes in the whole step, in order, shape (passes of the rank,) each."""
+        lanes = self.lanes_of(rank)
+        return lanes, counted(lanes)
+
+    def names_of(self, rank: int) -> list[str]:
+        """The names of a rank's passes in the whole step, in order."""
+        lanes, microbatches = (column.tolist() for column in self.rank_order(rank))
+        return [self.name_of(lane, at) for lane, at in zip(lanes, microbatches, strict=True)]
+
+    def name_of(self, lane: int, microbatch: int) -> str:
+        """The name of a lane's pass of this microbatch."""
+        head, tail = self.words[lane]
+        return f"{head}{microbatch}{tail}"
+
+    @cached_property
+    def words(self) -> list[tuple[str, str]]:
+        """What stands before and behind the microbatch in the names of each lane's passes."""
+        p = self.one.passes
+        heads = zip(p.stage.tolist(), p.kind_names, p.slice.tolist(), strict=True)
+        return [(f"{stage}{kind}", f".{part}" if part else "") for stage, kind, part in heads]
+
+    def sample(self) -> Schedule:
+        """The schedule of few microbatches."""
+        return self._schedule(self.few, [(lanes, counted(lanes)) for lanes in self.order])
+
+    def unrolled(self) -> Schedule:
+        """The schedule of the whole step, pass by pass: for steps that fit the memory so."""
+        whole = self._schedule(self.microbatches, [self.rank_order(rank) for rank in range(self.one.ranks)])
+        if self.certificate is None:
+            return whole
+        return whole.certified(replace(self.certificate, digest=whole.problem.digest))
+
+    def _schedule(self, count: int, orders: list[tuple[Ints, Ints]]) -> Schedule:
+        problem = with_microbatches(self.one, count)
+        rows = (lanes * count + at for lanes, at in orders)
+        return Schedule.of(problem, dict(zip(self.streams, rows, strict=True)))

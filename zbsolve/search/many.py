@@ -1,0 +1,243 @@
+"""`solve_many`: a schedule for very many microbatches, from one of few and its steady state, and a bound for the whole.
+
+A search with few microbatches finds the ramps. Cut at a moment, its steady state is repeated (see `greedy.steady_state`) to
+an order that is still short, but long enough to show that it repeats: then as many rounds as are wanted go in between, each
+a period longer (`long_steps.check` says why). The bound needs one microbatch (`ilp.bounds.many`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..build.many import with_microbatches
+from ..greedy.block_arms import RULES, SECONDS_PER_DECODED_PASS
+from ..greedy.building_block import BuildingBlock, anneal_block, earliest_offsets, serial_block, shorter_blocks
+from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
+from ..greedy.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
+from ..greedy.steady_state import microbatches_in_flight, targets_cut_by_time
+from ..handover import lacking
+from ..ilp.bounds.bound import Bound
+from ..ilp.bounds.many import bound_of_many, check_plain
+from ..long_steps.repeated import RepeatedSchedule, Round
+from ..long_steps.rounds_in_order import find_round
+from ..long_steps.simulation import earliest_starts, value_of
+from ..problem import Ints, Problem
+from ..schedule import Certificate
+from ..util.clock import Clock
+from ..util.errors import BadInput, NotFound, interruption
+from .solver import ready, solve
+
+EVERY = (1, 2, 3, 4, 6, 8, 12)  # microbatches of a round that are looked for
+MULTIPLE = 24  # what all of them divide: microbatches that are left for rounds
+SMALL = 2.5  # times what is in flight: microbatches of the small step
+LONGER = (2.0, 3.5, 6.0)  # times what is in flight: how many more microbatches show rounds
+MIN_PASSES = 200_000  # of a whole step: below, a search pass by pass finds as much
+MIN_DEPTHS = 4  # times what is in flight: fewer microbatches show no rounds
+MAX_SOLVED = 400_000  # passes of a small step that is solved as a problem: beyond, its tables take more than half a GB
+MAX_SHOWN = 12_000_000  # passes of an order that shows rounds
+SOLVE_SHARE = 0.45  # of the time is for the small step
+BLOCK_ROUNDS, MAX_BLOCK_LANES = 300, 1500  # of annealing a block; lanes of steps whose blocks are searched
+CUT_RULES = (RULES[2], RULES[1], RULES[0])
+
+Progress = Callable[[str], None]
+
+
+def worth_repeating(one: Problem, microbatches: int) -> bool:
+    """Whether a step of so many microbatches like the only one of `one` is too long to be searched pass by pass, and long
+    enough to show rounds; and microbatches can be repeated at all."""
+    try:
+        check_plain(one)
+    except BadInput:
+        return False
+    graph = microbatch_graph(one)
+    if graph is None or microbatches * len(one.passes) < MIN_PASSES:
+        return False
+    return microbatches >= MIN_DEPTHS * max(microbatches_in_flight(graph), one.ranks) + MULTIPLE
+
+
+def proven_bound(one: Problem, microbatches: int) -> Bound:
+    """The bound that certificates of so many microbatches state, proven from the step of one alone."""
+    return bound_of_many(one, microbatches)
+
+
+@dataclass
+class _Found:
+    """An order with rounds: microbatches, the lanes of each rank, the round, and what the whole takes, µs."""
+
+    few: int
+    order: tuple[Ints, ...]
+    round: Round
+    value: int
+
+
+@dataclass
+class _Search:
+    """What the search has: the step of one microbatch, how many there are, the bound, the time; and its best so far."""
+
+    one: Problem
+    microbatches: int
+    graph: MicrobatchGraph
+    bound: Bound
+    clock: Clock
+    seed: int
+    progress: Progress
+    best: _Found | None = None
+    solver: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to find, or no time."""
+        return self.clock.left <= 0 or (self.best is not None and self.best.value <= self.bound.value)
+
+    def length(self, wanted: float) -> int:
+        """About so many microbatches, as many as leave whole rounds."""
+        few = max(MULTIPLE, round(wanted))
+        return few + (self.microbatches - few) % MULTIPLE
+
+    def offer(self, few: int, lanes: Ints, solver: str) -> None:
+        """Keep an order of `few` microbatches, rank after rank, where it has rounds, is better, and its messages fit."""
+        ends = np.cumsum(np.bincount(self.one.passes.rank, minlength=self.one.ranks) * few)[:-1]
+        order = tuple(np.split(lanes, ends))
+        start = earliest_starts(self.one, few, order)
+        self.clock.spend(lanes.size * SECONDS_PER_DECODED_PASS)
+        found = _with_rounds(self.one, self.microbatches, order, start)
+        if found is None or (self.best is not None and found.value >= self.best.value) or not self._messages_fit(found):
+            return
+        self.best, self.solver = found, solver
+        gap = 1 - self.bound.value / found.value
+        self.progress(f"{found.value / 1e3:,.3f} ms, gap {gap:.2%}: {few} microbatches, rounds of {found.round.every}")
+
+    def _messages_fit(self, found: _Found) -> bool:
+        """Whether messages that wait fit: rounds repeat, so those of few microbatches show it."""
+        if self.one.messages is None:
+            return True
+        long = RepeatedSchedule(self.one, self.microbatches, found.few, found.order, found.round)
+        return not lacking(long.sample()).any()
+
+
+def solve_many(
+    one: Problem,
+    microbatches: int,
+    *,
+    seconds: float = 60.0,
+    effort: float | None = None,
+    seed: int = 0,
+    progress: Progress = lambda line: None,
+) -> RepeatedSchedule:
+    """A schedule of so many microbatches that are all like the only one of `one`, with a certificate of the whole.
+
+    effort: in place of seconds. progress: called with a line whenever something better was found. Raises BadInput for a step
+    whose microbatches cannot be repeated (see `long_steps.check`); NotFound where no steady state was found.
+    """
+    bound = proven_bound(one, microbatches)
+    graph = microbatch_graph(one)
+    if graph is None:
+        raise BadInput("many microbatches: each rank of the step needs one stream")
+    ready()
+    search = _Search(one, microbatches, graph, bound, Clock(seconds, effort), seed, progress)
+    try:
+        for _ in _steps(search):
+            if search.done:
+                break
+    except (KeyboardInterrupt, SystemError) as error:
+        if interruption(error) is None or search.best is None:
+            raise
+    if search.best is None:
+        raise NotFound("many microbatches: no order that repeats was found in this time; others may exist")
+    best, used = search.best, 0.0 if search.clock.counted else round(search.clock.used, 3)
+    proven = bound.value, bound.kind, bound.ranks, bound.proof
+    certificate = Certificate(one.objective, best.value, *proven, search.solver, used, seed, one.digest)
+    return RepeatedSchedule(one, microbatches, best.few, best.order, best.round, certificate)
+
+
+def _steps(search: _Search) -> Iterator[None]:
+    """A block repeated, then a small step and its steady state."""
+    flight = microbatches_in_flight(search.graph)
+    depth = max(flight, search.one.ranks)
+    yield from _blocks(search, search.length(LONGER[0] * depth))
+    few = search.length(SMALL * depth)
+    if few * search.graph.rank.size <= MAX_SOLVED:
+        yield from _from_small(search, few, depth)
+
+
+def _blocks(search: _Search, few: int) -> Iterator[None]:
+    """Blocks, repeated: the passes of one microbatch as early as they can be; and the shortest legal one."""
+    work = int(rank_work(search.graph).max())
+    targets = [BuildingBlock(earliest_offsets(search.graph), work)]
+    if search.graph.rank.size <= MAX_BLOCK_LANES:
+        targets.append(_shortest_block(search))
+    for offset, period in targets:
+        g = of_length(search.graph, few)
+        yield from _decoded(search, g, repeated_targets(g, offset, period), RULES, "building block")
+
+
+def _shortest_block(search: _Search) -> BuildingBlock:
+    """Offsets and period, µs, of the shortest legal block that is found soon."""
+    g, until = search.graph, search.clock.used + 0.1 * search.clock.left
+    block = serial_block(g)
+
+    def near(start: Ints, period: int) -> tuple[BuildingBlock, bool]:
+        search.clock.spend(BLOCK_ROUNDS * g.rank.size * 1.5e-8)
+        return anneal_block(g, start, period, BLOCK_ROUNDS, search.seed)
+
+    found = list(shorter_blocks(g, block, near, lambda: search.clock.used < until))
+    return found[-1] if found else block
+
+
+def _from_small(search: _Search, few: int, depth: int) -> Iterator[None]:
+    """A small step solved, its steady state cut by time and repeated until it shows rounds."""
+    small = with_microbatches(search.one, few)
+    amount = SOLVE_SHARE * search.clock.left
+    effort = amount if search.clock.counted else None
+    schedule = solve(small, seconds=amount, effort=effort, seed=search.seed, prefer=None)
+    search.clock.spend(amount)
+    by_rank = [rows // few for rows in schedule.sequences.values()]
+    search.offer(few, np.concatenate(by_rank), "a small step")
+    yield
+    g = of_length(search.graph, few)
+    start = np.asarray(schedule.timeline().start)[g.passes]
+    for times in LONGER:
+        longer = of_length(search.graph, search.length(few + times * depth))
+        if longer.passes.size > MAX_SHOWN:
+            return
+        for target in targets_cut_by_time(start, longer.microbatches):
+            yield from _decoded(search, longer, target, CUT_RULES, "a small step's steady state")
+
+
+def _decoded(
+    search: _Search, g: MicrobatchGraph, target: Ints, rules: tuple[DecodeRule, ...], solver: str
+) -> Iterator[None]:
+    """Offer what target starts are decoded to: in their own order, and as each of the rules has it."""
+    lanes = g.passes[:, 0] // g.microbatches  # rows of the step of one microbatch
+    order = serial_order(g, target)
+    if order is None:
+        return
+    search.offer(g.microbatches, lanes[order // g.microbatches], solver)
+    yield
+    for rule in rules:
+        found = decode(g, target, rule)
+        search.clock.spend(target.size * SECONDS_PER_DECODED_PASS)
+        if found is not None:
+            search.offer(g.microbatches, lanes[found.order // g.microbatches], solver)
+        yield
+
+
+def _with_rounds(one: Problem, microbatches: int, order: tuple[Ints, ...], start: Ints) -> _Found | None:
+    """The order with the rounds that make the whole shortest; None where it has none. start: µs, shape (lanes, few)."""
+    few = start.shape[1]
+    if start.min() < 0 or few > microbatches:
+        return None
+    value, best = value_of(one, start), None
+    for every in EVERY:
+        if (microbatches - few) % every:
+            continue
+        round = find_round(one, order, start, every)
+        if round is not None:
+            whole = value + (microbatches - few) // every * round.period
+            if best is None or whole < best.value:
+                best = _Found(few, order, round, whole)
+            break
+    return best
