@@ -19,6 +19,7 @@ from zbsolve.exec.feed import moved
 from zbsolve.exec.slices.check import check_stage
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.slices.stage import StageSlices
+from zbsolve.exec.slices.trial import IGNORED, LAYERS, LOSS
 from zbsolve.layer import Layer, Line, SliceExtra
 from zbsolve.models.model import Model
 from zbsolve.models.slicing import AttentionRule, running_slice, whole_attention
@@ -163,7 +164,7 @@ def _rounds(
     stages, feed = [one[0] for one in sets][:MAX_COPIES], alone(model, i, through.inputs[i], bench.device)
     for stage in stages:
         stage.slices = StageSlices(cutting)
-        stage.slices.looked = True
+        stage.slices.looked |= {LAYERS, LOSS, IGNORED}
     timed, step = _positions(cutting.count), 0
     while True:
         split = step % 2 == 0

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from torch import Tensor, nn
+from torch.nn import functional
 
 from zbsolve import BadInput, Problem, Schedule, pipeline, preset, verify
 from zbsolve.build import AttentionExchange, with_sharding, with_slices
+from zbsolve.exec.backward.layer_split import Loss
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.model import Model
@@ -158,6 +160,44 @@ class Mean(nn.Module):
 
 def changed(**how: Any) -> Model:
     return replace(gpt("small", 0, SMALL), **how)
+
+
+def ignored(m: int, step: int) -> tuple[Tensor, Tensor]:
+    """A batch where labels of the first slice do not count, nor some of the last; of microbatch 1 half of the first do."""
+    x, y = gpt("small", 0, SMALL).batch(m, step)
+    y[:, : 4 - 2 * m] = -100
+    y[0, 9:] = -100
+    return x, y
+
+
+def plain(y: Tensor, t: Tensor) -> Tensor:
+    """NaN where no label counts."""
+    return functional.cross_entropy(y.flatten(0, 1), t.flatten())
+
+
+def masked(y: Tensor, t: Tensor) -> Tensor:
+    """NaN where no label counts, and so are the gradients."""
+    kept = t != -100
+    each = functional.cross_entropy(y.flatten(0, 1), t.flatten().clamp(min=0), reduction="none")
+    return (each * kept.flatten()).sum() / kept.sum()
+
+
+def squares(y: Tensor, t: Tensor) -> Tensor:
+    """A mean over whole numbers, of which -100 is one."""
+    return (y.mean(-1) - t / 50).square().mean()
+
+
+@pytest.mark.parametrize("loss", [plain, masked])
+def test_slices_without_labels_that_count_add_nothing(loss: Loss) -> None:
+    for fused in (False, True):
+        problem = sliced(3, placement=(0, 1, 1, 0), fused=fused)
+        assert worst_difference(random_schedule(problem), changed(loss=loss, batch=ignored)) < 1e-6
+
+
+def test_a_loss_in_which_ignored_labels_count_is_refused_where_there_are_some() -> None:
+    assert worst_difference(random_schedule(sliced(3)), changed(loss=squares)) < 1e-6
+    with pytest.raises(RunFailed, match="it is no mean of labels that leaves out label -100"):
+        run_here(random_schedule(sliced(3)), changed(loss=squares, batch=ignored))
 
 
 def test_a_layer_that_mixes_positions_elsewhere_is_named_before_it_runs() -> None:

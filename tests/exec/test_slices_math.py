@@ -13,8 +13,9 @@ from torch.nn import functional
 from zbsolve.build.attention_order import HandedOver
 from zbsolve.exec import auxiliary_loss
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.slices.check import check_layers, check_loss
+from zbsolve.exec.slices.check import check_layers
 from zbsolve.exec.slices.exchange import _attention, _gradients, asked
+from zbsolve.exec.slices.loss import check_loss
 from zbsolve.exec.slices.partial import Scores, merge, partial_attention, partial_gradients
 from zbsolve.exec.slices.sequence import counted, cut_sequence, offsets, share_of_loss, slice_shares
 from zbsolve.exec.slices.store import SliceStore, gradient_bytes

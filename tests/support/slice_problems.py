@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
-from zbsolve import Problem, pipeline
-from zbsolve.build import Vocabulary, with_offload, with_recompute, with_slices, with_vocabulary
+from zbsolve import Problem, Schedule, pipeline, preset
+from zbsolve.build import AttentionExchange, Vocabulary, with_offload, with_recompute, with_slices, with_vocabulary
+from zbsolve.systems import problem_for
 
 
 def random_slices(seed: int, ranks: int = 2, microbatches: int = 2, slices: int = 3, objective: str = "makespan") -> Problem:
@@ -44,3 +47,39 @@ def random_slices(seed: int, ranks: int = 2, microbatches: int = 2, slices: int 
     if more == "S":
         step = with_vocabulary(step, Vocabulary(2, 1, broadcast=1, reduce=1, held_hidden=1))
     return with_slices(step, n, held_keys=keys, held_gradients=gradients)
+
+
+def paper_order(seed: int, passes: int = 1200) -> tuple[str, Schedule]:
+    """A paper's order (see `systems.slices`) of a random step of so many passes at most, and a line that says which: times
+    of slices with more and more attention, or all alike; keys and gradients or none; with SlimPipe's exchange or without.
+    The step's capacity is what the order takes, of each rank or of the fullest."""
+    rng = random.Random(seed)
+    name = rng.choice(["seq1f1b", "seq1f1b-i", "seq1f1b-zb", "slimpipe", "slimpipe", "terapipe"])
+    p, m, n = rng.randint(2, 8), rng.randint(1, 6), rng.randint(2, 32)
+    stages = p * (2 if name == "seq1f1b-i" else 1)
+    kinds = 3 if name == "seq1f1b-zb" else 2
+    m = max(1, min(m, passes // (stages * kinds * n)))
+    n = max(2, min(n, passes // (stages * kinds * m)))
+    attention, each = rng.choice([0, 0, 5, 40]), rng.randint(20, 400)
+
+    def times(factor: float, rises: float = 1) -> list[list[int]]:
+        row = [round(factor * each + rises * factor * attention * j) for j in range(n)]
+        return [row] * stages
+
+    backward, weights = rng.uniform(0.7, 2.0), rng.uniform(0.3, 1.0)
+    keys = rng.choice([0, rng.randint(1, 5)])
+    how: dict[str, Any] = {
+        "comm": rng.choice([0, each // 10]),
+        "slices": n,
+        "held_keys": keys,
+        "held_gradients": rng.choice([0, keys]),
+    }
+    how |= {"held_until_B": rng.randint(0, 6), "held_until_W": rng.randint(1, 9)}
+    if name == "slimpipe" and attention and rng.random() < 0.5:
+        per_slice = {"forward": attention, "backward": round(attention * backward), "query_bytes": rng.randint(0, 2)}
+        how |= {"attention_exchange": AttentionExchange(**per_slice), "layers": (1,) * stages}
+    problem = problem_for(name, p, m, times(1), times(backward), times(weights, 0), **how)
+    taken = preset(name, problem).timeline().peak_bytes
+    capacity = rng.choice([taken, (max(taken),) * p])
+    exchanged = ", exchange" if "attention_exchange" in how else ""
+    return f"{seed}: {name} p={p} m={m} n={n}{exchanged}", preset(name, replace(problem, capacity=capacity))

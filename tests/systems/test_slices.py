@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Step, pipeline, solve, verify
 from zbsolve.build import with_slices
+from zbsolve.search.least_peak import LeastPeak
 from zbsolve.systems import PRESETS, preset, presets_of, problem_for, step_for
+
+from ..support.slice_problems import paper_order
 
 NAMES = ("slimpipe", "seq1f1b", "terapipe")
 
@@ -77,6 +82,34 @@ def test_solve_is_not_worse_in_the_same_memory(
         timeline = schedule.timeline()
         found = solve(pipeline(forward, **times, **step, capacity=timeline.peak_bytes), effort=0.1, prefer=None)
         assert found.certificate.bound <= found.certificate.value <= timeline.makespan
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_solve_is_never_worse_than_a_papers_order_in_its_own_memory(seed: int) -> None:
+    """Random steps; `python -m benchmarks.slices_search` tries more and larger ones."""
+    _, named = paper_order(seed, passes=240)
+    assert verify(named.problem, named) == ()
+    certificate = solve(named.problem, effort=0.02, prefer=None).certificate
+    assert certificate.bound <= certificate.value <= named.timeline().makespan
+
+
+def test_orders_come_however_little_time_there_is() -> None:
+    """Of 64 slices of one sequence every pass is a lane: bounds in closed form once took longer than the whole search."""
+    rows = [[100 + 4 * j for j in range(64)]] * 8
+    named = preset("slimpipe", problem_for("slimpipe", 8, 1, rows, rows, rows, slices=64, held_until_W=1))
+    assert len(named.problem.lanes) == len(named.problem.passes) == 1024
+    problem = replace(named.problem, capacity=named.timeline().peak_bytes)
+    assert solve(problem, seconds=1e-3, prefer=None).certificate.value <= named.timeline().makespan
+
+
+@pytest.mark.parametrize("m", [1, 8])
+def test_the_least_memory_of_32_slices_on_8_ranks_is_proven_where_nothing_limits_it(m: int) -> None:
+    """One microbatch of a rank's share, 32 slices, of one sequence; 39 slices of several: no schedule as short has less."""
+    told: list[LeastPeak] = []
+    problem = problem_for("slimpipe", 8, m, 10, 10, 10, slices=32, held_until_W=1)
+    found = solve(problem, effort=0.1, peaks=told.append)
+    assert found.certificate.status == "optimal"
+    assert max(found.timeline().peak_bytes) == told[-1].floor == (32 if m == 1 else 39)
 
 
 def test_of_32_slices_on_8_ranks_a_rank_needs_little_more_than_one_microbatch_and_that_is_the_least() -> None:

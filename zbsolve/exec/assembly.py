@@ -38,6 +38,7 @@ from .sharding.rank import Sharding, check_beside, sharded_parameters
 from .shared import Shared, buckets
 from .slices.cutting import Cutting
 from .slices.exchange import AttentionPeers
+from .slices.loss import SliceLoss
 from .slices.stage import StageSlices
 from .transport.cells import shared_cells
 from .transport.clocks import clock_lead
@@ -217,7 +218,7 @@ def connected(
     parts = parts_by_name(
         given.split, tight=problem.capacity is not None, alone=given.parallelize is None and not part.sharded
     )
-    loss = given.loss if part.vocabulary is None else None
+    loss = sliced_loss(problem, given.loss) if part.vocabulary is None else None
     stages = stages_of(part.counts, program.stages, part.layers, loss, microbatches, parts)
     slice_stages(stages, problem)
     update = given.update
@@ -288,6 +289,11 @@ def check_sliced(problem: Problem, split: str) -> None:
     """Raise BadInput for a way to split the backward that does not go with slices."""
     if problem.slices > 1 and split != "layers":
         raise BadInput(f"split: '{split}' does not know slices, whose keys and values lie outside of a layer's graph")
+
+
+def sliced_loss(problem: Problem, loss: Loss | None) -> Loss | None:
+    """The loss of the stages, which run slices or not."""
+    return loss if loss is None or problem.slices == 1 else SliceLoss(loss)
 
 
 def slice_stages(stages: Mapping[int, Stage], problem: Problem) -> None:

@@ -34,8 +34,8 @@ from .rank import StepResult
 from .replicas import Replicas, begin_alike, optimizers_wait
 from .reports import trace_of
 from .sharding.rank import Sharding
-from .slices.check import ignored_label
 from .slices.cutting import Cutting
+from .slices.loss import ignored_label
 from .splits import merged
 from .torch_private import default_group
 from .transport.peers import Peers, agreed, content, together
@@ -230,6 +230,7 @@ class Pipeline:
             step_seed(self.seed, self.steps) + self.place * len(self.microbatches) * self.cutting.count,
             self.cutting.shares(parts, self._shares(targets) if uneven else {}, self.ignored),
             1.0 if scaler is None else gradients.loss_scale(self, scaler),
+            self.cutting.ignores(parts, self.ignored),
         )
         self.wait_gradients()
         self.steps += 1

@@ -58,16 +58,25 @@ def memory_edges(g: MicrobatchGraph) -> MemoryEdges:
 def period_lower_bound(g: MicrobatchGraph) -> int:
     """No block has a shorter period, µs: 1; a rank's work; and its bytes times how long they are held at least, over its
     capacity (Little's law)."""
-    longest = np.zeros((len(g.duration), len(g.duration)), np.int64) - 1  # from lane to lane, both included; −1: no path
-    for lane in range(len(g.duration)):
-        longest[lane, lane] = g.duration[lane]
-        for e in range(g.in_first[lane], g.in_first[lane + 1]):
-            row = longest[:, g.in_lane[e]]
-            reach = np.where(row >= 0, row + g.in_lag[e] + g.duration[lane], -1)
-            longest[:, lane] = np.maximum(longest[:, lane], reach)
-    kept = g.bytes * longest[g.before, g.after]
+    held = g.bytes > 0
+    begin, number = np.unique(g.before[held], return_inverse=True)
+    kept = np.zeros(len(g.before), np.int64)
+    kept[held] = g.bytes[held] * _longest_ways(g, begin)[g.after[held], number]
     energy = np.bincount(g.rank[g.before], kept, len(g.capacity))
     return max(1, int(rank_work(g).max()), int(np.ceil((energy / np.maximum(g.capacity, 1)).max() - 1e-9)))
+
+
+def _longest_ways(g: MicrobatchGraph, begin: Ints) -> Ints:
+    """µs of the longest way from the start of each lane of `begin` to the end of each lane, shape (lanes, len(begin)); −1
+    where there is none."""
+    longest = np.full((len(g.duration), len(begin)), -1, np.int64)
+    longest[begin, np.arange(len(begin))] = g.duration[begin]
+    for lane in range(len(g.duration)):
+        for e in range(g.in_first[lane], g.in_first[lane + 1]):
+            row = longest[g.in_lane[e]]
+            reach = np.where(row >= 0, row + g.in_lag[e] + g.duration[lane], -1)
+            np.maximum(longest[lane], reach, out=longest[lane])
+    return longest
 
 
 def serial_block(g: MicrobatchGraph) -> BuildingBlock:

@@ -171,9 +171,8 @@ def _traits(problem: Problem) -> _Traits:
         for lane, partner in enumerate(a.partner):
             if partner >= 0 and partner != lane:
                 step[partner] = step[lane] + 1
-    chunk = np.array(
-        [len({s for s, r in zip(stage, rank, strict=True) if r == k and s < at}) for at, k in zip(stage, rank, strict=True)]
-    )
+    at = np.unique(np.stack([rank, stage]), axis=1)  # a rank's stages in order
+    chunk = np.array([int(np.sum((at[0] == r) & (at[1] < s))) for s, r in zip(stage, rank, strict=True)])
     return _Traits(rank, step, chunk.astype(np.int64), _work(problem)[rank])
 
 

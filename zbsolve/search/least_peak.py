@@ -19,7 +19,9 @@ from ..ilp.bounds.bound import Bound
 from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Problem
 from ..schedule import Schedule
+from ..systems.table import presets_of
 from ..util.clock import Clock
+from ..verifier import verify
 from .peak_levels import fullness, rooms
 from .state import LARGE_PASSES, State
 
@@ -80,7 +82,8 @@ def least_peaks(begin: Schedule, prefer: str, clock: Clock, seed: int, ask: Ask)
     yield found
     if len(begin.problem.passes) > LARGE_PASSES or not fullness(begin):
         return
-    found = replace(found, floor=_floor(begin.problem, found.enough, fullness(begin), clock))
+    found = _or_named(found, clock)
+    found = replace(found, floor=_floor(begin.problem, found.enough, fullness(found.schedule), clock))
     tried, unanswered = found.floor, 0
     while clock.left > 0 and unanswered < MAX_UNANSWERED:
         level = _next_level(begin.problem, max(tried, found.floor), fullness(found.schedule))
@@ -100,6 +103,20 @@ def least_peaks(begin: Schedule, prefer: str, clock: Clock, seed: int, ask: Ask)
         else:
             unanswered += 1
     yield found
+
+
+def _or_named(found: LeastPeak, clock: Clock) -> LeastPeak:
+    """The schedule, or a named order that is as short and has a smaller peak: a search that ends with its first schedule may
+    not have looked at those."""
+    problem = found.schedule.problem
+    for name, order in presets_of(problem):
+        if clock.left <= 0:
+            break
+        if fullness(order) >= fullness(found.schedule) or order.timeline().value > found.enough:
+            continue
+        if not verify(problem, order) and not lacking(order).any():
+            found = replace(found, schedule=order, solver=name)
+    return found
 
 
 def _question(found: LeastPeak, level: Fraction, clock: Clock) -> State:
@@ -153,8 +170,12 @@ def _next_level(problem: Problem, low: Fraction, high: Fraction) -> Fraction | N
 
 
 def _floor(problem: Problem, enough: int, high: Fraction, clock: Clock) -> Fraction:
-    """The highest level below which closed forms show no schedule of at most `enough` µs."""
+    """The highest level below which closed forms show no schedule of at most `enough` µs; `high` is tried first, for then
+    nothing is left to ask."""
     low = Fraction(0)
+    clock.spend(CLOSED_FORM_EFFORT * len(problem.passes))
+    if _impossible(_below(problem, high), enough):
+        return high
     while clock.left > 0 and (level := _next_level(problem, low, high)) is not None:
         clock.spend(CLOSED_FORM_EFFORT * len(problem.passes))
         if _impossible(_below(problem, level), enough):

@@ -13,6 +13,7 @@ from ..greedy.side_stream import with_side_streams
 from ..handover import lacking
 from ..ilp.bounds.bound import Bound, rounded_up, value_unit
 from ..ilp.bounds.closed_forms import each_closed_form
+from ..ilp.bounds.necessary_arcs import MAX_LANES
 from ..ilp.ranks.refutation import NO_INCUMBENT
 from ..problem import Ints, Problem
 from ..schedule import Schedule
@@ -109,11 +110,11 @@ class State:
                 self._changed()
 
     def raise_closed_forms(self) -> None:
-        """Keep the best bound in closed form, or the first that the value reaches; of a large problem the best of as many as
-        there is time for."""
-        clock = self.clock if len(self.problem.passes) > LARGE_PASSES else None
+        """Keep the best bound in closed form, or the first that the value reaches; of a large problem, or one of many lanes,
+        the best of as many as there is time for."""
+        large = len(self.problem.passes) > LARGE_PASSES or len(self.problem.lanes) > MAX_LANES
         with suppress(TimeUp):
-            for bound in each_closed_form(self.problem, clock):
+            for bound in each_closed_form(self.problem, self.clock if large else None):
                 self.raise_bound(bound)
                 if self.settled:
                     return

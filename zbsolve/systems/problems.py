@@ -70,9 +70,9 @@ def _check_options(one: System, options: dict[str, Any]) -> None:
             raise BadInput(f"{one.name}: has no option '{name}', which is for {those}")
 
 
-def _sum(B: Numbers, W: Numbers) -> Numbers:
+def _sum(B: Any, W: Any) -> Any:
     if isinstance(B, Sequence) and isinstance(W, Sequence):
-        return [b + w for b, w in zip(B, W, strict=True)]
+        return [_sum(b, w) for b, w in zip(B, W, strict=True)]
     if isinstance(B, Sequence) or isinstance(W, Sequence):
         raise BadInput("B and W: give both as one number, or both as one a stage")
     return B + W

@@ -13,7 +13,7 @@ from .. import placement as placements
 from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..schedule import Schedule
-from ..util.errors import BadInput
+from ..util.errors import BadInput, NotFound
 from .asynchronous import pipedream
 from .entry import ASYNCHRONOUS, OFFLOAD, TWO_DIRECTIONS, VOCABULARY, System
 from .one_direction import (
@@ -283,11 +283,11 @@ def _known_on(problem: Problem) -> str:
 
 
 def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, Schedule]]:
-    """Every system that is defined for a problem, each order under one name, in the table's order. searched: also those
-    whose orders searches try anyway."""
+    """Every system that is defined for a problem, each order under one name, in the table's order; none whose passes on side
+    streams find no room. searched: also those whose orders searches try anyway."""
     for one in SYSTEMS:
         if (searched or not one.searched) and name_on(one.name, problem) == one.name:
-            with suppress(BadInput):
+            with suppress(BadInput, NotFound):
                 yield one.name, preset(one.name, problem)
 
 

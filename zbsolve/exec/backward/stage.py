@@ -16,6 +16,7 @@ from ...util.errors import BadInput
 from ..offload.keeper import Keeper, opened_all
 from ..sharding.stage import ShardedStage
 from ..slices.check import check_stage
+from ..slices.loss import Uncounted
 from ..slices.stage import StageSlices
 from ..torch_private import version_of
 from .layer_split import LayerSplit, Loss, outputs
@@ -119,12 +120,14 @@ class Stage:
             return self._forward(microbatch, x, target, split, seed, recompute, keeper)
 
     def _slice(self, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
-        """What a forward runs in. The first one of a slice looks at the layers: can they be cut? Raises BadInput."""
+        """What a forward runs in. The first one of a slice looks at the layers, and the first of one whose labels count at
+        the loss: can they be cut? Raises BadInput."""
         if self.slices is None:
             return nullcontext()
-        if not self.slices.looked:
-            check_stage(self.layers, self.first, self.loss, (x, target), self.slices.tokens(x))
-            self.slices.looked = True
+        looks = self.slices.looks(self.loss is not None and not isinstance(target, Uncounted))
+        if looks:
+            check_stage(self.layers, self.first, self.loss, (x, target), self.slices.tokens(x), looks)
+            self.slices.looked |= looks
         return self.slices.forward(microbatch, x)
 
     def _forward(

@@ -9,6 +9,7 @@ from ...tables import Ints, Pass, pass_name
 from ...util.errors import BadInput
 from ..backward.values import tensors_of
 from ..program import Action
+from ..slices.loss import Uncounted
 from ..slices.sequence import share_of_loss
 from .graph import Graph
 from .handler import Handler, RankState
@@ -25,9 +26,11 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     keeper = None
     if "O" in companions and state.offload is not None:
         keeper = state.offload.keeper(action, tensors_of([data.inputs.get(m), data.targets.get(m)]))
+    share, target = data.share(m), data.targets.get(m)
+    if stage.slices is not None:
+        stage.slices.ignored, target = data.ignored, target if share else Uncounted()
     with _helped(state, action, backward=False):
-        y = stage.forward(m, x, data.targets.get(m), split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
-    share = data.share(m)
+        y = stage.forward(m, x, target, split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
     if stage.auxiliary is not None:
         state.losses.append(stage.auxiliary * share)
     if shard is not None and shard.ends(action.stage):

@@ -142,6 +142,7 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
                 parts,
                 step_seed(pipeline.seed, pipeline.steps) + start * cutting.count,
                 cutting.shares(parts, rows, pipeline.ignored),
+                ignored=cutting.ignores(parts, pipeline.ignored),
             )
             one.run(pipeline, data)
             yield start, one

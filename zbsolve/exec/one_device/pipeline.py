@@ -21,7 +21,7 @@ from ...models.model import Model
 from ...schedule import Schedule
 from ...timeline import Floats, Timeline
 from ...util.errors import BadInput
-from ..assembly import check_sliced, layer_numbers, slice_stages, stages_of
+from ..assembly import check_sliced, layer_numbers, slice_stages, sliced_loss, stages_of
 from ..backward.by_name import parts_by_name
 from ..backward.values import copied, tensors_of
 from ..feed import moved, step_seed
@@ -34,8 +34,8 @@ from ..lowering import lower
 from ..memory import LiveBytes, Memory, predicted
 from ..program import Action, Message
 from ..shared import Bucket, buckets
-from ..slices.check import ignored_label
 from ..slices.cutting import Cutting
+from ..slices.loss import ignored_label
 from ..splits import Row
 from .streams import Streams
 
@@ -119,10 +119,10 @@ class OneDevice:
         self.interpreters: list[Interpreter] = []
         check_sliced(problem, split)
         self.cutting, self.ignored = Cutting.of(problem), ignored_label(model.loss)
-        parts = parts_by_name(split, tight=problem.capacity is not None)
+        parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss)
         for program in lower(schedule):
             mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
-            stages = stages_of(self.counts, program.stages, mine, model.loss, problem.microbatches, parts)
+            stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts)
             slice_stages(stages, problem)
             hook = hooks[program.rank] if hooks else None
             self.parts.append(mine)
@@ -153,7 +153,8 @@ class OneDevice:
             self.cutting.parts({m: moved(x, self.device) for m, x in batch.items()}, what)
             for batch, what in ((inputs, "inputs"), (targets, "targets"))
         )
-        data = Data(inputs, targets, step_seed(self.seed, self.steps), self.cutting.shares(targets, {}, self.ignored))
+        shares, ignored = self.cutting.shares(targets, {}, self.ignored), self.cutting.ignores(targets, self.ignored)
+        data = Data(inputs, targets, step_seed(self.seed, self.steps), shares, ignored=ignored)
         self.steps += 1
         meters = [self._meter(rank, data) for rank in range(len(self.interpreters))] if memory else []
         self.copies.meters = meters

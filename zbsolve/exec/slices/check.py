@@ -4,8 +4,7 @@ same."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,46 +13,39 @@ from torch import Tensor, nn
 
 from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
-from ...util.own_code import raised
 from ..backward.replay import torch_random_kept
 from ..backward.values import cast
 from ..torch_private import BatchNorm, tree_leaves, tree_map, without_modes
-from .sequence import counted, cut_sequence, offsets, share_of_loss, slice_shares
+from .loss import check_loss, from_label, ignored_label
+from .sequence import cut_sequence, offsets
 from .store import SliceStore
+from .trial import IGNORED, LAYERS, LIMIT, LOSS, MAX_TOKENS, naming, noise, three_lengths, tiny
 from .where import mixing_part
 
-MAX_TOKENS = 32  # of the tiny input that a stage's layers are tried with
 # Of the largest number. Layers are checked in float64, but some compute a part in float32, or run in nothing else.
-LIMITS = {torch.float64: 1e-5, torch.float32: 1e-3}
-LIMIT = LIMITS[torch.float64]
+LIMITS = {torch.float64: LIMIT, torch.float32: 1e-3}
 ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-6}  # what is left where everything cancels
 SMALL = 1e-2  # of a layer's largest gradient: what rounding leaves of a parameter that has none is compared with that
 
 
 def check_stage(
-    layers: Sequence[nn.Module], first: int, loss: Callable[[Any, Any], Tensor] | None, batch: tuple[Any, Any], tokens: int
+    layers: Sequence[nn.Module],
+    first: int,
+    loss: Callable[[Any, Any], Tensor] | None,
+    batch: tuple[Any, Any],
+    tokens: int,
+    looks: Collection[str] = (LAYERS, LOSS),
 ) -> None:
-    """`check_layers` of a stage's layers, and `check_loss` of its loss where it has one, on a tiny input made of `batch`:
-    activations and targets of a sequence's first slice. tokens: of the whole sequence. Nobody outside counts its bytes.
-    Raises BadInput."""
+    """`check_layers` of a stage's layers, and `check_loss` of its loss where that is looked at, on a tiny input made of
+    `batch`: activations and targets of a slice. tokens: of the whole sequence. looks: `LAYERS`, `LOSS` and `IGNORED`: the
+    loss, with labels that do not count. Nobody outside counts its bytes. Raises BadInput."""
+    length = min(tokens, MAX_TOKENS)
     with without_modes():
-        x, targets = (tree_map(partial(_tiny, min(tokens, MAX_TOKENS)), one) for one in batch)
-        output = check_layers(layers, x, first)
-        if loss is not None:
-            check_loss(loss, output, targets, ignored_label(loss))
-
-
-def ignored_label(loss: Any) -> int:
-    """The label that a loss leaves out: what it says, or torch's own."""
-    return int(getattr(loss, "ignore_index", -100))
-
-
-def _tiny(tokens: int, one: Any) -> Any:
-    """The first sample of a tensor (batch, length, …), cut or repeated to a length."""
-    if not isinstance(one, Tensor) or one.dim() < 2:
-        return one
-    times = -(-tokens // max(one.shape[1], 1))
-    return torch.cat([one[:1].detach()] * times, 1)[:, :tokens]
+        output = check_layers(layers, tree_map(partial(tiny, length), batch[0]), first)
+        if loss is None or not {LOSS, IGNORED} & set(looks):
+            return
+        targets = from_label(batch[1], ignored_label(loss))
+        check_loss(loss, output, tree_map(partial(tiny, length), targets), IGNORED in looks)
 
 
 def check_layers(layers: Sequence[nn.Module], sample: Any, first: int = 0) -> Any:
@@ -72,28 +64,11 @@ def check_layers(layers: Sequence[nn.Module], sample: Any, first: int = 0) -> An
     return x
 
 
-def check_loss(loss: Callable[[Any, Any], Tensor], output: Any, targets: Any, ignore_index: int = -100) -> None:
-    """Raises BadInput where the loss of a sequence is not the mean over its labels, so that its slices' losses would not sum
-    up to it. output: as `check_layers` gives it; noise is added, because a model that has learned nothing may give every
-    label one loss. targets: a pytree of tensors (batch, length, …)."""
-    lengths = _lengths(targets, "loss")
-    output = tree_map(lambda one: one + _noise(one) if isinstance(one, Tensor) else one, output)
-    parts = list(zip(cut_sequence(output, lengths, "loss"), cut_sequence(targets, lengths, "loss"), strict=True))
-    shares = slice_shares([counted(target, ignore_index) for _, target in parts])
-    with torch.no_grad():
-        whole = loss(output, targets)
-        found = sum(share_of_loss(loss(*part), share) for part, share in zip(parts, shares, strict=True))
-    if not torch.allclose(torch.as_tensor(found), whole, rtol=LIMIT, atol=LIMIT):
-        raise BadInput(
-            f"slices: the loss is {float(whole):.6g} whole and {float(found):.6g} in slices: it is no mean of labels"
-        )
-
-
 def _check_layer(layer: nn.Module, x: Any, name: str) -> Any:
     """The layer's output in evaluation."""
     if any(isinstance(one, BatchNorm) and one.training for one in layer.modules()):
         raise BadInput(f"slices: {name}: a batch norm mixes positions")
-    lengths, kind = _lengths(x, name), _kind_of(layer, x)
+    lengths, kind = three_lengths(x, name), _kind_of(layer, x)
     given = [cast(one, kind) for one in (tree_map(_alike, x), x)]
     y = _compared(_copied(layer, kind).eval(), given, lengths, name)
     if any(one.training for one in layer.modules()):
@@ -121,7 +96,7 @@ class _Ran(NamedTuple):
 def _compared(tried: nn.Module, given: list[Any], lengths: Sequence[int], name: str) -> Any:
     """The output of the last of the microbatches `given`. Raises BadInput where it, or a gradient, is another in slices."""
     store, count = SliceStore(len(lengths)), range(len(lengths))
-    with torch.enable_grad(), torch_random_kept(), _naming(name):
+    with torch.enable_grad(), torch_random_kept(), naming(name):
         whole = _whole(tried, given, name)
         drawn = not _same(whole.outputs, _whole(tried, given, name).outputs)
         parts = [_Ran([], []) for _ in given]
@@ -135,8 +110,8 @@ def _compared(tried: nn.Module, given: list[Any], lengths: Sequence[int], name: 
     for m, (y, ran) in enumerate(zip(whole.outputs, parts, strict=True)):
         for leaf, part in zip(cut_sequence(y, lengths, name), ran.outputs, strict=True):
             _compare("output", leaf, part, name, partial(_first_in, tried, given[m], cuts[m], lengths))
-    seeds = [tree_map(lambda one: _noise(one) if isinstance(one, Tensor) else one, y) for y in whole.outputs]
-    with _naming(name):
+    seeds = [tree_map(lambda one: noise(one) if isinstance(one, Tensor) else one, y) for y in whole.outputs]
+    with naming(name):
         for y, seed in zip(whole.outputs, seeds, strict=True):
             _backward(y, seed)
         wanted = _taken(tried)
@@ -162,16 +137,6 @@ def _first_in(tried: nn.Module, x: Any, cuts: Sequence[Any], lengths: Sequence[i
     each = [partial(run, i, offset) for i, offset in enumerate(offsets(lengths))]
     limit = max(LIMITS.get(one.dtype, 0.0) for one in [*tried.parameters(), torch.zeros(0, dtype=torch.float64)])
     return mixing_part(tried, lengths, lambda: tried(_constant(x)), each, limit)
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if str(error).startswith("slices: "):
-            raise
-        raise BadInput(f"slices: {name}: {raised(error)}") from error
 
 
 def _whole(tried: nn.Module, given: list[Any], name: str) -> _Ran:
@@ -244,32 +209,14 @@ def _compare(what: str, whole: Any, part: Any, name: str, where: Callable[[], st
             )
 
 
-def _lengths(x: Any, name: str) -> list[int]:
-    """Three slices that differ in length."""
-    found = {leaf.shape[1] if leaf.dim() > 1 else 0 for leaf in tree_leaves(x) if isinstance(leaf, Tensor)}
-    if len(found) != 1 or min(found) < 4:
-        raise BadInput(
-            f"slices: {name}: tensors (batch, length, …) of one length, 4 or more, are needed, got {sorted(found)}"
-        )
-    length = min(found)
-    first = (length // 2 - 1) | 1  # odd: blocks of two and more tokens that are mixed lie across
-    return [first, length - first - length // 4, length // 4]
-
-
 def _copied(layer: nn.Module, kind: torch.dtype) -> nn.Module:
     """The layer in this type. No parameter is constant, and none has a gradient."""
     found = copy.deepcopy(layer).to(kind)
     for one in found.parameters():
         if one.numel() and bool((one == one.flatten()[0]).all()):
-            one.data.add_(_noise(one), alpha=0.1)
+            one.data.add_(noise(one), alpha=0.1)
     found.zero_grad()
     return found
-
-
-def _noise(one: Tensor) -> Tensor:
-    if not one.is_floating_point():
-        return torch.zeros_like(one)
-    return torch.randn(one.shape, generator=torch.Generator().manual_seed(0), dtype=one.dtype).to(one.device)
 
 
 def _constant(value: Any) -> Any:

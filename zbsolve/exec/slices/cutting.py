@@ -18,7 +18,7 @@ from ...problem import Problem
 from ...util.errors import BadInput
 from ..backward.values import leaves_of
 from ..torch_private import tree_flatten, tree_map, tree_unflatten
-from .sequence import counted, cut_sequence, slice_shares
+from .sequence import counted, cut_sequence, ignores, slice_shares
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,10 @@ class Cutting:
             each = slice_shares([counted(targets[part], ignore_index) for part in mine])
             found |= {part: one * shares.get(m, 1.0) for part, one in zip(mine, each, strict=True)}
         return found
+
+    def ignores(self, targets: Mapping[int, Any], ignore_index: int) -> bool:
+        """Whether some labels of a step's parts do not count; of whole sequences nobody needs to know."""
+        return self.count > 1 and any(ignores(one, ignore_index) for one in targets.values())
 
     def joined(self, outputs: Mapping[int, Any]) -> dict[int, Any]:
         """Part → pytree of tensors (batch, length, …), as microbatch → the same of the whole sequence."""

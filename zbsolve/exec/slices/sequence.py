@@ -45,6 +45,12 @@ def counted(targets: Any, ignore_index: int = -100) -> int:
     raise BadInput("targets: slices need a tensor")
 
 
+def ignores(targets: Any, ignore_index: int = -100) -> bool:
+    """Whether a slice has labels that do not count."""
+    sizes = [leaf.numel() for leaf in leaves_of(targets) if isinstance(leaf, Tensor)]
+    return counted(targets, ignore_index) < sizes[0]
+
+
 def slice_shares(counts: Sequence[int]) -> list[float]:
     """What each slice's mean loss counts in its sequence's, given how many labels of each count: they sum to 1. All are 0
     where no label counts: the loss of such a sequence is 0, as `CrossEntropy` has it."""

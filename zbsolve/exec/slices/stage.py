@@ -13,25 +13,30 @@ from ..backward.values import leaves_of
 from .attention import Helper
 from .cutting import Cutting
 from .store import SliceStore
+from .trial import IGNORED, LAYERS, LOSS
 
 
 class StageSlices:
     """The slices of a stage's microbatches, by the number of their part (see `cutting`).
 
-    Where a slice begins follows from the activations before: tensors (batch, length, …). looked: whether the stage's layers
-    were looked at (see `check.check_stage`).
+    Where a slice begins follows from the activations before: tensors (batch, length, …). looked: what of the stage was
+    looked at (see `check.check_stage`). ignored: the step that runs has labels that do not count.
     """
 
     def __init__(self, cutting: Cutting) -> None:
-        self.cutting, self.looked = cutting, False
+        self.cutting, self.looked, self.ignored = cutting, set[str](), False
         self.store = SliceStore(cutting.count)
         self._ends: dict[int, list[int]] = {}
 
     def anew(self) -> StageSlices:
         """The same slices of other microbatches."""
         found = StageSlices(self.cutting)
-        found.looked = self.looked
+        found.looked |= self.looked
         return found
+
+    def looks(self, counts: bool) -> set[str]:
+        """What is still to be looked at. counts: the slice has a loss, in which some of its labels count."""
+        return {LAYERS, *([LOSS] if counts else []), *([IGNORED] if counts and self.ignored else [])} - self.looked
 
     @contextmanager
     def forward(self, part: int, x: Any) -> Iterator[None]:

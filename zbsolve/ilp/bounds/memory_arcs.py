@@ -59,19 +59,27 @@ def add_memory_arcs(problem: Problem, place: Ints, shift: Ints, found: Arcs) -> 
         takers, freers = np.unique(held.takes), np.unique(held.frees)
         if len(takers) * len(freers) * held.total.size > MAX_VISITS:
             continue
-        for t in takers.tolist():
+        for f, t in _open_pairs(lanes, shift, freers, takers):
             left = max(0, room - always) if problem.computing[a.first_pass[t]] else room
-            for f in freers.tolist():
-                lower |= _bind(held, lanes, shift, (f, t), left, found, pool)
+            lower |= _bind(held, lanes, shift, (f, t), left, found, pool)
     return lower
+
+
+def _open_pairs(lanes: LanePasses, shift: Ints, freers: Ints, takers: Ints) -> list[tuple[int, int]]:
+    """Lanes that free and lanes that take, of which memory may say something: they have as many passes, and it is not known
+    that each pass of the one comes before that of the other. Where the one that takes comes first, passes of later places
+    may still have to wait."""
+    length, ahead = np.diff(lanes.first), shift[np.ix_(freers, takers)] == 0
+    behind = (shift[np.ix_(takers, freers)].T == 0) & (length[takers] == 1)
+    alike = length[freers][:, None] == length[takers]
+    t, f = np.nonzero((alike & ~ahead & ~behind).T)
+    return list(zip(freers[f].tolist(), takers[t].tolist(), strict=True))
 
 
 def _bind(held: Held, lanes: LanePasses, shift: Ints, pair: tuple[int, int], room: int, found: Arcs, pool: int) -> bool:
     """Add the arcs from lane f to lane t that this memory forces, and lower `shift` by them; whether it did."""
     f, t = pair
     length = int(lanes.first[f + 1] - lanes.first[f])
-    if f == t or length != lanes.first[t + 1] - lanes.first[t]:
-        return False
     first = _first_waits(held, lanes, shift, f, t, room)
     k = np.flatnonzero(first < length)
     # Over all k, for a shift holds for every pass: the last microbatches may take less and wait for nothing.

@@ -194,14 +194,14 @@ def _lanes_in_step(problem: Problem, place: Ints, length: Ints) -> Ints:
     same = np.flatnonzero(place[edges.before] == place[edges.after])
     source, target = lane[edges.before[same]], lane[edges.after[same]]
     places = runs(np.sort((source * lanes + target) * most + place[edges.before[same]]))[0]
-    reach = np.eye(lanes, dtype=bool)
-    for pair, count in zip(*runs(places // most), strict=True):
-        i, j = divmod(int(pair), lanes)
-        reach[i, j] |= bool(length[i] == length[j] == count)
-    for k in range(lanes):
-        from_here = np.flatnonzero(reach[:, k])
-        reach[from_here] |= reach[k]
-    return np.where(reach, 0, INFINITE).astype(np.int64)
+    pair, count = runs(places // most)
+    before, after = pair // lanes, pair % lanes
+    whole = (before != after) & (length[before] == count) & (length[after] == count)
+    first, behind = compressed_rows(before[whole], lanes, after[whole])
+    shift = np.full((lanes, lanes), INFINITE)
+    np.fill_diagonal(shift, 0)
+    _close_steps(shift, first, behind, topological_order(first, behind, np.bincount(behind, minlength=lanes)))
+    return shift
 
 
 def _memory_arcs(problem: Problem, place: Ints, shift: Ints, clock: Clock) -> Arcs:
@@ -211,11 +211,24 @@ def _memory_arcs(problem: Problem, place: Ints, shift: Ints, clock: Clock) -> Ar
     for _ in range(ROUNDS):
         lower = add_memory_arcs(problem, place, shift, found)
         clock.check()
-        _close_shifts(shift)
-        clock.check()
         if not lower or len(shift) > MAX_LANES:
             break
+        _close_shifts(shift)
+        clock.check()
     return found
+
+
+@kernel
+def _close_steps(shift, first, behind, order):  # type: ignore[no-untyped-def]
+    """Set `shift`, shape (lanes, lanes), 0 from each lane to itself, to 0 to all that lie behind it too, in place. behind:
+    the lanes right behind each, in compressed rows. order: one in which each lane comes before those."""
+    for at in range(len(order) - 1, -1, -1):
+        i = order[at]
+        for e in range(first[i], first[i + 1]):
+            row = shift[behind[e]]
+            for j in range(len(row)):
+                if row[j] == 0:
+                    shift[i, j] = 0
 
 
 @kernel

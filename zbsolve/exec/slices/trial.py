@@ -1,0 +1,56 @@
+"""What a stage is tried with, whole and in slices (see `check`): a tiny input, cut into slices that differ in length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...util.errors import BadInput
+from ...util.own_code import raised
+from ..torch_private import tree_leaves
+
+LAYERS, LOSS, IGNORED = "layers", "loss", "ignored labels"  # what is looked at
+MAX_TOKENS = 32  # of the tiny input that a stage's layers are tried with
+LIMIT = 1e-5  # of what is compared, for numbers in float64
+
+
+def tiny(tokens: int, one: Any) -> Any:
+    """The first sample of a tensor (batch, length, …), cut or repeated to a length."""
+    if not isinstance(one, Tensor) or one.dim() < 2:
+        return one
+    times = -(-tokens // max(one.shape[1], 1))
+    return torch.cat([one[:1].detach()] * times, 1)[:, :tokens]
+
+
+def three_lengths(x: Any, name: str) -> list[int]:
+    """Three slices that differ in length."""
+    found = {leaf.shape[1] if leaf.dim() > 1 else 0 for leaf in tree_leaves(x) if isinstance(leaf, Tensor)}
+    if len(found) != 1 or min(found) < 4:
+        raise BadInput(
+            f"slices: {name}: tensors (batch, length, …) of one length, 4 or more, are needed, got {sorted(found)}"
+        )
+    length = min(found)
+    first = (length // 2 - 1) | 1  # odd: blocks of two and more tokens that are mixed lie across
+    return [first, length - first - length // 4, length // 4]
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Raise what fails inside as BadInput that names it."""
+    try:
+        yield
+    except Exception as error:
+        if str(error).startswith("slices: "):
+            raise
+        raise BadInput(f"slices: {name}: {raised(error)}") from error
+
+
+def noise(one: Tensor) -> Tensor:
+    """Random numbers like the tensor's, always the same; 0 where it has whole ones."""
+    if not one.is_floating_point():
+        return torch.zeros_like(one)
+    return torch.randn(one.shape, generator=torch.Generator().manual_seed(0), dtype=one.dtype).to(one.device)
