@@ -9,7 +9,7 @@ import pytest
 
 import zbsolve
 from zbsolve import Infeasible, Layer, Link, Profile
-from zbsolve.planner import CLUSTERS, Layout, Shape
+from zbsolve.planner import CLUSTERS, Layout, Shape, layout_profile
 from zbsolve.planner.bound_kernels import NEVER
 from zbsolve.planner.bound_row import chain_bounds
 from zbsolve.planner.bounds import RULES, layout_bounds, pipeline_bounds, work_bounds
@@ -17,6 +17,7 @@ from zbsolve.planner.candidate import behind_of, step_of
 from zbsolve.planner.costs import Costs, costs_of, least_bytes
 from zbsolve.planner.layer_times import Times
 from zbsolve.planner.layout import LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
+from zbsolve.planner.slice_parts import Slices
 from zbsolve.planner.space import layouts
 from zbsolve.planner.vocabulary_shards import Shards
 from zbsolve.profile.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
@@ -103,7 +104,9 @@ def costs_of_profile(profile: Profile) -> Costs:
     kept = [one.held_until_B + one.held_until_W for one in (block, last)]
     states = [profile.states * one.parameter_bytes for one in (block, first)]
     sizes = row(profile.link.latency, *states), row(*kept, block.transient, 2 * block.output_bytes)
-    return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), *sizes[1], shard)
+    chain = first.F + (len(profile.layers) - 2) * (block.F + block.B) + last.F + last.B
+    part = Slices(*row(block.F, block.B, first.F, profile.link.latency, chain))
+    return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), *sizes[1], shard, *row(1), part)
 
 
 def least_value(profile: Profile, layout: Layout, memory: int, fused: bool) -> float:
@@ -173,6 +176,40 @@ def test_times_of_0(case: tuple[int, ...]) -> None:
             assert bound <= least_value(profile, layout, memory, fused=chunks > 1)
 
 
+def test_no_schedule_in_slices_is_below_the_bound() -> None:
+    """Random small models and layouts in slices, in much and little memory, on a random partition: passes add up to what the
+    bound counts with, no schedule that is found is shorter, and below the least memory no step is built."""
+    solved = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        sizes = 256 * int(rng.integers(1, 5)), 8, int(rng.integers(2, 9)), int(rng.choice([256, 4096])), 8192
+        shape = replace(Shape.gpt(*sizes), tied=bool(seed % 2))
+        cluster = replace(A100, launch=float(rng.choice([0, 3, 300])), host=float(rng.choice([0, 1500])))
+        table = layouts(shape, 4, 8, cluster)
+        able = np.flatnonzero((table.slices > 1) & (table.stages * table.slices * table.count <= 150))
+        one = table.rows(rng.choice(able, 1))
+        layout, costs = one.row(0), costs_of(shape, one, cluster)
+        profile, least = layout_profile(shape, layout, cluster), int(least_bytes(costs, one)[0])
+        memory = int(least * float(rng.choice([1.5, 2, 10])))
+        cuts = np.sort(rng.choice(np.arange(1, shape.stages), layout.stages - 1, replace=False))
+        step = step_of(layout, memory, tuple(np.diff([0, *cuts, shape.stages]).tolist()))
+        with pytest.raises(Infeasible):
+            replace(step, memory=least - 1).problem(profile)
+        bound = int(pipeline_bounds(costs, one, memory)[0][0])
+        try:
+            problem = step.problem(profile)
+            schedule = zbsolve.solve(problem, method="greedy", effort=0.01, prefer=None)
+        except (Infeasible, zbsolve.NotFound):
+            continue
+        passes = costs.blocks * costs.block.work + costs.embedding.work + costs.head.work
+        messages = 2 * (layout.stages - 1 - (layout.placement == VEE)) * costs.sent
+        shards = layout.pp * (costs.shard.S + costs.shard.T)
+        assert problem.passes.duration[problem.computing].sum() == layout.count * int((passes + messages + shards)[0])
+        assert 0 < bound <= schedule.timeline().makespan
+        solved += 1
+    assert solved >= 6
+
+
 def test_one_rank_is_exact() -> None:
     """Its work, whatever the order."""
     rng = np.random.default_rng(3)
@@ -208,7 +245,7 @@ def test_a_step_is_never_below_its_bound() -> None:
     bounds, solved = layout_bounds(shape, some, A100, memory), 0
     for i in range(len(some.dp)):
         layout = some.row(i)
-        profile = zbsolve.planner.layout_profile(shape, layout, A100)
+        profile = layout_profile(shape, layout, A100)
         step = step_of(layout, memory)
         try:
             problem = step.problem(profile)

@@ -18,7 +18,9 @@ from zbsolve.planner.dominance import dominators
 from zbsolve.planner.layer_times import after_pipeline
 from zbsolve.planner.layout import FULL, LOOP, NONE, SELECTIVE, SHARDED, SINGLE, VEE, WHOLE, table_of
 from zbsolve.planner.rank_roles import fullest, roles
+from zbsolve.planner.shape import SLICES
 from zbsolve.planner.space import layouts
+from zbsolve.profile.slices import cuts_of, widest_slice
 from zbsolve.util.errors import BadInput, Infeasible
 
 from ..support.partitions import partitions
@@ -70,8 +72,10 @@ def test_every_layout_is_legal_and_none_is_missing() -> None:
     for dp, tp, pp, size in splits:
         mine = [one for one in rows if (one.dp, one.tp, one.pp, one.size) == (dp, tp, pp, size)]
         places = 1 + (0 if pp == 1 else (8 // pp - 1) + (2 * pp <= 8))
-        assert len(mine) == places * 3 * (1 + (tp > 1)) * (4 if dp > 1 else 1) * (1 + (pp > 1))
+        sliced = 1 + len(SLICES) if size == 1 and pp > 1 else 1
+        assert len(mine) == places * 3 * (1 + (tp > 1)) * (4 if dp > 1 else 1) * (1 + (pp > 1)) * sliced
         assert sum(one.vocabulary == SHARDED for one in mine) == (len(mine) // 2 if pp > 1 else 0)
+        assert {one.slices for one in mine} == ({1, *SLICES} if sliced > 1 else {1})
 
 
 @pytest.mark.parametrize(
@@ -148,13 +152,15 @@ def test_costs_are_those_of_the_profiles() -> None:
     table = layouts(SMALL, 8, 16, A100)
     costs = costs_of(SMALL, table, A100)
     for i in np.random.default_rng(1).choice(len(table.dp), 40, replace=False).tolist():
-        profile = layout_profile(SMALL, table.row(i), A100)
-        shard, costs_of_shard = costs.shard, profile.vocabulary
+        profile, slices = layout_profile(SMALL, table.row(i), A100), int(table.slices[i])
+        part = widest_slice(profile, cuts_of(slices, profile.layers))
+        shard, costs_of_shard = costs.shard, part.vocabulary
         assert (costs_of_shard is None) == (table.vocabulary[i] == WHOLE)
         if costs_of_shard is not None:
-            profile, said = profile.staged("sharded", int(table.pp[i]))
+            profile, _ = profile.staged("sharded", int(table.pp[i]))
+            part, said = part.staged("sharded", int(table.pp[i]))
             one = costs_of_shard.passes(int(table.pp[i]), profile.link)
-            assert [shard.S[i], shard.T[i], shard.lookup[i]] == [one.S, one.T, one.lookup]
+            assert [shard.S[i], shard.T[i], shard.lookup[i]] == [slices * one.S, slices * one.T, one.lookup]
             assert shard.gap[i] == one.broadcast + one.S + one.statistics + one.reduce
             assert shard.held[i] == 2 * one.held_hidden + one.held_shard
             assert shard.transient[i] == said.transient
@@ -162,13 +168,17 @@ def test_costs_are_those_of_the_profiles() -> None:
         for times, layer in zip(
             (costs.embedding, costs.block, costs.head), (profile.layers[j] for j in (0, 1, -1)), strict=True
         ):
-            assert [column[i] for column in times] == [layer.F, layer.B, layer.W]
+            extra = [0, 0, 0] if layer.slice_extra is None else [getattr(layer.slice_extra, one)[0] for one in "FBW"]
+            whole = zip((layer.F, layer.B, layer.W), extra, strict=True)
+            assert [column[i] for column in times] == [time + slices * more for time, more in whole]
         block, head = profile.layers[1], profile.layers[-1]
         assert costs.kept[i] == block.held_until_B + block.held_until_W
         assert costs.head_kept[i] == head.held_until_B + head.held_until_W
         assert 0 <= profile.states * block.parameter_bytes - costs.states[i] < 1
         if table.pp[i] > 1:
-            assert costs.sent[i] == round(profile.link.message(block))
+            assert costs.sent[i] == slices * round(profile.link.message(part.layers[1]))
+        assert costs.transient[i] == part.layers[1].transient
+        assert costs.waiting[i] == 2 * part.layers[1].output_bytes
 
 
 def test_roles_are_those_of_placements() -> None:

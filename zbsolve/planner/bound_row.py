@@ -13,23 +13,26 @@ from .layout import Layout
 # µs and bytes as in `Costs`; CAPACITY bytes a rank without its shard, and SINGLE whether each rank has one stage.
 P, V, M, SINGLE, VEE, L, F, B, W, EF, HF, HB, HW, SENT = range(14)
 STATES, TABLE, TIED, KEPT, HEAD, TRANSIENT, WAITING, CAPACITY = range(14, 22)
-# µs of one microbatch's chain and of all passes one after the other; what each rank has of a sharded vocabulary.
+# µs of one microbatch's chain and of all passes one after the other; what each rank has of a sharded vocabulary: µs of a
+# microbatch (S alone, S and T), of a slice (GAP, LOOKUP), and bytes.
 CHAIN, SERIAL, SHARD_S, SHARD, GAP, LOOKUP, SHARD_HELD = range(22, 29)
-COLUMNS = 29
+# µs that no slice undercuts: of a block's F and B, the embedding's F, a message; and whether sequences are whole.
+PART_F, PART_B, PART_EF, PART_SENT, UNSLICED = range(29, 34)
+COLUMNS = 34
 NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
 
 
 def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
     """Rows for `least_makespans`, shape (layouts, COLUMNS). capacity: bytes a rank; None: no limit."""
-    shard, place = costs.shard, np.asarray(layout.placement)
-    chain = chain_bounds(costs, layout)
-    serial = layout.count * (chain + costs.blocks * costs.block.W + costs.head.W + layout.pp * (shard.S + shard.T))
+    shard, part, place = costs.shard, costs.part, np.asarray(layout.placement)
     room = (NO_LIMIT if capacity is None else min(capacity, NO_LIMIT)) - shard.states - shard.transient
     columns = (
         *(layout.pp, layout.chunks, layout.count, place == SINGLE_PLACEMENT, place == VEE_PLACEMENT, costs.blocks),
         *(*costs.block, costs.embedding.F, *costs.head, costs.sent, costs.states, costs.table_states, costs.tied),
         *(costs.kept, costs.head_kept, np.maximum(0, costs.transient - shard.transient), costs.waiting, room),
-        *(chain, serial, shard.S, shard.S + shard.T, shard.gap, shard.lookup, shard.held),
+        *(chain_bounds(costs, layout), _serial(costs, layout)),
+        *(shard.S, shard.S + shard.T, shard.gap, shard.lookup, shard.held),
+        *(part.F, part.B, part.embedding, part.sent, costs.slices == 1),
     )
     rows = np.empty((len(costs.sent), COLUMNS), np.int64)
     for at, column in enumerate(columns):
@@ -38,9 +41,23 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
 
 
 def chain_bounds(costs: Costs, layout: Layout) -> Ints:
-    """µs of one microbatch, forward and back, without W: the same for every partition. Of a sharded vocabulary the
-    embedding's collectives come before and behind, the shards' passes in between."""
-    times = (costs.embedding.F, costs.blocks * (costs.block.F + costs.block.B), costs.head.F, costs.head.B)
-    between = layout.stages - 1 - (np.asarray(layout.placement) == VEE_PLACEMENT)  # of a V one boundary lies on one rank
-    found: Ints = sum(times) + 2 * between * costs.sent + costs.shard.gap + 2 * costs.shard.lookup
+    """µs of one microbatch, forward and back, without W: the same for every partition. Of slices the last one's, which are
+    behind its F and before all other slices' B. Of a sharded vocabulary the embedding's collectives come before and behind,
+    the shards' passes in between."""
+    found: Ints = costs.part.chain + 2 * _messages(layout) * costs.part.sent + costs.shard.gap + 2 * costs.shard.lookup
+    return found
+
+
+def _serial(costs: Costs, layout: Layout) -> Ints:
+    """µs of all passes and collectives one after the other: some schedule takes no longer wherever there is one."""
+    ends, shard = costs.embedding.work + costs.head.work, costs.shard
+    passes = costs.blocks * costs.block.work + ends + 2 * _messages(layout) * costs.sent
+    collectives = costs.slices * (shard.gap + 2 * shard.lookup)
+    found: Ints = layout.count * (passes + collectives + layout.pp * (shard.S + shard.T))
+    return found
+
+
+def _messages(layout: Layout) -> Ints:
+    """Boundaries between stages that are boundaries between ranks: of a V one lies on one rank."""
+    found: Ints = layout.stages - 1 - (np.asarray(layout.placement) == VEE_PLACEMENT)
     return found

@@ -66,7 +66,7 @@ def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = Non
     """The layout's step on devices of so many bytes. partition: layers of each stage; None: balanced."""
     vocabulary = "sharded" if layout.vocabulary else None
     placed = int(layout.pp), int(layout.count), layout.spot
-    return Step(*placed, partition, memory, fused=fused, vocabulary=vocabulary)
+    return Step(*placed, partition, memory, fused=fused, vocabulary=vocabulary, slices=int(layout.slices))
 
 
 def improved(candidate: Candidate, **search: Any) -> Candidate:

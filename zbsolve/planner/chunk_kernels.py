@@ -14,6 +14,10 @@ from .bound_row import (
     HW,
     KEPT,
     LOOKUP,
+    PART_B,
+    PART_EF,
+    PART_F,
+    PART_SENT,
     SENT,
     SHARD,
     SHARD_HELD,
@@ -22,6 +26,7 @@ from .bound_row import (
     TABLE,
     TIED,
     TRANSIENT,
+    UNSLICED,
     VEE,
     WAITING,
     B,
@@ -43,11 +48,11 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
     rest = x - row[CHAIN]
     if rest < 0:
         return False
-    if m > 1 and p * row[V] * at_most(rest // (m - 1), max(row[F], row[B])) < blocks:
+    if m > 1 and row[UNSLICED] and p * row[V] * at_most(rest // (m - 1), max(row[F], row[B])) < blocks:
         return False
-    # Memory over time: a block's bytes are held while the rest of the chain runs.
-    turn = row[HF] + row[HB] + row[GAP]  # from the last block's F to its B
-    below = (row[F] + row[B]) * blocks * (blocks + 1) // 2 + blocks * turn
+    # Memory over time: a block's bytes are held while the rest of the chain runs, each slice's while its own runs.
+    turn = row[GAP] + (row[HF] + row[HB] if row[UNSLICED] else 0)  # from the last block's F to its B
+    below = (row[PART_F] + row[PART_B]) * blocks * (blocks + 1) // 2 + blocks * turn
     need = float(m) * (float(row[KEPT]) * float(below) + float(row[HEAD]) * float(turn))
     total = float(p * row[CAPACITY] - blocks * row[STATES] - (1 if row[TIED] and row[VEE] else 2) * row[TABLE])
     ends = 2 * (p * row[V] - 1)
@@ -60,8 +65,8 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
         if most < 0:
             return False
         taken += most
-    if taken < blocks:
-        return False
+    if taken < blocks or not row[UNSLICED]:
+        return taken >= blocks
     # No rank can have fewer than the others leave it, and what its states leave holds whole blocks.
     fits = 0
     for r in range(p):
@@ -117,8 +122,8 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     p, m, vee = row[P], row[M], row[VEE] == 1
     head, drain = row[LOOKUP], row[LOOKUP]
     if r > 0:
-        head += row[EF] + (r - 1) * row[F] + r * row[SENT]
-        drain += (r - 1) * (row[B] + row[SENT])
+        head += row[PART_EF] + (r - 1) * row[PART_F] + r * row[PART_SENT]
+        drain += (r - 1) * (row[PART_B] + row[PART_SENT])
     first, last = r == 0, r == (0 if vee else p - 1)
     edges = (1 if first else 0) + (1 if last else 0)
     sends = 2 * row[V] - edges - (2 if vee and r == p - 1 else 0)
@@ -132,7 +137,7 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     if room < row[SHARD_HELD] or most < 0:
         return -1
     most = min(most, max(0, (room - row[SHARD_HELD] - row[TRANSIENT]) // (row[STATES] + row[KEPT])))
-    if vee and r == 0:
+    if vee and r == 0 and row[UNSLICED]:
         while most >= 0 and not starts_in_time(row, x, most, room):
             most -= 1
     return most

@@ -11,10 +11,11 @@ from ..partition.stage_memory import MESSAGES
 from ..tables import Ints
 from ..util.errors import BadInput
 from .cluster import Cluster
-from .layer_costs import Model, model_costs
-from .layer_times import Times, message_rate
+from .layer_costs import LayerCosts, Model, model_costs
+from .layer_times import Times
 from .layout import Layout
 from .rank_roles import Roles, fullest, roles
+from .slice_parts import Slices, part_of_transient, slices_of
 from .vocabulary_shards import Shards
 
 MOST = 1 << 50  # µs of all passes one after the other, and bytes of a layer: sums of them are whole numbers of 64 bits
@@ -28,6 +29,7 @@ class Costs(NamedTuple):
     a profile says; table_states: the same of the embedding, and of the head. tied: whether both have one table. kept: bytes
     of a microbatch that a block keeps from F to B; head_kept: the head. transient: bytes that a pass takes while it runs;
     waiting: of messages at an end of a stage. shard: what each rank has of a sharded vocabulary; zeros where it is whole.
+    slices: of each microbatch, whose passes and messages count all slices; part: what a slice takes at least.
     """
 
     blocks: int
@@ -43,6 +45,8 @@ class Costs(NamedTuple):
     transient: Ints
     waiting: Ints
     shard: Shards
+    slices: Ints
+    part: Slices
 
 
 def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
@@ -52,29 +56,38 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     found, whole_vocabulary = model_costs(model, layout, cluster), 1 - np.asarray(layout.vocabulary)
     first, block, last = found.first, found.block, found.last
     table = np.minimum(first.parameter_bytes, last.parameter_bytes)
-    output = np.minimum(first.output_bytes, block.output_bytes)
+    slices = np.asarray(layout.slices)
+    output = _ints(np.ceil(np.minimum(first.output_bytes, block.output_bytes) / slices))
+    part = slices_of(found, model.layers, layout, cluster, output)
     twice = np.maximum(block.output_kept, block.input_unneeded)
     head_kept = np.maximum(0, last.kept - np.maximum(block.output_kept, last.input_unneeded))
-    head = Times(*(_ints(whole_vocabulary * one) for one in last.least))
+    head = Times(*(_ints(whole_vocabulary * one) for one in _all_slices(last, slices)))
     costs = Costs(
         model.layers,
-        Times(*map(_ints, block.least)),
-        Times(_ints(whole_vocabulary * first.F), 0 * head.F, 0 * head.F),
+        Times(*map(_ints, _all_slices(block, slices))),
+        Times(_ints(whole_vocabulary * _all_slices(first, slices).F), 0 * head.F, 0 * head.F),
         head,
-        sent=_ints(np.where(np.asarray(layout.pp) > 1, np.rint(output / message_rate(layout, cluster)), 0)),
+        sent=_ints(slices * part.sent),
         states=_ints(np.floor(found.states * block.parameter_bytes)),
         table_states=_ints(whole_vocabulary * np.floor(found.states * table)),
         tied=bool(np.any(found.shared)),
         kept=_ints(block.kept - twice),
         head_kept=_ints(np.where(layout.vocabulary, found.rest_kept, head_kept)),
-        transient=_ints(block.transient),
+        transient=_ints(part_of_transient(block, layout)),
         waiting=_ints(MESSAGES * output),
         shard=Shards(*map(_ints, found.shard)),
+        slices=_ints(slices),
+        part=part,
     )
     passes = model.layers * costs.block.work + costs.embedding.work + head.work + 2 * layout.stages * costs.sent
-    shards = costs.shard.gap + 2 * costs.shard.lookup + layout.pp * (costs.shard.S + costs.shard.T)
+    shards = slices * (costs.shard.gap + 2 * costs.shard.lookup) + layout.pp * (costs.shard.S + costs.shard.T)
     _ints(1.0 * layout.count * (passes + shards))
     return costs
+
+
+def _all_slices(layer: LayerCosts, slices: Ints) -> Times:
+    """µs of a layer's passes of a microbatch."""
+    return Times(*(one + slices * more for one, more in zip(layer.least, layer.extra, strict=True)))
 
 
 def least_bytes(costs: Costs, layout: Layout) -> Ints:

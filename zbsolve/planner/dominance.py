@@ -13,7 +13,7 @@ from .layer_times import exchange, update
 from .layout import Layout
 
 # Layouts that differ in nothing of it have the same passes.
-GROUP = ("dp", "tp", "pp", "chunks", "placement", "size", "vocabulary")
+GROUP = ("dp", "tp", "pp", "chunks", "placement", "size", "vocabulary", "slices")
 
 
 def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> Ints:
@@ -21,7 +21,8 @@ def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> 
 
     Both have the same passes and edges. No pass, message, exchange or update takes longer, nothing kept, taken or waiting is
     larger: so each partition and schedule of the one is one of the other, as short and in as little memory. Of equals the
-    first stays.
+    first stays. Slices take and keep rounded parts, which may be larger of a smaller whole: layouts in slices are compared
+    where layers take and keep as much.
     """
     sizes = np.broadcast_arrays(*_sizes(model, layout, cluster, costs))
     columns = np.stack([np.asarray(one, np.float64) for one in sizes], axis=1)
@@ -42,7 +43,9 @@ def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tupl
     behind = exchange(1.0, layout, cluster) + update(1.0, layout, cluster, model.update_us)
     found = model_costs(model, layout, cluster)
     layers = (*found.first, *found.block, *found.last, found.rest_kept)
-    return (*layers, costs.sent, behind, found.states, costs.waiting, *costs.shard)
+    several = np.asarray(layout.slices) > 1
+    sizes = (*layers, costs.sent, behind, found.states, costs.waiting, *costs.shard)
+    return (*sizes, *(-1 * several * one for one in layers))
 
 
 def _groups(layout: Layout) -> list[Ints]:

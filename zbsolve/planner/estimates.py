@@ -13,14 +13,17 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     """µs of each layout's step with layers spread evenly; infinite where its bound is.
 
     Filling takes a forward of one stage a rank. Known schedules keep so many microbatches of a rank: 1F1B p, interleaved
-    1F1B (p − 1) / v more (2104.04473, section 2.2), those of the V p at most and p / 3 at least (2405.15362). With less
-    memory a step takes longer in proportion.
+    1F1B (p − 1) / v more (2104.04473, section 2.2), those of the V p at most and p / 3 at least (2405.15362). Slices fill
+    and keep the less the more there are (2406.03488). With less memory a step takes longer in proportion.
     """
     layout, costs = bounds.layout, bounds.costs
     blocks, pp = costs.blocks / layout.pp, layout.pp
     units = np.floor((memory - blocks * costs.states - costs.table_states) / (blocks / layout.chunks * costs.kept))
     loop = pp + np.where(layout.chunks > 1, (pp - 1) / layout.chunks, 0.0)
-    needed = np.minimum(np.where(layout.placement == VEE, 2 * pp / 3, loop), layout.count)
+    loop = 1 + (loop - 1) / layout.slices
+    needed = np.minimum(
+        np.where((layout.placement == VEE) & (np.asarray(layout.slices) == 1), 2 * pp / 3, loop), layout.count
+    )
     slower = np.maximum(1.0, needed / np.maximum(units / layout.chunks, 0.1))
-    fill = (pp - 1) * (blocks / layout.chunks * costs.block.F + costs.sent)
+    fill = (pp - 1) / layout.slices * (blocks / layout.chunks * costs.block.F + costs.sent)
     return np.where(np.isfinite(bounds.step), bounds.pipeline * slower + fill + bounds.behind, np.inf)

@@ -45,11 +45,18 @@ def block_bytes(shape: Shape, layout: Layout) -> Held:
     into = 2 * (shape.query_width + 2 * shape.key_width) + 2 * (2 if shape.gated else 1) * shape.inner
     gradients = tokens * (4 * shape.hidden / parts + into / split)
     full = layout.recompute == FULL
-    kept = np.where(full, HALF * tokens * shape.hidden / parts, all_kept + np.where(layout.recompute == NONE, scores, 0))
+    keys = np.where(np.asarray(layout.slices) > 1, key_bytes(shape, layout), 0.0)  # of earlier slices are not made again
+    least = HALF * tokens * shape.hidden / parts + keys
+    kept = np.where(full, least, all_kept + np.where(layout.recompute == NONE, scores, 0))
     until_w = np.where(full, 0.0, inputs)
     from_b = np.where(full, gradients + inputs, gradients)
     again = np.where(full, all_kept + scores, np.where(layout.recompute == NONE, 0.0, scores))
     return Held(kept - until_w, until_w, from_b, again + gathered_bytes(shape.matrices / layout.tp, layout))
+
+
+def key_bytes(shape: Shape, layout: Layout) -> Many:
+    """Of a block's keys and values."""
+    return 2 * HALF * layout.size * shape.sequence * shape.key_width / layout.tp
 
 
 def head_bytes(shape: Shape, layout: Layout) -> Held:

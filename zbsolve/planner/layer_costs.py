@@ -6,27 +6,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..layer import Layer
+from ..layer import Layer, SliceExtra
 from ..profile.vocabulary import VocabularyCosts
 from ..util.errors import BadInput
 from .cluster import Cluster
-from .layer_bytes import WEIGHT_BYTES, Held, block_bytes, head_bytes, state_bytes
+from .layer_bytes import WEIGHT_BYTES, Held, block_bytes, head_bytes, key_bytes, state_bytes
 from .layer_times import Times, block_times, embedding_times, head_times, message_bytes, whole
 from .layout import Layout, Many
 from .profiled_layers import layers_of
 from .profiled_model import ProfiledModel
 from .shape import Shape
+from .slice_costs import attention_times, extra_times
 from .vocabulary_shards import Shards, rest_bytes, shard_bytes, shards_of, vocabulary_costs
 
 Model = Shape | ProfiledModel
 NOTHING = Held(0, 0, 0, 0)
-KINDS = ("F", "B", "W", "BW")
+KINDS = ("F", "B", "W", "BW", "attention_F", "attention_B")
 DECIDING = ("dp", "tp", "size", "recompute", "zero")  # fields of a layout that layers from profiles depend on
 
 
 class LayerCosts(NamedTuple):
     """Of one microbatch on one device, in whole µs and bytes, by the names and meanings of a `Layer`: a number each, or a
-    column over a table of layouts."""
+    column over a table of layouts. attention_F, attention_B, kv_bytes: 0 where sequences are whole. extra_F, extra_B,
+    extra_W: µs that each slice takes beyond its part."""
 
     F: Many
     B: Many
@@ -40,6 +42,12 @@ class LayerCosts(NamedTuple):
     output_bytes: Many
     output_kept: Many = 0
     input_unneeded: Many = 0
+    attention_F: Many = 0.0
+    attention_B: Many = 0.0
+    kv_bytes: Many = 0
+    extra_F: Many = 0
+    extra_B: Many = 0
+    extra_W: Many = 0
 
     @property
     def least(self) -> Times:
@@ -54,10 +62,21 @@ class LayerCosts(NamedTuple):
         """Bytes between F and B."""
         return self.held_until_B + self.held_until_W
 
-    def layer(self, name: str) -> Layer:
+    @property
+    def extra(self) -> Times:
+        """µs that each slice takes beyond its part."""
+        return Times(self.extra_F, self.extra_B, self.extra_W)
+
+    def layer(self, name: str, slices: int = 1) -> Layer:
         """The layer with these costs. The fields are numbers."""
-        known: dict[str, Any] = {one: float(value) if one in KINDS else int(value) for one, value in self._asdict().items()}
-        return Layer(name, **known)
+        said = {one: value for one, value in self._asdict().items() if not one.startswith("extra_")}
+        known: dict[str, Any] = {one: float(value) if one in KINDS else int(value) for one, value in said.items()}
+        F, B, W = ((float(one), 0.0) for one in self.extra)
+        extra = SliceExtra(slices, F, B, W, (B[0] + W[0], 0.0)) if slices > 1 else None
+        return Layer(name, **known, slice_extra=extra)
+
+
+OF_PROFILES = LayerCosts._fields[: LayerCosts._fields.index("attention_F")]  # profiles of plans say nothing of slices
 
 
 class ModelCosts(NamedTuple):
@@ -83,16 +102,32 @@ def model_costs(model: Model, layout: Layout, cluster: Cluster) -> ModelCosts:
 
 
 def _of_shape(shape: Shape, layout: Layout, cluster: Cluster) -> ModelCosts:
+    extras = (extra_times(one, shape, layout, cluster) for one in (embedding_times, block_times, head_times))
+    first, block, last = (
+        _with_extra(one, extra) for one, extra in zip(_layers(shape, layout, cluster), extras, strict=True)
+    )
+    several = np.where(np.asarray(layout.slices) > 1, 1, 0)
+    attention, keys = attention_times(shape, layout, cluster), np.ceil(key_bytes(shape, layout))
+    forward, backward = (several * one for one in attention)
+    block = block._replace(attention_F=forward, attention_B=backward, kv_bytes=several * keys)
+    shared = first.parameter_bytes if shape.tied else 0 * first.parameter_bytes
+    states = state_bytes(layout, shape.state_parts) / WEIGHT_BYTES
+    rest = np.ceil(rest_bytes(shape, layout).until_b)
+    shards = shards_of(shape, layout, cluster), np.ceil(shard_bytes(shape, layout))
+    return ModelCosts(first, block, last, states, shared, *shards, rest)
+
+
+def _layers(shape: Shape, layout: Layout, cluster: Cluster) -> tuple[LayerCosts, LayerCosts, LayerCosts]:
+    """First layer, block and last layer of whole sequences."""
     sent, table, matrices = message_bytes(shape, layout), shape.table / layout.tp, shape.matrices / layout.tp
     blocks = block_times(shape, layout, cluster), block_bytes(shape, layout)
     head = head_times(shape, layout, cluster), head_bytes(shape, layout)
     first = _costs(embedding_times(shape, layout, cluster), NOTHING, table, sent)
-    shared = first.parameter_bytes if shape.tied else 0 * first.parameter_bytes
-    states = state_bytes(layout, shape.state_parts) / WEIGHT_BYTES
-    layers = first, _costs(*blocks, matrices, sent), _costs(*head, table, 0 * sent)
-    rest = np.ceil(rest_bytes(shape, layout).until_b)
-    shards = shards_of(shape, layout, cluster), np.ceil(shard_bytes(shape, layout))
-    return ModelCosts(*layers, states, shared, *shards, rest)
+    return first, _costs(*blocks, matrices, sent), _costs(*head, table, 0 * sent)
+
+
+def _with_extra(layer: LayerCosts, extra: Times) -> LayerCosts:
+    return layer._replace(extra_F=extra.F, extra_B=extra.B, extra_W=extra.W)
 
 
 def _costs(times: Times, held: Held, parameters: Many, sent: Many) -> LayerCosts:
@@ -113,7 +148,7 @@ def _of_profiles(model: ProfiledModel, layout: Layout, cluster: Cluster) -> Mode
         return column if np.ndim(layout.dp) else column[0]
 
     def layer(at: int) -> LayerCosts:
-        return LayerCosts(*(back([getattr(row[at], name) for row in rows]) for name in LayerCosts._fields))
+        return LayerCosts(*(back([getattr(row[at], name) for row in rows]) for name in OF_PROFILES))
 
     states = [float(state_bytes(one, model.state_parts) / WEIGHT_BYTES) for one in layouts]
     none = 0 * np.asarray(layout.tp)

@@ -25,7 +25,7 @@ class Layout(NamedTuple):
     sequence: 1 where norms and dropouts are split over tensor ranks too (sequence parallelism, 2205.05198). zero: stage of
     ZeRO (1910.02054). scattered: 1 where each tensor rank sends its part of a message (2104.04473, section 4.1). vocabulary:
     a number in `VOCABULARIES`: embedding and head are on the first and the last stage, or sharded over all pipeline ranks
-    with one barrier a microbatch (2411.05288).
+    with one barrier a microbatch (2411.05288). slices: even parts of each sequence, one after the other (2504.14519).
 
     Every field is a whole number, or all are arrays of one length: then it is a table of layouts.
     """
@@ -42,6 +42,7 @@ class Layout(NamedTuple):
     zero: Many = 0
     scattered: Many = 1
     vocabulary: Many = WHOLE
+    slices: Many = 1
 
     @property
     def devices(self) -> Many:
@@ -65,6 +66,7 @@ class Layout(NamedTuple):
         parts = f"dp {self.dp} tp {self.tp} pp {self.pp} {self.spot}, {self.count} × {self.size}"
         further = ", sequence parallel" if self.sequence else ""
         further += ", vocabulary sharded" if self.vocabulary else ""
+        further += f", {self.slices} slices" if self.slices > 1 else ""
         return f"{parts}, recompute {RECOMPUTE[int(self.recompute)]}{further}, zero {self.zero}"
 
     def rows(self, keep: NDArray[Any]) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..layer import Link
 from ..profile.profile import Profile
+from ..profile.slices import SEQUENCE
 from .cluster import Cluster
 from .layer_costs import Model, model_costs, sharded_vocabulary
 from .layer_times import message_rate
@@ -15,20 +16,23 @@ def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
 
     Layers' times are whole µs: then every partition's passes are their exact sums, and a bound for all of them is one for
     each. capacity: the device's memory. What follows the pipeline is not in it (see `layer_times.after_pipeline`). A layout
-    with a sharded vocabulary is for `Step(vocabulary="sharded")`: the profile says what its shards cost. Raises BadInput for
-    a layout that the model's profiles do not know.
+    with a sharded vocabulary is for `Step(vocabulary="sharded")`: the profile says what its shards cost. One in slices is
+    for `Step(slices=)`: layers say what causal attention takes, and what each slice takes beyond its part. Raises BadInput
+    for a layout that the model's profiles do not know.
     """
+    slices = int(layout.slices)
     costs = model_costs(model, layout, cluster)
     first, block, last = costs.first, costs.block, costs.last
-    blocks = (block.layer(f"block{i}") for i in range(model.layers))
+    blocks = (block.layer(f"block{i}", slices) for i in range(model.layers))
+    facts = {"cluster": cluster.name, "layout": {name: int(value) for name, value in layout._asdict().items()}}
     return Profile(
         f"estimated: {model.source}, {cluster.title}",
         f"{model.name}, {layout.title}",
-        (first.layer("embedding"), *blocks, last.layer("head")),
+        (first.layer("embedding", slices), *blocks, last.layer("head", slices)),
         Link(0.0, float(message_rate(layout, cluster)), blocking=True),
         float(costs.states),
         cluster.memory,
-        {"cluster": cluster.name, "layout": {name: int(value) for name, value in layout._asdict().items()}},
+        {**facts, SEQUENCE: model.sequence} if slices > 1 else facts,
         {},
         tied=((int(costs.shared), (0, model.layers + 1)),) if costs.shared else (),
         vocabulary=sharded_vocabulary(model, layout, cluster) if layout.vocabulary else None,

@@ -144,6 +144,11 @@ class ProfiledModel:
         """Profiles may say what shards cost; a plan does not look at that."""
         return False
 
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """Profiles may say what slices cost; a plan does not look at that."""
+        return ()
+
     def sizes(self, tp: int) -> range:
         """Sequences a microbatch that are known or lie between known ones."""
         row = self.points.get(tp, {})

@@ -18,6 +18,7 @@ FIELDS = {
     "sequence": "sequence parallelism",
     "zero": "ZeRO",
     "vocabulary": "vocabulary",
+    "slices": "slices",
 }
 NAMES = {"placement": PLACEMENTS, "recompute": RECOMPUTE, "sequence": ("no", "yes"), "vocabulary": VOCABULARIES}
 

@@ -9,6 +9,7 @@ from .layout import FULL, NONE, SELECTIVE
 
 MAX_SIZE = 32  # sequences a microbatch
 MOVED_WHOLE = 22  # bytes that norms, dropouts and residuals move, a token and hidden unit (see `layer_times`)
+SLICES = (2, 4, 8, 16)  # even parts of a sequence, beside whole ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,11 @@ class Shape:
     def shards_vocabulary(self) -> bool:
         """Whether the cost of a sharded vocabulary is known."""
         return True
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """Numbers of even slices that a sequence may run in, beside whole."""
+        return tuple(one for one in SLICES if self.sequence % one == 0)
 
     def sizes(self, tp: int) -> range:
         """Sequences a microbatch on so many tensor ranks, which divide the heads."""

@@ -7,6 +7,7 @@ from math import isqrt
 
 import numpy as np
 
+from ..tables import Ints
 from ..util.errors import BadInput
 from .cluster import Cluster
 from .layer_costs import Model
@@ -23,8 +24,9 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Layout:
     Tensor ranks divide the heads and a node's devices: groups stay inside a node. Pipeline ranks divide what is left; stages
     are as many as there are layers (embedding and head are one each) or fewer, on one stage a rank, in loops of up to
     `MAX_CHUNKS` stages a rank, or in a V. Microbatches divide a replica's batch. Of a profiled model tensor ranks and
-    sequences a microbatch are those that its profiles know. The vocabulary is whole, or sharded over
-    several pipeline ranks where the model knows what that costs. Raises BadInput where there is none.
+    sequences a microbatch are those that its profiles know. On several pipeline ranks the vocabulary is whole or sharded
+    over them, and sequences that are a microbatch each run whole or in slices, where the model knows what that costs. Raises
+    BadInput where there is none.
     """
     if not (1 <= devices <= MOST and 1 <= batch <= MOST):
         raise BadInput(f"devices {devices}, batch {batch}: at least 1 of each is needed, and {MOST} at most")
@@ -33,17 +35,28 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Layout:
     found = list(_layouts(model, devices, batch, cluster))
     if not found:
         raise BadInput(_no_split(model, devices, batch, cluster))
-    return _with_vocabularies(table_of(found)) if model.shards_vocabulary else table_of(found)
+    table = _with_vocabularies(table_of(found)) if model.shards_vocabulary else table_of(found)
+    return _with_slices(table, model.slices)
 
 
 def _with_vocabularies(table: Layout) -> Layout:
-    """Each layout, and those of several pipeline ranks with a sharded vocabulary behind it."""
-    several = table.pp > 1
-    found = table.rows(np.repeat(np.arange(len(several)), 1 + several))
-    first = np.cumsum(1 + several) - 1 - several
-    vocabulary = np.full(len(found.pp), SHARDED)
-    vocabulary[first] = WHOLE
-    return found._replace(vocabulary=vocabulary)
+    """Each layout, and behind those of several pipeline ranks one with a sharded vocabulary."""
+    found, turn = _repeated(table, 1 + (table.pp > 1))
+    return found._replace(vocabulary=np.array([WHOLE, SHARDED])[turn])
+
+
+def _with_slices(table: Layout, slices: tuple[int, ...]) -> Layout:
+    """Each layout, and behind those whose microbatches are sequences the same in slices."""
+    numbers = np.array([1, *slices])
+    found, turn = _repeated(table, np.where((table.pp > 1) & (table.size == 1), len(numbers), 1))
+    return found._replace(slices=numbers[turn])
+
+
+def _repeated(table: Layout, times: Ints) -> tuple[Layout, Ints]:
+    """Each row so many times in a row, and which time it is, from 0."""
+    first = np.cumsum(times) - times
+    rows = np.repeat(np.arange(len(times)), times)
+    return table.rows(rows), np.arange(len(rows)) - first[rows]
 
 
 def _no_split(model: Model, devices: int, batch: int, cluster: Cluster) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from .dominance import dominators
 from .layer_costs import Model
 from .layout import Layout
 from .rank_roles import roles
+from .vocabulary_shards import Shards
 
 DOMINATED = "dominated by another layout"
 RULES = (*OF_LAYOUTS, DOMINATED)
@@ -94,26 +97,28 @@ def unproven(stated: SpaceBounds, memory: int) -> Ints:
 def _costs_at(costs: Costs, rows: Ints) -> Costs:
     """The same of some layouts."""
 
-    def at(column: object) -> object:
+    def at(column: Any) -> Any:
         return column[rows] if isinstance(column, np.ndarray) else column
 
-    fields = (type(one)(*map(at, one)) if isinstance(one, tuple) else at(one) for one in costs)
-    return Costs(*fields)  # type: ignore[arg-type]
+    fields: Iterator[Any] = (type(one)(*map(at, one)) if isinstance(one, tuple) else at(one) for one in costs)
+    return Costs(*fields)
 
 
 def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:
     """Bytes of the fullest rank of one layout that needs so much at least, when one microbatch is on all stages."""
-    on = roles(layout)
-    fixed, none = fixed_bytes(costs, on, 1)[:, 0], fixed_bytes(costs, on, 0)[:, 0]
-    unit, transient = int((costs.states + costs.kept)[0]), int(costs.transient[0])
+    on, shard = roles(layout), Shards(*(int(one[0]) for one in costs.shard))
+    none = fixed_bytes(costs, on, 0)[:, 0] + shard.states
+    fixed = fixed_bytes(costs, on, 1)[:, 0] + shard.states + shard.held
+    unit, transient = int((costs.states + costs.kept)[0]), max(int(costs.transient[0]), shard.transient)
+    beside = fixed + shard.transient
     blocks = np.minimum(np.maximum((need - fixed - transient) // unit, 0), costs.blocks)
-    filled = np.where(on.number[:, 0] > 0, fixed + blocks * unit + transient * (blocks > 0), 0)
+    filled = np.where(on.number[:, 0] > 0, np.where(blocks > 0, fixed + blocks * unit + transient, beside), 0)
     role = int(filled.argmax())
     waiting = int(on.ends[role, 0] * costs.waiting[0])
     return {
         "parameters and optimizer states": int(blocks[role] * costs.states[0] + none[role]) - waiting,
         "activations of one microbatch": int(blocks[role] * costs.kept[0]),
-        "what a pass takes while it runs": transient if blocks[role] else 0,
+        "what a pass takes while it runs": transient if blocks[role] else shard.transient,
         "the logits": int(fixed[role] - none[role]),
         "messages that wait": waiting,
     }

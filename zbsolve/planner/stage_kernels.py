@@ -13,6 +13,10 @@ from .bound_row import (
     HW,
     KEPT,
     LOOKUP,
+    PART_B,
+    PART_EF,
+    PART_F,
+    PART_SENT,
     SENT,
     SHARD,
     SHARD_HELD,
@@ -21,6 +25,7 @@ from .bound_row import (
     TABLE,
     TIED,
     TRANSIENT,
+    UNSLICED,
     WAITING,
     B,
     F,
@@ -72,8 +77,8 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     p, m, last = row[P], row[M], r == row[P] - 1
     head, drain = row[LOOKUP], row[LOOKUP]  # before its first F; after its last B
     if r > 0:
-        head += row[EF] + row[F] * before + r * row[SENT]
-        drain += row[B] * before + (r - 1) * row[SENT]
+        head += row[PART_EF] + row[PART_F] * before + r * row[PART_SENT]
+        drain += row[PART_B] * before + (r - 1) * row[PART_SENT]
     forward, backward, weight = row[EF] if r == 0 else 0, 0, 0  # what it has beside blocks
     if last:
         forward, backward, weight = forward + row[HF], row[HB], row[HW]
@@ -86,10 +91,10 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     rest = x - row[CHAIN]
     if rest < 0:
         return -1
-    if m > 1:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
+    if m > 1 and row[UNSLICED]:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
         most = min(most, at_most(rest // (m - 1) - forward, row[F]), at_most(rest // (m - 1) - backward, row[B]))
-    # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns.
-    turns = turns_within(row, x - head - drain, row[CHAIN] - head - drain)
+    # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns. Slices share their turns.
+    turns = turns_within(row, x - head - drain, row[CHAIN] - head - drain) if row[UNSLICED] else m
     if turns < 1:
         return -1
     at_once = -(-m // turns)

@@ -19,16 +19,18 @@ from .layer_bytes import WEIGHT_BYTES, Held, state_bytes
 from .layer_times import HALF, HEAD_BYTES, all_reduce, embedding_times, message_bytes, message_rate
 from .layout import Layout, Many
 from .shape import Shape
+from .slice_costs import mean_slice
 
 LOSS_BYTES = 4  # of each logit while S runs: 32 bits
 STATISTIC_BYTES = 8  # that a shard tells the others of each token: two numbers of 32 bits
 
 
 class Shards(NamedTuple):
-    """Of each rank, whole µs and bytes. S, T: of its passes for one microbatch. gap: µs from the last block's forward to its
-    backward at least: the broadcast of hidden states, S and the barrier. lookup: µs of the embedding's collectives, there
-    and back. states: bytes of the shard's parameters with gradients and optimizer states, never more than a profile says;
-    transient: that a pass of it takes while it runs; held: that it holds while the first microbatch's S runs."""
+    """Of each rank, whole µs and bytes. S, T: of its passes for one microbatch, all slices. gap: µs of a slice from the last
+    block's forward to its backward at least: the broadcast of hidden states, S and the barrier. lookup: µs of a slice's
+    collectives of the embedding, there and back. states: bytes of the shard's parameters with gradients and optimizer
+    states, never more than a profile says; transient: that a pass of it takes while it runs; held: that it holds while the
+    first microbatch's last S runs."""
 
     S: Many
     T: Many
@@ -56,13 +58,14 @@ class _Shard(NamedTuple):
 
 def shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Shards:
     """Of each layout of a table; zeros where the vocabulary is not sharded."""
-    one, on = _shard(shape, layout, cluster), layout.vocabulary
+    one, on = _shard(shape, mean_slice(layout), cluster), layout.vocabulary
     S, T, broadcast, statistics = (np.rint(column) for column in (one.S, one.T, one.broadcast, one.statistics))
     gap = 2 * broadcast + S + statistics  # the barrier sums gradients, which takes as long as the broadcast
     lookup = np.rint(one.lookup + one.broadcast)
     states = np.floor(state_bytes(layout) / WEIGHT_BYTES * np.ceil(one.parameters))
     held = 2 * np.ceil(one.hidden) + np.ceil(one.kept)
-    return Shards(*(on * column for column in (S, T, gap, lookup, states, np.ceil(one.transient), held)))
+    passes = layout.slices * S, layout.slices * T
+    return Shards(*(on * column for column in (*passes, gap, lookup, states, np.ceil(one.transient), held)))
 
 
 def rest_bytes(shape: Shape, layout: Layout) -> Held:
@@ -73,22 +76,23 @@ def rest_bytes(shape: Shape, layout: Layout) -> Held:
 
 
 def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tuple[Layer, Layer]) -> VocabularyCosts:
-    """The same as a profile has it, for one layout; rests: what is left of embedding and head."""
-    one = _shard(shape, layout, cluster)
+    """The same as a profile has it, for one layout; rests: what is left of embedding and head. Times are so that a slice's
+    part of them is what it takes."""
+    one, part, slices = _shard(shape, layout, cluster), _shard(shape, mean_slice(layout), cluster), int(layout.slices)
     held, transient = ceil(one.kept), ceil(one.transient)
-    S, T = float(np.rint(one.S)), float(np.rint(one.T))
+    S, T = (slices * float(np.rint(time)) for time in (part.S, part.T))
     passes = ShardPasses(S, T, held, transient)
     apart = ShardPasses(S - T, 2 * T, held, transient)  # with two barriers T makes the input gradient
-    rate = float(one.broadcast)
+    broadcast = slices * float(part.broadcast)
     row = ShardCosts(
         int(layout.pp),
         passes,
         apart,
         ceil(one.parameters),
-        float(one.lookup),
-        broadcast=rate,
-        reduce=rate,
-        statistics=float(one.statistics),
+        slices * float(part.lookup),
+        broadcast=broadcast,
+        reduce=broadcast,
+        statistics=slices * float(part.statistics),
     )
     tokens = int(layout.size) * shape.sequence
     return VocabularyCosts(
