@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import lcm
 
 import numpy as np
 
 from ..build.many import with_microbatches
-from ..greedy.block_arms import RULES, SECONDS_PER_DECODED_PASS
+from ..greedy.block_arms import RULES, SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE
 from ..greedy.building_block import BuildingBlock, anneal_block, earliest_offsets, serial_block, shorter_blocks
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
 from ..greedy.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
@@ -23,21 +24,28 @@ from ..ilp.bounds.bound import Bound
 from ..ilp.bounds.many import bound_of_many, check_plain
 from ..long_steps.repeated import RepeatedSchedule, Round
 from ..long_steps.rounds_in_order import find_round
-from ..long_steps.simulation import earliest_starts, value_of
+from ..long_steps.simulation import earliest_starts, peaks, value_of
 from ..problem import Ints, Problem
 from ..schedule import Certificate
+from ..systems.table import presets_of
 from ..util.clock import Clock
 from ..util.errors import BadInput, NotFound, interruption
 from .solver import ready, solve
 
 EVERY = (1, 2, 3, 4, 6, 8, 12)  # microbatches of a round that are looked for
 MULTIPLE = 24  # what all of them divide: microbatches that are left for rounds
+MAX_MULTIPLE = 3  # times the ranks, where rounds of as many microbatches as there are ranks are looked for, too
+NAMED = (6.0, 3.5)  # times what is in flight: microbatches of named schedules
+BLOCK_LENGTH = 4.0  # the same of blocks repeated
 SMALL = 2.5  # times what is in flight: microbatches of the small step
 LONGER = (2.0, 3.5, 6.0)  # times what is in flight: how many more microbatches show rounds
 MIN_PASSES = 200_000  # of a whole step: below, a search pass by pass finds as much
 MIN_DEPTHS = 4  # times what is in flight: fewer microbatches show no rounds
 MAX_SOLVED = 400_000  # passes of a small step that is solved as a problem: beyond, its tables take more than half a GB
+MAX_NAMED = 1_200_000  # passes of a step whose named schedules are made
 MAX_SHOWN = 12_000_000  # passes of an order that shows rounds
+SECONDS_PER_NAMED_PASS = 2e-6  # of work that making and simulating a named schedule count for
+BLOCK_SHARE = 0.25  # of the time is for blocks
 SOLVE_SHARE = 0.45  # of the time is for the small step
 BLOCK_ROUNDS, MAX_BLOCK_LANES = 300, 1500  # of annealing a block; lanes of steps whose blocks are searched
 CUT_RULES = (RULES[2], RULES[1], RULES[0])
@@ -84,6 +92,7 @@ class _Search:
     clock: Clock
     seed: int
     progress: Progress
+    every: tuple[int, ...]
     best: _Found | None = None
     solver: str = ""
 
@@ -95,7 +104,7 @@ class _Search:
     def length(self, wanted: float) -> int:
         """About so many microbatches, as many as leave whole rounds."""
         few = max(MULTIPLE, round(wanted))
-        return few + (self.microbatches - few) % MULTIPLE
+        return few + (self.microbatches - few) % lcm(*self.every)
 
     def offer(self, few: int, lanes: Ints, solver: str) -> None:
         """Keep an order of `few` microbatches, rank after rank, where it has rounds, is better, and its messages fit."""
@@ -103,7 +112,7 @@ class _Search:
         order = tuple(np.split(lanes, ends))
         start = earliest_starts(self.one, few, order)
         self.clock.spend(lanes.size * SECONDS_PER_DECODED_PASS)
-        found = _with_rounds(self.one, self.microbatches, order, start)
+        found = _with_rounds(self, order, start)
         if found is None or (self.best is not None and found.value >= self.best.value) or not self._messages_fit(found):
             return
         self.best, self.solver = found, solver
@@ -137,7 +146,8 @@ def solve_many(
     if graph is None:
         raise BadInput("many microbatches: each rank of the step needs one stream")
     ready()
-    search = _Search(one, microbatches, graph, bound, Clock(seconds, effort), seed, progress)
+    every = EVERY if lcm(MULTIPLE, one.ranks) > MAX_MULTIPLE * one.ranks else (*EVERY, one.ranks)
+    search = _Search(one, microbatches, graph, bound, Clock(seconds, effort), seed, progress, every)
     try:
         for _ in _steps(search):
             if search.done:
@@ -154,37 +164,64 @@ def solve_many(
 
 
 def _steps(search: _Search) -> Iterator[None]:
-    """A block repeated, then a small step and its steady state."""
-    flight = microbatches_in_flight(search.graph)
-    depth = max(flight, search.one.ranks)
-    yield from _blocks(search, search.length(LONGER[0] * depth))
+    """Named schedules, blocks repeated, then a small step and its steady state."""
+    depth = max(microbatches_in_flight(search.graph), search.one.ranks)
+    yield from _named(search, depth)
+    yield from _blocks(search, depth)
     few = search.length(SMALL * depth)
     if few * search.graph.rank.size <= MAX_SOLVED:
         yield from _from_small(search, few, depth)
 
 
-def _blocks(search: _Search, few: int) -> Iterator[None]:
-    """Blocks, repeated: the passes of one microbatch as early as they can be; and the shortest legal one."""
-    work = int(rank_work(search.graph).max())
-    targets = [BuildingBlock(earliest_offsets(search.graph), work)]
-    if search.graph.rank.size <= MAX_BLOCK_LANES:
-        targets.append(_shortest_block(search))
-    for offset, period in targets:
+def _named(search: _Search, depth: int) -> Iterator[None]:
+    """The literature's schedules of a step: they repeat by themselves; and what decoding makes of them."""
+    lengths = [search.length(times * depth) for times in NAMED]
+    few = next((one for one in lengths if one * search.graph.rank.size <= MAX_NAMED), None)
+    if few is None or few > search.microbatches:
+        return
+    g = of_length(search.graph, few)
+    lanes = g.passes[:, 0] // few
+    for name, named in presets_of(with_microbatches(search.one, few), searched=False):
+        order = [rows // few for rows in named.sequences.values()]
+        search.clock.spend(g.passes.size * SECONDS_PER_NAMED_PASS)
+        start = earliest_starts(search.one, few, order)
+        if (peaks(search.one, order) <= search.one.room[: search.one.ranks]).all():
+            search.offer(few, np.concatenate(order), name)
+        yield
+        yield from _decoded(search, g, start[lanes], CUT_RULES, name)
+
+
+def _blocks(search: _Search, depth: int) -> Iterator[None]:
+    """Blocks, repeated: the passes of one microbatch as early as they can be; ever shorter legal ones; and ones near those
+    of a shorter period, which decoding mends."""
+    g, until = search.graph, search.clock.used + BLOCK_SHARE * search.clock.left
+    work = int(rank_work(g).max())
+    yield from _repeated(search, BuildingBlock(earliest_offsets(g), work), depth)
+    best, rounds = serial_block(g), BLOCK_ROUNDS
+    while g.rank.size <= MAX_BLOCK_LANES and search.clock.used < until:
+
+        def near(start: Ints, period: int, rounds: int = rounds) -> tuple[BuildingBlock, bool]:
+            search.clock.spend(rounds * g.rank.size * SECONDS_PER_PLACED_LANE)
+            return anneal_block(g, start, period, rounds, search.seed)
+
+        found = list(shorter_blocks(g, best, near, lambda: search.clock.used < until))
+        if found:
+            best = found[-1]
+            yield from _repeated(search, best, depth)
+        for period in dict.fromkeys((work, (work + best.period) // 2)):
+            if period < best.period and search.clock.used < until:
+                yield from _repeated(search, near(best.offset, period)[0], depth)
+        if best.period <= work:
+            return
+        rounds *= 4
+
+
+def _repeated(search: _Search, block: BuildingBlock, depth: int) -> Iterator[None]:
+    """A block repeated, in an order that is long enough to show rounds."""
+    few = search.length(BLOCK_LENGTH * depth)
+    if few * search.graph.rank.size <= MAX_SHOWN and few <= search.microbatches:
         g = of_length(search.graph, few)
-        yield from _decoded(search, g, repeated_targets(g, offset, period), RULES, "building block")
-
-
-def _shortest_block(search: _Search) -> BuildingBlock:
-    """Offsets and period, µs, of the shortest legal block that is found soon."""
-    g, until = search.graph, search.clock.used + 0.1 * search.clock.left
-    block = serial_block(g)
-
-    def near(start: Ints, period: int) -> tuple[BuildingBlock, bool]:
-        search.clock.spend(BLOCK_ROUNDS * g.rank.size * 1.5e-8)
-        return anneal_block(g, start, period, BLOCK_ROUNDS, search.seed)
-
-    found = list(shorter_blocks(g, block, near, lambda: search.clock.used < until))
-    return found[-1] if found else block
+        yield from _decoded(search, g, repeated_targets(g, block.offset, block.period), RULES, "building block")
 
 
 def _from_small(search: _Search, few: int, depth: int) -> Iterator[None]:
@@ -225,19 +262,14 @@ def _decoded(
         yield
 
 
-def _with_rounds(one: Problem, microbatches: int, order: tuple[Ints, ...], start: Ints) -> _Found | None:
-    """The order with the rounds that make the whole shortest; None where it has none. start: µs, shape (lanes, few)."""
-    few = start.shape[1]
+def _with_rounds(search: _Search, order: tuple[Ints, ...], start: Ints) -> _Found | None:
+    """The order with its rounds of fewest microbatches; None where it has none. start: µs, shape (lanes, few)."""
+    one, microbatches, few = search.one, search.microbatches, start.shape[1]
     if start.min() < 0 or few > microbatches:
         return None
-    value, best = value_of(one, start), None
-    for every in EVERY:
-        if (microbatches - few) % every:
-            continue
-        round = find_round(one, order, start, every)
+    for every in search.every:
+        round = None if (microbatches - few) % every else find_round(one, order, start, every)
         if round is not None:
-            whole = value + (microbatches - few) // every * round.period
-            if best is None or whole < best.value:
-                best = _Found(few, order, round, whole)
-            break
-    return best
+            whole = value_of(one, start) + (microbatches - few) // every * round.period
+            return _Found(few, order, round, whole)
+    return None
