@@ -18,6 +18,8 @@ from zbsolve import BadInput, Infeasible, NotFound, Problem, Step, pipeline, ver
 from zbsolve.build.many import with_microbatches
 from zbsolve.cli.app import main
 from zbsolve.cli.solve_many import repeated_step
+from zbsolve.ilp import recheck
+from zbsolve.ilp.bounds.many import repeated_microbatch
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import value_of_whole, violations
 from zbsolve.long_steps.patterns import as_text, from_text
@@ -60,6 +62,18 @@ def test_with_any_number_of_rounds_it_is_the_schedule_that_it_says(name: str) ->
         assert whole.order[long.streams[1]] == tuple(short.names_of(1))
     assert long.certificate.value == value_of_whole(long)
     assert proven_bound(long.one, long.microbatches).value == long.certificate.bound
+
+
+def test_with_all_its_passes_its_bound_is_proven_again_from_one_microbatch() -> None:
+    long = solved("vee")
+    whole = replace(long, microbatches=long.few + 4 * long.round.every)
+    stated = proven_bound(whole.one, whole.microbatches)
+    problem = step("vee", whole.microbatches)
+    assert repeated_microbatch(problem) == long.one
+    assert recheck(problem, stated, 10.0) == stated
+    higher = replace(stated, value=stated.value + 1000)
+    assert recheck(problem, higher, 10.0).value < higher.value
+    assert repeated_microbatch(pipeline([2, 3], [2, 2], [1, 1], placement=((0, 1), (1, 0)), microbatches=4)) is None
 
 
 def damaged(long: RepeatedSchedule) -> dict[str, RepeatedSchedule]:

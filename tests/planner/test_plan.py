@@ -15,7 +15,9 @@ import pytest
 import zbsolve
 from zbsolve import BadInput, Infeasible
 from zbsolve.cli import main
-from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, check_plan, layout_profile, shape_by_name
+from zbsolve.ilp import recheck
+from zbsolve.ilp.bounds.bound import Bound
+from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, shape_by_name
 from zbsolve.planner.bound_kernels import refuted
 from zbsolve.planner.bound_row import bound_rows
 from zbsolve.planner.candidate import candidate_of
@@ -68,6 +70,20 @@ def test_the_plan_is_the_best_of_the_space_and_says_so() -> None:
     assert plan.near[0] is plan.best
     assert 0 < plan.mfu(plan.best) < 1
     assert plan.tokens(plan.best) == pytest.approx(16 * 2048 / 8 / (plan.best.value / 1e6))
+
+
+def test_many_microbatches_repeat_a_steady_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidate, "MIN_REPEATED", 2000)
+    layout = Layout(1, 1, 8, 1, SINGLE, 1, 128, zero=0)
+    one = candidate_of(SMALL, layout, A100, small().memory, method="greedy", effort=0.1, prefer=None)
+    assert one is not None
+    certificate = one.schedule.certificate
+    assert certificate is not None
+    assert zbsolve.verify(one.schedule.problem, one.schedule) == ()
+    assert one.value == pytest.approx(certificate.value + one.behind)
+    assert certificate.gap < 0.02
+    stated = Bound(certificate.bound, certificate.proof, certificate.relaxation, certificate.ranks)
+    assert recheck(one.schedule.problem, stated, 10.0).value >= certificate.bound
 
 
 def test_families_cover_the_space() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ..ilp.bounds.many import repeated_microbatch
+from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import Schedule
+from ..search.many import solve_many, worth_repeating
 from ..search.solver import solve
 from ..step import Step
 from ..util.errors import Infeasible, NotFound
@@ -18,6 +22,9 @@ from .layer_costs import Model
 from .layer_times import after_pipeline
 from .layout import Layout
 from .model_profile import layout_profile
+
+MIN_EFFORT = 1.0  # of that: named schedules are tried at least
+MIN_REPEATED = 20_000  # passes of a step whose steady state is repeated, where it has enough microbatches
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +78,8 @@ def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = Non
 
 def improved(candidate: Candidate, **search: Any) -> Candidate:
     """The candidate after a further search that begins with its schedule."""
-    schedule = solve(candidate.schedule.problem, hint=candidate.schedule, **search)
+    problem = candidate.schedule.problem
+    schedule = _repeated(problem, search) or solve(problem, hint=candidate.schedule, **search)
     better = schedule.timeline().makespan < candidate.schedule.timeline().makespan
     return replace(candidate, schedule=schedule) if better else candidate
 
@@ -88,6 +96,22 @@ def behind_of(
 
 def _solved(step: Step, profile: Profile, search: dict[str, Any]) -> tuple[Step, Schedule] | None:
     try:
-        return step, solve(step.problem(profile), **search)
+        problem = step.problem(profile)
+        return step, _repeated(problem, search) or solve(problem, **search)
     except (Infeasible, NotFound):
         return None
+
+
+def _repeated(problem: Problem, search: dict[str, Any]) -> Schedule | None:
+    """A schedule of many microbatches, from few and their steady state, with all its passes; None where there are not so
+    many, or none was found. search: as `search.solve` takes it."""
+    large = len(problem.passes) >= MIN_REPEATED and search.get("method", "auto") in ("auto", "greedy")
+    one = repeated_microbatch(problem) if large else None
+    if one is None or not worth_repeating(one, problem.microbatches, MIN_REPEATED):
+        return None
+    limits = {name: search[name] for name in ("seconds", "effort", "seed") if name in search}
+    if limits.get("effort"):
+        limits["effort"] = max(limits["effort"], MIN_EFFORT)
+    with suppress(NotFound):
+        return solve_many(one, problem.microbatches, **limits).unrolled()
+    return None

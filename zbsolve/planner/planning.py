@@ -115,7 +115,9 @@ def _first_schedules(race: _Race) -> None:
     the first ones, bounds are raised wherever they leave a layout in the race."""
     enough = race.clock.left * (1 - QUICK_SHARE)
     for most in (FIRST_LOOKS, len(race.bounds.rule)):
-        for row in _in_race(race)[:most]:
+        rows = _in_race(race)
+        plain = [row for row in rows if not race.bounds.layout.vocabulary[row]][:most]
+        for row in dict.fromkeys([*plain, *rows[:most]] if most == FIRST_LOOKS else rows):
             if race.candidates and (race.stop() or race.clock.left < enough):
                 break
             if race.bounds.step[row] < race.value:

@@ -43,6 +43,7 @@ MIN_PASSES = 200_000  # of a whole step: below, a search pass by pass finds as m
 MIN_DEPTHS = 4  # times what is in flight: fewer microbatches show no rounds
 MAX_SOLVED = 400_000  # passes of a small step that is solved as a problem: beyond, its tables take more than half a GB
 MAX_NAMED = 1_200_000  # passes of a step whose named schedules are made
+MAX_DECODED = 3  # named schedules that are decoded
 MAX_SHOWN = 12_000_000  # passes of an order that shows rounds
 SECONDS_PER_NAMED_PASS = 2e-6  # of work that making and simulating a named schedule count for
 BLOCK_SHARE = 0.25  # of the time is for blocks
@@ -53,15 +54,15 @@ CUT_RULES = (RULES[2], RULES[1], RULES[0])
 Progress = Callable[[str], None]
 
 
-def worth_repeating(one: Problem, microbatches: int) -> bool:
+def worth_repeating(one: Problem, microbatches: int, passes: int | None = None) -> bool:
     """Whether a step of so many microbatches like the only one of `one` is too long to be searched pass by pass, and long
-    enough to show rounds; and microbatches can be repeated at all."""
+    enough to show rounds; and microbatches can be repeated at all. passes: of a step that is so long; None: `MIN_PASSES`."""
     try:
         check_plain(one)
     except BadInput:
         return False
     graph = microbatch_graph(one)
-    if graph is None or microbatches * len(one.passes) < MIN_PASSES:
+    if graph is None or microbatches * len(one.passes) < (MIN_PASSES if passes is None else passes):
         return False
     return microbatches >= MIN_DEPTHS * max(microbatches_in_flight(graph), one.ranks) + MULTIPLE
 
@@ -174,21 +175,23 @@ def _steps(search: _Search) -> Iterator[None]:
 
 
 def _named(search: _Search, depth: int) -> Iterator[None]:
-    """The literature's schedules of a step: they repeat by themselves; and what decoding makes of them."""
+    """The literature's schedules of a step: they repeat by themselves; then what decoding makes of the shortest."""
     lengths = [search.length(times * depth) for times in NAMED]
     few = next((one for one in lengths if one * search.graph.rank.size <= MAX_NAMED), None)
     if few is None or few > search.microbatches:
         return
     g = of_length(search.graph, few)
-    lanes = g.passes[:, 0] // few
+    lanes, made = g.passes[:, 0] // few, list[tuple[int, str, Ints]]()
     for name, named in presets_of(with_microbatches(search.one, few), searched=False):
         order = [rows // few for rows in named.sequences.values()]
         search.clock.spend(g.passes.size * SECONDS_PER_NAMED_PASS)
         start = earliest_starts(search.one, few, order)
         if (peaks(search.one, order) <= search.one.room[: search.one.ranks]).all():
             search.offer(few, np.concatenate(order), name)
+        made.append((value_of(search.one, start), name, start[lanes]))
         yield
-        yield from _decoded(search, g, start[lanes], CUT_RULES, name)
+    for _, name, target in sorted(made, key=lambda one: one[0])[:MAX_DECODED]:
+        yield from _decoded(search, g, target, CUT_RULES, name)
 
 
 def _blocks(search: _Search, depth: int) -> Iterator[None]:

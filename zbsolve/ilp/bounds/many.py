@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...build.many import with_microbatches
 from ...greedy.compressed import compressed_rows
 from ...problem import Ints, Problem
 from ...util.errors import BadInput
@@ -59,6 +60,17 @@ def bound_of_many(one: Problem, count: int) -> Bound:
     passes share streams or collectives, or bytes lie off the devices."""
     check_plain(one)
     return max(_rounded(one, count), key=lambda bound: bound.value)
+
+
+def repeated_microbatch(problem: Problem) -> Problem | None:
+    """The step of one microbatch that `problem` is several times; None where it is not, or has what `bound_of_many` does not
+    know."""
+    one = problem.head(1)
+    try:
+        check_plain(one)
+        return one if with_microbatches(one, problem.microbatches) == problem else None
+    except BadInput:
+        return None
 
 
 def check_plain(one: Problem) -> None:
