@@ -6,8 +6,12 @@ The packages are downloaded without their dependencies; where that fails the tes
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from itertools import accumulate
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +19,14 @@ import pytest
 
 from zbsolve import Schedule, pipeline, preset
 from zbsolve.interchange import Options, export
+from zbsolve.planner import Layout, Shape
+from zbsolve.planner.layout import FULL, LOOP
 from zbsolve.systems.one_direction import interleaved_in_groups
 
 from ..support import colossalai_ranks
 from ..support.exports import a_step, in_order_schedule, run_python, walk
-from ..support.packages import Package
+from ..support.packages import Package, installed
+from ..support.plans import chosen
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +97,47 @@ def test_megatron_runs_the_order_that_we_cost(megatron: Package, p: int, v: int,
             row += [forward[warm + k], backward[k]]
         row += backward[rest:total]
         assert ours[rank] == row
+
+
+CONFIG = """
+import json, sys
+from dataclasses import fields
+import torch
+from megatron.core.distributed.distributed_data_parallel_config import DistributedDataParallelConfig as Replicas
+from megatron.core.transformer.transformer_config import TransformerConfig as Config
+body = json.load(sys.stdin)
+known = {one.name for one in fields(Config)}, {one.name for one in fields(Replicas)}
+group = body.pop("microbatch_group_size_per_virtual_pipeline_stage", None)
+sizes = {name: body.pop(name) for name in ("micro_batch_size", "global_batch_size")}
+replicas = {name: body.pop(name) for name in list(body) if name in known[1]}
+stages = body["pipeline_model_parallel_layout"].count("|") + 1
+virtual = stages // body["pipeline_model_parallel_size"]
+config = Config(hidden_size=64, num_attention_heads=8, pipeline_dtype=torch.bfloat16,
+    virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None, microbatch_group_size_per_vp_stage=group, **body)
+made = Replicas(**replicas)
+layout = config.pipeline_model_parallel_layout.layout
+layers = [["".join(kind.name[0] for kind in chunk) for chunk in rank] for rank in layout]
+print(json.dumps([layers, config.microbatch_group_size_per_vp_stage, config.recompute_granularity, config.sequence_parallel,
+    config.tensor_model_parallel_size, made.use_distributed_optimizer, made.data_parallel_sharding_strategy]))
+"""
+
+
+def test_megatrons_own_configuration_takes_a_plan(tmp_path: Path) -> None:
+    """Its dataclasses check what belongs together: the layout's stages, recompute flags, sequence parallelism, FSDP."""
+    layout = Layout(2, 2, 2, 2, LOOP, 2, 4, recompute=FULL, sequence=1, zero=2)
+    choice = chosen(Shape.gpt(1024, 8, 6, vocabulary=8192), layout)
+    body = export(choice.best.schedule, "megatron", Options(plan=choice)).text
+    folder = installed(("megatron-core==0.16.1",), tmp_path)
+    command = [sys.executable, "-W", "ignore", "-c", CONFIG]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, input=body, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    layers, group, recompute, sequence, tensor, optimizer, sharding = json.loads(done.stdout.splitlines()[-1])
+    stages = [layers[stage % 2][stage // 2] for stage in range(4)]
+    assert "".join(stages) == "e" + 6 * "d" + "l"
+    assert [len(one) for one in stages] == list(choice.best.schedule.problem.layers)
+    assert group == json.loads(body)["microbatch_group_size_per_virtual_pipeline_stage"]
+    assert (recompute, sequence, tensor, optimizer, sharding) == ("full", True, 2, True, "optim_grads")
 
 
 # --- DeepSpeed ---

@@ -24,8 +24,8 @@ def a_step(layers: tuple[int, ...], placement: tuple[int, ...] | None = None, *,
     return random_schedule(problem, 3)
 
 
-def titan_of(schedule: Schedule, layers: str | None = None) -> Titan | None:
-    return titan_for(torch_order(schedule).order, "x.csv", layers)
+def titan_of(schedule: Schedule, layers: str | None = None) -> Titan:
+    return titan_for(torch_order(schedule).order, Options("x.csv", layers=layers))
 
 
 @pytest.mark.parametrize(
@@ -39,17 +39,13 @@ def titan_of(schedule: Schedule, layers: str | None = None) -> Titan | None:
 )
 def test_stages_are_laid_out_by_name(placement: tuple[int, ...], name: str) -> None:
     titan = titan_of(random_schedule(a_problem(placement, 2)))
-    assert titan is not None
     assert f"--parallelism.pipeline_parallel_schedule {name} " in titan.flags
 
 
 @pytest.mark.parametrize("placement", [(1, 0), (0, 1, 1, 0, 0, 1)])
-def test_what_cannot_be_laid_out_is_said(placement: tuple[int, ...]) -> None:
-    schedule = random_schedule(a_problem(placement, 2))
-    assert titan_of(schedule) is None
-    made = export(schedule, "torch-csv")
-    assert made.facts["torchtitan"] is None
-    assert any(note.startswith("torchtitan: cannot lay stages out as") for note in made.notes)
+def test_what_cannot_be_laid_out_is_refused(placement: tuple[int, ...]) -> None:
+    with pytest.raises(BadInput, match=r"^placement .*: torchtitan lays stages out as single or loop or vee only"):
+        export(random_schedule(a_problem(placement, 2)), "torchtitan")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +61,6 @@ def test_what_cannot_be_laid_out_is_said(placement: tuple[int, ...]) -> None:
 def test_the_partition_in_torchtitans_spelling(layers: tuple[int, ...], given: str | None, line: str) -> None:
     placement = (0, 1, 1, 0) if len(layers) == 4 else None
     titan = titan_of(a_step(layers, placement), given)
-    assert titan is not None
     assert titan.flags.endswith(f"--parallelism.module_fqns_per_model_part {line}")
     assert titan.parts == tuple(tuple(part.split(",")) for part in line.split())
 
@@ -73,11 +68,9 @@ def test_the_partition_in_torchtitans_spelling(layers: tuple[int, ...], given: s
 def test_layers_that_are_whole_stages_make_no_partition() -> None:
     """A profile of given numbers, or of a trace, counts a stage as one layer: its line would cut the model wrong."""
     titan = titan_of(a_step((1, 1)))
-    assert titan is not None
     assert "module_fqns" not in titan.flags
     assert any("seem to be whole stages" in note and "give each stage's modules yourself" in note for note in titan.notes())
     unknown = titan_of(random_schedule(pipeline([10, 10], B=[10, 10], W=[10, 10], microbatches=2)))
-    assert unknown is not None
     assert unknown.parts is None
     assert "does not say how many layers" in unknown.why
 
@@ -99,8 +92,6 @@ def test_layers_that_do_not_fit_are_refused(layers: tuple[int, ...], given: str,
 def test_microbatches_and_checkpointing() -> None:
     """0.3.0 divides the local batch by a microbatch's size; main has the number itself."""
     split, fused = (titan_of(a_step((2, 2), fused=fused)) for fused in (False, True))
-    assert split is not None
-    assert fused is not None
     assert split.counts == {
         "0.3.0": "--training.local_batch_size 4 --parallelism.pipeline_parallel_microbatch_size 1",
         "main": "--parallelism.num_pp_microbatches 4",
@@ -114,12 +105,12 @@ def test_microbatches_and_checkpointing() -> None:
 def test_the_command_prints_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, out = tmp_path / "s.json", tmp_path / "s.csv"
     preset("1f1b", a_step((2, 3)).problem).save(plan)
-    command = ["export", str(plan), "--to", "torch-csv", "-o", str(out)]
+    command = ["export", str(plan), "--to", "torchtitan", "-o", str(out)]
     assert main(command) == 0
     line = "--parallelism.module_fqns_per_model_part tok_embeddings,layers.0 layers.1,layers.2,norm,lm_head\n"
     assert line in capsys.readouterr().err
     assert main([*command, "--layers", "E,t,t,-,L", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["torchtitan"]
+    told = json.loads(capsys.readouterr().out)
     assert told["module_fqns_per_model_part"] == [["tok_embeddings", "layers.0"], ["layers.1", "norm", "lm_head"]]
     assert told["last"] == "activation-checkpoint:none"
-    assert export(Schedule.load(plan), "torch-csv", Options(path=str(out))).facts["torchtitan"]["main"] == told["main"]
+    assert export(Schedule.load(plan), "torchtitan", Options(path=str(out))).facts["main"] == told["main"]

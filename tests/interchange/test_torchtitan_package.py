@@ -19,9 +19,13 @@ from zbsolve import Schedule, pipeline, preset
 from zbsolve.exec.run.launch import child_environment
 from zbsolve.interchange import Options, export
 from zbsolve.interchange.torch_csv import torch_order
+from zbsolve.planner import Layout, Shape
+from zbsolve.planner.choice import Choice
+from zbsolve.planner.layout import FULL, NONE, VEE
 
 from ..support.exec_tools import random_schedule
 from ..support.packages import installed
+from ..support.plans import chosen
 
 pytestmark = pytest.mark.slow
 
@@ -79,11 +83,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, An
     cases = {}
     for name, (schedule, more) in {**{name: (one, {}) for name, one in schedules().items()}, **training()}.items():
         path = folder / f"{name.replace(' ', '-')}.csv"
-        exported = export(schedule, "torch-csv", Options(path=str(path)))
+        exported = export(schedule, "torchtitan", Options(path=str(path)))
         path.write_text(exported.text)
-        told = exported.facts["torchtitan"]
+        told = exported.facts
         flags = [told["flags"], told["0.3.0"], more.pop("flags", ""), more.pop("last", told["last"])]
         cases[name] = {"arguments": " ".join(flags).split(), **more}
+    cases |= {name: {"arguments": planned(layout)[1], "read": True} for name, layout in LAYOUTS.items()}
     found = in_torchtitan(packages, folder, cases, 2)
     return {name: [one[name] for one in found] for name in cases}
 
@@ -100,6 +105,39 @@ def test_torchtitan_builds_our_stages_and_our_order(ran: dict[str, list[dict[str
             assert one["count"] == problem.stages
             assert one["microbatches"] == problem.microbatches
             assert one["checkpointing"] == ("BW" in problem.passes.kinds), name
+
+
+LAYOUTS = {
+    "plan": Layout(2, 2, 2, 2, VEE, 2, 4, zero=3),
+    "plan without a pipeline": Layout(4, 2, 1, count=4, sequence=1, recompute=FULL),
+}
+
+
+def planned(layout: Layout) -> tuple[Choice, list[str]]:
+    """A plan of that layout, and torchtitan's arguments for it."""
+    choice = chosen(Shape.gpt(1024, 8, LAYERS, vocabulary=8192), layout)
+    told = export(choice.best.schedule, "torchtitan", Options("x.csv", plan=choice)).facts
+    return choice, " ".join([told["flags"], told["0.3.0"], told["last"]]).split()
+
+
+def test_torchtitan_reads_a_plans_layout(ran: dict[str, list[dict[str, Any]]]) -> None:
+    for name, layout in LAYOUTS.items():
+        choice, _ = planned(layout)
+        read = ran[name][0]
+        training, parallel = read["training"], read["parallelism"]
+        assert parallel["pipeline_parallel_degree"] == layout.pp
+        assert parallel["tensor_parallel_degree"] == layout.tp
+        degrees = parallel["data_parallel_replicate_degree"], parallel["data_parallel_shard_degree"]
+        assert degrees == ((1, layout.dp) if layout.zero else (layout.dp, 1))
+        assert parallel["enable_sequence_parallel"] == bool(layout.sequence)
+        assert parallel["fsdp_reshard_after_forward"] == ("always" if layout.zero == 3 else "never")
+        assert read["checkpointing"] == {FULL: "FullAC", NONE: None}[layout.recompute]
+        assert (training["global_batch_size"], training["seq_len"]) == (choice.batch, 2048)
+        microbatch = parallel["pipeline_parallel_microbatch_size"] if layout.pp > 1 else training["local_batch_size"]
+        assert microbatch == layout.size
+        assert training["local_batch_size"] == layout.size * (layout.count if layout.pp > 1 else 1)
+    parts = ran["plan"][0]["parallelism"]["module_fqns_per_model_part"]
+    assert [name for part in parts for name in part] == [name for part in modules((2, 2, 2, 2)) for name in part]
 
 
 def training() -> dict[str, tuple[Schedule, dict[str, Any]]]:

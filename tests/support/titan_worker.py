@@ -1,7 +1,8 @@
 """One rank in torchtitan's own code: its command line, the stages of its debug model, its schedule and some steps, on gloo.
 
 `python -m tests.support.titan_worker FOLDER RANK RANKS` with torchtitan on the path; cases and results are files there. A
-case is {"arguments": torchtitan's, "train": False for its stages and order alone, "chunked": see `trained`, "split": by us}.
+case is {"arguments": torchtitan's, "train": False for its stages and order alone, "chunked": see `trained`, "split": by us,
+"read": what it reads of the arguments alone}.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib
 import json
 import sys
 import types
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -101,6 +102,17 @@ def built(arguments: list[str]) -> dict[str, Any]:
     }
 
 
+def read(arguments: list[str]) -> dict[str, Any]:
+    """What torchtitan reads of its command line."""
+    config = parsed(arguments)
+    checkpointing = config.activation_checkpoint
+    return {
+        "training": asdict(config.training),
+        "parallelism": asdict(config.parallelism),
+        "checkpointing": checkpointing and type(checkpointing).__qualname__.partition(".")[0],
+    }
+
+
 def main() -> None:
     """All cases of the folder."""
     folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -117,7 +129,8 @@ def main() -> None:
         if case.get("split"):
             importlib.import_module("zbsolve.exec.torchtitan")  # from here on
         train = partial(trained, chunked=case.get("chunked", False))
-        found[name] = train(parsed(case["arguments"])) if case.get("train") else built(case["arguments"])
+        does = read if case.get("read") else built
+        found[name] = train(parsed(case["arguments"])) if case.get("train") else does(case["arguments"])
     (folder / f"result.{rank}").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()

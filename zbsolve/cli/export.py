@@ -10,13 +10,15 @@ from .tools import print_json
 
 if TYPE_CHECKING:
     from ..interchange.exports import Export
+    from ..planner.choice import Choice
+    from ..schedule import Schedule
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     from ..interchange.targets import TARGETS
 
-    parser.add_argument("schedule", nargs="?", help="schedule.json, or - for standard input")
+    parser.add_argument("schedule", nargs="?", help="schedule.json or plan.json, or - for standard input")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--to", choices=[one.name for one in TARGETS], help="which engine's file; see --list")
     what.add_argument("--list", action="store_true", help="say what each engine can express, and write nothing")
@@ -28,11 +30,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--defer-recv",
         action="store_true",
-        help="torch-csv, for a runtime made with defer_pp_recv=True: refuse what it would mix up",
+        help="torch-csv and torchtitan, for a runtime made with defer_pp_recv=True: refuse what it would mix up",
     )
     parser.add_argument(
         "--layers",
-        help="megatron, and torch-csv for torchtitan: what each layer is, E embedding, t transformer, m prediction, L loss, "
+        help="megatron and torchtitan: what each layer is, E embedding, t transformer, m prediction, L loss, "
         "- none: E,t*30,L",
     )
     parser.add_argument("--json", action="store_true", help="what to know about the file as JSON on standard output")
@@ -45,22 +47,22 @@ def command(options: argparse.Namespace) -> int:
         return _list(options)
     from ..interchange.exports import Options, export
     from ..interchange.targets import target
-    from ..long_steps.files import load_unrolled
     from ..util.errors import BadInput
     from ..util.files import write_text
 
     if options.schedule is None:
         raise BadInput("export: name the schedule's file, or - for standard input")
     for option, given, names in (
-        ("--layers", options.layers, ("megatron", "torch-csv")),
-        ("--defer-recv", options.defer_recv, ("torch-csv",)),
+        ("--layers", options.layers, ("megatron", "torchtitan")),
+        ("--defer-recv", options.defer_recv, ("torch-csv", "torchtitan")),
     ):
         if given and options.to not in names:
             raise BadInput(f"{option}: for --to {' or '.join(names)} only")
     path = options.output or "-"
     target(options.to).check_ending(path)
-    asked = Options("FILE" if path == "-" else path, options.or_best, options.defer_recv, options.layers)
-    made = export(load_unrolled(options.schedule), options.to, asked)
+    schedule, plan = _schedule_and_plan(options.schedule)
+    asked = Options("FILE" if path == "-" else path, options.or_best, options.defer_recv, options.layers, plan)
+    made = export(schedule, options.to, asked)
     if options.output or not options.json:
         write_text(path, made.text)
     if options.json:
@@ -69,6 +71,18 @@ def command(options: argparse.Namespace) -> int:
     for note in made.notes:
         print(f"zbsolve export: {note}", file=sys.stderr)
     return 0
+
+
+def _schedule_and_plan(path: str) -> tuple[Schedule, Choice | None]:
+    """The schedule of a file, and the plan whose it is where the file is one. Raises BadInput."""
+    from ..long_steps.files import load_unrolled
+    from ..planner.plan_file import KIND, read_choice
+    from ..util.files import document_kind
+
+    if document_kind(path) != KIND:
+        return load_unrolled(path), None
+    plan = read_choice(path)
+    return plan.best.schedule, plan
 
 
 def _body(options: argparse.Namespace, made: Export) -> dict[str, object]:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .targets import ENDINGS, Target, ending_of, target
+
+if TYPE_CHECKING:
+    from ..planner.choice import Choice
 
 
 @dataclass(frozen=True)
 class Options:
     """What one may ask for. path: the file's name, as notes say it. or_best: where the engine cannot express the schedule,
     its best order is written instead. defer_recv: for torch's `defer_pp_recv=True`. layers: for Megatron and torchtitan,
-    what each layer of the profile is."""
+    what each layer of the profile is. plan: the plan whose schedule it is, for targets that take a whole layout."""
 
     path: str = "FILE"
     or_best: bool = False
     defer_recv: bool = False
     layers: str | None = None
+    plan: Choice | None = None
 
     @property
     def json(self) -> bool:
@@ -45,10 +49,14 @@ def export(schedule: Schedule, to: str, options: Options | None = None) -> Expor
     from .order import Refused
 
     one, options = target(to), options or Options()
+    if one.needs_plan and options.plan is None:
+        raise BadInput(f"schedule: {one.engine}'s file is a whole layout: give the plan.json that zbsolve plan -o writes")
     module = import_module(f".{one.name.replace('-', '_')}", __package__)
     try:
         made: Export = module.write(schedule, options)
     except Refused as error:
+        if one.has_plan and options.plan is not None:
+            return _other_plan(options.plan, one, options, module, error)
         return _instead(schedule, one, options, module, error)
     return _with_layers_note(made, schedule, one)
 
@@ -63,6 +71,22 @@ def _with_layers_note(made: Export, schedule: Schedule, one: Target) -> Export:
         f"numbers is a whole stage. If so, set the layers of {one.engine}'s stages yourself"
     )
     return replace(made, notes=(*made.notes, note))
+
+
+def _other_plan(plan: Choice, one: Target, options: Options, module: Any, error: BadInput) -> Export:
+    """The best plan that the engine can run, where that was asked for. Raises BadInput that says what it costs, where it was
+    not."""
+    from .planned import best_planned, cost_of_step
+
+    found = best_planned(plan, one, module.plan_orders, module.lacks)
+    if found is None:
+        raise BadInput(f"{error}; no plan of its space was found that {one.engine} can run") from None
+    cost = f"the best plan found that it can run, {found.best.layout.title}, {cost_of_step(found.best.value, plan)}"
+    if not options.or_best:
+        raise BadInput(f"{error}; {cost}: --or-best writes it") from None
+    made: Export = module.write(found.best.schedule, replace(options, plan=found))
+    notes = (f"another plan is written. {error}", cost, *made.notes)
+    return replace(made, notes=notes, facts={**made.facts, "instead": found.best.layout.title})
 
 
 def _instead(schedule: Schedule, one: Target, options: Options, module: Any, error: BadInput) -> Export:

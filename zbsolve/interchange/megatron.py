@@ -2,15 +2,17 @@
 `pipeline_parallel/schedules.py`, core 0.16.1).
 
 It takes no order. On one stage a rank it runs 1F1B; on more, interleaved 1F1B in groups of g microbatches, and g is the only
-thing to choose.
+thing to choose. Of a plan the file also says the flags of its layout (`megatron/training/arguments.py`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from ..planner.choice import Choice
+from ..planner.layout import FULL, NONE, SELECTIVE, Layout
 from ..problem import Problem
 from ..schedule import Schedule
 from ..systems.one_direction import interleaved_in_groups, one_f_one_b
@@ -21,39 +23,80 @@ from .alternatives import compared
 from .exports import Export, Options
 from .layer_kinds import layer_letters, stage_letters
 from .order import Refused, order_for
+from .planned import beyond, cost_of_step
 from .targets import target
 
 TARGET = target("megatron")
+RECOMPUTED: Mapping[int, dict[str, int | str | bool]] = {
+    NONE: {},
+    SELECTIVE: {"recompute_granularity": "selective"},
+    FULL: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+# ZeRO by its stage: Megatron's distributed optimizer is the first, its FSDP the others.
+FSDP: dict[str, int | str | bool] = {"use_distributed_optimizer": True, "use_megatron_fsdp": True}
+SHARDED: tuple[dict[str, int | str | bool], ...] = (
+    {},
+    {"use_distributed_optimizer": True},
+    {**FSDP, "data_parallel_sharding_strategy": "optim_grads"},
+    {**FSDP, "data_parallel_sharding_strategy": "optim_grads_params"},
+)
 MAX_TRIED = 1_000_000  # passes of all orders that are tried: some seconds
 
 
 def write(schedule: Schedule, options: Options) -> Export:
     """Megatron's arguments as JSON. Raises Refused, BadInput, Deadlock."""
+    plan, problem = options.plan, schedule.problem
+    _check_layout(plan)
     order = order_for(schedule, TARGET)
-    problem = schedule.problem
     ranks, count = problem.ranks, problem.microbatches
     letters = layer_letters(problem, options.layers, "Megatron")
     layout = layout_of(letters, problem.layers, ranks)
-    group, best = best_group(problem)
-    arguments: dict[str, int | str] = {
-        "pipeline_model_parallel_size": ranks,
-        "pipeline_model_parallel_layout": layout,
-        "num_layers": letters.count("t"),
-    }
+    group, best = best_group(problem, plan is not None)
+    arguments: dict[str, int | str | bool] = {"pipeline_model_parallel_size": ranks}
+    arguments |= {"pipeline_model_parallel_layout": layout} if problem.stages > 1 or plan is None else {}
+    arguments["num_layers"] = letters.count("t")
     if group is not None:
         arguments["microbatch_group_size_per_virtual_pipeline_stage"] = group
-    flags = " ".join(f"--{name.replace('_', '-')} {_quoted(value)}" for name, value in arguments.items())
+    arguments |= {} if plan is None else layout_arguments(plan)
+    flags = " ".join(_flag(name, value) for name, value in arguments.items())
     said = (
         () if options.layers else (f"the first of {len(letters)} layers is the embedding, the last the loss; else --layers",)
     )
+    batch = f"a global batch of {count} microbatches" if plan is None else f"{plan.best.layout.devices} devices"
     notes = (
         f"{ranks} ranks, {problem.stages} stages, {count} microbatches; for Megatron core 0.16.1",
-        f"flags: {flags} (with a global batch of {count} microbatches; none of the other flags that share layers out)",
+        f"flags: {flags} (with {batch}; none of the other flags that share layers out)",
         *said,
-        _cost(schedule, best, group),
+        _cost(schedule, best, group) if plan is None else _cost_of_plan(plan, best, group),
     )
     facts = {**order.facts(), **arguments, "value": best.timeline().value, "schedule_value": schedule.timeline().value}
+    if plan is not None:
+        facts |= {"step": best.timeline().makespan + plan.best.behind, "plan_step": plan.best.value}
     return Export(json.dumps(arguments, indent=1) + "\n", notes, facts, [list(row) for row in layout.split("|")])
+
+
+def layout_arguments(plan: Choice) -> dict[str, int | str | bool]:
+    """What Megatron is told of a plan's layout beside the pipeline."""
+    layout = plan.best.layout
+    found: dict[str, int | str | bool] = {
+        "tensor_model_parallel_size": layout.tp,
+        "micro_batch_size": layout.size,
+        "global_batch_size": plan.batch,
+    }
+    if layout.sequence:
+        found["sequence_parallel"] = True
+    return found | RECOMPUTED[layout.recompute] | SHARDED[layout.zero]
+
+
+def plan_orders(problem: Problem) -> Iterator[Schedule]:
+    """Orders of a plan's layout, to see how long Megatron takes with it: 1F1B, or groups of p, 2p, … and m."""
+    powers = {problem.ranks << shift for shift in range(problem.microbatches.bit_length())} | {problem.microbatches}
+    yield from (schedule for group, schedule in _groups(problem, powers))
+
+
+def lacks(layout: Layout) -> str:
+    """Why Megatron cannot run a layout; "" where it can."""
+    return beyond(layout, "Megatron")
 
 
 def layout_of(letters: str, layers: Sequence[int], ranks: int) -> str:
@@ -69,14 +112,16 @@ def layout_of(letters: str, layers: Sequence[int], ranks: int) -> str:
     return "|".join(re.sub(r"(.)\1+", lambda run: f"{run[1]}*{len(run[0])}", text) for text in stages)
 
 
-def best_group(problem: Problem) -> tuple[int | None, Schedule]:
+def best_group(problem: Problem, within_memory: bool = False) -> tuple[int | None, Schedule]:
     """The best g of those tried, and the order that Megatron then runs; None with one stage a rank. Raises Refused where
-    none fits."""
+    none fits. within_memory: only orders that hold within the memory."""
     found = [(schedule.timeline().value, group, schedule) for group, schedule in _groups(problem)]
     if not found:
         raise Refused(f"problem: {problem.microbatches} microbatches; Megatron needs at least {problem.ranks}, one a rank")
-    within = [one for one in found if not verify(problem, one[2])] or found
-    _, group, schedule = min(within, key=lambda one: one[0])
+    within = [one for one in found if not verify(problem, one[2])]
+    if within_memory and not within:
+        raise Refused(f"layout: no order that Megatron has holds within its memory ({verify(problem, found[0][2])[0]})")
+    _, group, schedule = min(within or found, key=lambda one: one[0])
     return group, schedule
 
 
@@ -86,14 +131,14 @@ def orders(problem: Problem) -> Iterator[tuple[str, Schedule]]:
         yield "1F1B" if group is None else f"interleaved 1F1B in groups of {group}", schedule
 
 
-def _groups(problem: Problem) -> Iterator[tuple[int | None, Schedule]]:
+def _groups(problem: Problem, only: Collection[int] = ()) -> Iterator[tuple[int | None, Schedule]]:
     """(g, order) of each g that Megatron allows, or as many as MAX_TRIED lets us try: then evenly spread ones, powers of two
-    times p, and m."""
+    times p, and m. only: those of these alone."""
     p, m = problem.ranks, problem.microbatches
     if problem.stages == p:
         yield None, one_f_one_b(problem)
         return
-    allowed = [g for g in range(p, m + 1) if m % g == 0 or m % g >= p]
+    allowed = [g for g in range(p, m + 1) if (m % g == 0 or m % g >= p) and (not only or g in only)]
     if len(allowed) * len(problem.passes) > MAX_TRIED:
         powers = {p << shift for shift in range(m.bit_length())} | {m}
         spread = -(-len(allowed) * len(problem.passes) // MAX_TRIED)
@@ -116,5 +161,20 @@ def _cost(schedule: Schedule, best: Schedule, group: int | None) -> str:
     )
 
 
-def _quoted(value: int | str) -> str:
-    return f"'{value}'" if isinstance(value, str) else str(value)
+def _cost_of_plan(plan: Choice, best: Schedule, group: int | None) -> str:
+    """What Megatron's own order costs a plan."""
+    name = "1F1B" if group is None else f"interleaved 1F1B with its best g = {group}"
+    return (
+        f"Megatron takes no order: it runs {name}, which {cost_of_step(best.timeline().makespan + plan.best.behind, plan)}"
+    )
+
+
+def _check_layout(plan: Choice | None) -> None:
+    """Raise Refused for a plan that Megatron cannot run."""
+    if plan is not None and (reason := lacks(plan.best.layout)):
+        raise Refused(reason)
+
+
+def _flag(name: str, value: int | str | bool) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f"{flag} '{value}'" if isinstance(value, str) else f"{flag} {value}"

@@ -30,7 +30,8 @@ class Target:
     microbatches. in_order: kinds of which every stage runs its passes in the order of these numbers. mixed: whether some
     stages may split the backward and others not. first_fused: whether stage 0 runs each W right behind its B. groups:
     whether microbatches must be a multiple of ranks. orders: the only orders that it has; (): any order of these passes.
-    has_layers: whether the file says which layers each stage has.
+    has_layers: whether the file says which layers each stage has. has_plan: whether, for a plan, it says its whole layout;
+    needs_plan: whether it says nothing of a schedule alone.
     """
 
     name: str
@@ -45,6 +46,8 @@ class Target:
     groups: bool = False
     orders: tuple[str, ...] = ()
     has_layers: bool = False
+    has_plan: bool = False
+    needs_plan: bool = False
 
     def place(self, placement: tuple[int, ...]) -> str | None:
         """The name in `places` that stages on these ranks have; None where the engine cannot lay them out so."""
@@ -74,6 +77,15 @@ class Target:
 
 TARGETS = (
     Target("torch-csv", "torch-csv", "2.13", "CSV", {ANY: SPLIT_OR_FUSED}, numbered_by=-1),
+    Target(
+        "torchtitan",
+        "torchtitan",
+        "0.3.0",
+        "CSV",
+        {"single": SPLIT_OR_FUSED, "loop": SPLIT_OR_FUSED, "vee": SPLIT_OR_FUSED},
+        numbered_by=-1,
+        has_plan=True,
+    ),
     Target(
         "jaxpp",
         "JaxPP",
@@ -111,6 +123,18 @@ TARGETS = (
         {"single": FUSED, "loop": FUSED},
         orders=("1F1B", "interleaved 1F1B in groups of g"),
         has_layers=True,
+        has_plan=True,
+    ),
+    Target(
+        "galvatron",
+        "Galvatron",
+        "2.4.1",
+        "JSON",
+        {"single": FUSED},
+        orders=("1F1B",),
+        has_layers=True,
+        has_plan=True,
+        needs_plan=True,
     ),
 )
 

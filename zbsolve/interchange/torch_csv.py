@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..placement import describe
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .exports import Export, Options
 from .order import Cell, Order, backwards, needs, order_for
-from .targets import target
-from .torchtitan import Titan, titan_for
+from .targets import Target, target
 
 LETTERS = {"F": "F", "B": "I", "W": "W", "BW": "B"}
 # What torch's runtime adds to an order (`_dump_csv`, format compute_comms): it follows from the passes, so readers skip it.
@@ -58,30 +56,28 @@ class TorchOrder:
         """The file's text."""
         return "".join(",".join(row) + "\n" for row in self.rows)
 
-    def notes(self, titan: Titan | None) -> tuple[str, ...]:
-        """What whoever loads the file must know, a line each. titan: for torchtitan."""
+    def notes(self) -> tuple[str, ...]:
+        """What whoever loads the file must know, a line each."""
         stages, count = len(self.placement), len(self.microbatches)
         found = [
             f"{len(self.rows)} ranks, {stages} stages, {count} microbatches; for torch 2.11 or newer, format compute_only",
             *self.order.notes("torch's last stage must run its forwards in order", "torch's"),
         ]
-        if titan is None:
-            found.append(f"torchtitan: cannot lay stages out as {describe(self.placement)} (only single, loop and vee)")
-        else:
-            found += titan.notes()
+        if target("torchtitan").place(self.placement):
+            found.append("torchtitan reads it too: --to torchtitan says its flags")
         if self.overtaken:
             found.append(f"never with torch's defer_pp_recv=True, which would mix messages up: {self.overtaken[0]}")
         return tuple(found)
 
 
-def torch_order(schedule: Schedule, *, defer_recv: bool = False) -> TorchOrder:
-    """`schedule` in the words of torch's runtime, for any placement.
+def torch_order(schedule: Schedule, *, defer_recv: bool = False, engine: Target = TARGET) -> TorchOrder:
+    """`schedule` in the words of torch's runtime, for any placement. engine: who runs that runtime.
 
     `defer_recv`: for a runtime made with `defer_pp_recv=True`. Raises BadInput, naming the pass or edge, for a schedule
     that does not hold, for what the runtime cannot express, and for messages that it would mix up; Deadlock where it
     would wait for ever.
     """
-    order = order_for(schedule, TARGET)
+    order = order_for(schedule, engine)
     overtaken = _overtaken(order)
     if defer_recv and overtaken:
         raise BadInput(f"schedule: torch's defer_pp_recv=True would mix messages up: {overtaken[0]}")
@@ -89,11 +85,10 @@ def torch_order(schedule: Schedule, *, defer_recv: bool = False) -> TorchOrder:
 
 
 def write(schedule: Schedule, options: Options) -> Export:
-    """The CSV of a schedule, and torchtitan's flags for it. Raises as `torch_order` and `titan_for`."""
+    """The CSV of a schedule. Raises as `torch_order`."""
     made = torch_order(schedule, defer_recv=options.defer_recv)
-    titan = titan_for(made.order, options.path, options.layers)
-    facts = {"overtaken": list(made.overtaken), "torchtitan": None if titan is None else titan.facts()}
-    return Export(made.csv, made.notes(titan), made.order.facts() | facts, [list(row) for row in made.rows])
+    facts = {"overtaken": list(made.overtaken)}
+    return Export(made.csv, made.notes(), made.order.facts() | facts, [list(row) for row in made.rows])
 
 
 def _overtaken(order: Order) -> tuple[str, ...]:

@@ -1,33 +1,50 @@
-"""torchtitan's flags for an order and for the partition (`distributed/pipeline_parallel.py`, `config/configs.py` of 0.3.0
-and of main in August 2026). Pure: nothing here imports torch."""
+"""torchtitan: the CSV that torch's runtime reads, and flags for the order, the partition and a plan's layout
+(`distributed/pipeline_parallel.py`, `config/configs.py` of 0.3.0 and of main in August 2026). Pure: nothing here imports
+torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ..placement import describe
+from ..planner.candidate import candidate_of
+from ..planner.choice import Choice
+from ..planner.layout import RECOMPUTE, SELECTIVE, Layout
 from ..problem import Problem
+from ..schedule import Schedule
 from ..util.errors import BadInput
+from .exports import Export, Options
 from .layer_kinds import layer_letters, stage_letters
-from .order import Order
+from .order import Order, Refused
+from .planned import beyond, cost_of_step
+from .targets import target
+from .torch_csv import torch_order
 
 # What makes torchtitan lay stages out in our placement; it reads nothing else from the name when there is a CSV.
 SCHEDULES = {"single": "1F1B", "loop": "PipelineScheduleMulti", "vee": "ZBVZeroBubble"}
 MODULES = {"E": ("tok_embeddings",), "L": ("norm", "lm_head")}  # of its decoders; "t" is layers.0, layers.1, …
 PARTITION = "--parallelism.module_fqns_per_model_part"
 NO_CHECKPOINTING = "activation-checkpoint:none"
+SPLIT_NEEDS = (
+    " (selective checkpointing, its default, ends in an error where torch splits the backward: 'Trying to backward an "
+    "extra time'; with `import zbsolve.exec.torchtitan` in your configuration it runs. Any checkpointing makes forwards "
+    "again that the schedule does not count)"
+)
+TARGET = target("torchtitan")
 
 
 @dataclass(frozen=True)
 class Titan:
     """What torchtitan is told. flags: for every version. counts: version → its flags for the number of microbatches. last:
-    what comes behind all flags ("": nothing). parts: stage → names of its modules; None where nobody can say, and why."""
+    what comes behind all flags ("": nothing). parts: stage → names of its modules; None where nobody can say, and why. says:
+    what it does otherwise than a plan says, a line each."""
 
     flags: str
     counts: dict[str, str]
     last: str
     parts: tuple[tuple[str, ...], ...] | None
     why: str = ""
+    says: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, object]:
         """For programs."""
@@ -42,34 +59,101 @@ class Titan:
         else:
             found.append("torchtitan's modules are those of its decoders (tok_embeddings, layers.N, norm, lm_head)")
         if self.last:
-            found.append(
-                f"torchtitan, behind all flags: {self.last} (selective checkpointing, its default, ends in an error where "
-                "torch splits the backward: 'Trying to backward an extra time'; with `import zbsolve.exec.torchtitan` in "
-                "your configuration it runs. Any checkpointing makes forwards again that the schedule does not count)"
-            )
+            found.append(f"torchtitan, behind all flags: {self.last}{SPLIT_NEEDS if self.last == NO_CHECKPOINTING else ''}")
+        found += self.says
         return found
 
 
-def titan_for(order: Order, path: str, layers: str | None) -> Titan | None:
-    """What torchtitan is told to run `order` from the file `path`; None where it cannot lay the stages out so. layers: what
-    each layer is, as in `--layers`. Raises BadInput for layers that are not the schedule's, or that torchtitan lacks."""
-    shape, ranks = describe(order.placement), len(order.rows)
-    name = SCHEDULES.get(shape.rstrip("0123456789"))
-    parts, why = modules_of(order.schedule.problem, layers)
-    if name is None or (name == SCHEDULES["vee"] and shape != "vee"):
-        return None
+def write(schedule: Schedule, options: Options) -> Export:
+    """The CSV of a schedule, and torchtitan's flags for it; for a plan those of its whole layout. Raises as `torch_order`
+    and `titan_for`."""
+    if options.plan is not None and (reason := lacks(options.plan.best.layout)):
+        raise Refused(reason)
+    made = torch_order(schedule, defer_recv=options.defer_recv, engine=TARGET)
+    titan = titan_for(made.order, options)
+    facts = {"overtaken": list(made.overtaken), **titan.facts()}
+    notes = (*made.notes(), *titan.notes())
+    return Export(made.csv, notes, made.order.facts() | facts, [list(row) for row in made.rows])
+
+
+def lacks(layout: Layout) -> str:
+    """Why torchtitan cannot run a layout; "" where it can."""
+    return beyond(layout, "torchtitan")
+
+
+plan_orders = None  # torchtitan runs any order
+
+
+def titan_for(order: Order, options: Options) -> Titan:
+    """What torchtitan is told to run `order` from the file `options.path`. `options.layers`: what each layer is. Raises
+    BadInput for layers that are not the schedule's, or that torchtitan lacks."""
+    parts, why = modules_of(order.schedule.problem, options.layers)
+    flags = _pipeline_flags(order, options.path, parts)
+    count, last = len(order.microbatches), NO_CHECKPOINTING if order.split else ""
+    if options.plan is None:
+        local, microbatch, number = _counts(count, 1)
+        return Titan(flags, {"0.3.0": f"{local} {microbatch}", "main": number}, last, parts, why)
+    layout = options.plan.best.layout
+    flags = f"{flags} {layout_flags(options.plan)}" if layout.pp > 1 else layout_flags(options.plan)
+    local, microbatch, number = _counts(count if layout.pp > 1 else 1, layout.size)
+    counts = {"0.3.0": local, "main": local}
+    if layout.pp > 1:
+        counts = {"0.3.0": f"{local} {microbatch}", "main": f"{local} {number}"}
+    last = f"activation-checkpoint:{RECOMPUTE[layout.recompute]}"
+    return Titan(flags, counts, last, parts, why, _says(options.plan))
+
+
+def _pipeline_flags(order: Order, path: str, parts: tuple[tuple[str, ...], ...] | None) -> str:
+    """For ranks, placement, order and partition."""
+    name = SCHEDULES[describe(order.placement).rstrip("0123456789")]
     flags = (
-        f"--parallelism.pipeline_parallel_degree {ranks} --parallelism.pipeline_parallel_schedule {name} "
+        f"--parallelism.pipeline_parallel_degree {len(order.rows)} --parallelism.pipeline_parallel_schedule {name} "
         f"--parallelism.pipeline_parallel_schedule_csv {path}"
     )
-    if parts is not None:
-        flags += f" {PARTITION} {' '.join(map(','.join, parts))}"
-    count = len(order.microbatches)
-    counts = {
-        "0.3.0": f"--training.local_batch_size {count} --parallelism.pipeline_parallel_microbatch_size 1",
-        "main": f"--parallelism.num_pp_microbatches {count}",
+    return flags if parts is None else f"{flags} {PARTITION} {' '.join(map(','.join, parts))}"
+
+
+def _counts(count: int, size: int) -> tuple[str, str, str]:
+    """Flags of so many microbatches of so many sequences: a replica's batch, then a microbatch's size or their number."""
+    return (
+        f"--training.local_batch_size {count * size}",
+        f"--parallelism.pipeline_parallel_microbatch_size {size}",
+        f"--parallelism.num_pp_microbatches {count}",
+    )
+
+
+def layout_flags(plan: Choice) -> str:
+    """What torchtitan is told of a plan's layout beside the pipeline. It shards states in one way, FSDP: of ZeRO's stages 1
+    and 2 parameters stay whole after the forward, of stage 3 they do not."""
+    layout = plan.best.layout
+    shard, copies = (layout.dp, 1) if layout.zero else (1, layout.dp)
+    names = {
+        "parallelism.tensor_parallel_degree": layout.tp,
+        "parallelism.data_parallel_replicate_degree": copies,
+        "parallelism.data_parallel_shard_degree": shard,
+        "parallelism.fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
+        "training.global_batch_size": plan.batch,
+        "training.seq_len": plan.shape.sequence,
     }
-    return Titan(flags, counts, NO_CHECKPOINTING if order.split else "", parts, why)
+    parallel = [] if layout.tp == 1 or layout.sequence else ["--parallelism.no-enable_sequence_parallel"]
+    return " ".join([*(f"--{name} {value}" for name, value in names.items()), *parallel])
+
+
+def _says(plan: Choice) -> tuple[str, ...]:
+    """What torchtitan does otherwise than the plan's layout says."""
+    layout, found = plan.best.layout, list[str]()
+    if layout.pp == 1 and layout.dp > 1 and layout.count > 1 and layout.zero < 2:
+        each = candidate_of(plan.shape, layout._replace(zero=2), plan.cluster, plan.memory, method="greedy", effort=0.1)
+        cost = "does not fit the memory" if each is None else cost_of_step(each.value, plan)
+        found.append(f"torchtitan without a pipeline reduces gradients in each microbatch, which {cost}")
+    if layout.pp > 1 and layout.zero >= 2:
+        found.append(
+            f"torchtitan reduces gradients behind the last microbatch, not in each as ZeRO {layout.zero} does: each rank "
+            "keeps them whole until then, which the plan's memory does not count"
+        )
+    if layout.recompute == SELECTIVE:
+        found.append("torchtitan's selective checkpointing keeps other activations than the plan counts")
+    return tuple(found)
 
 
 def modules_of(problem: Problem, layers: str | None) -> tuple[tuple[tuple[str, ...], ...] | None, str]:

@@ -17,6 +17,7 @@ from ..util.files import COUNT, checked, read_one_of, write_document
 from ..verifier import verify
 from .bound_kernels import NEVER
 from .candidate import Candidate, behind_of, step_of
+from .choice import Choice
 from .cluster import Cluster, Positive
 from .layer_costs import Model
 from .layout import Layout, rows_of
@@ -202,6 +203,18 @@ def read_space(path: str | os.PathLike[str]) -> SolvedSpace:
     if int(bounds.rule.max()) >= len(RULES):
         raise BadInput(f"{where}: space: field 'rule' has {int(bounds.rule.max())}, but there are {len(RULES)} rules")
     return SolvedSpace(model, cluster, form.devices, form.batch, form.memory, bounds, _solved(form.space, where))
+
+
+def read_choice(path: str | os.PathLike[str]) -> Choice:
+    """What a plan file chose. Raises BadInput where the file is damaged, or its choice does not follow."""
+    where = str(path)
+    form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
+    cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
+    model = model_from_json(form.model, f"{where}: model")
+    best, wrong = _candidate(form, model, layouts(model, form.devices, form.batch, cluster), cluster, where)
+    if wrong:
+        raise BadInput(f"{where}: {wrong[0]}")
+    return Choice(model, cluster, form.batch, form.memory, best)
 
 
 def _solved(form: SpaceForm, where: str) -> dict[int, float]:

@@ -44,9 +44,10 @@ def families(space: SolvedSpace) -> list[Family]:
         for value in np.unique(column).tolist():
             mine = column == value
             lost = float(step[mine].min()) / space.value - 1
-            found.append(Family(name, _named(name, value), int(mine.sum()), lost))
+            found.append(Family(name, named(name, value), int(mine.sum()), lost))
     return found
 
 
-def _named(field: str, value: int) -> str:
+def named(field: str, value: int) -> str:
+    """A field's value as a person reads it."""
     return NAMES[field][value] if field in NAMES else str(value)

@@ -1,0 +1,107 @@
+"""Galvatron: the layout of a plan as its strategy file (`core/runtime/hybrid_parallel_config.py`, `utils/config_utils.py`,
+2.4.1).
+
+It lists what each transformer layer has. The embedding goes with the first layer's rank, the head with the last one's, and
+the pipeline runs 1F1B.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ..planner.choice import Choice
+from ..planner.layout import FULL, RECOMPUTE, SELECTIVE, Layout
+from ..problem import Problem
+from ..schedule import Schedule
+from ..systems.one_direction import one_f_one_b
+from ..verifier import verify
+from .exports import Export, Options
+from .layer_kinds import layer_letters, stage_letters
+from .order import Refused, order_for
+from .planned import beyond, cost_of_step
+from .targets import target
+
+TARGET = target("galvatron")
+REDUCED = ("ddp", "zero2", "zero2", "zero2")  # ZeRO's stage → default_dp_type; the third is said layer by layer
+
+
+def write(schedule: Schedule, options: Options) -> Export:
+    """The strategy file of a plan. Raises Refused, BadInput, Deadlock."""
+    plan = options.plan
+    assert plan is not None  # exports.py asks for it
+    layout, problem = plan.best.layout, schedule.problem
+    if reason := lacks(layout):
+        raise Refused(reason)
+    order = order_for(schedule, TARGET)
+    best = next(iter(plan_orders(problem)))
+    if over := verify(problem, best):
+        raise Refused(f"layout: Galvatron runs 1F1B, which does not hold within its memory ({over[0]})")
+    body = strategy(plan, division_of(problem))
+    step = best.timeline().makespan + plan.best.behind
+    notes = (
+        f"{layout.devices} devices, {layout.pp} ranks, {layout.count} microbatches of {layout.size} sequences; "
+        "for Galvatron 2.4.1, as its galvatron_config_path",
+        f"Galvatron takes no order: it runs 1F1B, which {cost_of_step(step, plan)}",
+        *_says(layout),
+    )
+    facts = {**order.facts(), **body, "step": step, "plan_step": plan.best.value}
+    return Export(json.dumps(body, indent=4) + "\n", notes, facts)
+
+
+def strategy(plan: Choice, division: list[int]) -> dict[str, int | str]:
+    """The fields of the file. division: transformer layers of each rank."""
+    layout, layers = plan.best.layout, sum(division)
+
+    def each(value: int) -> str:
+        return ",".join([str(value)] * layers)
+
+    return {
+        "pp_deg": layout.pp,
+        "tp_sizes_enc": each(layout.tp),
+        "tp_consecutive_flags": each(1),
+        "dp_types_enc": each(int(layout.zero == 3)),
+        "use_sp": each(0),
+        "checkpoint": each(int(layout.recompute == FULL)),
+        "global_bsz": plan.batch,
+        "chunks": layout.count,
+        "pp_division": ",".join(map(str, division)),
+        "pipeline_type": "pipedream_flush",
+        "default_dp_type": REDUCED[layout.zero],
+        "vtp": layout.tp,
+        "vsp": 0,
+        "vocab_sdp": int(layout.zero == 3),
+    }
+
+
+def division_of(problem: Problem) -> list[int]:
+    """Transformer layers of each rank. Raises Refused where the embedding or the head is on a rank without one."""
+    stages = stage_letters(layer_letters(problem, None, "Galvatron"), problem.layers)
+    found = [text.count("t") for text in stages]
+    if not all(found):
+        stage = found.index(0)
+        raise Refused(f"stage {stage}: it has no transformer layer, which Galvatron needs on each rank")
+    return found
+
+
+def plan_orders(problem: Problem) -> list[Schedule]:
+    """The one order that Galvatron has."""
+    return [one_f_one_b(problem)]
+
+
+def lacks(layout: Layout) -> str:
+    """Why Galvatron cannot run a layout; "" where it can."""
+    said = f"layout {layout.title}"
+    if layout.recompute == SELECTIVE:
+        return f"{said}: Galvatron has no recompute {RECOMPUTE[layout.recompute]}"
+    if layout.tp > 1 and not layout.sequence:
+        return f"{said}: Galvatron splits norms over tensor ranks too (sequence parallel)"
+    return beyond(layout, "Galvatron")
+
+
+def _says(layout: Layout) -> list[str]:
+    """What Galvatron does otherwise than the plan's layout says."""
+    if layout.zero == 1:
+        return ["Galvatron's zero2 with async_grad_reduce, its default, reduces once a step: that is ZeRO 1"]
+    if layout.zero == 2:
+        return ["set async_grad_reduce to False, or Galvatron keeps gradients whole until the step's end, as ZeRO 1 does"]
+    return []
