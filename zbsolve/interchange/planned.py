@@ -22,7 +22,7 @@ from ..verifier import verify
 from .alternatives import compared
 from .targets import Target
 
-LOOKS = 16  # layouts that are tried, the most promising first
+LOOKS, SEARCHES = 64, 16  # layouts that are tried with an engine's orders, or searched, the most promising first
 QUICK_EFFORT = 0.1  # of the search for an order, in an engine that runs any
 TAKEN = ("dp", "tp", "pp", "chunks", "placement", "size", "count", "recompute", "sequence", "zero", "scattered")
 
@@ -48,12 +48,12 @@ def best_planned(plan: Choice, target: Target, orders: PlanOrders | None, lacks:
     bounds = cheap_bounds(plan.shape, table, plan.cluster, plan.memory)
     able = np.isfinite(bounds.step) & np.isin(table.placement, [PLACEMENTS.index(one) for one in target.places])
     rows = np.argsort(estimated_steps(bounds, plan.memory), kind="stable")
-    found, looks = None, 0
+    found, left = None, SEARCHES if orders is None else LOOKS
     for row in rows[able[rows]].tolist():
         layout = table.row(row)
-        if looks == LOOKS or lacks(layout) or (found is not None and bounds.step[row] >= found.value):
+        if not left or lacks(layout) or (found is not None and bounds.step[row] >= found.value):
             continue
-        looks += 1
+        left -= 1
         one = _searched(plan, layout) if orders is None else _ordered(plan, layout, orders)
         if one is not None and (found is None or one.value < found.value):
             found = one
