@@ -98,6 +98,27 @@ def test_all_ranks_say_what_one_of_them_raised(ranks: Ranks, what: str, why: str
         assert said[other]["kind"] == "LostRank"
 
 
+WRONG = r"\(5, 4\) does not split into 3 microbatches of equal size: .*"
+
+
+def test_all_ranks_refuse_a_batch_of_which_the_inputs_do_not_fit(ranks: Ranks) -> None:
+    """Nothing has run, and the next batch does."""
+    for what, rank in (("batch", 0), ("batches", None)):
+        said = [one["text"] for one in ranks.run(what, rank=rank)]
+        assert re.fullmatch(f"BadInput: inputs: {WRONG}", said[0]["refused"])
+        assert said[1]["refused"] == "BadInput: step: not run, because ranks of the first stage refuse their inputs"
+        assert said[2]["refused"].startswith("BadInput: " + ("targets" if what == "batches" else "step: not run"))
+        assert [one["then"] for one in said] == [""] * 3
+
+
+def test_targets_that_do_not_fit_end_the_step_on_all_ranks(ranks: Ranks) -> None:
+    """The others run already."""
+    said = [one["text"]["refused"] for one in ranks.run("batch", rank=2)]
+    assert re.fullmatch(f"BadInput: targets: {WRONG}", said[2])
+    for rank in (0, 1):
+        assert re.match(rf"LostRank: rank 2, batch: targets: {WRONG}; then rank {rank}, ", said[rank])
+
+
 def test_the_first_cause_stays_where_a_loop_goes_on(ranks: Ranks) -> None:
     """The rank that failed asks for more at once, while others still read why it stopped."""
     said = [one["text"] for one in ranks.run("throw", rank=1, again=["step", "evaluate", "load", "save"])]

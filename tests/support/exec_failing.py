@@ -182,6 +182,10 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> Any:
         more["group"] = mesh.get_group("pp")
     runner = Pipeline(layers, schedule, loss=loss, **more)
     result, x = 0.0, torch.randn(6, 4)
+    if job["what"].startswith("batch"):
+        wrong = dict.fromkeys(("inputs", "targets"), x[:5] if here or job["what"] == "batches" else x)
+        refused = _refused(lambda: runner.step(**wrong))
+        return {"refused": refused, "then": _refused(lambda: runner.step(x, x).loss)}
     try:
         for _ in range(2):
             result = runner.evaluate(x, x) if job.get("evaluate") else runner.step(x, x).loss

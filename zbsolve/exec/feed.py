@@ -118,9 +118,12 @@ def first_tensor(value: Any) -> Tensor:
     return found
 
 
+REFUSED = -1  # in place of the number of a shape: the route's first rank was given what does not fit
+
+
 class ShapeNumbers:
-    """Numbers for shapes of inputs, which all ranks of a route know: its first rank gives them, and they are passed along.
-    routes: as `Problem.routes` gives them. rank, size: of the pipeline's process group."""
+    """Numbers for shapes of inputs, which all ranks of a route know: its first rank gives them, and they are passed along,
+    or that it refuses its batch. routes: as `Problem.routes` gives them. rank, size: of the pipeline's process group."""
 
     def __init__(self, routes: Sequence[Sequence[int]], microbatches: Sequence[int], rank: int, size: int) -> None:
         chains = [(list(dict.fromkeys(route)), microbatches[i :: len(routes)]) for i, route in enumerate(routes)]
@@ -130,14 +133,17 @@ class ShapeNumbers:
         self._numbers: dict[Any, int] = {}
         self._before: dict[int, tuple[list[Any], Tensor]] = {}
 
-    def agree(self, mailbox: Mailbox, inputs: Mapping[int, Any], device: torch.device) -> dict[int, int]:
-        """Microbatch → the number of its input's shape, for those that pass this rank. Raises LostRank."""
+    def agree(self, mailbox: Mailbox, inputs: Mapping[int, Any] | None, device: torch.device) -> dict[int, int]:
+        """Microbatch → the number of its input's shape, for those that pass this rank; `REFUSED` for those of a first rank
+        that refuses them. inputs: None where this rank refuses its batch. Raises LostRank."""
         numbers: dict[int, int] = {}
         for tag, chain, passing in self._routes:
             place = chain.index(self._rank)
             if place:
                 said = torch.empty(len(passing), dtype=torch.int64)
                 mailbox.ask(said, chain[place - 1], tag)
+            elif inputs is None:
+                said = torch.full((len(passing),), REFUSED)
             else:
                 cast = _autocast(device.type)
                 said = self._say(tag, [(Format.of(inputs[m]), cast) for m in passing])

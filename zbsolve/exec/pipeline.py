@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -222,23 +223,40 @@ class Pipeline:
         """
         if self.versions and (uneven or scaler is not None):
             raise BadInput("step: passes U update inside a step, and know neither uneven nor scaler")
-        mine = split_batch(targets, "targets", self.targets, self.microbatches, self.device, uneven)
-        parts = self.cutting.parts(mine, "targets")
+        with self._refused_together(uneven):
+            first, last = (
+                self.cutting.parts(split_batch(batch, what, needed, self.microbatches, self.device, uneven), what)
+                for batch, what, needed in ((inputs, "inputs", self.inputs), (targets, "targets", self.targets))
+            )
+            scale = 1.0 if scaler is None else gradients.loss_scale(self, scaler)
         data = Data(
-            self.cutting.parts(split_batch(inputs, "inputs", self.inputs, self.microbatches, self.device, uneven), "inputs"),
-            parts,
+            first,
+            last,
             step_seed(self.seed, self.steps) + self.place * len(self.microbatches) * self.cutting.count,
-            self.cutting.shares(parts, self._shares(targets) if uneven else {}, self.ignored),
-            1.0 if scaler is None else gradients.loss_scale(self, scaler),
-            self.cutting.ignores(parts, self.ignored),
+            self.cutting.shares(last, self._shares(targets) if uneven else {}, self.ignored),
+            scale,
+            self.cutting.ignores(last, self.ignored),
         )
         self.wait_gradients()
-        self.steps += 1
         result = self._runner.run(data, self.device, memory)
+        self.steps += 1
         if scaler is not None:
             self.wait_gradients()  # a scaler reads gradients before any optimizer does
             gradients.lay_out(self)
         return result
+
+    @contextmanager
+    def _refused_together(self, uneven: bool) -> Iterator[None]:
+        """Inside, this rank takes its part of a batch. Where one cannot, all ranks end soon. Only of an uneven batch they
+        ask each other first; else who refuses says so in the messages that begin a step anyway (see `RankRunner.refuse`)."""
+        if uneven:
+            with together(self.peers, "batch"):
+                yield
+            return
+        try:
+            yield
+        except BadInput as error:
+            self._runner.refuse(error, self.device)
 
     @property
     def splits(self) -> list[dict[str, Any]]:

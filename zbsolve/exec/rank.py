@@ -11,10 +11,11 @@ from torch import nn
 
 from ..schedule import Schedule
 from ..timeline import Timeline
+from ..util.errors import BadInput
 from .backward.replay import torch_random_kept
 from .backward.values import tensors_of
 from .emulate import sleep_until
-from .feed import ShapeNumbers
+from .feed import REFUSED, ShapeNumbers
 from .handlers.handler import Data, sum_of
 from .handlers.table import HANDLERS
 from .interpreter import Interpreter, Record
@@ -67,9 +68,16 @@ class RankRunner:
     last: StepReport | None = None
 
     def run(self, data: Data, device: torch.device, memory: bool) -> StepResult:
-        """One step. memory: count bytes. Raises RunFailed naming rank, pass and cause."""
+        """One step. memory: count bytes. Raises RunFailed naming rank, pass and cause, and BadInput where other ranks refuse
+        the batch: then nothing has run."""
         with self.peers.telling(f"pass {self.interpreter.program.actions[0].name}"):
-            self.mailbox.begin(self.shapes.agree(self.mailbox, data.inputs, device))
+            numbers = self.shapes.agree(self.mailbox, data.inputs, device)
+            refused = [number == REFUSED for number in numbers.values()]
+            if any(refused) and not all(refused):
+                raise BadInput("some ranks refuse the batch, and not all those that read inputs")
+            self.mailbox.begin({} if any(refused) else numbers)
+        if any(refused):
+            raise BadInput("step: not run, because ranks of the first stage refuse their inputs")
         with self.peers.telling("end of the step"), torch_random_kept():
             metered = memory or self.interpreter.hooks.limit is not None
             record, counted = self._metered(data) if metered else (self._passes(data), None)
@@ -77,6 +85,14 @@ class RankRunner:
             loss = sum_of(record.losses)
             self.last = self.reports.start(record, loss)
             return StepResult(self.last, counted if memory else None)
+
+    def refuse(self, error: BadInput, device: torch.device) -> None:
+        """This rank cannot take its part of a batch: tell the others, and raise `error`. Where the ranks that read inputs
+        refuse theirs, all ranks raise BadInput and nothing has run; else the others run already, and all fail."""
+        with self.peers.telling("batch"):
+            if not all(number == REFUSED for number in self.shapes.agree(self.mailbox, None, device).values()):
+                raise error
+        raise error
 
     def wait_gradients(self) -> None:
         """Wait until `.grad` is the mean over all replicas of the pipeline, or over the ranks with the other shards. Raises
