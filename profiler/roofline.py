@@ -85,7 +85,9 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
     found = Profile(
         source,
         spec,
-        layers if sequence else tuple(replace(one, attention_F=0.0, attention_B=0.0, kv_bytes=0) for one in layers),
+        layers
+        if sequence
+        else tuple(replace(one, attention_F=0.0, attention_B=0.0, kv_bytes=0, kv_gradient_bytes=0) for one in layers),
         Link(LATENCY_US, target.link * 1e3 * LINK_SHARE),
         state.factor,
         int(target.memory * 1e9),
@@ -172,6 +174,12 @@ def _op_us(op: Op, on: Device) -> float:
     return max(KERNEL_US, op.flops / (peak * share * 1e6), op.bytes / (on.bandwidth * MEMORY_SHARE * 1e3))
 
 
+def _gathered(forward: Sequence[Op]) -> int:
+    """Bytes of the gradients of keys and values, which add up in float32; 0 where these have so many themselves."""
+    halves = sum(op.keys for op in forward if op.half)
+    return sum(op.keys for op in forward) + halves if halves else 0
+
+
 def _layer(
     model: Model, i: int, work: PassOps, sizes: dict[str, Any], parameters: int, state: OptimizerState, on: Device
 ) -> Layer:
@@ -190,4 +198,5 @@ def _layer(
         attention_F=attention["F"],
         attention_B=attention["B"],
         kv_bytes=sum(op.keys for op in work["F"]),
+        kv_gradient_bytes=_gathered(work["F"]),
     )

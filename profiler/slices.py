@@ -19,6 +19,7 @@ from zbsolve.exec.feed import moved
 from zbsolve.exec.slices.check import check_stage
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.slices.stage import StageSlices
+from zbsolve.exec.slices.store import gradient_bytes
 from zbsolve.exec.slices.trial import IGNORED, LAYERS, LOSS
 from zbsolve.layer import Layer, Line, SliceExtra
 from zbsolve.models.model import Model
@@ -72,11 +73,11 @@ def _attention(call: _Call) -> Tensor:
 @dataclass(frozen=True)
 class SliceTimes:
     """What was measured. lengths: tokens of each slice. samples: layer → kind and slice → µs. kv_bytes: layer → bytes of a
-    sequence's keys and values."""
+    sequence's keys and values, and of their gradients as they are gathered."""
 
     lengths: tuple[int, ...]
     samples: dict[int, Samples]
-    kv_bytes: dict[int, int]
+    kv_bytes: dict[int, tuple[int, int]]
 
     @property
     def cuts(self) -> tuple[float, ...]:
@@ -120,7 +121,7 @@ def time_slices(
 ) -> SliceTimes:
     """Times of the layers `kinds` in slices, one after the other. Raises BadInput naming the layer that cannot be cut, and
     for a model without causal attention in `sliced_attention`."""
-    timer, samples, sizes = PassTimer(bench.device), dict[int, Samples](), dict[int, int]()
+    timer, samples, sizes = PassTimer(bench.device), dict[int, Samples](), dict[int, tuple[int, int]]()
     tokens = _tokens(model)
     seconds = bench.seconds * TIME_SHARE / len(kinds)
     calls = {}
@@ -134,7 +135,8 @@ def time_slices(
         progress(f"slices of {place(model, i)}")
         with naming(f"model '{model.name}': {place(model, i)} in slices"):
             samples[i] = _sampled(_rounds(model, i, through, cutting, bench, timer, calls[i]), seconds)
-        sizes[i] = sum(call.key.nbytes + call.value.nbytes for call in calls.pop(i))
+        held = [one for call in calls.pop(i) for one in (call.key, call.value)]
+        sizes[i] = sum(one.nbytes for one in held), sum(map(gradient_bytes, held))
     return SliceTimes(tuple(cutting.tokens(tokens, "--slices")), samples, sizes)
 
 
@@ -245,16 +247,21 @@ def fitted(layers: Sequence[Layer], times: SliceTimes, kinds: Sequence[int]) -> 
     return Fitted(tuple(found), errors, notes)
 
 
+def _key_bytes(keys: int, gradients: int) -> dict[str, Any]:
+    """A layer's fields."""
+    return {"kv_bytes": keys, "kv_gradient_bytes": 0 if gradients == keys else gradients}
+
+
 def _fitted(layer: Layer, times: SliceTimes, kind: int, notes: list[str]) -> tuple[Layer, dict[str, float]]:
     medians = {name: median(row) for name, row in times.samples[kind].items()}
     most = {"attention_F": layer.F, "attention_B": min(layer.B, layer.BW)}
     attention: dict[str, Any] = {name: min(medians.get(name, 0.0), one) for name, one in most.items()}
-    layer = replace(layer, **attention, kv_bytes=times.kv_bytes[kind])
+    layer = replace(layer, **attention, **_key_bytes(*times.kv_bytes[kind]))
     lines: dict[str, Any] = {}
     timed = {name: _of_slices(medians, name) for name in KINDS}
     for name, rows in timed.items():
         parts, growth = slice_times([layer], name, times.cuts), _NEVER
-        if name in OF_ATTENTION and times.kv_bytes[kind]:
+        if name in OF_ATTENTION and any(times.kv_bytes[kind]):
             growth = 2 * getattr(layer, OF_ATTENTION[name]) / len(parts) ** 2
         lines[name], fell = _line({j: one - parts[j] for j, one in rows.items()}, times.cuts, growth)
         if fell:

@@ -43,7 +43,8 @@ class Layer:
     behind the backward, beside computation (no profiler measures it: it is a matter of the cluster, for you to fill in).
     message: µs of the output's message where somebody gave it; 0: what the link takes for its bytes. attention_F,
     attention_B: µs of F and of the backward (B or BW) that causal attention itself takes, between projections; kv_bytes: of
-    its keys and values, among what F keeps. 0 where unknown; sequence slices need them.
+    its keys and values, among what F keeps. 0 where unknown; sequence slices need them. kv_gradient_bytes: of the gradients
+    of keys and values, as slices gather them (in float32 where keys have 16 bits); 0: as many as kv_bytes.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Layer:
     attention_F: float = 0.0
     attention_B: float = 0.0
     kv_bytes: int = 0
+    kv_gradient_bytes: int = 0
     slice_extra: SliceExtra | None = None
 
     @property

@@ -34,7 +34,7 @@ def measured(lengths: tuple[int, ...], lines: dict[str, tuple[float, float]], at
     for kind, (first, later) in lines.items():
         parts = slice_times([whole], kind, cuts)
         rows |= {f"{kind}/{j}": [part + first + later * j] * 3 for j, part in enumerate(parts)}
-    return SliceTimes(lengths, {0: rows}, {0: 512 if attention else 0})
+    return SliceTimes(lengths, {0: rows}, {0: (512, 1024) if attention else (0, 0)})
 
 
 def profile_of(layer: Layer) -> Profile:
@@ -50,7 +50,7 @@ def test_a_step_in_slices_takes_what_was_measured(lengths: tuple[int, ...], tmp_
     """The line goes through a file, and into the problem."""
     found = fitted([LAYER], measured(lengths, LINES), [0])
     layer = found.layers[0]
-    assert (layer.attention_F, layer.attention_B, layer.kv_bytes) == (320, 640, 512)
+    assert (layer.attention_F, layer.attention_B, layer.kv_bytes, layer.kv_gradient_bytes) == (320, 640, 512, 1024)
     assert found.notes == []
     assert max(found.errors["block"].values()) < 1e-9
     profile_of(layer).save(tmp_path / "p.json")
@@ -102,7 +102,7 @@ def test_what_is_timed_of_a_model() -> None:
     assert times.lengths == (2,) * 7
     assert set(times.samples[0]) == set(times.samples[2]) == wanted
     assert set(times.samples[1]) == wanted | set(ATTENTION)
-    assert times.kv_bytes == {0: 0, 1: 2 * 2 * 14 * 8 * 4, 2: 0}
+    assert times.kv_bytes == {0: (0, 0), 1: (2 * 2 * 14 * 8 * 4,) * 2, 2: (0, 0)}
     assert all(len(row) >= 5 and min(row) > 0 for rows in times.samples.values() for row in rows.values())
 
 

@@ -206,11 +206,12 @@ def evaluated(case: Case, group: dict[str, Any]) -> list[float]:
     return [*losses, abs(pipe.step(x, y).loss / right(whole, x, y) - 1)]
 
 
-MEMORIES: list[tuple[tuple[int, ...], str, bool, Any, Any]] = [
-    ((0, 1, 2, 3), "slimpipe", True, 4, ()),
-    ((0, 1, 2, 3), "", False, "4,2,1,1", ()),
-    ((0, 1, 2, 3), "", True, 8, "all"),
-    ((0, 1, 2, 3, 3, 2, 1, 0), "", False, 4, (1, 4)),
+MEMORIES: list[tuple[tuple[int, ...], str, bool, Any, Any, torch.dtype]] = [
+    ((0, 1, 2, 3), "slimpipe", True, 4, (), torch.float32),
+    ((0, 1, 2, 3), "", False, "4,2,1,1", (), torch.float32),
+    ((0, 1, 2, 3), "", True, 8, "all", torch.float32),
+    ((0, 1, 2, 3, 3, 2, 1, 0), "", False, 4, (1, 4), torch.float32),
+    ((0, 1, 2, 3), "slimpipe", True, 8, (), torch.bfloat16),
 ]
 
 
@@ -218,17 +219,22 @@ def memories() -> list[dict[str, int]]:
     """Peaks of this rank beside the predicted ones: a GPT whose memory was profiled whole, a metered step each of `MEMORIES`
     (placement, named schedule or a random one, fused, slices, recompute)."""
     width, length = 48, 32
-    model = gpt("small", 0, GptSizes(width=width, blocks=7, heads=4, batch=2, length=length))
-    keys = {"attention_F": 3, "attention_B": 6, "kv_bytes": 2 * 2 * length * width * 4}
-    rows = tuple(
-        Layer(f"layer{i}", 10, 10, 10, 20, parameter_bytes=0, **size.costs(), **(keys if 0 < i < 8 else {}))
-        for i, size in enumerate(held(model, stages_of(model, range(len(model.layers)))))
-    )
-    profile = Profile("measured", "small", rows, Link(1.0, 1000.0), 4.0, None, {}, {})
+    models = {}
+    for kind in (torch.float32, torch.bfloat16):
+        model = gpt("small", 0, GptSizes(width=width, blocks=7, heads=4, batch=2, length=length))
+        model = replace(model, layers=tuple(lambda build=build, kind=kind: build().to(kind) for build in model.layers))
+        size = 2 * 2 * length * width * kind.itemsize
+        keys = {"attention_F": 3, "attention_B": 6, "kv_bytes": size, "kv_gradient_bytes": size * 4 // kind.itemsize}
+        rows = tuple(
+            Layer(f"layer{i}", 10, 10, 10, 20, parameter_bytes=0, **size.costs(), **(keys if 0 < i < 8 else {}))
+            for i, size in enumerate(held(model, stages_of(model, range(len(model.layers)))))
+        )
+        models[kind] = model, rows, Profile("measured", "small", rows, Link(1.0, 1000.0), 4.0, None, {}, {})
     batches = [model.batch(m, 0) for m in range(2)]
     inputs, targets = [x for x, _ in batches], [y for _, y in batches]
     found = []
-    for placement, name, fused, slices, recompute in MEMORIES:
+    for placement, name, fused, slices, recompute, kind in MEMORIES:
+        model, rows, profile = models[kind]
         how = {"layers": split_layers(len(rows), len(placement)), "fused": fused, "recompute": recompute}
         problem = profile.problem(4, 2, placement, slices=slices, **how)
         schedule = preset(name, problem) if name else random_schedule(problem, 2)

@@ -214,7 +214,7 @@ class Profile:
         costs = body["vocabulary"] or {}
         rests = (costs.get("output_rest"), costs.get("embedding_rest"))
         for layer in (*body["layers"], *(one for one in rests if one is not None)):
-            for name in ("message", "attention_F", "attention_B", "kv_bytes", "slice_extra"):
+            for name in ("message", "attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra"):
                 if not layer[name]:  # then files are as before there was such a field
                     del layer[name]
         if not self.link.blocking:

@@ -244,6 +244,9 @@ def sliced_step(problem: Problem, cuts: Cuts, layers: Sequence[Layer], counts: S
         return problem
     none = [0] * (len(cuts) - 1)  # of shards of a vocabulary, which come behind the model's stages
     keys = [split_by(cuts, sum(layers[i].kv_bytes for i in here)) for here in layer_ranges(counts)]
-    keys += [none] * (problem.stages - len(keys))
+    gathered = [
+        split_by(cuts, sum(layers[i].kv_gradient_bytes or layers[i].kv_bytes for i in here)) for here in layer_ranges(counts)
+    ]
+    more = [none] * (problem.stages - len(keys))
     lengths = () if is_even(cuts) else [b - a for a, b in pairwise(cuts)]
-    return with_slices(problem, len(cuts) - 1, held_keys=keys, held_gradients=keys, lengths=lengths)
+    return with_slices(problem, len(cuts) - 1, held_keys=keys + more, held_gradients=gathered + more, lengths=lengths)
