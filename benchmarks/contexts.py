@@ -21,7 +21,7 @@ from typing import Any
 
 from profiler import estimate
 from profiler.devices import device
-from zbsolve import Infeasible, Problem, Profile, Schedule, Step, preset, solve, verify
+from zbsolve import Infeasible, NotFound, Problem, Profile, Schedule, Step, preset, solve, verify
 from zbsolve.search.solver import compiled
 from zbsolve.systems import step_for, system
 from zbsolve.util.text import aligned
@@ -33,7 +33,7 @@ MODEL, DEVICE = "llama3-70b", "h100"
 RANKS, TENSOR_RANKS, STEP_TOKENS = 16, 8, 2**21  # tokens of one of two replicas
 GIB = 2**30
 UNITS = 256  # slices of a step that are tried at most
-COUNTS = (4, 16, 64)
+COUNTS = (4, 16, 64, 128)
 EXCHANGE = "exchange"
 NAMES = {EXCHANGE: "slimpipe"}  # what an order is called where it is not its row
 NAMED = ("1f1b", "interleaved", "zb-h1", "slimpipe", "seq1f1b")
@@ -129,7 +129,7 @@ def _searched(profile: Profile, row: dict[str, Any], seconds: float) -> dict[str
         try:
             begin = preset(NAMES.get(row["schedule"], row["schedule"]), problem) if fused == row["fused"] else None
             schedule = solve(problem, seconds=seconds, prefer=None, hint=begin)
-        except Infeasible:
+        except (Infeasible, NotFound):
             continue
         assert schedule.certificate is not None
         proven = {"bound_us": schedule.certificate.bound, "solver": schedule.certificate.solver}

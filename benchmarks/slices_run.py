@@ -29,7 +29,7 @@ from .harness import Benchmark
 
 RANKS, SLICES, TOKENS, BLOCKS = 4, 16, 131_072, 32
 STAND_IN, WORDS, WIDTH, LENGTH = "benchmarks.slices_run:stand_in", 24, 8, 64
-SCHEDULES = ("1f1b", "slimpipe", "even-work", "search")
+SCHEDULES = ("1f1b", "slimpipe", "even-work", "exchange", "search")
 
 
 def stand_in() -> tuple[list[nn.Module], Any, CrossEntropy]:
@@ -62,7 +62,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def scheduled(profile: Profile, name: str, seconds: float) -> Schedule:
     """The schedule that is called so here."""
     slices: Any = {"1f1b": 1, "even-work": f"{SLICES}:even-work"}.get(name, SLICES)
-    problem = profile.problem(RANKS, 1, layers=profile_layers(profile), fused=True, slices=slices)
+    how = {"attention_exchange": name == "exchange"}
+    problem = profile.problem(RANKS, 1, layers=profile_layers(profile), fused=True, slices=slices, **how)
     found = preset("1f1b" if name == "1f1b" else "slimpipe", problem)
     if name != "search":
         return found

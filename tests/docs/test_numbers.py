@@ -245,8 +245,9 @@ def test_slices_of_long_contexts() -> None:
         whole, named, found = (at[context, name, n] for name, n in (("1f1b", 1), ("slimpipe", 16), ("search", 16)))
         assert found["bound_us"] <= found["us"] < named["us"] < whole["us"]
         assert found["activations_GiB"] <= named["activations_GiB"]
-        # (n + p - 1)/n microbatches of slices on rank 0 (p = 16), one slice less on rank 1, where 1F1B holds all four
-        assert 30 / 16 / 4 <= named["activations_GiB"] / whole["activations_GiB"] <= 31 / 16 / 4
+        # (n + p - 1)/n microbatches of slices on rank 0 (p = 16), one slice less on rank 1, where 1F1B holds all four; and
+        # gradients of keys and values, which whole sequences never hold long
+        assert 30 / 16 / 4 <= named["activations_GiB"] / whole["activations_GiB"] <= 1.005 * 31 / 16 / 4
 
 
 def test_contexts_on_256_devices() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, Trace, pipeline
+from zbsolve.build import AttentionExchange
 from zbsolve.cli import main
 from zbsolve.exec import emulate
 from zbsolve.exec.emulate import Board, EmulatedDevice, Times
@@ -218,6 +219,30 @@ def test_ranks_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.Captur
     assert result["emulated"].startswith("measured on emulated devices, times of the schedule's problem: ")
     assert result["predicted"] == predicted.makespan
     assert result["measured"] >= result["predicted"] - 1
+
+
+@pytest.mark.usefixtures("forked")
+def test_ranks_that_help_each_other_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parts of passes and helpers have times of their own, though what they do is done together."""
+    rows = [[12_000, 18_000, 24_000, 30_000]] * 2
+    costs = AttentionExchange(6_000, 9_000, query_bytes=5, key_bytes=5, latency=1_000)
+    problem = pipeline(
+        rows, BW=[[40_000] * 4] * 2, microbatches=2, slices=4, comm=1_500, layers=[5, 5], attention_exchange=costs
+    )
+    schedule, path, out = preset("slimpipe", problem), str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
+    assert problem.passes.are("FH").any()
+    assert problem.passes.are("BH").any()
+    schedule.save(path)
+    options = ["--local", "--emulate", "schedule", "--steps", "1", "--warmup", "1", "--check", "--timeout", "60"]
+    assert main(["run", path, "--model", "gpt-tiny", *options, "-o", out]) == 0
+    assert "emulated (the schedule's problem)" in capsys.readouterr().out
+    predicted = schedule.timeline()
+    (step,) = Trace.load(out).steps
+    began = step.start.min()
+    assert (step.start - began >= predicted.start - 1).all()
+    assert (step.end - began >= predicted.end - 1).all()
+    with pytest.raises(BadInput, match="ranks make attention for each other: emulate the schedule's own times"):
+        Times.of(schedule, "profile.json")
 
 
 @pytest.mark.usefixtures("forked")

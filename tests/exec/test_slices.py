@@ -19,7 +19,7 @@ from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.model import Model
 from zbsolve.models.presets import GptSizes, gpt
 
-from ..support.exec_jobs_slices import CASES, EVALUATED, MEMORIES
+from ..support.exec_jobs_slices import CASES, EVALUATED, MEMORIES, VALIDATED
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule, run_here, worst_difference
 
@@ -80,6 +80,17 @@ def test_parts_of_a_pass_come_in_one_go() -> None:
 
 def test_training_is_that_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:
     assert max(rank["trained"] for rank in found) < 1e-12
+
+
+def test_steps_validated_late_are_those_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:
+    """The first slices' forwards run ahead, and once more where the step before was made anew; keys are those of the second
+    run then."""
+    for name in VALIDATED:
+        rows = [rank["validated"][name] for rank in found if name in rank["validated"]]
+        assert len(rows) >= 2
+        assert max(row["apart"] for row in rows) < 1e-12, name
+        assert max(row["amended"] for row in rows) == 1
+        assert max(row["ahead"] for row in rows) >= (1 if name == "exchange" else 3)
 
 
 def test_heads_may_be_shared_out_over_ranks(found: list[dict[str, Any]]) -> None:

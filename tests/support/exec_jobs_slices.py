@@ -23,9 +23,10 @@ from zbsolve.build import (
 )
 from zbsolve.build.attention_balance import one_forward_one_backward
 from zbsolve.build.attention_order import with_parts, without_exchange
-from zbsolve.exec import Pipeline
+from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.handlers import Data
+from zbsolve.exec.optimizer.ahead import Cut
 from zbsolve.exec.slices.exchange import ANSWER
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
@@ -86,6 +87,7 @@ CASES = [
     Case("float32, fused", (0, 1), kind=torch.float32, fused=True),
 ]
 
+VALIDATED = ("even", "loop", "recompute", "exchange")
 EVALUATED = ("uneven, fused", "vee", "exchange", "vocabulary, embedding")
 
 
@@ -303,6 +305,37 @@ def trained(case: Case, others: tuple[int, ...]) -> float:
     return max(difference(one.found, expected[k].found) for k, one in values(pipe.layers, weight).items())
 
 
+def validated(case: Case, group: dict[str, Any]) -> dict[str, Any]:
+    """Four steps with `PostValidated`, whose forwards of the third run twice, because the first layer's gradients, which
+    come last, were 1000 times as large before. The largest difference of parameters from the unsliced model's, and of the
+    steps' losses; whether this rank's step was made anew; passes that run ahead."""
+    (x, y), whole = batch(case), layers_of(case)
+    how = {"lr": 0.1, "momentum": 0.9}
+    optimizer, losses, limit = torch.optim.SGD([p for layer in whole for p in layer.parameters()], **how), [], 0.0
+    for step in range(4):
+        optimizer.zero_grad()
+        losses.append(right(whole, x, y))
+        for p in whole[0].parameters() if step == 1 else ():
+            p.grad.mul_(1000)
+        norm = nn.utils.clip_grad_norm_([p for layer in whole for p in layer.parameters()], limit or float("inf"))
+        limit = limit or 10 * float(norm)
+        optimizer.step()
+    pipe, amended = pipeline_of(case, **group), 0
+    ours = PostValidated(pipe, torch.optim.SGD(pipe.parameters(), **how), max_norm=limit)
+    cut = Cut.of(pipe.programs, pipe.rank).length
+    for step in range(4):
+        losses[step] = abs(pipe.step(x, y).loss / losses[step] - 1)
+        for p in pipe.layers[0].parameters() if step == 1 and 0 in pipe.layers else ():
+            p.grad.mul_(1000)
+        amended += ours.last is not None and ours.last.amended
+        ours.step()
+        ours.zero_grad()
+    ours.finish()
+    expected = values(dict(enumerate(whole)), weight)
+    apart = max(difference(one.found, expected[k].found) for k, one in values(pipe.layers, weight).items())
+    return {"apart": max(apart, *losses), "amended": amended, "ahead": cut}
+
+
 def all_of(rank: int, _: None) -> dict[str, Any]:
     """What is asked for in one launch: by name, of cases in which this rank has a part."""
     first = {one.name: evaluated(one, {}) for one in CASES if one.name in EVALUATED and one.barriers}
@@ -317,5 +350,6 @@ def all_of(rank: int, _: None) -> dict[str, Any]:
         "memories": memories(),
         "tensor parallel": tensor_parallel(),
         "trained": trained(EVEN, (5, 3, 2, 2)),
+        "validated": {one.name: validated(one, group) for _, one, group in mine if one.name in VALIDATED},
         "refused": refused(EVEN),
     }

@@ -224,7 +224,8 @@ def connected(
     update = given.update
     versions = {} if update is None else {s: WeightVersions(one.parameters(), update) for s, one in stages.items()}
     if emulate is not None:
-        hooks.emulated = EmulatedDevice(emulate, problem.names, Board.shared(wires, len(problem.names)))
+        board = Board.shared(wires, len(problem.names))
+        hooks.emulated = EmulatedDevice(emulate, problem.names, board, peers.timeout.total_seconds())
     state = RankState(stages, versions, None if part.sharded else shared.exchange)
     buffers = buffers_of(program)
     seconds = peers.timeout.total_seconds()
@@ -235,7 +236,7 @@ def connected(
         if 0 in stages:
             stages[0].embedded = state.vocabulary.embeds(0)
     if passes_where(problem, "helps").any():
-        state.attention = _attention(problem, peers, given.device, emulate is not None)
+        state.attention = _attention(problem, peers, given.device)
     sharding = Sharding.of(part.sharded, program, stages, peers.timeout) if part.sharded else None
     whole = None if given.mesh is None else given.mesh.whole
     mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole)
@@ -262,11 +263,10 @@ def _vocabulary(
     return VocabularyShard(shard.homes, shard.output, shard.embedding, collectives, 1 / problem.microbatches)
 
 
-def _attention(problem: Problem, peers: Peers, device: torch.device, emulated: bool) -> AttentionPeers:
+def _attention(problem: Problem, peers: Peers, device: torch.device) -> AttentionPeers:
     """The exchange of attention with other ranks. Raises BadInput where it does not run."""
-    if device.type != "cpu" or emulated:
-        where = "an emulated device" if emulated else f"the device {device}"
-        raise BadInput(f"Pipeline: attention for other ranks runs on CPUs alone, and this is {where}")
+    if device.type != "cpu":
+        raise BadInput(f"Pipeline: attention for other ranks runs on CPUs alone, and this is the device {device}")
     return AttentionPeers(peers.wires, problem, peers.timeout)
 
 

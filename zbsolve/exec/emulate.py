@@ -16,12 +16,16 @@ late. A gather or a reduction of sharded parameters is begun when the rank comes
 all that it waits for has ended there. When an exchange ends is known only when the step does, for it waits for other ranks:
 all-to-alls that come behind it in its stream begin without it. A collective of a sharded vocabulary takes its device's time
 when it has really ended: then all ranks have come to it, and it is known when their devices did.
+
+Attention for another rank is really made while the pass that hands it over runs, behind its parts. On the devices parts and
+helpers have their own times: each is over when its device is done, behind what it waits for on other devices. A helper's
+own work waits for that pass, so it is never too late.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,9 +42,11 @@ from .awaits import crossings, offloaded_shares
 from .handlers.table import passes_where
 from .program import Message
 from .transport.cells import shared_cells
+from .transport.failure import LostRank
 from .transport.wires import Wires
 
 OWN_TIMES = "schedule"  # emulate the times of the schedule's own problem
+LOOK_SECONDS = 5e-5  # between two looks at what another device says
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class Times:
     source: where the times come from. passes: pass → its time, with its message where that blocks its sender: the rank's
     device is busy meanwhile, and the message is there at its end. links: (before, after) → the time of the message between
     them, where that goes to another rank. side_streams: pass that runs off the compute stream → its stream. waits: what such
-    a pass waits for, and which passes of its rank wait for it: pass → (pass before, lag).
+    a pass waits for, and which passes of its rank wait for it: pass → (pass before, lag). others: the same of passes of
+    other ranks that send no message, where ranks help each other. helping: passes that make another rank's attention.
     """
 
     source: str
@@ -58,6 +65,8 @@ class Times:
     links: Mapping[tuple[str, str], int]
     side_streams: Mapping[str, str] = field(default_factory=dict)
     waits: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
+    others: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
+    helping: Collection[str] = ()
 
     @classmethod
     def of(cls, schedule: Schedule, source: str) -> Times:
@@ -74,8 +83,11 @@ class Times:
         for before, after in (*schedule.syncs, *shared):
             if before in streams or after in streams:
                 waits.setdefault(after, []).append((before, 0))
+        others, helping = _others(problem)
         if source == OWN_TIMES:
-            return cls(problem.source or "the schedule's problem", passes, links, streams, waits)
+            return cls(problem.source or "the schedule's problem", passes, links, streams, waits, others, helping)
+        if helping:
+            raise BadInput(f"{source}: ranks make attention for each other: emulate the schedule's own times ('schedule')")
         if source == "-":
             raise BadInput("emulate: every rank reads the profile: give a file")
         profile = Profile.load(source)
@@ -141,18 +153,30 @@ def _side_streams(problem: Problem) -> tuple[dict[str, str], dict[str, list[tupl
     return found, waits
 
 
+def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozenset[str]]:
+    """`others` and `helping` of `Times`."""
+    names, p, e = problem.names, problem.passes, problem.edges
+    helps, parts = (passes_where(problem, one) for one in ("helps", "before_its_pass"))
+    silent = (p.rank[e.before] != p.rank[e.after]) & (helps[e.before] | (helps | parts)[e.after])
+    found: dict[str, list[tuple[str, int]]] = {}
+    for row in np.flatnonzero(silent).tolist():
+        found.setdefault(names[e.after[row]], []).append((names[e.before[row]], int(e.lag[row])))
+    return found, frozenset(names[row] for row in np.flatnonzero(helps).tolist())
+
+
 class Board:
     """What the ranks of one machine tell each other about their devices: int64 cells of shape (FIELDS, passes).
 
-    end: when the pass ended on its device in this step, monotonic ns. The others are counts since `EmulatedDevice.forget`.
+    end: when the pass ended on its device in this step, monotonic ns; step: which one that is. The others are counts since
+    `EmulatedDevice.forget`.
     runs: of the pass. longer: its real work took longer than its time. late: its real work was done after its time was over;
     worst: by how many ns at most. waited: it was so late that its device waited.
     """
 
-    FIELDS = 6
+    FIELDS = 7
 
     def __init__(self, cells: NDArray[np.int64]) -> None:
-        self.end, self.runs, self.longer, self.late, self.worst, self.waited = cells
+        self.end, self.step, self.runs, self.longer, self.late, self.worst, self.waited = cells
 
     @classmethod
     def alone(cls, passes: int) -> Board:
@@ -176,11 +200,12 @@ class Board:
 
 
 class EmulatedDevice:
-    """One rank's device. clock: when its last pass ended there, monotonic ns. names: the passes in table order."""
+    """One rank's device. clock: when its last pass ended there, monotonic ns. names: the passes in table order. seconds: how
+    long to wait for another device."""
 
-    def __init__(self, times: Times, names: Sequence[str], board: Board) -> None:
+    def __init__(self, times: Times, names: Sequence[str], board: Board, seconds: float = 300.0) -> None:
         self.board, self.times = board, times
-        self.clock = 0
+        self.clock, self.seconds, self._step = 0, seconds, 0
         self._side_clocks: dict[str, int] = {}  # stream → when its last pass ended
         self._row = {name: i for i, name in enumerate(names)}
         self._length = {name: us * 1000 for name, us in times.passes.items()}
@@ -190,6 +215,7 @@ class EmulatedDevice:
     def begin(self) -> None:
         """A step begins: its first pass starts when it really does, or when its message is there."""
         self._first, self._began = True, time.monotonic_ns()
+        self._step += 1
 
     def drain(self) -> None:
         """Wait until passes of side streams have ended."""
@@ -205,7 +231,7 @@ class EmulatedDevice:
     def ready(self, name: str, arrival: int) -> int:
         """Pass `name` could begin at `arrival`, ns. Wait until passes of side streams have ended that it waits for. Returns
         the later of both."""
-        due = self._awaited(name)
+        due = max(self._awaited(name), *map(self._ended, self._parts_before(name)), 0)
         if due == 0 or name in self.times.side_streams:
             return arrival
         self.clock, self._first = max(self.clock, due), False
@@ -227,18 +253,23 @@ class EmulatedDevice:
 
     def finish(self, name: str, start: int) -> tuple[int, int]:
         """The real work of pass `name`, begun at `start`, ns, is done. Wait until its device is done too, unless the pass is
-        of a side stream. When the pass started and ended, ns."""
+        of a side stream. When the pass started and ended, ns. Raises LostRank where another device is not heard of."""
         if name in self.times.side_streams:
             return self.run_on_side_stream(name)
+        if name in self.times.others:
+            self.clock, self._first = max(self.clock, *map(self._ended, self.times.others[name])), False
         now, board = time.monotonic_ns(), self.board
         row, length = self._row[name], self._length[name]
         due = (max(self.clock, start) if self._first else self.clock) + length
-        self.clock, self._first = max(due, now - length), False
-        board.end[row] = self.clock
+        helping = name in self.times.helping
+        self.clock, self._first = due if helping else max(due, now - length), False
+        board.end[row], board.step[row] = self.clock, self._step
         board.runs[row] += 1
-        board.longer[row] += now - start > length
-        board.late[row] += now > due
-        board.worst[row] = max(int(board.worst[row]), now - due)
+        if name in self.times.others:  # its work may have begun before it would there
+            start = max(start, due - length)
+        board.longer[row] += now - start > length and not helping
+        board.late[row] += now > due and not helping
+        board.worst[row] = max(int(board.worst[row]), 0 if helping else now - due)
         board.waited[row] += self.clock > due
         return start, sleep_until(self.clock)
 
@@ -248,6 +279,21 @@ class EmulatedDevice:
         board = self.board
         for counts in (board.runs, board.longer, board.late, board.worst, board.waited):
             counts[rows] = 0
+
+    def _parts_before(self, name: str) -> list[tuple[str, int]]:
+        """Passes of other devices, and lags, behind which a pass really begins: helpers and what they help run together."""
+        if name in self.times.helping:
+            return []
+        return [(before, lag) for before, lag in self.times.others.get(name, ()) if before not in self.times.helping]
+
+    def _ended(self, before: tuple[str, int]) -> int:
+        """When a pass of another device that sends no message is over in this step, and its lag, ns."""
+        row, until = self._row[before[0]], time.monotonic() + self.seconds
+        while self.board.step[row] < self._step:
+            if time.monotonic() > until:
+                raise LostRank(f"waiting for pass {before[0]} of another device: nothing for {self.seconds:g} s")
+            time.sleep(LOOK_SECONDS)
+        return int(self.board.end[row]) + before[1] * 1000
 
     def _awaited(self, name: str) -> int:
         """When all has ended on its device that pass `name` waits for across streams, ns; 0 where it waits for nothing."""
