@@ -13,6 +13,7 @@ from zbsolve.build import with_sharding
 from zbsolve.cli import main
 from zbsolve.greedy.block_search import block_schedules
 from zbsolve.greedy.microbatch import microbatch_graph, with_mean_microbatches
+from zbsolve.ilp.bounds import necessary_arcs
 from zbsolve.ilp.bounds.bound import IN_ORDER, Bound
 from zbsolve.ilp.bounds.closed_forms import all_closed_forms
 from zbsolve.ilp.bounds.necessary_arcs import necessary_arcs_of
@@ -213,3 +214,12 @@ def test_a_period_is_of_rounds_that_are_alike():
         rounds_of(pipeline([2, 2], BW=[3, 3], microbatches=6, held_until_W=[[9, 1, 1, 1, 1, 1], 1]))
     with pytest.raises(BadInput, match="not alike"):
         rounds_of(pipeline([2, 2], BW=[3, 3], microbatches=3).scaled([1, 1, 2]))
+
+
+@pytest.mark.parametrize("seed", [2, 5, 8])
+def test_bounds_hold_where_lanes_are_too_many_to_compare(seed, monkeypatch):
+    """Then the graph alone is walked."""
+    monkeypatch.setattr(necessary_arcs, "MAX_ORDERED_LANES", 1)
+    problem = small(20 * seed, 19)
+    assert necessary_arcs_of(problem).shift.size == 0
+    assert 0 < max(bound.value for bound in all_closed_forms(problem)) <= solve_cp(problem, None, 0, 30.0).bound

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from zbsolve import Profile, pipeline, preset, solve
+from zbsolve import Layer, Link, Profile, Schedule, pipeline, preset, solve
 from zbsolve.cli.app import main
 from zbsolve.show.sentences import certificate_lines
 from zbsolve.show.solved_text import MAX_RANKS, Solved, changes, solved_as_text
@@ -103,3 +103,35 @@ def test_with_memory_preferred_both_numbers_are_said(profile: str, capsys) -> No
     assert 0 < float(match[1]) <= 1.0
     assert float(match[2]) > 0
     assert "against 1F1B" in said
+
+
+LONG = Layer("block", 160, 240, 96, 320, 120, 80, 50, 64, attention_F=64, attention_B=128, kv_bytes=40)
+IN_SLICES = ["--ranks", "4", "--microbatches", "2", "--slices", "4", "--fused", "--attention-exchange"]
+
+
+def test_an_exchange_of_attention_says_what_it_gains(tmp_path, capsys) -> None:
+    """How many passes hand attention over, and SlimPipe's order with it and without; 1F1B is of whole sequences."""
+    path, out = str(tmp_path / "long.json"), str(tmp_path / "schedule.json")
+    long = replace(equal_layers(), layers=(LONG,) * 4, link=Link(2.0, 8.0))
+    long.save(path)
+    assert main(["solve", path, *IN_SLICES, "--method", "slimpipe", "--json", "-o", out]) == 0
+    body = json.loads(capsys.readouterr().out)
+    problem, found = Schedule.load(out).problem, body["attention_exchange"]
+    helping = problem.rows("FH", "BH")
+    assert found["handed"] == len(helping) > 0
+    assert found["possible"] == 4 * 2 * 3 * 2
+    assert found["time"] == int(problem.passes.duration[helping].sum())
+    plain = long.problem(4, 2, slices=4, fused=True)
+    assert found["without"] == preset("slimpipe", plain).timeline().makespan > found["value"] == body["value"]
+    assert body["against_1f1b"]["value"] == preset("1f1b", long.problem(4, 2, fused=True)).timeline().makespan
+    assert main(["solve", path, *IN_SLICES, "--method", "slimpipe"]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("attention exchange")]
+    assert line.startswith(
+        f"attention exchange: {found['handed']} of 48 passes hand attention over, {found['time']} µs in all"
+    )
+    assert f"({found['without']:,} µs → {found['value']:,} µs)" in line
+    assert main(["solve", out, "--effort", "0.01"]) == 0  # a schedule file does not know the step without
+    assert f"{found['handed']} of 48 passes hand attention over, {found['time']} µs in all\n" in capsys.readouterr().out
+    replace(long, link=Link(2000.0, 8.0)).save(path)
+    assert main(["solve", path, *IN_SLICES, "--method", "slimpipe"]) == 0
+    assert "attention exchange: no pass hands attention over, so nothing changes" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Step, pipeline, solve, verify
-from zbsolve.build import with_slices
+from zbsolve.build import AttentionExchange, Handing, with_attention_exchange, with_slices
 from zbsolve.search.least_peak import LeastPeak
 from zbsolve.systems import PRESETS, preset, presets_of, problem_for, step_for
 
@@ -150,6 +150,14 @@ def test_other_orders_say_that_they_know_no_slices() -> None:
     for name in set(PRESETS) - {*NAMES, "seq1f1b-zb"}:
         with pytest.raises(BadInput):
             preset(name, problem)
+    for name in ("1f1b-split", "gpipe", "zb-h1"):
+        with pytest.raises(BadInput, match=f"{name}: is an order of whole sequences, and the step has 2 slices of each"):
+            preset(name, problem)
+    exchanged = with_attention_exchange(
+        problem, AttentionExchange(0, 0), [Handing(problem.index["0F0.1"], 1, problem.index["1F0"])]
+    )
+    with pytest.raises(BadInput, match="terapipe: says nothing of attention that ranks make for each other"):
+        preset("terapipe", exchanged)
     with pytest.raises(BadInput, match="slimpipe: the step has no slices"):
         preset("slimpipe", pipeline([1] * 4, [1] * 4, microbatches=8))
     with pytest.raises(BadInput, match=r"placement single only; for vee there are no named ones"):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..search.least_peak import LeastPeak
     from ..show.solved_text import Solved
     from ..step import Step
+    from ..systems.exchange_gain import AttentionGain
 
 PARTITION, CHOICE = "partition", "choice"  # which bounds hold for all
 
@@ -71,13 +72,15 @@ def command(options: argparse.Namespace) -> int:
     bounds = {} if isinstance(given, Problem) else _bounds_of_all(*given, tried)
     usual = None if isinstance(given, Problem) else usual_schedule(*given, schedule.problem.layers)
     copies = None if isinstance(given, Problem) else _copy_ratio(*given, schedule)
+    gain = _attention_gain(given, schedule.problem)
     solved = Solved(
-        schedule, usual, peaks[-1] if peaks else None, options.effort is None, copies, _fused_saves(given, schedule)
+        schedule, usual, peaks[-1] if peaks else None, options.effort is None, copies, _fused_saves(given, schedule), gain
     )
     with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
         _print_solved(options, solved, tried, bounds)
     if not isinstance(given, Problem):
-        for note in (rounding_note(given[0], schedule.problem.layers), given[1].sharding_note(given[0])):
+        notes = rounding_note(given[0], schedule.problem.layers), given[1].sharding_note(given[0]), gain.note if gain else ""
+        for note in notes:
             if note:
                 print(f"zbsolve solve: {note}", file=sys.stderr)
     return 0
@@ -164,6 +167,16 @@ def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | Non
     layers = step.partition if isinstance(step.partition, Partition) else problem.layers or None
     routes, vocabulary = model_routes(problem), vocabulary_of(problem)
     return replace(step, placement=routes, partition=layers, vocabulary=vocabulary).copy_ratio(profile)
+
+
+def _attention_gain(given: tuple[Profile, Step] | Problem, problem: Problem) -> AttentionGain | None:
+    """What ranks make of each other's attention, where that was asked for."""
+    from ..systems.exchange_gain import attention_gain, attention_gain_of
+
+    if isinstance(given, tuple):
+        return attention_gain_of(*given, problem) if given[1].attention_exchange else None
+    found = attention_gain(problem)
+    return found if found.handed else None
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..build.attention_costs import AttentionExchange
 from ..build.attention_exchange import with_attention_exchange
 from ..layer import Layer, Link, layer_ranges
-from ..problem import Problem
+from ..problem import UNLIMITED, Problem
+from ..tables import Ints
 from ..util.errors import BadInput
+from .sharded_vocabulary import vocabulary_of
 from .slices import WHOLE, Cuts, is_even
 
 STATISTICS = 64  # bytes of queries for one of statistics: heads 128 wide in half precision, and 4 bytes a head
@@ -51,4 +54,42 @@ def exchanged_step(problem: Problem, cuts: Cuts, layers: Sequence[Layer], counts
     """`problem`, a step in slices, with the exchange that `with_attention_exchange` chooses. layers: of the whole sequence;
     counts: of each stage. Raises BadInput."""
     costs = exchange_costs(layers, counts, len(cuts) - 1, link, problem.stages)
-    return with_attention_exchange(problem, costs)
+    return with_attention_exchange(problem, within_passes(costs, problem))
+
+
+def within_passes(costs: AttentionExchange, problem: Problem) -> AttentionExchange:
+    """`costs` where the attention of no pass takes longer than the whole pass: where it would, it takes as long. Attention
+    was measured by itself, and a slice as a whole; each has its noise. problem: in even slices, without an exchange."""
+    forward, backward = np.asarray(costs.forward), np.asarray(costs.backward)
+    return costs._replace(
+        forward=np.minimum(forward, _most(problem, "F")), backward=np.minimum(backward, _most(problem, "B", "BW"))
+    )
+
+
+def _most(problem: Problem, *kinds: str) -> Ints:
+    """The most µs, shape (stages,), that attention to one earlier slice can take in passes of these kinds: of a slice with j
+    before it, that is 2 / (2j + 1) of the pass."""
+    p, rows = problem.passes, problem.rows(*kinds)
+    most = np.full(problem.stages, UNLIMITED, np.int64)
+    np.minimum.at(most, p.stage[rows], 2 * p.duration[rows] // (2 * p.slice[rows] + 1))
+    return most
+
+
+def clipping_note(profile: Any, problem: Problem) -> str:
+    """A line where `within_passes` cuts what the profile says, about the stage where it cuts most; or "". problem: as there,
+    of this profile. Raises BadInput."""
+    layers = profile.staged(vocabulary_of(problem), problem.ranks)[0].layers
+    costs = exchange_costs(layers, problem.layers, problem.slices, profile.link, problem.stages)
+    cut = within_passes(costs, problem)
+    times = [("F", costs.forward, cut.forward), ("the backward", costs.backward, cut.backward)]
+    rows = []
+    for kind, before, after in times:
+        said, taken = np.asarray(before), np.asarray(after)
+        rows += [(1 - taken[i] / said[i], i, kind) for i in np.flatnonzero(said - taken > 1).tolist()]
+    if not rows:
+        return ""
+    share, stage, kind = max(rows)
+    return (
+        f"attention exchange: by the profile attention alone takes longer than all of {kind} in a slice of stage {stage}: "
+        f"it was measured apart, with noise; it is taken as {share:.1%} less"
+    )

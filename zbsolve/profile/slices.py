@@ -27,9 +27,14 @@ SEQUENCE = "sequence"  # the fact of a profile that says how many tokens a seque
 Slices = int | str | Sequence[float]
 Cuts = tuple[float, ...]  # where slices begin and the last one ends, as parts of the sequence: 0, …, 1
 WHOLE: Cuts = (0.0, 1.0)
+MAX_SLICES = 10_000  # of a sequence; steps have a million forwards at the most
 TIMES = ("F", "B", "W", "BW", "X", "all_to_all")
 OF_ATTENTION = {"F": "attention_F", "B": "attention_B", "BW": "attention_B", "X": "attention_F"}
 SIZES = ("held_until_B", "held_until_W", "held_from_B", "output_bytes", "transient", "output_kept", "input_unneeded")
+
+
+class NotSliced(BadInput):
+    """The tokens of a profile's sequences do not make these slices; others they may."""
 
 
 class Said(NamedTuple):
@@ -43,16 +48,16 @@ class Said(NamedTuple):
 def said_of(slices: Slices) -> Said:
     """What was said of slices. Raises BadInput for what makes no sense whatever the profile is."""
     if isinstance(slices, str):
-        number, _, rest = slices.partition(":")
+        number, colon, rest = slices.partition(":")
         parts = number.split(",")
         try:
             lengths = tuple(map(float, parts))
         except ValueError:
             raise _not_slices(slices) from None
-        if rest not in ("", EVEN_WORK) or (rest and len(parts) > 1) or (len(parts) == 1 and not number.strip().isdigit()):
+        if (colon and (rest != EVEN_WORK or len(parts) > 1)) or (len(parts) == 1 and not _is_whole(number)):
             raise _not_slices(slices)
         slices = int(number) if len(parts) == 1 else lengths
-        if rest:
+        if colon:
             return said_of(slices)._replace(even_work=True)
     if isinstance(slices, Sequence | np.ndarray):
         lengths = tuple(map(float, slices))
@@ -61,11 +66,19 @@ def said_of(slices: Slices) -> Said:
         return Said(len(lengths), lengths)
     if isinstance(slices, bool) or not isinstance(slices, int | np.integer) or slices < 1:
         raise BadInput(f"slices: at least 1 is needed, got {slices}")
+    if slices > MAX_SLICES:
+        raise BadInput(f"slices: {slices} are more than zbsolve handles ({MAX_SLICES})")
     return Said(int(slices))
 
 
+def _is_whole(said: str) -> bool:
+    return said.strip().removeprefix("-").isdecimal()
+
+
 def _not_slices(said: str) -> BadInput:
-    return BadInput(f"slices '{said[:40]}': a number such as 8, 8:{EVEN_WORK}, or lengths such as 4,2,1,1")
+    kinds = f"a number such as 8, 8:{EVEN_WORK}, or lengths such as 4,2,1,1"
+    auto = "; auto alone tries numbers of both kinds" if said.strip().lower().startswith("auto") else ""
+    return BadInput(f"slices '{said[:40]}': {kinds}{auto}")
 
 
 def cuts_of(slices: Slices, layers: Sequence[Layer], sequence: Any = None) -> Cuts:
@@ -96,13 +109,13 @@ def check_attention(layers: Sequence[Layer]) -> None:
 
 def _check_tokens(said: Said, tokens: int) -> None:
     if said.number > tokens:
-        raise BadInput(f"slices: {said.number} slices of a sequence of {tokens} tokens")
+        raise NotSliced(f"slices: {said.number} slices of a sequence of {tokens} tokens")
     total = sum(said.lengths)
     if said.lengths and not (isclose(total, 1) or isclose(tokens % total, 0)):
-        raise BadInput(f"slices: lengths add up to {total:g}, which divides neither 1 nor the sequence's {tokens} tokens")
+        raise NotSliced(f"slices: lengths add up to {total:g}, which divides neither 1 nor the sequence's {tokens} tokens")
     if not said.lengths and not said.even_work and tokens % said.number:
         even = f"; {said.number}:{EVEN_WORK} need not"
-        raise BadInput(f"slices: {said.number} even slices do not divide the sequence's {tokens} tokens{even}")
+        raise NotSliced(f"slices: {said.number} even slices do not divide the sequence's {tokens} tokens{even}")
 
 
 def _cuts_of_even_work(count: int, layers: Sequence[Layer], tokens: int | None) -> Cuts:
@@ -113,7 +126,7 @@ def _cuts_of_even_work(count: int, layers: Sequence[Layer], tokens: int | None) 
     found = [(sqrt(rest**2 + 4 * attention * work * k / count) - rest) / (2 * attention) for k in range(1, count)]
     cuts = (0.0, *(one if tokens is None else round(one * tokens) / tokens for one in found), 1.0)
     if any(b <= a for a, b in pairwise(cuts)):
-        raise BadInput(f"slices: {count} slices that take as long are not a token each")
+        raise NotSliced(f"slices: {count} slices that take as long are not a token each")
     return cuts
 
 

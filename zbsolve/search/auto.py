@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ..partition.by_name import SEARCHED, ordered_neighbours
 from ..partition.file import Partition
 from ..profile.offload import known_host
 from ..profile.profile import Profile
 from ..profile.sharded_vocabulary import LAST
-from ..profile.slices import check_attention
+from ..profile.slices import NotSliced, check_attention
 from ..schedule import Schedule
 from ..step import AUTO, LAST_PARTITION, Step
 from ..util.errors import BadInput, Infeasible
-from .choices import closed_steps, copy_moves, is_open, stage_moves
+from .choices import closed_steps, copy_moves, is_open, more_slices, stage_moves
 from .climb import Moves, built, move
 from .least_peak import PREFER_TIME, memory_clock, value_clock
 from .race import Race, Run
@@ -32,6 +34,7 @@ from .state import State
 LEAST_SECONDS = 0.01  # that are left for the search, however long building took
 LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
 BREADTH = 24  # changed stages that are looked at before the best of them is taken
+WORTH_DOUBLING = 0.01  # of a step: as long as twice as many slices save so much, twice as many again are tried
 FIRST_PARTITION = "balanced"
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
 
@@ -73,7 +76,8 @@ def solve_auto(
     Placement "auto" is single, loop with 2 and 4 chunks and vee (those with as many stages as the partition has, where that
     is layers a stage); partition "auto" is all names, and single layers moved from the best of them; gathers "auto" is once
     a step and 2, 4 and 8 times; vocabulary "auto" is last, redistribute, sharded and two-barriers; slices "auto" is
-    1, 2, 4, … even ones, and as many of equal work; recompute "auto" is none, all, and from there single stages and rows of
+    1, 2, 4, … even ones up to twice the ranks, and as many of equal work, and from there twice as many for as long as that
+    saves 1 %; recompute "auto" is none, all, and from there single stages and rows of
     stages; offload "auto" is none, full, half, the same, and copies of fewer microbatches. Each is looked at for an equal
     part of a fifth of `seconds` (or `effort`); up to three tenths go to moved layers and changed stages; the rest to those
     whose bound does not rule them out: half of it to the best so far, half of what is left to the next, and so on; what
@@ -148,7 +152,7 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
         split = one if isinstance(one, str) else "given"
         try:
             named.setdefault(replace(step, partition=one).counts(profile) or (), []).append(split)
-        except Infeasible as error:
+        except (Infeasible, NotSliced) as error:
             failed.append(Run(step, name, split, failed=str(error), place=place))
     given = step.partition if isinstance(step.partition, Partition) else None  # it says more than layers
     steps = [(replace(step, partition=given or counts), "=".join(names)) for counts, names in named.items()]
@@ -185,7 +189,18 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
             for kept, one in copy_moves(run.step, run.schedule):
                 yield Run(one, f"{run.place}{kept}", run.partition, run.layers, place=run.place, moved="copies")
 
-    found = [Moves("stages", stages, BREADTH)] if step.keeping_open else []
+    halved: dict[str, int] = {}  # µs that half as many slices took
+
+    def slices(run: Run) -> Iterator[Run]:
+        gained = run.value <= (1 - WORTH_DOUBLING) * halved.get(run.name, np.inf)
+        if gained and (more := more_slices(run.step)) is not None:
+            now = f" slices={run.step.slices}"
+            name, place = (said.replace(now, f" slices={more}") for said in (run.name, run.place))
+            one, halved[name] = run.step.in_slices(more), run.value
+            yield Run(one, name, run.partition, run.layers, place=place, moved="slices")
+
+    found = [Moves("slices", slices)] if is_open(step.slices) else []
+    found += [Moves("stages", stages, BREADTH)] if step.keeping_open else []
     found += [Moves("copies", copies)] if is_open(step.offload) else []
     return found + ([Moves("layers", layers)] if step.partition == AUTO else [])
 

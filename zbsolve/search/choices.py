@@ -27,7 +27,6 @@ from ..util.text import rows_of_numbers
 
 PLACEMENTS = ("single", "loop", "loop4", "vee")
 GATHERS = (1, 2, 4, 8)
-SLICES = (1, 2, 4, 8, 16, 32, 64)
 MAX_SLICED = 20_000  # forwards of a step that is tried in slices
 
 ALL_WAYS = 100  # so few choices of all stages are all looked at
@@ -93,17 +92,36 @@ def vocabularies(step: Step) -> list[Named]:
 
 
 def _slices(step: Step) -> list[Named]:
-    """Even slices, each number twice the one before: with 2p of them SlimPipe (arXiv 2504.14519) holds half a microbatch
-    beside the one that it needs. And as many that take as long as each other, as Seq1F1B has them (arXiv 2406.03488, section
-    3.3), where they go with the step's other choices."""
+    """Even slices, each number twice the one before, up to 2p: with so many SlimPipe (arXiv 2504.14519) holds half a
+    microbatch beside the one that it needs; `more_slices` goes on from there. And as many that take as long as each other,
+    as Seq1F1B has them (arXiv 2406.03488, section 3.3), where they go with the step's other choices."""
     if not is_open(step.slices):
         return [("", step)]
-    passes = len(step.routes[0]) * step.microbatches
-    counts = [one for one in SLICES if one == 1 or (one <= 2 * step.ranks and one * passes <= MAX_SLICED)]
-    counts = [one for one in counts if one == 1 or step.shards == 1]
+    counts = _slice_counts(step)
     uneven = step.offload == NO_OFFLOAD and step.vocabulary not in BARRIERS
     said: list[Slices] = [*counts, *(f"{one}:{EVEN_WORK}" for one in counts[1:] if uneven)]
     return [(f" slices={one}", step.in_slices(one)) for one in said]
+
+
+def _slice_counts(step: Step) -> list[int]:
+    counts = [1]
+    while step.shards == 1 and 2 * counts[-1] <= 2 * step.ranks and _few_enough(step, 2 * counts[-1]):
+        counts.append(2 * counts[-1])
+    return counts
+
+
+def _few_enough(step: Step, slices: int) -> bool:
+    """Whether a step in so many slices is tried."""
+    return slices * len(step.routes[0]) * step.microbatches <= MAX_SLICED
+
+
+def more_slices(step: Step) -> Slices | None:
+    """Twice as many slices of the same kind as the step has; None where those are tried first, or are too many."""
+    number, colon, kind = str(step.slices).partition(":")
+    more = 2 * int(number)
+    if step.shards > 1 or more in _slice_counts(step) or not _few_enough(step, more):
+        return None
+    return f"{more}:{kind}" if colon else more
 
 
 def _kept(step: Step, said: Step) -> list[Named]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..build.offload import NothingKept
 from ..profile.profile import Profile
+from ..profile.slices import NotSliced
 from ..util.errors import Infeasible
 from .race import Race, Run
 
@@ -16,10 +17,10 @@ CLOSE_EFFORT, MAX_CLOSE_EFFORT, CLOSE_RUNS = 0.5, 4.0, 8  # effort for one that 
 
 def built(profile: Profile, run: Run) -> Run:
     """The run with the layers of its stages and its problem, or with why there is none."""
-    run.layers = run.step.counts(profile) or ()
     try:
+        run.layers = run.step.counts(profile) or ()
         run.problem = run.step.problem(profile)
-    except (Infeasible, NothingKept) as error:  # what recomputes has nothing left to offload
+    except (Infeasible, NothingKept, NotSliced) as error:  # what recomputes has nothing left to offload
         run.failed = str(error)
     return run
 

@@ -16,6 +16,7 @@ from .sentences import pool_lines, proof_line, verdict
 
 if TYPE_CHECKING:
     from ..search.least_peak import LeastPeak
+    from ..systems.exchange_gain import AttentionGain
 
 MAX_RANKS = 16  # whose peaks stand in a line
 NOTABLE = 0.005  # of B and W: a fused backward that is so much shorter is told
@@ -27,7 +28,8 @@ class Solved:
     """A solved schedule. usual: 1F1B of the same layers on the same ranks, where there is one. peak: what the search for
     less memory came to, where there was one. timed: whether seconds say how long it took (with an effort they do not).
     copies: of a step that offloads, k (see `Step.copy_ratio`). fused_saves: by which share one pass BW is shorter than B and
-    W, which the schedule has; 0 where that is not known."""
+    W, which the schedule has; 0 where that is not known. attention: of a step where ranks may make attention for each
+    other."""
 
     schedule: Schedule
     usual: Schedule | None = None
@@ -35,6 +37,7 @@ class Solved:
     timed: bool = True
     copies: float | None = None
     fused_saves: float = 0.0
+    attention: AttentionGain | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What a fused backward saves; peaks and capacities, bytes a rank; what every schedule of this value needs, as far
@@ -53,6 +56,8 @@ class Solved:
             body["messages"] = {"waiting": waiting, "reserved": list(problem.messages.reserved)}
         if self.copies is not None:
             body["copies"] = {"k": self.copies}
+        if self.attention is not None:
+            body["attention_exchange"] = self.attention.to_json()
         if self.peak is not None:
             before = self.peak.before.timeline()
             body["least_peak"] = {
@@ -95,11 +100,32 @@ def solved_as_text(solved: Solved) -> str:
         lines += _memory_lines(solved)
     if solved.copies is not None:
         lines.append(copies_in_words(solved.copies, "of the busiest of these stages' ranks"))
+    if solved.attention is not None:
+        lines.append(_attention_in_words(solved.attention))
     if solved.usual is not None:
         lines.append(f"against 1F1B on these ranks: {_changes_in_words(schedule, solved.usual)}")
     if solved.fused_saves > NOTABLE:
         lines.append(_another_problem(solved))
     return "\n".join(lines) + "\n"
+
+
+def _attention_in_words(gain: AttentionGain) -> str:
+    """How many passes hand attention to other ranks, and what SlimPipe's order gains by it."""
+    if gain.slices == 1 or not gain.even:
+        which = "has whole sequences" if gain.slices == 1 else "has slices of equal work"
+        return f"attention exchange: none, since the shortest step found {which}"
+    if not gain.handed:
+        return (
+            "attention exchange: no pass hands attention over, so nothing changes: ranks that wait cannot help, or messages "
+            "take as long as they would save"
+        )
+    said = (
+        f"attention exchange: {gain.handed} of {gain.possible} passes hand attention over, {format_time(gain.time)} in all"
+    )
+    if gain.value is None or gain.without is None:
+        return said
+    change = _change(gain.value / gain.without - 1, "time")
+    return f"{said}; SlimPipe's order has {change} with it ({format_time(gain.without)} → {format_time(gain.value)})"
 
 
 def _another_problem(solved: Solved) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..build.attention_exchange import KINDS as EXCHANGED
 from ..build.vocabulary import KINDS
 from ..placement import describe
 from ..problem import Problem
@@ -31,6 +32,13 @@ def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
     whole = len(passes) == len(kinds) * problem.stages * problem.microbatches
     if any(len(ranks) != 1 for ranks in homes):
         raise WrongPlacement(f"{name}: is defined where each stage is on one rank only")
+    if problem.slices > 1:
+        raise BadInput(
+            f"{name}: is an order of whole sequences, and the step has {problem.slices} slices of each: slimpipe is one of "
+            "slices, zbsolve systems names more"
+        )
+    if kinds & set(EXCHANGED):
+        raise BadInput(f"{name}: says nothing of attention that ranks make for each other: slimpipe does, or leave it out")
     if kinds not in (SPLIT, FUSED) or not whole:
         counted = {kind: len(problem.rows(kind)) for kind in passes.kinds}
         raise BadInput(f"{name}: needs a plain pipeline of F, B, W (or F, BW) passes, not {counted}")

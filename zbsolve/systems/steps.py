@@ -58,8 +58,9 @@ def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Sch
     elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
         kept = "balanced"
     try:
+        whole_sequences = step.closed.in_slices(1)
         plain = replace(
-            step.closed, placement="single", partition=kept, memory=None, offload=NO_OFFLOAD, vocabulary=None, slices=1
+            whole_sequences, placement="single", partition=kept, memory=None, offload=NO_OFFLOAD, vocabulary=None
         )
         return preset(USUAL, step_for(USUAL, profile, plain).problem(replace(profile, capacity=None)))
     except (BadInput, Infeasible):

@@ -25,6 +25,7 @@ from .memory_arcs import INFINITE, Arcs, add_memory_arcs
 
 NO_PATH = -(1 << 60)  # µs: the length of a path that does not exist, and a start that nothing limits
 ROUNDS, MAX_LANES = 4, 500  # looks for arcs that memory forces; of more lanes only one
+MAX_ORDERED_LANES = 4_000  # of more, pairs take minutes and gigabytes: only the graph is walked
 
 
 class NecessaryArcs(NamedTuple):
@@ -82,8 +83,8 @@ def necessary_arcs_of(problem: Problem, clock: Clock | None = None) -> Necessary
     """The problem's necessary arcs, remembered while the problem lives. Raises TimeUp where the clock has no time left."""
     clock = clock or Clock(INFINITE)
     if problem not in _known:
-        found = _arcs(problem, clock)
-        if found is None:  # lanes against the graph: no schedule runs them in order, so only the graph is sure
+        found = _arcs(problem, clock) if len(problem.lanes) <= MAX_ORDERED_LANES else None
+        if found is None:  # too many, or lanes against the graph: no schedule runs them in order, so only that is sure
             found = _arcs(problem, clock, lanes=False)
         assert found is not None  # a graph with a cycle has no `ProblemArrays`
         zero = np.zeros(len(problem.passes), np.int64)
@@ -101,7 +102,7 @@ def _arcs(problem: Problem, clock: Clock, lanes: bool = True) -> NecessaryArcs |
     length = np.diff(a.lane_first)
     place = np.zeros(count, np.int64)
     place[a.lane_passes] = np.arange(count) - np.repeat(a.lane_first[:-1], length)
-    shift = _lanes_in_step(problem, place, length) if lanes else np.full((len(length), len(length)), INFINITE)
+    shift = _lanes_in_step(problem, place, length) if lanes else np.zeros((0, 0), np.int64)  # nobody has mates then
     clock.check()
     before, after = [edges.before], [edges.after]
     if lanes:
