@@ -19,6 +19,7 @@ from zbsolve.layer import Tied
 from zbsolve.models.auxiliary import auxiliary_losses
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
+from zbsolve.planner.profile_facts import MICROBATCH, SEQUENCES, TENSOR_RANKS, TOKENS
 from zbsolve.util.errors import BadInput
 
 from .alike import fingerprint
@@ -35,6 +36,16 @@ class Flow:
     prints: tuple[Hashable, ...]
     parameter_bytes: tuple[int, ...]
     tied: Tied = ()
+
+
+def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
+    """What a profile says of its microbatch, for plans of others: sequences, the first dimension of the first input, and the
+    tokens of each, the second one where the input is of whole numbers; devices that share each layer."""
+    tensors = through.inputs[0].tensors
+    shape = tuple(tensors[0].shape) if tensors else ()
+    tokens = shape[1] if len(shape) == 2 and not tensors[0].dtype.is_floating_point else 0
+    said = {SEQUENCES: shape[0], TOKENS: tokens} if shape else {}
+    return {MICROBATCH: said, TENSOR_RANKS: tensor_ranks}
 
 
 def fake_mode() -> FakeTensorMode:

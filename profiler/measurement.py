@@ -39,7 +39,7 @@ from zbsolve.util.machine import cores, processor
 from .alike import chosen
 from .busy_process import FAILURE_PREFIX
 from .copies import free_host_memory, host_link, measure_copies
-from .dataflow import Flow, fake_mode, flow, quiet
+from .dataflow import Flow, fake_mode, flow, microbatch_facts, quiet
 from .gpu_facts import cache_bytes, clock_of
 from .links import Pair, measure_links, samples_of, slowest, survey
 from .memory import LayerMemory, costs_of, held, least_held
@@ -296,6 +296,7 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, pairs: list[P
         "clock_mhz": timed.clocks,
         "host_us": host,
         "links": [pair.facts() for pair in pairs],
+        **microbatch_facts(found.through, 1 if found.spread is None else found.spread.mesh.sizes.get("tp", 1)),
         **({"splits": found.splits} if found.splits else {}),
         **({} if found.vocabulary.costs else {"no_vocabulary": found.vocabulary.unknown}),
         "left_after_W": {model.layer_names[i]: found.memory[i].after_W for i in found.taken},

@@ -24,7 +24,7 @@ from zbsolve.profile.vocabulary import VocabularyCosts
 from zbsolve.util.errors import BadInput
 
 from .alike import chosen
-from .dataflow import Flow, batch_of, fake_mode, flow, load_fake, naming, place, quiet
+from .dataflow import Flow, batch_of, fake_mode, flow, load_fake, microbatch_facts, naming, place, quiet
 from .devices import (
     ASSUMED,
     ATTENTION_SHARE,
@@ -100,6 +100,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
             "flops": {model.layer_names[i]: {kind: total(ops) for kind, ops in look.work[i].items()} for i in look.taken},
             "kernels": {model.layer_names[i]: {kind: len(ops) for kind, ops in look.work[i].items()} for i in look.taken},
             "measured_layers": [],
+            **microbatch_facts(look.through, 1),
             **sequence,
             **unknown,
         },

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil
 
 from zbsolve.layer import HostLink, Layer, Link
+from zbsolve.planner.profile_facts import TENSOR_RANKS
 from zbsolve.profile.profile import Profile
 from zbsolve.profile.slices import SIZES
 from zbsolve.util.errors import BadInput
@@ -42,7 +43,7 @@ def over_tensor_ranks(profile: Profile, ranks: int, on: Device) -> Profile:
         source=f"{profile.source}, {ranks} tensor ranks",
         layers=tuple(layers),
         link=profile.link if ranks < node else Link(LATENCY_US, on.network * 1e3 * LINK_SHARE),
-        facts={**profile.facts, "tensor_ranks": ranks},
+        facts={**profile.facts, TENSOR_RANKS: ranks},
         tied=tuple((ceil(size / ranks), group) for size, group in profile.tied),
         host=None if profile.host is None else _host(profile.host, ranks, node),
     )

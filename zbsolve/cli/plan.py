@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", nargs="?", help="a name such as gpt-175b or llama3-70b@sequence=4096")
+    parser.add_argument(
+        "model",
+        nargs="*",
+        help="a name such as gpt-175b or llama3-70b@sequence=4096; or profile.json … of one model, each with other tensor "
+        "ranks or sequences a microbatch, whose layers' costs count",
+    )
     parser.add_argument("--devices", type=int, help="all of them")
     parser.add_argument("--batch", type=int, help="sequences a step")
     parser.add_argument("--cluster", default="h100", help="a100, h100, h200, b200, mi300x, or a cluster.json")
@@ -36,8 +41,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Plan, write the plan, print it."""
+    from ..planner.model_file import model_of
     from ..planner.planning import plan
-    from ..planner.shapes import shape_by_name
     from ..show.plan_page import plan_as_page
     from ..show.plan_text import plan_as_text
     from ..util.files import write_text
@@ -45,17 +50,17 @@ def command(options: argparse.Namespace) -> int:
     cluster = _cluster(options)
     if options.save_cluster:
         cluster.save(options.save_cluster)
-    if options.model is None:
+    if not options.model:
         if options.save_cluster:
             return 0
-        raise BadInput("model: name one, such as gpt-175b or llama3-70b")
+        raise BadInput("model: name one, such as gpt-175b or llama3-70b, or its profiles")
     for name in ("devices", "batch"):
         if getattr(options, name) is None:
             raise BadInput(f"--{name} is needed")
-    shape, limits = shape_by_name(options.model), search_limits(options)
+    model, limits = model_of(options.model), search_limits(options)
     with searching("plan") as (_, pressed):
         limits |= {"memory": options.memory, "progress": progress_line(), "stop": pressed}
-        found = plan(shape, options.devices, options.batch, cluster, **limits)
+        found = plan(model, options.devices, options.batch, cluster, **limits)
     saves = [lambda: found.save(options.output)] if options.output else []
     saves += [lambda: write_text(options.html, plan_as_page(found.space))] if options.html else []
     with saving(*saves):
@@ -82,6 +87,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
     return {
         "source": plan.cluster.source,
         "error": plan.cluster.error,
+        "model": plan.shape.source,
         "layouts": len(plan.bounds.rule),
         "open": plan.open,
         "bound": plan.bound,
@@ -98,7 +104,7 @@ def _candidate(plan: Plan, one: Candidate) -> dict[str, Any]:
         "layout": {name: int(value) for name, value in one.layout._asdict().items()},
         "step": one.value,
         "mfu": plan.mfu(one),
-        "tokens_per_second_and_device": plan.tokens(one),
+        "tokens_per_second_and_device": plan.tokens(one) if plan.shape.sequence else None,
         "memory": one.memory(),
         "bubble": one.schedule.timeline().bubble_rate,
         "behind": one.behind,

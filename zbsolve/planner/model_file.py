@@ -1,23 +1,40 @@
-"""A model in a plan's file: its sizes, or its profiles."""
+"""A model as people say it, and in a plan's file: its sizes, or its profiles."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ..profile.profile import Profile
+from ..util.errors import BadInput
 from ..util.files import checked
 from .layer_costs import Model
 from .profiled_model import ProfiledModel
 from .shape import Shape
+from .shapes import shape_by_name
 
 
 class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):
     """A model by profiles in a file."""
 
     profiles: list[dict[str, Any]]
+
+
+def model_of(said: Sequence[str]) -> Model:
+    """A published model by its name, or one by profiles in files. Raises BadInput."""
+    files = [one for one in said if one == "-" or one.endswith((".json", ".json.gz")) or Path(one).is_file()]
+    if files:
+        if len(files) < len(said):
+            other = next(one for one in said if one not in files)
+            raise BadInput(f"model '{other[:60]}': beside profiles ({files[0]}): give one model, or profiles of one model")
+        return ProfiledModel.of([Profile.load(path) for path in files], files)
+    if len(said) > 1:
+        raise BadInput(f"model: {', '.join(said)[:80]}: name one, or profiles of one")
+    return shape_by_name(said[0])
 
 
 def model_to_json(model: Model) -> dict[str, Any]:

@@ -132,6 +132,12 @@ class ProfiledModel:
         """As it was profiled, which counts as without."""
         return (0,)
 
+    @property
+    def left_out(self) -> str:
+        """What of the space is not looked at, since its cost is not known."""
+        rows = "; ".join(f"tp {tp} with {min(row)} to {max(row)} sequences" for tp, row in self.points.items())
+        return f"all that no profile tells: other than {rows} a microbatch, selective recompute, a sharded vocabulary"
+
     def flops(self, sequences: int) -> float | None:
         """Profiles do not say it."""
 

@@ -56,6 +56,11 @@ class Shape:
         return "cost model"
 
     @property
+    def left_out(self) -> str:
+        """What of the space is not looked at, since its cost is not known."""
+        return ""
+
+    @property
     def update_us(self) -> float | None:
         """µs of the optimizer's update for each parameter, where that was measured."""
         return None

@@ -34,6 +34,8 @@ def space_lines(space: SolvedSpace) -> Iterator[str]:
         if count
     ]
     yield f"{len(bounds.rule):,} layouts, by what decides their bound: {', '.join(pruned)}"
+    if space.shape.left_out:
+        yield f"left out: {space.shape.left_out}"
     yield f"{len(space.solved)} solved; {space.open} are open: no bound excludes them"
 
 
