@@ -163,6 +163,8 @@ def test_tensor_ranks_share_times_and_bytes_and_send_hidden_states() -> None:
     assert part.host is not None
     assert (part.host.ranks, part.host.memory) == (1, whole.host.memory // 8)
     assert part.source == "estimated: h100 roofline, 8 tensor ranks"
+    assert (whole.facts["tensor_ranks"], part.facts["tensor_ranks"]) == (1, 8)  # a plan by profiles asks for both
+    assert part.facts["microbatch"] == {"sequences": 1, "tokens": 4096}
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ def test_measure(tmp_path: Path) -> None:
     assert profile.layers[1].transient > 0
     assert profile.layers[0].output_bytes == 16 * 32 * 4
     assert profile.facts["left_after_W"]["layer0"] == 0
+    assert profile.facts["tensor_ranks"] == 1
+    assert profile.facts["microbatch"] == {"sequences": 16, "tokens": 0}  # rows of numbers are no tokens
     assert profile.link.latency > 0
     assert profile.link.bytes_per_us > 1
     assert texts

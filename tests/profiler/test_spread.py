@@ -34,6 +34,7 @@ def test_a_rank_has_its_part_of_every_layer(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     found = Profile.load(path)
     assert found.facts["mesh"] == {"pp": 2, "tp": 2}
+    assert found.facts["tensor_ranks"] == 2
     assert [layer.parameter_bytes for layer in found.layers] == [(8 + 8 + 8 + (8 * 16 + 16 + 16 * 8) // 2) * 8] * 4
     assert all(min(layer.F, layer.B, layer.W, layer.BW) > 0 for layer in found.layers)
     assert [layer.output_bytes for layer in found.layers] == [4 * 8 * 8] * 3 + [0]

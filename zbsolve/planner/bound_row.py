@@ -18,7 +18,8 @@ STATES, TABLE, TIED, KEPT, HEAD, TRANSIENT, WAITING, CAPACITY = range(14, 22)
 CHAIN, SERIAL, SHARD_S, SHARD, GAP, LOOKUP, SHARD_HELD = range(22, 29)
 # µs that no slice undercuts: of a block's F and B, the embedding's F, a message; and whether sequences are whole.
 PART_F, PART_B, PART_EF, PART_SENT, UNSLICED = range(29, 34)
-COLUMNS = 34
+EW = 34  # µs of the embedding's backward, which is no part of a chain here
+COLUMNS = 35
 NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
 
 
@@ -32,7 +33,7 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
         *(costs.kept, costs.head_kept, np.maximum(0, costs.transient - shard.transient), costs.waiting, room),
         *(chain_bounds(costs, layout), _serial(costs, layout)),
         *(shard.S, shard.S + shard.T, shard.gap, shard.lookup, shard.held),
-        *(part.F, part.B, part.embedding, part.sent, costs.slices == 1),
+        *(part.F, part.B, part.embedding, part.sent, costs.slices == 1, costs.embedding.W),
     )
     rows = np.empty((len(costs.sent), COLUMNS), np.int64)
     for at, column in enumerate(columns):

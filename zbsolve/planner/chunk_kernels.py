@@ -7,6 +7,7 @@ from .bound_row import (
     CAPACITY,
     CHAIN,
     EF,
+    EW,
     GAP,
     HB,
     HEAD,
@@ -127,9 +128,11 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     first, last = r == 0, r == (0 if vee else p - 1)
     edges = (1 if first else 0) + (1 if last else 0)
     sends = 2 * row[V] - edges - (2 if vee and r == p - 1 else 0)
-    forward, backward, weight = row[EF] if first else 0, 0, 0
+    forward, backward, weight = 0, 0, 0
+    if first:
+        forward, weight = row[EF], row[EW]
     if last:
-        forward, backward, weight = forward + row[HF], row[HB], row[HW]
+        forward, backward, weight = forward + row[HF], row[HB], weight + row[HW]
     passes = forward + backward + sends * row[SENT]
     most = at_most(x - head - m * (passes + weight + row[SHARD]), m * (row[F] + row[B] + row[W]))
     most = min(most, at_most(x - head - drain - m * (passes + row[SHARD_S]), m * (row[F] + row[B])))
@@ -150,7 +153,7 @@ def starts_in_time(row, x, most, room):  # type: ignore[no-untyped-def]
     none of their memory is free before. What they keep must leave the last stage its first microbatch. room: bytes for
     blocks and their states, beside one microbatch of the head."""
     m, stages = row[M], row[P] * row[V]
-    beside = row[EF] + row[HF] + row[HB] + row[HW] + 2 * row[SENT] + row[SHARD]
+    beside = row[EF] + row[EW] + row[HF] + row[HB] + row[HW] + 2 * row[SENT] + row[SHARD]
     work = m * (beside + most * (row[F] + row[B] + row[W]))
     left = room - most * row[STATES] - (row[TRANSIENT] if most > 0 else 0)
     for first in range(most + 1):

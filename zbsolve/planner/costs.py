@@ -51,8 +51,8 @@ class Costs(NamedTuple):
 
 def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     """Of each layout of a table. Where first and last layer differ in size, the smaller one counts for both. Tensors that
-    two layers count are taken off, and so is the first layer's backward: bounds do not know it.
-    Raises BadInput where numbers are too large to count."""
+    two layers count are taken off. All of the first layer's backward counts as W: nothing waits for it. Raises BadInput
+    where numbers are too large to count."""
     found, whole_vocabulary = model_costs(model, layout, cluster), 1 - np.asarray(layout.vocabulary)
     first, block, last = found.first, found.block, found.last
     table = np.minimum(first.parameter_bytes, last.parameter_bytes)
@@ -61,11 +61,12 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     part = slices_of(found, model.layers, layout, cluster, output)
     twice = np.maximum(block.output_kept, block.input_unneeded)
     head_kept = np.maximum(0, last.kept - np.maximum(block.output_kept, last.input_unneeded))
+    ends = _all_slices(first, slices)
     head = Times(*(_ints(whole_vocabulary * one) for one in _all_slices(last, slices)))
     costs = Costs(
         model.layers,
         Times(*map(_ints, _all_slices(block, slices))),
-        Times(_ints(whole_vocabulary * _all_slices(first, slices).F), 0 * head.F, 0 * head.F),
+        Times(_ints(whole_vocabulary * ends.F), 0 * head.F, _ints(whole_vocabulary * (ends.B + ends.W))),
         head,
         sent=_ints(slices * part.sent),
         states=_ints(np.floor(found.states * block.parameter_bytes)),

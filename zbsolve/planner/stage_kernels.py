@@ -7,6 +7,7 @@ from .bound_row import (
     CAPACITY,
     CHAIN,
     EF,
+    EW,
     HB,
     HEAD,
     HF,
@@ -79,9 +80,11 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     if r > 0:
         head += row[PART_EF] + row[PART_F] * before + r * row[PART_SENT]
         drain += row[PART_B] * before + (r - 1) * row[PART_SENT]
-    forward, backward, weight = row[EF] if r == 0 else 0, 0, 0  # what it has beside blocks
+    forward, backward, weight = 0, 0, 0  # what it has beside blocks
+    if r == 0:
+        forward, weight = row[EF], row[EW]
     if last:
-        forward, backward, weight = forward + row[HF], row[HB], row[HW]
+        forward, backward, weight = forward + row[HF], row[HB], weight + row[HW]
     forward += 0 if last else row[SENT]
     backward += 0 if r == 0 else row[SENT]
     beside = forward + backward + row[SHARD]
