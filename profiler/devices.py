@@ -74,6 +74,20 @@ DEVICES = {
             "card of 400 Gbit/s, 2 TB system memory",
         ),
         Device(
+            "b200",
+            2250,
+            80,
+            8000,
+            180,
+            900,
+            50,
+            64,
+            (8, 2000),
+            "NVIDIA DGX B200 datasheet, an eighth of it: BFLOAT16 4.5 PFLOP/s with sparsity, half of it dense, 180 GB, "
+            "8 TB/s, NVLink 1.8 TB/s and PCIe Gen5 128 GB/s both directions, each with a network card of 400 Gbit/s, 2 TB "
+            "system memory; NVIDIA Blackwell architecture brief, HGX B200: FP32 80",
+        ),
+        Device(
             "mi300x",
             1307.4,
             163.4,

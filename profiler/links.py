@@ -33,7 +33,7 @@ from zbsolve.layer import Link
 from zbsolve.util.files import write_text
 from zbsolve.util.temporary import temporary_folder
 
-from .collectives import Sizes, measured_collectives
+from .collectives import Curve, Sizes, measured_collectives, measured_curves
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 REPEATS, WARMUPS = 20, 5
@@ -71,11 +71,13 @@ class Pair:
 
 
 class Survey(NamedTuple):
-    """What was measured between ranks. collectives: kind → samples, between all of `ranks` (see `measured_collectives`)."""
+    """What was measured between ranks. collectives: kind → samples, between all of `ranks` (see `measured_collectives`);
+    curves: of each kind by group and bytes, where torchrun started the ranks."""
 
     pairs: list[Pair]
     ranks: int
     collectives: dict[str, list[float]]
+    curves: list[Curve]
 
 
 def slowest(pairs: list[Pair]) -> Pair:
@@ -118,7 +120,7 @@ def measure_links(timeout: float = 120.0, group: Any = None, sizes: Sizes | None
         try:
             _wait(children, timeout)
             rows, collectives = json.loads((folder / "survey").read_text(encoding="utf-8"))
-            return Survey([_pair(row) for row in rows], len(children), collectives)
+            return Survey([_pair(row) for row in rows], len(children), collectives, [])
         finally:
             for child in children:
                 if child.poll() is None:
@@ -134,9 +136,10 @@ def fit(samples: dict[int, list[float]]) -> Link:
     return Link(max(0.0, float(latency)), 1 / max(float(slope), 1e-9))
 
 
-def survey(timeout: float, group: Any = None, sizes: Sizes | None = None) -> Survey | None:
+def survey(timeout: float, group: Any = None, sizes: Sizes | None = None, *, curves: bool = True) -> Survey | None:
     """Every pair of neighbouring ranks in turn, while the other ranks wait, and then all ranks together. Every rank of the
-    process group calls this (None: the default one); rank 0 says the sizes and gets what was found."""
+    process group calls this (None: the default one); rank 0 says the sizes and gets what was found. curves: whether all
+    kinds of collectives are timed."""
     plain = Wires.of(group)
     offset = clock_lead(plain)
     directions = [(low + way, low + 1 - way) for low in range(plain.size - 1) for way in range(2)]
@@ -151,9 +154,10 @@ def survey(timeout: float, group: Any = None, sizes: Sizes | None = None) -> Sur
         if wires.rank == 0:
             found.append(_joined((low, low + 1), ends))
     collectives = measured_collectives(group, offset, sizes)
+    by_group = measured_curves(group, offset) if curves else []
     dist.barrier(group)
     wires.close()
-    return Survey(found, wires.size, collectives) if wires.rank == 0 else None
+    return Survey(found, wires.size, collectives, by_group) if wires.rank == 0 else None
 
 
 def _collect(wires: Wires, rank: int, mine: dict[str, object]) -> dict[str, object]:
@@ -280,7 +284,7 @@ def main(folder: Path, rank: int, timeout: float, sizes: Sizes | None) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=timedelta(seconds=timeout)
     )
-    found = survey(timeout, sizes=sizes)
+    found = survey(timeout, sizes=sizes, curves=False)
     if found is not None:
         write_text(folder / "survey", json.dumps([[asdict(pair) for pair in found.pairs], found.collectives]))
     os._exit(0)

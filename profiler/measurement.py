@@ -31,6 +31,7 @@ from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.layer import Layer
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
+from zbsolve.profile.collectives import FACT
 from zbsolve.profile.profile import Profile
 from zbsolve.profile.slices import Slices
 from zbsolve.util.errors import BadInput
@@ -41,7 +42,7 @@ from .busy_process import FAILURE_PREFIX
 from .copies import free_host_memory, host_link, measure_copies
 from .dataflow import Flow, fake_mode, flow, microbatch_facts, quiet
 from .gpu_facts import cache_bytes, clock_of
-from .links import Pair, measure_links, samples_of, slowest, survey
+from .links import Survey, fit, measure_links, samples_of, slowest, survey
 from .memory import LayerMemory, costs_of, held, least_held
 from .optimizer_states import OptimizerState, state_of
 from .slices import Fitted, SliceTimes, cutting_of, fitted, time_slices
@@ -164,8 +165,9 @@ def measure(
         slowest(pairs).link,
         found.state.factor,
         torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
-        _facts(found, run, bench, pairs),
-        {**found.named(found.timed.samples), **hosts, **samples_of(pairs), **copies, **vocabulary.samples, **sliced},
+        _facts(found, run, bench, survey),
+        {**found.named(found.timed.samples), **hosts, **samples_of(pairs), **copies, **vocabulary.samples, **sliced}
+        | {name: row for curve in survey.curves for name, row in curve.named.items()},
         tied=found.through.tied,
         host=host_link(copies, free_host_memory(), torch.cuda.device_count()),
         vocabulary=vocabulary.costs,
@@ -270,7 +272,7 @@ def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[st
     )
 
 
-def _facts(found: _Measured, run: dict[str, object], bench: Bench, pairs: list[Pair]) -> dict[str, object]:
+def _facts(found: _Measured, run: dict[str, object], bench: Bench, survey: Survey) -> dict[str, object]:
     """What a profile says of its measurement."""
     model, timed, layers, device = found.model, found.timed, found.layers(), found.device
     total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in TIMED_KINDS}
@@ -295,7 +297,8 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, pairs: list[P
         "copies": timed.copies,
         "clock_mhz": timed.clocks,
         "host_us": host,
-        "links": [pair.facts() for pair in pairs],
+        "links": [pair.facts() for pair in survey.pairs],
+        **({FACT: [curve.facts(fit(curve.samples)) for curve in survey.curves]} if survey.curves else {}),
         **microbatch_facts(found.through, 1 if found.spread is None else found.spread.mesh.sizes.get("tp", 1)),
         **({"splits": found.splits} if found.splits else {}),
         **({} if found.vocabulary.costs else {"no_vocabulary": found.vocabulary.unknown}),

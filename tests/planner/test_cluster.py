@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from zbsolve.planner import CLUSTERS, Cluster, cluster_by_name
+from zbsolve import Layer, Link, Profile
+from zbsolve.cli import main
+from zbsolve.planner import CLUSTERS, Cluster, cluster_by_name, with_links_of
+from zbsolve.planner.cluster_presets import BETWEEN_SHARE, INSIDE_SHARE
 from zbsolve.util.errors import BadInput
 
 TYPED: dict[str, Any] = {
@@ -34,10 +37,13 @@ TYPED: dict[str, Any] = {
 def test_presets_are_the_data_sheets_and_say_so(cluster: Cluster, tmp_path: Path) -> None:
     devices = pytest.importorskip("profiler.devices").DEVICES
     assert cluster.source.startswith("estimated: ")
-    if cluster.name in devices:  # the profiler's estimates are by the same sheets
-        one = devices[cluster.name]
-        assert (cluster.peak, cluster.hbm, cluster.memory) == (one.half * 1e12, one.bandwidth * 1e3, one.memory * 1e9)
-        assert cluster.node == one.node[0]
+    one = devices[cluster.name]  # the profiler's estimates are by the same sheets
+    assert (cluster.peak, cluster.hbm, cluster.memory) == (one.half * 1e12, one.bandwidth * 1e3, one.memory * 1e9)
+    assert cluster.node == one.node[0]
+    links = 7 if cluster.name == "mi300x" else 1  # a collective has all of them, a message one
+    cards = 4 if cluster.name == "a100" else 8  # of the measured cluster, not of a DGX
+    assert cluster.inside.bytes_per_us == links * one.link * 1e3 * INSIDE_SHARE
+    assert cluster.between.bytes_per_us == cards * one.network * 1e3 * BETWEEN_SHARE
     cluster.save(tmp_path / "cluster.json")
     assert Cluster.load(tmp_path / "cluster.json") == cluster
 
@@ -80,3 +86,33 @@ def test_a_misspelt_name_has_a_hint() -> None:
     assert cluster_by_name("h100") is CLUSTERS["h100"]
     with pytest.raises(BadInput, match="cluster 'h10': unknown; did you mean h100"):
         cluster_by_name("h10")
+
+
+def test_links_of_a_profile(tmp_path: Path) -> None:
+    """By the largest all-reduce inside a node and beyond one; a ring's time is what was measured."""
+    rows = [
+        {"kind": "all_reduce", "ranks": ranks, "nodes": nodes, "latency": 10.0 * ranks, "bytes_per_us": 1e3 / ranks}
+        for ranks, nodes in ((2, 1), (8, 1), (16, 2))
+    ]
+    other = {**rows[1], "kind": "broadcast", "ranks": 64, "nodes": 8}
+    layer = Layer("l", 1.0, 1.0, 1.0, 2.0, 1, 1, 1, 1)
+    profile = Profile("measured", "m", (layer,), Link(5.0, 77.0), 4.0, None, {"collectives": [*rows, other]}, {})
+    base = CLUSTERS["a100"]
+    found = with_links_of(profile, base)
+    assert found == replace(
+        base, source=found.source, inside=Link(80.0, 14 / 8 * 125.0), between=Link(160.0, 30 / 16 * 62.5), messages=77.0
+    )
+    assert "inside nodes (8 ranks) and between nodes (16 ranks) measured; else estimated: " in found.source
+    path, kept = tmp_path / "p.json", tmp_path / "c.json"
+    profile.save(path)
+    assert main(["plan", "--cluster", "a100", "--links", str(path), "--save-cluster", str(kept)]) == 0
+    assert Cluster.load(kept) == found
+    one = with_links_of(replace(profile, facts={"collectives": rows[2:]}), base)
+    assert (one.inside, one.between) == (base.inside, found.between)
+    for facts, said in (
+        ({}, "p.json: facts: 'collectives' is missing: profile under torchrun writes it"),
+        ({"collectives": [other]}, "p.json: facts: 'collectives' has no all_reduce"),
+        ({"collectives": [{**rows[0], "bytes_per_us": 0}]}, "'bytes_per_us'"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            with_links_of(replace(profile, facts=facts), base, "p.json")

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from profiler.collectives import KINDS
+from profiler.collectives import BYTES, CURVE_REPEATS, KINDS
 from profiler.collectives import REPEATS as TOGETHER
 from profiler.links import REPEATS, SIZES, Pair, fit, measure_links, samples_of, slowest
 from zbsolve import Profile
+from zbsolve.planner import CLUSTERS, with_links_of
+from zbsolve.profile.collectives import COLLECTIVES, collective_rows
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +42,8 @@ def test_problems_know_the_slowest_pair_and_profiles_all() -> None:
 
 
 def test_two_processes_of_this_machine() -> None:
-    (found,), ranks, collectives = measure_links(90, sizes=(4096, 64))
+    (found,), ranks, collectives, curves = measure_links(90, sizes=(4096, 64))
+    assert curves == []
     assert ranks == 2
     assert {kind: len(row) for kind, row in collectives.items()} == dict.fromkeys(KINDS, TOGETHER)
     assert min(map(min, collectives.values())) > 0
@@ -79,3 +82,15 @@ def test_every_pair_of_neighbours_under_torchrun(tmp_path: Path) -> None:
     assert profile.vocabulary is not None
     assert [row.ranks for row in profile.vocabulary.shards if profile.vocabulary.collectives_measured(row.ranks)] == [3]
     assert len(profile.samples["vocabulary/3/reduce"]) == TOGETHER
+    rows = collective_rows(profile, "p.json")
+    assert [(row.kind, row.ranks, row.nodes) for row in rows] == [(kind, n, 1) for n in (2, 3) for kind in COLLECTIVES]
+    for row in rows:
+        samples = [profile.samples[f"{row.kind}/{row.ranks}/{size}"] for size in BYTES]
+        assert all(len(one) == CURVE_REPEATS and min(one) > 0 for one in samples)
+    cluster = with_links_of(profile, CLUSTERS["h100"])
+    assert (cluster.between, cluster.messages) == (CLUSTERS["h100"].between, CLUSTERS["h100"].messages)
+    reduce = next(row for row in rows if row.kind == "all_reduce" and row.ranks == 3)
+    assert cluster.inside.latency + 4 / 3 * 6e6 / cluster.inside.bytes_per_us == pytest.approx(
+        reduce.latency + 6e6 / reduce.bytes_per_us
+    )
+    assert cluster.source.startswith("estimated: links inside nodes (3 ranks) measured; else estimated: ")

@@ -30,6 +30,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fit", metavar="ROWS.CSV", help="fit the cluster's constants to measured steps first, with its own as priors"
     )
+    parser.add_argument(
+        "--links",
+        metavar="PROFILE.JSON",
+        help="take the cluster's links from collectives that were profiled under torchrun",
+    )
     parser.add_argument("--save-cluster", metavar="CLUSTER.JSON", help="write the cluster, fitted or not")
     add_search_limits(parser, 60.0, "seconds to search at most", "plan")
     parser.add_argument("--json", action="store_true", help="the plans within 1 %% as JSON on standard output")
@@ -75,12 +80,16 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     """The cluster that is named or in a file, with constants fitted where that is wanted."""
     from ..planner.cluster_presets import cluster_of
     from ..planner.constants import fit
+    from ..planner.measured_links import with_links_of
     from ..planner.measured_rows import read_rows
+    from ..profile.profile import Profile
 
     cluster = cluster_of(options.cluster)
-    if not options.fit:
-        return cluster
-    return replace(fit(read_rows(options.fit), cluster), name=cluster.name)
+    if options.fit:
+        cluster = replace(fit(read_rows(options.fit), cluster), name=cluster.name)
+    if options.links:
+        cluster = with_links_of(Profile.load(options.links), cluster, options.links)
+    return cluster
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:

@@ -33,7 +33,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     profile_files.add_file_options(parser)
     parser.add_argument("--overrides", metavar="FILE", help="for hf:…: a JSON object of config fields")
     parser.add_argument(
-        "--estimate", metavar="DEVICE", help="run nothing: a roofline for a100, h100, h200 or mi300x, marked as an estimate"
+        "--estimate",
+        metavar="DEVICE",
+        help="run nothing: a roofline for a100, h100, h200, b200 or mi300x, marked as an estimate",
     )
     parser.add_argument(
         "--optimizer-states",

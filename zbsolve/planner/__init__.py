@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .cluster_presets import cluster_by_name as cluster_by_name
     from .constants import fit as fit
     from .layout import Layout as Layout
+    from .measured_links import with_links_of as with_links_of
     from .measured_rows import predict as predict
     from .model_profile import layout_profile as layout_profile
     from .plan_file import Plan as Plan
@@ -26,6 +27,7 @@ __getattr__, __dir__ = handing_on(
         "cluster_presets": "CLUSTERS cluster_by_name",
         "constants": "fit",
         "layout": "Layout",
+        "measured_links": "with_links_of",
         "measured_rows": "predict",
         "model_profile": "layout_profile",
         "plan_file": "Plan check_plan",
