@@ -34,9 +34,9 @@ from .solver import ready, solve
 
 EVERY = (1, 2, 3, 4, 6, 8, 12)  # microbatches of a round that are looked for
 MULTIPLE = 24  # what all of them divide: microbatches that are left for rounds
-MAX_MULTIPLE = 3  # times the ranks, where rounds of as many microbatches as there are ranks are looked for, too
+MAX_MULTIPLE = 512  # microbatches left for rounds of as many as there are ranks: beyond, these are not looked for
 NAMED = (6.0, 3.5)  # times what is in flight: microbatches of named schedules
-BLOCK_LENGTH = 4.0  # the same of blocks repeated
+BLOCK_LENGTHS = (4.0, 2.5)  # the same of blocks repeated
 SMALL = 2.5  # times what is in flight: microbatches of the small step
 LONGER = (2.0, 3.5, 6.0)  # times what is in flight: how many more microbatches show rounds
 MIN_PASSES = 200_000  # of a whole step: below, a search pass by pass finds as much
@@ -44,7 +44,7 @@ MIN_DEPTHS = 4  # times what is in flight: fewer microbatches show no rounds
 MAX_SOLVED = 400_000  # passes of a small step that is solved as a problem: beyond, its tables take more than half a GB
 MAX_NAMED = 1_200_000  # passes of a step whose named schedules are made
 MAX_DECODED = 3  # named schedules that are decoded
-MAX_SHOWN = 12_000_000  # passes of an order that shows rounds
+MAX_SHOWN = 16_000_000  # passes of an order that shows rounds
 SECONDS_PER_NAMED_PASS = 2e-6  # of work that making and simulating a named schedule count for
 BLOCK_SHARE = 0.25  # of the time is for blocks
 SOLVE_SHARE = 0.45  # of the time is for the small step
@@ -147,7 +147,7 @@ def solve_many(
     if graph is None:
         raise BadInput("many microbatches: each rank of the step needs one stream")
     ready()
-    every = EVERY if lcm(MULTIPLE, one.ranks) > MAX_MULTIPLE * one.ranks else (*EVERY, one.ranks)
+    every = EVERY if lcm(MULTIPLE, one.ranks) > MAX_MULTIPLE else (*EVERY, one.ranks)
     search = _Search(one, microbatches, graph, bound, Clock(seconds, effort), seed, progress, every)
     try:
         for _ in _steps(search):
@@ -221,8 +221,9 @@ def _blocks(search: _Search, depth: int) -> Iterator[None]:
 
 def _repeated(search: _Search, block: BuildingBlock, depth: int) -> Iterator[None]:
     """A block repeated, in an order that is long enough to show rounds."""
-    few = search.length(BLOCK_LENGTH * depth)
-    if few * search.graph.rank.size <= MAX_SHOWN and few <= search.microbatches:
+    lengths = [search.length(times * depth) for times in BLOCK_LENGTHS]
+    few = next((one for one in lengths if one * search.graph.rank.size <= MAX_SHOWN), None)
+    if few is not None and few <= search.microbatches:
         g = of_length(search.graph, few)
         yield from _decoded(search, g, repeated_targets(g, block.offset, block.period), RULES, "building block")
 
