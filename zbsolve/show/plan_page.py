@@ -57,7 +57,7 @@ def _figures(space: SolvedSpace) -> list[tuple[str, str, str]]:
 
 def _solved_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
     """A header and the layouts that were solved, the best first."""
-    head = ("layout", "step", "above the best", "bound", "MFU", "tokens/s a device")
+    head = ("layout", "step", "above the best", "bound", "MFU", f"{unit_of(space.shape)}/s a device")
     rows = sorted(space.solved.items(), key=lambda one: one[1])[:MOST_SOLVED]
     return [head, *(_solved_row(space, row, step) for row, step in rows)]
 
