@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,7 +17,16 @@ import pytest
 
 from ..support.house import ROOT
 
-BUILD = "import sys; from setuptools import build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
+BUILD = "import sys, build_backend as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2], {'kernels': 'none'}))"
+KERNEL = """
+import numpy as np
+from zbsolve.ilp.bounds.closed_form_kernels import one_machine
+zero = np.zeros(1, np.int64)
+assert one_machine(zero, zero + 5, zero) == 5
+"""
+SEEN = "import json; print(json.dumps([sum(one.values()) for one in one_machine.stats[1:]]))"
+WITH_KERNEL = "import sys, build_backend as b; b.COMPILE = sys.argv[2]; print(b.build_wheel(sys.argv[1]))"
+TOP = ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "build_backend.py")
 SCRIPT = """
 import zbsolve, pathlib, sys
 assert "site-packages" in zbsolve.__file__, zbsolve.__file__
@@ -29,7 +39,7 @@ assert zbsolve.verify(schedule.problem, schedule) == ()
 
 
 def built(folder: Path, what: str, source: Path) -> Path:
-    """A wheel or sdist of the project in `source`."""
+    """A wheel, without kernels, or sdist of the project in `source`."""
     done = subprocess.run(
         [sys.executable, "-c", BUILD, what, str(folder)], cwd=source, capture_output=True, text=True, timeout=110, check=True
     )
@@ -37,8 +47,8 @@ def built(folder: Path, what: str, source: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the sdist, and that from what git knows: so a file that is in neither is missed here."""
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, made from what git knows: so a file that is in neither is missed here."""
     folder = tmp_path_factory.mktemp("dist")
     source = folder / "source"
     source.mkdir()
@@ -48,18 +58,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if names.returncode:
         pytest.skip("not a git checkout")
     for name in names.stdout.decode().split("\0"):
-        if name.startswith(("zbsolve/", "profiler/")) or name in ("pyproject.toml", "README.md", "LICENSE"):
+        if name.startswith(("zbsolve/", "profiler/")) or name in TOP:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     sdist = built(folder, "sdist", source)
     with tarfile.open(sdist) as archive:
         archive.extractall(folder / "unpacked", filter="data")
     (inside,) = (folder / "unpacked").iterdir()
-    return built(folder, "wheel", inside)
+    return inside
+
+
+@pytest.fixture(scope="module")
+def wheel(unpacked: Path) -> Path:
+    return built(unpacked.parent, "wheel", unpacked)
 
 
 def with_compiled_kernels(site: Path) -> None:
-    """What this checkout has compiled lies beside the same sources there. numba takes it where age and size are the same."""
+    """What this checkout has compiled lies beside the same sources there. numba takes it where these are the same."""
     for path in (ROOT / "zbsolve").rglob("*"):
         copy = site / path.relative_to(ROOT)
         if path.suffix in (".nbi", ".nbc"):
@@ -107,3 +122,28 @@ def test_a_clean_environment_solves(wheel: Path, tmp_path: Path) -> None:
     assert "holds" in run("-m", "zbsolve.cli", "check", "s.json")
     run("-m", "zbsolve.cli", "show", "s.json", "-o", "s.html")
     assert (tmp_path / "s.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_compiled_kernels(unpacked: Path, tmp_path: Path) -> None:
+    """One kernel here: all of them take a minute."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_KERNEL, str(tmp_path), KERNEL],
+        cwd=unpacked,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    path = tmp_path / done.stdout.split()[-1]
+    assert f"-cp{sys.version_info.major}{sys.version_info.minor}-" in path.name
+    assert list(tmp_path.glob("*.whl")) == [path]
+    site = tmp_path / "site"
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(site)
+    environment = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "PYTHONPATH")}
+    code = f"{KERNEL}\n{SEEN}"
+    seen = subprocess.run(
+        [sys.executable, "-c", code], cwd=site, env=environment, capture_output=True, timeout=110, check=True
+    )
+    assert json.loads(seen.stdout) == [1, 0]  # it was loaded, not compiled
