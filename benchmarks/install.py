@@ -31,7 +31,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder, "profile.json")
-        Profile("estimated", "toy", (layer,) * 16, Link(20, 1e4), 1, None, {}, {}).save(profile)
+        Profile("estimated: made up", "toy", (layer,) * 16, Link(20, 1e4), 1, None, {}, {}).save(profile)
         source = Path(folder, "source")
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True, timeout=LIMIT)
         for name, words in WAYS.items():
