@@ -45,7 +45,8 @@ from .gpu_facts import cache_bytes, clock_of
 from .links import Survey, fit, measure_links, samples_of, slowest, survey
 from .memory import LayerMemory, costs_of, held, least_held
 from .optimizer_states import OptimizerState, state_of
-from .slices import Fitted, SliceTimes, cutting_of, fitted, time_slices
+from .slice_lines import Fitted, fitted
+from .slices import SliceTimes, cutting_of, time_slices
 from .spread import Spread, bytes_here
 from .stage_rounds import stages_of
 from .timing import TIMED_KINDS, Bench, Progress, Samples, Timed, host_times, time_layers

@@ -1,12 +1,11 @@
-"""What slices of a sequence take: F, B, W and BW of a few of them, a line through each, and attention by itself."""
+"""What slices of a sequence take: F, B, W and BW of a few of them, and attention by itself."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, product
-from statistics import mean, median
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +20,10 @@ from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.slices.stage import StageSlices
 from zbsolve.exec.slices.store import gradient_bytes
 from zbsolve.exec.slices.trial import IGNORED, LAYERS, LOSS
-from zbsolve.layer import Layer, Line, SliceExtra
+from zbsolve.exec.transport.failure import is_out_of_memory
 from zbsolve.models.model import Model
 from zbsolve.models.slicing import AttentionRule, running_slice, whole_attention
-from zbsolve.profile.slices import OF_ATTENTION, SEQUENCE, Slices, said_of, slice_times
+from zbsolve.profile.slices import OF_ATTENTION, Slices, said_of
 from zbsolve.util.errors import BadInput
 
 from .dataflow import Flow, example, naming, place
@@ -36,7 +35,6 @@ POSITIONS = 5  # of a sequence's slices that are timed at the most
 MAX_COPIES = 4
 WARM_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 2, 10, 60  # with B and W, and with BW, in turn
 TIME_SHARE = 0.5  # of the time for layers
-_NEVER = -1.0  # a growth
 _TRAINED = ("query", "key", "value")
 Samples = dict[str, list[float]]  # "F/3": of slice 3; "attention_F"
 
@@ -90,20 +88,6 @@ class SliceTimes:
         return {f"{slices}/{names[i]}/{kind}": row for i, rows in self.samples.items() for kind, row in rows.items()}
 
 
-class Fitted(NamedTuple):
-    """Layers with what their slices take. errors: layer → kind → the largest distance of a slice that was timed from the
-    line, as a part of it. notes: what was measured and cannot be."""
-
-    layers: tuple[Layer, ...]
-    errors: dict[str, dict[str, float]]
-    notes: list[str]
-
-    def facts(self, times: SliceTimes) -> dict[str, Any]:
-        """What a profile says of its slices."""
-        said = {"lengths": list(times.lengths), "timed": sorted(_positions(len(times.lengths))), "line_errors": self.errors}
-        return {SEQUENCE: sum(times.lengths), "slices": said}
-
-
 def cutting_of(slices: Slices, model: Model) -> Cutting | None:
     """How the model's sequences are cut; None: they are not. Raises BadInput, also where they do not make these slices."""
     said = said_of(slices)
@@ -119,25 +103,43 @@ def cutting_of(slices: Slices, model: Model) -> Cutting | None:
 def time_slices(
     model: Model, through: Flow, kinds: Sequence[int], cutting: Cutting, bench: Bench, progress: Progress
 ) -> SliceTimes:
-    """Times of the layers `kinds` in slices, one after the other. Raises BadInput naming the layer that cannot be cut, and
-    for a model without causal attention in `sliced_attention`."""
-    timer, samples, sizes = PassTimer(bench.device), dict[int, Samples](), dict[int, tuple[int, int]]()
-    tokens = _tokens(model)
-    seconds = bench.seconds * TIME_SHARE / len(kinds)
-    calls = {}
+    """Times of the layers `kinds` in slices, of each slice one after the other as a rank would run them; where memory does
+    not suffice for that, one layer at a time. Raises BadInput naming the layer that cannot be cut, and for a model without
+    causal attention in `sliced_attention`."""
+    tokens, calls = _tokens(model), dict[int, list[_Call]]()
     for i in kinds:
         progress(f"slices: can {place(model, i)} be cut")
         with naming(f"model '{model.name}': {place(model, i)} in slices"):
             calls[i] = _calls(model, i, through, bench, tokens)
     if not any(calls.values()):
         raise BadInput(f"--slices: model '{model.name}' has no causal attention that calls zbsolve.exec.sliced_attention")
-    for i in kinds:
-        progress(f"slices of {place(model, i)}")
-        with naming(f"model '{model.name}': {place(model, i)} in slices"):
-            samples[i] = _sampled(_rounds(model, i, through, cutting, bench, timer, calls[i]), seconds)
-        held = [one for call in calls.pop(i) for one in (call.key, call.value)]
-        sizes[i] = sum(one.nbytes for one in held), sum(map(gradient_bytes, held))
+    samples = _timed_together(model, through, kinds, cutting, bench, calls, progress)
+    held = {i: [one for call in calls[i] for one in (call.key, call.value)] for i in kinds}
+    sizes = {i: (sum(one.nbytes for one in rows), sum(map(gradient_bytes, rows))) for i, rows in held.items()}
     return SliceTimes(tuple(cutting.tokens(tokens, "--slices")), samples, sizes)
+
+
+def _timed_together(
+    model: Model,
+    through: Flow,
+    kinds: Sequence[int],
+    cutting: Cutting,
+    bench: Bench,
+    calls: Mapping[int, Sequence[_Call]],
+    progress: Progress,
+) -> dict[int, Samples]:
+    """Samples of each of these layers; where memory does not suffice for all, of one after the other."""
+    timer = PassTimer(bench.device)
+    progress(f"slices of {len(kinds)} layers" if len(kinds) > 1 else f"slices of {place(model, kinds[0])}")
+    try:
+        return _sampled(_rounds(model, kinds, through, cutting, bench, timer, calls), bench.seconds * TIME_SHARE)
+    except Exception as error:
+        if not is_out_of_memory(error) or len(kinds) == 1:
+            with naming(f"model '{model.name}': {timer.at[1]} of {place(model, timer.at[0])} in slices"):
+                raise
+    share = replace(bench, seconds=bench.seconds / len(kinds))
+    alone_ones = (_timed_together(model, through, (i,), cutting, share, calls, progress) for i in kinds)
+    return {i: rows for one in alone_ones for i, rows in one.items()}
 
 
 def _tokens(model: Model) -> int:
@@ -158,31 +160,40 @@ def _calls(model: Model, i: int, through: Flow, bench: Bench, tokens: int) -> li
 
 
 def _rounds(
-    model: Model, i: int, through: Flow, cutting: Cutting, bench: Bench, timer: PassTimer, calls: Sequence[_Call]
-) -> Iterator[Samples]:
-    """Samples of rounds without end: all slices of a microbatch of each copy of layer i, copies in turn so that a pass finds
-    nothing in the cache that training would not leave there; and attention of the whole sequence."""
-    sets = rotated(model, [i], through.inputs, bench.device, bench.cache, None, bench.parts)
-    stages, feed = [one[0] for one in sets][:MAX_COPIES], alone(model, i, through.inputs[i], bench.device)
+    model: Model,
+    kinds: Sequence[int],
+    through: Flow,
+    cutting: Cutting,
+    bench: Bench,
+    timer: PassTimer,
+    calls: Mapping[int, Sequence[_Call]],
+) -> Iterator[dict[int, Samples]]:
+    """Samples of rounds without end: all slices of a microbatch of each copy of these layers, layers and copies in turn so
+    that a pass finds nothing in a cache that training would not leave there, the first slice's no less than the others';
+    and attention of whole sequences, layer by layer."""
+    sets = rotated(model, kinds, through.inputs, bench.device, bench.cache, None, bench.parts)
+    stages = [stage for one in sets[:MAX_COPIES] for stage in one]
+    feeds = {i: alone(model, i, through.inputs[i], bench.device) for i in kinds}
     for stage in stages:
         stage.slices = StageSlices(cutting)
         stage.slices.looked |= {LAYERS, LOSS, IGNORED}
-    timed, step = _positions(cutting.count), 0
+    timed, step = positions(cutting.count), 0
     while True:
         split = step % 2 == 0
-        _turn(stages, cutting, [feed(m, step) for m in range(len(stages))], timer, split)
-        if calls:
-            _time_attention(calls, timer)
-        found: Samples = {}
-        for _, kind, device_us, _ in timer.drain():
+        _turn(stages, cutting, [feeds[stage.first](m, step) for m, stage in enumerate(stages)], timer, split)
+        for i in kinds:
+            if calls[i]:
+                _time_attention(i, calls[i], timer)
+        found: dict[int, Samples] = {i: {} for i in kinds}
+        for i, kind, device_us, _ in timer.drain():
             name, _, number = kind.partition("/")
             if not number or (int(number) in timed and (split or name == "BW")):  # problems know one F
-                found.setdefault(kind, []).append(device_us)
+                found[i].setdefault(kind, []).append(device_us)
         yield found
         step += 1
 
 
-def _positions(count: int) -> set[int]:
+def positions(count: int) -> set[int]:
     """Numbers of slices that are timed, first and last among them."""
     return {round(one) for one in np.linspace(0, count - 1, min(POSITIONS, count)).tolist()}
 
@@ -210,99 +221,23 @@ def _targets(stage: Stage, cutting: Cutting, target: Any) -> Mapping[int, Any]:
     return dict.fromkeys(range(cutting.count)) if stage.loss is None else cutting.parts({0: target}, "targets")
 
 
-def _time_attention(calls: Sequence[_Call], timer: PassTimer) -> None:
-    """All attention of a layer over a whole sequence, by itself."""
+def _time_attention(i: int, calls: Sequence[_Call], timer: PassTimer) -> None:
+    """All attention of layer i over a whole sequence, by itself."""
     wanted = [getattr(call, name).requires_grad_() for call in calls for name in _TRAINED]
-    ys = timer.run(0, OF_ATTENTION["F"], lambda: [_attention(call) for call in calls])
-    timer.run(0, OF_ATTENTION["B"], torch.autograd.grad, ys, wanted, [torch.ones_like(y) for y in ys])
+    ys = timer.run(i, OF_ATTENTION["F"], lambda: [_attention(call) for call in calls])
+    timer.run(i, OF_ATTENTION["B"], torch.autograd.grad, ys, wanted, [torch.ones_like(y) for y in ys])
 
 
-def _sampled(rounds: Iterator[Samples], seconds: float) -> Samples:
+def _sampled(rounds: Iterator[dict[int, Samples]], seconds: float) -> dict[int, Samples]:
     """Samples of rounds behind some that warm up, for so many seconds, but of a few rounds in any case."""
     for _ in range(WARM_ROUNDS):
         next(rounds)
-    found: Samples = {}
+    found: dict[int, Samples] = {}
     begin = time.monotonic()
     for done in range(MAX_ROUNDS):
         if done >= MIN_ROUNDS and time.monotonic() - begin > seconds:
             break
-        for kind, row in next(rounds).items():
-            found.setdefault(kind, []).extend(row)
+        for i, rows in next(rounds).items():
+            for kind, row in rows.items():
+                found.setdefault(i, {}).setdefault(kind, []).extend(row)
     return found
-
-
-def fitted(layers: Sequence[Layer], times: SliceTimes, kinds: Sequence[int]) -> Fitted:
-    """The layers, as they were measured whole, with what slices of an equal one take; kinds: the number of that, for each.
-    Times of slices are then what the lines say. Lines of W, and of layers without attention, are constant, and others do
-    not fall: where they do, by chance, that is noted, and the line is constant too."""
-    errors: dict[str, dict[str, float]] = {}
-    notes: list[str] = []
-    found = []
-    for layer, kind in zip(layers, kinds, strict=True):
-        own: list[str] = []
-        said, worst = _fitted(layer, times, kind, own)
-        found.append(said)
-        if layer is layers[kind]:
-            errors[layer.name], notes = worst, notes + own
-    return Fitted(tuple(found), errors, notes)
-
-
-def _key_bytes(keys: int, gradients: int) -> dict[str, Any]:
-    """A layer's fields."""
-    return {"kv_bytes": keys, "kv_gradient_bytes": 0 if gradients == keys else gradients}
-
-
-def _fitted(layer: Layer, times: SliceTimes, kind: int, notes: list[str]) -> tuple[Layer, dict[str, float]]:
-    medians = {name: median(row) for name, row in times.samples[kind].items()}
-    most = {"attention_F": layer.F, "attention_B": min(layer.B, layer.BW)}
-    attention: dict[str, Any] = {name: min(medians.get(name, 0.0), one) for name, one in most.items()}
-    layer = replace(layer, **attention, **_key_bytes(*times.kv_bytes[kind]))
-    lines: dict[str, Any] = {}
-    timed = {name: _of_slices(medians, name) for name in KINDS}
-    for name, rows in timed.items():
-        parts, growth = slice_times([layer], name, times.cuts), _NEVER
-        if name in OF_ATTENTION and any(times.kv_bytes[kind]):
-            growth = 2 * getattr(layer, OF_ATTENTION[name]) / len(parts) ** 2
-        lines[name], fell = _line({j: one - parts[j] for j, one in rows.items()}, times.cuts, growth)
-        if fell:
-            part = fell * (len(parts) - 1) / mean(rows.values())
-            notes.append(f"slices: {layer.name}: {name} falls by {part:.0%} to the last slice: taken as constant")
-    layer = replace(layer, slice_extra=SliceExtra(len(times.lengths), **lines))
-    return layer, {name: _error(rows, slice_times([layer], name, times.cuts)) for name, rows in timed.items()}
-
-
-def _of_slices(medians: dict[str, float], name: str) -> dict[int, float]:
-    """Slice → µs of a kind."""
-    return {int(key.partition("/")[2]): one for key, one in medians.items() if key.startswith(f"{name}/")}
-
-
-def _error(rows: dict[int, float], said: Sequence[int]) -> float:
-    return max(abs(one - said[j]) / max(said[j], 1) for j, one in rows.items())
-
-
-def _line(beyond: dict[int, float], cuts: Sequence[float], growth: float) -> tuple[Line, float]:
-    """The least squares' line through what slices take beyond their parts, slice → µs, in the form that `SliceExtra` has it;
-    and by how many µs a slice times fall, where they should not. growth: of the parts, from a slice to the next; _NEVER: the
-    line is constant."""
-    count, here = len(cuts) - 1, sorted(beyond)
-    y = np.array([beyond[j] for j in here])
-    lengths, begins = np.array([(cuts[j + 1] - cuts[j], cuts[j]) for j in here]).T * count
-    ones, before, steps = np.ones(len(here)), np.array(here, float), lengths * begins
-    fell = 0.0
-    if growth >= 0:
-
-        def missed(line: Line) -> float:
-            """Squares that are left where the line is read as `SliceExtra` reads it, whichever form it was fitted in."""
-            first, later = line
-            said = first * (ones if first > 0 else lengths) + later * (before if later > 0 else steps)
-            return float(((y - said) ** 2).sum())
-
-        forms = (np.stack(columns, 1) for columns in product((ones, lengths), (before, steps)))
-        tried = [np.linalg.lstsq(form, y, rcond=None)[0].tolist() for form in forms]
-        first, later = min(((a, b) for a, b in tried), key=missed)
-        if later >= -growth:
-            return (first, later), 0.0
-        fell = -(later + growth)
-        y = y + growth * steps
-    flat = float(y.mean()) if y.mean() > 0 else float(y @ lengths / (lengths @ lengths))
-    return (flat, -growth if fell else 0.0), fell

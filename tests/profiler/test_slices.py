@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from profiler.dataflow import flow
-from profiler.slices import KINDS, SliceTimes, fitted, time_slices
+from profiler.slice_lines import fitted
+from profiler.slices import KINDS, SliceTimes, time_slices
 from profiler.timing import Bench
 from zbsolve import BadInput, Profile, Schedule
 from zbsolve.cli import main
@@ -18,6 +19,7 @@ from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.layer import Layer
 from zbsolve.models.presets import GptSizes, gpt
 from zbsolve.profile.slices import slice_times
+from zbsolve.show.profile_rows import overheads_line
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EVEN, UNEVEN = (16, 16, 16, 16), (32, 8, 8, 16)
@@ -85,6 +87,35 @@ def test_times_that_fall_from_slice_to_slice_are_noted_and_taken_as_constant() -
     assert note == "slices: block: F falls by 30% to the last slice: taken as constant"
     assert found.errors["block"]["F"] == pytest.approx(30 / 200, abs=0.01)
     assert found.errors["block"]["B"] < 0.01  # 80 µs of attention's are more than 60
+
+
+def test_noise_gives_no_slice_less_than_no_time_and_no_attention_more_than_all(tmp_path: Path) -> None:
+    """Times of 1, 1, 1 and 900 µs have a line that begins below 0; attention by itself took longer than F."""
+    noisy = measured(EVEN, LINES)
+    rows = noisy.samples[0] | {f"BW/{j}": [one] * 3 for j, one in enumerate((1.0, 1.0, 1.0, 900.0))}
+    found = fitted([LAYER], replace(noisy, samples={0: rows | {"attention_F": [1200.0]}}), [0])
+    (layer,) = found.layers
+    assert layer.attention_F == LAYER.F
+    assert "slices: block: attention_F was 1,200 µs by itself, more than the 1,000 µs of the whole pass" in found.notes[0]
+    taken = slice_times([layer], "BW", (0, 0.25, 0.5, 0.75, 1))
+    assert taken[0] == 0 < taken[1] < taken[2] < taken[3] < 900
+    profile_of(layer).save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json").layers[0] == layer
+
+
+def test_overheads_that_dominate_are_said() -> None:
+    """F and BW of 1,000 and 2,400 µs; four slices take 30 and 50 µs more each, or 1,000."""
+    few, many = (
+        profile_of(fitted([LAYER], measured(EVEN, LINES | {"F": (first, 0.0), "BW": (50.0, 0.0)}), [0]).layers[0])
+        for first in (30.0, 1000.0)
+    )
+    said = [overheads_line(replace(one, facts={"slices": {"lengths": list(EVEN)}})) for one in (few, many)]
+    whole = 3400 + 300
+    assert said[0].startswith(f"a sequence takes {(whole + 320) / whole:.2f} times as long in 4 slices as whole")
+    assert f"; {320 / (whole + 320):.0%} of that is what each slice takes whatever its length" in said[0]
+    assert "dominate" not in said[0]
+    assert "these overheads dominate" in said[1]
+    assert overheads_line(profile_of(LAYER)) == ""
 
 
 def test_a_layer_without_attention_has_one_time_for_all_slices() -> None:
@@ -199,6 +230,8 @@ def test_what_cannot_be_timed_in_slices_is_said_in_a_line(
         ({"number": 1}, r"p: layers\[0\]: slice_extra: field 'number' is 1: at least 2"),
         ({"number": 4, "F": [1e300, 0]}, r"p: layers\[0\]\.slice_extra: field 'F'\[0\] is 1e\+300"),
         ({"number": 4, "F": [1]}, "field 'F' is"),
+        ({"number": 4, "F": [0, -1]}, r"p: layers\[0\]: slice_extra: field 'F': slice 3 of 4 would take -2\.25 µs"),
+        ({"number": 4, "B": [-2, 0]}, r"slice_extra: field 'B': slice 0 of 4 would take -1 µs"),
         ({"number": 4, "X": [1, 2]}, "'X'"),
     ],
 )

@@ -12,6 +12,7 @@ from ..layer import MIN_BANDWIDTH, NO_LINK, HostLink, Layer, Link, SliceExtra, T
 from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
+from .slices import negative_slice
 from .vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
 BACKWARD = ("B", "W", "BW")  # of which a layer needs B and W, or BW
@@ -162,7 +163,10 @@ def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
             raise BadInput(f"{where}: field '{name}' is {known[name]:g} µs, more than {of} takes ({most:g} µs)")
     fused = {} if "BW" in known else {"BW": known["B"] + known["W"]}
     sizes = dict.fromkeys(("held_until_B", "held_until_W", "parameter_bytes", "output_bytes"), 0)
-    return Layer(**{"name": f"layer{index}", **sizes, **split, **fused, **known})
+    layer = Layer(**{"name": f"layer{index}", **sizes, **split, **fused, **known})
+    if why := negative_slice(layer):
+        raise BadInput(f"{where}: slice_extra: {why}")
+    return layer
 
 
 def check_some_time(layers: Sequence[Layer], where: str) -> None:

@@ -27,6 +27,7 @@ SEQUENCE = "sequence"  # the fact of a profile that says how many tokens a seque
 Slices = int | str | Sequence[float]
 Cuts = tuple[float, ...]  # where slices begin and the last one ends, as parts of the sequence: 0, …, 1
 WHOLE: Cuts = (0.0, 1.0)
+ROUNDED = 1e-6  # µs that a line may be below 0 in a file
 MAX_SLICES = 10_000  # of a sequence; steps have a million forwards at the most
 TIMES = ("F", "B", "W", "BW", "X", "all_to_all")
 OF_ATTENTION = {"F": "attention_F", "B": "attention_B", "BW": "attention_B", "X": "attention_F"}
@@ -161,6 +162,41 @@ def _extra_times(layer: Layer, kind: str, cuts: Cuts) -> list[float]:
         length, begin = (b - a) * number, a * number  # in slices of the measurement
         found.append(each * (1 if each > 0 else length) + later * (before if later > 0 else length * begin))
     return found
+
+
+class Overheads(NamedTuple):
+    """Of all layers' F and backward in slices: what they take together over what the whole sequence takes, and which part of
+    it each slice takes whatever its length."""
+
+    ratio: float
+    share: float
+
+
+def overheads(layers: Sequence[Layer], cuts: Cuts) -> Overheads | None:
+    """None where slices were not measured."""
+    if not any(one.slice_extra for one in layers):
+        return None
+    kinds = ("F", "BW") if any(one.BW for one in layers) else ("F", "B", "W")
+    whole = sum(time_of(one, kind) for one in layers for kind in kinds)
+    taken = sum(sum(slice_times([one], kind, cuts)) for one in layers for kind in kinds)
+    lines = [getattr(one.slice_extra, kind) for one in layers if one.slice_extra for kind in kinds]
+    fixed = (len(cuts) - 1) * sum(max(0.0, each) for each, _ in lines)
+    return Overheads(taken / whole, min(1.0, fixed / taken)) if whole and taken else None
+
+
+def negative_slice(layer: Layer) -> str:
+    """Which of the even slices that a layer's lines are about would take less than no time, in words; or ""."""
+    if layer.slice_extra is None:
+        return ""
+    number = layer.slice_extra.number
+    for kind in ("F", "B", "W", "BW"):
+        first, later = getattr(layer.slice_extra, kind)
+        attention = getattr(layer, OF_ATTENTION[kind]) if kind in OF_ATTENTION else 0.0
+        rest = (time_of(layer, kind) - attention) / number
+        for j in (0, number - 1):  # a line is lowest at an end
+            if (time := rest + (2 * j + 1) * attention / number**2 + first + later * j) < -ROUNDED:
+                return f"field '{kind}': slice {j} of {number} would take {time:g} µs"
+    return ""
 
 
 def check_combination(cuts: Cuts, routes: int, shards: int, further: bool, layers: Sequence[Layer]) -> None:

@@ -7,7 +7,17 @@ from ..util.text import aligned, printable
 from .offload_text import host_lines
 from .pages import render
 from .profile_meaning import meaning
-from .profile_rows import copy_rows, layer_rows, link_rows, pair_rows, ratio_line, slice_rows, stage_rows, vocabulary_rows
+from .profile_rows import (
+    copy_rows,
+    layer_rows,
+    link_rows,
+    overheads_line,
+    pair_rows,
+    ratio_line,
+    slice_rows,
+    stage_rows,
+    vocabulary_rows,
+)
 
 
 def _warnings(profile: Profile) -> list[str]:
@@ -31,6 +41,7 @@ def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: in
     )
     lines = [*banner(profile), *aligned(layer_rows(profile)), ratio_line(profile), *host_lines(profile, ranks)]
     lines += _warnings(profile)
+    lines += [line] if (line := overheads_line(profile)) else []
     for rows in (slice_rows(profile), pair_rows(profile), copy_rows(profile), vocabulary_rows(profile)):
         lines += ["", *aligned(rows)] if len(rows) > 1 else []
     return "\n".join([*lines, "", *stages] if stages else lines) + "\n"
@@ -43,7 +54,7 @@ def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = Non
         title=printable(f"Profile: {profile.title}"),
         banner=banner(profile),
         facts=printable(_facts(profile)),
-        warnings=_warnings(profile),
+        warnings=[*_warnings(profile), *filter(None, [overheads_line(profile)])],
         ranks=ranks,
         meaning=[*meaning(profile, ranks, microbatches or 4 * ranks), *host_lines(profile, ranks)],
         stages=stage_rows(profile, ranks),

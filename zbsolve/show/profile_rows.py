@@ -11,12 +11,13 @@ import numpy as np
 
 from ..layer import NO_LINK, Layer
 from ..profile.profile import Profile
-from ..profile.slices import cuts_of, slice_times
+from ..profile.slices import cuts_of, overheads, slice_times
 from ..util.statistics import median_error
 from ..util.text import format_bytes, printable
 from .profile_meaning import stages
 
 MORE = {"message µs": "message", "all-to-all µs": "all_to_all"}  # columns where there is any
+DOMINATING = 1 / 3  # of the time of slices: what they take whatever their length is more than half of the rest
 AS_FORWARD = "= F"  # the time of X where none is known: see `Profile.problem`
 TIMED = ("F", "B", "W", "BW", "X", "U")  # what a profile has times of, a column each
 
@@ -169,6 +170,23 @@ def slice_rows(profile: Profile) -> list[tuple[str, ...]]:
             attention = (f"{time:,.1f}" for time in (layer.attention_F, layer.attention_B))
             rows.append((printable(layer.name), *cells, *attention, format_bytes(layer.kv_bytes)))
     return rows
+
+
+def overheads_line(profile: Profile) -> str:
+    """What the slices that were timed take beside the whole sequence, and where what each takes whatever its length makes
+    most of that, what helps; "" where none were timed."""
+    said = profile.facts.get("slices")
+    lengths = said.get("lengths") if isinstance(said, dict) else None
+    if not lengths:
+        return ""
+    found = overheads(profile.layers, cuts_of([float(one) for one in lengths], profile.layers))
+    if found is None:
+        return ""
+    dominate = ": these overheads dominate, fewer slices or longer sequences have less" if found.share >= DOMINATING else ""
+    return (
+        f"a sequence takes {found.ratio:.2f} times as long in {len(lengths)} slices as whole (F and BW of all layers); "
+        f"{found.share:.0%} of that is what each slice takes whatever its length{dominate}"
+    )
 
 
 def _runs(profile: Profile) -> list[tuple[int, int]]:
