@@ -12,7 +12,11 @@ from .tools import add_search_limits, print_json, progress_line, saving, search_
 if TYPE_CHECKING:
     from ..planner.candidate import Candidate
     from ..planner.cluster import Cluster
+    from ..planner.fronts import Front
     from ..planner.plan_file import Plan
+
+_Fields = dict[str, Any]
+FURTHER_SHARE = 0.25  # of the plan's time, for each change and each point of a front
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +41,19 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save-cluster", metavar="CLUSTER.JSON", help="write the cluster, fitted or not")
     add_search_limits(parser, 60.0, "seconds to search at most", "plan")
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="CHANGE",
+        help="the plan again with one number changed, such as memory=96GiB, devices=72, nodes+1, between.bandwidth=2x, or "
+        "links (each twice as fast), in a quarter of the time on top; may be given more than once",
+    )
+    parser.add_argument(
+        "--front",
+        metavar="OVER",
+        help="the least step over memory or devices, memory=40GiB,60GiB or devices=32,64, in a quarter of the time a point",
+    )
     parser.add_argument("--json", action="store_true", help="the plans within 1 %% as JSON on standard output")
     parser.add_argument(
         "--html", metavar="SPACE.HTML", help="a page of the space: value and bound of each layout, and by what it was pruned"
@@ -46,8 +63,11 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Plan, write the plan, print it."""
+    from ..planner.answers import changed_cases
+    from ..planner.case import Case
+    from ..planner.fronts import parse_front
     from ..planner.model_file import model_of
-    from ..planner.planning import plan
+    from ..planner.planning import memory_of, plan
     from ..show.plan_page import plan_as_page
     from ..show.plan_text import plan_as_text
     from ..util.files import write_text
@@ -63,17 +83,39 @@ def command(options: argparse.Namespace) -> int:
         if getattr(options, name) is None:
             raise BadInput(f"--{name} is needed")
     model, limits = model_of(options.model), search_limits(options)
+    base = Case(model, options.devices, options.batch, cluster, memory_of(cluster, options.memory))
+    changed_cases(base, options.what_if)  # bad ones are said before the search
+    over = parse_front(options.front) if options.front else None
     with searching("plan") as (_, pressed):
-        limits |= {"memory": options.memory, "progress": progress_line(), "stop": pressed}
-        found = plan(model, options.devices, options.batch, cluster, **limits)
+        limits |= {"progress": progress_line(), "stop": pressed}
+        found = plan(model, options.devices, options.batch, cluster, memory=options.memory, **limits)
+        found, texts, fields = _further(found, options.what_if, over, limits)
     saves = [lambda: found.save(options.output)] if options.output else []
     saves += [lambda: write_text(options.html, plan_as_page(found.space))] if options.html else []
     with saving(*saves):
         if options.json:
-            print_json(_as_json(found))
+            print_json(_as_json(found) | fields)
         elif "-" not in (options.output, options.html):
-            print(plan_as_text(found), end="")
+            print("\n".join([plan_as_text(found), *texts]), end="")
     return 0
+
+
+def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[str, Any]) -> tuple[Plan, list[str], _Fields]:
+    """The plan, with what was found on the way; what changes bring, and the front, as texts and as fields."""
+    from ..planner.answers import what_if
+    from ..planner.fronts import plan_front
+    from ..show.plan_answers import front_as_text, what_if_as_json, what_if_as_text
+
+    texts: list[str] = []
+    fields: _Fields = {}
+    limits = limits | {name: limits[name] * FURTHER_SHARE for name in ("seconds", "effort") if name in limits}
+    if changes:
+        found, answers = what_if(found, changes, **limits)
+        texts, fields = [what_if_as_text(found, answers)], {"what_if": what_if_as_json(found, answers)}
+    if over:
+        front = plan_front(found, *over, **limits)
+        found, texts, fields = front.plan, [*texts, front_as_text(front)], {**fields, "front": front.to_json()}
+    return found, texts, fields
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:

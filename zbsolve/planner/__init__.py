@@ -5,10 +5,14 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
+    from .answers import Answer as Answer
+    from .answers import what_if as what_if
     from .cluster import Cluster as Cluster
     from .cluster_presets import CLUSTERS as CLUSTERS
     from .cluster_presets import cluster_by_name as cluster_by_name
     from .constants import fit as fit
+    from .fronts import PlanFront as PlanFront
+    from .fronts import plan_front as plan_front
     from .layout import Layout as Layout
     from .measured_links import with_links_of as with_links_of
     from .measured_rows import predict as predict
@@ -23,9 +27,11 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
+        "answers": "Answer what_if",
         "cluster": "Cluster",
         "cluster_presets": "CLUSTERS cluster_by_name",
         "constants": "fit",
+        "fronts": "PlanFront plan_front",
         "layout": "Layout",
         "measured_links": "with_links_of",
         "measured_rows": "predict",

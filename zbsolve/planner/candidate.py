@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ import numpy as np
 from ..ilp.bounds.many import repeated_microbatch
 from ..problem import Problem
 from ..profile.profile import Profile
-from ..schedule import Schedule
+from ..schedule import GIVEN, Schedule
+from ..search.certify import certified
 from ..search.many import solve_many, worth_repeating
 from ..search.solver import solve
 from ..step import Step
 from ..util.errors import Infeasible, NotFound
+from ..verifier import verify
 from .cluster import Cluster
 from .layer_bytes import WEIGHT_BYTES
 from .layer_costs import Model
@@ -74,6 +77,22 @@ def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = Non
     vocabulary = "sharded" if layout.vocabulary else None
     placed = int(layout.pp), int(layout.count), layout.spot
     return Step(*placed, partition, memory, fused=fused, vocabulary=vocabulary, slices=int(layout.slices))
+
+
+def retimed(candidate: Candidate, model: Model, cluster: Cluster, memory: int, below: float = inf) -> Candidate | None:
+    """The candidate's partition and order with other numbers of model, cluster or memory; None where they do not hold, or
+    where the step takes `below` µs or more."""
+    layout, before = candidate.layout, candidate.schedule
+    profile = layout_profile(model, layout, cluster)
+    step = step_of(layout, memory, before.problem.layers, candidate.step.fused)
+    try:
+        schedule = Schedule(step.problem(profile), before.order, before.syncs)
+    except Infeasible:
+        return None
+    again = Candidate(layout, step, profile, schedule, behind_of(step, profile, schedule, layout, cluster, model.update_us))
+    if again.value >= below or verify(schedule.problem, schedule):
+        return None
+    return replace(again, schedule=certified(schedule, before.certificate.solver if before.certificate else GIVEN))
 
 
 def improved(candidate: Candidate, **search: Any) -> Candidate:

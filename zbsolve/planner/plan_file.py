@@ -68,6 +68,11 @@ class Plan:
         return self.space.gap
 
     @property
+    def bound_by(self) -> str:
+        """The rule of the layout whose bound is the space's, and the layout."""
+        return self.space.bound_by
+
+    @property
     def open(self) -> int:
         """Layouts that no bound excludes."""
         return self.space.open

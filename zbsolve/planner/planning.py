@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,13 @@ import numpy as np
 from ..util.clock import Clock
 from ..util.errors import NotFound, WrongBound, interruption
 from ..util.text import parse_bytes
-from .candidate import Candidate, candidate_of, improved
+from .bound_kernels import NEVER
+from .candidate import Candidate, candidate_of, improved, retimed
 from .cluster import Cluster
 from .cluster_presets import cluster_of
 from .estimates import estimated_steps
 from .layer_costs import Model
+from .layout import rows_of
 from .plan_file import Plan
 from .solved_space import SAME_US
 from .space import layouts
@@ -70,6 +72,7 @@ def plan(
     seed: int = 0,
     progress: Progress = lambda line: None,
     stop: Callable[[], bool] = lambda: False,
+    start: Sequence[Candidate] = (),
 ) -> Plan:
     """How to split a step of `batch` sequences over `devices` devices, with a bound over the whole space.
 
@@ -77,15 +80,16 @@ def plan(
     others are solved on their balanced partition, the most promising first, and the best candidates longer. cluster: also a
     preset's name or a file. memory: of a device ("80GiB"); None: the cluster's. effort: in place of seconds, for the same
     answer on every machine. progress: called with a line. After KeyboardInterrupt, or when `stop` says True, the plan is
-    what was found until then. Raises BadInput; Infeasible where nothing fits; NotFound.
+    what was found until then. start: candidates of other plans, the best first, whose orders are tried here. Raises
+    BadInput; Infeasible where nothing fits; NotFound.
     """
     cluster = cluster_of(cluster)
-    limit = cluster.memory if memory is None else parse_bytes(memory)
+    limit = memory_of(cluster, memory)
     clock = Clock(seconds, effort)
     table = layouts(model, devices, batch, cluster)
     bounds = raised(cheap_bounds(model, table, cluster, limit), limit, np.inf, FIRST_ROWS)
     race = _Race(model, cluster, limit, clock, seed, bounds, [], set(), progress, stop)
-    _run(race)
+    _run(race, start)
     found = tuple(sorted(race.candidates, key=lambda one: one.value))
     if race.bounds.least > found[0].value + SAME_US:
         raise WrongBound(
@@ -95,9 +99,15 @@ def plan(
     return Plan(model, cluster, devices, batch, limit, race.bounds, found)
 
 
-def _run(race: _Race) -> None:
+def memory_of(cluster: Cluster, said: str | int | None) -> int:
+    """Bytes of a device: what is said, or the cluster's. Raises BadInput."""
+    return cluster.memory if said is None else parse_bytes(said)
+
+
+def _run(race: _Race, start: Sequence[Candidate]) -> None:
     """The race, until its time is over or somebody ends it."""
     try:
+        _others(race, start[:FIRST_LOOKS])
         _first_schedules(race)
         if not race.candidates:
             raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
@@ -108,6 +118,17 @@ def _run(race: _Race) -> None:
             raise
         if not race.candidates:
             raise pressed from None
+
+
+def _others(race: _Race, start: Sequence[Candidate]) -> None:
+    """Candidates of other plans whose layouts are in this race too: as they are ordered there, or solved afresh."""
+    for one in start:
+        for row in rows_of(race.bounds.layout, one.layout).tolist():
+            if race.bounds.pipeline[row] != NEVER and row not in race.looked_at:
+                race.looked_at.add(row)
+                both = retimed(one, race.model, race.cluster, race.memory), _first(race, row)
+                found = [mine for mine in both if mine is not None]
+                race.candidates += sorted(found, key=lambda mine: mine.value)[:1]
 
 
 def _first_schedules(race: _Race) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .cluster import Cluster
 from .layer_costs import Model
-from .space_bounds import SpaceBounds
+from .space_bounds import RULES, SpaceBounds
 
 SAME_US = 1e-3  # steps this near are the same number, written and read
 
@@ -42,6 +42,12 @@ class SolvedSpace:
     def bound(self) -> float:
         """µs that no layout's step undercuts, whatever its partition and schedule."""
         return min(self.bounds.least, self.value)
+
+    @property
+    def bound_by(self) -> str:
+        """The rule of the layout with the least bound, and the layout."""
+        row = int(self.bounds.step.argmin())
+        return f"{RULES[self.bounds.rule[row]]} of {self.bounds.layout.row(row).title}"
 
     @property
     def gap(self) -> float:

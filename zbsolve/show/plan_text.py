@@ -73,10 +73,9 @@ def _best(plan: Plan) -> Iterator[str]:
 
 def bound_line(space: SolvedSpace) -> str:
     """The step, the bound of the space, and whose it is."""
-    row = int(space.bounds.step.argmin())
     return (
         f"step {format_time(space.value)}, proven bound over the space {format_time(space.bound)} "
-        f"(gap {format_gap(space.gap)}): {RULES[space.bounds.rule[row]]} of {space.bounds.layout.row(row).title}"
+        f"(gap {format_gap(space.gap)}): {space.bound_by}"
     )
 
 

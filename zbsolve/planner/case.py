@@ -1,0 +1,123 @@
+"""`Case`: what a plan is made for, and the same with one number changed, such as `nodes+1` or `between.bandwidth=2x`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..util.errors import BadInput
+from ..util.text import did_you_mean, parse_bytes
+from .cluster import Cluster
+from .layer_costs import Model
+from .plan_file import Plan
+
+SIZES = ("memory", "devices", "nodes", "batch")
+# More of these, or less, never makes a step longer: each time of a layer, message and exchange rises or falls with them. Not
+# so the peak: where the host is the limit, faster products leave a shorter W and a longer B.
+MORE_IS_EASIER = ("hbm", "inside.bandwidth", "between.bandwidth", "messages", "overlap")
+LESS_IS_EASIER = ("inside.latency", "between.latency", "traffic", "host", "constant")
+CHANGE = re.compile(r"\s*([a-z.]+)\s*([=+-])\s*(\S+)\s*")
+
+
+class Case(NamedTuple):
+    """What a plan is made for. memory: bytes a device."""
+
+    model: Model
+    devices: int
+    batch: int
+    cluster: Cluster
+    memory: int
+
+
+def case_of(plan: Plan) -> Case:
+    """What a plan was made for."""
+    return Case(plan.shape, plan.devices, plan.batch, plan.cluster, plan.memory)
+
+
+def changed(case: Case, text: str) -> Case:
+    """The case with one number changed: `NAME=VALUE`, `NAME=2x`, `NAME+VALUE`, `NAME-VALUE` or `NAME+10%`. Names: those of
+    `SIZES` and of the cluster's numbers; units as in a cluster file. Raises BadInput naming the change."""
+    match, where = CHANGE.fullmatch(text), f"change '{text[:40]}'"
+    if match is None:
+        raise BadInput(f"{where}: not like memory=96GiB, devices=72, nodes+1 or between.bandwidth=2x")
+    name, sign, said = match.groups()
+    known = _numbers(case)
+    if name not in known:
+        raise BadInput(f"{where}: '{name}' is no number of a plan{did_you_mean(name, known)} ({', '.join(known)})")
+    if name in SIZES:
+        return _sized(case, name, _amount(known[name], sign, said, parse_bytes if name == "memory" else int, where), where)
+    body = _flat(case.cluster)
+    if sign == "=" and not said.endswith(("x", "%")):
+        body[name] = _plain(said)  # the cluster's own reader knows its units
+    else:
+        value = _amount(known[name], sign, said, float, where)
+        body[name] = int(value) if isinstance(known[name], int) and value.is_integer() else value
+    return case._replace(cluster=Cluster.from_json(_nested(body), where))
+
+
+def no_harder(one: Case, other: Case) -> bool:
+    """Whether any schedule of the other case is one of this case, and no longer there."""
+    same = one.model is other.model and (one.devices, one.batch) == (other.devices, other.batch)
+    if not same or one.memory < other.memory:
+        return False
+    mine, theirs = _flat(one.cluster), _flat(other.cluster)
+    differ = {name for name in mine if mine[name] != theirs[name] and name not in ("name", "source", "error", "memory")}
+    more, less = differ & {*MORE_IS_EASIER}, differ & {*LESS_IS_EASIER}
+    return differ == more | less and all(mine[i] > theirs[i] for i in more) and all(mine[i] < theirs[i] for i in less)
+
+
+def _numbers(case: Case) -> dict[str, float]:
+    """All that can be changed, as it is."""
+    nodes = case.devices / case.cluster.node
+    sizes = dict(zip(SIZES, (case.memory, case.devices, nodes, case.batch), strict=True))
+    fixed = ("memory", "error")
+    cluster = {name: value for name, value in _flat(case.cluster).items() if isinstance(value, (int, float))}
+    return {**{name: value for name, value in cluster.items() if name not in fixed}, **sizes}
+
+
+def _amount(old: float, sign: str, said: str, parse: Callable[[str], float], where: str) -> float:
+    """The new number. Raises BadInput."""
+    factor, share = sign == "=" and said.endswith("x"), sign != "=" and said.endswith("%")
+    try:
+        number = float(said[:-1]) if factor or share else parse(said)
+    except (BadInput, ValueError):
+        raise BadInput(f"{where}: '{said}' is no such number") from None
+    if factor:
+        return old * number
+    by = old * number / 100 if share else number
+    return by if sign == "=" else old + (by if sign == "+" else -by)
+
+
+def _sized(case: Case, name: str, value: float, where: str) -> Case:
+    """The case with another size, which is whole."""
+    value = value * case.cluster.node if name == "nodes" else value
+    field = "devices" if name == "nodes" else name
+    whole = int(value) if name == "memory" else round(value)
+    if whole < 1 or (name != "memory" and whole != value):
+        raise BadInput(f"{where}: {field} would be {value:g}: a whole number from 1 up is needed")
+    known: dict[str, Any] = {field: whole}
+    return case._replace(**known)
+
+
+def _flat(cluster: Cluster) -> dict[str, Any]:
+    """The fields of a cluster, links' as `inside.latency`."""
+    body = cluster.to_json()
+    links = {f"{link}.{name}": value for link in ("inside", "between") for name, value in body.pop(link).items()}
+    return {**body, **links}
+
+
+def _nested(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a cluster file."""
+    links: dict[str, Any] = {"inside": {}, "between": {}}
+    for link, fields in links.items():
+        fields.update({name: body[f"{link}.{name}"] for name in ("latency", "bandwidth")})
+    return {**{name: value for name, value in body.items() if "." not in name}, **links}
+
+
+def _plain(said: str) -> float | str:
+    """A number as one, or text with a unit."""
+    try:
+        return int(said) if said.isdecimal() else float(said)
+    except ValueError:
+        return said
