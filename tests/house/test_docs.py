@@ -28,7 +28,7 @@ MEGATRON = {
 }
 TORCHTITAN = {"--parallelism", "--training"}  # and what is in them, behind a dot
 TORCHRUN = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"}
-FOREIGN = {*TORCHRUN, *MEGATRON, *TORCHTITAN, "--measure", "--fix"}  # options of other programs
+FOREIGN = {*TORCHRUN, *MEGATRON, *TORCHTITAN, "--measure", "--fix", "--config-settings"}  # options of other programs
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#]*)(?:#([^)]+))?\)")
 
 
