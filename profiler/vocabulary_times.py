@@ -90,8 +90,8 @@ def measured_vocabulary(model: Model, through: Flow, bench: Bench, layer: LayerO
 
 
 def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progress) -> VocabularyTimes:
-    """Times of one microbatch. Numbers of ranks whose rounds would take too long are left out, but for one. Raises BadInput
-    where the vocabulary is none that can be sharded."""
+    """Times of one microbatch. Numbers of ranks whose rounds would take too long are left out, but for one and for torchrun's.
+    Raises BadInput where the vocabulary is none that can be sharded."""
     cut, timer = cut_of(model, through, batch_of(model, device=bench.device), torch.randn), PassTimer(bench.device)
     found, until = VocabularyTimes(), time.monotonic() + max(MIN_SECONDS, TIME_SHARE * bench.seconds)
     for rest in cut.rests:
@@ -103,7 +103,8 @@ def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progres
     for done, ranks in enumerate(sorted(wanted, key=lambda one: (one != together, abs(one - USUAL_RANKS), one))):
         left = until - time.monotonic()
         last = done == len(wanted) - 1 and not found.shards
-        if each * most / ranks * 2 * (WARM_ROUNDS + MIN_ROUNDS) > left and not last:
+        takes = each * most / ranks * 2 * (WARM_ROUNDS + MIN_ROUNDS)
+        if takes > left and ranks != together and not last:
             continue
         progress(f"the vocabulary's shards for {ranks} ranks")
         for barriers in (1, 2):
