@@ -7,7 +7,7 @@ BIN := .venv/bin
 .venv/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		--config-settings editable_mode=compat -e '.[torch,hf,highs,explore,pictures,parquet,test,lint]'
+		--config-settings editable_mode=compat -e '.[torch,hf,highs,explore,pictures,parquet,cluster,test,lint]'
 	$(BIN)/python -c 'import zbsolve.search.solver as s; s.compiled()'
 	touch $@
 

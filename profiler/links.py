@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.exec.program import Message
-from zbsolve.exec.run.launch import child_environment
 from zbsolve.exec.run.worker import end_with_parent, local_network
 from zbsolve.exec.transport.clocks import clock_lead
 from zbsolve.exec.transport.failure import RunFailed
@@ -31,6 +30,7 @@ from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.transport.wires import Wires, receive_bytes, send_bytes
 from zbsolve.layer import Link
 from zbsolve.util.files import write_text
+from zbsolve.util.machine import child_environment
 from zbsolve.util.temporary import temporary_folder
 
 from .collectives import Curve, Sizes, measured_collectives, measured_curves

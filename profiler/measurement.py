@@ -23,7 +23,6 @@ from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.graphs import decisions_of
 from zbsolve.exec.optimizer.by_name import OPTIMIZERS
 from zbsolve.exec.run.host import keep_freed_memory
-from zbsolve.exec.run.launch import child_environment
 from zbsolve.exec.run.torchrun import torchrun_environment
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.splits import Row
@@ -35,7 +34,7 @@ from zbsolve.profile.collectives import FACT
 from zbsolve.profile.profile import Profile
 from zbsolve.profile.slices import Slices
 from zbsolve.util.errors import BadInput
-from zbsolve.util.machine import cores, processor
+from zbsolve.util.machine import child_environment, cores, processor
 
 from .alike import chosen
 from .busy_process import FAILURE_PREFIX

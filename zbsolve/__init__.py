@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .search.auto import solve_auto as solve_auto
     from .search.pareto import frontier as frontier
     from .search.solver import solve as solve
+    from .search.task_runner import solvers_on as solvers_on
     from .show.comparison import compare as compare
     from .show.schedule_comparison import compare_schedules as compare_schedules
     from .step import Step as Step
@@ -64,6 +65,7 @@ _HOMES = {
     "search.auto": "solve_auto",
     "search.pareto": "frontier",
     "search.solver": "solve",
+    "search.task_runner": "solvers_on",
     "show.comparison": "compare",
     "show.schedule_comparison": "compare_schedules",
     "step": "Step",

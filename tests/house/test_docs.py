@@ -28,7 +28,9 @@ MEGATRON = {
 }
 TORCHTITAN = {"--parallelism", "--training"}  # and what is in them, behind a dot
 TORCHRUN = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"}
-FOREIGN = {*TORCHRUN, *MEGATRON, *TORCHTITAN, "--measure", "--fix", "--config-settings"}  # options of other programs
+DASK = {"--nworkers", "--nthreads"}
+OTHERS = {"--measure", "--fix", "--config-settings"}
+FOREIGN = {*TORCHRUN, *MEGATRON, *TORCHTITAN, *DASK, *OTHERS}  # options of other programs
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#]*)(?:#([^)]+))?\)")
 
 

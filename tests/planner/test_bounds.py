@@ -252,7 +252,7 @@ def test_a_step_is_never_below_its_bound() -> None:
             schedule = zbsolve.solve(problem, method="greedy", effort=0.01)
         except (Infeasible, zbsolve.NotFound):
             continue
-        behind = behind_of(step, profile, schedule, layout, A100)
+        behind = behind_of(step, profile, schedule.problem, layout, A100)
         value = schedule.timeline().makespan + behind
         assert bounds.step[i] <= value
         solved += 1

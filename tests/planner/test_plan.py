@@ -20,11 +20,13 @@ from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, shape_by_name
 from zbsolve.planner.bound_kernels import refuted
 from zbsolve.planner.bound_row import bound_rows
-from zbsolve.planner.candidate import candidate_of
+from zbsolve.planner.candidate import unsolved
 from zbsolve.planner.layout import SINGLE, Layout
 from zbsolve.planner.plan_file import read_space
 from zbsolve.planner.pruned_families import FIELDS, families
 from zbsolve.planner.space import layouts
+from zbsolve.search.state import Contest
+from zbsolve.search.task import solve_task
 
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)
@@ -41,9 +43,8 @@ def small() -> Plan:
 def piped() -> Plan:
     """With 1F1B on eight pipeline ranks as its best: no optimal schedule."""
     layout = Layout(1, 1, 8, 1, SINGLE, 1, 16, zero=0)
-    one = candidate_of(SMALL, layout, A100, small().memory, method="1f1b")
-    assert one is not None
-    return replace(small(), candidates=(one,))
+    found = [one.solved(zbsolve.solve(one.problem, method="1f1b")) for one in unsolved(SMALL, layout, A100, small().memory)]
+    return replace(small(), candidates=(min(found, key=lambda one: one.value),))
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +76,13 @@ def test_the_plan_is_the_best_of_the_space_and_says_so() -> None:
 def test_many_microbatches_repeat_a_steady_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidate, "MIN_REPEATED", 2000)
     layout = Layout(1, 1, 8, 1, SINGLE, 1, 128, zero=0)
-    one = candidate_of(SMALL, layout, A100, small().memory, method="greedy", effort=0.1, prefer=None)
-    assert one is not None
+    found = []
+    for step in unsolved(SMALL, layout, A100, small().memory):
+        answer = solve_task(step.task({"method": "greedy", "effort": 0.1}), Contest(), {})
+        assert answer.schedule is not None
+        assert answer.schedule.problem.digest == step.problem.digest
+        found.append(step.solved(answer.schedule))
+    one = min(found, key=lambda one: one.value)
     certificate = one.schedule.certificate
     assert certificate is not None
     assert zbsolve.verify(one.schedule.problem, one.schedule) == ()

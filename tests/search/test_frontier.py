@@ -207,7 +207,7 @@ def test_little_time_is_kept_to(placement, monkeypatch):
         return solve(problem, effort=0.05, **options)
 
     monkeypatch.setattr("zbsolve.search.pareto.Clock", clock)
-    monkeypatch.setattr("zbsolve.search.memory_limits.solve", slow)
+    monkeypatch.setattr("zbsolve.search.task.solve", slow)
     found = frontier(equal_layers(8, 10), Step(4, 8, placement), points=12, seconds=4)
     assert clocks[-1].used <= 6
     assert len(found.points) >= 12

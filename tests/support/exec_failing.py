@@ -61,7 +61,7 @@ class Ranks:
     """The process that forks ranks; a context manager that leaves none behind."""
 
     def __enter__(self) -> Ranks:
-        from zbsolve.exec.run.launch import child_environment
+        from zbsolve.util.machine import child_environment
 
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from zbsolve.exec.run.launch import child_environment
+from zbsolve.util.machine import child_environment
 
 # What ranks need, imported once for all: torch takes seconds, its optimizers import torch._dynamo at their first step, and
 # AOTAutograd networkx with its first graph.

@@ -16,5 +16,5 @@ def chosen(shape: Shape, layout: Layout, order: str | None = None, *, fused: boo
     profile, step = layout_profile(shape, layout, A100), step_of(layout, memory, fused=fused)
     problem = step.problem(profile)
     schedule = preset(order, problem) if order else solve(problem, effort=0.1)
-    best = Candidate(layout, step, profile, schedule, behind_of(step, profile, schedule, layout, A100))
+    best = Candidate(layout, step, profile, schedule, behind_of(step, profile, schedule.problem, layout, A100))
     return Choice(shape, A100, layout.dp * layout.count * layout.size, memory, best)

@@ -11,9 +11,12 @@ from ..problem import Problem
 from ..schedule import Certificate, Schedule
 from ..search.solver import compiled, solve
 from ..search.state import State
+from ..search.task import Answer, Task
+from ..search.task_runner import TaskRunner
 from ..util.errors import BadInput
-from ..util.machine import library_versions, machine_facts, yardstick
+from ..util.machine import library_versions, machine_facts
 from ..verifier import verify
+from ..workers.workers import Workers
 from .report import Report, Result
 from .suites import suite
 
@@ -78,50 +81,65 @@ def run_suite(
     progress: Progress | None = None,
     done: Callable[[Result], None] | None = None,
     problems: Mapping[str, Problem] | None = None,
+    workers: Workers | None = None,
 ) -> Report:
     """Solve suite `name`, round after round, so that a slow minute of the machine does not fall on one problem.
 
     progress: called with a line that says where it is, and the search's state. done: called with each solve's result.
-    problems: those of a suite of one's own, by name. Raises BadInput.
+    problems: those of a suite of one's own, by name. workers: who solves (`zbsolve.solvers_on`), each beside the others,
+    which times feel; None: this process. Raises BadInput.
     """
     if settings.repeats < 1:
         raise BadInput(f"repeats: at least 1 is needed, got {settings.repeats}")
     problems = suite(name) if problems is None else problems
     compiled()
-    rounds: list[dict[str, Result]] = []
-    for i in range(settings.repeats):
-        rounds.append({})
-        for label, problem in problems.items():
-            where = f"{label} ({i + 1} of {settings.repeats})"
-            show = None if progress is None else _named(progress, where)
-            rounds[-1][label] = one = _sample(label, problem, settings, show)
-            if done is not None:
-                done(one)
-    results = tuple(_together([row[label] for row in rounds]) for label in problems)
-    seconds = settings.seconds if settings.effort is None else None
-    return Report(name, seconds, settings.effort, settings.seed, machine_facts(), library_versions(), results)
+    counted = settings.effort is not None
+    options = {"seed": settings.seed, "method": settings.method, **_limit(settings)}
+    labels = [(i, label) for i in range(settings.repeats) for label in problems]
+    tasks = (
+        Task(one, problems[one[1]], options, None, f"{one[1]} ({one[0] + 1} of {settings.repeats})", measured=True)
+        for one in labels
+    )
+    found: dict[tuple[int, str], Result] = {}
+    facts: list[Mapping[str, Any]] = []
+    for answer in TaskRunner(workers, counted, progress=progress).answers(tasks, len(labels) if workers else 1):
+        found[answer.task.of] = one = _result(answer)
+        facts.append(answer.machine)
+        if done is not None:
+            done(one)
+    results = tuple(_together([found[i, label] for i in range(settings.repeats)]) for label in problems)
+    seconds = None if counted else settings.seconds
+    return Report(name, seconds, settings.effort, settings.seed, _common(facts), library_versions(), results)
 
 
-def _named(progress: Progress, where: str) -> Callable[[State], None]:
-    return lambda state: progress(where, state)
+def _limit(settings: Settings) -> dict[str, float]:
+    return {"seconds": settings.seconds} if settings.effort is None else {"effort": settings.effort}
 
 
-def _sample(name: str, problem: Problem, settings: Settings, progress: Callable[[State], None] | None) -> Result:
-    """One solve, with the yardstick just before."""
-    limit = {"seconds": settings.seconds} if settings.effort is None else {"effort": settings.effort}
-    measure = yardstick()
-    found = timed_solve(problem, progress, seed=settings.seed, method=settings.method, **limit)
-    certificate = found.certificate
+def _result(answer: Answer) -> Result:
+    """One solve, verified. Raises what it raised."""
+    if answer.schedule is None:
+        assert answer.error is not None
+        raise answer.error
+    certificate = answer.schedule.certificate
+    assert certificate is not None
+    assert not verify(answer.task.problem, answer.schedule)
     return Result(
-        name,
-        problem.digest,
+        answer.task.of[1],
+        answer.task.problem.digest,
         certificate.proof,
         certificate.solver,
         (certificate.value,),
         (certificate.bound,),
-        (round(found.seconds, 4),),
-        (round(measure, 6),),
+        (round(answer.seconds, 4),),
+        (round(answer.pace, 6),),
     )
+
+
+def _common(facts: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What is alike on all machines that solved; "several" where it is not."""
+    first = facts[0] if facts else machine_facts()
+    return {what: value if all(one.get(what) == value for one in facts) else "several" for what, value in first.items()}
 
 
 def _together(samples: list[Result]) -> Result:

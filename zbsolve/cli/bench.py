@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..util.errors import BadInput
 from ..util.files import document_kind
 from .step_options import NAMED, OPTIONS, add_some_step_options, step_words
-from .tools import add_search_limits, print_json, search_limits, searching
+from .tools import add_search_limits, add_workers, print_json, search_limits, searching, workers_of
 
 if TYPE_CHECKING:
     from ..bench.report import Report
@@ -28,6 +28,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--against", metavar="BASE", help="base.json: exit 1 where something is worse than there")
     add_search_limits(parser, 10.0, "seconds to search at most, a problem and repeat", "results")
+    add_workers(parser)
     add_some_step_options(parser, *OPTIONS, placement=OF_PROFILES)
     parser.add_argument("--repeats", type=int, default=3, help="times each problem is solved; 3 or more let times be judged")
     parser.add_argument("--method", default="auto", help="as in solve")
@@ -67,16 +68,17 @@ def _run(options: argparse.Namespace) -> Report:
     from ..bench.report import Result
     from ..bench.runs import Settings, run_suite
 
+    options.on = options.on or "1"  # searches beside each other take longer: nobody gets that who did not ask
     settings = Settings(**search_limits(options), repeats=options.repeats, method=options.method)
     problems = problems_of(options.what, step_words(options, *OPTIONS))
     name = " ".join(Path(one).name for one in options.what)
-    with searching("bench") as (search, _):
+    with workers_of(options, "bench") as workers, searching("bench") as (search, _):
 
         def done(result: Result) -> None:
             if search.came:
                 raise KeyboardInterrupt(search.came[0])
 
-        return run_suite(name, settings, progress=search.show, done=done, problems=problems)
+        return run_suite(name, settings, progress=search.show, done=done, problems=problems, workers=workers)
 
 
 def _compare(options: argparse.Namespace, base: Report, now: Report) -> int:

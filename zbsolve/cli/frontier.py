@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..util.errors import BadInput
 from .picture_options import add_picture_options, style_from
 from .step_options import OPTIONS, add_step_options, step_from
-from .tools import add_search_limits, print_json, saving, search_limits, searching
+from .tools import add_search_limits, add_workers, print_json, saving, search_limits, searching, workers_of
 
 if TYPE_CHECKING:
     from ..profile.profile import Profile
@@ -26,6 +26,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_step_options(parser, *(name for name in OPTIONS if name != "memory"), partition=balanced)
     parser.add_argument("--points", type=int, default=12, help="memory limits; the peaks of named schedules are added")
     add_search_limits(parser, 60.0, "seconds to search at most, for all points together", "points")
+    add_workers(parser)
     parser.add_argument("--json", action="store_true", help="the frontier as JSON on standard output")
     files = "frontier.json, .html, .svg, .pdf or .png; may be given more than once"
     parser.add_argument("-o", "--output", action="append", default=[], help=files)
@@ -48,8 +49,8 @@ def command(options: argparse.Namespace) -> int:
     limits = search_limits(options) | {"points": options.points}
     if options.schedules:
         _make_folder(options.schedules)
-    with searching("frontier") as (search, pressed):
-        limits |= {"progress": search.show, "stop": pressed}
+    with workers_of(options, "frontier", threads=2) as workers, searching("frontier") as (search, pressed):
+        limits |= {"progress": search.show, "stop": pressed, "workers": workers}
         found = _curves(profile, step, limits) if step.auto else _frontier(profile, step, limits)
     saves = [partial(found.save, path, style) for path in options.output]
     if options.schedules:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
-from .tools import add_search_limits, print_json, progress_line, saving, search_limits, searching
+from .tools import add_search_limits, add_workers, print_json, progress_line, saving, search_limits, searching, workers_of
 
 if TYPE_CHECKING:
     from ..planner.candidate import Candidate
@@ -54,6 +54,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="OVER",
         help="the least step over memory or devices, memory=40GiB,60GiB or devices=32,64, in a quarter of the time a point",
     )
+    add_workers(parser)
     parser.add_argument("--json", action="store_true", help="the plans within 1 %% as JSON on standard output")
     parser.add_argument(
         "--html", metavar="SPACE.HTML", help="a page of the space: value and bound of each layout, and by what it was pruned"
@@ -86,8 +87,8 @@ def command(options: argparse.Namespace) -> int:
     base = Case(model, options.devices, options.batch, cluster, memory_of(cluster, options.memory))
     changed_cases(base, options.what_if)  # bad ones are said before the search
     over = parse_front(options.front) if options.front else None
-    with searching("plan") as (_, pressed):
-        limits |= {"progress": progress_line(), "stop": pressed}
+    with workers_of(options, "plan") as workers, searching("plan") as (_, pressed):
+        limits |= {"progress": progress_line(), "stop": pressed, "workers": workers}
         found = plan(model, options.devices, options.batch, cluster, memory=options.memory, **limits)
         found, texts, fields = _further(found, options.what_if, over, limits)
     saves = [lambda: found.save(options.output)] if options.output else []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..util.text import times_note
 from .solve_many import repeated_step, solve_repeated
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_or_problem
-from .tools import add_search_limits, print_json, saving, search_limits, searching
+from .tools import add_search_limits, add_workers, print_json, saving, search_limits, searching, workers_of
 
 if TYPE_CHECKING:
     from ..problem import Problem
@@ -32,6 +32,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule: see zbsolve systems")
     parser.add_argument("--solver", default="cbc", help="for --method milp: cbc, highs, gurobi, or another that PuLP knows")
     add_search_limits(parser, 30.0, "seconds to search at most", "schedule")
+    add_workers(parser)
     parser.add_argument(
         "--prefer",
         choices=("time", "memory"),
@@ -63,7 +64,9 @@ def command(options: argparse.Namespace) -> int:
         if not isinstance(given, Problem) and given[1].auto:
             from ..search.auto import solve_auto
 
-            schedule, tried = solve_auto(*given, progress=search.show, stop=pressed, **arguments)
+            with workers_of(options, "solve", threads=2) as workers:
+                arguments |= {"progress": search.show, "stop": pressed, "workers": workers}
+                schedule, tried = solve_auto(*given, **arguments)
         else:
             from ..search.solver import solve as solve_problem
 

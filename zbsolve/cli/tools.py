@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..schedule import Schedule
     from ..search.state import State
     from ..trace import Trace
+    from ..workers.workers import Workers
 
 
 def print_json(body: Any) -> None:
@@ -48,6 +49,30 @@ def search_limits(options: argparse.Namespace) -> dict[str, Any]:
     if not 0 < options.effort < float("inf"):
         raise BadInput(f"effort: {options.effort:g} is not a positive number")
     return {"effort": options.effort, "seed": options.seed}
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Who computes."""
+    parser.add_argument(
+        "--on",
+        metavar="WHERE",
+        help="a number of processes on this machine, or tcp://host:port of a Dask scheduler (default: as many as keep the "
+        "cores busy, or this one alone for short searches)",
+    )
+
+
+def workers_of(options: argparse.Namespace, name: str, threads: int = 1) -> AbstractContextManager[Workers | None]:
+    """The workers that the command line asks for; a line on standard error tells where one dies. threads: that one search
+    takes where seconds are the limit. Starting processes takes a second or two, so a short search has none where nobody
+    asks. Raises BadInput."""
+    from ..search.task_runner import solvers_on
+    from ..util.machine import cores
+
+    timed = options.effort is None
+    usual = cores() // threads if timed else cores()
+    short = (options.seconds if timed else options.effort) < LEAST_FOR_PROCESSES
+    on = options.on or (1 if short else max(1, usual))
+    return solvers_on(on, lambda line: print(f"zbsolve {name}: {line}", file=sys.stderr))
 
 
 @contextmanager
@@ -100,6 +125,7 @@ def progress_line() -> Callable[[str], None]:
 
 
 LEAST_SECONDS = 0.01  # that a search gets
+LEAST_FOR_PROCESSES = 10.0  # seconds, or effort, of a search that starts processes
 
 
 @dataclass

@@ -85,5 +85,5 @@ def _ordered(plan: Choice, layout: Layout, orders: PlanOrders) -> Candidate | No
     if not held:
         return None
     schedule = min(held, key=lambda one: one.timeline().makespan)
-    behind = behind_of(step, profile, schedule, layout, plan.cluster, plan.shape.update_us)
+    behind = behind_of(step, profile, schedule.problem, layout, plan.cluster, plan.shape.update_us)
     return Candidate(layout, step, profile, schedule, behind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -9,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ..ilp.bounds.many import repeated_microbatch
 from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import GIVEN, Schedule
 from ..search.certify import certified
-from ..search.many import solve_many, worth_repeating
-from ..search.solver import solve
+from ..search.state import ALONE
+from ..search.task import Task, solve_task
 from ..step import Step
-from ..util.errors import Infeasible, NotFound
+from ..util.errors import Infeasible
 from ..verifier import verify
 from .cluster import Cluster
 from .layer_bytes import WEIGHT_BYTES
@@ -26,7 +26,6 @@ from .layer_times import after_pipeline
 from .layout import Layout
 from .model_profile import layout_profile
 
-MIN_EFFORT = 1.0  # of that: named schedules are tried at least
 MIN_REPEATED = 20_000  # passes of a step whose steady state is repeated, where it has enough microbatches
 
 
@@ -62,14 +61,41 @@ class Candidate:
         return dict(zip(names, (int(one) for one in np.ceil(parts[:, rank])), strict=True))
 
 
+@dataclass(frozen=True, eq=False)
+class Unsolved:
+    """A layout on its balanced partition, as a problem. behind: µs that follow the pipeline."""
+
+    layout: Layout
+    step: Step
+    profile: Profile
+    problem: Problem
+    behind: float
+
+    def solved(self, schedule: Schedule) -> Candidate:
+        """The candidate with this schedule."""
+        return Candidate(self.layout, self.step, self.profile, schedule, self.behind)
+
+    def task(self, options: Mapping[str, Any]) -> Task:
+        """Solve it with these options of `search.solve`."""
+        return Task(self, self.problem, options, self.behind, many=MIN_REPEATED)
+
+
+def unsolved(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Iterator[Unsolved]:
+    """The layout with backwards in two and with fused ones, each where it can be built."""
+    profile = layout_profile(model, layout, cluster)
+    for step in (step_of(layout, memory, fused=fused) for fused in (False, True)):
+        with suppress(Infeasible):
+            problem = step.problem(profile)
+            behind = behind_of(step, profile, problem, layout, cluster, model.update_us)
+            yield Unsolved(layout, step, profile, problem, behind)
+
+
 def candidate_of(model: Model, layout: Layout, cluster: Cluster, memory: int, **search: Any) -> Candidate | None:
-    """The layout on its balanced partition, solved; None where nothing was found. search: options of `search.solve`."""
-    profile, step = layout_profile(model, layout, cluster), step_of(layout, memory)
-    found = [one for one in (_solved(replace(step, fused=fused), profile, search) for fused in (False, True)) if one]
-    if not found:
-        return None
-    best, schedule = min(found, key=lambda one: one[1].timeline().makespan)
-    return Candidate(layout, best, profile, schedule, behind_of(best, profile, schedule, layout, cluster, model.update_us))
+    """The layout on its balanced partition, solved here; None where nothing was found. search: options of `search.solve`."""
+    tasks = [one.task(search) for one in unsolved(model, layout, cluster, memory)]
+    answers = [solve_task(task, ALONE, {}) for task in tasks]
+    found = [answer.task.of.solved(answer.schedule) for answer in answers if answer.schedule is not None]
+    return min(found, key=lambda one: one.value, default=None)
 
 
 def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = None, fused: bool = False) -> Step:
@@ -89,48 +115,19 @@ def retimed(candidate: Candidate, model: Model, cluster: Cluster, memory: int, b
         schedule = Schedule(step.problem(profile), before.order, before.syncs)
     except Infeasible:
         return None
-    again = Candidate(layout, step, profile, schedule, behind_of(step, profile, schedule, layout, cluster, model.update_us))
+    again = Candidate(
+        layout, step, profile, schedule, behind_of(step, profile, schedule.problem, layout, cluster, model.update_us)
+    )
     if again.value >= below or verify(schedule.problem, schedule):
         return None
     return replace(again, schedule=certified(schedule, before.certificate.solver if before.certificate else GIVEN))
 
 
-def improved(candidate: Candidate, **search: Any) -> Candidate:
-    """The candidate after a further search that begins with its schedule."""
-    problem = candidate.schedule.problem
-    schedule = _repeated(problem, search) or solve(problem, hint=candidate.schedule, **search)
-    better = schedule.timeline().makespan < candidate.schedule.timeline().makespan
-    return replace(candidate, schedule=schedule) if better else candidate
-
-
 def behind_of(
-    step: Step, profile: Profile, schedule: Schedule, layout: Layout, cluster: Cluster, each: float | None = None
+    step: Step, profile: Profile, problem: Problem, layout: Layout, cluster: Cluster, each: float | None = None
 ) -> float:
-    """µs that follow the pipeline, where the fullest rank has the parameters that the schedule's partition gives it.
+    """µs that follow the pipeline, where the fullest rank has the parameters that the problem's partition gives it.
     each: µs of a parameter's update, where that was measured."""
     costs = step.costs(profile)
-    fixed, _ = costs.memory.of_ranks(schedule.problem.layers, costs.routes)
+    fixed, _ = costs.memory.of_ranks(problem.layers, costs.routes)
     return float(after_pipeline(max(fixed) / profile.states / WEIGHT_BYTES, layout, cluster, each))
-
-
-def _solved(step: Step, profile: Profile, search: dict[str, Any]) -> tuple[Step, Schedule] | None:
-    try:
-        problem = step.problem(profile)
-        return step, _repeated(problem, search) or solve(problem, **search)
-    except (Infeasible, NotFound):
-        return None
-
-
-def _repeated(problem: Problem, search: dict[str, Any]) -> Schedule | None:
-    """A schedule of many microbatches, from few and their steady state, with all its passes; None where there are not so
-    many, or none was found. search: as `search.solve` takes it."""
-    large = len(problem.passes) >= MIN_REPEATED and search.get("method", "auto") in ("auto", "greedy")
-    one = repeated_microbatch(problem) if large else None
-    if one is None or not worth_repeating(one, problem.microbatches, MIN_REPEATED):
-        return None
-    limits = {name: search[name] for name in ("seconds", "effort", "seed") if name in search}
-    if limits.get("effort"):
-        limits["effort"] = max(limits["effort"], MIN_EFFORT)
-    with suppress(NotFound):
-        return solve_many(one, problem.microbatches, **limits).unrolled()
-    return None

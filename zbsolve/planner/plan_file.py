@@ -272,7 +272,7 @@ def _candidate(form: PlanForm, model: Model, space: Layout, cluster: Cluster, wh
         wrong.append("the schedule is of another step than the layout's")
     wrong += [f"schedule: {one}" for one in verify(schedule.problem, schedule)]
     return Candidate(
-        layout, step, profile, schedule, behind_of(step, profile, schedule, layout, cluster, model.update_us)
+        layout, step, profile, schedule, behind_of(step, profile, schedule.problem, layout, cluster, model.update_us)
     ), wrong
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
+from ..search.task import Task
+from ..search.task_runner import TaskRunner
 from ..util.clock import Clock
 from ..util.errors import NotFound, WrongBound, interruption
 from ..util.text import parse_bytes
+from ..workers.workers import Workers, WorkersLost
 from .bound_kernels import NEVER
-from .candidate import Candidate, candidate_of, improved, retimed
+from .candidate import MIN_REPEATED, Candidate, retimed, unsolved
 from .cluster import Cluster
 from .cluster_presets import cluster_of
 from .estimates import estimated_steps
@@ -26,10 +29,11 @@ from .space_bounds import SpaceBounds, cheap_bounds, raised
 
 FIRST_LOOKS = 6  # layouts that get a schedule before all bounds are raised
 FIRST_ROWS = 300  # layouts whose bounds are raised before there is an incumbent
+ROUND = 16  # searches that are drawn at once where effort is the limit
 QUICK_EFFORT = 0.1  # of a first schedule
 QUICK_SHARE = 0.5  # of the time goes to first schedules at most
-# Then the best candidates are searched in rounds: how many, and which share of the time left they get together.
-ROUNDS = ((6, 0.3), (3, 0.3), (1, 0.4))
+# Then the best candidates are searched, time after time: how many, and which share of the time left they get together.
+SEARCHES = ((6, 0.3), (3, 0.3), (1, 0.4))
 
 Progress = Callable[[str], None]
 
@@ -42,6 +46,7 @@ class _Race:
     cluster: Cluster
     memory: int
     clock: Clock
+    runner: TaskRunner
     seed: int
     bounds: SpaceBounds
     candidates: list[Candidate]
@@ -53,6 +58,21 @@ class _Race:
     def value(self) -> float:
         """µs of the best step so far."""
         return min((one.value for one in self.candidates), default=np.inf)
+
+    @property
+    def over(self) -> bool:
+        """Somebody ended it, and there is a plan."""
+        return bool(self.candidates) and self.stop()
+
+    def keep(self, found: Candidate) -> None:
+        """Note a candidate: in the place of one of its layout where it is better."""
+        for at, one in enumerate(self.candidates):
+            if one.layout == found.layout:
+                self.candidates[at] = min(one, found, key=lambda candidate: candidate.value)
+                break
+        else:
+            self.candidates.append(found)
+        self.told()
 
     def told(self) -> None:
         """Tell value and gap."""
@@ -73,6 +93,7 @@ def plan(
     progress: Progress = lambda line: None,
     stop: Callable[[], bool] = lambda: False,
     start: Sequence[Candidate] = (),
+    workers: Workers | None = None,
 ) -> Plan:
     """How to split a step of `batch` sequences over `devices` devices, with a bound over the whole space.
 
@@ -80,15 +101,18 @@ def plan(
     others are solved on their balanced partition, the most promising first, and the best candidates longer. cluster: also a
     preset's name or a file. memory: of a device ("80GiB"); None: the cluster's. effort: in place of seconds, for the same
     answer on every machine. progress: called with a line. After KeyboardInterrupt, or when `stop` says True, the plan is
-    what was found until then. start: candidates of other plans, the best first, whose orders are tried here. Raises
-    BadInput; Infeasible where nothing fits; NotFound.
+    what was found until then. start: candidates of other plans, the best first, whose orders are tried here. workers: who
+    solves layouts (`zbsolve.solvers_on`); None: this process. Raises BadInput; Infeasible where nothing fits; NotFound;
+    WorkersLost.
     """
     cluster = cluster_of(cluster)
     limit = memory_of(cluster, memory)
     clock = Clock(seconds, effort)
     table = layouts(model, devices, batch, cluster)
     bounds = raised(cheap_bounds(model, table, cluster, limit), limit, np.inf, FIRST_ROWS)
-    race = _Race(model, cluster, limit, clock, seed, bounds, [], set(), progress, stop)
+    runner = TaskRunner(workers, clock.counted)
+    race = _Race(model, cluster, limit, clock, runner, seed, bounds, [], set(), progress, stop)
+    runner.rival, runner.stop = lambda: race.value, lambda: race.over
     _run(race, start)
     found = tuple(sorted(race.candidates, key=lambda one: one.value))
     if race.bounds.least > found[0].value + SAME_US:
@@ -118,17 +142,29 @@ def _run(race: _Race, start: Sequence[Candidate]) -> None:
             raise
         if not race.candidates:
             raise pressed from None
+    except WorkersLost:  # their line was told
+        if not race.candidates:
+            raise
 
 
 def _others(race: _Race, start: Sequence[Candidate]) -> None:
     """Candidates of other plans whose layouts are in this race too: as they are ordered there, or solved afresh."""
+    rows = []
     for one in start:
         for row in rows_of(race.bounds.layout, one.layout).tolist():
             if race.bounds.pipeline[row] != NEVER and row not in race.looked_at:
                 race.looked_at.add(row)
-                both = retimed(one, race.model, race.cluster, race.memory), _first(race, row)
-                found = [mine for mine in both if mine is not None]
-                race.candidates += sorted(found, key=lambda mine: mine.value)[:1]
+                rows.append(row)
+                if (mine := retimed(one, race.model, race.cluster, race.memory)) is not None:
+                    race.keep(mine)
+    _solve(race, (task for row in rows for task in _first(race, row)))
+
+
+def _solve(race: _Race, tasks: Iterator[Task]) -> None:
+    """First schedules."""
+    for answer in race.runner.answers(tasks, ROUND):
+        if answer.schedule is not None:
+            race.keep(answer.task.of.solved(answer.schedule))
 
 
 def _first_schedules(race: _Race) -> None:
@@ -136,17 +172,7 @@ def _first_schedules(race: _Race) -> None:
     the first ones, bounds are raised wherever they leave a layout in the race."""
     enough = race.clock.left * (1 - QUICK_SHARE)
     for most in (FIRST_LOOKS, len(race.bounds.rule)):
-        rows = _in_race(race)
-        plain = [row for row in rows if not race.bounds.layout.vocabulary[row]][:most]
-        for row in dict.fromkeys([*plain, *rows[:most]] if most == FIRST_LOOKS else rows):
-            if race.candidates and (race.stop() or race.clock.left < enough):
-                break
-            if race.bounds.step[row] < race.value:
-                race.looked_at.add(row)
-                found = _first(race, row)
-                if found is not None:
-                    race.candidates.append(found)
-                    race.told()
+        _solve(race, _looks(race, most, enough))
         if race.stop():
             return
         race.bounds = raised(race.bounds, race.memory, race.value)
@@ -159,25 +185,48 @@ def _in_race(race: _Race) -> list[int]:
     return [row for row in rows if step[row] < race.value and row not in race.looked_at]
 
 
-def _first(race: _Race, row: int) -> Candidate | None:
-    """The layout with a named or greedy schedule."""
+def _looks(race: _Race, most: int, enough: float) -> Iterator[Task]:
+    """First schedules of so many layouts, until no more than `enough` is left on the clock."""
+    rows = _in_race(race)
+    plain = [row for row in rows if not race.bounds.layout.vocabulary[row]][:most]
+    for row in dict.fromkeys([*plain, *rows[:most]] if most == FIRST_LOOKS else rows):
+        if race.candidates and race.clock.left < enough:
+            return
+        if race.bounds.step[row] < race.value:
+            race.looked_at.add(row)
+            yield from _first(race, row)
+
+
+def _first(race: _Race, row: int) -> Iterator[Task]:
+    """The layout with named or greedy schedules."""
     race.clock.spend(QUICK_EFFORT)
-    search: dict[str, Any] = {"method": "greedy", "effort": QUICK_EFFORT, "seed": race.seed, "prefer": None}
-    return candidate_of(race.model, race.bounds.layout.row(row), race.cluster, race.memory, **search)
+    options = {"method": "greedy", "effort": QUICK_EFFORT, "seed": race.seed}
+    for one in unsolved(race.model, race.bounds.layout.row(row), race.cluster, race.memory):
+        yield one.task(options)
 
 
 def _longer_searches(race: _Race) -> None:
     """More time for candidates whose own bound leaves them in the race: first those that may become best, then those that
     are."""
     total = race.clock.left
-    for turn, (keep, share) in enumerate(ROUNDS):
+    for turn, (keep, share) in enumerate(SEARCHES):
         race.candidates.sort(key=lambda one: one.value if turn else one.bound)
-        able = [at for at, one in enumerate(race.candidates) if one.bound < race.value][:keep]
-        for at in able:
-            amount = min(share * total / len(able), race.clock.left)
-            if amount <= 0 or race.stop():
-                return
-            limit = {"effort": amount} if race.clock.counted else {"seconds": amount}
-            race.candidates[at] = improved(race.candidates[at], seed=race.seed, prefer=None, **limit)
-            race.clock.spend(amount)
-            race.told()
+        able = [one for one in race.candidates if one.bound < race.value][:keep]
+        if race.clock.left <= 0 or not able:
+            return
+        turns = ceil(len(able) / race.runner.count)  # so many one after the other
+        for answer in race.runner.answers(_searches(race, able, share * total / turns), ROUND):
+            if answer.schedule is not None:
+                race.keep(replace(answer.task.of, schedule=answer.schedule))
+
+
+def _searches(race: _Race, able: list[Candidate], amount: float) -> Iterator[Task]:
+    """A longer search for each of these, from its schedule."""
+    for one in able:
+        amount = min(amount, race.clock.left)
+        if amount <= 0:
+            return
+        race.clock.spend(amount)
+        limit = {"effort": amount} if race.clock.counted else {"seconds": amount}
+        options = {**limit, "seed": race.seed, "hint": one.schedule}
+        yield Task(one, one.schedule.problem, options, one.behind, many=MIN_REPEATED)

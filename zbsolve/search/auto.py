@@ -27,11 +27,13 @@ from ..util.errors import BadInput, Infeasible
 from .choices import closed_steps, copy_moves, is_open, more_slices, stage_moves
 from .climb import Moves, built, move
 from .least_peak import PREFER_TIME, memory_clock, value_clock
-from .race import Race, Run
+from .race import Job, Race, Run
 from .solver import check_options, less_memory, ready
 from .state import State
+from .task_runner import TaskRunner
 
 LEAST_SECONDS = 0.01  # that are left for the search, however long building took
+SPEND_ROUND = 4  # searches that are drawn at once where effort is the limit: each gets half of what is left
 LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
 BREADTH = 24  # changed stages that are looked at before the best of them is taken
 WORTH_DOUBLING = 0.01  # of a step: as long as twice as many slices save so much, twice as many again are tried
@@ -81,9 +83,9 @@ def solve_auto(
     stages; offload "auto" is none, full, half, the same, and copies of fewer microbatches. Each is looked at for an equal
     part of a fifth of `seconds` (or `effort`); up to three tenths go to moved layers and changed stages; the rest to those
     whose bound does not rule them out: half of it to the best so far, half of what is left to the next, and so on; what
-    nobody needs then goes to moves again. Further `options` go to `solve`; `progress` is called with a name too; `stop` is
-    asked between two solves. Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`,
-    are for the winner alone.
+    nobody needs then goes to moves again. Further `options` go to `solve`; `workers` (`zbsolve.solvers_on`) solve in place
+    of this process; `progress` is called with a name too; `stop` is asked between two solves. Of equal schedules the one
+    with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner alone.
     Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
     """
     if effort is None and not seconds > 0:
@@ -99,7 +101,8 @@ def solve_auto(
     amount = value_clock(seconds, effort, prefer).left
     sharding, slicing = is_open(step.vocabulary), is_open(step.slices)
     choosing = keeping or sharding or slicing
-    race = Race(runs, amount, effort is None, options, hint, progress, stop, every, choosing, sharding)
+    runner = TaskRunner(options.pop("workers", None), effort is not None, progress=progress)
+    race = Race(runs, amount, runner, options, hint, stop, every, choosing, sharding)
     _look(race, runs, LOOK_SHARE * amount)
     if every and keeping:
         _other_partitions(race, profile, LOOK_SHARE * amount)
@@ -114,7 +117,7 @@ def solve_auto(
     if best is None:
         raise _nothing(race, step)
     assert best.schedule is not None
-    plain = options.get("method", "auto") == "auto" and prefer is not None and not stop()
+    plain = options.get("method", "auto") == "auto" and prefer is not None and not race.stop()
     left = None if not plain else memory_clock(seconds, effort, prefer, amount - race.left)
     tried = tuple(_tried(race, run, best, profile) for run in race.runs)
     return less_memory(best.schedule, prefer or "", left, peaks), tried
@@ -208,22 +211,29 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
 def _look(race: Race, runs: list[Run], amount: float) -> None:
     """A short look at everything that can be built."""
     open_runs = [run for run in runs if run.problem is not None]
+    jobs = (Job(run, amount / len(open_runs)) for run in open_runs)
+    for _ in race.solve_each(jobs, len(open_runs)):
+        pass
     for run in open_runs:
-        if race.stop() and race.best() is not None:
+        if run.schedule is None and not run.failed:
             run.failed = "not tried: interrupted"
-        else:
-            race.solve(run, amount / len(open_runs))
 
 
 def _spend(race: Race) -> None:
     """The rest, to those that can still win, the best first."""
     order = sorted((run for run in race.runs if run.schedule is not None), key=lambda run: run.value)
-    for i, run in enumerate(order):
-        best = race.best()
-        if best is None or race.stop() or race.left <= 0:
-            return
-        if run.bound < best.value:
-            race.solve(run, race.left if i == len(order) - 1 else race.left / 2)
+    able = [run for run in order if (best := race.best()) is not None and run.bound < best.value]
+
+    def jobs() -> Iterator[Job]:
+        for i, run in enumerate(order):
+            best = race.best()
+            if best is None or race.stop() or race.left <= 0:
+                return
+            if run.bound < best.value:
+                yield Job(run, race.left if i == len(order) - 1 else race.left / 2)
+
+    for _ in race.solve_each(jobs(), len(able), SPEND_ROUND):
+        pass
 
 
 def _nothing(race: Race, step: Step) -> Infeasible:

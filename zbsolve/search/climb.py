@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..build.offload import NothingKept
 from ..profile.profile import Profile
 from ..profile.slices import NotSliced
 from ..util.errors import Infeasible
-from .race import Race, Run
+from .race import Job, Race, Run
+from .task_runner import ROUND
 
 LOOK_EFFORT = 0.05  # effort for one of these
 CLOSE_EFFORT, MAX_CLOSE_EFFORT, CLOSE_RUNS = 0.5, 4.0, 8  # effort for one that came close, doubled until; how many of them
@@ -54,41 +55,62 @@ def move(race: Race, profile: Profile, moves: Moves, amount: float) -> None:
 def _climb(race: Race, profile: Profile, moves: Moves, run: Run, keep: float) -> Run:
     """From `run`, one change at a time, as long as a quick look at the changed step is better, or longer and longer ones at
     those that came close and are not ruled out; until nothing is, or no more than `keep` is left."""
-
-    def ended() -> bool:
-        return race.left <= keep or race.stop()
-
-    def quicker() -> Run | None:
-        best = run
-        for i, one in enumerate(moves.near(run)):
-            if i >= moves.breadth and best is not run:
-                break
-            one = moves.looked.get((one.name, one.layers), one)
-            if (one.name, one.layers) not in moves.looked:
-                if ended():
-                    break
-                moves.looked[one.name, one.layers] = built(profile, one)
-                if one.problem is not None and one.problem.work < run.value:
-                    # By effort also where time is the limit: alike looks, however busy the machine is.
-                    race.solve(one, LOOK_EFFORT, run.schedule, method="greedy", effort=LOOK_EFFORT)
-            if one.beats(best):
-                best = one
-        return None if best is run else best
-
-    def closer() -> Run | None:
-        effort, here = CLOSE_EFFORT, [one for one in moves.looked.values() if one.place == run.place]
-        while effort <= MAX_CLOSE_EFFORT and not ended():
-            near = [one for one in here if one.schedule is not None and one.bound < run.value and one is not run]
-            for one in (run, *sorted(near, key=lambda one: one.value)[:CLOSE_RUNS]) if near else ():
-                if ended() or race.left - keep < effort:
-                    return None
-                if one.bound < one.value:
-                    race.solve(one, effort, effort=effort)
-                if one.beats(run):
-                    return one
-            effort *= 2
-        return None
-
-    while (better := quicker() or closer()) is not None:
+    while (better := _quicker(race, profile, moves, run, keep) or _closer(race, moves, run, keep)) is not None:
         run = better
     return run
+
+
+def _quicker(race: Race, profile: Profile, moves: Moves, run: Run, keep: float) -> Run | None:
+    """What is better than `run` after a quick look."""
+    best, known = run, moves.looked
+
+    def looks() -> Iterator[Job]:
+        nonlocal best
+        for i, one in enumerate(moves.near(run)):
+            if i >= moves.breadth and best is not run:
+                return
+            if (one.name, one.layers) in known:
+                one = known[one.name, one.layers]
+                best = one if one.beats(best) else best
+                continue
+            if _ended(race, keep):
+                return
+            known[one.name, one.layers] = built(profile, one)
+            if one.problem is not None and one.problem.work < run.value:
+                # By effort also where time is the limit: alike looks, however busy the machine is.
+                yield Job(one, LOOK_EFFORT, run.schedule, {"method": "greedy", "effort": LOOK_EFFORT})
+
+    for one in race.solve_each(looks(), size=min(ROUND, moves.breadth)):
+        best = one if one.beats(best) else best
+    return None if best is run else best
+
+
+def _closer(race: Race, moves: Moves, run: Run, keep: float) -> Run | None:
+    """What is better than `run` after a longer look."""
+    effort, here = CLOSE_EFFORT, [one for one in moves.looked.values() if one.place == run.place]
+    found: list[Run] = []
+
+    def searches(near: list[Run]) -> Iterator[Job]:
+        for one in (run, *sorted(near, key=lambda one: one.value)[:CLOSE_RUNS]):
+            if one.beats(run):
+                found.append(one)
+            if found or _ended(race, keep) or race.left - keep < effort:
+                return
+            if one.bound < one.value:
+                yield Job(one, effort, None, {"effort": effort})
+
+    while effort <= MAX_CLOSE_EFFORT and not _ended(race, keep) and race.left - keep >= effort:
+        near = [one for one in here if one.schedule is not None and one.bound < run.value and one is not run]
+        if not near:
+            return None
+        for one in race.solve_each(searches(near), size=1):
+            if one.beats(run):
+                found.append(one)
+        if found:
+            return min(found, key=lambda one: one.value)
+        effort *= 2
+    return None
+
+
+def _ended(race: Race, keep: float) -> bool:
+    return race.left <= keep or race.stop()

@@ -54,7 +54,8 @@ def extended(state: State, search: Callable[[State], Iterator[None]]) -> Iterato
 def _solved(state: State, few: int, seconds: float, search: Callable[[State], Iterator[None]]) -> Schedule | None:
     """The best schedule of the first `few` microbatches that is found in so many seconds."""
     clock = state.clock
-    small = State(state.problem.head(few), Clock(seconds, seconds if clock.counted else None), Bound(0, ""))
+    clock_of_few = Clock(seconds, seconds if clock.counted else None)
+    small = State(state.problem.head(few), clock_of_few, Bound(0, ""), contest=state.contest)
     small.raise_closed_forms()
     for _ in search(small):
         if small.done or state.done:

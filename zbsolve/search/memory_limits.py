@@ -5,7 +5,7 @@ A schedule that fits less memory also fits more, and a bound proven for more mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,11 +17,14 @@ from ..problem import Ints, Problem
 from ..schedule import Certificate, Schedule, relative_gap
 from ..systems.table import presets_of
 from ..util.clock import Clock
-from ..util.errors import Deadlock, Infeasible, NotFound
+from ..util.errors import Deadlock, Infeasible
 from ..verifier import verify
+from ..workers.workers import WorkersLost
 from .certify import check_bound
-from .solver import solve
-from .state import State
+from .task import Answer, Task
+from .task_runner import TaskRunner
+
+ROUND = 4  # limits that are drawn at once where effort is the limit: neighbours help each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +76,12 @@ class MemoryLimits:
         named: Sequence[Named],
         clock: Clock,
         options: dict[str, Any],
-        progress: Callable[[str, State], None] | None,
+        runner: TaskRunner,
         stop: Callable[[], bool],
     ) -> None:
         self.free, self.fixed, self.named, self.clock, self.options = free, fixed, named, clock, options
-        self.progress, self.stop = progress, stop
+        self.runner, self.halted, self.interrupted = runner, stop, False
+        runner.stop = lambda: self.stop() and bool(self.found)
         self.found: list[tuple[int, int, str, Schedule]] = []  # value, memory it needs, solver, schedule
         self.proven: list[tuple[int | None, Certificate]] = []  # limit, and the bound that was proven there
         self.spent: dict[int | None, float] = {}
@@ -107,27 +111,49 @@ class MemoryLimits:
         best, bound = self.best(limit), self.bound(limit)
         return best is None or bound is None or best[0] > bound[1].bound
 
-    def solve(self, limit: int | None, share: float, label: str) -> None:
-        """Spend a share of the time left on one limit, from the best schedule that fits it."""
-        problem, before = self.problem(limit), self.clock.used
-        granted = max(0.01, self.clock.left * share)
-        options = {"prefer": None, **self.options, "effort" if self.clock.counted else "seconds": granted}
+    def stop(self) -> bool:
+        """Whether nothing further is to begin."""
+        return self.interrupted or self.halted()
+
+    def solve(self, *shares: tuple[int | None, float, str]) -> None:
+        """Spend a share of the time left on each limit, under its label."""
+        self.solve_each(iter(shares), 1)
+
+    def solve_each(self, shares: Iterator[tuple[int | None, float, str]], count: int) -> None:
+        """Spend a share of the time left on each limit, under its label, from the best schedule that fits.
+
+        count: how many there are: where workers would be idle each gets the time of several.
+        """
+        at_once = min(count, self.runner.count)
+        try:
+            for answer in self.runner.answers((self._task(*one, at_once) for one in shares), ROUND):
+                self._keep(answer)
+        except (KeyboardInterrupt, WorkersLost):
+            if not self.found:
+                raise
+            self.interrupted = True
+
+    def _task(self, limit: int | None, share: float, label: str, at_once: int) -> Task:
+        problem, left = self.problem(limit), self.clock.left
+        granted = max(0.01, left * share if self.clock.counted else min(left, left * share * at_once))
+        options = {**self.options, "effort" if self.clock.counted else "seconds": granted}
         best = self.best(limit)
         if best is not None and self.spent:
             options["hint"] = Schedule(problem, best[3].order, best[3].syncs)
-        if self.progress is not None:
-            show = self.progress
-            options["progress"] = lambda state: show(label, state)
-        try:
-            self.keep(limit, solve(problem, **options))
-        except (Infeasible, NotFound):
-            pass  # a schedule of less memory may still fit
-        except KeyboardInterrupt:
-            if not self.found:
-                raise
-        if self.clock.counted and self.open(limit):  # what is proven early gives its share back
+        if self.clock.counted:
             self.clock.spend(granted)
-        self.spent[limit] = self.spent.get(limit, 0.0) + self.clock.used - before
+        return Task((limit, granted), problem, options, None, label)
+
+    def _keep(self, answer: Answer) -> None:
+        """Where nothing was found a schedule of less memory may still fit. What is proven early gives its share back."""
+        limit, granted = answer.task.of
+        if answer.schedule is not None:
+            self.keep(limit, answer.schedule)
+        took = answer.seconds
+        if self.clock.counted:
+            took = granted if self.open(limit) else 0.0
+            self.clock.spend(took - granted)
+        self.spent[limit] = self.spent.get(limit, 0.0) + took
 
     def keep(self, limit: int | None, schedule: Schedule) -> None:
         """Note a schedule, with the memory it really needs, and its bound."""
@@ -163,27 +189,32 @@ class MemoryLimits:
     def down(self) -> None:
         """Every limit once, the roomiest first: its bound holds for all below. Where time is over before, tight ones that
         have no schedule yet, until one has."""
-        for i, limit in enumerate(reversed(self.limits)):
-            if self.stop():
-                return
-            if self.clock.left <= 0:
-                break
-            if self.open(limit):  # two thirds of the time for the way down
-                self.solve(limit, 0.67 / (len(self.limits) - i), f"point {len(self.limits) - i} of {len(self.limits)}")
 
+        def shares() -> Iterator[tuple[int | None, float, str]]:
+            for i, limit in enumerate(reversed(self.limits)):
+                if self.clock.left <= 0:
+                    return
+                if self.open(limit):  # two thirds of the time for the way down
+                    yield limit, 0.67 / (len(self.limits) - i), f"point {len(self.limits) - i} of {len(self.limits)}"
+
+        self.solve_each(shares(), len(self.limits))
         for limit in self.limits:
             if self.stop() or self.best(limit) is not None:
                 return
-            self.solve(limit, 1.0, "the least memory")
+            self.solve((limit, 1.0, "the least memory"))
 
     def up(self) -> None:
         """Open limits again, the tightest first: its schedule starts the next."""
-        for i, limit in enumerate(self.limits):
-            if self.stop() or self.clock.left <= 0:
-                return
-            if self.open(limit):
-                still = sum(self.open(other) for other in self.limits[i:])
-                self.solve(limit, 1 / still, f"point {i + 1} of {len(self.limits)}, again")
+
+        def shares() -> Iterator[tuple[int | None, float, str]]:
+            for i, limit in enumerate(self.limits):
+                if self.clock.left <= 0:
+                    return
+                if self.open(limit):
+                    still = sum(self.open(other) for other in self.limits[i:])
+                    yield limit, 1 / still, f"point {i + 1} of {len(self.limits)}, again"
+
+        self.solve_each(shares(), sum(self.open(limit) for limit in self.limits))
 
     def points(self) -> tuple[Point, ...]:
         """The frontier as found: each limit with the best schedule that fits it and the best bound that holds."""

@@ -46,7 +46,7 @@ def search_again(state: State, amount: float, search: Callable[[State], None]) -
         problem = _with_less_waiting(state.problem, last.schedule, more, turn)
         left = max(LEAST_SHARE * amount, left)
         clock = Clock(left, left if state.clock.counted else None)
-        last = State(problem, clock, work_bound(problem), progress=state.progress)
+        last = State(problem, clock, work_bound(problem), progress=state.progress, contest=state.contest)
         last.patience = patience(clock) if turn < ROUNDS - 1 else 0.0
         last.leads += [one for one in (state.schedule,) if one is not None]
         search(last)

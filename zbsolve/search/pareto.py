@@ -23,6 +23,7 @@ from ..util.files import write_document
 from .memory_limits import MemoryLimits, Named, Point, known_orders, needs
 from .solver import ready
 from .state import State
+from .task_runner import TaskRunner
 
 MAX_POINTS = 1000
 AMPLE = 1 << 50  # bytes; a limit nobody meets, from which a rank's fixed part is read off
@@ -80,7 +81,8 @@ def frontier(
     First down from unlimited memory, then, with what time is left, up again over the points that are still open, each
     from the best schedule that fits. Where time is over on the way down, only the tightest limit without a schedule is
     still solved: what fits there fits everywhere. Limits lie closer together where memory is short. Fewer points come out
-    where the range has fewer bytes. Further `options` go to `solve`. `progress` is called with the point's place; after
+    where the range has fewer bytes. Further `options` go to `solve`; `workers` (`zbsolve.solvers_on`) solve in
+    place of this process. `progress` is called with the point's place; after
     `stop` says True no further point is solved, and points without a schedule are left out. Raises BadInput, and
     Infeasible where a rank's parameters do not fit any memory.
     """
@@ -95,8 +97,9 @@ def frontier(
     assert limited.capacity is not None
     fixed = np.array([AMPLE - room for room in limited.capacity], np.int64)
     named = _named(profile, step, fixed)
-    found = MemoryLimits(free, fixed, named, clock, options, progress, stop)
-    found.solve(None, 1 / (points + 1), "unlimited")
+    runner = TaskRunner(options.pop("workers", None), clock.counted, progress=progress)
+    found = MemoryLimits(free, fixed, named, clock, options, runner, stop)
+    found.solve((None, 1 / (points + 1), "unlimited"))
     found.plan(points)
     found.down()
     found.up()

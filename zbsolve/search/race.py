@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Problem
 from ..schedule import Schedule
 from ..step import Step
-from ..util.errors import Infeasible, NotFound
+from ..workers.workers import WorkersLost
 from .certify import QUICK_PASSES, check_bound
 from .hints import hint_on
-from .solver import solve
-from .state import State
+from .task import Answer, Task
+from .task_runner import ROUND, TaskRunner
+
+LEAST = 0.01  # seconds that a run gets
 
 
 @dataclass(eq=False)
@@ -54,56 +57,87 @@ class Run:
 
 
 @dataclass
+class Job:
+    """What is to be spent on a run: wall seconds, or effort; from `hint` where it has no schedule yet, with further options
+    of `search.solve`."""
+
+    run: Run
+    amount: float
+    hint: Schedule | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class Race:
-    """All that are in it, what is left to spend, and how one of them is solved. `named`: whether partitions differ;
-    `choosing`: whether passes do; `compared`: whether every place is looked at, also one that a bound rules out."""
+    """All that are in it, what is left to spend (wall seconds, or effort), and who solves them. `halted`: whether somebody
+    ended it; `named`: whether partitions differ; `choosing`: whether passes do; `compared`: whether every place is looked
+    at, also one that a bound rules out."""
 
     runs: list[Run]
     left: float
-    timed: bool
+    runner: TaskRunner
     options: dict[str, Any]
     hint: Schedule | None
-    progress: Callable[[str, State], None] | None
-    stop: Callable[[], bool]
+    halted: Callable[[], bool]
     named: bool = False
     choosing: bool = False
     compared: bool = False
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self.ends = time.monotonic() + self.left
+        self.runner.rival = lambda: math.inf if (best := self.best()) is None else best.value
+        self.runner.stop = lambda: self.stop() and self.best() is not None
+
+    def stop(self) -> bool:
+        """Whether nothing further is to begin."""
+        return self.interrupted or self.halted()
 
     def label(self, run: Run) -> str:
         """What a run is called where runs are told apart."""
         return f"{run.name} {run.partition}" if self.named else run.name
 
-    def solve(self, run: Run, amount: float, hint: Schedule | None = None, **options: Any) -> None:
-        """Spend `amount` seconds (or effort) on `run`, from `hint` where it has nothing yet, with further options of
-        `search.solve`; what it had is kept where nothing better comes. Where choices differ in their passes,
-        nothing is spent on what a bound rules out."""
+    def solve_each(self, jobs: Iterable[Job], count: int = 1, size: int = ROUND) -> Iterator[Run]:
+        """Each run as it was solved; what it had is kept where nothing better comes. count: how many jobs there are: where
+        fewer workers would be idle each gets the time of several; size: jobs drawn at once where effort is the limit. Where
+        choices differ in their passes, nothing is spent on what a bound rules out."""
+        at_once = min(count, self.runner.count)
+        tasks = (task for job in jobs if (task := self._task(job, at_once)) is not None)
+        try:
+            for answer in self.runner.answers(tasks, size):
+                self._keep(answer, at_once)
+                yield answer.task.of.run
+        except (KeyboardInterrupt, WorkersLost):
+            if self.best() is None:
+                raise
+            self.interrupted = True
+
+    def _task(self, job: Job, at_once: int) -> Task | None:
+        run = job.run
         assert run.problem is not None
         looked = not self.choosing or run.schedule is not None or (self.compared and run.name == run.place)
         if not looked and (why := self.ruled_out(run)):
             run.failed = why
-            return
-        began = time.monotonic()
-        options = {**self.options, "seconds" if self.timed else "effort": amount, "prefer": None, **options}
-        hint = run.schedule or hint or self._hint(run.problem)
-        if hint is not None and self.choosing:
-            hint = hint_on(run.problem, hint)
+            return None
+        counted = self.runner.counted
+        self.left = max(0.0, self.left - job.amount)
+        amount = job.amount if counted else max(LEAST, min(job.amount * at_once, self.ends - time.monotonic()))
+        options = {**self.options, "effort" if counted else "seconds": amount, **job.options}
+        hint = run.schedule or job.hint or self._hint(run.problem)
         if hint is not None:
-            options["hint"] = hint
-        if self.progress is not None:
-            show = self.progress
-            options["progress"] = lambda state: show(self.label(run), state)
-        try:
-            found = solve(run.problem, **options)
+            options["hint"] = hint_on(run.problem, hint) if self.choosing else hint
+        return Task(job, run.problem, options, 0.0, self.label(run))
+
+    def _keep(self, answer: Answer, at_once: int) -> None:
+        job: Job = answer.task.of
+        run, found = job.run, answer.schedule
+        if found is not None:
             run.schedule = found if run.schedule is None else better(run.schedule, found)
-        except (Infeasible, NotFound) as error:
-            run.failed = str(error) if run.schedule is None else ""
-        except KeyboardInterrupt:
-            if self.best() is None:
-                raise
-            run.failed = "interrupted before it had a schedule"
-        spent = time.monotonic() - began
-        self.left = max(0.0, self.left - (spent if self.timed else amount))
-        run.seconds += spent if self.timed else 0.0
+        elif run.schedule is None:
+            run.failed = str(answer.error)
+        if not self.runner.counted:
+            self.left = max(0.0, self.left + job.amount - answer.seconds / at_once)
+            run.seconds += answer.seconds
 
     def ruled_out(self, run: Run) -> str:
         """Why nothing in `run` is as short as the best so far, by a bound in closed form; or ""."""

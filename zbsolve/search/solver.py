@@ -35,7 +35,7 @@ from .finder import find, quick
 from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, least_peaks, memory_clock, value_clock
 from .message_rounds import lacking_in_words, patience, search_again
 from .prover import cp, milp, prove
-from .state import LARGE_PASSES, State
+from .state import ALONE, LARGE_PASSES, Contest, State
 
 METHODS = ("auto", "greedy", "cp", "milp")
 PROVER_SHARE = 0.35  # of the effort is left for the prover
@@ -56,6 +56,7 @@ def solve(
     progress: Callable[[State], None] | None = None,
     prefer: str | None = PREFER_TIME,
     peaks: Callable[[LeastPeak], None] = lambda found: None,
+    contest: Contest = ALONE,
 ) -> Schedule:
     """A schedule for `problem` with a certificate: value, proven lower bound, gap.
 
@@ -64,7 +65,7 @@ def solve(
     times counts by its order. progress: called with the State whenever value or bound got better.
     prefer: with "time" a schedule of the least value found, and among those the one with the least peak that a part of the
     time left gives; with "memory" the least peak within 1 % of that value; None looks at no peaks. It counts for method
-    "auto" alone. peaks: called with what became of that search as it goes on.
+    "auto" alone. peaks: called with what became of that search as it goes on. contest: what others reach beside it.
     Returns early when the value equals the bound, and the incumbent on KeyboardInterrupt. Raises Infeasible with the reason,
     NotFound, BadInput.
     """
@@ -72,11 +73,11 @@ def solve(
     if method == "auto":
         ready()
     clock, further = value_clock(seconds, effort, prefer), 0.0
-    state = State(problem, clock, work_bound(problem), progress=progress)
+    state = State(problem, clock, work_bound(problem), progress=progress, contest=contest)
     amount, state.patience = clock.left, patience(clock)
     try:
         if hint is not None:
-            state.offer(_retimed(problem, hint), "hint")
+            state.offer(retimed(problem, hint), "hint")
         _search(state, method, seed, solver)
         if method in METHODS:
             further = search_again(state, amount, lambda one: _search(one, method, seed, solver))
@@ -85,6 +86,7 @@ def solve(
         if pressed is None:
             raise
         clock.stop()
+        contest.interrupted()
         prefer = None
         if state.lean is None:
             raise pressed from None
@@ -130,7 +132,7 @@ def less_memory(
     return found.certified(certificate_of(found, bound, last.solver, certificate.seconds, certificate.seed))
 
 
-def _retimed(problem: Problem, hint: Schedule) -> Schedule:
+def retimed(problem: Problem, hint: Schedule) -> Schedule:
     """The hint's order on this problem. Raises BadInput where it has other passes."""
     same = hint.problem.passes.named_as(problem.passes)
     if not same and sorted(hint.problem.names) != sorted(problem.names):
@@ -242,7 +244,7 @@ def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
             end()
 
     further = (find(state, seed + SEED_STRIDE * k, []) for k in count(1))
-    more = min(cores() - 2, MAX_FINDERS, MAX_PASSES // len(state.problem.passes))
+    more = min((state.contest.threads or cores()) - 2, MAX_FINDERS, MAX_PASSES // len(state.problem.passes))
     jobs: list[Callable[[], None]] = [partial(find_on, steps), prove_first]
     jobs += [partial(find_on, one) for one in islice(further, max(0, more))]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,19 @@ from .peak_levels import fullness
 
 LARGE_PASSES = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
 BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not start from again
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What one of many searches knows of the others. threads: how many it may use; None: all cores. rival: the value, µs,
+    that others have reached, read at any time; −∞ ends the search. interrupted: called where Ctrl-C ended it."""
+
+    threads: int | None = None
+    rival: Callable[[], float] = lambda: math.inf
+    interrupted: Callable[[], None] = lambda: None
+
+
+ALONE = Contest()
 
 
 @dataclass
@@ -49,6 +63,7 @@ class State:
     lean_value: int = -1
     lean_solver: str = ""
     patience: float = 0.0
+    contest: Contest = ALONE
     progress: Callable[[State], None] | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     stoppers: list[Callable[[], None]] = field(default_factory=list)
@@ -140,8 +155,14 @@ class State:
 
     @property
     def done(self) -> bool:
-        """Nothing more to gain: settled, none exists, or no time is left, or it is astray."""
-        return self.settled or self.infeasible or self.clock.left <= 0 or self.astray
+        """Nothing more to gain: settled, none exists, or no time is left, or it is astray, or others won."""
+        return self.settled or self.infeasible or self.clock.left <= 0 or self.astray or self.lost
+
+    @property
+    def lost(self) -> bool:
+        """It is proven that nothing here is shorter than what others have; or all are to end."""
+        rival = self.contest.rival()
+        return rival == -math.inf or (self.schedule is not None and self.bound.value >= rival)
 
     @property
     def astray(self) -> bool:

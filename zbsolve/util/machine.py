@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -52,6 +53,16 @@ def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
     except (OSError, ValueError):
         return None
     return None if limit == "max" else max(0, int(limit) - int(used) + int(rows.get("inactive_file", 0)))
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of processes that this one starts: they have one thread, and can import what this one can."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
 
 
 def machine_facts() -> dict[str, Any]:

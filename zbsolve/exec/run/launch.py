@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
 from ...util.files import write_text
+from ...util.machine import child_environment
 from ...util.temporary import temporary_folder
 from ..mesh.sizes import named_rank, process_of
 from ..transport.failure import RunFailed
@@ -74,16 +74,6 @@ def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
             env=child_environment(),
             start_new_session=True,
         )
-
-
-def child_environment() -> dict[str, str]:
-    """The environment of processes that this one starts: they have one thread, and can import what this one can."""
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-    }
 
 
 def _wait_for_all(children: list[subprocess.Popen[bytes]], folder: Path, options: Options, sizes: Mapping[str, int]) -> None:

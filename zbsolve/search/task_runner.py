@@ -1,0 +1,106 @@
+"""Many problems to solve, here or by workers.
+
+With time as the limit, answers count as they come, and what others have reached ends searches that cannot get below it.
+With effort, tasks are drawn in fixed rounds, each before any answer of its round counts: the same whoever computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, takewhile
+
+from ..ilp.bounds.bound import Bound
+from ..util.clock import Clock
+from ..workers.places import workers_on
+from ..workers.workers import Notice, Rival, Workers
+from .state import Contest, State
+from .task import Answer, Task, solve_task
+from .task_messages import answer_from, answer_task, task_text
+
+ROUND = 8  # tasks that are drawn at once where effort is the limit
+
+
+@dataclass
+class TaskRunner:
+    """How tasks are solved. workers: None: here, one after the other. counted: whether effort is the limit. rival: what has
+    been reached so far, µs. progress: called with a task's label and the state of its search. stop: whether no further task
+    is to begin."""
+
+    workers: Workers | None
+    counted: bool
+    rival: Rival = lambda: math.inf
+    progress: Callable[[str, State], None] | None = None
+    stop: Callable[[], bool] = lambda: False
+
+    @property
+    def count(self) -> int:
+        """Tasks at a time; 1 where effort is the limit, since nothing may depend on it."""
+        return 1 if self.workers is None or self.counted else max(1, self.workers.count)
+
+    def answers(self, tasks: Iterable[Task], size: int = ROUND) -> Iterator[Answer]:
+        """The answer of each task.
+
+        Tasks are drawn when somebody is free; where effort is the limit, in rounds of `size`, and their answers come in the
+        same order. On Ctrl-C what was found comes, then KeyboardInterrupt is raised. Raises what `solve` raises, but for
+        Infeasible and NotFound, which are answers; WorkersLost.
+        """
+        tasks = takewhile(lambda task: not self.stop(), tasks)
+        if not self.counted:
+            yield from self._here(tasks) if self.workers is None else self._there(tasks, self.workers)
+            return
+        while drawn := list(islice(tasks, size)):
+            yield from self._here(drawn) if self.workers is None else self._in_order(drawn, self.workers)
+
+    def _here(self, tasks: Iterable[Task]) -> Iterator[Answer]:
+        pressed: list[bool] = []
+        for task in takewhile(lambda task: not self.stop(), tasks):  # a round was drawn before
+            told = {} if self.progress is None else {"progress": partial(self.progress, task.label)}
+            yield solve_task(task, Contest(None, partial(self._rival_of, task), partial(pressed.append, True)), told)
+            if pressed:
+                raise KeyboardInterrupt
+
+    def _there(self, tasks: Iterator[Task], workers: Workers) -> Iterator[Answer]:
+        """As they come."""
+        drawn: list[Task] = []
+        told = math.inf
+
+        def texts() -> Iterator[str]:
+            for task in tasks:
+                drawn.append(task)
+                yield task_text(task, workers.count)
+
+        for number, text in workers.run(texts()):
+            yield self._shown(answer_from(drawn[number], text))
+            if not self.counted and (now := self.rival()) < told:
+                workers.tell(told := now)
+
+    def _in_order(self, drawn: list[Task], workers: Workers) -> Iterator[Answer]:
+        """In the order of the tasks; where that is interrupted, what came."""
+        came: dict[int, Answer] = {}
+        numbers = {id(task): number for number, task in enumerate(drawn)}
+        try:
+            for one in self._there(iter(drawn), workers):
+                came[numbers[id(one.task)]] = one
+        finally:
+            yield from (came[number] for number in sorted(came))
+
+    def _rival_of(self, task: Task) -> float:
+        return math.inf if self.counted or task.offset is None else self.rival() - task.offset
+
+    def _shown(self, answer: Answer) -> Answer:
+        """Progress is told of what a worker found, too."""
+        found = answer.schedule
+        if self.progress is not None and found is not None and (proven := found.certificate) is not None:
+            bound = Bound(proven.bound, proven.proof, proven.relaxation, proven.ranks)
+            state = State(found.problem, Clock(1.0), bound, found, proven.value, solver=proven.solver)
+            self.progress(answer.task.label, state)
+        return answer
+
+
+def solvers_on(on: str | int | None, notice: Notice = lambda line: None) -> AbstractContextManager[Workers | None]:
+    """Workers that solve tasks: see `workers_on`."""
+    return workers_on(on, answer_task, notice)

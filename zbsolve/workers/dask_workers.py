@@ -1,0 +1,209 @@
+"""Workers of a Dask cluster (`dask.distributed`, Rocklin 2015): the scheduler places tasks, and places them again where a
+worker dies. Messages are pickled by Dask's own protocol, so all of a cluster must be trusted."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from ..util.errors import BadInput, ZbsolveError
+from ..util.own_code import raised
+from .workers import Answering, Notice, WorkersLost
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+CONNECT_SECONDS = 10.0  # for a scheduler to answer, and for a first worker
+LOST_SECONDS = 30.0  # without any worker, after which the work is given up
+GRACE = 3.0  # seconds that tasks have to end early
+POLL = 1.0  # seconds between two looks at how many workers there are
+
+
+class Told:
+    """A worker's part (a `WorkerPlugin`): what others have reached, by run. When it is taken away, all tasks end."""
+
+    def __init__(self) -> None:
+        self.reached: dict[int, float] = {}
+        self.over = False
+
+    def setup(self, worker: Any) -> None:
+        """Nothing has been reached yet."""
+
+    def teardown(self, worker: Any) -> None:
+        """End what runs."""
+        self.over = True
+
+    def rival(self, run: int) -> float:
+        """What others have reached in this run."""
+        return -math.inf if self.over else self.reached.get(run, math.inf)
+
+
+@contextmanager
+def dask_cluster(address: str, answering: Answering, notice: Notice) -> Iterator[DaskCluster]:
+    """The workers of the scheduler at `address`. Raises BadInput where Dask is missing, or nobody answers."""
+    if find_spec("distributed") is None:
+        raise BadInput(f"on '{address}': dask.distributed is missing: pip install zbsolve[cluster]")
+    from distributed import Client
+
+    with _quiet():
+        try:
+            client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"on '{address}': no scheduler answers there ({raised(error)})") from None
+        cluster = DaskCluster(client, address, answering, notice)
+        try:
+            cluster.join()
+            yield cluster
+        finally:
+            with suppress(Exception):  # a scheduler that is gone cannot be told
+                cluster.leave()
+            with suppress(Exception):
+                client.close(timeout=GRACE)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Dask's own pages of warnings do not show: what matters is told in a line, and tasks say which versions they need."""
+    from distributed.versions import VersionMismatchWarning
+
+    logger = logging.getLogger("distributed")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", VersionMismatchWarning)
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+class DaskCluster:
+    """`Workers` of a Dask cluster; as many tasks at a time as the workers have threads."""
+
+    def __init__(self, client: Client, address: str, answering: Answering, notice: Notice) -> None:
+        self._client, self._address, self._answering, self._notice = client, address, answering, notice
+        self._token, self._runs, self._looked, self._count = f"zbsolve-{uuid4().hex}", 0, 0.0, 0
+
+    def join(self) -> None:
+        """Wait for a worker, and give each its part. Raises BadInput where there is none."""
+        from distributed.diagnostics.plugin import WorkerPlugin
+
+        try:
+            self._client.wait_for_workers(1, timeout=CONNECT_SECONDS)
+        except TimeoutError:
+            raise BadInput(f"on '{self._address}': the scheduler has no workers") from None
+        self._client.register_plugin(type("Incumbent", (Told, WorkerPlugin), {})(), name=self._token)
+        self._client.subscribe_topic("all", self._heard)
+
+    def leave(self) -> None:
+        """Take away what was put on the cluster."""
+        self._client.unsubscribe_topic("all")
+        self._client.unregister_worker_plugin(self._token)
+
+    @property
+    def count(self) -> int:
+        """Threads of all workers, as of a moment ago."""
+        if time.monotonic() - self._looked > POLL:
+            self._count, self._looked = sum(self._client.nthreads().values()), time.monotonic()
+        return self._count
+
+    def tell(self, value: float) -> None:
+        """As `Workers.tell`."""
+        self._client.run(_tell, self._token, self._runs, value, wait=False, on_error="ignore")
+
+    def run(self, tasks: Iterator[str]) -> Iterator[tuple[int, str]]:
+        """As `Workers.run`."""
+        self._runs += 1  # what is told in a run stays so for its tasks, however late they look
+        running: dict[Future, int] = {}
+        ended: queue.SimpleQueue[Future] = queue.SimpleQueue()
+        coming, seen = enumerate(tasks), time.monotonic()
+        try:
+            while True:
+                more = self._hand_out(coming, running, ended)
+                if not running and not more:
+                    return
+                seen = self._seen(seen)
+                with suppress(queue.Empty):  # workers may have come or gone
+                    future = ended.get(timeout=POLL)
+                    yield running.pop(future), self._answer_of(future)
+        except KeyboardInterrupt:
+            self.tell(-math.inf)
+            until = time.monotonic() + GRACE
+            with suppress(queue.Empty):
+                while running:
+                    future = ended.get(timeout=max(0.0, until - time.monotonic()))
+                    yield running.pop(future), self._answer_of(future)
+            raise
+        finally:
+            if running:
+                with suppress(Exception):  # a scheduler that is gone cannot be told
+                    self.tell(-math.inf)
+                    self._client.cancel(list(running))
+
+    def _hand_out(
+        self, coming: Iterator[tuple[int, str]], running: dict[Future, int], ended: queue.SimpleQueue[Future]
+    ) -> bool:
+        """A task to each thread that is free. Whether there may be more tasks."""
+        while len(running) < self.count:
+            number, text = next(coming, (-1, ""))
+            if number < 0:
+                return False
+            future = self._client.submit(_answer, self._token, self._runs, self._answering, text, pure=False)
+            running[future] = number
+            future.add_done_callback(ended.put)
+        return True
+
+    def _seen(self, since: float) -> float:
+        """When a worker was last seen. Raises WorkersLost where that is long ago."""
+        if self._client.status == "running" and self.count:
+            return time.monotonic()
+        if time.monotonic() - since > LOST_SECONDS:
+            raise self._over("no worker is left")
+        return since
+
+    def _answer_of(self, future: Future) -> str:
+        """What a task answered. Raises WorkersLost, or ZbsolveError where it failed."""
+        from distributed.scheduler import KilledWorker
+
+        if future.status == "finished":
+            return str(future.result())
+        error = future.exception() if future.status == "error" else None
+        if isinstance(error, KilledWorker):
+            ended = f"a task ended {error.allowed_failures + 1} workers, the last one {error.last_worker.address}"
+            raise self._over(ended) from None
+        why = f"a worker failed: {raised(error)}" if error else f"a task was {future.status}"
+        raise ZbsolveError(f"{self._address}: {why}") from None
+
+    def _over(self, why: str) -> WorkersLost:
+        """The error that ends the search, once it was told: who has found something goes on with that."""
+        self._notice(said := f"{self._address}: {why}: the search ends")
+        return WorkersLost(said)
+
+    def _heard(self, event: tuple[float, Any]) -> None:
+        """What the scheduler says of its workers."""
+        _, said = event
+        if isinstance(said, dict) and said.get("action") == "remove-worker" and said.get("processing-tasks"):
+            self._notice(f"worker {said.get('worker')} is gone: its tasks run again elsewhere")
+
+
+async def _tell(token: str, run: int, value: float, dask_worker: Any) -> None:
+    """On a worker: note what others have reached."""
+    if token in dask_worker.plugins:
+        dask_worker.plugins[token].reached[run] = value
+
+
+def _answer(token: str, run: int, answering: Answering, text: str) -> str:
+    """On a worker: answer a task."""
+    from distributed import get_worker
+
+    told: Told = get_worker().plugins.get(token) or Told()
+    return answering(text, partial(told.rival, run))
