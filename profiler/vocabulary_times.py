@@ -90,8 +90,8 @@ def measured_vocabulary(model: Model, through: Flow, bench: Bench, layer: LayerO
 
 
 def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progress) -> VocabularyTimes:
-    """Times of one microbatch. Numbers of ranks whose rounds would take too long are left out, but for one and for torchrun's.
-    Raises BadInput where the vocabulary is none that can be sharded."""
+    """Times of one microbatch. Numbers of ranks whose rounds would take too long are left out, but for one, and for
+    torchrun's. Raises BadInput where the vocabulary is none that can be sharded."""
     cut, timer = cut_of(model, through, batch_of(model, device=bench.device), torch.randn), PassTimer(bench.device)
     found, until = VocabularyTimes(), time.monotonic() + max(MIN_SECONDS, TIME_SHARE * bench.seconds)
     for rest in cut.rests:
