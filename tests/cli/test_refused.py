@@ -94,7 +94,7 @@ def test_a_profile_without_fused_times_or_with_too_short_ones(edited, capsys):
         ),
         (["solve", "--ranks", HUGE, "--microbatches", "4", "--placement", "mirror"], "200000000 stages (2 a rank), more"),
         (["solve", *STEP, "--placement", f"0,{HUGE}"], "placement: no stage on rank 1 (a hole"),
-        (["solve", "--ranks", "2", "--microbatches", HUGE], "more than zbsolve handles (1000000 in all)"),
+        (["solve", "--ranks", "2", "--microbatches", HUGE, "--method", "zb-h1"], "than zbsolve handles (1000000 in all)"),
         (["solve", "--ranks", "2", "--microbatches", HUGE, "--partition", "auto"], "than zbsolve handles (1000000 in all)"),
         (["frontier", "--ranks", HUGE, "--microbatches", "4"], "more than zbsolve handles (100000)"),
         (["frontier", "--ranks", "2", "--microbatches", HUGE], "more than zbsolve handles (1000000 in all)"),

@@ -7,7 +7,7 @@ import math
 import platform
 import traceback
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ from .task import Answer, Task, solve_task
 UNSOLVED = {"Infeasible": Infeasible, "NotFound": NotFound}
 
 
+@cache
 def _versions() -> dict[str, str]:
     """What must be the same wherever tasks run."""
     python = ".".join(platform.python_version_tuple()[:2])
