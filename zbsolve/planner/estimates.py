@@ -8,13 +8,18 @@ from numpy.typing import NDArray
 from .layout import VEE
 from .space_bounds import SpaceBounds
 
+LARGE = 250_000  # passes and edges
+STAGE_PASSES, SHARD_PASSES = 3, 7  # of a microbatch
+MUCH = 1e3
+
 
 def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     """µs of each layout's step with layers spread evenly; infinite where its bound is.
 
     Filling takes a forward of one stage a rank. Known schedules keep so many microbatches of a rank: 1F1B p, interleaved
     1F1B (p − 1) / v more (2104.04473, section 2.2), those of the V p at most and p / 3 at least (2405.15362). Slices fill
-    and keep the less the more there are (2406.03488). With less memory a step takes longer in proportion.
+    and keep the less the more there are (2406.03488). With less memory a step takes longer in proportion. Steps of so many
+    passes and edges that a first schedule takes minutes come behind all others.
     """
     layout, costs = bounds.layout, bounds.costs
     blocks, pp = costs.blocks / layout.pp, layout.pp
@@ -26,4 +31,7 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     )
     slower = np.maximum(1.0, needed / np.maximum(units / layout.chunks, 0.1))
     fill = (pp - 1) / layout.slices * (blocks / layout.chunks * costs.block.F + costs.sent)
-    return np.where(np.isfinite(bounds.step), bounds.pipeline * slower + fill + bounds.behind, np.inf)
+    shards = np.where(layout.vocabulary, SHARD_PASSES * pp + pp**2, 0)  # all shards' S come before each one's barrier
+    size = layout.count * np.asarray(layout.slices) * (STAGE_PASSES * layout.stages + shards)
+    last = np.where(size > LARGE, bounds.step[np.isfinite(bounds.step)].max(initial=0.0) * MUCH, 0.0)
+    return np.where(np.isfinite(bounds.step), bounds.pipeline * slower + fill + bounds.behind + last, np.inf)
