@@ -41,6 +41,47 @@ def test_an_index_that_names_a_class_of_another_version_is_made_anew(tmp_path: P
     assert said == ["7 0", "7 1", "7 0", "7 1"]  # compiled, read, compiled anew, read
 
 
+CALLED = """
+from zbsolve.util.kernels import kernel
+STEP = {step}
+
+@kernel
+def further(value):
+    return value {sign} STEP
+"""
+CALLER = """
+from zbsolve.util.kernels import kernel
+from pair.called import STEP, further
+
+@kernel
+def both(value):
+    return further(value) + STEP
+
+if __name__ == "__main__":
+    from pair import caller
+    print(caller.both(10), len(caller.both.stats.cache_hits))
+"""
+
+
+@pytest.mark.slow
+def test_a_change_of_what_a_kernel_calls_or_reads_compiles_it_anew(tmp_path: Path) -> None:
+    folder, said = tmp_path / "pair", []
+    folder.mkdir()
+    (folder / "caller.py").write_text(CALLER)
+    for step, sign in ((1, "+"), (1, "+"), (1, "-"), (2, "-"), (2, "-")):
+        (folder / "called.py").write_text(CALLED.format(step=step, sign=sign))
+        done = subprocess.run(
+            [sys.executable, "-B", "-m", "pair.caller"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        )
+        said.append(done.stdout.strip())
+    assert said == ["12 0", "12 1", "10 0", "10 0", "10 1"]
+
+
 def test_an_inner_kernel_that_would_make_an_array_is_refused() -> None:
     """It could not be given back: nobody counts who uses it."""
 

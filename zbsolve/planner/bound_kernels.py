@@ -2,7 +2,6 @@
 
 A makespan X is possible only if blocks can be laid on ranks whole so that no rank has more than X leaves room for. Each
 condition below says how many blocks a rank can have at most; if all ranks together cannot have all, no partition has X.
-Compiled code is kept by this file's age, and what it calls is compiled into it: a change of those files is one of this, too.
 """
 
 from __future__ import annotations

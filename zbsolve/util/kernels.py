@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numba
+import numpy as np
 
 
 def kernel(function: Any) -> Any:
-    """`numba.njit`, whose compiled code stays on disk for the next process.
+    """`numba.njit`, whose compiled code stays on disk for the next process, while its source, that of the kernels that it
+    calls, and the constants that it reads are as they were. (Numba itself looks at the file of the function alone: after a
+    change elsewhere it would go on with the old code.)
 
     Numba's index on disk names the tuple classes that a function was compiled for. Where another version of zbsolve left an
     index that names classes of its own, reading it fails (numba looks at the age of the source only afterwards): then the
@@ -26,15 +34,67 @@ def inner_kernel(function: Any) -> Any:
 
 def _compiled(function: Any, **options: Any) -> Any:
     made: Any = numba.njit(cache=True, nogil=True, **options)(function)
-    cache = made._cache
-    load = cache.load_overload
+    on_disk = made._cache
+    load = on_disk.load_overload
 
     def load_overload(signature: Any, context: Any) -> Any:
+        on_disk._cache_file._source_stamp = rests_on(function)  # only now: the module's later functions are there
         try:
             return load(signature, context)
         except (AttributeError, ImportError):  # a class or a module that this version does not have
-            cache.flush()
+            on_disk.flush()
             return None
 
-    cache.load_overload = load_overload
+    on_disk.load_overload = load_overload
     return made
+
+
+@cache
+def rests_on(function: FunctionType) -> str:
+    """A digest of what a kernel's compiled code rests on, the same in every process: the files of its own and of all
+    kernels that it calls, and the constants, of other modules as well, that they read."""
+    found: dict[str, str] = {}
+    seen: set[FunctionType] = set()
+    waiting = [function]
+    while waiting:
+        one = waiting.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        found[f"{one.__module__}.{one.__qualname__}"] = _digest(inspect.getfile(one))
+        for name, value in _read(one).items():
+            called = getattr(value, "py_func", value)
+            if isinstance(called, FunctionType):
+                waiting += [called] if called.__module__.partition(".")[0] == one.__module__.partition(".")[0] else []
+            elif isinstance(value, np.ndarray):
+                found[f"{one.__module__}.{name}"] = hashlib.sha256(value.tobytes()).hexdigest()
+            elif isinstance(value, bool | int | float | str) or (isinstance(value, tuple) and _plain(value)):
+                found[f"{one.__module__}.{name}"] = repr(value)
+            elif isinstance(value, type) and issubclass(value, tuple):
+                found[f"{one.__module__}.{name}"] = repr(getattr(value, "_fields", ()))
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+
+
+def _read(function: FunctionType) -> dict[str, Any]:
+    """What a function reads of its module, of modules of this project, and of functions around it, by name."""
+    names = list(_names(function.__code__))
+    known = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    own = function.__module__.partition(".")[0]
+    for module in [one for one in known.values() if isinstance(one, ModuleType) and one.__name__.startswith(f"{own}.")]:
+        known |= {f"{module.__name__}.{name}": getattr(module, name) for name in names if hasattr(module, name)}
+    return {**known, **inspect.getclosurevars(function).nonlocals}
+
+
+def _plain(values: tuple[Any, ...]) -> bool:
+    return all(isinstance(one, bool | int | float | str) or (isinstance(one, tuple) and _plain(one)) for one in values)
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names that code, and code in it, reads."""
+    inside = (_names(one) for one in code.co_consts if isinstance(one, CodeType))
+    return set(code.co_names).union(*inside)
+
+
+@cache
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
