@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from zbsolve.exec import auxiliary_loss
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.slices.check import check_layers
 from zbsolve.exec.slices.exchange import _attention, _gradients, asked
-from zbsolve.exec.slices.loss import check_loss
+from zbsolve.exec.slices.loss import check_labels, check_loss, ignored_label
 from zbsolve.exec.slices.partial import Scores, merge, partial_attention, partial_gradients
 from zbsolve.exec.slices.sequence import counted, cut_sequence, offsets, share_of_loss, slice_shares
 from zbsolve.exec.slices.store import SliceStore, gradient_bytes
@@ -484,6 +485,88 @@ def test_models_that_can_be_cut_pass(name: str) -> None:  # dropout between laye
         check_loss(lambda y, t: LOSS(y, t) ** 2, output, labels)
     with pytest.raises(BadInput, match="4 or more"):
         check_layers(layers, torch.zeros(1, 3, dtype=torch.long))
+
+
+class Keeping(nn.Module):
+    """Adds the sum of all means so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total += float(x.detach().abs().mean())
+        return x + self.total
+
+
+class AlwaysDropped(nn.Module):
+    """Drops numbers in evaluation too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, 0.3)
+
+
+class MixedInTraining(nn.Module):
+    """Adds the token before in training, and drops numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(x + x.roll(1, 1) if self.training else x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [
+        (Keeping(), r"layer 0 \(Keeping\): keeps something from call to call"),
+        (AlwaysDropped(), r"layer 0 \(AlwaysDropped\): draws random numbers in evaluation too"),
+        (MixedInTraining(), r"layer 0 \(MixedInTraining\): its output differs"),
+    ],
+    ids=str,
+)
+def test_no_layer_escapes_by_state_or_random_numbers(layer: nn.Module, line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        check_layers([layer], torch.randn(2, LENGTH, WIDTH))
+
+
+def test_a_loss_that_hides_what_it_leaves_out_is_refused() -> None:
+    made, labels = torch.empty(1, LENGTH, WORDS, device="meta"), torch.randint(1, WORDS, (2, 40))
+    padded = labels.clone()
+    padded[:, 30:] = 0
+    entropy = functional.cross_entropy
+
+    def hidden(y: Tensor, t: Tensor) -> Tensor:
+        return entropy(y.flatten(0, 1), t.flatten(), ignore_index=0)
+
+    check_labels(hidden, made, labels)
+    with pytest.raises(BadInput, match="leaves out label 0, and slices take -100 for"):
+        check_labels(hidden, made, padded)
+    check_labels(LOSS, made, padded)
+    known = nn.Sequential(nn.CrossEntropyLoss(ignore_index=0))
+    assert [ignored_label(one) for one in (known, partial(entropy, ignore_index=0), partial(known), hidden)] == [
+        0,
+        0,
+        0,
+        -100,
+    ]
+
+
+def test_a_mean_of_means_of_rows_is_refused_where_labels_do_not_count() -> None:
+    def of_rows(y: Tensor, t: Tensor) -> Tensor:
+        return torch.stack([functional.cross_entropy(a, b) for a, b in zip(y, t, strict=True)]).mean()
+
+    output, labels = torch.randn(1, LENGTH, WORDS), torch.randint(0, WORDS, (1, LENGTH))
+    check_loss(of_rows, output, labels)
+    with pytest.raises(BadInput, match="no mean of labels that leaves out label -100"):
+        check_loss(of_rows, output, labels, ignored=True)
+    check_loss(functional_loss, output, labels, ignored=True)
+
+
+def functional_loss(y: Tensor, t: Tensor) -> Tensor:
+    """Torch's own, over all rows."""
+    return functional.cross_entropy(y.flatten(0, 1), t.flatten())
 
 
 class Beside:

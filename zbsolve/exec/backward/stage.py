@@ -16,7 +16,7 @@ from ...util.errors import BadInput
 from ..offload.keeper import Keeper, opened_all
 from ..sharding.stage import ShardedStage
 from ..slices.check import check_stage
-from ..slices.loss import Uncounted
+from ..slices.loss import Uncounted, check_labels
 from ..slices.stage import StageSlices
 from ..torch_private import version_of
 from .layer_split import LayerSplit, Loss, outputs
@@ -124,10 +124,14 @@ class Stage:
         the loss: can they be cut? Raises BadInput."""
         if self.slices is None:
             return nullcontext()
-        looks = self.slices.looks(self.loss is not None and not isinstance(target, Uncounted))
+        counts = self.loss is not None and not isinstance(target, Uncounted)
+        looks = self.slices.looks(counts)
         if looks:
-            check_stage(self.layers, self.first, self.loss, (x, target), self.slices.tokens(x), looks)
+            self.slices.made = check_stage(self.layers, self.first, self.loss, (x, target), self.slices.tokens(x), looks)
             self.slices.looked |= looks
+        if counts and self.slices.looks_at_labels(microbatch):
+            assert self.loss is not None
+            check_labels(self.loss, self.slices.made, target)
         return self.slices.forward(microbatch, x)
 
     def _forward(

@@ -24,6 +24,7 @@ from .where import mixing_part
 
 # Of the largest number. Layers are checked in float64, but some compute a part in float32, or run in nothing else.
 LIMITS = {torch.float64: LIMIT, torch.float32: 1e-3}
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-6}  # what is left where everything cancels
 SMALL = 1e-2  # of a layer's largest gradient: what rounding leaves of a parameter that has none is compared with that
 
@@ -35,17 +36,18 @@ def check_stage(
     batch: tuple[Any, Any],
     tokens: int,
     looks: Collection[str] = (LAYERS, LOSS),
-) -> None:
+) -> Any:
     """`check_layers` of a stage's layers, and `check_loss` of its loss where that is looked at, on a tiny input made of
     `batch`: activations and targets of a slice. tokens: of the whole sequence. looks: `LAYERS`, `LOSS` and `IGNORED`: the
-    loss, with labels that do not count. Nobody outside counts its bytes. Raises BadInput."""
+    loss, with labels that do not count. Nobody outside counts its bytes. Returns a few tokens' output without numbers, as
+    `check_labels` takes it. Raises BadInput."""
     length = min(tokens, MAX_TOKENS)
     with without_modes():
         output = check_layers(layers, tree_map(partial(tiny, length), batch[0]), first)
-        if loss is None or not {LOSS, IGNORED} & set(looks):
-            return
-        targets = from_label(batch[1], ignored_label(loss))
-        check_loss(loss, output, tree_map(partial(tiny, length), targets), IGNORED in looks)
+        if loss is not None and {LOSS, IGNORED} & set(looks):
+            targets = from_label(batch[1], ignored_label(loss))
+            check_loss(loss, output, tree_map(partial(tiny, length), targets), IGNORED in looks)
+    return tree_map(lambda one: one.to("meta") if isinstance(one, Tensor) else one, output)
 
 
 def check_layers(layers: Sequence[nn.Module], sample: Any, first: int = 0) -> Any:
@@ -55,8 +57,8 @@ def check_layers(layers: Sequence[nn.Module], sample: Any, first: int = 0) -> An
 
     sample: a pytree of tensors (batch, length, …), 4 tokens or more; long enough for whatever reaches from one token to
     another. first: the number of the first layer. Each layer is copied, with noise on parameters that are constant: a
-    convolution that starts at 0 would not be seen. It is checked in evaluation, and in training too where it is there; of
-    one that draws random numbers in training, other ones for slices, only what it refuses.
+    convolution that starts at 0 would not be seen. It is checked in evaluation, and in training too, without dropout,
+    where it is there; of one that draws random numbers even so, only what it refuses.
     """
     x = cast(sample, torch.float64)
     for number, layer in enumerate(layers, first):
@@ -72,8 +74,16 @@ def _check_layer(layer: nn.Module, x: Any, name: str) -> Any:
     given = [cast(one, kind) for one in (tree_map(_alike, x), x)]
     y = _compared(_copied(layer, kind).eval(), given, lengths, name)
     if any(one.training for one in layer.modules()):
-        _compared(_copied(layer, kind), given, lengths, name)
+        _compared(_without_dropout(_copied(layer, kind)), given, lengths, name)
     return y
+
+
+def _without_dropout(layer: nn.Module) -> nn.Module:
+    """The layer, whose dropouts drop nothing: what else it does in training can be compared then."""
+    for one in layer.modules():
+        if isinstance(one, DROPOUTS):
+            one.p = 0.0
+    return layer
 
 
 def _kind_of(layer: nn.Module, x: Any) -> torch.dtype:
@@ -98,7 +108,12 @@ def _compared(tried: nn.Module, given: list[Any], lengths: Sequence[int], name: 
     store, count = SliceStore(len(lengths)), range(len(lengths))
     with torch.enable_grad(), torch_random_kept(), naming(name):
         whole = _whole(tried, given, name)
-        drawn = not _same(whole.outputs, _whole(tried, given, name).outputs)
+        again = [_seeded(tried, given, name, seed) for seed in (0, 0, 1)]
+        if not _alike_numbers(again[0].outputs, again[1].outputs):
+            raise BadInput(f"slices: {name}: keeps something from call to call: the same input gives another output")
+        drawn = not _same(again[0].outputs, again[2].outputs)
+        if drawn and not any(one.training for one in tried.modules()):
+            raise BadInput(f"slices: {name}: draws random numbers in evaluation too: nobody can see what its slices do")
         parts = [_Ran([], []) for _ in given]
         cuts = [cut_sequence(one, lengths, name) for one in given]
         for i, offset in enumerate(offsets(lengths)):  # microbatches take turns: what a layer keeps would be another's
@@ -137,6 +152,11 @@ def _first_in(tried: nn.Module, x: Any, cuts: Sequence[Any], lengths: Sequence[i
     each = [partial(run, i, offset) for i, offset in enumerate(offsets(lengths))]
     limit = max(LIMITS.get(one.dtype, 0.0) for one in [*tried.parameters(), torch.zeros(0, dtype=torch.float64)])
     return mixing_part(tried, lengths, lambda: tried(_constant(x)), each, limit)
+
+
+def _seeded(tried: nn.Module, given: list[Any], name: str, seed: int) -> _Ran:
+    torch.manual_seed(seed)
+    return _whole(tried, given, name)
 
 
 def _whole(tried: nn.Module, given: list[Any], name: str) -> _Ran:
@@ -184,6 +204,12 @@ def _taken(tried: nn.Module) -> list[Tensor]:
 def _alike(one: Any) -> Any:
     """The first token everywhere: experts of which each takes so many tokens of a sequence get too many."""
     return one[:1, :1].expand_as(one).clone() if isinstance(one, Tensor) else one
+
+
+def _alike_numbers(a: Any, b: Any) -> bool:
+    """But for rounding: some kernels of GPUs add up in any order."""
+    pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
+    return all(torch.allclose(one, other, LIMIT, LIMIT, equal_nan=True) for one, other in pairs if isinstance(one, Tensor))
 
 
 def _same(a: Any, b: Any) -> bool:

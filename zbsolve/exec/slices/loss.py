@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...models.losses import exact
 from ...util.errors import BadInput
+from ..backward.replay import torch_random_kept
 from ..backward.values import tensors_of
 from ..torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from .sequence import counted, cut_sequence, slice_shares
-from .trial import LIMIT, naming, noise, three_lengths
+from .trial import LIMIT, naming, noise, three_lengths, tiny
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,18 @@ class SliceLoss:
 
 def ignored_label(loss: Any) -> int:
     """The label that a loss leaves out: what it says, or torch's own."""
-    return int(getattr(loss, "ignore_index", -100))
+    found = _said(loss)
+    return -100 if found is None else found
+
+
+def _said(loss: Any) -> int | None:
+    """The label that a loss, what a `functools.partial` of it is given, or a module inside it says that it leaves out."""
+    if isinstance(loss, partial):
+        given = loss.keywords.get("ignore_index")
+        return _said(loss.func) if given is None else int(given)
+    inside: Iterable[Any] = loss.modules() if isinstance(loss, nn.Module) else [loss]
+    found = next((one.ignore_index for one in inside if hasattr(one, "ignore_index")), None)
+    return None if found is None else int(found)
 
 
 def check_loss(loss: Callable[[Any, Any], Tensor], output: Any, targets: Any, ignored: bool = False) -> None:
@@ -52,6 +66,8 @@ def check_loss(loss: Callable[[Any, Any], Tensor], output: Any, targets: Any, ig
     up to it. ignored: or not of those alone that count. output: as `check_layers` gives it; noise is added, because a model
     that has learned nothing may give every label one loss. targets: a pytree of tensors (batch, length, …)."""
     label, output = ignored_label(loss), tree_map(lambda one: one + noise(one) if isinstance(one, Tensor) else one, output)
+    if all(one.dim() > 1 for one in tensors_of(targets)):  # a mean of rows' means is none of labels, where rows differ
+        output, targets = (tree_map(_in_two_rows, one) for one in (output, targets))
     every = _all_counted(targets, label)
     _check_mean(loss, output, every, label, "")
     if ignored:
@@ -69,6 +85,48 @@ def _check_mean(loss: Callable[[Any, Any], Tensor], output: Any, targets: Any, l
         raise BadInput(
             f"slices: the loss is {float(whole):.6g} whole and {float(found):.6g} in slices: it is no mean of labels{what}"
         )
+
+
+def check_labels(loss: Callable[[Any, Any], Tensor], made: Any, targets: Any) -> None:
+    """Raises BadInput where the loss leaves out another label than it says: slices would count it. Tried are labels that are
+    frequent in `targets`, or come last there. made: an output of a few tokens, whose numbers do not count."""
+    labels, label = _labels(targets), ignored_label(loss)
+    length = next(one.shape[1] for one in tensors_of(made))
+    if labels is None or not len(tried := _telling(labels, label, length)):
+        return
+    row = tried.repeat(-(-length // len(tried)))[None, :length]
+    few = _replaced(tree_map(partial(tiny, length), targets), row)
+    moved = torch.zeros(length, device=labels.device)
+    with torch.enable_grad(), torch_random_kept(), naming("the loss"):
+        for sign in (1.0, -1.0, 0.1):  # a loss may be flat for some numbers
+            given = tree_map(lambda one, by=sign: _leaf(one, by, labels.device) if isinstance(one, Tensor) else one, made)
+            torch.autograd.backward(loss(given, few))
+            grads = [one.grad for one in tensors_of(given) if one.grad is not None]
+            moved += sum(one.nan_to_num(0.0).abs().transpose(0, 1).flatten(1).sum(1).float() for one in grads)
+    if bool((moved == 0).any()):
+        found = int(row[0, int((moved == 0).nonzero()[0])])
+        raise BadInput(
+            f"slices: the loss leaves out label {found}, and slices take {label} for the one that does not count: give the "
+            f"loss an attribute ignore_index = {found}"
+        )
+
+
+def _leaf(one: Tensor, by: float, device: torch.device) -> Tensor:
+    found = by * noise(torch.empty_like(one, device=device))
+    return found.requires_grad_(found.is_floating_point())
+
+
+def _telling(labels: Tensor, label: int, most: int) -> Tensor:
+    """At most so many labels that count: those at the end, then the most frequent ones."""
+    rows = labels.cpu().numpy()
+    last = rows[:, -(most // 4) :].flatten()[-(most // 4) :]
+    values, counts = np.unique(rows[rows != label], return_counts=True)
+    frequent = values[np.argsort(-counts, kind="stable")][: most - len(last)]
+    return torch.as_tensor(np.unique([*last[last != label], *frequent]), dtype=labels.dtype, device=labels.device)
+
+
+def _in_two_rows(one: Any) -> Any:
+    return torch.cat([one, one.flip(1)]) if isinstance(one, Tensor) else one
 
 
 def _labels(targets: Any) -> Tensor | None:
@@ -95,11 +153,13 @@ def _all_counted(targets: Any, label: int) -> Any:
 
 
 def _some_ignored(targets: Any, label: int) -> Any:
-    """Targets where all labels of the first slice do not count, and one of the second (see `three_lengths`)."""
+    """Targets where all labels of the first slice do not count, and one of the second (see `three_lengths`); of a second row
+    one more alone."""
     labels = _labels(targets)
     assert labels is not None  # nothing else is ignored
-    ignored = labels.clone()
-    ignored[:, : three_lengths(targets, "loss")[0] + 1] = label
+    ignored, first = labels.clone(), three_lengths(targets, "loss")[0]
+    ignored[:1, : first + 1] = label
+    ignored[1:, first : first + 2] = label
     return _replaced(targets, ignored)
 
 

@@ -20,11 +20,13 @@ class StageSlices:
     """The slices of a stage's microbatches, by the number of their part (see `cutting`).
 
     Where a slice begins follows from the activations before: tensors (batch, length, …). looked: what of the stage was
-    looked at (see `check.check_stage`). ignored: the step that runs has labels that do not count.
+    looked at (see `check.check_stage`), which gave `made`. ignored: the step that runs has labels that do not count.
     """
 
     def __init__(self, cutting: Cutting) -> None:
         self.cutting, self.looked, self.ignored = cutting, set[str](), False
+        self.made: Any = None
+        self._labels_left = set(range(cutting.count))
         self.store = SliceStore(cutting.count)
         self._ends: dict[int, list[int]] = {}
 
@@ -32,11 +34,19 @@ class StageSlices:
         """The same slices of other microbatches."""
         found = StageSlices(self.cutting)
         found.looked |= self.looked
+        found.made, found._labels_left = self.made, self._labels_left
         return found
 
     def looks(self, counts: bool) -> set[str]:
         """What is still to be looked at. counts: the slice has a loss, in which some of its labels count."""
         return {LAYERS, *([LOSS] if counts else []), *([IGNORED] if counts and self.ignored else [])} - self.looked
+
+    def looks_at_labels(self, part: int) -> bool:
+        """Is this the first time that a slice of this number has a loss?"""
+        number = part % self.cutting.count
+        new = number in self._labels_left
+        self._labels_left.discard(number)
+        return new
 
     @contextmanager
     def forward(self, part: int, x: Any) -> Iterator[None]:
