@@ -129,8 +129,7 @@ class Stage:
         if looks:
             self.slices.made = check_stage(self.layers, self.first, self.loss, (x, target), self.slices.tokens(x), looks)
             self.slices.looked |= looks
-        if counts and self.slices.looks_at_labels(microbatch):
-            assert self.loss is not None
+        if self.loss is not None and counts and self.slices.looks_at_labels(microbatch):
             check_labels(self.loss, self.slices.made, target)
         return self.slices.forward(microbatch, x)
 

@@ -44,7 +44,7 @@ class StageSlices:
     def looks_at_labels(self, part: int) -> bool:
         """Is this the first time that a slice of this number has a loss?"""
         number = part % self.cutting.count
-        new = number in self._labels_left
+        new = number in self._labels_left and self.made is not None  # else whoever made this has looked
         self._labels_left.discard(number)
         return new
 
