@@ -57,8 +57,8 @@ def check_layers(layers: Sequence[nn.Module], sample: Any, first: int = 0) -> An
 
     sample: a pytree of tensors (batch, length, …), 4 tokens or more; long enough for whatever reaches from one token to
     another. first: the number of the first layer. Each layer is copied, with noise on parameters that are constant: a
-    convolution that starts at 0 would not be seen. It is checked in evaluation, and in training too, without dropout,
-    where it is there; of one that draws random numbers even so, only what it refuses.
+    convolution that starts at 0 would not be seen. It is checked in evaluation, and in training too where it is there,
+    with and without dropout; of one that draws random numbers there, only what it refuses.
     """
     x = cast(sample, torch.float64)
     for number, layer in enumerate(layers, first):
@@ -74,7 +74,9 @@ def _check_layer(layer: nn.Module, x: Any, name: str) -> Any:
     given = [cast(one, kind) for one in (tree_map(_alike, x), x)]
     y = _compared(_copied(layer, kind).eval(), given, lengths, name)
     if any(one.training for one in layer.modules()):
-        _compared(_without_dropout(_copied(layer, kind)), given, lengths, name)
+        _compared(_copied(layer, kind), given, lengths, name)
+        if any(isinstance(one, DROPOUTS) for one in layer.modules()):
+            _compared(_without_dropout(_copied(layer, kind)), given, lengths, name)
     return y
 
 
