@@ -26,10 +26,11 @@ def run(line: str, folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A profile and a schedule with offload in a memory that fits no microbatch without."""
+    """A profile, a schedule with offload in a memory that fits no microbatch without, and a plain one."""
     found = tmp_path_factory.mktemp("offload")
     assert run(f"{NUMBERS} -o @p.json", found) == 0
     assert run(f"solve @p.json {SOLVE} --memory 1.5GiB --offload full -o @s.json", found) == 0
+    assert run(f"solve @p.json {SOLVE} -o @plain.json", found) == 0
     return found
 
 
@@ -111,7 +112,6 @@ def test_a_shared_bus_is_on_all_its_ranks(folder: Path) -> None:
 
 
 def test_compare_and_frontier(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("solve @p.json --ranks 2 --microbatches 4 --placement vee --effort 0.05 -o @plain.json", folder) == 0
     assert run("compare @s.json @plain.json zb-v --profile @p.json --offload half", folder) == 0
     assert "zb-v" in capsys.readouterr().out
     assert run(f"frontier @p.json {SOLVE} --offload full --points 2 -o @f.json", folder) == 0

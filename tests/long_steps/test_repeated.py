@@ -19,13 +19,13 @@ from zbsolve.build.many import with_microbatches
 from zbsolve.cli.app import main
 from zbsolve.cli.solve_many import repeated_step
 from zbsolve.ilp import recheck
-from zbsolve.ilp.bounds.many import repeated_microbatch
+from zbsolve.ilp.bounds.many import bound_of_many, repeated_microbatch
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import value_of_whole, violations
 from zbsolve.long_steps.patterns import as_text, from_text
 from zbsolve.long_steps.repeated import RepeatedSchedule
 from zbsolve.long_steps.simulation import peaks
-from zbsolve.search.many import proven_bound, solve_many, worth_repeating
+from zbsolve.search.many import solve_many, worth_repeating
 
 from ..support.profiles import equal_layers
 
@@ -61,13 +61,13 @@ def test_with_any_number_of_rounds_it_is_the_schedule_that_it_says(name: str) ->
         assert whole.timeline().peak_bytes == tuple(peaks(long.one, long.order))
         assert whole.order[long.streams[1]] == tuple(short.names_of(1))
     assert long.certificate.value == value_of_whole(long)
-    assert proven_bound(long.one, long.microbatches).value == long.certificate.bound
+    assert bound_of_many(long.one, long.microbatches).value == long.certificate.bound
 
 
 def test_with_all_its_passes_its_bound_is_proven_again_from_one_microbatch() -> None:
     long = solved("vee")
     whole = replace(long, microbatches=long.few + 4 * long.round.every)
-    stated = proven_bound(whole.one, whole.microbatches)
+    stated = bound_of_many(whole.one, whole.microbatches)
     problem = step("vee", whole.microbatches)
     assert repeated_microbatch(problem) == long.one
     assert recheck(problem, stated, 10.0) == stated

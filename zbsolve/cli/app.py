@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..util.errors import BadInput, ZbsolveError, interruption
-from .tools import ends_on_sigterm, progress_line
+from .tools import ends_on_sigterm, progress_line, under_torchrun
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -26,7 +26,7 @@ def entry_point() -> NoReturn:
     """Run the command of this process and end it. A rank that torchrun started ends at once: at a usual exit gloo's threads
     may find the other ranks gone, and abort a process that has done its work."""
     code = main()
-    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+    if not under_torchrun():
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it any more

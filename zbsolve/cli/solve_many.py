@@ -89,12 +89,12 @@ def check_repeated(options: argparse.Namespace) -> int:
 
 def _bound_again(long: RepeatedSchedule) -> list[Violation]:
     """Whether the stated bound follows: closed forms, which take no search."""
-    from ..search.many import proven_bound
+    from ..ilp.bounds.many import bound_of_many
     from ..verifier import Violation
 
     if long.certificate is None:
         return []
-    proven = proven_bound(long.one, long.microbatches)
+    proven = bound_of_many(long.one, long.microbatches)
     if proven.value >= long.certificate.bound:
         return []
     text = f"bound {long.certificate.bound} µs is not proven again; {proven.value} µs is ({proven.proof})"

@@ -201,8 +201,13 @@ def searching(name: str, method: str = "auto") -> Iterator[tuple[Search, Callabl
 def ends_on_sigterm() -> Iterator[None]:
     """SIGTERM ends what runs inside as Ctrl-C does: in order. Not so torchrun's ranks: one that waits inside gloo would hear
     of it late, and torchrun ends them all."""
-    with interrupts(() if "RANK" in os.environ and "WORLD_SIZE" in os.environ else (signal.SIGTERM,), []):
+    with interrupts(() if under_torchrun() else (signal.SIGTERM,), []):
         yield
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun started this process, as far as its environment says."""
+    return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
 
 
 @contextmanager

@@ -174,9 +174,7 @@ def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, 
     The bound of the schedule's own certificate follows from its layout's or from closed forms, or is not proven; with
     `search` it must follow, in so many seconds. Raises BadInput for a damaged file."""
     where = str(path)
-    form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
-    cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
-    model = model_from_json(form.model, f"{where}: model")
+    form, model, cluster = _read(path)
     space = cheap_bounds(model, layouts(model, form.devices, form.batch, cluster), cluster, form.memory)
     stated, wrong = _stated_bounds(form.space, space, where)
     lost = unproven(stated, form.memory)
@@ -200,9 +198,7 @@ def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, 
 def read_space(path: str | os.PathLike[str]) -> SolvedSpace:
     """The space of a plan file as the file states it; `check_plan` says whether that follows. Raises BadInput."""
     where = str(path)
-    form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
-    cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
-    model = model_from_json(form.model, f"{where}: model")
+    form, model, cluster = _read(path)
     space = cheap_bounds(model, layouts(model, form.devices, form.batch, cluster), cluster, form.memory)
     bounds, _ = _stated_bounds(form.space, space, where)
     if int(bounds.rule.max()) >= len(RULES):
@@ -213,13 +209,19 @@ def read_space(path: str | os.PathLike[str]) -> SolvedSpace:
 def read_choice(path: str | os.PathLike[str]) -> Choice:
     """What a plan file chose. Raises BadInput where the file is damaged, or its choice does not follow."""
     where = str(path)
-    form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
-    cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
-    model = model_from_json(form.model, f"{where}: model")
+    form, model, cluster = _read(path)
     best, wrong = _candidate(form, model, layouts(model, form.devices, form.batch, cluster), cluster, where)
     if wrong:
         raise BadInput(f"{where}: {wrong[0]}")
     return Choice(model, cluster, form.batch, form.memory, best)
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[PlanForm, Model, Cluster]:
+    """What a file says, with its model and its cluster. Raises BadInput where it is damaged."""
+    where = str(path)
+    form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
+    cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
+    return form, model_from_json(form.model, f"{where}: model"), cluster
 
 
 def _solved(form: SpaceForm, where: str) -> dict[int, float]:

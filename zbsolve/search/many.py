@@ -67,11 +67,6 @@ def worth_repeating(one: Problem, microbatches: int, passes: int | None = None) 
     return microbatches >= MIN_DEPTHS * max(microbatches_in_flight(graph), one.ranks) + MULTIPLE
 
 
-def proven_bound(one: Problem, microbatches: int) -> Bound:
-    """The bound that certificates of so many microbatches state, proven from the step of one alone."""
-    return bound_of_many(one, microbatches)
-
-
 @dataclass
 class _Found:
     """An order with rounds: microbatches, the lanes of each rank, the round, and what the whole takes, µs."""
@@ -142,7 +137,7 @@ def solve_many(
     effort: in place of seconds. progress: called with a line whenever something better was found. Raises BadInput for a step
     whose microbatches cannot be repeated (see `long_steps.check`); NotFound where no steady state was found.
     """
-    bound = proven_bound(one, microbatches)
+    bound = bound_of_many(one, microbatches)
     graph = microbatch_graph(one)
     if graph is None:
         raise BadInput("many microbatches: each rank of the step needs one stream")

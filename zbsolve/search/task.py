@@ -14,7 +14,7 @@ from ..schedule import Schedule
 from ..util.errors import Infeasible, NotFound, ZbsolveError
 from ..util.machine import machine_facts, yardstick
 from .many import solve_many, worth_repeating
-from .solver import METHODS, solve
+from .solver import solve
 from .state import Contest
 
 MIN_EFFORT = 1.0  # of steps whose steady state is repeated: named schedules are tried at least
@@ -62,7 +62,9 @@ def _repeated(task: Task) -> Schedule | None:
     """A schedule of many microbatches, from few and their steady state, with all its passes; None where there are not so
     many, or none was found."""
     problem, options = task.problem, task.options
-    large = task.many is not None and len(problem.passes) >= task.many and options.get("method", "auto") in METHODS[:2]
+    large = (
+        task.many is not None and len(problem.passes) >= task.many and options.get("method", "auto") in ("auto", "greedy")
+    )
     one = repeated_microbatch(problem) if large else None
     if one is None or not worth_repeating(one, problem.microbatches, task.many or 0):
         return None
