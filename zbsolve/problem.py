@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .alike import microbatches_alike
+from .problem_check import check_capacity, check_edges, check_passes, check_pools, check_slice_lengths, check_sums
 from .problem_form import MessagesForm, ProblemForm, edges_as_json, edges_from, passes_as_json, passes_from
 from .tables import (
     AWAY,
@@ -41,7 +41,6 @@ __all__ = ["KINDS", "NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Pass
 
 OBJECTIVES = ("makespan", "span")
 UNLIMITED = 2**60  # bytes: the room of a pool without a limit
-MAX_SUM = 2.0**62  # of all times, and of all bytes, so that sums are whole numbers of 64 bits
 NAME = re.compile(r"(\d+)([A-Z]+)(\d+)(?:\.(\d+))?")
 
 
@@ -120,76 +119,14 @@ class Problem:
         return cls(table, links, None if capacity is None else tuple(capacity), objective, pools=tuple(pools))
 
     def __post_init__(self) -> None:
-        passes, edges = self.passes, self.edges
-        if len(passes) == 0:
-            raise BadInput("problem: no passes")
+        check_passes(self.passes)
         if self.objective not in OBJECTIVES:
             raise BadInput(f"objective '{self.objective}': one of {' '.join(OBJECTIVES)}")
-        for what in ("stage", "microbatch", "slice", "rank", "duration", "streams"):
-            column = getattr(passes, what)
-            if len(column) != len(passes):
-                raise BadInput(f"problem: column '{what}' has {len(column)} rows, not {len(passes)}")
-            if column.min() < 0:
-                worst = int(column.argmin())
-                raise BadInput(f"pass {self.names[worst]}: {what} is negative ({column[worst]})")
-        if passes.kind.min() < 0 or passes.kind.max() >= len(KINDS):
-            raise BadInput("problem: column 'kind' names an unknown kind")
-        if passes.streams.max() >= len(passes.stream_sets):
-            raise BadInput("problem: column 'streams' points outside its table")
-        self._check_pools()
-        self._check_edges(edges)
-        self._check_slice_lengths()
-        for what, column, lags in (("times", passes.duration, edges.lag), ("bytes", edges.bytes, edges.lag[:0])):
-            if float(column.sum(dtype=np.float64)) + float(lags.sum(dtype=np.float64)) > MAX_SUM:
-                raise BadInput(f"problem: its {what} add up to more than zbsolve can count")
-        if self.capacity is not None:
-            if len(self.capacity) != self.ranks:
-                raise BadInput(f"capacity: {len(self.capacity)} values for {self.ranks} ranks")
-            if min(self.capacity) < 0:
-                raise BadInput(f"capacity: rank {int(np.argmin(self.capacity))} is negative ({min(self.capacity)})")
-        if not _all_differ(passes.kind, passes.stage, passes.microbatch, passes.slice):
-            seen: set[str] = set()
-            double = next(name for name in self.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise BadInput(f"pass {double}: named twice in the problem")
-
-    def _check_slice_lengths(self) -> None:
-        lengths = self.slice_lengths
-        if lengths and (len(lengths) < self.slices or not all(math.isfinite(one) and one > 0 for one in lengths)):
-            raise BadInput(f"problem: slice_lengths {list(lengths)}: {self.slices} numbers above 0 are needed")
-
-    def _check_pools(self) -> None:
-        names = [one.name for one in self.pools]
-        for i, one in enumerate(self.pools):
-            if not one.name or one.name in names[:i]:
-                raise BadInput(f"pool {i}: '{one.name}' is no name of its own")
-            if one.capacity is not None and one.capacity < 0:
-                raise BadInput(f"pool {one.name}: its capacity is negative ({one.capacity})")
-
-    def _check_edges(self, edges: Edges) -> None:
-        if len(edges) == 0:
-            return
-        ends = np.concatenate([edges.before, edges.after])
-        if ends.min() < 0 or ends.max() >= len(self.passes):
-            raise BadInput("problem: an edge points outside the table of passes")
-        for what in ("lag", "bytes", "sent"):
-            column = getattr(edges, what)
-            if column.min() < 0:
-                i = int(column.argmin())
-                raise BadInput(f"edge {self.names[edges.before[i]]} → {self.names[edges.after[i]]}: {what} is negative")
-        if edges.sent.any() and (over := np.flatnonzero(self.sending > self.passes.duration)).size:
-            i = int(over[0])
-            raise BadInput(f"pass {self.names[i]}: sends for {self.sending[i]} µs of its {self.passes.duration[i]} µs")
-        if edges.pool.min() < 0 or edges.pool.max() > len(self.pools):
-            i = int(np.flatnonzero((edges.pool < 0) | (edges.pool > len(self.pools)))[0])
-            what = f"edge {self.names[edges.before[i]]} → {self.names[edges.after[i]]}"
-            raise BadInput(f"{what}: there is no pool {edges.pool[i]} beside the devices ({len(self.pools)} are)")
-        rank = self.passes.rank
-        bad = np.flatnonzero((self.device_bytes > 0) & (rank[edges.before] != rank[edges.after]))
-        if len(bad):
-            i = int(bad[0])
-            raise BadInput(
-                f"edge {self.names[edges.before[i]]} → {self.names[edges.after[i]]}: bytes on an edge between two ranks"
-            )
+        check_pools(self.pools)
+        check_edges(self.edges, self.passes, len(self.pools))
+        check_slice_lengths(self.slice_lengths, self.slices)
+        check_sums(self.passes, self.edges)
+        check_capacity(self.capacity, self.ranks)
 
     @cached_property
     def ranks(self) -> int:
@@ -515,15 +452,3 @@ def _message_room(form: MessagesForm, problem: Problem, where: str) -> MessageRo
         if len(said) > most or min(said, default=0) < 0 or (name == "reserved" and len(said) < most):
             raise BadInput(f"{where}: field 'messages.{name}': {most} numbers from 0 up are needed, got {len(said)}")
     return MessageRoom(tuple(form.sizes), tuple(form.reserved))
-
-
-def _all_differ(*columns: Ints) -> bool:
-    """Whether no two rows are alike; columns of whole numbers from 0 up, shape (rows,) each."""
-    widths = [int(column.max()) + 1 for column in columns]
-    if math.prod(widths) >= 2**62:
-        return len(set(zip(*(column.tolist() for column in columns), strict=True))) == len(columns[0])
-    key = np.zeros(len(columns[0]), np.int64)
-    for column, width in zip(columns, widths, strict=True):
-        key = key * width + column
-    key.sort()  # np.unique's hashing takes ten times as long where keys are dense
-    return bool((np.diff(key) > 0).all())
