@@ -22,7 +22,7 @@ from profiler import estimate
 from zbsolve import Infeasible, Problem, Profile, Schedule, Step, preset, solve, verify
 from zbsolve.ilp.bounds import bound_over_exchanges
 from zbsolve.profile.attention_exchange import exchange_costs
-from zbsolve.profile.slices import said_of
+from zbsolve.profile.cuts import said_of
 from zbsolve.search.solver import compiled
 from zbsolve.systems import PRESETS
 from zbsolve.util.text import aligned

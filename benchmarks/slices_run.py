@@ -23,7 +23,7 @@ from zbsolve import Profile, Schedule, Trace, preset, solve
 from zbsolve.exec import CrossEntropy
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.presets import Block, Embed, Head
-from zbsolve.util.text import aligned
+from zbsolve.util.text import aligned, in_one_unit
 
 from .harness import Benchmark
 
@@ -97,12 +97,13 @@ def row(schedule: Schedule, trace: Trace, base: dict[str, Any] | None) -> dict[s
 
 def table(rows: dict[str, Any]) -> str:
     """A line each schedule: its step, predicted and measured, how far apart they are, its gain over the whole sequence, its
-    bubble, and GiB of activations on the fullest rank."""
-    lines = [("schedule", "predicted s", "measured s", "apart", "gain", "bubble", "GiB")]
-    for name, one in rows.items():
+    bubble, and bytes of activations on the fullest rank."""
+    unit, sizes = in_one_unit([max(one["predicted_bytes"]) for one in rows.values()])
+    lines = [("schedule", "predicted s", "measured s", "apart", "gain", "bubble", unit)]
+    for (name, one), size in zip(rows.items(), sizes, strict=True):
         times = (f"{one[what] / 1e6:.3f}" for what in ("predicted", "measured"))
         apart = f"{one['measured'] / one['predicted'] - 1:+.2%}"
-        rest = f"{one['gain_measured']:.2f}", f"{one['bubble']:.0%}", f"{max(one['predicted_bytes']) / 2**30:.1f}"
+        rest = f"{one['gain_measured']:.2f}", f"{one['bubble']:.0%}", size
         lines.append((name, *times, apart, *rest))
     return "\n".join(aligned(lines, left=(0,))) + "\n"
 

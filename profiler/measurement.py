@@ -31,8 +31,8 @@ from zbsolve.layer import Layer
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.profile.collectives import FACT
+from zbsolve.profile.cuts import Slices
 from zbsolve.profile.profile import Profile
-from zbsolve.profile.slices import Slices
 from zbsolve.util.errors import BadInput
 from zbsolve.util.machine import child_environment, cores, processor
 

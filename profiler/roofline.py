@@ -18,8 +18,8 @@ from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensorMode
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.layer import Layer, Link
 from zbsolve.models.model import Model
+from zbsolve.profile.cuts import SEQUENCE
 from zbsolve.profile.profile import Profile
-from zbsolve.profile.slices import SEQUENCE
 from zbsolve.profile.vocabulary import VocabularyCosts
 from zbsolve.util.errors import BadInput
 

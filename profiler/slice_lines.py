@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zbsolve.layer import Layer, Line, SliceExtra
-from zbsolve.profile.slices import OF_ATTENTION, SEQUENCE, slice_times
+from zbsolve.profile.cuts import SEQUENCE
+from zbsolve.profile.slices import OF_ATTENTION, slice_times
 
 from .slices import KINDS, SliceTimes, positions
 

@@ -16,11 +16,12 @@ from .partition.file import Partition
 from .partition.stage_costs import StageCosts
 from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem
+from .profile.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
 from .profile.offload import FULL, NO_OFFLOAD, Offload, check_offload, copying_work, is_none
 from .profile.profile import Profile
 from .profile.sharded_vocabulary import BARRIERS, LAST, check_vocabulary
 from .profile.sharding import Gathers, check_sharding
-from .profile.slices import SEQUENCE, WHOLE, Slices, cuts_of, said_of, widest_slice
+from .profile.slices import widest_slice
 from .profile.spread import spread_over
 from .schedule import Schedule
 from .util.errors import BadInput

@@ -20,7 +20,8 @@ from zbsolve.planner.layout import FULL, LOOP, NONE, SELECTIVE, SHARDED, SINGLE,
 from zbsolve.planner.rank_roles import fullest, roles
 from zbsolve.planner.shape import SLICES
 from zbsolve.planner.space import layouts
-from zbsolve.profile.slices import cuts_of, widest_slice
+from zbsolve.profile.cuts import cuts_of
+from zbsolve.profile.slices import widest_slice
 from zbsolve.util.errors import BadInput, Infeasible
 
 from ..support.partitions import partitions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, preset, so
 from zbsolve.layer import Layer, Link, SliceExtra
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.attention_exchange import clipping_note, exchange_costs, within_passes
-from zbsolve.profile.slices import cuts_of, split_by
+from zbsolve.profile.cuts import cuts_of, whole_tokens
+from zbsolve.profile.slices import split_by
 from zbsolve.search.choices import more_slices
 from zbsolve.step import Step
 
@@ -77,6 +79,45 @@ def test_even_work_is_even() -> None:
     assert all(one * 64 == round(one * 64) for one in cuts_of("5:even-work", PROFILE.layers, 64))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "taken"),
+    [
+        ((3, 2, 1), 128, (64, 43, 21)),  # 64, 42⅔ and 21⅓: the second is nearest to one more
+        ((1, 1, 1), 128, (43, 43, 42)),  # of equal remainders the first
+        ((1000, 1, 1), 128, (126, 1, 1)),
+        ((100, 0.1, 0.1, 1), 4, (1, 1, 1, 1)),
+        ((0.1, 0.2, 0.7), 10, (1, 2, 7)),
+        ((1, 1, 1e-9, 1e-9, 5), 9, (1, 1, 1, 1, 5)),
+    ],
+)
+def test_slices_are_whole_tokens(lengths: tuple[float, ...], tokens: int, taken: tuple[int, ...]) -> None:
+    assert whole_tokens(lengths, tokens) == taken
+
+
+def test_any_slices_are_rounded_to_tokens() -> None:
+    """As near to their part as whole numbers are, one token at least, and times, bytes and the file know it: 64 tokens in 5
+    are 13, 13, 13, 13, 12, of which the last waits for 52."""
+    rng = random.Random(0)
+    for _ in range(200):
+        lengths = [rng.choice([rng.random(), 10 * rng.random(), 1]) for _ in range(rng.randint(1, 12))]
+        tokens = rng.randint(len(lengths), 40)
+        found, parts = whole_tokens(lengths, tokens), [one * tokens / sum(lengths) for one in lengths]
+        assert sum(found) == tokens
+        assert min(found) >= 1
+        if min(parts) >= 1:
+            assert all(abs(a - b) < 1 for a, b in zip(found, parts, strict=True))
+        assert whole_tokens(found, tokens) == found
+    problem = PROFILE.problem(4, 2, slices=5)
+    assert problem.slice_lengths == (13, 13, 13, 13, 12)
+    until = [round(96 * at / 64 + 64 * (at / 64) ** 2) for at in (0, 13, 26, 39, 52, 64)]
+    assert times(problem, "F") == np.diff(until).tolist()
+    assert Problem.from_json(problem.to_json()).slice_lengths == (13, 13, 13, 13, 12)
+    assert PROFILE.problem(4, 2, slices=problem.slice_lengths) == problem
+    assert PROFILE.problem(4, 2, slices=8).slice_lengths == ()
+    assert min(PROFILE.problem(4, 2, slices="60:even-work").slice_lengths) == 1
+    assert sum(PROFILE.problem(4, 2, slices="3,4").slice_lengths) == 64
+
+
 def test_memory_counts_a_slice_at_a_time() -> None:
     """A rank of 4 holds n + p − 1 slices in SlimPipe's order: (4 + 3) / 4 of a microbatch's 200 bytes; and gradients."""
     problem = PROFILE.problem(4, 3, slices=4, fused=True)
@@ -131,9 +172,10 @@ def test_microbatches_keep_their_lengths() -> None:
         ("4:", {}, "slices '4:': a number such as 8"),
         ("4,,4", {}, "slices '4,,4': a number such as 8"),
         ("auto:even-work", {}, "slices 'auto:even-work': a number such as 8, 8:even-work, or lengths such as 4,2,1,1; auto"),
-        (128, {}, "slices: 128 slices of a sequence of 64 tokens"),
-        (5, {}, "slices: 5 even slices do not divide the sequence's 64 tokens; 5:even-work need not"),
-        ((3, 4), {}, "slices: lengths add up to 7, which divides neither 1 nor the sequence's 64 tokens"),
+        (128, {}, "slices: 128 slices of a sequence of 64 tokens: each needs one"),
+        ("65:even-work", {}, "slices: 65 slices of a sequence of 64 tokens: each needs one"),
+        (5, {"offload": "full"}, "slices: uneven ones do not go with offload, a sharded vocabulary or all-to-alls: take a"),
+        (5, {"attention_exchange": True}, "attention exchange: is for even slices, of a number that divides the sequence"),
         ((2, -1), {}, "slices: lengths are numbers above 0"),
         (2, {"shards": 2}, "slices: sharded parameters (shards: 2) do not go with slices"),
         (
@@ -164,6 +206,19 @@ def test_a_profile_without_attention_is_refused() -> None:
         Profile.from_json({"layers": [rows[0] | {"attention_F": -1}]})
 
 
+def test_attention_without_keys_and_values_is_refused() -> None:
+    """Of a file when it is read, of layers made in Python where they are sliced."""
+    row = {"F": 3, "B": 4, "W": 1, "held_until_B": 9}
+    for name in ("attention_F", "attention_B"):
+        said = rf"p\.json: layers\[1\]: field 'kv_bytes' is 0, but attention \(field '{name}'\) keeps keys and values"
+        with pytest.raises(BadInput, match=said):
+            Profile.from_json({"layers": [row, row | {name: 1}]}, "p.json")
+    Profile.from_json({"layers": [row, row | {"attention_F": 1, "kv_bytes": 2}]}, "p.json")
+    bare = replace(PROFILE, layers=(BLOCK, replace(BLOCK, name="bare", kv_bytes=0), BLOCK, BLOCK))
+    with pytest.raises(BadInput, match="slices: layer 'bare': field 'kv_bytes' is 0"):
+        bare.problem(4, 2, slices=2)
+
+
 def test_files_keep_what_is_known(tmp_path: Path) -> None:
     PROFILE.save(tmp_path / "one.json")
     assert Profile.load(tmp_path / "one.json") == PROFILE
@@ -190,10 +245,10 @@ def test_auto_races_numbers_of_slices() -> None:
 
 
 def test_auto_leaves_out_what_the_sequence_does_not_allow() -> None:
-    odd = replace(PROFILE, facts={"sequence": 20})
+    odd = replace(PROFILE, facts={"sequence": 6})
     best, tried = solve_auto(odd, Step(4, 2, slices="auto", fused=True), effort=0.05)
     why = {one.placement: one.why for one in tried if one.value is None}
-    assert why["single slices=8"] == "slices: 8 even slices do not divide the sequence's 20 tokens; 8:even-work need not"
+    assert why["single slices=8"] == "slices: 8 slices of a sequence of 6 tokens: each needs one"
     assert verify(best.problem, best) == ()
 
 

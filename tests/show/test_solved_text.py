@@ -76,6 +76,35 @@ def test_peaks_of_each_rank_stand_beside_their_room() -> None:
     assert [float(one) for one in held[2:]] == [peak / 2**20 for peak in schedule.timeline().peak_bytes]
 
 
+def test_a_small_model_on_a_large_device_has_a_unit_of_its_own() -> None:
+    problem = pipeline(**STEP, capacity=[70 << 30] * 4)
+    lines = solved_as_text(Solved(solve(problem, effort=0.05))).splitlines()
+    (held,) = [line for line in lines if line.startswith("activations, MiB ")]
+    (room,) = [line for line in lines if line.startswith("room for them, GiB ")]
+    assert room.split()[4:] == ["70.0"] * 4
+    assert min(float(one) for one in held.split()[2:]) >= 1
+
+
+def test_the_lengths_of_uneven_slices_are_said(tmp_path, capsys) -> None:
+    """In tokens, rounded; in parts where nobody knows how many there are; even ones are not told."""
+    path = str(tmp_path / "long.json")
+    step = ["solve", path, "--ranks", "4", "--microbatches", "2", "--fused", "--effort", "0.02"]
+    known = replace(equal_layers(), layers=(LONG,) * 4, link=Link(2.0, 8.0), facts={"sequence": 128})
+    for profile, slices, line in (
+        (known, "3,2,1", "slices of 64 43 21 tokens"),
+        (known, "3", "slices of 43×2 42 tokens"),
+        (replace(known, facts={}), "2,1,1", "slices of 50.0% 25.0%×2 of the sequence"),
+        (known, "4", ""),
+    ):
+        profile.save(path)
+        assert main([*step, "--slices", slices, *["--json"] * (slices == "3,2,1")]) == 0
+        said = capsys.readouterr().out
+        if slices == "3,2,1":
+            assert json.loads(said)["slice_lengths"] == [64, 43, 21]
+        else:
+            assert [one for one in said.splitlines() if one.startswith("slices of")] == [line] * bool(line)
+
+
 def test_of_many_ranks_the_fullest_is_named() -> None:
     ranks = MAX_RANKS + 1
     schedule = solve(pipeline([10] * ranks, BW=[20] * ranks, microbatches=4, held_until_W=1024), effort=0.1)

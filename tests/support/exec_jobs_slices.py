@@ -72,7 +72,7 @@ CASES = [
     Case("vocabulary, two barriers", (0, 1, 2, 3, 3, 2, 1, 0), embedding=True, barriers=2, ignored=True),
     EVEN,
     Case("uneven, fused", lengths=(7, 1, 4), fused=True, ignored=True),
-    Case("loop", (0, 1, 0, 1), 4, fused=True),
+    Case("loop", (0, 1, 0, 1), 5, fused=True),
     Case("vee", (0, 1, 2, 2, 1, 0), 4, ignored=True, tied=True),
     Case("recompute", (0, 1, 2), recompute="all", ignored=True),
     Case("recompute, fused", (0, 1, 1, 0), 2, fused=True, recompute=(1, 3)),

@@ -48,7 +48,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Find a schedule, write it, say how good it is."""
     from ..problem import Problem
-    from ..profile.rounding import rounding_note
     from ..show.solved_text import Solved
     from ..systems.steps import usual_schedule
 
@@ -82,11 +81,20 @@ def command(options: argparse.Namespace) -> int:
     with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
         _print_solved(options, solved, tried, bounds)
     if not isinstance(given, Problem):
-        notes = rounding_note(given[0], schedule.problem.layers), given[1].sharding_note(given[0]), gain.note if gain else ""
-        for note in notes:
-            if note:
-                print(f"zbsolve solve: {note}", file=sys.stderr)
+        for note in _notes(*given, schedule.problem, gain):
+            print(f"zbsolve solve: {note}", file=sys.stderr)
     return 0
+
+
+def _notes(profile: Profile, step: Step, problem: Problem, gain: AttentionGain | None) -> list[str]:
+    """What is to be known of the profile's numbers in this step, a line each."""
+    from ..profile.rounding import rounding_note
+    from ..profile.slice_errors import stage_errors_note
+
+    fused = "BW" in problem.passes.kinds
+    far = stage_errors_note(profile, problem.layers, fused) if problem.slices > 1 else ""
+    notes = (rounding_note(profile, problem.layers), step.sharding_note(profile), far, gain.note if gain else "")
+    return [note for note in notes if note]
 
 
 def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:

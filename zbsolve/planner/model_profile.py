@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..layer import Link
+from ..profile.cuts import SEQUENCE
 from ..profile.profile import Profile
-from ..profile.slices import SEQUENCE
 from .cluster import Cluster
 from .layer_costs import Model, model_costs, sharded_vocabulary
 from .layer_times import message_rate

@@ -12,6 +12,7 @@ from ..layer import MIN_BANDWIDTH, NO_LINK, HostLink, Layer, Link, SliceExtra, T
 from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
+from .cuts import without_kv_bytes
 from .slices import negative_slice
 from .vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
@@ -166,6 +167,8 @@ def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
     layer = Layer(**{"name": f"layer{index}", **sizes, **split, **fused, **known})
     if why := negative_slice(layer):
         raise BadInput(f"{where}: slice_extra: {why}")
+    if why := without_kv_bytes(layer):
+        raise BadInput(f"{where}: {why}")
     return layer
 
 

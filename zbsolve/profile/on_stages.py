@@ -12,7 +12,8 @@ from ..build.recompute import Recompute
 from ..layer import Layer, Link, layer_ranges
 from ..partition.stage_costs import Layered, StageCosts
 from ..problem import Problem
-from .slices import WHOLE, Cuts, part_of_layer, slice_times, split_by, time_of, without_keys
+from .cuts import WHOLE, Cuts
+from .slices import part_of_layer, slice_times, split_by, time_of, without_keys
 
 
 def plain_step(

@@ -20,6 +20,7 @@ from ..util.errors import BadInput, Infeasible
 from ..util.files import checked, read_part_of, write_document
 from ..util.text import exact_bytes, has_unit, parse_bytes
 from .attention_exchange import check_exchange, exchanged_step
+from .cuts import SEQUENCE, Slices, cuts_of, tokens_of
 from .form import (
     ProfileForm,
     check_some_time,
@@ -35,7 +36,7 @@ from .offload import NO_OFFLOAD, Offload, check_host, is_none, offloaded_step
 from .on_stages import plain_step
 from .sharded_vocabulary import BARRIERS, LAST, check_vocabulary, shard_of, source_with_shards, vocabulary_step
 from .sharding import Gathers, check_sharding, sharded_step
-from .slices import SEQUENCE, Slices, check_combination, cuts_of, sliced_step, widest_slice
+from .slices import check_combination, sliced_step, widest_slice
 from .vocabulary import VocabularyCosts
 
 
@@ -115,7 +116,7 @@ class Profile:
         `offloaded_step`); a step that only fits with it is built, too. vocabulary: "sharded" or "two-barriers" (see
         `with_vocabulary`), "redistribute" (None is the same), or "last": with as many of the model's repeated layers on each
         stage, where `layers` does not say. slices: parts of each sequence, "8" (even), "8:even-work", or lengths (see
-        `zbsolve.profile.slices`); their attention takes longer the later they come. attention_exchange: ranks that would
+        `zbsolve.profile.cuts`); their attention takes longer the later they come. attention_exchange: ranks that would
         wait make attention for those with late slices (see `with_attention_exchange`). Raises BadInput, Infeasible.
         """
         check_sharding(shards, gathers)
@@ -146,7 +147,7 @@ class Profile:
             problem = problem if stays else offloaded_step(problem, self.host, offload, left)
         check_host(problem)
         with _said_of_memory(limit, memory, stays and not recompute):
-            problem = sliced_step(problem, cuts, whole.layers, counts)
+            problem = sliced_step(problem, cuts, whole.layers, counts, tokens_of(self.facts.get(SEQUENCE)))
         if attention_exchange:
             problem = exchanged_step(problem, cuts, whole.layers, counts, self.link)
         problem = sharded_step(problem, costs, counts, self.shard_link or self.link, gathers)

@@ -1,5 +1,5 @@
-"""A profile's step in sequence slices: where the sequence is cut, and what a slice costs with causal attention (SlimPipe,
-arXiv 2504.14519; Seq1F1B, arXiv 2406.03488).
+"""A profile's step in sequence slices: what a slice costs with causal attention (SlimPipe, arXiv 2504.14519; Seq1F1B,
+arXiv 2406.03488). Where the sequence is cut is for `cuts` to say.
 
 A slice that begins at part a of the sequence and ends at part b takes (b − a) of all work but attention's, and b² − a² of
 attention's: of n even ones slice j takes 1/n and (2j + 1)/n². Bytes, messages and weight gradients take b − a.
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
-from math import ceil, isclose, isfinite, sqrt
+from itertools import pairwise
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,116 +19,13 @@ from ..build.slices import with_slices
 from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..util.errors import BadInput
+from .cuts import WHOLE, Cuts, is_even, lengths_of, whole_tokens
 from .vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
-EVEN_WORK = "even-work"
-SEQUENCE = "sequence"  # the fact of a profile that says how many tokens a sequence has
-# A number of even slices, "8", "8:even-work" (each takes as long), or "4,2,1,1" or numbers: how long each is.
-Slices = int | str | Sequence[float]
-Cuts = tuple[float, ...]  # where slices begin and the last one ends, as parts of the sequence: 0, …, 1
-WHOLE: Cuts = (0.0, 1.0)
 ROUNDED = 1e-6  # µs that a line may be below 0 in a file
-MAX_SLICES = 10_000  # of a sequence; steps have a million forwards at the most
 TIMES = ("F", "B", "W", "BW", "X", "all_to_all")
 OF_ATTENTION = {"F": "attention_F", "B": "attention_B", "BW": "attention_B", "X": "attention_F"}
 SIZES = ("held_until_B", "held_until_W", "held_from_B", "output_bytes", "transient", "output_kept", "input_unneeded")
-
-
-class NotSliced(BadInput):
-    """The tokens of a profile's sequences do not make these slices; others they may."""
-
-
-class Said(NamedTuple):
-    """How many slices, and how long each is in proportion; (): all alike, or as even_work says."""
-
-    number: int
-    lengths: tuple[float, ...] = ()
-    even_work: bool = False
-
-
-def said_of(slices: Slices) -> Said:
-    """What was said of slices. Raises BadInput for what makes no sense whatever the profile is."""
-    if isinstance(slices, str):
-        number, colon, rest = slices.partition(":")
-        parts = number.split(",")
-        try:
-            lengths = tuple(map(float, parts))
-        except ValueError:
-            raise _not_slices(slices) from None
-        if (colon and (rest != EVEN_WORK or len(parts) > 1)) or (len(parts) == 1 and not _is_whole(number)):
-            raise _not_slices(slices)
-        slices = int(number) if len(parts) == 1 else lengths
-        if colon:
-            return said_of(slices)._replace(even_work=True)
-    if isinstance(slices, Sequence | np.ndarray):
-        lengths = tuple(map(float, slices))
-        if not lengths or not all(isfinite(one) and one > 0 for one in lengths):
-            raise BadInput("slices: lengths are numbers above 0")
-        return Said(len(lengths), lengths)
-    if isinstance(slices, bool) or not isinstance(slices, int | np.integer) or slices < 1:
-        raise BadInput(f"slices: at least 1 is needed, got {slices}")
-    if slices > MAX_SLICES:
-        raise BadInput(f"slices: {slices} are more than zbsolve handles ({MAX_SLICES})")
-    return Said(int(slices))
-
-
-def _is_whole(said: str) -> bool:
-    return said.strip().removeprefix("-").isdecimal()
-
-
-def _not_slices(said: str) -> BadInput:
-    kinds = f"a number such as 8, 8:{EVEN_WORK}, or lengths such as 4,2,1,1"
-    auto = "; auto alone tries numbers of both kinds" if said.strip().lower().startswith("auto") else ""
-    return BadInput(f"slices '{said[:40]}': {kinds}{auto}")
-
-
-def cuts_of(slices: Slices, layers: Sequence[Layer], sequence: Any = None) -> Cuts:
-    """Where the sequence is cut; sequence: its tokens, if known. Cuts of slices that take as long are whole tokens then.
-    Raises BadInput where no layer says what attention takes, or the tokens do not make these slices."""
-    said = said_of(slices)
-    if said.number == 1:
-        return WHOLE
-    check_attention(layers)
-    tokens = sequence if isinstance(sequence, int) and sequence > 0 else None
-    if tokens is not None:
-        _check_tokens(said, tokens)
-    if said.lengths:
-        return (0.0, *(one / sum(said.lengths) for one in accumulate(said.lengths[:-1])), 1.0)
-    if said.even_work:
-        return _cuts_of_even_work(said.number, layers, tokens)
-    return tuple(i / said.number for i in range(said.number + 1))
-
-
-def check_attention(layers: Sequence[Layer]) -> None:
-    """Raise BadInput where nobody knows how much of the layers' time is causal attention's."""
-    if not any(one.attention_F for one in layers):
-        raise BadInput(
-            "slices: the profile knows no causal attention: give its layers' fields 'attention_F', 'attention_B' (µs) and "
-            "'kv_bytes', or take zbsolve profile --slices or --estimate"
-        )
-
-
-def _check_tokens(said: Said, tokens: int) -> None:
-    if said.number > tokens:
-        raise NotSliced(f"slices: {said.number} slices of a sequence of {tokens} tokens")
-    total = sum(said.lengths)
-    if said.lengths and not (isclose(total, 1) or isclose(tokens % total, 0)):
-        raise NotSliced(f"slices: lengths add up to {total:g}, which divides neither 1 nor the sequence's {tokens} tokens")
-    if not said.lengths and not said.even_work and tokens % said.number:
-        even = f"; {said.number}:{EVEN_WORK} need not"
-        raise NotSliced(f"slices: {said.number} even slices do not divide the sequence's {tokens} tokens{even}")
-
-
-def _cuts_of_even_work(count: int, layers: Sequence[Layer], tokens: int | None) -> Cuts:
-    """Where a·x² + (t − a)·x = k/n·t, with t all layers' work and a attention's part of it (Seq1F1B, section 3.3)."""
-    work = sum(one.work for one in layers)
-    attention = sum(one.attention_F + one.attention_B for one in layers)
-    rest = work - attention
-    found = [(sqrt(rest**2 + 4 * attention * work * k / count) - rest) / (2 * attention) for k in range(1, count)]
-    cuts = (0.0, *(one if tokens is None else round(one * tokens) / tokens for one in found), 1.0)
-    if any(b <= a for a, b in pairwise(cuts)):
-        raise NotSliced(f"slices: {count} slices that take as long are not a token each")
-    return cuts
 
 
 def split_by(cuts: Cuts, total: float, attention: float = 0.0) -> list[int]:
@@ -208,12 +105,10 @@ def check_combination(cuts: Cuts, routes: int, shards: int, further: bool, layer
     if shards > 1:
         raise BadInput(f"slices: sharded parameters (shards: {shards}) do not go with slices")
     if not is_even(cuts) and (further or any(one.all_to_all for one in layers)):
-        raise BadInput("slices: uneven ones do not go with offload, a sharded vocabulary or all-to-alls")
-
-
-def is_even(cuts: Cuts) -> bool:
-    """Whether all slices are as long."""
-    return all(isclose(b - a, cuts[1]) for a, b in pairwise(cuts))
+        raise BadInput(
+            "slices: uneven ones do not go with offload, a sharded vocabulary or all-to-alls: take a number that divides "
+            "the sequence"
+        )
 
 
 def widest_slice(profile: Any, cuts: Cuts) -> Any:
@@ -286,9 +181,12 @@ def _part_of_shard(row: ShardCosts, share: float, link: Link) -> ShardCosts:
     return replace(found, one=passes(row.one), two=passes(row.two))
 
 
-def sliced_step(problem: Problem, cuts: Cuts, layers: Sequence[Layer], counts: Sequence[int]) -> Problem:
+def sliced_step(
+    problem: Problem, cuts: Cuts, layers: Sequence[Layer], counts: Sequence[int], tokens: int | None = None
+) -> Problem:
     """`problem`, a step with a microbatch for each slice, with its slices (see `with_slices`). layers: of the whole
-    sequence; counts: of each stage. Raises BadInput, Infeasible."""
+    sequence; counts: of each stage. tokens: of the sequence, if known: uneven slices have lengths in tokens then. Raises
+    BadInput, Infeasible."""
     if cuts == WHOLE:
         return problem
     none = [0] * (len(cuts) - 1)  # of shards of a vocabulary, which come behind the model's stages
@@ -297,5 +195,6 @@ def sliced_step(problem: Problem, cuts: Cuts, layers: Sequence[Layer], counts: S
         split_by(cuts, sum(layers[i].kv_gradient_bytes or layers[i].kv_bytes for i in here)) for here in layer_ranges(counts)
     ]
     more = [none] * (problem.stages - len(keys))
-    lengths = () if is_even(cuts) else [b - a for a, b in pairwise(cuts)]
+    parts: Sequence[float] = () if is_even(cuts) else lengths_of(cuts)
+    lengths = whole_tokens(parts, tokens) if parts and tokens is not None else parts
     return with_slices(problem, len(cuts) - 1, held_keys=keys + more, held_gradients=gathered + more, lengths=lengths)

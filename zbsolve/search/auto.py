@@ -17,10 +17,10 @@ import numpy as np
 
 from ..partition.by_name import SEARCHED, ordered_neighbours
 from ..partition.file import Partition
+from ..profile.cuts import NotSliced, check_attention
 from ..profile.offload import known_host
 from ..profile.profile import Profile
 from ..profile.sharded_vocabulary import LAST
-from ..profile.slices import NotSliced, check_attention
 from ..schedule import Schedule
 from ..step import AUTO, LAST_PARTITION, Step
 from ..util.errors import BadInput, Infeasible

@@ -17,9 +17,9 @@ from ..build.offload import time_away
 from ..build.recompute import Recompute, recomputed_stages
 from ..partition.file import Partition
 from ..placement import parse
+from ..profile.cuts import EVEN_WORK, Slices
 from ..profile.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
 from ..profile.sharded_vocabulary import BARRIERS, LAST, REDISTRIBUTE, VOCABULARIES
-from ..profile.slices import EVEN_WORK, Slices
 from ..schedule import Schedule
 from ..step import AUTO, LAST_PARTITION, Step
 from ..util.errors import BadInput

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..build.offload import NothingKept
+from ..profile.cuts import NotSliced
 from ..profile.profile import Profile
-from ..profile.slices import NotSliced
 from ..util.errors import Infeasible
 from .race import Job, Race, Run
 from .task_runner import ROUND

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..profile.profile import Profile
+from ..profile.slice_errors import layer_errors_note
 from ..util.text import aligned, printable
 from .offload_text import host_lines
 from .pages import render
@@ -21,9 +22,10 @@ from .profile_rows import (
 
 
 def _warnings(profile: Profile) -> list[str]:
-    """What the profiler warned of, a line each."""
+    """What the profiler warned of, a line each, and where lines are far from the slices that they stand for."""
     notes = profile.facts.get("warnings", [])
-    return [f"WARNING: {printable(str(note))}" for note in notes] if isinstance(notes, list) else []
+    found = [*(notes if isinstance(notes, list) else []), *filter(None, [layer_errors_note(profile)])]
+    return [f"WARNING: {printable(str(note))}" for note in found]
 
 
 def banner(profile: Profile) -> list[str]:

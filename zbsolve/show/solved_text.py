@@ -10,16 +10,18 @@ import numpy as np
 
 from ..handover import most_waiting
 from ..schedule import Schedule
-from ..util.text import aligned, format_bytes, format_time, in_one_unit, printable
+from ..util.text import aligned, counted, format_bytes, format_time, in_one_unit, printable
 from .offload_text import copies_in_words
 from .sentences import pool_lines, proof_line, verdict
 
 if TYPE_CHECKING:
+    from ..problem import Problem
     from ..search.least_peak import LeastPeak
     from ..systems.exchange_gain import AttentionGain
 
 MAX_RANKS = 16  # whose peaks stand in a line
 NOTABLE = 0.005  # of B and W: a fused backward that is so much shorter is told
+SMALL = 0.01  # of the room: peaks have a unit of their own then
 NO_CHANGE = 0.0005  # a share that would be shown as 0.0 %
 
 
@@ -40,10 +42,11 @@ class Solved:
     attention: AttentionGain | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What a fused backward saves; peaks and capacities, bytes a rank; what every schedule of this value needs, as far
-        as proven; and the changes against 1F1B as shares of its value and of its largest peak."""
+        """Lengths of uneven slices; what a fused backward saves; peaks and capacities, bytes a rank; what every schedule of
+        this value needs, as far as proven; and the changes against 1F1B as shares of its value and of its largest peak."""
         problem, peaks = self.schedule.problem, self.schedule.timeline().peak_bytes
         body: dict[str, Any] = {
+            **({"slice_lengths": list(problem.slice_lengths)} if problem.slice_lengths else {}),
             "fused_saves": self.fused_saves,
             "peaks": list(peaks),
             "capacity": None if problem.capacity is None else list(problem.capacity),
@@ -96,6 +99,7 @@ def solved_as_text(solved: Solved) -> str:
         proof_line(certificate),
         f"bubble {timeline.bubble_rate:.2%}, found by {printable(certificate.solver)}{took}",
     ]
+    lines += _slices_in_words(schedule.problem)
     if any(timeline.peak_bytes):
         lines += _memory_lines(solved)
     if solved.copies is not None:
@@ -107,6 +111,16 @@ def solved_as_text(solved: Solved) -> str:
     if solved.fused_saves > NOTABLE:
         lines.append(_another_problem(solved))
     return "\n".join(lines) + "\n"
+
+
+def _slices_in_words(problem: Problem) -> list[str]:
+    """How long uneven slices are, in a line: in tokens, or where nobody knows the sequence's in parts of it."""
+    lengths = problem.slice_lengths
+    if not lengths:
+        return []
+    if all(one.is_integer() for one in lengths):
+        return [f"slices of {counted([int(one) for one in lengths])} tokens"]
+    return [f"slices of {counted([f'{one / sum(lengths):.1%}' for one in lengths])} of the sequence"]
 
 
 def _attention_in_words(gain: AttentionGain) -> str:
@@ -177,8 +191,12 @@ def _peak_rows(peaks: Sequence[int], capacity: Sequence[int] | None) -> list[str
         fullest, least = format_bytes(peaks[rank]), format_bytes(min(peaks))
         return [f"activations: {fullest}{of} on rank {rank}, the fullest; {least} on the emptiest"]
     unit, shown = in_one_unit((*peaks, *(capacity or ())))
+    rooms, room = "", shown[len(peaks) :]
+    if capacity and max(peaks) < SMALL * max(capacity):
+        (unit, shown), (larger, room) = in_one_unit(peaks), in_one_unit(capacity)
+        rooms = f", {larger}"
     rows = [("rank", *map(str, range(len(peaks)))), (f"activations, {unit}", *shown[: len(peaks)])]
-    return aligned([*rows, ("room for them", *shown[len(peaks) :])] if capacity else rows)
+    return aligned([*rows, (f"room for them{rooms}", *room)] if capacity else rows)
 
 
 def _changes_in_words(schedule: Schedule, other: Schedule) -> str:

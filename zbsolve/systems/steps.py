@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from ..partition.file import Partition
 from ..problem import Problem
+from ..profile.cuts import EVEN_WORK
 from ..profile.offload import NO_OFFLOAD
 from ..profile.profile import Profile
 from ..profile.sharded_vocabulary import LAST, REDISTRIBUTE
-from ..profile.slices import EVEN_WORK
 from ..schedule import Schedule
 from ..step import AUTO, Step
 from ..util.errors import BadInput, Infeasible

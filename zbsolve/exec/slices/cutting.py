@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from math import ceil
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...problem import Problem
+from ...profile.cuts import NotSliced, whole_tokens
 from ...util.errors import BadInput
 from ..backward.values import leaves_of
 from ..torch_private import tree_flatten, tree_map, tree_unflatten
@@ -36,15 +37,19 @@ class Cutting:
         return cls(problem.slices, problem.slice_lengths)
 
     def tokens(self, length: int, what: str) -> list[int]:
-        """Tokens of each slice of a sequence. Raises BadInput naming `what` where it does not make these slices."""
-        if not self.lengths and length % self.count:
-            raise BadInput(f"{what}: {self.count} even slices do not divide a sequence of {length} tokens")
-        total = sum(self.each)
-        ends = [round(length * one / total) for one in accumulate(self.each)]
-        found = [b - a for a, b in pairwise([0, *ends])]
-        if min(found) < 1:
-            raise BadInput(f"{what}: a sequence of {length} tokens in {self.count} slices: each needs one")
-        return found
+        """Tokens of each slice of a sequence, as `whole_tokens` has them. Raises BadInput naming `what` where there are more
+        slices than tokens."""
+        try:
+            return list(whole_tokens(self.each, length))
+        except NotSliced as error:
+            raise BadInput(f"{what}: {error}") from None
+
+    def length(self, first: int) -> int:
+        """The least length of a sequence whose first slice has so many tokens; slices are rounded, so that it may be
+        longer."""
+        longest = ceil((first + 1) * sum(self.each) / self.each[0])
+        shortest = max(self.count, int((first - 1) * sum(self.each) / self.each[0]))
+        return next((one for one in range(shortest, longest) if whole_tokens(self.each, one)[0] == first), first)
 
     @property
     def each(self) -> tuple[float, ...]:

@@ -92,9 +92,8 @@ class StageSlices:
         self._ends.clear()
 
     def tokens(self, x: Any) -> int:
-        """About how long the whole sequence is whose first slice is `x`."""
-        each = self.cutting.each
-        return round(_length(x) * sum(each) / each[0])
+        """How long the whole sequence is at least whose first slice is `x`."""
+        return self.cutting.length(_length(x))
 
 
 def _length(x: Any) -> int:

@@ -1,0 +1,149 @@
+"""Where a sequence is cut into slices: what somebody said of them, as parts of the sequence and as whole tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import isclose, isfinite, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..layer import Layer
+from ..util.errors import BadInput
+
+EVEN_WORK = "even-work"
+SEQUENCE = "sequence"  # the fact of a profile that says how many tokens a sequence has
+# A number of even slices, "8", "8:even-work" (each takes as long), or "4,2,1,1" or numbers: how long each is.
+Slices = int | str | Sequence[float]
+Cuts = tuple[float, ...]  # where slices begin and the last one ends, as parts of the sequence: 0, …, 1
+WHOLE: Cuts = (0.0, 1.0)
+MAX_SLICES = 10_000  # of a sequence; steps have a million forwards at the most
+ROUNDING = 1e-9  # tokens by which a quotient may be below a whole number
+
+
+class NotSliced(BadInput):
+    """The tokens of a profile's sequences do not make these slices; others they may."""
+
+
+class Said(NamedTuple):
+    """How many slices, and how long each is in proportion; (): all alike, or as even_work says."""
+
+    number: int
+    lengths: tuple[float, ...] = ()
+    even_work: bool = False
+
+
+def said_of(slices: Slices) -> Said:
+    """What was said of slices. Raises BadInput for what makes no sense whatever the profile is."""
+    if isinstance(slices, str):
+        number, colon, rest = slices.partition(":")
+        parts = number.split(",")
+        try:
+            lengths = tuple(map(float, parts))
+        except ValueError:
+            raise _not_slices(slices) from None
+        if (colon and (rest != EVEN_WORK or len(parts) > 1)) or (len(parts) == 1 and not _is_whole(number)):
+            raise _not_slices(slices)
+        slices = int(number) if len(parts) == 1 else lengths
+        if colon:
+            return said_of(slices)._replace(even_work=True)
+    if isinstance(slices, Sequence | np.ndarray):
+        lengths = tuple(map(float, slices))
+        if not lengths or not all(isfinite(one) and one > 0 for one in lengths):
+            raise BadInput("slices: lengths are numbers above 0")
+        return Said(len(lengths), lengths)
+    if isinstance(slices, bool) or not isinstance(slices, int | np.integer) or slices < 1:
+        raise BadInput(f"slices: at least 1 is needed, got {slices}")
+    if slices > MAX_SLICES:
+        raise BadInput(f"slices: {slices} are more than zbsolve handles ({MAX_SLICES})")
+    return Said(int(slices))
+
+
+def _is_whole(said: str) -> bool:
+    return said.strip().removeprefix("-").isdecimal()
+
+
+def _not_slices(said: str) -> BadInput:
+    kinds = f"a number such as 8, 8:{EVEN_WORK}, or lengths such as 4,2,1,1"
+    auto = "; auto alone tries numbers of both kinds" if said.strip().lower().startswith("auto") else ""
+    return BadInput(f"slices '{said[:40]}': {kinds}{auto}")
+
+
+def cuts_of(slices: Slices, layers: Sequence[Layer], sequence: Any = None) -> Cuts:
+    """Where the sequence is cut; sequence: its tokens, if known: slices are whole tokens then (see `whole_tokens`). Raises
+    BadInput where no layer says what attention takes, and NotSliced where there are more slices than tokens."""
+    said = said_of(slices)
+    if said.number == 1:
+        return WHOLE
+    check_attention(layers)
+    lengths = said.lengths or (1.0,) * said.number
+    cuts = _cuts_of_even_work(said.number, layers) if said.even_work else _cuts_at(lengths)
+    tokens = tokens_of(sequence)
+    if tokens is None or (not said.lengths and not said.even_work and tokens % said.number == 0):
+        return cuts
+    return _cuts_at(whole_tokens(lengths_of(cuts) if said.even_work else lengths, tokens))
+
+
+def tokens_of(sequence: Any) -> int | None:
+    """The tokens of a sequence by a profile's fact; None where it does not say them."""
+    return sequence if isinstance(sequence, int) and not isinstance(sequence, bool) and sequence > 0 else None
+
+
+def whole_tokens(lengths: Sequence[float], tokens: int) -> tuple[int, ...]:
+    """How many of a sequence's tokens each slice has, one at least: in proportion to `lengths`, by largest remainder, and of
+    equal remainders the first. Raises NotSliced where there are more slices than tokens."""
+    count = len(lengths)
+    if count > tokens:
+        raise NotSliced(f"slices: {count} slices of a sequence of {tokens} tokens: each needs one")
+    quotas = np.asarray(lengths, np.float64) / sum(lengths) * tokens
+    found = np.maximum(1, np.floor(quotas + ROUNDING)).astype(np.int64)
+    missing = tokens - int(found.sum())
+    found[np.argsort(found - quotas, kind="stable")[: max(0, missing)]] += 1
+    for _ in range(-missing):  # what slices of less than a token were given, of those that have most beyond their part
+        found[np.argmax(np.where(found > 1, found - quotas, -np.inf))] -= 1
+    return tuple(found.tolist())
+
+
+def lengths_of(cuts: Cuts) -> list[float]:
+    """The length of each slice, as a part of the sequence."""
+    return [b - a for a, b in pairwise(cuts)]
+
+
+def is_even(cuts: Cuts) -> bool:
+    """Whether all slices are as long."""
+    return all(isclose(one, cuts[1]) for one in lengths_of(cuts))
+
+
+def _cuts_at(lengths: Sequence[float]) -> Cuts:
+    return (0.0, *(one / sum(lengths) for one in accumulate(lengths[:-1])), 1.0)
+
+
+def check_attention(layers: Sequence[Layer]) -> None:
+    """Raise BadInput where nobody knows how much of the layers' time is causal attention's, or what keys and values of one
+    with attention take."""
+    if not any(one.attention_F for one in layers):
+        raise BadInput(
+            "slices: the profile knows no causal attention: give its layers' fields 'attention_F', 'attention_B' (µs) and "
+            "'kv_bytes', or take zbsolve profile --slices or --estimate"
+        )
+    for one in layers:
+        if why := without_kv_bytes(one):
+            raise BadInput(f"slices: layer '{one.name}': {why}")
+
+
+def without_kv_bytes(layer: Layer) -> str:
+    """What is wrong with a layer that has causal attention without keys and values, in words; or ""."""
+    named = next((name for name in ("attention_F", "attention_B") if getattr(layer, name)), "")
+    if not named or layer.kv_bytes:
+        return ""
+    return f"field 'kv_bytes' is 0, but attention (field '{named}') keeps keys and values"
+
+
+def _cuts_of_even_work(count: int, layers: Sequence[Layer]) -> Cuts:
+    """Where a·x² + (t − a)·x = k/n·t, with t all layers' work and a attention's part of it (Seq1F1B, section 3.3)."""
+    work = sum(one.work for one in layers)
+    attention = sum(one.attention_F + one.attention_B for one in layers)
+    rest = work - attention
+    found = [(sqrt(rest**2 + 4 * attention * work * k / count) - rest) / (2 * attention) for k in range(1, count)]
+    return (0.0, *found, 1.0)
