@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -199,7 +201,11 @@ def squares(y: Tensor, t: Tensor) -> Tensor:
     return (y.mean(-1) - t / 50).square().mean()
 
 
-@pytest.mark.parametrize("loss", [plain, masked])
+def weighed(y: Tensor, t: Tensor, weight: Tensor) -> Tensor:
+    return functional.cross_entropy(y.flatten(0, 1), t.flatten(), weight=weight)
+
+
+@pytest.mark.parametrize("loss", [plain, masked, partial(weighed, weight=torch.arange(1, 256 + 1) / 7)])
 def test_slices_without_labels_that_count_add_nothing(loss: Loss) -> None:
     for fused in (False, True):
         problem = sliced(3, placement=(0, 1, 1, 0), fused=fused)

@@ -13,12 +13,16 @@ from torch.nn import functional
 
 from zbsolve.build.attention_order import HandedOver
 from zbsolve.exec import auxiliary_loss
+from zbsolve.exec.backward.layer_split import Loss
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.slices.check import check_layers
+from zbsolve.exec.memory import LiveBytes
+from zbsolve.exec.slices.check import check_layers, check_stage
+from zbsolve.exec.slices.counting import Counting
 from zbsolve.exec.slices.exchange import _attention, _gradients, asked
-from zbsolve.exec.slices.loss import check_labels, check_loss, ignored_label
+from zbsolve.exec.slices.labels import SeenTargets
+from zbsolve.exec.slices.loss import check_loss
 from zbsolve.exec.slices.partial import Scores, merge, partial_attention, partial_gradients
-from zbsolve.exec.slices.sequence import counted, cut_sequence, offsets, share_of_loss, slice_shares
+from zbsolve.exec.slices.sequence import cut_sequence, offsets, share_of_loss, slice_shares
 from zbsolve.exec.slices.store import SliceStore, gradient_bytes
 from zbsolve.models.blocks import BlockSizes, Decoder, Experts, Tokens
 from zbsolve.models.blocks import Scores as Head
@@ -135,7 +139,7 @@ def test_slices_are_the_whole(name: str, lengths: tuple[int, ...], kind: torch.d
 
     stage, store, count = Stage(layers, loss=LOSS), SliceStore(len(lengths)), len(lengths)
     parts = [list(zip(cut_sequence(ids, lengths, "x"), cut_sequence(y, lengths, "y"), strict=True)) for ids, y in data]
-    shares = [slice_shares([counted(label) for _, label in one]) for one in parts]
+    shares = [slice_shares([Counting().counted(label) for _, label in one]) for one in parts]
     found: dict[str, Tensor] = {f"loss {m}": torch.zeros((), dtype=kind) for m in range(2)}
     for i, offset in enumerate(offsets(lengths)):
         for m in range(2):
@@ -302,8 +306,8 @@ def test_shares_of_a_sequence() -> None:
     assert slice_shares([0, 3, 1]) == [0, 0.75, 0.25]
     assert slice_shares([0, 0]) == [0, 0]
     assert share_of_loss(torch.tensor(torch.nan), 0).item() == 0
-    assert counted(torch.rand(2, 3, 4)) == 24
-    assert counted((torch.tensor([[1, -100, 2]]),)) == 2
+    assert Counting().counted(torch.rand(2, 3, 4)) == 24
+    assert Counting().counted((torch.tensor([[1, -100, 2]]),)) == 2
     with pytest.raises(BadInput, match="x: slices of"):
         cut_sequence(torch.zeros(2, 4), (4, 0), "x")
     with pytest.raises(BadInput, match=r"x: \(2, 5\) is not"):
@@ -394,7 +398,7 @@ class Pairs(nn.Module):
         return (pairs + pairs.flip(2)).flatten(1, 2)[:, : x.shape[1]]
 
 
-class Counting(nn.Module):
+class Tallying(nn.Module):
     """Keeps from call to call how many tokens it saw, and begins anew behind 12 of them."""
 
     seen = 0
@@ -423,6 +427,53 @@ class Dropped(nn.Module):
         return functional.dropout(y.transpose(1, 2).flatten(2), 0.1, self.training)
 
 
+class BatchNormed(nn.Module):
+    """With a batch norm that may not be called."""
+
+    def __init__(self, called: bool) -> None:
+        super().__init__()
+        self.norm, self.called = nn.BatchNorm1d(WIDTH), called
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.dropout(x, 0.1, self.training)
+        return self.norm(y.transpose(1, 2)).transpose(1, 2) if self.called else y
+
+
+class Again(nn.Module):
+    """Attention that runs again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
+        return found
+
+
+class Noisy(nn.Module):
+    """Draws numbers in training by whatever name, and mixes there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        noise = torch.rand_like(x) + torch.randn(x.shape) + torch.empty_like(x).normal_() + torch.bernoulli(x * 0 + 0.5)
+        return functional.dropout(x - x.mean(1, keepdim=True), 0.2) + noise * x.new_empty(len(x), 1, 1).bernoulli_(0.3)
+
+
+class Far(nn.Module):
+    """Adds the token `reach` before; or takes so many tokens of all alone."""
+
+    def __init__(self, reach: int, most: bool = False) -> None:
+        super().__init__()
+        self.reach, self.most = reach, most
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.most:
+            return torch.where((torch.arange(x[..., 0].numel()) < self.reach).view(x.shape[:2])[..., None], x, 0)
+        return x + functional.pad(x, (0, 0, self.reach, 0))[:, : x.shape[1]]
+
+
 class Deep(nn.Module):
     """A mean between parts that mix nothing, called twice; behind it all differs."""
 
@@ -446,7 +497,9 @@ class Deep(nn.Module):
         (Sometimes(slice(7, 9)), r"layer 4 \(Sometimes\): its output differs"),
         (Sometimes(training=True), r"layer 4 \(Sometimes\): its output differs"),
         (Pairs(), r"layer 4 \(Pairs\): its output differs"),
-        (Counting(), r"layer 4 \(Counting\): its output differs .* or keeps something from call to call"),
+        (Tallying(), r"layer 4 \(Tallying\): its output differs .* or keeps something from call to call"),
+        (Again(), r"^slices: layer 4 \(Again\): a layer runs again in the backward \(a checkpoint\)"),
+        (Noisy(), r"layer 4 \(Noisy\): its output differs"),
         (Balanced(), r"layer 4 \(Balanced\): adds to the loss by auxiliary_loss"),
         (Dropped(), r"layer 4 \(Dropped\): BadInput.*dropout_p"),
         (Convolution(), r"layer 4 \(Convolution\): its output differs"),
@@ -455,7 +508,8 @@ class Deep(nn.Module):
         (Direct(False, False), r"layer 4 \(Direct\): its output differs"),
         (Direct(True, False), r"layer 4 \(Direct\): its output differs"),
         (Direct(False, True), r"layer 4 \(Direct\): BadInput.*is_causal"),
-        (nn.BatchNorm1d(LENGTH), r"layer 4 \(BatchNorm1d\): a batch norm"),
+        (BatchNormed(called=True), r"layer 4 \(BatchNormed\): a batch norm mixes positions: 'norm'"),
+        (nn.BatchNorm1d(LENGTH), r"layer 4 \(BatchNorm1d\): RuntimeError: running_mean"),
         (nn.Flatten(), r"layer 4 \(Flatten\)"),
     ],
     ids=str,
@@ -464,6 +518,23 @@ def test_a_layer_that_mixes_positions_elsewhere_is_named(layer: nn.Module, line:
     good = [Block(WIDTH, 4), Decoder(GQA, LENGTH)]
     with pytest.raises(BadInput, match=line):
         check_layers([*good, layer, Mean()], torch.randn(2, LENGTH, WIDTH), first=2)
+
+
+@pytest.mark.parametrize("layer", [Far(50), Far(90, most=True)], ids=["token", "capacity"])
+def test_what_reaches_further_than_the_tiny_input_is_named(layer: nn.Module) -> None:
+    """Of two samples of 64 tokens the tiny input has 32 of one."""
+    x = torch.randn(2, 16, WIDTH)
+    check_stage([BatchNormed(called=False), layer], 2, None, (x, None), 32)
+    with pytest.raises(BadInput, match=r"layer 3 \(Far\): its output for 64 tokens differs"):
+        check_stage([Block(WIDTH, 4), layer], 2, None, (x, None), 64)
+
+
+def test_a_check_holds_a_layer_and_its_gradient_in_float64() -> None:
+    """Beside them little: of a parameter 16 bytes, and 8 of the largest while its gradient is added."""
+    layers = [nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)), nn.Linear(512, 512)]
+    with LiveBytes([p for layer in layers for p in layer.parameters()]) as live:
+        check_layers(layers, torch.randn(1, 4, 512))
+    assert live.most < (16 * 2 + 8 + 2) * 512 * 512
 
 
 def test_experts_with_a_capacity_are_named() -> None:
@@ -531,26 +602,86 @@ def test_no_layer_escapes_by_state_or_random_numbers(layer: nn.Module, line: str
         check_layers([layer], torch.randn(2, LENGTH, WIDTH))
 
 
-def test_a_loss_that_hides_what_it_leaves_out_is_refused() -> None:
-    made, labels = torch.empty(1, LENGTH, WORDS, device="meta"), torch.randint(1, WORDS, (2, 40))
-    padded = labels.clone()
-    padded[:, 30:] = 0
-    entropy = functional.cross_entropy
+def flat(loss: Loss) -> Loss:
+    """The same over rows of tokens."""
+    return lambda y, t: loss(y.flatten(0, 1), t.flatten())
 
-    def hidden(y: Tensor, t: Tensor) -> Tensor:
-        return entropy(y.flatten(0, 1), t.flatten(), ignore_index=0)
 
-    check_labels(hidden, made, labels)
-    with pytest.raises(BadInput, match="leaves out label 0, and slices take -100 for"):
-        check_labels(hidden, made, padded)
-    check_labels(LOSS, made, padded)
-    known = nn.Sequential(nn.CrossEntropyLoss(ignore_index=0))
-    assert [ignored_label(one) for one in (known, partial(entropy, ignore_index=0), partial(known), hidden)] == [
-        0,
-        0,
-        0,
-        -100,
-    ]
+WEIGHTS = torch.ones(WORDS).index_fill(0, torch.tensor([3]), 2.5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "line"),
+    [
+        (flat(partial(functional.cross_entropy, ignore_index=3)), "leaves out label 3, and slices take -100 for"),
+        (flat(partial(functional.cross_entropy, weight=WEIGHTS)), "the loss weighs its labels, which is known of Cross"),
+    ],
+    ids=["ignored", "weighed"],
+)
+def test_labels_that_come_late_are_tried_once(loss: Loss, line: str) -> None:
+    """A step's labels are looked at when they come for the first time, and no more."""
+    calls, seen = [0], SeenTargets()
+
+    def counted(y: Tensor, t: Tensor) -> Tensor:
+        calls[0] += 1
+        return loss(y, t)
+
+    made, labels = torch.empty(1, 4, WORDS), torch.randint(4, WORDS, (2, 40), generator=torch.Generator().manual_seed(0))
+    seen.check(counted, made, labels)
+    often = calls[0]
+    seen.check(counted, made, labels[:, :7])
+    assert calls[0] == often > 0
+    late = labels.index_fill(1, torch.tensor([30]), 3)
+    with pytest.raises(BadInput, match=line):
+        seen.check(counted, made, late)
+    seen.check(LOSS, made, late)
+
+
+def test_masks_and_other_targets_are_tried() -> None:
+    """A mask beside the labels, and numbers of which the loss leaves some out."""
+    made, labels = torch.empty(1, 4, WORDS), torch.arange(12).repeat(2, 1)
+
+    def masked(y: Tensor, t: tuple[Tensor, Tensor]) -> Tensor:
+        each = functional.cross_entropy(y.flatten(0, 1), t[0].flatten(), reduction="none")
+        return (each * t[1].flatten()).sum() / t[1].sum()
+
+    def squares(y: Tensor, t: Tensor) -> Tensor:
+        kept = (t.abs().sum(-1) > 0).double()
+        return ((y - t).square().mean(-1) * kept).sum() / kept.sum()
+
+    for mask in (torch.ones(2, 12), torch.ones(2, 12).bool()):
+        seen = SeenTargets()
+        seen.check(masked, made, (labels, mask))
+        with pytest.raises(
+            BadInput, match="weighs tokens by more than their labels: give those that do not count the label"
+        ):
+            seen.check(masked, made, (labels, mask.index_fill(1, torch.tensor([9]), 0)))
+    seen, numbers = SeenTargets(), torch.randn(2, 12, WORDS)
+    seen.check(squares, made, numbers)
+    with pytest.raises(BadInput, match="it is no mean of labels"):
+        seen.check(squares, made, numbers.index_fill(1, torch.tensor([9]), 0))
+
+
+def test_labels_weigh_what_the_loss_says() -> None:
+    known = nn.Sequential(nn.CrossEntropyLoss(ignore_index=0, weight=WEIGHTS))
+    entropy = partial(functional.cross_entropy, ignore_index=0, weight=WEIGHTS)
+    hidden = flat(entropy)
+    assert [Counting.of(one).ignored for one in (known, entropy, partial(known), hidden)] == [0, 0, 0, -100]
+    assert [Counting.of(one).weights is WEIGHTS for one in (partial(known), entropy, hidden)] == [True, True, False]
+    assert Counting.of(nn.CrossEntropyLoss(weight=WEIGHTS, reduction="sum")).weights is None
+    labels = torch.tensor([[0, 3, 3], [5, 6, 0]])
+    assert Counting.of(known).counted(labels) == 7
+    with pytest.raises(BadInput, match="label 23, but the loss has 23 weights"):
+        Counting.of(known).counted(labels + 20)
+    output, labels = torch.randn(1, LENGTH, WORDS), torch.arange(LENGTH)[None]
+    check_loss(partial(weighed, weight=WEIGHTS), output, labels, ignored=True)
+    with pytest.raises(BadInput, match="the loss weighs its labels"):
+        check_loss(lambda y, t: weighed(y, t, WEIGHTS), output, labels)
+
+
+def weighed(y: Tensor, t: Tensor, weight: Tensor) -> Tensor:
+    """In float32, as its weights are."""
+    return functional.cross_entropy(y.flatten(0, 1), t.flatten(), weight=weight)
 
 
 def test_a_mean_of_means_of_rows_is_refused_where_labels_do_not_count() -> None:

@@ -35,8 +35,8 @@ from .rank import StepResult
 from .replicas import Replicas, begin_alike, optimizers_wait
 from .reports import trace_of
 from .sharding.rank import Sharding
+from .slices.counting import Counting
 from .slices.cutting import Cutting
-from .slices.loss import ignored_label
 from .splits import merged
 from .torch_private import default_group
 from .transport.peers import Peers, agreed, content, together
@@ -126,7 +126,7 @@ class Pipeline:
         self.vocabulary = None if shard is None else WholeVocabulary(shard, part.names, group, self.device)
         self.inputs, self.targets = part.program.inputs, part.program.targets
         self.microbatches = range(schedule.problem.microbatches)
-        self.cutting, self.ignored = Cutting.of(schedule.problem), ignored_label(loss)
+        self.cutting, self.counting = Cutting.of(schedule.problem), Counting.of(loss)
         homes = schedule.problem.stage_ranks  # behind the model's stages come shards of its vocabulary, without layers
         self.owners = [ranks for ranks, n in zip(homes, part.counts, strict=False) for _ in range(n)]
         with self.peers.telling("building"):
@@ -233,9 +233,9 @@ class Pipeline:
             first,
             last,
             step_seed(self.seed, self.steps) + self.place * len(self.microbatches) * self.cutting.count,
-            self.cutting.shares(last, self._shares(targets) if uneven else {}, self.ignored),
+            self.cutting.shares(last, self._shares(targets) if uneven else {}, self.counting),
             scale,
-            self.cutting.ignores(last, self.ignored),
+            self.cutting.ignores(last, self.counting),
         )
         self.wait_gradients()
         result = self._runner.run(data, self.device, memory)

@@ -16,7 +16,7 @@ from ...util.errors import BadInput
 from ..offload.keeper import Keeper, opened_all
 from ..sharding.stage import ShardedStage
 from ..slices.check import check_stage
-from ..slices.loss import Uncounted, check_labels
+from ..slices.loss import Uncounted
 from ..slices.stage import StageSlices
 from ..torch_private import version_of
 from .layer_split import LayerSplit, Loss, outputs
@@ -121,7 +121,7 @@ class Stage:
 
     def _slice(self, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
         """What a forward runs in. The first one of a slice looks at the layers, and the first of one whose labels count at
-        the loss: can they be cut? Raises BadInput."""
+        the loss: can they be cut? All look at labels that come for the first time. Raises BadInput."""
         if self.slices is None:
             return nullcontext()
         counts = self.loss is not None and not isinstance(target, Uncounted)
@@ -129,8 +129,8 @@ class Stage:
         if looks:
             self.slices.made = check_stage(self.layers, self.first, self.loss, (x, target), self.slices.tokens(x), looks)
             self.slices.looked |= looks
-        if self.loss is not None and counts and self.slices.looks_at_labels(microbatch):
-            check_labels(self.loss, self.slices.made, target)
+        if self.loss is not None and counts:
+            self.slices.check_labels(self.loss, target)
         return self.slices.forward(microbatch, x)
 
     def _forward(

@@ -141,8 +141,8 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
                 cutting.parts({m: moved(inputs[m], device) for m in one.program.inputs}, "inputs"),
                 parts,
                 step_seed(pipeline.seed, pipeline.steps) + start * cutting.count,
-                cutting.shares(parts, rows, pipeline.ignored),
-                ignored=cutting.ignores(parts, pipeline.ignored),
+                cutting.shares(parts, rows, pipeline.counting),
+                ignored=cutting.ignores(parts, pipeline.counting),
             )
             one.run(pipeline, data)
             yield start, one

@@ -15,6 +15,7 @@ from ..mesh.place import PipelineMesh
 from ..replicas import Replicas
 from ..sharding.rank import Sharding
 from ..shared import Shared
+from ..slices.counting import Counting
 from ..slices.cutting import Cutting
 from ..transport.peers import Peers
 from ..transport.wires import Wires
@@ -25,7 +26,8 @@ from ..weight_versions import WeightVersions
 
 class OnRank(Protocol):
     """One rank's pipeline: see `Pipeline`. group: its process group, None for the default one. rounds: programs of forwards
-    that were made so far. cutting: how sequences are cut into slices. ignored: the label that the loss leaves out."""
+    that were made so far. cutting: how sequences are cut into slices. counting: which labels count
+    in the loss."""
 
     schedule: Schedule
     group: Any
@@ -35,7 +37,7 @@ class OnRank(Protocol):
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
     cutting: Cutting
-    ignored: int
+    counting: Counting
     wires: Wires
     peers: Peers
     hooks: Hooks

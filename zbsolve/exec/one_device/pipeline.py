@@ -34,8 +34,8 @@ from ..lowering import lower
 from ..memory import LiveBytes, Memory, predicted
 from ..program import Action, Message
 from ..shared import Bucket, buckets
+from ..slices.counting import Counting
 from ..slices.cutting import Cutting
-from ..slices.loss import ignored_label
 from ..splits import Row
 from .streams import Streams
 
@@ -118,7 +118,7 @@ class OneDevice:
         self.parts: list[dict[int, nn.Module]] = []
         self.interpreters: list[Interpreter] = []
         check_sliced(problem, split)
-        self.cutting, self.ignored = Cutting.of(problem), ignored_label(model.loss)
+        self.cutting, self.counting = Cutting.of(problem), Counting.of(model.loss)
         parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss)
         for program in lower(schedule):
             mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
@@ -153,7 +153,7 @@ class OneDevice:
             self.cutting.parts({m: moved(x, self.device) for m, x in batch.items()}, what)
             for batch, what in ((inputs, "inputs"), (targets, "targets"))
         )
-        shares, ignored = self.cutting.shares(targets, {}, self.ignored), self.cutting.ignores(targets, self.ignored)
+        shares, ignored = self.cutting.shares(targets, {}, self.counting), self.cutting.ignores(targets, self.counting)
         data = Data(inputs, targets, step_seed(self.seed, self.steps), shares, ignored=ignored)
         self.steps += 1
         meters = [self._meter(rank, data) for rank in range(len(self.interpreters))] if memory else []

@@ -19,7 +19,8 @@ from ...profile.cuts import NotSliced, whole_tokens
 from ...util.errors import BadInput
 from ..backward.values import leaves_of
 from ..torch_private import tree_flatten, tree_map, tree_unflatten
-from .sequence import counted, cut_sequence, ignores, slice_shares
+from .counting import Counting
+from .sequence import cut_sequence, slice_shares
 
 
 @dataclass(frozen=True)
@@ -78,20 +79,20 @@ class Cutting:
             raise BadInput(f"{what}: slices need tensors (batch, length, …) of one length, got {sorted(lengths)}")
         return self.tokens(length, what)
 
-    def shares(self, targets: Mapping[int, Any], shares: Mapping[int, float], ignore_index: int) -> Mapping[int, float]:
+    def shares(self, targets: Mapping[int, Any], shares: Mapping[int, float], counting: Counting) -> Mapping[int, float]:
         """What each part of `targets` counts in the mean. shares: of each microbatch, {} where all count alike."""
         if self.count == 1:
             return shares
         found: dict[int, float] = {}
         for m in sorted({part // self.count for part in targets}):
             mine = range(m * self.count, (m + 1) * self.count)
-            each = slice_shares([counted(targets[part], ignore_index) for part in mine])
+            each = slice_shares([counting.counted(targets[part]) for part in mine])
             found |= {part: one * shares.get(m, 1.0) for part, one in zip(mine, each, strict=True)}
         return found
 
-    def ignores(self, targets: Mapping[int, Any], ignore_index: int) -> bool:
+    def ignores(self, targets: Mapping[int, Any], counting: Counting) -> bool:
         """Whether some labels of a step's parts do not count; of whole sequences nobody needs to know."""
-        return self.count > 1 and any(ignores(one, ignore_index) for one in targets.values())
+        return self.count > 1 and any(counting.ignores(one) for one in targets.values())
 
     def joined(self, outputs: Mapping[int, Any]) -> dict[int, Any]:
         """Part → pytree of tensors (batch, length, …), as microbatch → the same of the whole sequence."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ...util.errors import BadInput
-from ..backward.values import leaves_of
 from ..torch_private import tree_flatten, tree_unflatten
 
 
@@ -35,24 +34,8 @@ def _cut(leaf: Tensor, lengths: Sequence[int], what: str) -> Sequence[Tensor]:
     return [leaf.narrow(1, start, length) for start, length in zip(offsets(lengths), lengths, strict=True)]
 
 
-def counted(targets: Any, ignore_index: int = -100) -> int:
-    """How many numbers of a slice's targets its mean loss is over: labels (whole numbers) but for those that are ignored;
-    all of other targets. Raises BadInput where there is no tensor."""
-    for leaf in leaves_of(targets):
-        if isinstance(leaf, Tensor):
-            whole = not leaf.is_floating_point() and leaf.dtype != torch.bool
-            return int((leaf != ignore_index).sum()) if whole else leaf.numel()
-    raise BadInput("targets: slices need a tensor")
-
-
-def ignores(targets: Any, ignore_index: int = -100) -> bool:
-    """Whether a slice has labels that do not count."""
-    sizes = [leaf.numel() for leaf in leaves_of(targets) if isinstance(leaf, Tensor)]
-    return counted(targets, ignore_index) < sizes[0]
-
-
-def slice_shares(counts: Sequence[int]) -> list[float]:
-    """What each slice's mean loss counts in its sequence's, given how many labels of each count: they sum to 1. All are 0
+def slice_shares(counts: Sequence[float]) -> list[float]:
+    """What each slice's mean loss counts in its sequence's, given what the labels of each count: they sum to 1. All are 0
     where no label counts: the loss of such a sequence is 0, as `CrossEntropy` has it."""
     total = sum(counts)
     return [one / total if total else 0.0 for one in counts]

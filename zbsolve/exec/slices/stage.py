@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..backward.values import leaves_of
+from ..backward.values import leaves_of, tensors_of
+from ..torch_private import tree_map, without_modes
 from .attention import Helper
 from .cutting import Cutting
+from .labels import SeenTargets
 from .store import SliceStore
 from .trial import IGNORED, LAYERS, LOSS
 
@@ -20,13 +23,14 @@ class StageSlices:
     """The slices of a stage's microbatches, by the number of their part (see `cutting`).
 
     Where a slice begins follows from the activations before: tensors (batch, length, …). looked: what of the stage was
-    looked at (see `check.check_stage`), which gave `made`. ignored: the step that runs has labels that do not count.
+    looked at (see `check.check_stage`), which gave `made`. labels: what of the targets was tried with the loss.
+    ignored: the step that runs has labels that do not count.
     """
 
     def __init__(self, cutting: Cutting) -> None:
         self.cutting, self.looked, self.ignored = cutting, set[str](), False
         self.made: Any = None
-        self._labels_left = set(range(cutting.count))
+        self.labels = SeenTargets()
         self.store = SliceStore(cutting.count)
         self._ends: dict[int, list[int]] = {}
 
@@ -34,19 +38,18 @@ class StageSlices:
         """The same slices of other microbatches."""
         found = StageSlices(self.cutting)
         found.looked |= self.looked
-        found.made, found._labels_left = self.made, self._labels_left
+        found.made, found.labels = self.made, self.labels
         return found
 
     def looks(self, counts: bool) -> set[str]:
         """What is still to be looked at. counts: the slice has a loss, in which some of its labels count."""
         return {LAYERS, *([LOSS] if counts else []), *([IGNORED] if counts and self.ignored else [])} - self.looked
 
-    def looks_at_labels(self, part: int) -> bool:
-        """Is this the first time that a slice of this number has a loss?"""
-        number = part % self.cutting.count
-        new = number in self._labels_left and self.made is not None  # else whoever made this has looked
-        self._labels_left.discard(number)
-        return new
+    def check_labels(self, loss: Callable[[Any, Any], Tensor], targets: Any) -> None:
+        """Look at what is new in the labels of a slice with a loss. Raises BadInput."""
+        if self.made is not None:  # else whoever says that all was looked at
+            with without_modes():
+                self.labels.check(loss, tree_map(partial(_empty, tensors_of(targets)[0].device), self.made), targets)
 
     @contextmanager
     def forward(self, part: int, x: Any) -> Iterator[None]:
@@ -94,6 +97,10 @@ class StageSlices:
     def tokens(self, x: Any) -> int:
         """How long the whole sequence is at least whose first slice is `x`."""
         return self.cutting.length(_length(x))
+
+
+def _empty(device: torch.device, one: Any) -> Any:
+    return torch.empty_like(one, device=device) if isinstance(one, Tensor) else one
 
 
 def _length(x: Any) -> int:

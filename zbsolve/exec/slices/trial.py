@@ -13,17 +13,24 @@ from ...util.errors import BadInput
 from ...util.own_code import raised
 from ..torch_private import tree_leaves
 
+HEAD = "slices: "  # of all that is refused
 LAYERS, LOSS, IGNORED = "layers", "loss", "ignored labels"  # what is looked at
 MAX_TOKENS = 32  # of the tiny input that a stage's layers are tried with
+MAX_NUMBERS = 2**22  # of outputs that the loss is tried with
 LIMIT = 1e-5  # of what is compared, for numbers in float64
 
 
-def tiny(tokens: int, one: Any) -> Any:
-    """The first sample of a tensor (batch, length, …), cut or repeated to a length."""
+def tiny(tokens: int, one: Any, rows: int = 1) -> Any:
+    """The first samples of a tensor (batch, length, …), cut or repeated to a length."""
     if not isinstance(one, Tensor) or one.dim() < 2:
         return one
     times = -(-tokens // max(one.shape[1], 1))
-    return torch.cat([one[:1].detach()] * times, 1)[:, :tokens]
+    return torch.cat([one[:rows].detach()] * times, 1)[:, :tokens]
+
+
+def numbers_of(output: Any) -> int:
+    """Of each token, at least 1."""
+    return max(sum(one.shape[2:].numel() for one in tree_leaves(output) if isinstance(one, Tensor)), 1)
 
 
 def three_lengths(x: Any, name: str) -> list[int]:
@@ -38,14 +45,21 @@ def three_lengths(x: Any, name: str) -> list[int]:
     return [first, length - first - length // 4, length // 4]
 
 
+def alike(one: Any) -> Any:
+    """The first token of a tensor everywhere: experts of which each takes so many tokens get too many."""
+    return one[:1, :1].expand_as(one).clone() if isinstance(one, Tensor) else one
+
+
 @contextmanager
 def naming(name: str) -> Iterator[None]:
     """Raise what fails inside as BadInput that names it."""
     try:
         yield
     except Exception as error:
-        if str(error).startswith("slices: "):
+        if str(error).startswith(f"slices: {name}"):
             raise
+        if str(error).startswith(HEAD):
+            raise BadInput(f"slices: {name}: {str(error).removeprefix(HEAD)}") from error
         raise BadInput(f"slices: {name}: {raised(error)}") from error
 
 

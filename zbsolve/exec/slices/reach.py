@@ -1,0 +1,65 @@
+"""Does a layer mix tokens that are far from each other? It runs on more tokens than the tiny input has (see `check`), whole
+and in slices, while attention mixes nothing: forwards alone, so that this takes little time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...models.slicing import AttentionRule, running_slice
+from ..torch_private import tree_leaves, tree_map
+from .sequence import cut_sequence, offsets
+from .trial import MAX_TOKENS, noise, tiny
+
+MAX_REACH = 2048  # tokens
+PRODUCTS = {"cpu": 2**31}  # of a layer's parameters with tokens: about a second a layer; other devices are faster
+MANY_PRODUCTS = 2**39
+
+
+class EachToken:
+    """A slice in whose attention a query sees its own value alone. offset: of its first token."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+        """See `Slicing`."""
+        return value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+
+
+def longer(layers: Sequence[nn.Module], sample: Any, tokens: int) -> Any:
+    """Rows of the sample with more tokens, as many as these layers run in little time, each of at most `tokens`; None where
+    it has so many already."""
+    most = max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=1)
+    device = next((one.device.type for one in tree_leaves(sample) if isinstance(one, Tensor)), "cpu")
+    room = min(MAX_REACH, PRODUCTS.get(device, MANY_PRODUCTS) // max(most, 1))
+    length = min(tokens, room)
+    rows = max(room // max(length, 1), 1)
+    return tree_map(lambda one: _unlike(tiny(length, one, rows)), sample) if length > MAX_TOKENS else None
+
+
+def _unlike(one: Any) -> Any:
+    """No token like another, where it has other than whole numbers: it is repeated."""
+    if not isinstance(one, Tensor) or not one.is_floating_point():
+        return one
+    return one * (1 + 0.1 * noise(one))
+
+
+def each_token(layer: nn.Module, x: Any, lengths: Sequence[int], name: str) -> tuple[Any, list[Any]]:
+    """The layer's output for all tokens, and for each slice of them."""
+    with torch.no_grad():
+        with running_slice(EachToken(0)):
+            whole = layer(_copy(x))
+        parts = []
+        for part, offset in zip(cut_sequence(x, lengths, name), offsets(lengths), strict=True):
+            with running_slice(EachToken(offset)):
+                parts.append(layer(_copy(part)))
+    return whole, parts
+
+
+def _copy(x: Any) -> Any:
+    """A layer may write into what it is given."""
+    return tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, x)
