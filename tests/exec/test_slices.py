@@ -50,32 +50,38 @@ def test_evaluations_and_outputs_are_those_of_the_unsliced_model(found: list[dic
 
 
 def test_ranks_make_attention_for_each_other(found: list[dict[str, Any]]) -> None:
+    """As often in any order as in the one that the exchange is made for."""
     assert found[0]["answers"]
     for name in found[0]["answers"]:
-        assert sum(rank["answers"].get(name, 0) for rank in found) > 5
+        made, anyhow = (sum(rank["answers"].get(name, (0, 0))[order] for rank in found) for order in (0, 1))
+        assert made == anyhow >= 3, name
 
 
-def between(schedule: Schedule) -> Iterator[Schedule]:
-    """A helper's pass a place earlier or later, between parts of another pass."""
-    for stream, names in schedule.order.items():
-        for i, name in enumerate(names):
-            parts = [one for one in range(len(names)) if "Q" in names[one] and abs(one - i) < 5]
-            for at in parts if "H" in name else ():
-                rest = [*names[:i], *names[i + 1 :]]
-                rest.insert(rest.index(names[at]) + 1, name)
-                yield replace(schedule, order={**schedule.order, stream: tuple(rest)})
+def comes_in_parts(schedule: Schedule, helper: str) -> bool:
+    """Does a pass come between the parts of one of the two passes that the helper's stage has of its slice?"""
+    stage, part = helper.split("FH" if "FH" in helper else "BH")
+    last = ("F", "BW")
+    (home,) = {stream for stream, names in schedule.order.items() if f"{stage}F{part}" in names}
+    order = schedule.order[home]
+    for begin, behind, end in (("FQ", "FA", last[0]), ("BQ", "BA", last[1])):
+        if (first := f"{stage}{begin}{part}") in order:
+            at = order.index(first)
+            if order[at : at + 3] != (first, f"{stage}{behind}{part}", f"{stage}{end}{part}"):
+                return True
+    return False
 
 
-def test_parts_of_a_pass_come_in_one_go() -> None:
+def test_a_rank_goes_on_where_what_it_helps_comes_in_parts() -> None:
+    """In SlimPipe's order no pass comes between parts, so helpers serve until what they help is over. In other orders one
+    may, and wait for what a helper's rank does next: two passes that each come between the other's parts."""
     times, how = [[10, 12, 14, 16]] * 4, {"layers": (1, 1, 1, 1), "attention_exchange": AttentionExchange(2, 2)}
     problem = pipeline(times, BW=times, microbatches=2, slices=4, **how)
     schedule = preset("slimpipe", problem)
-    lower(schedule)
-    moved = [one for one in between(schedule) if verify(problem, one) == ()]
-    assert moved
-    for one in moved:
-        with pytest.raises(BadInput, match="where no pass comes between"):
-            lower(one)
+    assert not any(action.goes_on for program in lower(schedule) for action in program.actions)
+    for seed in range(3):
+        one = random_schedule(problem, seed)
+        going = {action.name for program in lower(one) for action in program.actions if action.goes_on}
+        assert going == {name for name in problem.names if "H" in name and comes_in_parts(one, name)} != set()
     with pytest.raises(BadInput, match="one device: attention for another rank needs a process for each rank"):
         run_here(schedule, gpt("small", 0, SMALL))
 

@@ -27,7 +27,7 @@ from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.optimizer.ahead import Cut
-from zbsolve.exec.slices.exchange import ANSWER
+from zbsolve.exec.slices.exchange import FIRST_TAG
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
 from zbsolve.profile.profile import Layer, Link, Profile
@@ -36,7 +36,7 @@ from zbsolve.systems import preset
 from .exec_jobs_vocabulary import everything
 from .exec_tools import a_problem, random_schedule, split_layers
 
-WIDTH, LENGTH, WORDS, BATCH = 8, 12, 11, 2
+WIDTH, LENGTH, WORDS, BATCH, ANY_ORDERS = 8, 12, 11, 2, 2
 LOSS = CrossEntropy(z_loss=1e-3)
 
 
@@ -45,7 +45,7 @@ class Case:
     """What is tried. lengths: of the slices, in proportion; () for `count` even ones. offloaded: of what each stage keeps.
     ignored: labels that do not count, all of a slice and all of a microbatch among them. rows: of each microbatch, where
     they differ. dp: pipelines side by side. barriers: of a sharded vocabulary; embedding: the input's is sharded too.
-    exchange: ranks make attention for each other."""
+    exchange: ranks make attention for each other. blocks: of the model; 0: one fewer than stages."""
 
     name: str
     placement: tuple[int, ...] = (0, 1, 2, 3)
@@ -61,6 +61,7 @@ class Case:
     barriers: int = 0
     embedding: bool = False
     exchange: bool = False
+    blocks: int = 0
     kind: torch.dtype = torch.float64
 
 
@@ -83,6 +84,8 @@ CASES = [
     Case("two pipelines", (0, 1), lengths=(7, 1, 4), dp=2, ignored=True),
     Case("exchange", count=4, exchange=True, ignored=True),
     Case("exchange, recompute, fused", (0, 1, 2, 2, 1, 0), 4, fused=True, recompute=(1,), exchange=True),
+    Case("exchange, loop", (0, 1, 0, 1), 4, fused=True, exchange=True, tied=True),
+    Case("exchange, all recompute", (0, 1, 1, 0), fused=True, recompute="all", exchange=True, blocks=4),
     Case("float32", (0, 1, 2, 3, 3, 2, 1, 0), ignored=True, kind=torch.float32),
     Case("float32, fused", (0, 1), kind=torch.float32, fused=True),
 ]
@@ -91,9 +94,13 @@ VALIDATED = ("even", "loop", "recompute", "exchange")
 EVALUATED = ("uneven, fused", "vee", "exchange", "vocabulary, embedding")
 
 
+def blocks_of(case: Case) -> int:
+    return case.blocks or len(case.placement) - 1
+
+
 def layers_of(case: Case) -> list[nn.Module]:
     torch.manual_seed(0)
-    blocks = [Block(WIDTH, 2) for _ in range(len(case.placement) - 1)]
+    blocks = [Block(WIDTH, 2) for _ in range(blocks_of(case))]
     layers = [Embed(LENGTH, WIDTH, WORDS), *blocks, Head(WIDTH, WORDS)]
     if case.tied:
         layers[-1].output.weight = layers[0].token.weight  # type: ignore[union-attr]
@@ -102,7 +109,7 @@ def layers_of(case: Case) -> list[nn.Module]:
 
 def problem_of(case: Case, microbatches: int = 2) -> Problem:
     how = {"fused": case.fused, "recompute": case.recompute}
-    step = a_problem(case.placement, microbatches * case.count, len(case.placement) + 1, held_until_B=4, held_input=2, **how)
+    step = a_problem(case.placement, microbatches * case.count, blocks_of(case) + 2, held_until_B=4, held_input=2, **how)
     step = with_offload(step, 1, 1, fraction=case.offloaded) if case.offloaded else step
     if case.barriers:
         costs = Vocabulary(3, 3, broadcast=1, reduce=2, lookup=2 if case.embedding else None, barriers=case.barriers)
@@ -145,10 +152,17 @@ def batch(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     return x, y
 
 
+def schedules_of(case: Case, seed: int) -> list[Schedule]:
+    """An order that the graph allows; with an exchange the one that it is made for, and some that put other passes between
+    the parts of one."""
+    problem = problem_of(case)
+    if not case.exchange:
+        return [random_schedule(problem, seed)]
+    return [exchanged_schedule(problem), *(random_schedule(problem, seed + more) for more in range(ANY_ORDERS))]
+
+
 def pipeline_of(case: Case, seed: int = 0, schedule: Schedule | None = None, **more: Any) -> Pipeline:
-    if schedule is None:
-        problem = problem_of(case)
-        schedule = exchanged_schedule(problem) if case.exchange else random_schedule(problem, seed)
+    schedule = schedules_of(case, seed)[0] if schedule is None else schedule
     return Pipeline(layers_of(case), schedule, loss=more.pop("loss", LOSS), timeout=120, **more)
 
 
@@ -163,32 +177,39 @@ def right(layers: Sequence[nn.Module], x: Sequence[Tensor], y: Sequence[Tensor])
 
 
 def tried(case: Case, seed: int, group: dict[str, Any]) -> float:
-    """The largest difference of loss and gradients here from the unsliced model, in two steps; afterwards no key is left."""
-    pipe, (x, y), whole, worst = pipeline_of(case, seed, **group), batch(case), layers_of(case), [0.0]
+    """The largest difference of loss and gradients here from the unsliced model, in two steps of each order; afterwards no
+    key is left."""
+    (x, y), whole, worst = batch(case), layers_of(case), [0.0]
     loss = right(whole, x, y)  # where pipelines are side by side each has the whole batch, so the mean is the same
     expected = values(dict(enumerate(whole)))
-    for _ in range(2):
-        found = pipe.step(x, y, uneven=bool(case.rows)).loss
-        pipe.wait_gradients()
-        mine = everything(pipe)
-        worst += [abs(found - loss) / abs(loss), *(difference(v.found, expected[k].found) for k, v in mine.items())]
-        pipe.module.zero_grad()
-    for stage in pipe.stages.values():
-        assert stage.slices is not None
-        assert stage.slices.store.bytes == 0
-        assert not stage.live
+    for schedule in schedules_of(case, seed):
+        pipe = pipeline_of(case, schedule=schedule, **group)
+        for _ in range(2):
+            found = pipe.step(x, y, uneven=bool(case.rows)).loss
+            pipe.wait_gradients()
+            mine = everything(pipe)
+            worst += [abs(found - loss) / abs(loss), *(difference(v.found, expected[k].found) for k, v in mine.items())]
+            pipe.module.zero_grad()
+        for stage in pipe.stages.values():
+            assert stage.slices is not None
+            assert stage.slices.store.bytes == 0
+            assert not stage.live
     return max(worst)
 
 
-def answers(case: Case, group: dict[str, Any]) -> int:
-    """How often this rank made attention for another one in a step; some of the answers are gradients."""
-    pipe, (x, y), found = pipeline_of(case, **group), batch(case), []
+def answers(case: Case, group: dict[str, Any]) -> list[int]:
+    """How often this rank made attention for another one in a step of each order; some of the answers are gradients."""
+    return [_answers(case, schedule, group) for schedule in schedules_of(case, 0)[:2]]
+
+
+def _answers(case: Case, schedule: Schedule, group: dict[str, Any]) -> int:
+    pipe, (x, y), found = pipeline_of(case, schedule=schedule, **group), batch(case), []
     attention = pipe.attention
     assert attention is not None
     send = attention.send
 
     def counted(rank: int, tag: int, tensors: Any) -> Any:
-        if tag == ANSWER:
+        if (tag - FIRST_TAG) % 2:
             found.append(rank)
         return send(rank, tag, tensors)
 

@@ -46,7 +46,6 @@ def lower(schedule: Schedule, training: bool = True) -> tuple[Program, ...]:
     check_runs(problem, training)
     lowering = _Lowering(schedule)
     _check_collectives(problem, lowering.orders)
-    _check_parts(problem, lowering.orders)
     return tuple(lowering.program(rank) for rank in range(problem.ranks))
 
 
@@ -126,17 +125,6 @@ def _check_collectives(problem: Problem, orders: Sequence[Sequence[str]]) -> Non
             raise BadInput(f"pass {b}: rank {rank} has it where rank 0 has {a}: ranks need one order of their collectives")
 
 
-def _check_parts(problem: Problem, orders: Sequence[Sequence[str]]) -> None:
-    """What one pass does in parts comes in one go: parts of one stage and slice, and then the pass."""
-    p, parts = problem.passes, passes_where(problem, "before_its_pass")
-    for order in orders if parts.any() else ():
-        rows = [problem.index[name] for name in order]
-        for a, b in pairwise(rows):
-            if parts[a] and (p.stage[a] != p.stage[b] or problem.parts[a] != problem.parts[b] or p.rank[a] != p.rank[b]):
-                names = f"{problem.names[b]} comes between {problem.names[a]} and what follows it"
-                raise BadInput(f"pass {names}: run knows attention for another rank only where no pass comes between")
-
-
 def _check_inputs(problem: Problem) -> None:
     """An edge brings what a pass takes. Only the first stage takes the batch, and the last one of the model the gradient of
     the loss."""
@@ -154,7 +142,7 @@ class _Lowering:
     """One schedule on its way to programs. orders: each rank's passes in order. takes: pass → the message with its input;
     gives: pass → the messages that its output goes to. companions: (stage, part) → the kinds of its passes. makers:
     pass → those passes before it whose work is released (see `Handler.release`); made: the stages that have such. hears,
-    tells: see `Action`."""
+    tells, going_on: see `Action`."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.problem = schedule, schedule.problem
@@ -164,7 +152,7 @@ class _Lowering:
         self.gives: dict[str, list[Message]] = {}
         for message in self.takes.values():
             self.gives.setdefault(message.before, []).append(message)
-        self.companions = _companions(self.problem)
+        self.companions, self.going_on = _companions(self.problem), _going_on(self.problem, self.orders)
         self.makers, self.made = _makers(self.problem)
         self.shares = shares(self.problem)
         self.hears: dict[int, list[str]] = {}
@@ -261,6 +249,7 @@ class _Lowering:
             tells=row in self.tells,
             stream=one.streams[0],
             share=float(self.shares[row]),
+            goes_on=bool(self.going_on[row]),
         )
 
 
@@ -285,6 +274,20 @@ def _companions(problem: Problem) -> dict[tuple[int, int], frozenset[str]]:
     for row, stage, part in zip(rows.tolist(), p.stage[rows].tolist(), problem.parts[rows].tolist(), strict=True):
         found.setdefault((stage, part), set()).add(kinds[row])
     return {spot: frozenset(kinds) for spot, kinds in found.items()}
+
+
+def _going_on(problem: Problem, orders: Sequence[Sequence[str]]) -> Bools:
+    """Of which passes the rank goes on while their work is done, shape (passes,): of one that helps another, where that does
+    not come in one go, parts and then the pass. A pass between may wait for what the helper's rank does next."""
+    found, parts, p = passes_where(problem, "goes_on"), passes_where(problem, "before_its_pass"), problem.passes
+    broken = set[tuple[int, int]]()
+    for order in orders if parts.any() else ():
+        rows = [problem.index[name] for name in order]
+        spots = [(int(p.stage[row]), int(problem.parts[row])) for row in rows]
+        broken |= {a for row, (a, b) in zip(rows, pairwise(spots), strict=False) if parts[row] and a != b}
+    for row in np.flatnonzero(passes_where(problem, "helps")).tolist():
+        found[row] = (int(p.stage[row]), int(problem.parts[row])) in broken
+    return found
 
 
 def _makers(problem: Problem) -> tuple[dict[int, list[int]], set[int]]:

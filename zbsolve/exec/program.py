@@ -57,7 +57,8 @@ class Action:
     gradients. use: of versions of weights, where there are updates. releases: (kind, stage) of the passes here whose work is
     over with this one (see `Handler.release`). awaits: work that passes before it only began (see `Handler.settle`). hears:
     passes of other ranks that it waits for though it takes nothing of them; tells: others wait for it so. stream: what it
-    occupies. share: of the bytes that a pass before it holds, how much it moves to another pool.
+    occupies. share: of the bytes that a pass before it holds, how much it moves to another pool. goes_on: its rank runs the
+    next passes while its work is done.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Action:
     tells: bool = False
     stream: str = ""
     share: float = 1.0
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class Reports:
         index = schedule.problem.index
         self.schedule = schedule
         self.rows = [np.array([index[action.name] for action in p.actions], np.int64) for p in programs]
+        self.goes_on = [np.array([action.goes_on for action in p.actions], bool) for p in programs]
         self.peers, self.emulated = peers, emulated
         self._offset = offset
         self._width = HEAD_WORDS + 4 * max(len(rows) for rows in self.rows)
@@ -83,7 +84,6 @@ class StepReport:
         start, end, arrived, host = (np.zeros(len(problem.passes)) for _ in range(4))
         joined, only_time = passes_where(problem, "ends_with_step"), passes_where(problem, "only_time")
         joins = passes_where(problem, "joins")
-        goes_on = passes_where(problem, "goes_on")
         zero = int(words[:, 0].min())
         began = (words[:, 0] - zero) / 1000
         for rank, rows in enumerate(self._reports.rows):
@@ -91,7 +91,7 @@ class StepReport:
             for i, column in enumerate((start, end, arrived)):
                 column[rows] = (words[rank, HEAD_WORDS + i * n : HEAD_WORDS + (i + 1) * n] - zero) / 1000
             waited = words[rank, HEAD_WORDS + 3 * n : HEAD_WORDS + 4 * n] / 1000
-            left = np.where(goes_on[rows], start[rows], end[rows])  # when this rank went on
+            left = np.where(self._reports.goes_on[rank], start[rows], end[rows])  # when this rank went on
             ran = np.flatnonzero(~(only_time | joins)[rows])  # the others may be recorded while the rank did something else
             host[rows[ran]] = start[rows[ran]] - np.append(began[rank], left[ran][:-1]) - waited[ran]
         for stage in np.unique(problem.passes.stage[joined]):  # they begin when the last of their ranks joins

@@ -1,7 +1,7 @@
 """Handlers of attention that ranks make for each other: FQ, FA, BQ and BA are parts of what F and B do, FH and BH help.
 
-F and B (or BW) run their stage as they do without an exchange, in one go behind their parts, and ask the helper at each call
-of attention (see `slices.exchange`).
+F and B (or BW) run their stage as they do without an exchange, behind their parts, and ask the helper at each call of
+attention (see `slices.exchange`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,25 @@ from .handler import Handler, RankState
 
 
 def _part(state: RankState, action: Action, given: Any) -> Any:
-    """F or B, which comes right behind, does it."""
+    """F or B, which comes behind, does it."""
     return None
 
 
 def _help(state: RankState, action: Action, given: Any) -> Any:
     assert state.attention is not None
-    state.attention.serve(action.stage, action.kind == "BH")
+    at = action.stage, action.part, action.kind == "BH"
+    if action.goes_on:
+        state.attention.begin_serving(action.name, *at)
+    else:
+        state.attention.serve(*at)
     return None
+
+
+def _ended(state: RankState, action: Action) -> int:
+    """Its rank spent no time on what it served while other passes ran there."""
+    assert state.attention is not None
+    state.attention.ended(action.name)
+    return 0
 
 
 def _check_help(graph: Graph, rows: Ints) -> None:
@@ -34,4 +45,4 @@ def _check_help(graph: Graph, rows: Ints) -> None:
 
 
 PART = Handler(_part, only_time=True, sliced=True, before_its_pass=True)
-HELP = Handler(_help, _check_help, sliced=True, helps=True)
+HELP = Handler(_help, _check_help, sliced=True, helps=True, ended=_ended)

@@ -95,7 +95,8 @@ class Handler:
     reads: what of the batch it needs of its microbatch ("inputs", "targets"), on whichever rank.
     sliced: it can run for a slice of a sequence.
     helps: the pass that it helps exchanges with it by itself: edges between ranks to and from it carry nothing.
-    before_its_pass: what it does is done by the pass of its stage and part that comes behind it, and must come right behind.
+    before_its_pass: what it does is done by the pass of its stage and part that comes behind it. Where that does not come
+    right behind, the rank of one that `helps` goes on while its work is done.
     ends_with_step: it joins passes of other ranks, and when it has ended is known only when the step ends.
     does: what it does beside the passes that compute: with sharded parameters ("gather", "reduce"), so that no one else
     needs to, with what a microbatch keeps ("offload", "reload"), or with a sharded vocabulary ("broadcast",
@@ -128,5 +129,5 @@ class Handler:
 
     @property
     def goes_on(self) -> bool:
-        """Does its rank go on while its work is done?"""
+        """Does its rank go on while its work is done? (For one that `helps` the action says so.)"""
         return self.ended is not None or self.ends_with_step

@@ -1,13 +1,17 @@
 """Attention that ranks make for each other while a stage's forward or backward runs (see `build.attention_exchange`).
 
 A pass that hands attention over asks its helper at each call of attention: it sends queries and some of the earlier keys and
-values, goes on with the others, and takes in what comes back. The helper serves one pass at a time, until that is over. The
-home's passes run in one go (`exec.lowering` sees to it), so both wait for each other no longer than the graph says.
+values, goes on with the others, and takes in what comes back. All its work is done behind its parts, where F or B is.
+
+Where the parts of that pass come in one go on its rank, the helper serves it until it is over: both wait for each other no
+longer than the graph says. Else other passes come between, and one of them may wait for what the helper does next. So the
+helper's rank goes on then, and a thread serves the pass whenever it asks, no earlier than the schedule has the helper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -22,7 +26,7 @@ from .partial import Part, Scores, partial_attention, partial_gradients, scale_o
 
 KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)
 MOST_TENSORS, MOST_DIMENSIONS = 8, 4
-ASK, ANSWER = 71, 72  # tags, which nothing else on the wires has
+FIRST_TAG = 71  # of two for each pass that hands over, to its helper and back; nothing else on the wires has them
 
 
 class AttentionPeers:
@@ -32,24 +36,37 @@ class AttentionPeers:
     def __init__(self, wires: Wires, problem: Problem, timeout: timedelta) -> None:
         self.wires, self.handed, self.homes = wires, handed_over(problem), problem.routes[0]
         self.timeout = timeout
+        self._tags = {at: FIRST_TAG + 2 * i for i, at in enumerate(self.handed)}
+        self._threads = ThreadPoolExecutor(max(1, len(self.handed)), "attention")  # a thread for each that is asked
+        self._begun: dict[str, Future[None]] = {}
 
     @contextmanager
     def helping(self, stage: int, part: int, backward: bool) -> Iterator[Helping]:
         """Run a pass that hands attention over inside; its helper serves it until then."""
-        handed = self.handed[stage, part, backward]
-        helping = Helping(self, handed)
+        at = stage, part, backward
+        handed, tag = self.handed[at], self._tags[at]
+        helping = Helping(self, handed, tag)
         yield helping
-        helping.sent += self.send(handed.rank, ASK, None)
+        helping.sent += self.send(handed.rank, tag, None)
         for work, _ in helping.sent:
             self.wires.wait(work, handed.rank, self.timeout)
 
-    def serve(self, stage: int, backward: bool) -> None:
+    def serve(self, stage: int, part: int, backward: bool) -> None:
         """Make what the stage's rank asks for, until its pass is over."""
-        home, sent = self.homes[stage], list[Any]()
-        while (given := self.receive(home, ASK)) is not None:
-            sent += self.send(home, ANSWER, _gradients(given) if backward else _attention(given))
+        home, tag, sent = self.homes[stage], self._tags[stage, part, backward], list[Any]()
+        while (given := self.receive(home, tag)) is not None:
+            sent += self.send(home, tag + 1, _gradients(given) if backward else _attention(given))
         for work, _ in sent:
             self.wires.wait(work, home, self.timeout)
+
+    def begin_serving(self, name: str, stage: int, part: int, backward: bool) -> None:
+        """Begin to `serve`, as pass `name`: what has come of it is for `ended` to say."""
+        self._begun[name] = self._threads.submit(self.serve, stage, part, backward)
+
+    def ended(self, name: str) -> None:
+        """Wait until pass `name` has served, where that was only begun. Raises what it raised."""
+        if name in self._begun:
+            self._begun.pop(name).result()
 
     def send(self, rank: int, tag: int, tensors: Sequence[Tensor] | None) -> list[tuple[Any, Tensor]]:
         """Begin to send tensors, or that nothing more comes. What is under way, with what must stay until then."""
@@ -84,17 +101,17 @@ class AttentionPeers:
 class Helping:
     """A pass's own end of it. sent: what is under way."""
 
-    def __init__(self, peers: AttentionPeers, handed: HandedOver) -> None:
-        self.peers, self.handed, self.sent = peers, handed, list[Any]()
+    def __init__(self, peers: AttentionPeers, handed: HandedOver, tag: int) -> None:
+        self.peers, self.handed, self.tag, self.sent = peers, handed, tag, list[Any]()
 
     def ask(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, more: Sequence[Tensor] = ()) -> None:
         """Ask for the attention of queries to keys and values, or with more (the gradient of the whole's output, that and
         its statistics) for the gradients."""
-        self.sent += self.peers.send(self.handed.rank, ASK, asked(query, key, value, scores, more))
+        self.sent += self.peers.send(self.handed.rank, self.tag, asked(query, key, value, scores, more))
 
     def answer(self) -> list[Tensor]:
         """Output and statistics, or gradients of queries, keys and values."""
-        found = self.peers.receive(self.handed.rank, ANSWER)
+        found = self.peers.receive(self.handed.rank, self.tag + 1)
         assert found is not None
         return found
 
