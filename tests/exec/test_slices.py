@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zbsolve import BadInput, Problem, Schedule, pipeline, preset, verify
-from zbsolve.build import AttentionExchange, with_sharding, with_slices
+from zbsolve import BadInput, Problem
+from zbsolve.build import with_sharding, with_slices
 from zbsolve.exec.backward.layer_split import Loss
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.transport.failure import RunFailed
@@ -55,35 +54,6 @@ def test_ranks_make_attention_for_each_other(found: list[dict[str, Any]]) -> Non
     for name in found[0]["answers"]:
         made, anyhow = (sum(rank["answers"].get(name, (0, 0))[order] for rank in found) for order in (0, 1))
         assert made == anyhow >= 3, name
-
-
-def comes_in_parts(schedule: Schedule, helper: str) -> bool:
-    """Does a pass come between the parts of one of the two passes that the helper's stage has of its slice?"""
-    stage, part = helper.split("FH" if "FH" in helper else "BH")
-    last = ("F", "BW")
-    (home,) = {stream for stream, names in schedule.order.items() if f"{stage}F{part}" in names}
-    order = schedule.order[home]
-    for begin, behind, end in (("FQ", "FA", last[0]), ("BQ", "BA", last[1])):
-        if (first := f"{stage}{begin}{part}") in order:
-            at = order.index(first)
-            if order[at : at + 3] != (first, f"{stage}{behind}{part}", f"{stage}{end}{part}"):
-                return True
-    return False
-
-
-def test_a_rank_goes_on_where_what_it_helps_comes_in_parts() -> None:
-    """In SlimPipe's order no pass comes between parts, so helpers serve until what they help is over. In other orders one
-    may, and wait for what a helper's rank does next: two passes that each come between the other's parts."""
-    times, how = [[10, 12, 14, 16]] * 4, {"layers": (1, 1, 1, 1), "attention_exchange": AttentionExchange(2, 2)}
-    problem = pipeline(times, BW=times, microbatches=2, slices=4, **how)
-    schedule = preset("slimpipe", problem)
-    assert not any(action.goes_on for program in lower(schedule) for action in program.actions)
-    for seed in range(3):
-        one = random_schedule(problem, seed)
-        going = {action.name for program in lower(one) for action in program.actions if action.goes_on}
-        assert going == {name for name in problem.names if "H" in name and comes_in_parts(one, name)} != set()
-    with pytest.raises(BadInput, match="one device: attention for another rank needs a process for each rank"):
-        run_here(schedule, gpt("small", 0, SMALL))
 
 
 def test_training_is_that_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ when it has really ended: then all ranks have come to it, and it is known when t
 
 Attention for another rank is really made while the pass that hands it over runs, behind its parts. On the devices parts and
 helpers have their own times: each is over when its device is done, behind what it waits for on other devices. A helper's
-own work waits for that pass, so it is never too late.
+own work waits for that pass, or is done beside its rank's passes, so it is never too late.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ def _side_streams(problem: Problem) -> tuple[dict[str, str], dict[str, list[tupl
 
 
 def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozenset[str]]:
-    """`others` and `helping` of `Times`."""
+    """`others` and `helping` of `Times`. Of a collective its rank's own pass says when it has ended."""
     names, p, e = problem.names, problem.passes, problem.edges
-    helps, parts = (passes_where(problem, one) for one in ("helps", "before_its_pass"))
-    silent = (p.rank[e.before] != p.rank[e.after]) & (helps[e.before] | (helps | parts)[e.after])
+    helps, parts, joins = (passes_where(problem, one) for one in ("helps", "before_its_pass", "joins"))
+    silent = (p.rank[e.before] != p.rank[e.after]) & (helps[e.before] | (helps | parts)[e.after]) & ~joins[e.before]
     found: dict[str, list[tuple[str, int]]] = {}
     for row in np.flatnonzero(silent).tolist():
         found.setdefault(names[e.after[row]], []).append((names[e.before[row]], int(e.lag[row])))
