@@ -54,6 +54,26 @@ class Documents(nn.Module):
         return hidden + mixed.transpose(1, 2).flatten(2), documents
 
 
+class Masked(nn.Module):
+    """Attention under a mask: added numbers of a whole sequence, with a slope a head (arXiv 2108.12409), or what the slice's
+    queries see, by blocks."""
+
+    def __init__(self, blocks: bool) -> None:
+        super().__init__()
+        self.blocks, self.qkv = blocks, nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (12, 4)).transpose(1, 2).split((4, 4, 4), 1)
+        places = torch.arange(slice_offset() + x.shape[1])
+        distance = places[:, None] - places
+        if self.blocks:
+            mask = ((distance >= 0) & (places[:, None] // 5 == places // 5))[slice_offset() :]
+        else:
+            far = torch.arange(20)[:, None] - torch.arange(20)
+            mask = (-0.1 * far * torch.arange(1, 5)[:, None, None]).where(far >= 0, -torch.inf).to(x.dtype)
+        return x + sliced_attention(q, k, v, mask, window=None if self.blocks else 9).transpose(1, 2).flatten(2)
+
+
 class Begin(nn.Module):
     """Token numbers → hidden states and documents, a new one behind each 0."""
 
@@ -85,6 +105,8 @@ MODELS = {
     "window": lambda: with_documents(3, False),
     "documents": lambda: with_documents(None, True),
     "both": lambda: with_documents(5, True),
+    "blocks": lambda: [Tokens(WORDS, WIDTH), Masked(True), Head(WORDS, WIDTH)],
+    "slopes": lambda: [Tokens(WORDS, WIDTH), Masked(False), Masked(True), Head(WORDS, WIDTH)],
 }
 
 
@@ -245,6 +267,9 @@ def test_parts_of_attention_merge_with_exact_gradients(fused: bool, kind: torch.
         assert (mine - leaf.grad).abs().max() < 3 * LIMITS[kind]
 
 
+SEEN = torch.ones(6, 6, dtype=torch.bool).tril()
+
+
 def test_without_slices_it_is_torchs_function() -> None:
     q, k, v = torch.randn(3, 2, 4, 6, 8)
     given = {"is_causal": True, "scale": 0.3}
@@ -252,6 +277,16 @@ def test_without_slices_it_is_torchs_function() -> None:
     assert slice_offset() == 0
     assert torch.allclose(sliced_attention(q, k, v, window=6, **given), sliced_attention(q, k, v, **given))
     assert torch.allclose(sliced_attention(q, k, v, window=1, **given), v)
+    longer = torch.ones(9, 9, dtype=torch.bool).tril()
+    for mask in (SEEN, longer):
+        assert torch.allclose(sliced_attention(q, k, v, mask, scale=0.3), sliced_attention(q, k, v, **given))
+        assert torch.allclose(
+            sliced_attention(q, k, v, mask, scale=0.3, window=2), sliced_attention(q, k, v, window=2, **given)
+        )
+    with pytest.raises(BadInput, match=r"attn_mask \(6, 5\) does not broadcast to \(2, 4, 6, 6\)"):
+        sliced_attention(q, k, v, attn_mask=SEEN[:, :5])
+    with pytest.raises(BadInput, match="causal: no such setting"):
+        sliced_attention(q, k, v, causal=True)
 
 
 @pytest.mark.parametrize(
@@ -259,10 +294,18 @@ def test_without_slices_it_is_torchs_function() -> None:
     [
         ({"is_causal": False}, "is_causal=True is needed"),
         ({"dropout_p": 0.1}, "dropout_p"),
-        ({"attn_mask": torch.ones(3, 3)}, "attn_mask"),
+        ({"attn_mask": SEEN}, "attn_mask and is_causal=True: only one says what is seen"),
+        ({"is_causal": False, "attn_mask": SEEN[:2]}, r"attn_mask \(2, 6\): for tokens 0 to 2 it is \(…, length, length\)"),
+        ({"is_causal": False, "attn_mask": SEEN[0]}, r"attn_mask \(6,\) of torch.bool: \(…, queries, keys\) of bool"),
+        ({"is_causal": False, "attn_mask": SEEN.long()}, "attn_mask .* of torch.int64"),
+        ({"is_causal": False, "attn_mask": [True]}, "attn_mask  of list"),
+        ({"is_causal": False, "attn_mask": SEEN.expand(3, 6, 6)}, r"does not broadcast to \(2, 4, 3, 3\)"),
+        ({"is_causal": False, "attn_mask": torch.ones(6, 6)}, "attn_mask shows keys of later slices"),
+        ({"is_causal": False, "attn_mask": SEEN.tril(-1)}, "attn_mask hides all keys from a token"),
+        ({"is_causal": False, "attn_mask": SEEN.float().log().requires_grad_()}, "attn_mask is trained"),
         ({"window": 0}, "window 0"),
         ({"documents": torch.zeros(1, 3)}, r"documents \(1, 3\)"),
-        ({"enable_gpa": True}, "enable_gpa: no such"),
+        ({"enable_gpa": True}, "enable_gpa: no such setting; it takes attn_mask, dropout_p, is_causal, scale, enable_gqa, "),
     ],
 )
 def test_what_slices_cannot_do_is_refused(settings: dict[str, Any], line: str) -> None:
@@ -716,7 +759,7 @@ class Beside:
         return self.found
 
 
-@pytest.mark.parametrize("name", ["gqa", "documents", "both"])
+@pytest.mark.parametrize("name", ["gqa", "documents", "both", "slopes"])
 @pytest.mark.parametrize("share", [0.01, 0.4, 1.0])
 def test_a_part_may_be_made_by_another_rank(name: str, share: float) -> None:
     """Of keys before a slice, cut anywhere: output and gradients are those of the whole sequence."""

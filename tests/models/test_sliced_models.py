@@ -39,9 +39,16 @@ def small(name: str, monkeypatch: pytest.MonkeyPatch) -> Model:
     return load(f"{name}@{SETTING}")
 
 
+def cast(layer: nn.Module, kind: torch.dtype) -> nn.Module:
+    """`Module.to` would take complex numbers for real ones."""
+    for one in (*layer.parameters(), *layer.buffers()):
+        one.data = one.data.to(kind if one.is_floating_point() else kind.to_complex() if one.is_complex() else one.dtype)
+    return layer
+
+
 def in_type(model: Model, kind: torch.dtype) -> Model:
     def made(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        return lambda: build().to(kind)
+        return lambda: cast(build(), kind)
 
     return replace(model, layers=tuple(map(made, model.layers)))
 
@@ -67,6 +74,12 @@ LIBRARY: dict[str, dict[str, Any]] = {
     "Qwen3Config": {},
     "MistralConfig": {"sliding_window": 3},
     "GPT2Config": {"attn_pdrop": 0, "resid_pdrop": 0, "embd_pdrop": 0},
+    "Llama4TextConfig": {
+        "attention_chunk_size": 4,  # in the first block, by a mask
+        "layer_types": ["chunked_attention", "full_attention"],
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 24,
+    },
 }
 
 
@@ -167,7 +180,11 @@ def test_documents_of_a_users_own_layers_are_what_a_mask_says_to_the_library() -
     ("name", "more", "line"),
     [
         ("Gemma2Config", {}, r"layer 1 \(Layer\): .*Gemma2DecoderLayer: slices do not reach its attention, 'eager'"),
-        ("GPT2Config", {"attn_pdrop": 0.1}, r"layer 1 \(Layer\): .*dropout_p: attention in slices has no dropout"),
+        (
+            "GPT2Config",
+            {"attn_pdrop": 0.1},
+            r"layer 1 \(Layer\): .*no dropout, and this has 0.1: set attn_pdrop of GPT2Config to 0",
+        ),
     ],
 )
 def test_attention_that_slices_cannot_do_is_named(name: str, more: dict[str, Any], line: str) -> None:
@@ -176,8 +193,8 @@ def test_attention_that_slices_cannot_do_is_named(name: str, more: dict[str, Any
         check_layers(model.build(), model.batch(0, 0)[0])
 
 
-def test_a_mask_that_says_more_than_the_rule_is_refused() -> None:
-    """One of chunks, and one of a soft cap, as the library's attention gets them; the rule's own is taken."""
+def test_a_mask_that_slices_cannot_take_is_refused() -> None:
+    """Too short, and a soft cap, as the library's attention gets them; the rule's own is taken, and one that says less."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     from transformers import AttentionInterface
 
@@ -185,11 +202,10 @@ def test_a_mask_that_says_more_than_the_rule_is_refused() -> None:
     module = nn.Module()
     own = torch.ones(1, 1, 3, 6, dtype=torch.bool).tril(3).triu(2)
     tried = {
-        "attention_mask: it says more": {"attention_mask": own[..., :3], "sliding_window": 2},
-        "attention_mask: it says": {"attention_mask": own, "sliding_window": 3},
+        r"attn_mask \(1, 1, 3, 3\): for tokens 3 to 5": {"attention_mask": own[..., :3], "sliding_window": 2},
         "softcap: sliced_attention has none": {"attention_mask": None, "softcap": 5.0},
         "is_causal=True is needed": {"attention_mask": None, "is_causal": False},
-        "dropout_p": {"attention_mask": None, "dropout": 0.1},
+        "no dropout, and this has 0.1$": {"attention_mask": None, "dropout": 0.1},
     }
     store = SliceStore(2)
     with store.forward(0, 0, 0):
@@ -197,6 +213,9 @@ def test_a_mask_that_says_more_than_the_rule_is_refused() -> None:
     with store.forward(0, 1, 3):
         y, _ = attention(module, q, q, q, own, scaling=0.3, sliding_window=2, position_ids=torch.arange(3), use_cache=False)
     assert y.shape == (1, 3, 4, 8)
+    with store.forward(0, 1, 3):
+        masked, _ = attention(module, q, q, q, own, scaling=0.3, sliding_window=3)
+    assert torch.allclose(masked, y)
     for line, given in tried.items():
         with pytest.raises(BadInput, match=line), store.forward(0, 1, 3):
             attention(module, q, q, q, **given)

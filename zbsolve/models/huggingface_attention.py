@@ -18,8 +18,8 @@ def transformers_attention() -> str:
     attn_implementation=transformers_attention()). Without slices it is the library's "sdpa", masks too, but for
     models that ask whether their attention has that name.
 
-    In slices a layer's attention sees the earlier slices' keys, with grouped queries, `sliding_window` and `scaling`. A mask
-    may say the same for the slice's queries and all keys so far, and nothing else. documents=, which the library's models
+    In slices a layer's attention sees the earlier slices' keys, with grouped queries, `sliding_window` and `scaling`, or as
+    a mask says (chunks, padding) for the slice's queries and all keys so far. documents=, which the library's models
     hand on to attention: as `sliced_attention` takes it, with slices and without. Raises BadInput without an attention
     interface in transformers; attention then raises BadInput for dropout, soft caps and whatever else slices cannot do.
     """
@@ -59,21 +59,34 @@ def _attention(
     _, window, documents = (given.pop(one, None) for one in ("is_causal", "sliding_window", "documents"))
     if unknown := sorted(given.keys() - IGNORED):
         raise BadInput(f"{name}: {unknown[0]}: sliced_attention has none")
-    _check_mask(name, attention_mask, query.shape[-2], window)
-    causal = getattr(module, "is_causal", True) and further.get("is_causal") is not False
+    if dropout and in_slice():
+        raise BadInput(
+            f"{name}: attention in slices has no dropout, and this has {dropout:g}{_dropout_named(module, dropout)}"
+        )
+    mask = _more_than_rule(attention_mask, query.shape[-2], window)
+    causal = mask is None and getattr(module, "is_causal", True) and further.get("is_causal") is not False
     settings = {"scale": scaling, "is_causal": causal, "dropout_p": dropout, "enable_gqa": query.shape[1] != key.shape[1]}
-    mixed = sliced_attention(query, key, value, window=window, documents=documents, **settings)
+    mixed = sliced_attention(query, key, value, mask, window=window, documents=documents, **settings)
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def _check_mask(name: str, mask: Tensor | None, queries: int, window: int | None) -> None:
-    """Raise BadInput for a mask that is not what the rule says of the slice's queries."""
+def _dropout_named(module: nn.Module, dropout: float) -> str:
+    """Which field of the config says so, for a message."""
+    config: Any = getattr(module, "config", None)
+    found = [
+        name for name, one in getattr(config, "__dict__", {}).items() if "att" in name and "drop" in name and one == dropout
+    ]
+    return f": set {found[0]} of {type(config).__name__} to 0" if found else ""
+
+
+def _more_than_rule(mask: Tensor | None, queries: int, window: int | None) -> Tensor | None:
+    """The mask, where it is not what the rule says of the slice's queries and of all keys up to theirs."""
     if mask is None:
-        return
+        return None
     first = slice_offset()
     keys = first + queries
     wanted = visible((first, None), (0, None), queries, keys, AttentionRule(window=window))
     if wanted is None:
         wanted = torch.ones(queries, keys, dtype=torch.bool).tril(first)
-    if mask.dtype != torch.bool or mask.shape[-2:] != wanted.shape or not bool((mask == wanted.to(mask.device)).all()):
-        raise BadInput(f"{name}: attention_mask: it says more than causal and sliding_window {window}: it works in no slice")
+    same = mask.dtype == torch.bool and mask.shape[-2:] == wanted.shape
+    return None if same and bool((mask == wanted.to(mask.device)).all()) else mask

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..util.errors import BadInput
-from .huggingface_shell import of_eight_words, owner_of, without_layers
+from .huggingface_shell import inner_of, of_eight_words, owner_of, without_layers
 from .published_models import typed
 
 
@@ -124,7 +124,7 @@ def _called_with(causal: Any, batch: int, length: int) -> Any:
         return None
     try:
         with torch.no_grad():
-            causal.base_model(input_ids=torch.zeros(batch, length, dtype=torch.long), use_cache=False)
+            inner_of(causal)[1](input_ids=torch.zeros(batch, length, dtype=torch.long), use_cache=False)
     except Noted as found:
         return found.args
     raise BadInput(f"hf: {type(causal).__name__} does not call its layers")

@@ -23,7 +23,7 @@ from ..util.own_code import raised
 from .huggingface_attention import transformers_attention
 from .huggingface_given import Given, Here, part_of
 from .huggingface_routers import Balance, Sums, hear, heard
-from .huggingface_shell import of_eight_words, owner_of, without_layers
+from .huggingface_shell import inner_of, of_eight_words, owner_of, without_layers
 from .losses import capped
 from .slicing import in_slice, slice_offset
 
@@ -45,7 +45,7 @@ class Embedding(nn.Module):
         norm = _final_norm(causal)
         if norm is not None:
             setattr(*norm, nn.Identity())
-        self.base = causal.base_model
+        self.base = inner_of(causal)[1]
         self.token_weight = _path(self, causal.get_input_embeddings())
 
     def forward(self, ids: Tensor) -> Tensor | Sums:
@@ -184,13 +184,14 @@ class Head(nn.Module):
         self.balance = balance
         causal = without_layers(config)
         norm = _final_norm(causal)
-        parts = frozenset(name for name, _ in causal.base_model.named_children())
+        parts = frozenset(name for name, _ in inner_of(causal)[1].named_children())
         inner = _Inner(getattr(*norm) if norm else nn.Identity(), parts - {"norm"})
         # Tied to an embedding that this layer does not hold: a weight of its own, which Model.build ties again.
         output = causal.get_output_embeddings()
         output.weight = nn.Parameter(output.weight.detach().clone())
         self.token_weight = "causal." + _path(causal, output)
-        setattr(causal, causal.base_model_prefix, inner)
+        self.inner = inner_of(causal)[0]
+        setattr(causal, self.inner, inner)
         self.causal = causal
 
     def forward(self, x: Any) -> Tensor:
@@ -218,7 +219,7 @@ class Head(nn.Module):
 
     def _behind_output(self, name: str, x: Tensor) -> Tensor:
         """What the model makes of logits `x`: norm and output layer hand on what they get. Raises BadInput."""
-        norm = getattr(self.causal, self.causal.base_model_prefix).norm
+        norm = getattr(self.causal, self.inner).norm
         memo: dict[int, Any] = {id(part): nn.Identity() for part in (norm, self.get_submodule(name))}
         try:
             found: Tensor = copy.deepcopy(self.causal, memo)(inputs_embeds=x, use_cache=False).logits

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from ..util.errors import BadInput
 from .auxiliary import auxiliary_loss
+from .huggingface_shell import inner_of
 
 Sums = dict[str, Tensor]
 
@@ -63,7 +64,7 @@ def balance_of(causal: Any) -> Balance | None:
     another one."""
     if not getattr(causal.config, "output_router_logits", False):
         return None
-    recorder: Any = (getattr(causal.base_model, "_can_record_outputs", None) or {}).get("router_logits")
+    recorder: Any = (getattr(inner_of(causal)[1], "_can_record_outputs", None) or {}).get("router_logits")
     names = ("num_experts", "num_experts_per_tok", "router_aux_loss_coef")
     known = hasattr(sys.modules[type(causal).__module__], "load_balancing_loss_func")
     kind: Any = getattr(recorder, "target_class", nn.Linear)

@@ -30,10 +30,22 @@ def without_layers(config: Any) -> Any:
     return causal
 
 
+def inner_of(causal: Any) -> tuple[str, Any]:
+    """The model inside, which makes hidden states, and its name there. Some (Llama 4's) are not what their prefix names."""
+    from transformers import PreTrainedModel
+
+    if causal.base_model is not causal:
+        return causal.base_model_prefix, causal.base_model
+    found = [(name, child) for name, child in causal.named_children() if isinstance(child, PreTrainedModel)]
+    if not found:
+        raise BadInput(f"hf: {type(causal).__name__} has no model inside")
+    return found[0]
+
+
 def owner_of(causal: Any, count: int) -> tuple[nn.Module, str]:
     """The module that holds the decoder layers, and their name there: the outermost list of modules that is as long as the
     config says. Raises BadInput."""
-    for module in causal.base_model.modules():
+    for module in inner_of(causal)[1].modules():
         for name, child in module.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
                 return module, name

@@ -6,7 +6,7 @@ collects losses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,11 +21,13 @@ from ..util.errors import BadInput
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
     """What a query sees besides what is causal. scale: of scores; None: 1/√width. window: how many keys up to its own; None:
-    all. documents: (batch, length), whole numbers; a token sees those of its own document alone. None: all are one."""
+    all. documents: (batch, length), whole numbers; a token sees those of its own document alone. None: all are one. mask:
+    (…, queries, keys) of torch's function, for these queries and all keys from the sequence's first; None: none."""
 
     scale: float | None = None
     window: int | None = None
     documents: Tensor | None = None
+    mask: Tensor | None = None
 
 
 class Slicing(Protocol):
@@ -67,6 +69,7 @@ def sliced_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    attn_mask: Tensor | None = None,
     *,
     window: int | None = None,
     documents: Tensor | None = None,
@@ -76,18 +79,29 @@ def sliced_attention(
 
     query: (batch, heads, length, width); key, value: the same, or fewer heads with enable_gqa. settings: those of torch's
     function. Without slices it is torch's function. With them a slice's queries see the keys of the earlier slices too:
-    they must be causal (is_causal=True), without attn_mask and without dropout_p.
+    they must be causal (is_causal=True), without dropout_p. Or attn_mask says what they see, (…, queries, keys): of the
+    whole sequence (or a longer one, of which the first part is taken), or of the slice's queries and all keys up to theirs.
+    It hides all later keys, and is not trained.
     window: a query sees so many keys, its own among them (a sliding window; Mistral, arXiv 2310.06825). documents: (batch,
     length), whole numbers: a token sees those of its own document alone.
 
-    Raises BadInput for a window below 1, for documents of another shape, and in slices for what they cannot do.
+    Raises BadInput for a setting that torch's function has not, for a window below 1, for a mask or documents of another
+    shape, and in slices for what they cannot do.
     """
-    rule = AttentionRule(settings.get("scale"), window, documents)
-    if window is None and documents is None and not _slicing:
-        return functional.scaled_dot_product_attention(query, key, value, **settings)
-    _check(query, key, settings, rule)
+    _check_settings(attn_mask, settings)
     if _slicing:
         _check_sliced(query, key, value, settings)
+        attn_mask = mask_of_slice(attn_mask, slice_offset(), query.shape[-2])
+    elif attn_mask is not None:
+        _check_type(attn_mask)
+        if attn_mask.shape[-2] > query.shape[-2] and attn_mask.shape[-1] > key.shape[-2]:
+            attn_mask = attn_mask[..., : query.shape[-2], : key.shape[-2]]
+        _check_mask(attn_mask, (*query.shape[:-1], key.shape[-2]))
+    rule = AttentionRule(settings.get("scale"), window, documents, attn_mask)
+    if window is None and documents is None and not _slicing:
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask, **settings)
+    _check(query, key, settings, rule)
+    if _slicing:
         return _slicing[-1].attend(query, key, value, rule)
     return whole_attention(query, key, value, rule, **settings)
 
@@ -103,45 +117,110 @@ def whole_attention(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRu
 def visible(
     query: tuple[int, Tensor | None], key: tuple[int, Tensor | None], queries: int, keys: int, rule: AttentionRule
 ) -> Tensor | None:
-    """Which keys which queries see, shape (queries, keys) or (batch, 1, queries, keys), True where they do. None: all up to
-    their own where both start alike, else all. query, key: position of the first, and documents."""
+    """Which keys which queries see, shape (queries, keys) or (batch, 1, queries, keys), True where they do; where the rule
+    has a mask, as it broadcasts to (batch, heads, queries, keys), and of its type. None: all up to their own where both
+    start alike, else all. query, key: position of the first, and documents."""
     (first, ours), (start, theirs) = query, key
+    given = None if rule.mask is None else rule.mask[..., start : start + keys]
     if ours is None and (rule.window is None or rule.window >= first + queries - start):
-        return None
+        return given
     device = None if ours is None else ours.device
     places = torch.arange(first, first + queries, device=device), torch.arange(start, start + keys, device=device)
     distance = places[0][:, None] - places[1]
-    seen = distance >= 0
+    seen = distance >= 0 if given is None else torch.ones_like(distance, dtype=torch.bool)
     if rule.window is not None:
         seen = seen & (distance < rule.window)
     if ours is not None and theirs is not None:
         seen = seen & (ours[:, None, :, None] == theirs[:, None, None, :])
-    return seen
+    return seen if given is None else both(given, seen.to(given.device))
+
+
+def both(mask: Tensor, seen: Tensor) -> Tensor:
+    """A mask, bool or added to scores, that also hides what is not seen."""
+    return mask & seen if mask.dtype == torch.bool else mask.where(seen, -torch.inf)
+
+
+def hidden(mask: Tensor) -> Tensor:
+    """Which keys a mask hides: False, or as good as -inf."""
+    return ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2
+
+
+def mask_of_slice(mask: Tensor | None, first: int, queries: int) -> Tensor | None:
+    """What torch's mask of a whole sequence, or of the slice's queries alone, says of these and of all keys up to theirs.
+    first: the position of the slice. Raises BadInput for a mask that is too short, or shows later keys."""
+    if mask is None:
+        return None
+    _check_type(mask)
+    end, rows = first + queries, mask.shape[-2]
+    if mask.shape[-1] < end or (rows not in (1, queries) and rows < end):
+        raise BadInput(
+            f"sliced_attention: attn_mask {tuple(mask.shape)}: for tokens {first} to {end - 1} it is (…, length, length) of "
+            f"the whole sequence, or (…, {queries}, {end} or more)"
+        )
+    if mask.requires_grad and torch.is_grad_enabled():
+        raise BadInput("sliced_attention: attn_mask is trained, and no gradient of it is made in slices")
+    here = mask if rows in (1, queries) else mask[..., first:end, :]
+    if not bool(hidden(here[..., end:]).all()):
+        raise BadInput("sliced_attention: attn_mask shows keys of later slices: it must be causal")
+    here = here[..., :end]
+    if bool(hidden(here).all(-1).any()):
+        raise BadInput("sliced_attention: attn_mask hides all keys from a token, which has no meaning in slices")
+    return here
+
+
+SETTINGS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # of torch's function
+
+
+def _check_settings(mask: Tensor | None, settings: dict[str, Any]) -> None:
+    if unknown := sorted(settings.keys() - set(SETTINGS)):
+        known = ", ".join((*SETTINGS, "window", "documents"))
+        raise BadInput(f"sliced_attention: {unknown[0]}: no such setting; it takes {known}")
+    if mask is not None and settings.get("is_causal"):
+        raise BadInput("sliced_attention: attn_mask and is_causal=True: only one says what is seen, as in torch's function")
+
+
+def _check_type(mask: Any) -> None:
+    kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+    if not isinstance(mask, Tensor) or mask.dim() < 2 or not (mask.is_floating_point() or mask.dtype == torch.bool):
+        shape = tuple(mask.shape) if isinstance(mask, Tensor) else ""
+        raise BadInput(f"sliced_attention: attn_mask {shape} of {kind}: (…, queries, keys) of bool or of numbers is needed")
+
+
+def _check_mask(mask: Tensor, shape: Sequence[int]) -> None:
+    """shape: of the scores, (batch, heads, queries, keys)."""
+    _check_type(mask)
+    pairs = zip(reversed(mask.shape), reversed(shape), strict=False)
+    if mask.dim() > len(shape) or any(one not in (1, wanted) for one, wanted in pairs):
+        raise BadInput(f"sliced_attention: attn_mask {tuple(mask.shape)} does not broadcast to {tuple(shape)}")
 
 
 def _check(query: Tensor, key: Tensor, settings: dict[str, Any], rule: AttentionRule) -> None:
-    if settings.get("attn_mask") is not None:
-        raise BadInput("sliced_attention: attn_mask: say window or documents instead; no other mask works in slices")
-    if not settings.get("is_causal"):
-        raise BadInput("sliced_attention: is_causal=True is needed: a slice sees no later slice")
-    if query.dim() != 4 or query.shape[-2] != key.shape[-2]:
-        shapes = f"{tuple(query.shape)}, {tuple(key.shape)}"
-        raise BadInput(f"sliced_attention: query and key {shapes}: (batch, heads, length, width) of one length is needed")
+    if rule.mask is None and not settings.get("is_causal"):
+        raise BadInput("sliced_attention: is_causal=True is needed, or an attn_mask: a slice sees no later slice")
     if rule.window is not None and rule.window < 1:
         raise BadInput(f"sliced_attention: window {rule.window}: at least 1 is needed")
-    wanted = query.shape[0], query.shape[2]
+    wanted = query.shape[0], query.shape[-2]
     if rule.documents is not None and tuple(rule.documents.shape) != wanted:
         raise BadInput(f"sliced_attention: documents {tuple(rule.documents.shape)}: (batch, length) {wanted} is needed")
+    if rule.mask is not None:
+        _check_mask(rule.mask, (*query.shape[:-1], rule.mask.shape[-1]))
 
 
 def _check_sliced(query: Tensor, key: Tensor, value: Tensor, settings: dict[str, Any]) -> None:
     if settings.get("dropout_p"):
         raise BadInput("sliced_attention: dropout_p: attention in slices has no dropout")
-    known = {"attn_mask", "is_causal", "dropout_p", "scale", "enable_gqa"}
-    if unknown := sorted(settings.keys() - known):
-        raise BadInput(f"sliced_attention: {unknown[0]}: no such setting")
     if any(hasattr(one, "full_tensor") for one in (query, key, value)):
         raise BadInput("sliced_attention: DTensors: give it local tensors (use_local_output=True)")
+    shapes = [tuple(one.shape) for one in (query, key, value)]
+    if any(len(one) != 4 for one in shapes) or not shapes[0][2] == shapes[1][2] == shapes[2][2]:
+        raise BadInput(
+            f"sliced_attention: query, key and value {shapes}: (batch, heads, length, width) of one length is needed"
+        )
+    if len({one[0] for one in shapes}) > 1 or shapes[0][3] != shapes[1][3] or shapes[1][1] != shapes[2][1]:
+        raise BadInput(
+            f"sliced_attention: query, key and value {shapes}: one batch, widths of queries and keys alike, and as many "
+            "heads of keys as of values are needed"
+        )
     heads, groups = query.shape[1], key.shape[1]
     if heads != groups and not (settings.get("enable_gqa") and groups and heads % groups == 0):
         raise BadInput(f"sliced_attention: {heads} heads of queries, {groups} of keys: enable_gqa is needed, and a multiple")

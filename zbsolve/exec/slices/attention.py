@@ -186,7 +186,8 @@ def _joined(pieces: list[_Piece], query: Tensor) -> tuple[Tensor, Tensor, Scores
     if all(mask is None for mask in masks):
         return key, value, pieces[0].scores
     rows = [torch.ones((), dtype=torch.bool, device=query.device) if mask is None else mask for mask in masks]
-    shapes = [(len(query), 1, query.shape[-2], one.key.shape[-2]) for one in pieces]
+    heads = max(mask.shape[-3] if mask.dim() > 2 else 1 for mask in rows)
+    shapes = [(len(query), heads, query.shape[-2], one.key.shape[-2]) for one in pieces]
     whole = torch.cat([mask.expand(shape) for mask, shape in zip(rows, shapes, strict=True)], -1)
     return key, value, Scores(pieces[0].scores.scale, pieces[0].scores.causal, whole)
 

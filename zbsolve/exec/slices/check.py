@@ -99,7 +99,10 @@ def _kind_of(layer: nn.Module, x: Any) -> torch.dtype:
 def _copied(layer: nn.Module, kind: torch.dtype, name: str) -> nn.Module:
     """The layer in this type. No parameter is constant, and none has a gradient. A batch norm that runs in training raises
     BadInput, whatever else is drawn there."""
-    found = copy.deepcopy(layer).to(kind)
+    found = copy.deepcopy(layer)
+    for one in (*found.parameters(), *found.buffers()):
+        if one.is_floating_point():  # `Module.to` would take complex ones for real
+            one.data = one.data.to(kind)
     for one in found.parameters():
         if one.numel() and bool((one == one.flatten()[0]).all()):
             one.data.add_(noise(one), alpha=0.1)

@@ -27,7 +27,8 @@ class Part(NamedTuple):
 
 class Scores(NamedTuple):
     """How scores are made. scale: factor; None: 1/√width. causal: query i sees keys up to i. mask: True where a query sees a
-    key, as it broadcasts to (batch, heads, queries, keys); None: all, or what is causal."""
+    key, or numbers that are added to the scores, as it broadcasts to (batch, heads, queries, keys); None: all, or what is
+    causal."""
 
     scale: float | None = None
     causal: bool = False
@@ -103,7 +104,8 @@ def _softmax(query: Tensor, key: Tensor, scores: Scores, lse: Tensor | None) -> 
     if scores.causal:
         logits = logits.masked_fill(torch.ones_like(logits[0, 0], dtype=torch.bool).triu(1), -torch.inf)
     if scores.mask is not None:
-        logits = logits.masked_fill(~scores.mask.to(logits.device), -torch.inf)
+        mask = scores.mask.to(logits.device)
+        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
     lse = logits.logsumexp(-1) if lse is None else lse
     return (logits - lse.masked_fill(lse == -torch.inf, 0).unsqueeze(-1)).exp(), lse
 
