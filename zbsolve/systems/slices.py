@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..build.attention_balance import one_forward_one_backward
 from ..build.attention_order import with_parts, without_exchange
 from ..problem import Problem
 from ..schedule import Schedule
@@ -23,9 +24,10 @@ from .plain_step import plain_stages
 def slimpipe(problem: Problem) -> Schedule:
     """SlimPipe (arXiv 2504.14519, section 4.1): rank r starts with n + p − r − 1 slices' forwards, then one backward one
     forward. It holds as many slices, n of a microbatch. Where ranks make attention for each other (its attention
-    context exchange, see `with_attention_exchange`), they do that behind the passes that the step names."""
+    context exchange, see `with_attention_exchange`), they do that behind the passes that the step names, in the order on
+    which it was decided: on placement single SlimPipe's, on others and beside other passes the like of it."""
     home = without_exchange(problem)
-    return with_parts(problem, _slim(home, "slimpipe", 0))
+    return _slim(home, "slimpipe", 0) if home is problem else with_parts(problem, one_forward_one_backward(home))
 
 
 def seq1f1b(problem: Problem) -> Schedule:
