@@ -33,10 +33,10 @@ MODEL, DEVICE = "llama3-70b", "h100"
 RANKS, TENSOR_RANKS, STEP_TOKENS = 16, 8, 2**21  # tokens of one of two replicas
 GIB = 2**30
 UNITS = 256  # slices of a step that are tried at most
-COUNTS = (4, 16, 64, 128)
+COUNTS = (4, 16, 64, 128, 256)
 EXCHANGE = "exchange"
 NAMES = {EXCHANGE: "slimpipe"}  # what an order is called where it is not its row
-NAMED = ("1f1b", "interleaved", "zb-h1", "slimpipe", "seq1f1b")
+NAMED = ("1f1b", "interleaved", "zb-h1", "slimpipe", "seq1f1b", EXCHANGE)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,12 +59,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 min((_named(profile, name, kept, n, context) for kept in WAYS for n in _counts(name, context)), key=_rank_of)
             )
             print(best[-1], flush=True)
-        even = next(row for row in best if row["schedule"] == "slimpipe")
-        best.append(_named(profile, EXCHANGE, even["kept"], even["slices"], context))
         best.append(
             _searched(profile, min((row for row in best if row["schedule"] != "interleaved"), key=_rank_of), options.seconds)
         )
-        print(*best[-2:], sep="\n", flush=True)
+        print(best[-1], flush=True)
         rows += best
     return {"rows": rows}
 
@@ -76,12 +74,13 @@ def _rank_of(row: dict[str, Any]) -> tuple[bool, float]:
 
 def _counts(name: str, context: int) -> list[int]:
     """Numbers of slices that are tried."""
-    return [n for n in COUNTS if n * STEP_TOKENS <= UNITS * 1024 * context] if system(name).slices else [1]
+    sliced = system(NAMES.get(name, name)).slices
+    return [n for n in COUNTS if n * STEP_TOKENS <= UNITS * 1024 * context] if sliced else [1]
 
 
 def _named(profile: Profile, name: str, kept: str, slices: int, context: int) -> dict[str, Any]:
     """The row of a named schedule, or of `EXCHANGE`."""
-    layers, named = keeping(profile, kept), system("slimpipe" if name == EXCHANGE else name)
+    layers, named = keeping(profile, kept), system(NAMES.get(name, name))
     placement = "loop5" if named.placement == "loop" else named.placement
     step = Step(RANKS, STEP_TOKENS // (1024 * context), placement=placement, partition="balanced", slices=slices)
     step = replace(step_for(named.name, layers, step), attention_exchange=name == EXCHANGE)

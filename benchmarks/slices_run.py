@@ -1,11 +1,14 @@
 """`python -m benchmarks.slices_run`: one long sequence on four ranks, whole and in 16 slices, predicted and run.
 
 The step is Llama 3 8B's with 128k tokens as estimated for an H100, one microbatch. Four emulated devices take its times,
-with a small model of as many layers in place of the real one: the executor runs, message by message and slice by slice.
+with a small model of as many layers in place of the real one: the executor runs, message by message and slice by slice. One
+layer of each stage has attention: where ranks exchange it, each layer that has some waits for an answer, and all waits of a
+pass are to take less than the pass, on a busy machine too.
 
 1f1b: the whole sequence. slimpipe: even slices in SlimPipe's order (arXiv 2504.14519). even-work: the same order of slices
-that take as long (Seq1F1B, arXiv 2406.03488). search: what solve finds of even slices with a split backward, where every
-rank may hold what slimpipe's fullest one holds; the others are fused.
+that take as long (Seq1F1B, arXiv 2406.03488). exchange: slimpipe with attention that waiting ranks make for late slices.
+search: what solve finds of even slices with a split backward, where every rank may hold what slimpipe's fullest one holds;
+the others are fused.
 """
 
 from __future__ import annotations
@@ -33,10 +36,10 @@ SCHEDULES = ("1f1b", "slimpipe", "even-work", "exchange", "search")
 
 
 def stand_in() -> tuple[list[nn.Module], Any, CrossEntropy]:
-    """As many layers, and little work: four tokens a slice."""
+    """As many layers, and little work: four tokens a slice, and attention in one layer of a stage."""
     torch.manual_seed(0)
     tokens = torch.randint(0, WORDS, (1, LENGTH))
-    blocks = [Block(WIDTH, 2) for _ in range(BLOCKS)]
+    blocks = [nn.Linear(WIDTH, WIDTH) if i % (BLOCKS // RANKS) else Block(WIDTH, 2) for i in range(BLOCKS)]
     return [Embed(LENGTH, WIDTH, WORDS), *blocks, Head(WIDTH, WORDS)], (tokens, tokens.roll(1, 1)), CrossEntropy()
 
 
@@ -55,7 +58,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         schedule = scheduled(profile, name, options.seconds)
         trace = run_local(schedule, STAND_IN, steps=options.steps, warmup=1, emulate="schedule", timeout=120)
         rows[name] = row(schedule, trace, next(iter(rows.values()), None))
-        print(table({name: rows[name]}))
+        print(table({name: rows[name]}), flush=True)
     return {"model": "llama3-8b", "tokens": TOKENS, "ranks": RANKS, "slices": SLICES, "rows": rows}
 
 

@@ -221,6 +221,22 @@ def test_ranks_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.Captur
     assert result["measured"] >= result["predicted"] - 1
 
 
+def test_a_pass_does_its_work_in_the_time_of_its_parts_too(wall: Wall) -> None:
+    times = Times("", {"0FQ0.1": 10, "0FA0.1": 20, "0F0.1": 5, "0F0.2": 40}, {}, parts=("0FQ0.1", "0FA0.1"))
+    device = EmulatedDevice(times, list(times.passes), board := Board.alone(4))
+    for late, waited in ((0, 0), (90_000, 1)):
+        device.begin()
+        start = wall.now
+        assert device.finish("0FQ0.1", start) == (start, start + 10_000)
+        assert device.finish("0FA0.1", wall.now) == (start + 10_000, start + 30_000)
+        assert wall.now == start  # nobody slept: the whole pass works now
+        wall.now += 34_000 + late
+        assert device.finish("0F0.1", start) == (start + 30_000, max(start + 35_000, wall.now))
+        assert device.clock == (wall.now - 35_000 if late else start + 35_000)  # all three passes' time can be made up
+        assert board.facts()["waited"] == board.facts()["longer_than_emulated"] == waited
+        assert device.finish("0F0.2", wall.now)[1] == device.clock == start + (129_000 if late else 75_000)
+
+
 @pytest.mark.usefixtures("forked")
 def test_ranks_that_help_each_other_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Parts of passes and helpers have times of their own, though what they do is done together."""

@@ -17,9 +17,11 @@ all that it waits for has ended there. When an exchange ends is known only when 
 all-to-alls that come behind it in its stream begin without it. A collective of a sharded vocabulary takes its device's time
 when it has really ended: then all ranks have come to it, and it is known when their devices did.
 
-Attention for another rank is really made while the pass that hands it over runs, behind its parts. On the devices parts and
-helpers have their own times: each is over when its device is done, behind what it waits for on other devices. A helper's
-own work waits for that pass, or is done beside its rank's passes, so it is never too late.
+Attention for another rank is really made while the pass that hands it over runs. That pass's parts, which come before it,
+do nothing: nobody sleeps for them, they are recorded with their device's start and end, and the real work that comes next
+has their time, too. Parts and helpers have their own times on the devices: each is over when its device is done, behind what
+it waits for on other devices. A helper's own work waits for that pass, or is done beside its rank's passes, so it is never
+too late.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class Times:
     them, where that goes to another rank. side_streams: pass that runs off the compute stream → its stream. waits: what such
     a pass waits for, and which passes of its rank wait for it: pass → (pass before, lag). others: the same of passes of
     other ranks that send no message, where ranks help each other. helping: passes that make another rank's attention.
+    parts: passes whose work the one behind them does.
     """
 
     source: str
@@ -67,6 +70,7 @@ class Times:
     waits: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
     others: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
     helping: Collection[str] = ()
+    parts: Collection[str] = ()
 
     @classmethod
     def of(cls, schedule: Schedule, source: str) -> Times:
@@ -83,9 +87,9 @@ class Times:
         for before, after in (*schedule.syncs, *shared):
             if before in streams or after in streams:
                 waits.setdefault(after, []).append((before, 0))
-        others, helping = _others(problem)
+        others, helping, parts = _others(problem)
         if source == OWN_TIMES:
-            return cls(problem.source or "the schedule's problem", passes, links, streams, waits, others, helping)
+            return cls(problem.source or "the schedule's problem", passes, links, streams, waits, others, helping, parts)
         if helping:
             raise BadInput(f"{source}: ranks make attention for each other: emulate the schedule's own times ('schedule')")
         if source == "-":
@@ -153,15 +157,16 @@ def _side_streams(problem: Problem) -> tuple[dict[str, str], dict[str, list[tupl
     return found, waits
 
 
-def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozenset[str]]:
-    """`others` and `helping` of `Times`. Of a collective its rank's own pass says when it has ended."""
+def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozenset[str], frozenset[str]]:
+    """`others`, `helping` and `parts` of `Times`. Of a collective its rank's own pass says when it has ended."""
     names, p, e = problem.names, problem.passes, problem.edges
     helps, parts, joins = (passes_where(problem, one) for one in ("helps", "before_its_pass", "joins"))
     silent = (p.rank[e.before] != p.rank[e.after]) & (helps[e.before] | (helps | parts)[e.after]) & ~joins[e.before]
     found: dict[str, list[tuple[str, int]]] = {}
     for row in np.flatnonzero(silent).tolist():
         found.setdefault(names[e.after[row]], []).append((names[e.before[row]], int(e.lag[row])))
-    return found, frozenset(names[row] for row in np.flatnonzero(helps).tolist())
+    helping, own = (frozenset(names[row] for row in np.flatnonzero(one).tolist()) for one in (helps, parts))
+    return found, helping, own
 
 
 class Board:
@@ -211,6 +216,7 @@ class EmulatedDevice:
         self._length = {name: us * 1000 for name, us in times.passes.items()}
         self._link = {pair: us * 1000 for pair, us in times.links.items()}
         self._first, self._began = True, 0
+        self._parts_length = 0  # of the parts right before a pass
 
     def begin(self) -> None:
         """A step begins: its first pass starts when it really does, or when its message is there."""
@@ -261,13 +267,17 @@ class EmulatedDevice:
         now, board = time.monotonic_ns(), self.board
         row, length = self._row[name], self._length[name]
         due = (max(self.clock, start) if self._first else self.clock) + length
-        helping = name in self.times.helping
-        self.clock, self._first = due if helping else max(due, now - length), False
+        helping, whole = name in self.times.helping, length + self._parts_length
+        part = name in self.times.parts
+        self._parts_length = whole if part else 0
+        self.clock, self._first = due if part or helping else max(due, now - whole), False
         board.end[row], board.step[row] = self.clock, self._step
         board.runs[row] += 1
-        if name in self.times.others:  # its work may have begun before it would there
+        if part:
+            return due - length, due
+        if name in self.times.others or whole > length:  # its work may have begun before it would there
             start = max(start, due - length)
-        board.longer[row] += now - start > length and not helping
+        board.longer[row] += now - start > whole and not helping
         board.late[row] += now > due and not helping
         board.worst[row] = max(int(board.worst[row]), 0 if helping else now - due)
         board.waited[row] += self.clock > due

@@ -21,11 +21,13 @@ from torch import Tensor
 
 from ...build.attention_order import HandedOver, handed_over
 from ...problem import Problem
-from ..transport.wires import Wires
+from ..transport.format import Format
+from ..transport.wires import CPU, Wires
 from .partial import Part, Scores, partial_attention, partial_gradients, scale_of
 
 KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)
 MOST_TENSORS, MOST_DIMENSIONS = 8, 4
+HEAD = 1 + MOST_TENSORS * (2 + MOST_DIMENSIONS)  # numbers: how many tensors come; of each its kind, dimensions, and sizes
 FIRST_TAG = 71  # of two for each pass that hands over, to its helper and back; nothing else on the wires has them
 
 
@@ -69,32 +71,30 @@ class AttentionPeers:
             self._begun.pop(name).result()
 
     def send(self, rank: int, tag: int, tensors: Sequence[Tensor] | None) -> list[tuple[Any, Tensor]]:
-        """Begin to send tensors, or that nothing more comes. What is under way, with what must stay until then."""
-        rows = [one.contiguous() for one in tensors or ()]
-        head = torch.zeros(1 + MOST_TENSORS * (2 + MOST_DIMENSIONS), dtype=torch.int64)
-        head[0] = -1 if tensors is None else len(rows)
-        for i, one in enumerate(rows):
-            numbers = [KINDS.index(one.dtype), one.dim(), *one.shape]
-            at = 1 + i * (2 + MOST_DIMENSIONS)
-            head[at : at + len(numbers)] = torch.tensor(numbers)
-        whole = [head, *(_bare(one) for one in rows if one.numel())]
+        """Begin to send tensors, all as one message behind what says their sizes, or that nothing more comes. What is under
+        way, with what must stay until then."""
+        numbers = [-1 if tensors is None else len(tensors)]
+        for one in tensors or ():
+            numbers += [KINDS.index(one.dtype), one.dim(), *one.shape, *[0] * (MOST_DIMENSIONS - one.dim())]
+        head = torch.tensor(numbers + [0] * (HEAD - len(numbers)))
+        whole = [head] if tensors is None else [head, Format.of(list(tensors)).pack(list(tensors), CPU)]
         return [(self.wires.control.send([one], rank, tag), one) for one in whole]
 
     def receive(self, rank: int, tag: int) -> list[Tensor] | None:
         """The tensors that come next; None: nothing more."""
-        head = torch.zeros(1 + MOST_TENSORS * (2 + MOST_DIMENSIONS), dtype=torch.int64)
+        head = torch.zeros(HEAD, dtype=torch.int64)
         self.wires.wait(self.wires.control.recv([head], rank, tag), rank, self.timeout)
-        numbers = head.tolist()
-        if numbers[0] < 0:
+        count, *numbers = head.tolist()
+        if count < 0:
             return None
-        found = []
-        for i in range(numbers[0]):
-            at = 1 + i * (2 + MOST_DIMENSIONS)
+        shapes = list[Tensor]()
+        for at in range(0, count * (2 + MOST_DIMENSIONS), 2 + MOST_DIMENSIONS):
             kind, dimensions = numbers[at : at + 2]
-            one = torch.empty(numbers[at + 2 : at + 2 + dimensions], dtype=KINDS[kind])
-            if one.numel():
-                self.wires.wait(self.wires.control.recv([_bare(one)], rank, tag), rank, self.timeout)
-            found.append(one)
+            shapes.append(torch.empty(numbers[at + 2 : at + 2 + dimensions], dtype=KINDS[kind], device="meta"))
+        sent = Format.of(shapes)
+        row = sent.buffer(CPU)
+        self.wires.wait(self.wires.control.recv([row], rank, tag), rank, self.timeout)
+        found: list[Tensor] = sent.unpack(row)
         return found
 
 
@@ -114,11 +114,6 @@ class Helping:
         found = self.peers.receive(self.handed.rank, self.tag + 1)
         assert found is not None
         return found
-
-
-def _bare(one: Tensor) -> Tensor:
-    """The same memory as gloo sends it."""
-    return one.view(torch.uint8) if one.dtype == torch.bool else one
 
 
 def asked(query: Tensor, key: Tensor, value: Tensor, scores: Scores, more: Sequence[Tensor] = ()) -> list[Tensor]:
