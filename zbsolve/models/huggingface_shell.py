@@ -32,11 +32,9 @@ def without_layers(config: Any) -> Any:
 
 def inner_of(causal: Any) -> tuple[str, Any]:
     """The model inside, which makes hidden states, and its name there. Some (Llama 4's) are not what their prefix names."""
-    from transformers import PreTrainedModel
-
     if causal.base_model is not causal:
         return causal.base_model_prefix, causal.base_model
-    found = [(name, child) for name, child in causal.named_children() if isinstance(child, PreTrainedModel)]
+    found = [(name, child) for name, child in causal.named_children() if hasattr(child, "get_input_embeddings")]
     if not found:
         raise BadInput(f"hf: {type(causal).__name__} has no model inside")
     return found[0]
