@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, preset, solve, solve_auto, verify
+from zbsolve.cli import main
 from zbsolve.layer import Layer, Link, SliceExtra
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.attention_exchange import clipping_note, exchange_costs, within_passes
 from zbsolve.profile.cuts import cuts_of, whole_tokens
 from zbsolve.profile.slices import split_by
-from zbsolve.search.choices import more_slices
+from zbsolve.search.choices import closed_steps, in_slices, kinds_of_slices, most_slices
+from zbsolve.search.slice_bound import bound_of_any_slices
 from zbsolve.step import Step
 
 # 160 µs of F of which attention takes 64, 240 of B of which it takes 128; 40 bytes of keys and values among 120 until B.
@@ -230,13 +233,22 @@ def test_files_keep_what_is_known(tmp_path: Path) -> None:
 
 
 def test_auto_races_numbers_of_slices() -> None:
-    """Up to twice the ranks at once, and more for as long as twice as many save 1 %: there is nothing here that each slice
-    takes whatever its length but a message's latency. What does not divide the sequence is not tried."""
-    best, tried = solve_auto(PROFILE, Step(4, 2, slices="auto", fused=True), effort=0.2)
-    first = [f"single slices={n}" for n in (1, 2, 4, 8, "2:even-work", "4:even-work", "8:even-work")]
-    assert [one.placement for one in tried][:7] == first
-    more = [one for one in tried[7:] if one.value is not None]
-    assert more
+    """Up to twice the ranks of each kind at once, then twice as many for as long as that gains: each is a row, in order, and
+    what was not tried is one for each kind. There is nothing here that a slice takes whatever its length but a
+    message's latency."""
+    best, tried = solve_auto(PROFILE, Step(4, 2, slices="auto", fused=True), effort=0.4)
+    rows = [one.placement.removeprefix("single slices") for one in tried]
+    sliced = [(int(row[1:].removesuffix(":even-work")), row.endswith(":even-work")) for row in rows[:-2]]
+    assert set(sliced) >= {(n, kind) for n in (2, 4, 8, 16) for kind in (False, True)} | {(1, False)}
+    assert sliced == sorted(sliced)
+    assert all(one.value is not None or "proven, not tried" in one.why for one in tried[:-2])
+    assert rows[-2:] == [" even", " of equal work"]
+    for kind, one in enumerate(tried[-2:]):
+        said = one.why.removeprefix("not tried: ").removesuffix(" or more").split(", ")
+        left = {n for row in said for n in range(int(row.split("-")[0]), int(row.split("-")[-1]) + 1)}
+        there = {n for n, work in sliced if work == bool(kind)}
+        assert not left & there
+        assert left | there >= set(range(2, max(there) + 1))
     assert best.problem.slices >= 16
     assert best.certificate is not None
     assert best.certificate.value == min(one.value for one in tried if one.value is not None)
@@ -246,17 +258,90 @@ def test_auto_races_numbers_of_slices() -> None:
 
 def test_auto_leaves_out_what_the_sequence_does_not_allow() -> None:
     odd = replace(PROFILE, facts={"sequence": 6})
-    best, tried = solve_auto(odd, Step(4, 2, slices="auto", fused=True), effort=0.05)
+    best, tried = solve_auto(odd, Step(4, 2, slices="auto", fused=True), effort=0.3)
     why = {one.placement: one.why for one in tried if one.value is None}
     assert why["single slices=8"] == "slices: 8 slices of a sequence of 6 tokens: each needs one"
     assert verify(best.problem, best) == ()
+    numbers = [one.placement.removeprefix("single slices=") for one in tried if "=" in one.placement]
+    assert {int(one.partition(":")[0]) for one in numbers} <= {1, 2, 3, 4, 5, 6, 8}
 
 
-def test_twice_as_many_slices() -> None:
+def test_auto_tries_an_exchange_of_attention_beside_slices_without() -> None:
+    """Where it is asked for; numbers that do not divide the sequence have none, and say so."""
+    step = Step(4, 2, slices="auto", fused=True, attention_exchange=True)
+    _, tried = solve_auto(PROFILE, step, effort=0.4)
+    rows = {one.placement.removeprefix("single slices"): one for one in tried}
+    assert rows.keys() >= {"=1", "=2", "=4", "=8", "=4 exchange", "=8 exchange", "=8:even-work", " exchange"}
+    values = [rows[name].value for name in ("=4 exchange", "=4")]
+    assert values[0] is not None
+    assert values[1] is None or values[0] <= values[1]
+
+
+def test_how_many_slices_are_tried_at_most() -> None:
     step = Step(4, 2, slices="auto")
-    assert [more_slices(step.in_slices(n)) for n in (4, 8, "8:even-work", 1024)] == [None, 16, "16:even-work", 2048]
-    assert more_slices(Step(4, 2000, slices=8)) is None
-    assert more_slices(Step(4, 2, shards=2)) is None
+    assert most_slices(step) == 2500
+    assert most_slices(Step(4, 2000)) == 2
+    assert [in_slices(step, 8, kind)[0] for kind in kinds_of_slices(step)] == [" slices=8", " slices=8:even-work"]
+    assert kinds_of_slices(replace(step, offload="full")) == ("even",)
+    assert [name for _, name, _ in closed_steps(Step(4, 2, slices="auto", shards=2))] == [""]
+
+
+def noisy_profile(rng: random.Random) -> Profile:
+    """Layers with slices that were measured, some with more for each slice or less."""
+    layers = []
+    for i in range(rng.randint(2, 4)):
+        lines = {kind: (rng.uniform(-8, 20), rng.uniform(-2, 3)) for kind in ("F", "B", "W", "BW")}
+        extra = SliceExtra(rng.choice([2, 4]), **lines) if rng.random() < 0.8 else None
+        layers.append(replace(BLOCK, name=f"{i}", F=rng.randint(100, 200), slice_extra=extra))
+    return replace(PROFILE, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_slicing_takes_less_than_the_bound_of_all(seed: int) -> None:
+    """Any number and any lengths: the busiest rank's work, and every schedule that was found."""
+    rng = random.Random(seed)
+    profile, fused = noisy_profile(rng), rng.random() < 0.5
+    again = rng.choice(["", "all"])
+    step = Step(2, rng.randint(1, 3), slices="auto", fused=fused, recompute=again)
+    layers = (1, len(profile.layers) - 1)
+    value = solve(replace(step, slices=4, partition=layers).problem(profile), effort=0.01).certificate.value  # type: ignore[union-attr]
+    found = bound_of_any_slices(profile, step, layers, value)
+    assert found is not None
+    assert found.bound <= value
+    for _ in range(25):
+        lengths = [rng.choice([1, rng.uniform(0.1, 5)]) for _ in range(rng.choice([2, 3, 4, 8, 20, 60]))]
+        problem = replace(step, slices=tuple(lengths), partition=layers).problem(profile)
+        assert problem.work >= found.bound
+        assert found.longer_from is None or len(lengths) < found.longer_from or problem.work > value
+    if found.longer_from is not None and found.longer_from > 2:
+        assert bound_of_any_slices(profile, step, layers, value - 1).longer_from <= found.longer_from  # type: ignore[union-attr, operator]
+
+
+def test_slices_that_each_take_more_end_what_can_be_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """10 µs a slice and stage in F and as many in the backward: 2 microbatches of 480 µs take 20 µs more with each slice, so
+    that from some number on all are longer than the best. Nothing is said where a rounded part may be below the whole."""
+    layers = tuple(replace(one, slice_extra=SliceExtra(4, F=(10.0, 0.0), BW=(10.0, 0.0))) for one in PROFILE.layers)
+    dear = replace(PROFILE, layers=layers)
+    step = Step(4, 2, slices="auto", fused=True)
+    dear.save(tmp_path / "p.json")
+    arguments = ["solve", str(tmp_path / "p.json"), "--ranks", "4", "--microbatches", "2", "--slices", "auto", "--fused"]
+    assert main([*arguments, "--effort", "0.3", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    found = bound_of_any_slices(dear, step, (1, 1, 1, 1), said["value"])
+    assert found is not None
+    assert said["bound_of_every_slicing"] == {"single": found.bound}
+    assert found.bound == 2 * 480 + 2 * 2 * 2 * 10 - 2 * 2 * 2 * 0.5
+    more = 2 * 2 * (10 - 0.5)  # a slice's least, with rounding
+    assert found.longer_from == int((said["value"] - 960) // more) + 1
+    assert said["longer_from"] == {"single": found.longer_from}
+    looked = {one["placement"].removeprefix("single slices=") for one in said["tried"] if "=" in one["placement"]}
+    assert looked & {"3", "5", "6", "7"}  # between numbers that double
+    assert main([*arguments, "--effort", "0.3"]) == 0
+    out = capsys.readouterr().out
+    assert f"for every slicing: at least {found.bound} µs on single; no certificate says that" in out
+    assert f"more slices take longer than the best, however long they are: proven from {found.longer_from} on single" in out
+    assert bound_of_any_slices(replace(dear, rank_factors=(1, 1, 1, 2)), step, (1, 1, 1, 1), 1) is None
+    assert bound_of_any_slices(dear, replace(step, vocabulary="auto"), (1, 1, 1, 1), 1) is None
 
 
 def test_attention_that_by_noise_takes_longer_than_its_slice_is_cut() -> None:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from ..step import Step
     from ..systems.exchange_gain import AttentionGain
 
-PARTITION, CHOICE = "partition", "choice"  # which bounds hold for all
+PARTITION, CHOICE, SLICES = "partition", "choice", "slicing"  # which bounds hold for all
+LONGER = "longer_from"  # so many slices or more
+AUTO_SLICES = "auto"
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -147,6 +149,8 @@ def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> di
     from ..search.choice_bound import bound_of_every_choice, bound_of_every_vocabulary
     from ..search.choices import vocabularies
 
+    if step.slices == AUTO_SLICES:
+        return _bounds_of_slices(profile, step, tried)
     if step.slices != 1:
         return {}  # slices of unlike times have no bound of their own here
     placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
@@ -163,6 +167,27 @@ def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> di
         named = {place: {name.removeprefix(place): bound for name, bound in known.items()} for place in steps}
         return {CHOICE: {place: bound_of_every_vocabulary(profile, one, named[place]) for place, one in steps.items()}}
     return {}
+
+
+def _bounds_of_slices(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> dict[str, dict[str, int]]:
+    """`_bounds_of_all` of any slices, and from how many on they are longer than the best, where their number is open and
+    layers of stages are given."""
+    from ..search.slice_bound import bound_of_any_slices
+
+    value = min(one.value for one in tried if one.value is not None)
+    if step.partition == "auto":
+        return {}
+    found: dict[str, dict[str, int]] = {SLICES: {}, LONGER: {}}
+    for place in dict.fromkeys(one.placement.split()[0] for one in tried if one.layers):
+        on_it = replace(step, placement=place)
+        layers = {one.layers for one in tried if one.layers and one.placement.split()[0] == place}
+        each = [bound_of_any_slices(profile, on_it, one, value) for one in layers]
+        if any(one is None for one in each):
+            return {}
+        found[SLICES][place] = min(one.bound for one in each if one is not None)
+        if all(one is not None and one.longer_from for one in each):
+            found[LONGER][place] = max(one.longer_from or 0 for one in each if one is not None)
+    return {what: every for what, every in found.items() if every}
 
 
 def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | None:
@@ -214,7 +239,7 @@ def _print_solved(
             | {"source": schedule.problem.source}
             | solved.to_json()
             | ({"tried": [one.to_json() for one in tried]} if tried else {})
-            | {f"bound_of_every_{what}": every for what, every in bounds.items()}
+            | {what if what == LONGER else f"bound_of_every_{what}": every for what, every in bounds.items()}
         )
         return
     if options.output == "-":
@@ -227,5 +252,9 @@ def _print_solved(
         print(note)
     print(solved_as_text(solved), end="")
     for what, every in bounds.items():
+        if what == LONGER:
+            said = ", ".join(f"{count} on {placement}" for placement, count in every.items())
+            print(f"more slices take longer than the best, however long they are: proven from {said}")
+            continue
         least = ", ".join(f"{bound} µs on {placement}" for placement, bound in every.items())
         print(f"each bound is for its own {what}; for every {what}: at least {least}; no certificate says that")

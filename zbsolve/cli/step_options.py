@@ -56,7 +56,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "slices": {
         "metavar": "N",
         "help": "each sequence is cut into N even slices; 8:even-work: each takes as long; 4,2,1,1: so long; auto: the best "
-        "of 1, 2, 4, … up to twice the ranks, and more while they save 1 %% (default: 1)",
+        "of 1, 2, 4, … up to twice the ranks, more while they save 0.1 %%, and numbers between (default: 1)",
     },
     "attention_exchange": {
         "action": argparse.BooleanOptionalAction,

@@ -13,7 +13,7 @@ from ..layer import Layer, Link, layer_ranges
 from ..problem import UNLIMITED, Problem
 from ..tables import Ints
 from ..util.errors import BadInput
-from .cuts import WHOLE, Cuts, is_even
+from .cuts import WHOLE, Cuts, NotSliced, is_even
 from .sharded_vocabulary import vocabulary_of
 
 STATISTICS = 64  # bytes of queries for one of statistics: heads 128 wide in half precision, and 4 bytes a head
@@ -26,7 +26,7 @@ def check_exchange(said: bool, cuts: Cuts, link: Link, factors: Sequence[Sequenc
     if cuts == WHOLE:
         raise BadInput("attention exchange: is between slices of sequences, and none is sliced (slices)")
     if not is_even(cuts):
-        raise BadInput(
+        raise NotSliced(
             "attention exchange: is for even slices, of a number that divides the sequence; uneven ones can take as long "
             "without it"
         )

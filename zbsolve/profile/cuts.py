@@ -23,7 +23,7 @@ ROUNDING = 1e-9  # tokens by which a quotient may be below a whole number
 
 
 class NotSliced(BadInput):
-    """The tokens of a profile's sequences do not make these slices; others they may."""
+    """A profile's sequences, or what else a step has, do not go with these slices; with others they may."""
 
 
 class Said(NamedTuple):

@@ -19,7 +19,7 @@ from ..build.slices import with_slices
 from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..util.errors import BadInput
-from .cuts import WHOLE, Cuts, is_even, lengths_of, whole_tokens
+from .cuts import WHOLE, Cuts, NotSliced, is_even, lengths_of, whole_tokens
 from .vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
 ROUNDED = 1e-6  # µs that a line may be below 0 in a file
@@ -105,7 +105,7 @@ def check_combination(cuts: Cuts, routes: int, shards: int, further: bool, layer
     if shards > 1:
         raise BadInput(f"slices: sharded parameters (shards: {shards}) do not go with slices")
     if not is_even(cuts) and (further or any(one.all_to_all for one in layers)):
-        raise BadInput(
+        raise NotSliced(
             "slices: uneven ones do not go with offload, a sharded vocabulary or all-to-alls: take a number that divides "
             "the sequence"
         )

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from ..partition.by_name import SEARCHED, ordered_neighbours
 from ..partition.file import Partition
 from ..profile.cuts import NotSliced, check_attention
@@ -24,10 +22,11 @@ from ..profile.sharded_vocabulary import LAST
 from ..schedule import Schedule
 from ..step import AUTO, LAST_PARTITION, Step
 from ..util.errors import BadInput, Infeasible
-from .choices import closed_steps, copy_moves, is_open, more_slices, stage_moves
+from .choices import closed_steps, copy_moves, is_open, stage_moves
 from .climb import Moves, built, move
 from .least_peak import PREFER_TIME, memory_clock, value_clock
 from .race import Job, Race, Run
+from .slice_counts import by_slices, try_more
 from .solver import check_options, less_memory, ready
 from .state import State
 from .task_runner import TaskRunner
@@ -36,7 +35,6 @@ LEAST_SECONDS = 0.01  # that are left for the search, however long building took
 SPEND_ROUND = 4  # searches that are drawn at once where effort is the limit: each gets half of what is left
 LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
 BREADTH = 24  # changed stages that are looked at before the best of them is taken
-WORTH_DOUBLING = 0.01  # of a step: as long as twice as many slices save so much, twice as many again are tried
 FIRST_PARTITION = "balanced"
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
 
@@ -78,14 +76,15 @@ def solve_auto(
     Placement "auto" is single, loop with 2 and 4 chunks and vee (those with as many stages as the partition has, where that
     is layers a stage); partition "auto" is all names, and single layers moved from the best of them; gathers "auto" is once
     a step and 2, 4 and 8 times; vocabulary "auto" is last, redistribute, sharded and two-barriers; slices "auto" is
-    1, 2, 4, … even ones up to twice the ranks, and as many of equal work, and from there twice as many for as long as that
-    saves 1 %; recompute "auto" is none, all, and from there single stages and rows of
-    stages; offload "auto" is none, full, half, the same, and copies of fewer microbatches. Each is looked at for an equal
-    part of a fifth of `seconds` (or `effort`); up to three tenths go to moved layers and changed stages; the rest to those
-    whose bound does not rule them out: half of it to the best so far, half of what is left to the next, and so on; what
-    nobody needs then goes to moves again. Further `options` go to `solve`; `workers` (`zbsolve.solvers_on`) solve in place
-    of this process; `progress` is called with a name too; `stop` is asked between two solves. Of equal schedules the one
-    with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner alone.
+    1, 2, 4, … even ones up to twice the ranks (with an exchange of attention and without where that is asked for), and as
+    many of equal work, and from there twice as many for as long as that saves 0.1 %, and numbers between the best and its
+    neighbours; recompute "auto" is none, all, and from there single stages and rows of stages; offload "auto" is none, full,
+    half, the same, and copies of fewer microbatches. Each is looked at for an equal part of a fifth of `seconds` (or
+    `effort`); up to three tenths go to moved layers and changed stages; the rest to those whose bound does not rule them
+    out: half of it to the best so far, half of what is left to the next, and so on; what nobody needs then goes to moves
+    again. Further `options` go to `solve`; `workers` (`zbsolve.solvers_on`) solve in place of this process; `progress` is
+    called with a name too; `stop` is asked between two solves. Of equal schedules the one with the least peak wins, and
+    `prefer` and `peaks`, as in `solve`, are for the winner alone.
     Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
     """
     if effort is None and not seconds > 0:
@@ -106,6 +105,8 @@ def solve_auto(
     _look(race, runs, LOOK_SHARE * amount)
     if every and keeping:
         _other_partitions(race, profile, LOOK_SHARE * amount)
+    if slicing:
+        try_more(race, profile, step, MOVE_SHARE * amount)
     for moves in (ways := _ways(profile, step)):
         move(race, profile, moves, MOVE_SHARE * amount / len(ways))
     for i, moves in enumerate(ways):
@@ -119,7 +120,7 @@ def solve_auto(
     assert best.schedule is not None
     plain = options.get("method", "auto") == "auto" and prefer is not None and not race.stop()
     left = None if not plain else memory_clock(seconds, effort, prefer, amount - race.left)
-    tried = tuple(_tried(race, run, best, profile) for run in race.runs)
+    tried = tuple(_tried(race, run, best, profile) for run in (by_slices(race.runs) if slicing else race.runs))
     return less_memory(best.schedule, prefer or "", left, peaks), tried
 
 
@@ -192,18 +193,7 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
             for kept, one in copy_moves(run.step, run.schedule):
                 yield Run(one, f"{run.place}{kept}", run.partition, run.layers, place=run.place, moved="copies")
 
-    halved: dict[str, int] = {}  # µs that half as many slices took
-
-    def slices(run: Run) -> Iterator[Run]:
-        gained = run.value <= (1 - WORTH_DOUBLING) * halved.get(run.name, np.inf)
-        if gained and (more := more_slices(run.step)) is not None:
-            now = f" slices={run.step.slices}"
-            name, place = (said.replace(now, f" slices={more}") for said in (run.name, run.place))
-            one, halved[name] = run.step.in_slices(more), run.value
-            yield Run(one, name, run.partition, run.layers, place=place, moved="slices")
-
-    found = [Moves("slices", slices)] if is_open(step.slices) else []
-    found += [Moves("stages", stages, BREADTH)] if step.keeping_open else []
+    found = [Moves("stages", stages, BREADTH)] if step.keeping_open else []
     found += [Moves("copies", copies)] if is_open(step.offload) else []
     return found + ([Moves("layers", layers)] if step.partition == AUTO else [])
 

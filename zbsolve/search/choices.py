@@ -17,7 +17,7 @@ from ..build.offload import time_away
 from ..build.recompute import Recompute, recomputed_stages
 from ..partition.file import Partition
 from ..placement import parse
-from ..profile.cuts import EVEN_WORK, Slices
+from ..profile.cuts import EVEN_WORK, MAX_SLICES, Slices
 from ..profile.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
 from ..profile.sharded_vocabulary import BARRIERS, LAST, REDISTRIBUTE, VOCABULARIES
 from ..schedule import Schedule
@@ -28,6 +28,7 @@ from ..util.text import rows_of_numbers
 PLACEMENTS = ("single", "loop", "loop4", "vee")
 GATHERS = (1, 2, 4, 8)
 MAX_SLICED = 20_000  # forwards of a step that is tried in slices
+EVEN, EXCHANGE = "even", "exchange"  # kinds of slices, beside those of equal work
 
 ALL_WAYS = 100  # so few choices of all stages are all looked at
 
@@ -92,36 +93,35 @@ def vocabularies(step: Step) -> list[Named]:
 
 
 def _slices(step: Step) -> list[Named]:
-    """Even slices, each number twice the one before, up to 2p: with so many SlimPipe (arXiv 2504.14519) holds half a
-    microbatch beside the one that it needs; `more_slices` goes on from there. And as many that take as long as each other,
-    as Seq1F1B has them (arXiv 2406.03488, section 3.3), where they go with the step's other choices."""
+    """Numbers of slices, each twice the one before, up to 2p: with so many SlimPipe (arXiv 2504.14519) holds half a
+    microbatch beside the one that it needs; `slice_counts` goes on from there."""
     if not is_open(step.slices):
         return [("", step)]
-    counts = _slice_counts(step)
-    uneven = step.offload == NO_OFFLOAD and step.vocabulary not in BARRIERS
-    said: list[Slices] = [*counts, *(f"{one}:{EVEN_WORK}" for one in counts[1:] if uneven)]
-    return [(f" slices={one}", step.in_slices(one)) for one in said]
-
-
-def _slice_counts(step: Step) -> list[int]:
-    counts = [1]
-    while step.shards == 1 and 2 * counts[-1] <= 2 * step.ranks and _few_enough(step, 2 * counts[-1]):
+    counts = [2]
+    while 2 * counts[-1] <= 2 * step.ranks:
         counts.append(2 * counts[-1])
-    return counts
+    several = [(one, kind) for kind in kinds_of_slices(step) for one in counts if one <= most_slices(step)]
+    return [in_slices(step, 1, EVEN), *(in_slices(step, one, kind) for one, kind in several if step.shards == 1)]
 
 
-def _few_enough(step: Step, slices: int) -> bool:
-    """Whether a step in so many slices is tried."""
-    return slices * len(step.routes[0]) * step.microbatches <= MAX_SLICED
+def kinds_of_slices(step: Step) -> tuple[str, ...]:
+    """Which kinds of slices are tried: even ones, with attention for other ranks too where that is asked for, and slices
+    that take as long as each other, as Seq1F1B has them (arXiv 2406.03488, section 3.3), where they go with the step's other
+    choices."""
+    uneven = step.offload == NO_OFFLOAD and step.vocabulary not in BARRIERS
+    return (EVEN, *[EXCHANGE] * step.attention_exchange, *[EVEN_WORK] * uneven)
 
 
-def more_slices(step: Step) -> Slices | None:
-    """Twice as many slices of the same kind as the step has; None where those are tried first, or are too many."""
-    number, colon, kind = str(step.slices).partition(":")
-    more = 2 * int(number)
-    if step.shards > 1 or more in _slice_counts(step) or not _few_enough(step, more):
-        return None
-    return f"{more}:{kind}" if colon else more
+def in_slices(step: Step, count: int, kind: str) -> Named:
+    """The step in so many slices of a kind, and its name."""
+    said: Slices = f"{count}:{EVEN_WORK}" if kind == EVEN_WORK and count > 1 else count
+    one = replace(step.in_slices(said), attention_exchange=kind == EXCHANGE and count > 1)
+    return f" slices={said}{f' {EXCHANGE}' if one.attention_exchange else ''}", one
+
+
+def most_slices(step: Step) -> int:
+    """In how many slices a step is tried at most."""
+    return min(MAX_SLICES, MAX_SLICED // (len(step.routes[0]) * step.microbatches))
 
 
 def _kept(step: Step, said: Step) -> list[Named]:

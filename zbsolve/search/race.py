@@ -93,6 +93,11 @@ class Race:
         """Whether nothing further is to begin."""
         return self.interrupted or self.halted()
 
+    def settle(self) -> None:
+        """Time that went to building and to bounds is no longer left."""
+        if not self.runner.counted:
+            self.left = max(0.0, min(self.left, self.ends - time.monotonic()))
+
     def label(self, run: Run) -> str:
         """What a run is called where runs are told apart."""
         return f"{run.name} {run.partition}" if self.named else run.name

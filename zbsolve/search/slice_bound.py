@@ -1,0 +1,83 @@
+"""A bound that holds for any number of slices of any lengths: that of a schedule holds for its own slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..layer import Layer, layer_ranges
+from ..problem import Problem
+from ..profile.cuts import MAX_SLICES, SEQUENCE, tokens_of
+from ..profile.offload import NO_OFFLOAD
+from ..profile.profile import Profile
+from ..profile.sharded_vocabulary import BARRIERS
+from ..step import Step
+from ..timeline import Floats
+from .choices import is_open
+
+ROUNDED = 0.5  # µs by which what a slice takes beyond its part may be rounded down
+
+
+class OfAnySlices(NamedTuple):
+    """bound: µs that no schedule in two slices or more takes less than. longer_from: so many slices or more, as many as the
+    sequence's tokens allow, all take longer than the value that was asked about; None: nothing is proven of that."""
+
+    bound: int
+    longer_from: int | None
+
+
+def bound_of_any_slices(profile: Profile, step: Step, layers: Sequence[int], value: int) -> OfAnySlices | None:
+    """What the busiest rank computes, in any slices, beside schedules of `value` µs. layers: of each stage.
+
+    Slices share out what a whole sequence takes, and where they were measured each takes more beside, however long it is
+    (see `SliceExtra`). What goes with length is in sum the same for any lengths; what goes with length and position is at
+    most half of what its slope makes of the sequence. Where ranks make each other's attention, the mean over ranks counts.
+    None where ranks or microbatches are unlike, messages occupy their senders or a vocabulary is sharded: rounded parts may
+    be below the whole there. Raises BadInput, Infeasible.
+    """
+    blocking = profile.link.blocking if step.blocking is None else step.blocking
+    unlike = profile.rank_factors or profile.microbatch_factors
+    if unlike or blocking or is_open(step.vocabulary) or step.vocabulary in BARRIERS:
+        return None
+    whole = replace(step, slices=1, attention_exchange=False, partition=tuple(layers), memory=None, offload=NO_OFFLOAD)
+    problem = replace(whole, recompute=() if is_open(step.recompute) else step.recompute).problem(
+        replace(profile, capacity=None)
+    )
+    works = _works(profile, problem, step.microbatches, tokens_of(profile.facts.get(SEQUENCE)) or MAX_SLICES)
+    least = np.ceil(works.mean(axis=0) if step.attention_exchange else works.max(axis=0)).astype(np.int64)
+    short = np.flatnonzero(least <= value)
+    last = int(short[-1]) if len(short) else -1
+    return None if not len(least) else OfAnySlices(int(least.min()), None if last + 1 == len(least) else last + 3)
+
+
+def _works(profile: Profile, problem: Problem, microbatches: int, tokens: int) -> Floats:
+    """µs that each rank computes at least in 2, 3, … slices, as many as there are tokens; shape (ranks, numbers)."""
+    counts = np.arange(2, min(tokens, MAX_SLICES) + 1)
+    p = problem.passes
+    works = np.bincount(p.rank, p.duration, problem.ranks)[:, None] + np.zeros(len(counts))
+    ranks = problem.routes[0]
+    for stage, here in enumerate(layer_ranges(problem.layers)):
+        for kind in p.kinds:
+            if (p.are(kind) & (p.stage == stage)).any():
+                works[ranks[stage]] += microbatches * _extra([profile.layers[i] for i in here], kind, counts)
+    return works
+
+
+def _extra(layers: Sequence[Layer], kind: str, counts: np.ndarray) -> Floats:
+    """µs that a stage's passes of a kind take at least beside the whole sequence's, in so many slices of any lengths."""
+    lines = [(one.slice_extra.number, *_line(one, kind)) for one in layers if one.slice_extra is not None]
+    found = np.zeros(len(counts))
+    for number, first, later in lines:
+        found += first * (counts if first > 0 else number)
+        found += later * (counts * (counts - 1) / 2 if later > 0 else number**2 / 2)
+    return found - ROUNDED * counts * bool(lines)
+
+
+def _line(layer: Layer, kind: str) -> tuple[float, float]:
+    """The first slice's µs beyond its part, and more for each slice before it."""
+    assert layer.slice_extra is not None
+    found: tuple[float, float] = getattr(layer.slice_extra, "F" if kind == "X" else kind, (0.0, 0.0))
+    return found
