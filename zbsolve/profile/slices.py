@@ -18,11 +18,14 @@ import numpy as np
 from ..build.slices import with_slices
 from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
+from ..tables import Ints
+from ..timeline import Floats
 from ..util.errors import BadInput
 from .cuts import WHOLE, Cuts, NotSliced, is_even, lengths_of, whole_tokens
 from .vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
 ROUNDED = 1e-6  # µs that a line may be below 0 in a file
+ROUNDED_DOWN = 0.5  # µs that a sum loses at most
 TIMES = ("F", "B", "W", "BW", "X", "all_to_all")
 OF_ATTENTION = {"F": "attention_F", "B": "attention_B", "BW": "attention_B", "X": "attention_F"}
 SIZES = ("held_until_B", "held_until_W", "held_from_B", "output_bytes", "transient", "output_kept", "input_unneeded")
@@ -59,6 +62,19 @@ def _extra_times(layer: Layer, kind: str, cuts: Cuts) -> list[float]:
         length, begin = (b - a) * number, a * number  # in slices of the measurement
         found.append(each * (1 if each > 0 else length) + later * (before if later > 0 else length * begin))
     return found
+
+
+def least_extra(layers: Sequence[Layer], kind: str, counts: Ints) -> Floats:
+    """µs that passes of a kind of these layers take at least beside the whole sequence's, in so many slices of any lengths;
+    shape of `counts`. What goes with length is in sum as for even slices; what goes with length and position is at most half
+    of what it would be for a slice as long as the sequence behind the whole. Each slice's sum may be rounded down."""
+    found, measured = np.zeros(len(counts)), [one for one in layers if one.slice_extra is not None]
+    for extra in (one.slice_extra for one in measured):
+        assert extra is not None
+        each, later = getattr(extra, "F" if kind == "X" else kind, (0.0, 0.0))
+        found += each * (counts if each > 0 else extra.number)
+        found += later * (counts * (counts - 1) / 2 if later > 0 else extra.number**2 / 2)
+    return found - ROUNDED_DOWN * counts * bool(measured)
 
 
 class Overheads(NamedTuple):

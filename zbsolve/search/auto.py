@@ -98,15 +98,13 @@ def solve_auto(
     prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
     check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer)
     amount = value_clock(seconds, effort, prefer).left
-    sharding, slicing = is_open(step.vocabulary), is_open(step.slices)
-    choosing = keeping or sharding or slicing
+    sharding = is_open(step.vocabulary)
     runner = TaskRunner(options.pop("workers", None), effort is not None, progress=progress)
-    race = Race(runs, amount, runner, options, hint, stop, every, choosing, sharding)
+    race = Race(runs, amount, runner, options, hint, stop, every, keeping or sharding or is_open(step.slices), sharding)
     _look(race, runs, LOOK_SHARE * amount)
     if every and keeping:
         _other_partitions(race, profile, LOOK_SHARE * amount)
-    if slicing:
-        try_more(race, profile, step, MOVE_SHARE * amount)
+    try_more(race, profile, step, MOVE_SHARE * amount)
     for moves in (ways := _ways(profile, step)):
         move(race, profile, moves, MOVE_SHARE * amount / len(ways))
     for i, moves in enumerate(ways):
@@ -120,7 +118,7 @@ def solve_auto(
     assert best.schedule is not None
     plain = options.get("method", "auto") == "auto" and prefer is not None and not race.stop()
     left = None if not plain else memory_clock(seconds, effort, prefer, amount - race.left)
-    tried = tuple(_tried(race, run, best, profile) for run in (by_slices(race.runs) if slicing else race.runs))
+    tried = tuple(_tried(race, run, best, profile) for run in by_slices(race.runs))
     return less_memory(best.schedule, prefer or "", left, peaks), tried
 
 

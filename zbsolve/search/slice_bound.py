@@ -8,17 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..layer import Layer, layer_ranges
+from ..layer import layer_ranges
 from ..problem import Problem
 from ..profile.cuts import MAX_SLICES, SEQUENCE, tokens_of
 from ..profile.offload import NO_OFFLOAD
 from ..profile.profile import Profile
 from ..profile.sharded_vocabulary import BARRIERS
+from ..profile.slices import least_extra
 from ..step import Step
 from ..timeline import Floats
 from .choices import is_open
-
-ROUNDED = 0.5  # µs by which what a slice takes beyond its part may be rounded down
 
 
 class OfAnySlices(NamedTuple):
@@ -62,22 +61,5 @@ def _works(profile: Profile, problem: Problem, microbatches: int, tokens: int) -
     for stage, here in enumerate(layer_ranges(problem.layers)):
         for kind in p.kinds:
             if (p.are(kind) & (p.stage == stage)).any():
-                works[ranks[stage]] += microbatches * _extra([profile.layers[i] for i in here], kind, counts)
+                works[ranks[stage]] += microbatches * least_extra([profile.layers[i] for i in here], kind, counts)
     return works
-
-
-def _extra(layers: Sequence[Layer], kind: str, counts: np.ndarray) -> Floats:
-    """µs that a stage's passes of a kind take at least beside the whole sequence's, in so many slices of any lengths."""
-    lines = [(one.slice_extra.number, *_line(one, kind)) for one in layers if one.slice_extra is not None]
-    found = np.zeros(len(counts))
-    for number, first, later in lines:
-        found += first * (counts if first > 0 else number)
-        found += later * (counts * (counts - 1) / 2 if later > 0 else number**2 / 2)
-    return found - ROUNDED * counts * bool(lines)
-
-
-def _line(layer: Layer, kind: str) -> tuple[float, float]:
-    """The first slice's µs beyond its part, and more for each slice before it."""
-    assert layer.slice_extra is not None
-    found: tuple[float, float] = getattr(layer.slice_extra, "F" if kind == "X" else kind, (0.0, 0.0))
-    return found

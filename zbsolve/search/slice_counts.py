@@ -15,7 +15,7 @@ from ..profile.cuts import EVEN_WORK, MAX_SLICES, SEQUENCE, said_of, tokens_of
 from ..profile.profile import Profile
 from ..step import Step
 from ..util.text import rows_of_numbers
-from .choices import EVEN, EXCHANGE, in_slices, kinds_of_slices, most_slices
+from .choices import EVEN, EXCHANGE, in_slices, is_open, kinds_of_slices, most_slices
 from .climb import LOOK_EFFORT, built
 from .race import Job, Race, Run
 
@@ -28,8 +28,9 @@ Sliced = tuple[int, str]  # how many slices, and of which kind
 
 def try_more(race: Race, profile: Profile, said: Step, amount: float) -> None:
     """Further numbers of slices, from the best run of each other choice, the best choice first and with half of the amount.
-    said: the step that leaves them open. At the end the race has a run for the numbers that were not tried, too."""
-    until, starts = race.left - amount, _best_of_each(race)
+    said: the step; nothing is tried where it does not leave them open. At the end the race has a run for the numbers that
+    were not tried, too."""
+    until, starts = race.left - amount, _best_of_each(race) if is_open(said.slices) else []
     for i, start in enumerate(starts):
         best = race.best()
         if best is None or (start is not best and start.problem is not None and start.problem.work >= best.value):
@@ -43,7 +44,9 @@ def try_more(race: Race, profile: Profile, said: Step, amount: float) -> None:
 
 
 def by_slices(runs: Sequence[Run]) -> list[Run]:
-    """Runs in the order of their numbers of slices, those of one other choice together."""
+    """Runs in the order of their numbers of slices, those of one other choice together; as they are where none differs."""
+    if len({_sliced(run) for run in runs}) == 1:
+        return list(runs)
     others = list(dict.fromkeys(map(_others, runs)))
     return sorted(runs, key=lambda run: (run.failed.startswith(NOT_TRIED), others.index(_others(run)), *_sliced(run)))
 
