@@ -75,16 +75,15 @@ def solve_auto(
 
     Placement "auto" is single, loop with 2 and 4 chunks and vee (those with as many stages as the partition has, where that
     is layers a stage); partition "auto" is all names, and single layers moved from the best of them; gathers "auto" is once
-    a step and 2, 4 and 8 times; vocabulary "auto" is last, redistribute, sharded and two-barriers; slices "auto" is
-    1, 2, 4, … even ones up to twice the ranks (with an exchange of attention and without where that is asked for), and as
-    many of equal work, and from there twice as many for as long as that saves 0.1 %, and numbers between the best and its
-    neighbours; recompute "auto" is none, all, and from there single stages and rows of stages; offload "auto" is none, full,
-    half, the same, and copies of fewer microbatches. Each is looked at for an equal part of a fifth of `seconds` (or
-    `effort`); up to three tenths go to moved layers and changed stages; the rest to those whose bound does not rule them
-    out: half of it to the best so far, half of what is left to the next, and so on; what nobody needs then goes to moves
-    again. Further `options` go to `solve`; `workers` (`zbsolve.solvers_on`) solve in place of this process; `progress` is
-    called with a name too; `stop` is asked between two solves. Of equal schedules the one with the least peak wins, and
-    `prefer` and `peaks`, as in `solve`, are for the winner alone.
+    a step and 2, 4 and 8 times; vocabulary "auto" is last, redistribute, sharded and two-barriers; slices "auto" is 1, 2, 4,
+    … up to twice the ranks, of each kind, and from there as `slice_counts` has it; recompute "auto" is none, all, and from
+    there single stages and rows of stages; offload "auto" is none, full, half, the same, and copies of fewer microbatches.
+    Each is looked at for an equal part of a fifth of `seconds` (or `effort`); up to three tenths go to moved layers and
+    changed stages; the rest to those whose bound does not rule them out: half of it to the best so far, half of what is
+    left to the next, and so on; what nobody needs then goes to moves again. Further `options` go to `solve`; `workers`
+    (`zbsolve.solvers_on`) solve in place of this process; `progress` is called with a name too; `stop` is asked between two
+    solves. Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner
+    alone.
     Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
     """
     if effort is None and not seconds > 0:
