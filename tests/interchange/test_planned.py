@@ -154,10 +154,11 @@ def test_galvatrons_file_lists_every_layer() -> None:
 
 def test_what_no_engine_has_is_named() -> None:
     choice = chosen(SMALL, Layout(2, 1, 2, 1, SINGLE, 1, 8, zero=1), "1f1b")
-    sharded = replace(choice, best=replace(choice.best, layout=choice.best.layout._replace(vocabulary=1)))
-    for to in ("megatron", "torchtitan", "galvatron"):
-        with pytest.raises(BadInput, match=r"has no vocabulary 'sharded'; the best plan found that it can run, dp"):
-            exported(sharded, to)
+    for field, value, name in (("vocabulary", 1, "sharded"), ("offload", 2, "full")):
+        other = replace(choice, best=replace(choice.best, layout=choice.best.layout._replace(**{field: value})))
+        for to in ("megatron", "torchtitan", "galvatron"):
+            with pytest.raises(BadInput, match=rf"has no {field} '{name}'; the best plan found that it can run, dp"):
+                exported(other, to)
 
 
 def test_the_command_reads_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

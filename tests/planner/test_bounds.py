@@ -15,6 +15,7 @@ from zbsolve.planner.bound_row import chain_bounds
 from zbsolve.planner.bounds import RULES, layout_bounds, pipeline_bounds, work_bounds
 from zbsolve.planner.candidate import behind_of, step_of
 from zbsolve.planner.costs import Costs, costs_of, least_bytes
+from zbsolve.planner.host_copies import copies_of, kept_of
 from zbsolve.planner.layer_times import Times
 from zbsolve.planner.layout import LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
 from zbsolve.planner.slice_parts import Slices
@@ -91,8 +92,8 @@ def shards_of_profile(profile: Profile) -> Shards:
     return Shards(*(np.array([int(x)]) for x in (one.S, one.T, gap, row.lookup + sent, states, one.transient, held)))
 
 
-def costs_of_profile(profile: Profile) -> Costs:
-    """The same numbers as a table of one row."""
+def costs_of_profile(profile: Profile, layout: Layout) -> Costs:
+    """The same numbers as a table of one row; of copies with the profile's link to host memory."""
     shard = shards_of_profile(profile)
     profile = profile if profile.vocabulary is None else profile.without_vocabulary()
     first, block, last = (profile.layers[i] for i in (0, 1, -1))
@@ -101,12 +102,16 @@ def costs_of_profile(profile: Profile) -> Costs:
         return tuple(np.array([int(one)]) for one in values)
 
     times = (Times(*row(one.F, one.B, one.W)) for one in (block, first, last))
-    kept = [one.held_until_B + one.held_until_W for one in (block, last)]
+    held = row(*(one.held_until_B + one.held_until_W for one in (block, last)))
+    table, host = table_of([layout]), profile.host
+    cluster = A100 if host is None else replace(A100, copies=Link(host.latency, host.d2h_both))
+    most = sum(one.held_until_B + one.held_until_W for one in profile.layers)
     states = [profile.states * one.parameter_bytes for one in (block, first)]
-    sizes = row(profile.link.latency, *states), row(*kept, block.transient, 2 * block.output_bytes)
+    sizes = row(profile.link.latency, *states), row(block.transient, 2 * block.output_bytes)
     chain = first.F + (len(profile.layers) - 2) * (block.F + block.B) + last.F + last.B
     part = Slices(*row(block.F, block.B, first.F, profile.link.latency, chain))
-    return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), *sizes[1], shard, *row(1), part)
+    ends = shard, *row(1), part, copies_of(*held, most, table, cluster)
+    return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), kept_of(*held, table), *sizes[1], *ends)
 
 
 def least_value(profile: Profile, layout: Layout, memory: int, fused: bool) -> float:
@@ -132,7 +137,7 @@ def test_no_partition_and_no_schedule_is_below_the_bound(case: tuple[int, ...]) 
     for trial in range(6):
         sent = int(rng.integers(0, 3)) if pp > 1 else 0
         profile = random_profile(rng, blocks, bool(trial % 2), sent)
-        costs = costs_of_profile(profile)
+        costs = costs_of_profile(profile, layout)
         least = int(least_bytes(costs, table)[0])
         for memory in (NO_MEMORY, least + int(rng.integers(0, 6)), least - 1):
             bound = int(pipeline_bounds(costs, table, memory)[0][0])
@@ -154,7 +159,7 @@ def vee_with_slow_messages() -> Profile:
 
 def test_the_turn_of_a_v_sends_no_message() -> None:
     profile, layout = vee_with_slow_messages(), Layout(1, 1, 2, 2, VEE, 1, 2)
-    costs, table = costs_of_profile(profile), table_of([layout])
+    costs, table = costs_of_profile(profile, layout), table_of([layout])
     assert least_bytes(costs, table)[0] == 33
     for memory, least in ((34, 106), (38, 85)):
         assert least_value(profile, layout, memory, fused=True) == least
@@ -170,7 +175,7 @@ def test_times_of_0(case: tuple[int, ...]) -> None:
     for trial in range(8):
         head, sent = (1, 12)[trial % 2], int(rng.integers(1, 9))
         profile = random_profile(rng, blocks, bool(trial % 3), sent, range(2), head)
-        costs = costs_of_profile(profile)
+        costs = costs_of_profile(profile, layout)
         for memory in (NO_MEMORY, int(least_bytes(costs, table)[0]) + int(rng.integers(0, 6))):
             bound = int(pipeline_bounds(costs, table, memory)[0][0])
             assert bound <= least_value(profile, layout, memory, fused=chunks > 1)
@@ -215,7 +220,7 @@ def test_one_rank_is_exact() -> None:
     rng = np.random.default_rng(3)
     profile, layout = random_profile(rng, 3, False, 0), Layout(count=5)
     work = 5 * sum(one.F + one.B + one.W for one in profile.layers)
-    assert pipeline_bounds(costs_of_profile(profile), table_of([layout]), NO_MEMORY)[0][0] == work
+    assert pipeline_bounds(costs_of_profile(profile, layout), table_of([layout]), NO_MEMORY)[0][0] == work
 
 
 def test_simple_bounds_are_no_higher_and_rules_say_what_binds() -> None:
@@ -269,7 +274,7 @@ def test_searches_find_nothing_below_the_bound(case: tuple[int, ...], vocabulary
     for trial in range(3):
         profile = random_profile(rng, blocks, bool(trial % 2), int(rng.integers(0, 3)))
         profile = with_random_vocabulary(rng, profile, pp) if vocabulary == SHARDED else profile
-        costs = costs_of_profile(profile)
+        costs = costs_of_profile(profile, layout)
         memory = int(least_bytes(costs, table)[0]) + int(rng.integers(0, 3 * blocks))
         bound = int(pipeline_bounds(costs, table, memory)[0][0])
         ways = list(partitions(blocks + 2, layout.stages))

@@ -44,6 +44,9 @@ def test_presets_are_the_data_sheets_and_say_so(cluster: Cluster, tmp_path: Path
     cards = 4 if cluster.name == "a100" else 8  # of the measured cluster, not of a DGX
     assert cluster.inside.bytes_per_us == links * one.link * 1e3 * INSIDE_SHARE
     assert cluster.between.bytes_per_us == cards * one.network * 1e3 * BETWEEN_SHARE
+    copies = pytest.importorskip("profiler.devices").host_link(one)
+    assert cluster.copies == Link(copies.latency, copies.d2h_both)
+    assert cluster.host_memory == (None if copies.memory is None else copies.memory // cluster.node)
     cluster.save(tmp_path / "cluster.json")
     assert Cluster.load(tmp_path / "cluster.json") == cluster
 
@@ -55,6 +58,11 @@ def test_a_typed_cluster_may_say_units(tmp_path: Path) -> None:
     assert (cluster.source, cluster.memory, cluster.hbm, cluster.launch) == ("given", 80 * 2**30, 2_039_000, 300)
     assert (cluster.inside.latency, cluster.between.bytes_per_us, cluster.overlap) == (30, 100_000, 0)
     assert replace(cluster, name="x").title == "x (given)"
+    assert (cluster.copies, cluster.host_memory) == (None, None)
+    host = {"copies": {"latency": "10us", "bandwidth": "20GB/s"}, "host_memory": "200GB"}
+    path.write_text(json.dumps({**TYPED, **host}))
+    cluster = Cluster.load(path)
+    assert (cluster.copies, cluster.host_memory) == (Link(10, 20_000), 200 * 10**9)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +77,8 @@ def test_a_typed_cluster_may_say_units(tmp_path: Path) -> None:
         ({"memory": 0}, "field 'memory' is 0"),
         ({"overlap": 2}, "field 'overlap' is 2"),
         ({"host": "soon"}, "field 'host' 'soon': not a time"),
+        ({"copies": {"latency": 3}}, "copies: field 'bandwidth' is missing"),
+        ({"host_memory": 0}, "field 'host_memory' is 0"),
         ({"source": "heard"}, "field 'source' is 'heard'"),
         ({"speed": 3}, "field 'speed' is unknown"),
     ],

@@ -21,7 +21,7 @@ from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan
 from zbsolve.planner.bound_kernels import refuted
 from zbsolve.planner.bound_row import bound_rows
 from zbsolve.planner.candidate import unsolved
-from zbsolve.planner.layout import SINGLE, Layout
+from zbsolve.planner.layout import FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SINGLE, Layout
 from zbsolve.planner.plan_file import read_space
 from zbsolve.planner.pruned_families import FIELDS, families
 from zbsolve.planner.space import layouts
@@ -160,6 +160,23 @@ def test_a_certificate_inside_a_plan_is_proven_again_or_not_believed(
     assert json.loads(capsys.readouterr().out)["schedule"] is None
     assert main(["check", str(path), "--bound", "--seconds", "5"]) == 1
     assert "is not proven again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("offload", [HALF_OFFLOAD, FULL_OFFLOAD])
+def test_a_plan_with_offload_is_checked(offload: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a layout that copies, as the plan that was found: bounds, the schedule with its copies, and what a device needs."""
+    layout = Layout(1, 4, 2, 2, LOOP, 1, 16, offload=offload)
+    found = candidate.candidate_of(SMALL, layout, A100, small().memory, method="greedy", effort=0.1)
+    assert found is not None
+    assert {"O", "R"} < set(found.schedule.problem.passes.kinds)
+    assert sum(found.memory().values()) <= small().memory
+    plan, path = replace(small(), candidates=(found,)), tmp_path / "plan.json"
+    assert 0 < plan.bounds.step[plan.number(found)] <= found.value
+    plan.save(path)
+    assert check_plan(path).wrong == ()
+    assert read_space(path).best == plan.number(found)
+    assert main(["export", str(path), "--to", "jaxpp", "-o", str(tmp_path / "x")]) == 2
+    assert "passes of kind O, R" in capsys.readouterr().err
 
 
 def _raise_a_bound(body: dict[str, Any]) -> None:

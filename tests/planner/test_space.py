@@ -16,7 +16,19 @@ from zbsolve.planner.candidate import behind_of, step_of
 from zbsolve.planner.costs import Costs, costs_of, least_bytes
 from zbsolve.planner.dominance import dominators
 from zbsolve.planner.layer_times import after_pipeline
-from zbsolve.planner.layout import FULL, LOOP, NONE, SELECTIVE, SHARDED, SINGLE, VEE, WHOLE, table_of
+from zbsolve.planner.layout import (
+    FULL,
+    LOOP,
+    NO_OFFLOAD,
+    NONE,
+    OFFLOADS,
+    SELECTIVE,
+    SHARDED,
+    SINGLE,
+    VEE,
+    WHOLE,
+    table_of,
+)
 from zbsolve.planner.rank_roles import fullest, roles
 from zbsolve.planner.shape import SLICES
 from zbsolve.planner.space import layouts
@@ -63,7 +75,12 @@ def test_no_published_configuration_beats_the_plan(row: dict[str, str]) -> None:
     cluster, shape = H100 if row["system"] == "H100" else CLUSTERS["b200"], LLAMA[row["model"]]
     here, number = published_rows(row, cluster)
     values = []
-    for layout in map(here.row, np.flatnonzero((here.vocabulary == WHOLE) & (here.slices == 1) & (here.placement != VEE))):
+    for layout in map(
+        here.row,
+        np.flatnonzero(
+            (here.vocabulary == WHOLE) & (here.slices == 1) & (here.offload == NO_OFFLOAD) & (here.placement != VEE)
+        ),
+    ):
         step, profile = step_of(layout, cluster.memory, fused=True), layout_profile(shape, layout, cluster)
         try:
             schedule = zbsolve.solve(step.problem(profile), method="1f1b" if layout.chunks == 1 else "interleaved")
@@ -94,10 +111,13 @@ def test_every_layout_is_legal_and_none_is_missing() -> None:
     for dp, tp, pp, size in splits:
         mine = [one for one in rows if (one.dp, one.tp, one.pp, one.size) == (dp, tp, pp, size)]
         places = 1 + (0 if pp == 1 else (8 // pp - 1) + (2 * pp <= 8))
-        sliced = 1 + len(SLICES) if size == 1 and pp > 1 else 1
-        assert len(mine) == places * 3 * (1 + (tp > 1)) * (4 if dp > 1 else 1) * (1 + (pp > 1)) * sliced
+        sliced = len(SLICES) if size == 1 and pp > 1 else 0
+        ways = sliced + (len(OFFLOADS) if pp > 1 else 1)  # slices offload nothing
+        assert len(mine) == places * 3 * (1 + (tp > 1)) * (4 if dp > 1 else 1) * (1 + (pp > 1)) * ways
         assert sum(one.vocabulary == SHARDED for one in mine) == (len(mine) // 2 if pp > 1 else 0)
-        assert {one.slices for one in mine} == ({1, *SLICES} if sliced > 1 else {1})
+        assert {one.slices for one in mine} == ({1, *SLICES} if sliced else {1})
+        assert {one.offload for one in mine} == (set(range(len(OFFLOADS))) if pp > 1 else {NO_OFFLOAD})
+    assert not layouts(SMALL, devices, batch, replace(A100, copies=None)).offload.any()
 
 
 @pytest.mark.parametrize(
@@ -194,8 +214,10 @@ def test_costs_are_those_of_the_profiles() -> None:
             whole = zip((layer.F, layer.B, layer.W), extra, strict=True)
             assert [column[i] for column in times] == [time + slices * more for time, more in whole]
         block, head = profile.layers[1], profile.layers[-1]
-        assert costs.kept[i] == block.held_until_B + block.held_until_W
-        assert costs.head_kept[i] == head.held_until_B + head.held_until_W
+        if table.offload[i] == NO_OFFLOAD:
+            for kept in ((costs.kept.moment, costs.kept.head_moment), (costs.kept.stays, costs.kept.head_stays)):
+                assert kept[0][i] == block.held_until_B + block.held_until_W
+                assert kept[1][i] == head.held_until_B + head.held_until_W
         assert 0 <= profile.states * block.parameter_bytes - costs.states[i] < 1
         if table.pp[i] > 1:
             assert costs.sent[i] == slices * round(profile.link.message(part.layers[1]))

@@ -94,7 +94,7 @@ def test_bad_changes_are_one_line(text: str, said: str) -> None:
 @pytest.mark.parametrize("name", [*MORE_IS_EASIER, *LESS_IS_EASIER, "memory"])
 def test_what_is_easier_makes_nothing_longer(name: str, slow_host: bool) -> None:
     """Each time, message and exchange of each layout: so schedules of the one are schedules of the other."""
-    base = CASE._replace(cluster=replace(A100, overlap=0.5, host=1e6 if slow_host else A100.host))
+    base = CASE._replace(cluster=replace(A100, overlap=0.5, host=1e6 if slow_host else A100.host, host_memory=10**11))
     text = f"{name}=0.5x" if name in LESS_IS_EASIER else f"{name}=1.9x"
     easier = changed(base, text)
     assert no_harder(easier, base)
@@ -108,7 +108,16 @@ def test_what_is_easier_makes_nothing_longer(name: str, slow_host: bool) -> None
 def _times(case: Case, table: zbsolve.planner.Layout) -> list[np.ndarray]:
     costs = costs_of(SMALL, table, case.cluster)
     behind = after_pipeline(1e9, table, case.cluster)
-    return [*costs.block, *costs.embedding, *costs.head, costs.sent, behind]
+    return [*costs.block, *costs.embedding, *costs.head, costs.sent, *costs.copies, behind]
+
+
+def test_memory_of_hosts_changes_in_whole_bytes() -> None:
+    little = CASE._replace(cluster=replace(A100, host_memory=1001))
+    assert changed(little, "host_memory+50%").cluster.host_memory == 1501
+    known = Case(SMALL, 8, 8, replace(A100, copies=None, host_memory=None), 1)
+    for text in ("copies.bandwidth=2x", "host_memory=2x"):
+        with pytest.raises(BadInput, match="is no number of a plan"):
+            changed(known, text)
 
 
 def test_what_is_not_comparable_carries_nothing_over() -> None:

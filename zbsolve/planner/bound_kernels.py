@@ -11,7 +11,7 @@ import numpy as np
 from ..util.kernels import inner_kernel, kernel
 from .bound_row import CHAIN, SERIAL, SINGLE, UNSLICED, P
 from .chunk_kernels import possible_chunks
-from .peak_kernels import fitting, spread
+from .peak_kernels import fitting, spread, staying
 from .stage_kernels import possible_single
 
 NEVER = -1  # no makespan is enough: one microbatch does not fit
@@ -41,7 +41,7 @@ def least_makespans(rows):  # type: ignore[no-untyped-def]
 @inner_kernel
 def possible(row, x, scratch):  # type: ignore[no-untyped-def]
     """Whether no condition forbids a makespan of x µs. scratch: whole numbers, one a rank, that are overwritten."""
-    if x < row[CHAIN] + (spread(row, fitting(row)) if row[UNSLICED] else 0.0):
+    if x < row[CHAIN] + (spread(row, float(staying(row, x)), fitting(row)) if row[UNSLICED] else 0.0):
         return False
     if row[SINGLE]:
         return possible_single(row, x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..tables import Ints
-from .costs import Costs
+from .costs import Costs, shards_beside
 from .layout import SINGLE as SINGLE_PLACEMENT
 from .layout import VEE as VEE_PLACEMENT
 from .layout import Layout
@@ -19,21 +19,25 @@ CHAIN, SERIAL, SHARD_S, SHARD, GAP, LOOKUP, SHARD_HELD = range(22, 29)
 # µs that no slice undercuts: of a block's F and B, the embedding's F, a message; and whether sequences are whole.
 PART_F, PART_B, PART_EF, PART_SENT, UNSLICED = range(29, 34)
 EW = 34  # µs of the embedding's backward, which is no part of a chain here
-COLUMNS = 35
+# Bytes of a microbatch that a block and the head keep all the time from F to B (KEPT and HEAD: at one moment); µs of a
+# block's copies to host memory and back; whether only some stages of a rank copy.
+STAYS, HEAD_STAYS, OUT, BACK, SOME = range(35, 40)
+COLUMNS = 40
 NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
 
 
 def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
     """Rows for `least_makespans`, shape (layouts, COLUMNS). capacity: bytes a rank; None: no limit."""
-    shard, part, place = costs.shard, costs.part, np.asarray(layout.placement)
+    shard, part, place, kept = costs.shard, costs.part, np.asarray(layout.placement), costs.kept
     room = (NO_LIMIT if capacity is None else min(capacity, NO_LIMIT)) - shard.states - shard.transient
     columns = (
         *(layout.pp, layout.chunks, layout.count, place == SINGLE_PLACEMENT, place == VEE_PLACEMENT, costs.blocks),
         *(*costs.block, costs.embedding.F, *costs.head, costs.sent, costs.states, costs.table_states, costs.tied),
-        *(costs.kept, costs.head_kept, np.maximum(0, costs.transient - shard.transient), costs.waiting, room),
+        *(kept.moment, kept.head_moment, np.maximum(0, costs.transient - shard.transient), costs.waiting, room),
         *(chain_bounds(costs, layout), _serial(costs, layout)),
-        *(shard.S, shard.S + shard.T, shard.gap, shard.lookup, shard.held),
+        *(shard.S, shard.S + shard.T, shard.gap, shard.lookup, shards_beside(costs, layout)),
         *(part.F, part.B, part.embedding, part.sent, costs.slices == 1, costs.embedding.W),
+        *(kept.stays, kept.head_stays, costs.copies.out, costs.copies.back, costs.copies.some),
     )
     rows = np.empty((len(costs.sent), COLUMNS), np.int64)
     for at, column in enumerate(columns):
@@ -44,8 +48,9 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
 def chain_bounds(costs: Costs, layout: Layout) -> Ints:
     """µs of one microbatch, forward and back, without W: the same for every partition. Of slices the last one's, which are
     behind its F and before all other slices' B. Of a sharded vocabulary the embedding's collectives come before and behind,
-    the shards' passes in between."""
-    found: Ints = costs.part.chain + 2 * _messages(layout) * costs.part.sent + costs.shard.gap + 2 * costs.shard.lookup
+    the shards' passes in between. With offload the last stage's copies are in between."""
+    collectives = costs.shard.gap + 2 * costs.shard.lookup
+    found: Ints = costs.part.chain + 2 * _messages(layout) * costs.part.sent + collectives + costs.copies.chain
     return found
 
 
@@ -54,7 +59,7 @@ def _serial(costs: Costs, layout: Layout) -> Ints:
     ends, shard = costs.embedding.work + costs.head.work, costs.shard
     passes = costs.blocks * costs.block.work + ends + 2 * _messages(layout) * costs.sent
     collectives = costs.slices * (shard.gap + 2 * shard.lookup)
-    found: Ints = layout.count * (passes + collectives + layout.pp * (shard.S + shard.T))
+    found: Ints = layout.count * (passes + collectives + costs.copies.most + layout.pp * (shard.S + shard.T))
     return found
 
 

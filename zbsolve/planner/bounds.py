@@ -18,12 +18,13 @@ from .layer_times import after_pipeline
 from .layout import Layout
 from .rank_roles import fullest, roles
 
-MEMORY, WORK, CHAIN, FILL, NO_ROOM = RULES = (
+MEMORY, WORK, CHAIN, FILL, NO_ROOM, COPIES = RULES = (
     "memory over time",
     "work of the fullest rank",
     "one microbatch's chain",
     "fill and drain beside work",
     "no room for one microbatch",
+    "copies to host memory",
 )
 
 
@@ -59,11 +60,22 @@ def pipeline_bounds(costs: Costs, layout: Layout, capacity: int | None) -> tuple
     free: Ints = least_makespans(bound_rows(costs, layout, None))
     work, chain = work_bounds(costs, layout), chain_bounds(costs, layout)
     rule = np.select(
-        [found == NEVER, found > free, found <= work, found <= chain],
-        [RULES.index(one) for one in (NO_ROOM, MEMORY, WORK, CHAIN)],
+        [found == NEVER, found > free, found <= work, found > _without_copies(costs, layout, free), found <= chain],
+        [RULES.index(one) for one in (NO_ROOM, MEMORY, WORK, COPIES, CHAIN)],
         RULES.index(FILL),
     )
     return found, rule
+
+
+def _without_copies(costs: Costs, layout: Layout, free: Ints) -> Ints:
+    """Bounds without memory where copies take no time; free: those where they do."""
+    some = np.flatnonzero(layout.offload)
+    if not len(some):
+        return free
+    none = costs._replace(copies=costs.copies._replace(out=0 * free, back=0 * free, chain=0 * free))
+    found = free.copy()
+    found[some] = least_makespans(bound_rows(none, layout, None)[some])
+    return found
 
 
 def work_bounds(costs: Costs, layout: Layout) -> Ints:

@@ -23,7 +23,7 @@ from .cluster import Cluster
 from .layer_bytes import WEIGHT_BYTES
 from .layer_costs import Model
 from .layer_times import after_pipeline
-from .layout import Layout
+from .layout import OFFLOADS, Layout
 from .model_profile import layout_profile
 
 MIN_REPEATED = 20_000  # passes of a step whose steady state is repeated, where it has enough microbatches
@@ -102,7 +102,8 @@ def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = Non
     """The layout's step on devices of so many bytes. partition: layers of each stage; None: balanced."""
     vocabulary = "sharded" if layout.vocabulary else None
     placed = int(layout.pp), int(layout.count), layout.spot
-    return Step(*placed, partition, memory, fused=fused, vocabulary=vocabulary, slices=int(layout.slices))
+    offload = OFFLOADS[int(layout.offload)]
+    return Step(*placed, partition, memory, fused=fused, vocabulary=vocabulary, slices=int(layout.slices), offload=offload)
 
 
 def retimed(candidate: Candidate, model: Model, cluster: Cluster, memory: int, below: float = inf) -> Candidate | None:

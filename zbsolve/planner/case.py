@@ -8,16 +8,19 @@ from typing import Any, NamedTuple
 
 from ..util.errors import BadInput
 from ..util.text import did_you_mean, parse_bytes
-from .cluster import Cluster
+from .cluster import LINKS, Cluster
 from .layer_costs import Model
 from .plan_file import Plan
 
 SIZES = ("memory", "devices", "nodes", "batch")
 # More of these, or less, never makes a step longer: each time of a layer, message and exchange rises or falls with them. Not
 # so the peak: where the host is the limit, faster products leave a shorter W and a longer B.
-MORE_IS_EASIER = ("hbm", "inside.bandwidth", "between.bandwidth", "messages", "overlap")
-LESS_IS_EASIER = ("inside.latency", "between.latency", "traffic", "host", "constant")
-CHANGE = re.compile(r"\s*([a-z.]+)\s*([=+-])\s*(\S+)\s*")
+MORE_IS_EASIER = (
+    *("hbm", "inside.bandwidth", "between.bandwidth", "messages", "overlap"),
+    *("copies.bandwidth", "host_memory"),
+)
+LESS_IS_EASIER = ("inside.latency", "between.latency", "traffic", "host", "constant", "copies.latency")
+CHANGE = re.compile(r"\s*([a-z._]+)\s*([=+-])\s*(\S+)\s*")
 
 
 class Case(NamedTuple):
@@ -52,7 +55,8 @@ def changed(case: Case, text: str) -> Case:
         body[name] = _plain(said)  # the cluster's own reader knows its units
     else:
         value = _amount(known[name], sign, said, float, where)
-        body[name] = int(value) if isinstance(known[name], int) and value.is_integer() else value
+        whole = isinstance(known[name], int) and (value.is_integer() or name == "host_memory")
+        body[name] = int(value) if whole else value
     return case._replace(cluster=Cluster.from_json(_nested(body), where))
 
 
@@ -103,15 +107,17 @@ def _sized(case: Case, name: str, value: float, where: str) -> Case:
 def _flat(cluster: Cluster) -> dict[str, Any]:
     """The fields of a cluster, links' as `inside.latency`."""
     body = cluster.to_json()
-    links = {f"{link}.{name}": value for link in ("inside", "between") for name, value in body.pop(link).items()}
+    links = {f"{link}.{name}": value for link in LINKS for name, value in (body.pop(link) or {}).items()}
     return {**body, **links}
 
 
 def _nested(body: dict[str, Any]) -> dict[str, Any]:
     """The fields of a cluster file."""
-    links: dict[str, Any] = {"inside": {}, "between": {}}
-    for link, fields in links.items():
-        fields.update({name: body[f"{link}.{name}"] for name in ("latency", "bandwidth")})
+    links: dict[str, Any] = {}
+    for name, value in body.items():
+        link, _, field = name.partition(".")
+        if field:
+            links.setdefault(link, {})[field] = value
     return {**{name: value for name, value in body.items() if "." not in name}, **links}
 
 

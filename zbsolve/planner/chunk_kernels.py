@@ -11,10 +11,12 @@ from .bound_row import (
     GAP,
     HB,
     HEAD,
+    HEAD_STAYS,
     HF,
     HW,
     KEPT,
     LOOKUP,
+    OUT,
     PART_B,
     PART_EF,
     PART_F,
@@ -23,7 +25,9 @@ from .bound_row import (
     SHARD,
     SHARD_HELD,
     SHARD_S,
+    SOME,
     STATES,
+    STAYS,
     TABLE,
     TIED,
     TRANSIENT,
@@ -38,7 +42,7 @@ from .bound_row import (
     V,
     W,
 )
-from .peak_kernels import ROUNDING, spread
+from .peak_kernels import ROUNDING, spread, staying
 from .stage_kernels import at_most, turns_within
 
 
@@ -53,8 +57,9 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
         return False
     # Memory over time: a block's bytes are held while the rest of the chain runs, each slice's while its own runs.
     turn = row[GAP] + (row[HF] + row[HB] if row[UNSLICED] else 0)  # from the last block's F to its B
-    below = (row[PART_F] + row[PART_B]) * blocks * (blocks + 1) // 2 + blocks * turn
-    need = float(m) * (float(row[KEPT]) * float(below) + float(row[HEAD]) * float(turn))
+    stay = staying(row, x)  # the last ones, at best
+    below = (row[PART_F] + row[PART_B]) * stay * (stay + 1) // 2 + stay * turn
+    need = float(m) * (float(row[STAYS]) * float(below) + float(row[HEAD_STAYS]) * float(turn))
     total = float(p * row[CAPACITY] - blocks * row[STATES] - (1 if row[TIED] and row[VEE] else 2) * row[TABLE])
     ends = 2 * (p * row[V] - 1)
     room = total - float(ends * row[WAITING] + (p - 1) * row[TRANSIENT])
@@ -66,14 +71,14 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
         if most < 0:
             return False
         taken += most
-    if taken < blocks or not row[UNSLICED]:
+    if taken < blocks or not row[UNSLICED] or row[SOME] or row[STAYS] <= 0:
         return taken >= blocks
     # No rank can have fewer than the others leave it, and what its states leave holds whole blocks.
     fits = 0
     for r in range(p):
         fewest = max(0, blocks_of_rank(row, x, r) - (taken - blocks))
-        fits += (room_of_rank(row, r) - fewest * row[STATES] - (row[TRANSIENT] if fewest > 0 else 0)) // row[KEPT]
-    if x < row[CHAIN] + spread(row, float(fits)):
+        fits += (room_of_rank(row, r) - fewest * row[STATES] - (row[TRANSIENT] if fewest > 0 else 0)) // row[STAYS]
+    if x < row[CHAIN] + spread(row, float(blocks), float(fits)):
         return False
     return rounds_fit(row, x, taken - blocks, scratch)
 
@@ -101,7 +106,7 @@ def rounds_fit(row, x, slack, cum):  # type: ignore[no-untyped-def]
             turns = turns_within(row, x - behind, row[CHAIN] - behind)
             if turns >= 1:
                 at_once = -(-m // turns)
-                here = min(most, room // (at_once * row[KEPT]))
+                here = min(most, room // (at_once * row[STAYS]))
                 if here > cum[r]:
                     total += here - cum[r]
                     cum[r] = here
@@ -136,11 +141,13 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     passes = forward + backward + sends * row[SENT]
     most = at_most(x - head - m * (passes + weight + row[SHARD]), m * (row[F] + row[B] + row[W]))
     most = min(most, at_most(x - head - drain - m * (passes + row[SHARD_S]), m * (row[F] + row[B])))
+    if not row[SOME]:
+        most = min(most, at_most(x - head - drain, m * row[OUT]))  # copies follow one another
     room = room_of_rank(row, r)
     if room < row[SHARD_HELD] or most < 0:
         return -1
-    most = min(most, max(0, (room - row[SHARD_HELD] - row[TRANSIENT]) // (row[STATES] + row[KEPT])))
-    if vee and r == 0 and row[UNSLICED]:
+    most = min(most, max(0, at_most(room - row[SHARD_HELD] - row[TRANSIENT], row[STATES] + row[KEPT])))
+    if vee and r == 0 and row[UNSLICED] and row[STAYS] > 0 and not row[SOME]:
         while most >= 0 and not starts_in_time(row, x, most, room):
             most -= 1
     return most

@@ -16,6 +16,7 @@ from ..util.text import parse_bytes, parse_rate, parse_time
 KIND = "cluster"
 SOURCES = ("measured", "given", "estimated: ", "fitted: ")
 Positive = Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
+LINKS = ("inside", "between", "copies")  # fields with latency and bandwidth
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
@@ -31,7 +32,9 @@ class Cluster:
     launches and tails). traffic: bytes that elementwise work moves for each byte that the formula counts. host: µs a layer's
     forward takes at least, since the host launches it. constant: µs of a step beside all else. overlap: share of gradient
     exchange and gathers that runs beside computing. error: share by which steps by the model are off, in the mean over the
-    measured steps that the constants were fitted to; None: nobody measured it.
+    measured steps that the constants were fitted to; None: nobody measured it. copies: latency of a copy between a device
+    and host memory, and bandwidth each way while both run; None: not known, and no layout offloads. host_memory: bytes of it
+    for a device's activations; None: no limit.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Cluster:
     constant: float
     overlap: float = 0.0
     error: float | None = None
+    copies: Link | None = None
+    host_memory: int | None = None
 
     @property
     def title(self) -> str:
@@ -63,9 +68,9 @@ class Cluster:
     def to_json(self) -> dict[str, Any]:
         """The fields of a cluster file."""
         body = asdict(self)
-        for name in ("inside", "between"):
-            link: Link = getattr(self, name)
-            body[name] = {"latency": link.latency, "bandwidth": link.bytes_per_us}
+        for name in LINKS:
+            link: Link | None = getattr(self, name)
+            body[name] = link and {"latency": link.latency, "bandwidth": link.bytes_per_us}
         return body
 
     @classmethod
@@ -82,11 +87,13 @@ class Cluster:
         known: dict[str, Any] = {field.name: getattr(form, field.name) for field in fields(cls)}
         known |= {name: _time(known[name], f"{where}: field '{name}'") for name in ("launch", "host", "constant")}
         known |= {name: _rate(known[name], f"{where}: field '{name}'") for name in ("hbm", "messages")}
-        known |= {name: _link(known[name], f"{where}: {name}") for name in ("inside", "between")}
-        memory = parse_bytes(form.memory, f"{where}: field 'memory'")
-        if not memory:
-            raise BadInput(f"{where}: field 'memory' is 0")
-        return cls(**{**known, "memory": memory})
+        known |= {name: _link(known[name], f"{where}: {name}") for name in LINKS if known[name] is not None}
+        sizes = {name: known[name] for name in ("memory", "host_memory") if known[name] is not None}
+        known |= {name: parse_bytes(said, f"{where}: field '{name}'") for name, said in sizes.items()}
+        for name in sizes:
+            if not known[name]:
+                raise BadInput(f"{where}: field '{name}' is 0")
+        return cls(**known)
 
 
 class NetworkForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -115,6 +122,8 @@ class ClusterForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     constant: AMOUNT | str
     overlap: Share = 0.0
     error: AMOUNT | None = None
+    copies: NetworkForm | None = None
+    host_memory: COUNT | str | None = None
 
 
 def _time(said: float | str, what: str) -> float:

@@ -11,9 +11,10 @@ from ..partition.stage_memory import MESSAGES
 from ..tables import Ints
 from ..util.errors import BadInput
 from .cluster import Cluster
+from .host_copies import Copies, Kept, copies_of, kept_of
 from .layer_costs import LayerCosts, Model, model_costs
 from .layer_times import Times
-from .layout import Layout
+from .layout import NO_OFFLOAD, Layout
 from .rank_roles import Roles, fullest, roles
 from .slice_parts import Slices, part_of_transient, slices_of
 from .vocabulary_shards import Shards
@@ -27,9 +28,9 @@ class Costs(NamedTuple):
     block, embedding, head: µs of passes; where the vocabulary is sharded, of what is left of embedding and head (nothing).
     sent: µs of a message. states: bytes that a block's parameters need with gradients and optimizer states, never more than
     a profile says; table_states: the same of the embedding, and of the head. tied: whether both have one table. kept: bytes
-    of a microbatch that a block keeps from F to B; head_kept: the head. transient: bytes that a pass takes while it runs;
-    waiting: of messages at an end of a stage. shard: what each rank has of a sharded vocabulary; zeros where it is whole.
-    slices: of each microbatch, whose passes and messages count all slices; part: what a slice takes at least.
+    of a microbatch that a block and the head keep from F to B. transient: bytes that a pass takes while it runs; waiting: of
+    messages at an end of a stage. shard: what each rank has of a sharded vocabulary; zeros where it is whole. slices: of
+    each microbatch, whose passes and messages count all slices; part: what a slice takes at least. copies: to host memory.
     """
 
     blocks: int
@@ -40,13 +41,13 @@ class Costs(NamedTuple):
     states: Ints
     table_states: Ints
     tied: bool
-    kept: Ints
-    head_kept: Ints
+    kept: Kept
     transient: Ints
     waiting: Ints
     shard: Shards
     slices: Ints
     part: Slices
+    copies: Copies
 
 
 def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
@@ -61,6 +62,8 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     part = slices_of(found, model.layers, layout, cluster, output)
     twice = np.maximum(block.output_kept, block.input_unneeded)
     head_kept = np.maximum(0, last.kept - np.maximum(block.output_kept, last.input_unneeded))
+    kept, head_kept = _ints(block.kept - twice), _ints(np.where(layout.vocabulary, found.rest_kept, head_kept))
+    most = first.kept + model.layers * block.kept + last.kept + found.rest_kept
     ends = _all_slices(first, slices)
     head = Times(*(_ints(whole_vocabulary * one) for one in _all_slices(last, slices)))
     costs = Costs(
@@ -72,17 +75,17 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
         states=_ints(np.floor(found.states * block.parameter_bytes)),
         table_states=_ints(whole_vocabulary * np.floor(found.states * table)),
         tied=bool(np.any(found.shared)),
-        kept=_ints(block.kept - twice),
-        head_kept=_ints(np.where(layout.vocabulary, found.rest_kept, head_kept)),
+        kept=kept_of(kept, head_kept, layout),
         transient=_ints(part_of_transient(block, layout)),
         waiting=_ints(MESSAGES * output),
         shard=Shards(*map(_ints, found.shard)),
         slices=_ints(slices),
         part=part,
+        copies=copies_of(kept, head_kept, most, layout, cluster),
     )
     passes = model.layers * costs.block.work + costs.embedding.work + head.work + 2 * layout.stages * costs.sent
     shards = slices * (costs.shard.gap + 2 * costs.shard.lookup) + layout.pp * (costs.shard.S + costs.shard.T)
-    _ints(1.0 * layout.count * (passes + shards))
+    _ints(1.0 * layout.count * (passes + shards + costs.copies.most))
     return costs
 
 
@@ -93,11 +96,18 @@ def _all_slices(layer: LayerCosts, slices: Ints) -> Times:
 
 def least_bytes(costs: Costs, layout: Layout) -> Ints:
     """Bytes that the fullest rank needs at least, of each layout, whatever the partition and the schedule: when the first
-    microbatch's last forward ends, every stage keeps it, and so while its logits are made."""
+    microbatch's last forward ends, every stage keeps it, and so while its logits are made; with offload each stage does when
+    its own forward ends."""
     on, shard = roles(layout), costs.shard
-    fixed = fixed_bytes(costs, on, 1) + shard.states + shard.transient + shard.held
+    fixed = fixed_bytes(costs, on, 1) + shard.states + shard.transient + shards_beside(costs, layout)
     first = np.maximum(0, costs.transient - shard.transient)
-    return fullest(costs.blocks, costs.states + costs.kept, fixed, on.number, first)
+    return fullest(costs.blocks, costs.states + costs.kept.moment, fixed, on.number, first)
+
+
+def shards_beside(costs: Costs, layout: Layout) -> Ints:
+    """Bytes that a rank's shard holds while its blocks keep a microbatch: with offload those may be away then."""
+    found: Ints = np.where(np.asarray(layout.offload) == NO_OFFLOAD, costs.shard.held, 0)
+    return found
 
 
 def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
@@ -105,7 +115,7 @@ def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
     microbatches."""
     again = (on.embedding & on.head) if costs.tied else 0 * on.head
     tables = (on.embedding + on.head - again) * costs.table_states
-    found: Ints = tables + microbatches * on.head * costs.head_kept + on.ends * costs.waiting
+    found: Ints = tables + microbatches * on.head * costs.kept.head_moment + on.ends * costs.waiting
     return found
 
 

@@ -13,7 +13,7 @@ from .layer_times import exchange, update
 from .layout import Layout
 
 # Layouts that differ in nothing of it have the same passes.
-GROUP = ("dp", "tp", "pp", "chunks", "placement", "size", "vocabulary", "slices")
+GROUP = ("dp", "tp", "pp", "chunks", "placement", "size", "vocabulary", "slices", "offload")
 
 
 def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> Ints:

@@ -9,8 +9,10 @@ from .layout import VEE
 from .space_bounds import SpaceBounds
 
 LARGE = 250_000  # passes and edges
-STAGE_PASSES, SHARD_PASSES = 3, 7  # of a microbatch
+STAGE_PASSES, SHARD_PASSES, COPIES = 3, 7, 2  # of a microbatch
 MUCH = 1e3
+MOVING = 3  # stages of a rank whose activations are made or used, on their way out, or on their way back
+NEEDLESS = 1.1  # of offload where known schedules fit without
 
 
 def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
@@ -18,20 +20,28 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
 
     Filling takes a forward of one stage a rank. Known schedules keep so many microbatches of a rank: 1F1B p, interleaved
     1F1B (p − 1) / v more (2104.04473, section 2.2), those of the V p at most and p / 3 at least (2405.15362). Slices fill
-    and keep the less the more there are (2406.03488). With less memory a step takes longer in proportion. Steps of so many
-    passes and edges that a first schedule takes minutes come behind all others.
+    and keep the less the more there are (2406.03488). With less memory a step takes longer in proportion; what goes to host
+    memory is not kept, and takes its time. Where known schedules fit without, offload comes behind. Steps of so many passes
+    and edges that a first schedule takes minutes come behind all others.
     """
     layout, costs = bounds.layout, bounds.costs
     blocks, pp = costs.blocks / layout.pp, layout.pp
-    units = np.floor((memory - blocks * costs.states - costs.table_states) / (blocks / layout.chunks * costs.kept))
+    away = np.array([0, 0.5, 1])[layout.offload]  # of what a rank keeps
+    kept = costs.kept.moment * np.where(away > 0, layout.chunks, 1)
+    units = np.floor((memory - blocks * costs.states - costs.table_states) / (blocks / layout.chunks * kept))
     loop = pp + np.where(layout.chunks > 1, (pp - 1) / layout.chunks, 0.0)
     loop = 1 + (loop - 1) / layout.slices
     needed = np.minimum(
         np.where((layout.placement == VEE) & (np.asarray(layout.slices) == 1), 2 * pp / 3, loop), layout.count
     )
+    needless = (away > 0) & (needed * layout.chunks <= units)
+    needed = (1 - away) * needed + away * MOVING / layout.chunks
     slower = np.maximum(1.0, needed / np.maximum(units / layout.chunks, 0.1))
     fill = (pp - 1) / layout.slices * (blocks / layout.chunks * costs.block.F + costs.sent)
     shards = np.where(layout.vocabulary, SHARD_PASSES * pp + pp**2, 0)  # all shards' S come before each one's barrier
-    size = layout.count * np.asarray(layout.slices) * (STAGE_PASSES * layout.stages + shards)
+    passes = np.where(layout.offload, STAGE_PASSES + COPIES, STAGE_PASSES)
+    size = layout.count * np.asarray(layout.slices) * (passes * layout.stages + shards)
     last = np.where(size > LARGE, bounds.step[np.isfinite(bounds.step)].max(initial=0.0) * MUCH, 0.0)
-    return np.where(np.isfinite(bounds.step), bounds.pipeline * slower + fill + bounds.behind + last, np.inf)
+    copying = layout.count * blocks * np.where(costs.copies.some, away, 1.0) * costs.copies.out
+    busy = np.maximum(bounds.pipeline * slower, copying) * np.where(needless, NEEDLESS, 1.0)
+    return np.where(np.isfinite(bounds.step), busy + fill + bounds.behind + last, np.inf)

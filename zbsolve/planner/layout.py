@@ -16,6 +16,8 @@ SINGLE, LOOP, VEE = range(3)
 PLACEMENTS = ("single", "loop", "vee")
 WHOLE, SHARDED = range(2)
 VOCABULARIES = ("whole", "sharded")
+NO_OFFLOAD, HALF_OFFLOAD, FULL_OFFLOAD = range(3)
+OFFLOADS = ("none", "half", "full")  # as `Step` takes them
 ZERO_STAGES = 4  # 0 (nothing sharded) to 3
 
 
@@ -26,6 +28,7 @@ class Layout(NamedTuple):
     ZeRO (1910.02054). scattered: 1 where each tensor rank sends its part of a message (2104.04473, section 4.1). vocabulary:
     a number in `VOCABULARIES`: embedding and head are on the first and the last stage, or sharded over all pipeline ranks
     with one barrier a microbatch (2411.05288). slices: even parts of each sequence, one after the other (2504.14519).
+    offload: a number in `OFFLOADS`: what of stages' activations goes to host memory between F and B (2503.01328).
 
     Every field is a whole number, or all are arrays of one length: then it is a table of layouts.
     """
@@ -43,6 +46,7 @@ class Layout(NamedTuple):
     scattered: Many = 1
     vocabulary: Many = WHOLE
     slices: Many = 1
+    offload: Many = NO_OFFLOAD
 
     @property
     def devices(self) -> Many:
@@ -67,6 +71,7 @@ class Layout(NamedTuple):
         further = ", sequence parallel" if self.sequence else ""
         further += ", vocabulary sharded" if self.vocabulary else ""
         further += f", {self.slices} slices" if self.slices > 1 else ""
+        further += f", offload {OFFLOADS[int(self.offload)]}" if self.offload else ""
         return f"{parts}, recompute {RECOMPUTE[int(self.recompute)]}{further}, zero {self.zero}"
 
     def rows(self, keep: NDArray[Any]) -> Layout:

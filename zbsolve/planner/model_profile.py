@@ -6,6 +6,7 @@ from ..layer import Link
 from ..profile.cuts import SEQUENCE
 from ..profile.profile import Profile
 from .cluster import Cluster
+from .host_copies import host_link
 from .layer_costs import Model, model_costs, sharded_vocabulary
 from .layer_times import message_rate
 from .layout import Layout
@@ -17,8 +18,8 @@ def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
     Layers' times are whole µs: then every partition's passes are their exact sums, and a bound for all of them is one for
     each. capacity: the device's memory. What follows the pipeline is not in it (see `layer_times.after_pipeline`). A layout
     with a sharded vocabulary is for `Step(vocabulary="sharded")`: the profile says what its shards cost. One in slices is
-    for `Step(slices=)`: layers say what causal attention takes, and what each slice takes beyond its part. Raises BadInput
-    for a layout that the model's profiles do not know.
+    for `Step(slices=)`: layers say what causal attention takes, and what each slice takes beyond its part. One with offload
+    is for `Step(offload=)`. Raises BadInput for a layout that the model's profiles or the cluster do not know.
     """
     slices = int(layout.slices)
     costs = model_costs(model, layout, cluster)
@@ -35,5 +36,6 @@ def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
         {**facts, SEQUENCE: model.sequence} if slices > 1 else facts,
         {},
         tied=((int(costs.shared), (0, model.layers + 1)),) if costs.shared else (),
+        host=host_link(cluster) if layout.offload else None,
         vocabulary=sharded_vocabulary(model, layout, cluster) if layout.vocabulary else None,
     )

@@ -188,7 +188,8 @@ def _in_race(race: _Race) -> list[int]:
 def _looks(race: _Race, most: int, enough: float) -> Iterator[Task]:
     """First schedules of so many layouts, until no more than `enough` is left on the clock."""
     rows = _in_race(race)
-    plain = [row for row in rows if not race.bounds.layout.vocabulary[row]][:most]
+    layout = race.bounds.layout
+    plain = [row for row in rows if not layout.vocabulary[row] and not layout.offload[row]][:most]
     for row in dict.fromkeys([*plain, *rows[:most]] if most == FIRST_LOOKS else rows):
         if race.candidates and race.clock.left < enough:
             return

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .layout import PLACEMENTS, RECOMPUTE, VOCABULARIES
+from .layout import OFFLOADS, PLACEMENTS, RECOMPUTE, VOCABULARIES
 from .solved_space import SolvedSpace
 
 FIELDS = {
@@ -19,8 +19,15 @@ FIELDS = {
     "zero": "ZeRO",
     "vocabulary": "vocabulary",
     "slices": "slices",
+    "offload": "offload",
 }
-NAMES = {"placement": PLACEMENTS, "recompute": RECOMPUTE, "sequence": ("no", "yes"), "vocabulary": VOCABULARIES}
+NAMES = {
+    "placement": PLACEMENTS,
+    "recompute": RECOMPUTE,
+    "sequence": ("no", "yes"),
+    "vocabulary": VOCABULARIES,
+    "offload": OFFLOADS,
+}
 
 
 class Family(NamedTuple):

@@ -11,7 +11,7 @@ from ..tables import Ints
 from ..util.errors import BadInput
 from .cluster import Cluster
 from .layer_costs import Model
-from .layout import LOOP, SHARDED, SINGLE, VEE, WHOLE, ZERO_STAGES, Layout, table_of
+from .layout import LOOP, OFFLOADS, SHARDED, SINGLE, VEE, WHOLE, ZERO_STAGES, Layout, table_of
 
 MAX_CHUNKS = 12  # stages a rank
 MOST = 1 << 20  # devices, and sequences a step
@@ -25,8 +25,9 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Layout:
     are as many as there are layers (embedding and head are one each) or fewer, on one stage a rank, in loops of up to
     `MAX_CHUNKS` stages a rank, or in a V. Microbatches divide a replica's batch. Of a profiled model tensor ranks and
     sequences a microbatch are those that its profiles know. On several pipeline ranks the vocabulary is whole or sharded
-    over them, and sequences that are a microbatch each run whole or in slices, where the model knows what that costs. Raises
-    BadInput where there is none.
+    over them, and sequences that are a microbatch each run whole or in slices, where the model knows what that costs. Where
+    the cluster knows its link to host memory, stages of whole sequences offload nothing, half or all of what they keep.
+    Raises BadInput where there is none.
     """
     if not (1 <= devices <= MOST and 1 <= batch <= MOST):
         raise BadInput(f"devices {devices}, batch {batch}: at least 1 of each is needed, and {MOST} at most")
@@ -36,7 +37,8 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Layout:
     if not found:
         raise BadInput(_no_split(model, devices, batch, cluster))
     table = _with_vocabularies(table_of(found)) if model.shards_vocabulary else table_of(found)
-    return _with_slices(table, model.slices)
+    table = _with_slices(table, model.slices)
+    return table if cluster.copies is None else _with_offload(table)
 
 
 def _with_vocabularies(table: Layout) -> Layout:
@@ -50,6 +52,13 @@ def _with_slices(table: Layout, slices: tuple[int, ...]) -> Layout:
     numbers = np.array([1, *slices])
     found, turn = _repeated(table, np.where((table.pp > 1) & (table.size == 1), len(numbers), 1))
     return found._replace(slices=numbers[turn])
+
+
+def _with_offload(table: Layout) -> Layout:
+    """Each layout, and behind those of several pipeline ranks and whole sequences the same with offload: on one rank
+    microbatches come one after the other, and none waits."""
+    found, turn = _repeated(table, np.where((table.pp > 1) & (table.slices == 1), len(OFFLOADS), 1))
+    return found._replace(offload=turn)
 
 
 def _repeated(table: Layout, times: Ints) -> tuple[Layout, Ints]:

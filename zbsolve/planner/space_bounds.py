@@ -17,7 +17,7 @@ from .bound_row import bound_rows, chain_bounds
 from .bounds import CHAIN, NO_ROOM, WORK, least_behind, pipeline_bounds, work_bounds
 from .bounds import RULES as OF_LAYOUTS
 from .cluster import Cluster
-from .costs import Costs, costs_of, fixed_bytes, least_bytes
+from .costs import Costs, costs_of, fixed_bytes, least_bytes, shards_beside
 from .dominance import dominators
 from .layer_costs import Model
 from .layout import Layout
@@ -108,8 +108,8 @@ def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:
     """Bytes of the fullest rank of one layout that needs so much at least, when one microbatch is on all stages."""
     on, shard = roles(layout), Shards(*(int(one[0]) for one in costs.shard))
     none = fixed_bytes(costs, on, 0)[:, 0] + shard.states
-    fixed = fixed_bytes(costs, on, 1)[:, 0] + shard.states + shard.held
-    unit, transient = int((costs.states + costs.kept)[0]), max(int(costs.transient[0]), shard.transient)
+    fixed = fixed_bytes(costs, on, 1)[:, 0] + shard.states + int(shards_beside(costs, layout)[0])
+    unit, transient = int((costs.states + costs.kept.moment)[0]), max(int(costs.transient[0]), shard.transient)
     beside = fixed + shard.transient
     blocks = np.minimum(np.maximum((need - fixed - transient) // unit, 0), costs.blocks)
     filled = np.where(on.number[:, 0] > 0, np.where(blocks > 0, fixed + blocks * unit + transient, beside), 0)
@@ -117,7 +117,7 @@ def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:
     waiting = int(on.ends[role, 0] * costs.waiting[0])
     return {
         "parameters and optimizer states": int(blocks[role] * costs.states[0] + none[role]) - waiting,
-        "activations of one microbatch": int(blocks[role] * costs.kept[0]),
+        "activations of one microbatch": int(blocks[role] * costs.kept.moment[0]),
         "what a pass takes while it runs": transient if blocks[role] else shard.transient,
         "the logits": int(fixed[role] - none[role]),
         "messages that wait": waiting,

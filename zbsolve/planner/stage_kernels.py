@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from ..util.kernels import inner_kernel
 from .bound_row import (
+    BACK,
     CAPACITY,
     CHAIN,
     EF,
     EW,
     HB,
     HEAD,
+    HEAD_STAYS,
     HF,
     HW,
     KEPT,
     LOOKUP,
+    OUT,
     PART_B,
     PART_EF,
     PART_F,
@@ -23,6 +26,7 @@ from .bound_row import (
     SHARD_HELD,
     SHARD_S,
     STATES,
+    STAYS,
     TABLE,
     TIED,
     TRANSIENT,
@@ -91,6 +95,9 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     most = at_most(x - head - m * (beside + weight), m * (row[F] + row[B] + row[W]))  # all its work behind head
     beside = forward + backward + row[SHARD_S]  # a microbatch's B waits for the shards' S, so S comes before the last B
     most = min(most, at_most(x - head - drain - m * beside, m * (row[F] + row[B])))  # F and B between both
+    # Copies of all microbatches follow one another: behind the first F before the last R and B, and the other way round.
+    most = min(most, at_most(x - head - drain, row[F] + m * row[OUT] + row[BACK] + row[B]))
+    most = min(most, at_most(x - head - drain, row[F] + row[OUT] + m * row[BACK] + row[B]))
     rest = x - row[CHAIN]
     if rest < 0:
         return -1
@@ -105,8 +112,8 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     ends = (0 if r == 0 else 1) + (0 if last else 1)
     room = row[CAPACITY] - tables * row[TABLE] - ends * row[WAITING]
     beside = row[SHARD_HELD] + (row[HEAD] if last else 0)  # with the first microbatch, while its S runs
-    some = at_once * row[HEAD] if last else 0
+    some = at_once * row[HEAD_STAYS] if last else 0
     if room < max(beside, some):
         return -1
-    most = min(most, max(0, (room - beside - row[TRANSIENT]) // (row[STATES] + row[KEPT])))
-    return min(most, max(0, (room - some - row[TRANSIENT]) // (row[STATES] + at_once * row[KEPT])))
+    most = min(most, max(0, at_most(room - beside - row[TRANSIENT], row[STATES] + row[KEPT])))
+    return min(most, max(0, at_most(room - some - row[TRANSIENT], row[STATES] + at_once * row[STAYS])))
