@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from zbsolve import BadInput, pipeline, verify
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.placement import vee
 from zbsolve.systems import PRESETS, preset, system
+from zbsolve.util.errors import NotFound
 
 from ..support.problems import uniform
 from ..support.published import HIDDEN
@@ -94,7 +97,7 @@ def test_presets_hold_for_any_number_of_microbatches(name, m):
         pytest.skip("not for a step without slices: see test_slices.py")
     if name.endswith("-vocab"):
         pytest.skip("not for a step whose vocabulary is not sharded: see test_vocabulary.py")
-    placement = "loop" if name in LOOPED else "vee" if name in V_SHAPED else "single"
+    placement = "loop" if name in LOOPED else "vee" if name in (*V_SHAPED, "zb-v-times") else "single"
     problem = uniform(placement, 4, m, (3, 4, 2), comm=1)
     assert verify(problem, preset(name, problem)) == ()
 
@@ -147,6 +150,37 @@ def test_zero_bubble_v_warms_up_with_2p_minus_1_forwards():
     schedule = preset("zb-v", uniform("vee", 4, 12))
     for row in schedule.order.values():
         assert [name[1] for name in row[:9]] == ["F"] * (2 * 4 - 1) + ["F", "B"]
+
+
+@pytest.mark.parametrize("p", [1, 2, 4, 5, 9])
+def test_zero_bubble_v_by_times_is_zb_v_at_unit_times(p):
+    """In ZB-V's memory, p microbatches, it has no bubble of the span either, and ZB-V's makespan."""
+    for m in (2 * p, 3 * p):
+        problem = uniform("vee", p, m, capacity=2 * p)
+        schedule = preset("zb-v-times", problem)
+        assert verify(problem, schedule) == ()
+        timeline = schedule.timeline()
+        assert (timeline.span, timeline.makespan) == (6 * m, 6 * m + p - 1)
+        assert timeline.makespan == preset("zb-v", problem).timeline().makespan
+
+
+def test_zero_bubble_v_by_times_follows_times_and_memory():
+    """At 3, 4, 2 ZB-V's fixed order has a bubble of 28 of the span, with p microbatches held; with room for more this has
+    8. On random steps it holds whatever memory there is, or says that there is too little."""
+    problem = uniform("vee", 8, 24, (3, 4, 2))
+    assert [preset(name, problem).timeline().span for name in ("zb-v", "zb-v-times")] == [460, 440]
+    made = 0
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        p, m = int(random.integers(1, 7)), int(random.integers(1, 16))
+        times = [random.integers(1, 9, 2 * p).tolist() for _ in range(3)]
+        held = {"held_until_B": int(random.integers(3)), "held_until_W": int(random.integers(1, 4))}
+        room = int(random.integers(12, 40))
+        problem = pipeline(*times, placement="vee", comm=int(random.integers(3)), microbatches=m, capacity=room, **held)
+        with suppress(NotFound):
+            assert verify(problem, preset("zb-v-times", problem)) == ()
+            made += 1
+    assert made > 50
 
 
 @pytest.mark.parametrize("p", [4, 6, 8])

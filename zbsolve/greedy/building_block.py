@@ -89,6 +89,13 @@ def serial_block(g: MicrobatchGraph) -> BuildingBlock:
     return BuildingBlock(offset, max(now, 1))
 
 
+def plain_block(g: MicrobatchGraph) -> BuildingBlock:
+    """Each pass as soon as its inputs are there and its rank is free, every least period; whatever the memory is."""
+    period, offset = int(rank_work(g).max()), np.zeros(len(g.duration), np.int64)
+    first_fit(g, offset.copy(), max(1, period), offset)
+    return BuildingBlock(offset, max(1, period))
+
+
 def earliest_offsets(g: MicrobatchGraph) -> Ints:
     """Offsets, µs, shape (lanes,), where every pass starts as soon as its inputs are there, whatever overlaps: memory is
     held for the shortest time."""

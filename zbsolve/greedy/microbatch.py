@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -79,8 +80,19 @@ class _LaneEdges(NamedTuple):
     bytes: Ints
 
 
+_known: WeakKeyDictionary[Problem, MicrobatchGraph | None] = WeakKeyDictionary()
+
+
 def microbatch_graph(problem: Problem) -> MicrobatchGraph | None:
-    """The graph of one microbatch, or None where microbatches differ or a rank's passes do not share one stream."""
+    """The graph of one microbatch, or None where microbatches differ or a rank's passes do not share one stream. It is
+    remembered while the problem lives."""
+    if problem not in _known:
+        _known[problem] = _of_alike_microbatches(problem)
+    return _known[problem]
+
+
+def _of_alike_microbatches(problem: Problem) -> MicrobatchGraph | None:
+    """`microbatch_graph`, made anew."""
     passes, edges, lanes = problem.passes, problem.edges, problem.lanes
     m = len(lanes[0])
     if any(len(rows) != m for rows in lanes) or len(set(passes.streams.tolist())) != problem.ranks:

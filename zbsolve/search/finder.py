@@ -9,13 +9,18 @@ from itertools import chain, product
 
 import numpy as np
 
+from ..greedy.block_arms import SECONDS_PER_DECODED_PASS
 from ..greedy.block_search import block_schedules
+from ..greedy.building_block import plain_block
+from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
 from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
+from ..greedy.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.policy_annealing import improve_policies, starting_policies
 from ..greedy.serial_microbatches import one_after_another
 from ..greedy.serial_orders import serial_schedule, serial_targets
 from ..greedy.side_stream import held_by_others, rooms_beside, with_room_for_them, with_side_streams
 from ..greedy.syncs import pools_with_syncs
+from ..problem import Ints
 from ..systems.table import presets_of
 from ..util.errors import NotFound
 from .extension import extended
@@ -28,6 +33,9 @@ SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time is for serial generation at most, where there is a schedule
 SOURCES_SHARE = 0.7  # of the time: what is left is for neighbourhoods of the best
 SERIAL_SOLVER = "serial generation"
+# Of a step of more passes named orders come first, each also decoded by its times with these rules, for a part of the time.
+MANY_PASSES, TIMES_SHARE = 4_000, 0.25
+TIMES_RULES = (DecodeRule(2, 0, 2), DecodeRule(2, 8, 1), DecodeRule(1, 8, 2))
 
 
 def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
@@ -37,13 +45,15 @@ def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
     yield
     several = bool(pools_with_syncs(state.problem))
     careful = several and held_by_others(state.problem)
-    if several:  # named orders are better than policies that are careful, and no dearer
+    # Named orders are better than policies that are careful, and no dearer; of a large step policies take long.
+    first = several or len(state.problem.passes) > MANY_PASSES
+    if first:
         yield from _named(state)
-        if not careful:
-            yield from _serial(state)
+    if several and not careful:
+        yield from _serial(state)
     if policies and not careful:
         yield from _policies(state, starts)
-    if not several:
+    if not first:
         yield from _named(state)
     if state.schedule is None:  # very long, but it needs the least memory
         state.clock.spend(len(state.problem.passes) * SECONDS_PER_SERIAL_PASS)
@@ -63,17 +73,35 @@ def _policies(state: State, starts: list[Policy]) -> Iterator[None]:
 
 
 def _named(state: State) -> Iterator[None]:
-    """Named orders. They take next to no time: of a step that is not large they come even where none is left."""
-    large = len(state.problem.passes) > LARGE_PASSES
-    for name, named in presets_of(state.problem, searched=False):
+    """Named orders. They take next to no time: of a step that is not large they come even where none is left. Of one of many
+    passes their times are followed at once, and those of a block too."""
+    problem, clock = state.problem, state.clock
+    large, many = len(problem.passes) > LARGE_PASSES, len(problem.passes) > MANY_PASSES
+    g = microbatch_graph(problem) if many and not len(problem.side_stream) else None
+    until = clock.used + TIMES_SHARE * clock.left
+    if g is not None:
+        _follow(state, g, repeated_targets(g, *plain_block(g)))
+        yield
+    for name, named in presets_of(problem, searched=False):
         if state.settled or (large and state.done):
             return
-        room = state.problem.capacity
+        if g is not None and clock.used < until:
+            _follow(state, g, named.timeline().start[g.passes])
+        room = problem.capacity
         if room is None or all(np.less_equal(named.timeline().peak_bytes, room)):
             state.offer(named, name)
         if state.schedule is not named:
             state.leads.append(named)
         yield
+
+
+def _follow(state: State, g: MicrobatchGraph, target: Ints) -> None:
+    """Offer the best schedule that target starts, µs, shape (lanes, microbatches), are decoded to."""
+    state.clock.spend(len(TIMES_RULES) * target.size * SECONDS_PER_DECODED_PASS)
+    found = [one for one in (decode(g, target, rule) for rule in TIMES_RULES) if one is not None]
+    best = min(found, key=lambda one: one.value, default=None)
+    if best is not None and (state.schedule is None or best.value < state.value):
+        state.offer(to_schedule(state.problem, g, best.order), BLOCK_SOLVER)
 
 
 def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:

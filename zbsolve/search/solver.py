@@ -223,6 +223,7 @@ def compiled() -> None:
         for _ in higher_bounds(problem, Bound(0, ""), Clock(1.0, 1.0), 0.1):
             pass
     try_each_annealing(tiny)
+    preset("zb-v-times", pipeline([3] * 4, [4] * 4, [2] * 4, placement="vee", microbatches=2))
 
 
 def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:

@@ -34,6 +34,7 @@ from .plain_step import WrongPlacement, without_shards
 from .slices import SLICED
 from .two_directions import chimera, dualpipe, dualpipe_v, gems
 from .vee import one_f_one_b_v, v_half, v_min, v_zb, zb_v
+from .vee_times import zb_v_by_times
 from .vocabulary import one_f_one_b_vocabulary, v_half_vocabulary, zb_h1_vocabulary
 
 SYSTEMS: tuple[System, ...] = (
@@ -96,6 +97,15 @@ SYSTEMS: tuple[System, ...] = (
         fused=True,
     ),
     System("zb-v", "ZB-V", zb_v, "arXiv 2401.10241", "vee", "0 of the span at F=B=W", "M"),
+    System(
+        "zb-v-times",
+        "ZB-V by times",
+        zb_v_by_times,
+        "arXiv 2401.10241",
+        "vee",
+        "ZB-V's, or less where times differ",
+        "what there is",
+    ),
     System("v-zb", "V-ZB", v_zb, "arXiv 2405.15362", "vee", "0 of the span at F=B=W", "M"),
     System("v-half", "V-Half", v_half, "arXiv 2405.15362", "vee", "about half of 1F1B's at F=B=W", "⌊(p+2)/2⌋ microbatches"),
     System("v-min", "V-Min", v_min, "arXiv 2405.15362", "vee", "about 2/3 of 1F1B's at F=B=W", "⌊(p+4)/3⌋ microbatches"),
