@@ -563,12 +563,26 @@ def test_a_layer_that_mixes_positions_elsewhere_is_named(layer: nn.Module, line:
         check_layers([*good, layer, Mean()], torch.randn(2, LENGTH, WIDTH), first=2)
 
 
-@pytest.mark.parametrize("layer", [Far(50), Far(90, most=True)], ids=["token", "capacity"])
+class FarKeys(Far):
+    """Adds the key `reach` before, or has a window in sequences alone that are longer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(-1, (4, 4)).transpose(1, 2)
+        k = q + functional.pad(q, (0, 0, self.reach, 0))[:, :, : q.shape[2]] if self.most else q
+        window = 5 if x.shape[1] > self.reach and not self.most else None
+        return x + sliced_attention(q, k, q, is_causal=True, window=window).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Far(50), Far(90, most=True), FarKeys(50, most=True), FarKeys(50)],
+    ids=["token", "capacity", "key", "window"],
+)
 def test_what_reaches_further_than_the_tiny_input_is_named(layer: nn.Module) -> None:
     """Of two samples of 64 tokens the tiny input has 32 of one."""
     x = torch.randn(2, 16, WIDTH)
     check_stage([BatchNormed(called=False), layer], 2, None, (x, None), 32)
-    with pytest.raises(BadInput, match=r"layer 3 \(Far\): its output for 64 tokens differs"):
+    with pytest.raises(BadInput, match=r"layer 3 \(Far(Keys)?\): its output for 64 tokens differs"):
         check_stage([Block(WIDTH, 4), layer], 2, None, (x, None), 64)
 
 

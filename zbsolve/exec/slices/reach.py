@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.slicing import AttentionRule, running_slice
+from ...models.slicing import AttentionRule, hidden, running_slice
 from ..torch_private import tree_leaves, tree_map
+from .partial import Scores, scale_of
 from .sequence import cut_sequence, offsets
 from .trial import MAX_TOKENS, noise, tiny
 
@@ -20,14 +21,27 @@ MANY_PRODUCTS = 2**39
 
 
 class EachToken:
-    """A slice in whose attention a query sees its own value alone. offset: of its first token."""
+    """A slice whose attention mixes nothing: a token gets its own value, more of it or less by all else that attention is
+    told of this token. offset: of its first token."""
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         """See `Slicing`."""
-        return value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+        key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
+        told = ((query * key).sum(-1) * scale_of(query, Scores(rule.scale))).tanh() + 1 / (1 + (rule.window or 0))
+        if rule.documents is not None:
+            told = told + rule.documents[:, None].to(told)
+        if rule.mask is not None:
+            told = told + _told_by(rule.mask, told)
+        return value * (2 + told[..., None])
+
+
+def _told_by(mask: Tensor, like: Tensor) -> Tensor:
+    """A number for each row of a mask, which keys that are hidden do not change."""
+    shown = (~hidden(mask)).to(like) if mask.dtype == torch.bool else mask.to(like).exp()
+    return (shown * torch.arange(mask.shape[-1], device=mask.device).to(like).cos()).sum(-1)
 
 
 def longer(layers: Sequence[nn.Module], sample: Any, tokens: int) -> Any:
