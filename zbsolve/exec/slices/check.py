@@ -75,15 +75,21 @@ def _check_layer(layer: nn.Module, x: Any, far: Any, name: str) -> tuple[Any, An
             compared(tried, given, lengths, name)
         except Drawn:
             tried.zero_grad()
-        try:
-            with Still():
-                compared(tried, given, lengths, name)
-                compare_far(tried, cast(far, kind), name)
-        except Drawn:
-            raise BadInput(
-                f"slices: {name}: draws random numbers in training that cannot be held: nobody can see what its slices do"
-            ) from None
+            _compare_held(tried, given, lengths, name)
+        with Still():
+            compare_far(tried, cast(far, kind), name)
     return y, beyond
+
+
+def _compare_held(tried: nn.Module, given: list[Any], lengths: Sequence[int], name: str) -> None:
+    """`compared`, while random numbers are held. Raises BadInput where some are not."""
+    try:
+        with Still():
+            compared(tried, given, lengths, name)
+    except Drawn:
+        raise BadInput(
+            f"slices: {name}: draws random numbers in training that cannot be held: nobody can see what its slices do"
+        ) from None
 
 
 def _kind_of(layer: nn.Module, x: Any) -> torch.dtype:

@@ -16,7 +16,7 @@ from .sequence import cut_sequence, offsets
 from .trial import MAX_TOKENS, noise, tiny
 
 MAX_REACH = 2048  # tokens
-PRODUCTS = {"cpu": 2**31}  # of a layer's parameters with tokens: about a second a layer; other devices are faster
+PRODUCTS = {"cpu": 2**29}  # of a layer's parameters with tokens: about a second a layer; other devices are faster
 MANY_PRODUCTS = 2**39
 
 
