@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from zbsolve import Layer, Link, Profile, Schedule, pipeline, preset, solve
+from zbsolve.build import with_offload
 from zbsolve.cli.app import main
 from zbsolve.show.sentences import certificate_lines
 from zbsolve.show.solved_text import MAX_RANKS, Solved, changes, solved_as_text
@@ -103,6 +104,18 @@ def test_the_lengths_of_uneven_slices_are_said(tmp_path, capsys) -> None:
             assert json.loads(said)["slice_lengths"] == [64, 43, 21]
         else:
             assert [one for one in said.splitlines() if one.startswith("slices of")] == [line] * bool(line)
+
+
+def test_offload_that_holds_more_than_1f1b_says_why() -> None:
+    """Copies that take long: without a limit forwards run ahead of them; in 1F1B's memory nothing is said."""
+    step = {"F": [10] * 2, "BW": [20] * 2, "microbatches": 8, "held_until_W": 1 << 20}
+    usual = preset("1f1b", pipeline(**step))
+    free = solve(with_offload(pipeline(**step), 40, 40), effort=0.05)
+    tight = solve(with_offload(pipeline(**step, capacity=usual.timeline().peak_bytes), 40, 40), effort=0.05)
+    line = "offload: the fullest rank holds more than 1F1B without it"
+    assert max(free.timeline().peak_bytes) > max(usual.timeline().peak_bytes)
+    for schedule, told in ((free, True), (tight, False)):
+        assert (line in solved_as_text(Solved(schedule, usual, copies=2.0))) == told
 
 
 def test_of_many_ranks_the_fullest_is_named() -> None:

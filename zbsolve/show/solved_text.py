@@ -104,6 +104,7 @@ def solved_as_text(solved: Solved) -> str:
         lines += _memory_lines(solved)
     if solved.copies is not None:
         lines.append(copies_in_words(solved.copies, "of the busiest of these stages' ranks"))
+        lines += _held_before_copies(solved)
     if solved.attention is not None:
         lines.append(_attention_in_words(solved.attention))
     if solved.usual is not None:
@@ -111,6 +112,16 @@ def solved_as_text(solved: Solved) -> str:
     if solved.fused_saves > NOTABLE:
         lines.append(_another_problem(solved))
     return "\n".join(lines) + "\n"
+
+
+def _held_before_copies(solved: Solved) -> list[str]:
+    """Why a step that offloads holds more than 1F1B without offload, in a line; none where it does not."""
+    if solved.usual is None or max(solved.schedule.timeline().peak_bytes) <= max(solved.usual.timeline().peak_bytes):
+        return []
+    return [
+        "offload: the fullest rank holds more than 1F1B without it, which has room, too: forwards run ahead, and what waits "
+        "for its copy stays on the device; with less memory (--memory) they wait for copies"
+    ]
 
 
 def _slices_in_words(problem: Problem) -> list[str]:
