@@ -14,12 +14,14 @@ from ...util.clock import Clock
 from .beside import held_beside
 from .bound import IDLE, PATH, WORK, Bound
 from .closed_form_kernels import one_machine
+from .full_memory import Reach, idle_between, reach_of
 from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
 from .necessary_arcs import NO_PATH, heads_and_tails, necessary_arcs_of, ordered_passes
 from .pool_energy import bounds_of_pools, stays_of_pools
 
 LONGEST_CHAIN = "the longest chain of passes that wait for each other, or for memory to be freed, takes as long"
 ONE_BY_ONE = "its passes run one at a time, none before its input can be there, and others wait for the last ones"
+FULL = "and while its memory is full of what one microbatch needs it waits between passes, in sum"
 MAX_VISITS = 4_000_000  # passes walked over in one closed form
 
 _known: WeakKeyDictionary[Problem, tuple[Bound, ...]] = WeakKeyDictionary()
@@ -57,8 +59,8 @@ def _closed_forms(problem: Problem, clock: Clock | None) -> Iterator[Bound]:
         a = necessary_arcs_of(problem, clock)
         value = int((a.head + problem.passes.duration + a.tail).max())
         yield Bound(value, LONGEST_CHAIN, PATH)
-    look = _worth_a_look(problem)
-    forms = {rank: form for rank in look if (form := _rank_form(problem, rank)) is not None}
+    look, reach = _worth_a_look(problem), reach_of(problem)
+    forms = {rank: form for rank in look if (form := _rank_form(problem, rank, reach)) is not None}
     pools, streams = stays_of_pools(problem), _side_streams(problem)
     for whose in look if problem.objective == "span" else [-1]:
         head, tail = heads_and_tails(problem, whose)
@@ -82,25 +84,26 @@ def _worth_a_look(problem: Problem) -> list[int]:
 
 
 class _RankForm(NamedTuple):
-    """What the closed forms of one rank rest on, whatever the window: its passes (rows), µs of each and of all, and what its
-    idle time rests on."""
+    """What the closed forms of one rank rest on, whatever the window: its passes (rows), µs of each and of all, what its
+    idle time rests on, and µs that it is idle between its passes at least."""
 
     rank: int
     passes: Ints
     duration: Ints
     work: int
     idle: IdleTerms
+    between: int
 
 
-def _rank_form(problem: Problem, rank: int) -> _RankForm | None:
+def _rank_form(problem: Problem, rank: int, reach: Reach | None) -> _RankForm | None:
     """What a rank's closed forms rest on. Ranks with several compute streams, or none, have none; passes on side streams are
     lags here, and the bytes that they hold all the time are not there for others."""
     p, passes = problem.passes, ordered_passes(problem, rank)
     if len({p.stream_sets[s] for s in set(p.streams[passes].tolist())}) != 1:
         return None
     capacity = int(arrays_of(problem).capacity[rank] - held_beside(problem).held[rank])
-    duration = p.duration[passes]
-    return _RankForm(rank, passes, duration, int(duration.sum()), idle_terms(problem, passes, max(0, capacity)))
+    duration, between = p.duration[passes], 0 if reach is None else idle_between(problem, reach, passes, max(0, capacity))
+    return _RankForm(rank, passes, duration, int(duration.sum()), idle_terms(problem, passes, max(0, capacity)), between)
 
 
 def _of_rank(form: _RankForm, head: Ints, tail: Ints, whose: int) -> Iterator[Bound]:
@@ -124,6 +127,9 @@ def _of_rank(form: _RankForm, head: Ints, tail: Ints, whose: int) -> Iterator[Bo
     )
     if form.work + first + last > 0:
         yield Bound(form.work + first + last, proof, IDLE, ranks)
+    if form.between and whose == -1:
+        value = form.work + form.between + int(window.head.min() + window.tail.min())
+        yield Bound(value, f"{name}: {form.work} µs of work, {FULL} {form.between} µs", IDLE, ranks)
 
 
 def _kept(rank: int, whose: int) -> tuple[tuple[int, ...], str]:
