@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from math import ceil
 from typing import Any
 
 import torch
@@ -96,11 +95,8 @@ class StageSlices:
         self._ends.clear()
 
     def tokens(self, x: Any) -> int:
-        """How long the whole sequence is whose first slice is `x`; the shortest where several have such a slice."""
-        each, length = self.cutting.each, _length(x)
-        if not self.cutting.lengths:
-            return length * self.cutting.count
-        return max(ceil((length - 0.5) * sum(each) / each[0]), 4)
+        """How long a sequence whose first slice is `x` is at least."""
+        return self.cutting.length(_length(x))
 
 
 def _empty(device: torch.device, one: Any) -> Any:
