@@ -328,6 +328,13 @@ def test_what_ends_early_keeps_the_best_plan_and_its_bound(way: str) -> None:
     assert plan.bound == min(plan.bounds.least, plan.best.value)
 
 
+def test_no_time_is_enough_for_one_layout() -> None:
+    """Bounds may take all of it: then nothing is looked at but until there is a plan."""
+    plan = zbsolve.plan(SMALL, 8, 16, A100, memory="3GiB", seconds=1e-6)
+    assert len(plan.candidates) == 1
+    assert 0 <= plan.gap < 1
+
+
 def test_ctrl_c_writes_the_best_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     def pressing() -> Any:
         return lambda line: signal.raise_signal(signal.SIGINT) if "layouts solved" in line else None

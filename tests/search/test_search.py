@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
 import pytest
 
 from zbsolve import BadInput, Edge, Infeasible, Pass, Problem, Schedule, pipeline, solve, verify
-from zbsolve.greedy.list_scheduler import list_schedule
+from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.policy_annealing import starting_policies
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.neighbourhood_search import better_neighbours
 from zbsolve.search.certify import certificate_of
 from zbsolve.search.finder import find
-from zbsolve.search.state import State
+from zbsolve.search.state import Contest, State
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import WrongBound
 from zbsolve.util.threads import GRACE, run_threads
@@ -189,3 +190,10 @@ def test_workers_that_do_not_end_are_waited_for_together():
     took = time.monotonic() - began
     ended.set()
     assert took < 4 * GRACE  # one after the other they would take six times as long as one
+
+
+def test_a_search_that_is_told_to_end_keeps_its_first_schedule():
+    """As where the time of all searches together is over."""
+    found = solve(uneven(), method="greedy", effort=1.0, contest=Contest(rival=lambda: -math.inf))
+    assert found.order == list_schedule(uneven(), deepest_first(uneven())).order
+    assert found.timeline().makespan > solve(uneven(), method="greedy", effort=1.0).timeline().makespan

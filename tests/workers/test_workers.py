@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -20,7 +22,7 @@ from zbsolve.bench import Settings, run_suite
 from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, Shape
 from zbsolve.search import task_messages
-from zbsolve.search.task_runner import solvers_on
+from zbsolve.search.task_runner import TaskRunner, solvers_on
 from zbsolve.step import AUTO, Step
 from zbsolve.util.machine import machine_facts
 from zbsolve.workers.places import workers_on
@@ -238,3 +240,29 @@ def test_a_task_and_its_answer_are_plain_data() -> None:
     kind, said, details = json.loads(task_messages.answer_task(text, lambda: 0.0))["error"]
     assert (kind, said) == ("BadInput", "task: field 'problem' has a wrong type (int, not object)")
     assert "Traceback" in details
+
+
+class Patient:
+    """Workers that end when they are told to."""
+
+    count = 2
+
+    def __init__(self) -> None:
+        self.told: list[float] = []
+        self._end = threading.Event()
+
+    def run(self, tasks: Iterator[str]) -> Iterator[tuple[int, str]]:
+        assert self._end.wait(60.0)
+        yield from ()
+
+    def tell(self, value: float) -> None:
+        self.told.append(value)
+        self._end.set()
+
+
+def test_workers_are_told_that_the_time_is_over() -> None:
+    """Whether anybody answers or not."""
+    patient = Patient()
+    runner = TaskRunner(patient, counted=False, rival=lambda: -math.inf, left=lambda: 0.01)
+    assert list(runner.answers(())) == []
+    assert patient.told == [-math.inf]

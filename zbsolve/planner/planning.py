@@ -60,6 +60,11 @@ class _Race:
         return min((one.value for one in self.candidates), default=np.inf)
 
     @property
+    def rival(self) -> float:
+        """What searches have to beat, µs; −∞ where the time is over and there is a plan."""
+        return -np.inf if self.candidates and self.clock.left <= 0 else self.value
+
+    @property
     def over(self) -> bool:
         """Somebody ended it, and there is a plan."""
         return bool(self.candidates) and self.stop()
@@ -112,7 +117,7 @@ def plan(
     bounds = raised(cheap_bounds(model, table, cluster, limit), limit, np.inf, FIRST_ROWS)
     runner = TaskRunner(workers, clock.counted)
     race = _Race(model, cluster, limit, clock, runner, seed, bounds, [], set(), progress, stop)
-    runner.rival, runner.stop = lambda: race.value, lambda: race.over
+    runner.rival, runner.stop, runner.left = lambda: race.rival, lambda: race.over, lambda: clock.left
     _run(race, start)
     found = tuple(sorted(race.candidates, key=lambda one: one.value))
     if race.bounds.least > found[0].value + SAME_US:
@@ -191,7 +196,7 @@ def _looks(race: _Race, most: int, enough: float) -> Iterator[Task]:
     layout = race.bounds.layout
     plain = [row for row in rows if not layout.vocabulary[row] and not layout.offload[row]][:most]
     for row in dict.fromkeys([*plain, *rows[:most]] if most == FIRST_LOOKS else rows):
-        if race.candidates and race.clock.left < enough:
+        if race.candidates and race.clock.left <= enough:
             return
         if race.bounds.step[row] < race.value:
             race.looked_at.add(row)

@@ -163,7 +163,7 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
     first = quick(state, starts, policies=not large or method != "auto")
     timed = method == "auto" and not clock.counted
     for _ in first:
-        if state.settled:
+        if state.settled or state.lost:
             return
         if large and timed:  # the first schedule is there: the prover need not wait for the rest
             break

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
+from threading import TIMEOUT_MAX, Timer
 
 from ..ilp.bounds.bound import Bound
 from ..util.clock import Clock
@@ -21,20 +22,23 @@ from .state import Contest, State
 from .task import Answer, Task, solve_task
 from .task_messages import answer_from, answer_task, task_text
 
+LATE = 0.05  # seconds: the clock has to be over when somebody looks at it
 ROUND = 8  # tasks that are drawn at once where effort is the limit
 
 
 @dataclass
 class TaskRunner:
     """How tasks are solved. workers: None: here, one after the other. counted: whether effort is the limit. rival: what has
-    been reached so far, µs. progress: called with a task's label and the state of its search. stop: whether no further task
-    is to begin."""
+    been reached so far, µs; −∞ ends what runs. progress: called with a task's label and the state of its search. stop:
+    whether no further task is to begin. left: seconds until workers are told of the rival again, whether anything came or
+    not."""
 
     workers: Workers | None
     counted: bool
     rival: Rival = lambda: math.inf
     progress: Callable[[str, State], None] | None = None
     stop: Callable[[], bool] = lambda: False
+    left: Callable[[], float] = lambda: math.inf
 
     @property
     def count(self) -> int:
@@ -73,10 +77,17 @@ class TaskRunner:
                 drawn.append(task)
                 yield task_text(task, workers.count)
 
-        for number, text in workers.run(texts()):
-            yield self._shown(answer_from(drawn[number], text))
-            if not self.counted and (now := self.rival()) < told:
-                workers.tell(told := now)
+        alarm = Timer(min(self.left() + LATE, TIMEOUT_MAX), lambda: workers.tell(self.rival()))
+        alarm.daemon = True  # nobody waits for it
+        if not self.counted and math.isfinite(self.left()):
+            alarm.start()
+        try:
+            for number, text in workers.run(texts()):
+                yield self._shown(answer_from(drawn[number], text))
+                if not self.counted and (now := self.rival()) < told:
+                    workers.tell(told := now)
+        finally:
+            alarm.cancel()
 
     def _in_order(self, drawn: list[Task], workers: Workers) -> Iterator[Answer]:
         """In the order of the tasks; where that is interrupted, what came."""
