@@ -21,7 +21,9 @@ from .building_block import (
     shorter_blocks,
 )
 from .decoding import Decoded, DecodeRule, decode, repeated_targets
-from .microbatch import MicrobatchGraph, least_value, rank_work, reversed_graph, shortened
+from .justification import justified
+from .microbatch import MicrobatchGraph, least_value, rank_work, shortened
+from .packed_blocks import COARSE, FINE, least_packed
 from .pattern_annealing import Pattern, anneal_pattern
 from .steady_state import MAX_SAMPLE_SHARE, microbatches_in_flight, shrunk_targets, stretched_targets
 from .target_annealing import Annealing, anneal_targets
@@ -36,7 +38,6 @@ RULES = (
     DecodeRule(1, 16, 2),
 )
 AS_ORDERED = DecodeRule(0, 0, 1)
-FILL_ALL = DecodeRule(0, 0, 2)
 PATTERN_RULE = DecodeRule(2, 8, 1)  # with which patterns are decoded at first
 POOL_SIZE = 3  # decoded schedules that are improved, all of different values
 ANNEALING_SECONDS = 0.3  # of annealing over target starts at a time
@@ -49,6 +50,7 @@ MAX_ROWS = 2  # microbatches that a pattern tells apart at most
 DROP_RATE = 0.3  # how often the worst of the pool is given up
 FIRST_ROUNDS, MORE_ROUNDS = 300, 1000  # of annealing a block: for the first blocks, then (doubled each time)
 SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE = 2e-7, 1.5e-8  # of work that decoding a pass and placing a lane count for
+PACKING = 10  # times as long as placing a lane it takes to pack it
 
 
 @dataclass
@@ -122,16 +124,12 @@ class BlockSearch:
         yield from self.decode_all(repeated_targets(self.g, block.offset, block.period), rules)
 
     def justify(self, best: Decoded) -> None:
-        """Push everything late, then early again (justification, Valls et al. 2005): it shortens ramps."""
-        back = reversed_graph(self.g)
+        """Push everything late, then early again."""
         for _ in range(2):
             if self.left < 4 * self.cost:
                 return
             self.clock.spend(2 * self.cost)
-            late = decode(back, _mirrored(self.g, best.start), FILL_ALL)
-            if late is None:
-                return
-            found = decode(self.g, _mirrored(back, late.start), best.rule)
+            found = justified(self.g, best.start, best.rule)
             self.offer(found)
             if found is None or found.value >= best.value:
                 return
@@ -161,6 +159,14 @@ class BlockSearch:
         for block in shorter_blocks(self.g, self.block, near, lambda: self.left > 0):
             self.block = block
             yield block
+
+    def packed(self) -> Iterator[None]:
+        """Decode a packed block, where it is shorter than those found."""
+        self.clock.spend((COARSE + FINE) * self.g.rank.size * SECONDS_PER_PLACED_LANE * PACKING)
+        block = least_packed(self.g)
+        if block.period < self.block.period:
+            self.block = block
+            yield from self.decode_block(block, RULES)
 
     def blocks(self) -> Iterator[BuildingBlock]:
         """Blocks to decode: ever shorter legal ones, then ones of a little more and a little less than the least period
@@ -272,10 +278,3 @@ class BlockSearch:
         """Count so many decodings of `few` microbatches since `began`, and learn what one of all microbatches takes."""
         self.clock.spend(self.seconds_of(rounds, few))
         self.cost = max(1e-7, (self.clock.used - began) / rounds * self.g.microbatches / few)
-
-
-def _mirrored(g: MicrobatchGraph, start: Ints) -> Ints:
-    """Times of the reversed problem, shape (lanes, microbatches): what ended last starts first."""
-    end = start + g.duration[:, None]
-    times: Ints = (end.max() - end)[::-1, ::-1]
-    return np.ascontiguousarray(times)

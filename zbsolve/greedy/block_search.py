@@ -93,6 +93,7 @@ def _steps(search: BlockSearch) -> Iterator[None]:
         pass
     yield from search.decode_block(search.block, RULES[:1])
     search.cost = _measured_cost(search)
+    yield from search.packed()
     yield from search.adopt()
     patterns = search.pattern_arm(min(MAX_PATTERN_SECONDS, PATTERN_SHARE * total))
     arms = [search.block_arm(), patterns, search.target_arm()]

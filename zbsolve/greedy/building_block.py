@@ -1,8 +1,9 @@
 """Building blocks: one microbatch's passes with fixed offsets, repeated every period (arXiv 2405.15362, section 3).
 
 This is modulo scheduling (Rau, 1994) of one microbatch's graph. A block is legal where no two passes of a rank overlap
-modulo the period, edges hold within the block, and what each rank holds at any phase fits its capacity. `first_fit` makes
-a block from target offsets; `anneal_block` searches over the targets for a block that fits the memory.
+modulo the period, edges hold within the block, and what each rank holds at any phase fits its capacity. `first_fit` and
+`packing.packed_fit` make a block from target offsets; `anneal_block` searches over the targets for a block that fits the
+memory.
 """
 
 from __future__ import annotations

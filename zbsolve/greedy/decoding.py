@@ -20,6 +20,7 @@ from ..util.kernels import kernel
 from .microbatch import MicrobatchGraph
 from .problem_arrays import NEVER
 from .records import record
+from .tournament import first_at_once, first_of, put
 
 LOOKAHEAD = 512  # passes of the order that a rank looks through for a filler, at most
 
@@ -134,9 +135,8 @@ _LANE = record("rank duration taken freed sink before_sinks next_pass")
 _PASS = record("following previous place ready waiting")
 # A rank: first:last, its lanes in `rank_lanes`; capacity and used, bytes; head, the first pass of the rest of its order;
 #   takers, how many passes that take memory are left; begin, where the next pass goes in the order that is made; free, when
-#   its pass ends, µs; opened, when its first one started (−1: not yet); wake, when it looks for a pass next, which is when
-#   its pass ends or the next pass of one of its lanes arrives.
-_RANK = record("first last capacity used head takers begin free opened wake")
+#   its pass ends, µs; opened, when its first one started (−1: not yet).
+_RANK = record("first last capacity used head takers begin free opened")
 
 
 @kernel
@@ -162,7 +162,7 @@ def _tables(g, order, m):  # type: ignore[no-untyped-def]
     for rank in range(len(ranks)):
         one, a, z = ranks[rank], g.rank_lane_first[rank], g.rank_lane_first[rank + 1]
         one.first, one.last, one.capacity, one.head = a, z, g.capacity[rank], order[a * m]
-        one.used, one.takers, one.begin, one.free, one.opened, one.wake = 0, 0, a * m, 0, -1, 0
+        one.used, one.takers, one.begin, one.free, one.opened = 0, 0, a * m, 0, -1
         for k in range(a * m, z * m):
             i = order[k]
             passes[i].place = k
@@ -259,22 +259,20 @@ def decode_fast(g, target, rule):  # type: ignore[no-untyped-def]
         return -1, start, order
     lanes, passes, ranks = _tables(g, order, m)
     rank_lanes, out_first, out_lane, out_lag = g.rank_lanes, g.out_first, g.out_lane, g.out_lag
-    done = 0
+    wakes, done = first_at_once(len(ranks)), 0  # when each rank looks for a pass next: its pass ends, or one arrives
     while done < count:
-        rank, now = 0, ranks[0].wake
-        for r in range(1, len(ranks)):
-            if ranks[r].wake < now:
-                rank, now = r, ranks[r].wake
+        rank, now = first_of(wakes), wakes[1]
         if now == NEVER:
             break
         mine = ranks[rank]
         i = _choose(lanes, passes, mine, rank_lanes, rule, m, now)
         if i < 0:
-            mine.wake = NEVER
+            wake = NEVER
             for h in range(mine.first, mine.last):
                 k = lanes[rank_lanes[h]].next_pass
                 if k >= 0 and passes[k].waiting == 0 and passes[k].ready > now:
-                    mine.wake = min(mine.wake, passes[k].ready)
+                    wake = min(wake, passes[k].ready)
+            put(wakes, rank, wake)
             continue
         lane, j = i // m, i % m
         end = now + lanes[lane].duration
@@ -286,14 +284,16 @@ def decode_fast(g, target, rule):  # type: ignore[no-untyped-def]
             mine.opened = now
         mine.free = end
         _take_out(lanes[lane], passes, mine, m, i)
-        mine.wake = end if mine.head >= 0 else NEVER
+        put(wakes, rank, end if mine.head >= 0 else NEVER)
         for e in range(out_first[lane], out_first[lane + 1]):
             k = out_lane[e] * m + j
             passes[k].ready = max(passes[k].ready, end + out_lag[e])
             passes[k].waiting -= 1
             if passes[k].waiting == 0:
-                other = ranks[lanes[out_lane[e]].rank]
-                other.wake = min(other.wake, max(passes[k].ready, other.free))
+                other = lanes[out_lane[e]].rank
+                wake = max(passes[k].ready, ranks[other].free)
+                if wake < wakes[len(wakes) // 2 + other]:
+                    put(wakes, other, wake)
     if done < count:
         return -1, start, order
     value = 0

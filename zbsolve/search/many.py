@@ -15,9 +15,11 @@ import numpy as np
 
 from ..build.many import with_microbatches
 from ..greedy.block_arms import RULES, SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE
-from ..greedy.building_block import BuildingBlock, anneal_block, earliest_offsets, serial_block, shorter_blocks
+from ..greedy.building_block import BuildingBlock, anneal_block, earliest_offsets, shorter_blocks
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
+from ..greedy.justification import justified
 from ..greedy.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
+from ..greedy.packed_blocks import least_packed
 from ..greedy.steady_state import microbatches_in_flight, targets_cut_by_time
 from ..handover import lacking
 from ..ilp.bounds.bound import Bound
@@ -50,6 +52,7 @@ BLOCK_SHARE = 0.25  # of the time is for blocks
 SOLVE_SHARE = 0.45  # of the time is for the small step
 BLOCK_ROUNDS, MAX_BLOCK_LANES = 300, 1500  # of annealing a block; lanes of steps whose blocks are searched
 CUT_RULES = (RULES[2], RULES[1], RULES[0])
+BLOCK_RULES = (RULES[2], *RULES[:2], *RULES[3:])
 
 Progress = Callable[[str], None]
 
@@ -190,12 +193,13 @@ def _named(search: _Search, depth: int) -> Iterator[None]:
 
 
 def _blocks(search: _Search, depth: int) -> Iterator[None]:
-    """Blocks, repeated: the passes of one microbatch as early as they can be; ever shorter legal ones; and ones near those
-    of a shorter period, which decoding mends."""
+    """Blocks, repeated: packed ones; the passes of one microbatch as early as they can be; ever shorter legal ones; and ones
+    near those of a shorter period, which decoding mends."""
     g, until = search.graph, search.clock.used + BLOCK_SHARE * search.clock.left
     work = int(rank_work(g).max())
+    best, rounds = least_packed(g), BLOCK_ROUNDS
+    yield from _repeated(search, best, depth)
     yield from _repeated(search, BuildingBlock(earliest_offsets(g), work), depth)
-    best, rounds = serial_block(g), BLOCK_ROUNDS
     while g.rank.size <= MAX_BLOCK_LANES and search.clock.used < until:
 
         def near(start: Ints, period: int, rounds: int = rounds) -> tuple[BuildingBlock, bool]:
@@ -220,7 +224,7 @@ def _repeated(search: _Search, block: BuildingBlock, depth: int) -> Iterator[Non
     few = next((one for one in lengths if one * search.graph.rank.size <= MAX_SHOWN), None)
     if few is not None and few <= search.microbatches:
         g = of_length(search.graph, few)
-        yield from _decoded(search, g, repeated_targets(g, block.offset, block.period), RULES, "building block")
+        yield from _decoded(search, g, repeated_targets(g, block.offset, block.period), BLOCK_RULES, "building block")
 
 
 def _from_small(search: _Search, few: int, depth: int) -> Iterator[None]:
@@ -246,7 +250,7 @@ def _from_small(search: _Search, few: int, depth: int) -> Iterator[None]:
 def _decoded(
     search: _Search, g: MicrobatchGraph, target: Ints, rules: tuple[DecodeRule, ...], solver: str
 ) -> Iterator[None]:
-    """Offer what target starts are decoded to: in their own order, and as each of the rules has it."""
+    """Offer what target starts are decoded to: in their own order, and as each of the rules has it; and that justified."""
     lanes = g.passes[:, 0] // g.microbatches  # rows of the step of one microbatch
     order = serial_order(g, target)
     if order is None:
@@ -256,6 +260,12 @@ def _decoded(
     for rule in rules:
         found = decode(g, target, rule)
         search.clock.spend(target.size * SECONDS_PER_DECODED_PASS)
+        if found is None:
+            return
+        search.offer(g.microbatches, lanes[found.order // g.microbatches], solver)
+        yield
+        found = justified(g, found.start, rule)
+        search.clock.spend(2 * target.size * SECONDS_PER_DECODED_PASS)
         if found is not None:
             search.offer(g.microbatches, lanes[found.order // g.microbatches], solver)
         yield
