@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -54,6 +55,14 @@ def test_ranks_make_attention_for_each_other(found: list[dict[str, Any]]) -> Non
     for name in found[0]["answers"]:
         made, anyhow = (sum(rank["answers"].get(name, (0, 0))[order] for rank in found) for order in (0, 1))
         assert made == anyhow >= 3, name
+
+
+def test_a_thread_that_cannot_make_attention_stops_all_ranks(found: list[dict[str, Any]]) -> None:
+    """Each says why, and not only that a connection broke."""
+    for rank in (0, 1):
+        (said,) = found[rank]["broken"]
+        assert re.match(r"rank 0, pass \d[FB]H\d\.\d: ValueError at \S+: on purpose", said)
+        assert rank == 0 or f"; then rank {rank}, pass " in said
 
 
 def test_training_is_that_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:

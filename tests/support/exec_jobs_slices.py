@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,8 +27,10 @@ from zbsolve.build.attention_order import with_parts, without_exchange
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.handlers import Data
+from zbsolve.exec.lowering import lower
 from zbsolve.exec.optimizer.ahead import Cut
 from zbsolve.exec.slices.exchange import FIRST_TAG
+from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
 from zbsolve.profile.profile import Layer, Link, Profile
@@ -218,6 +221,28 @@ def _answers(case: Case, schedule: Schedule, group: dict[str, Any]) -> int:
     return len(found)
 
 
+def broken_helper(case: Case, group: dict[str, Any]) -> str:
+    """What this rank says where attention for another rank raises in a thread."""
+    orders = (random_schedule(problem_of(case), seed) for seed in range(9))
+    schedule = next(one for one in orders if any(action.goes_on for action in lower(one)[0].actions))
+    pipe, (x, y) = pipeline_of(case, schedule=schedule, **group), batch(case)
+    attention = pipe.attention
+    assert attention is not None
+    serve = attention.serve
+
+    def raising(*at: Any) -> None:
+        if pipe.rank == 0 and threading.current_thread() is not threading.main_thread():
+            raise ValueError("on purpose")
+        serve(*at)
+
+    attention.serve = raising  # type: ignore[method-assign]
+    try:
+        pipe.step(x, y)
+    except RunFailed as error:
+        return str(error)
+    return ""
+
+
 def evaluated(case: Case, group: dict[str, Any]) -> list[float]:
     """The largest differences of evaluations in one round, in two, and of outputs, and of a step behind them."""
     pipe, (x, y), whole = pipeline_of(case, **group), batch(case), layers_of(case)
@@ -373,4 +398,5 @@ def all_of(rank: int, _: None) -> dict[str, Any]:
         "trained": trained(EVEN, (5, 3, 2, 2)),
         "validated": {one.name: validated(one, group) for _, one, group in mine if one.name in VALIDATED},
         "refused": refused(EVEN),
+        "broken": [broken_helper(one, group) for _, one, group in mine if one.name == "exchange, loop"],
     }

@@ -267,7 +267,7 @@ def _attention(problem: Problem, peers: Peers, device: torch.device) -> Attentio
     """The exchange of attention with other ranks. Raises BadInput where it does not run."""
     if device.type != "cpu":
         raise BadInput(f"Pipeline: attention for other ranks runs on CPUs alone, and this is the device {device}")
-    return AttentionPeers(peers.wires, problem, peers.timeout)
+    return AttentionPeers(peers, problem)
 
 
 def _signals(part: Part, wires: Wires, seconds: float) -> Signals | None:

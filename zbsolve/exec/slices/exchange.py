@@ -10,10 +10,9 @@ helper's rank goes on then, and a thread serves the pass whenever it asks, no ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,8 +20,10 @@ from torch import Tensor
 
 from ...build.attention_order import HandedOver, handed_over
 from ...problem import Problem
+from ..transport.failure import LostRank, RunFailed, one_line
 from ..transport.format import Format
-from ..transport.wires import CPU, Wires
+from ..transport.peers import Peers
+from ..transport.wires import CPU, reason
 from .partial import Part, Scores, partial_attention, partial_gradients, scale_of
 
 KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)
@@ -32,12 +33,11 @@ FIRST_TAG = 71  # of two for each pass that hands over, to its helper and back; 
 
 
 class AttentionPeers:
-    """One rank's exchange, over the wires of the pipeline's ranks. handed: see `handed_over`; homes: stage → rank.
-    timeout: how long to wait for a message."""
+    """One rank's exchange, over the wires of the pipeline's ranks. handed: see `handed_over`; homes: stage → rank."""
 
-    def __init__(self, wires: Wires, problem: Problem, timeout: timedelta) -> None:
-        self.wires, self.handed, self.homes = wires, handed_over(problem), problem.routes[0]
-        self.timeout = timeout
+    def __init__(self, peers: Peers, problem: Problem) -> None:
+        self.peers, self.wires, self.timeout = peers, peers.wires, peers.timeout
+        self.handed, self.homes = handed_over(problem), problem.routes[0]
         self._tags = {at: FIRST_TAG + 2 * i for i, at in enumerate(self.handed)}
         self._threads = ThreadPoolExecutor(max(1, len(self.handed)), "attention")  # a thread for each that is asked
         self._begun: dict[str, Future[None]] = {}
@@ -63,12 +63,24 @@ class AttentionPeers:
 
     def begin_serving(self, name: str, stage: int, part: int, backward: bool) -> None:
         """Begin to `serve`, as pass `name`: what has come of it is for `ended` to say."""
-        self._begun[name] = self._threads.submit(self.serve, stage, part, backward)
+        self._begun[name] = self._threads.submit(self._serve_or_stop, name, stage, part, backward)
+
+    def _serve_or_stop(self, name: str, stage: int, part: int, backward: bool) -> None:
+        """`serve` in a thread: whoever waits for this rank must hear of what went wrong."""
+        where = f"rank {self.wires.rank}, pass {name}"
+        try:
+            self.serve(stage, part, backward)
+        except LostRank as error:
+            self.peers.stop(LostRank(f"{where}: {error}", error.peer))
+        except Exception as error:
+            self.peers.stop(RunFailed(f"{where}: {one_line(error)}"))
 
     def ended(self, name: str) -> None:
-        """Wait until pass `name` has served, where that was only begun. Raises what it raised."""
+        """Wait until pass `name` has served, where that was only begun. Raises what stopped it."""
         if name in self._begun:
             self._begun.pop(name).result()
+        if self.peers.thread_error is not None:
+            raise self.peers.thread_error
 
     def send(self, rank: int, tag: int, tensors: Sequence[Tensor] | None) -> list[tuple[Any, Tensor]]:
         """Begin to send tensors, all as one message behind what says their sizes, or that nothing more comes. What is under
@@ -78,12 +90,12 @@ class AttentionPeers:
             numbers += [KINDS.index(one.dtype), one.dim(), *one.shape, *[0] * (MOST_DIMENSIONS - one.dim())]
         head = torch.tensor(numbers + [0] * (HEAD - len(numbers)))
         whole = [head] if tensors is None else [head, Format.of(list(tensors)).pack(list(tensors), CPU)]
-        return [(self.wires.control.send([one], rank, tag), one) for one in whole]
+        return [(_begun(self.wires.control.send, one, rank, tag), one) for one in whole]
 
     def receive(self, rank: int, tag: int) -> list[Tensor] | None:
         """The tensors that come next; None: nothing more."""
         head = torch.zeros(HEAD, dtype=torch.int64)
-        self.wires.wait(self.wires.control.recv([head], rank, tag), rank, self.timeout)
+        self.wires.wait(_begun(self.wires.control.recv, head, rank, tag), rank, self.timeout)
         count, *numbers = head.tolist()
         if count < 0:
             return None
@@ -93,7 +105,7 @@ class AttentionPeers:
             shapes.append(torch.empty(numbers[at + 2 : at + 2 + dimensions], dtype=KINDS[kind], device="meta"))
         sent = Format.of(shapes)
         row = sent.buffer(CPU)
-        self.wires.wait(self.wires.control.recv([row], rank, tag), rank, self.timeout)
+        self.wires.wait(_begun(self.wires.control.recv, row, rank, tag), rank, self.timeout)
         found: list[Tensor] = sent.unpack(row)
         return found
 
@@ -114,6 +126,14 @@ class Helping:
         found = self.peers.receive(self.handed.rank, self.tag + 1)
         assert found is not None
         return found
+
+
+def _begun(begin: Callable[[list[Tensor], int, int], Any], one: Tensor, rank: int, tag: int) -> Any:
+    """A message that is sent or received from now on: the work object. Raises LostRank."""
+    try:
+        return begin([one], rank, tag)
+    except Exception as error:
+        raise LostRank(f"waiting for rank {rank}: {reason(error)}", rank) from None
 
 
 def asked(query: Tensor, key: Tensor, value: Tensor, scores: Scores, more: Sequence[Tensor] = ()) -> list[Tensor]:

@@ -74,13 +74,20 @@ def _all_say(wires: Wires, mark: str, error: str, text: str) -> list[Note]:
 class Peers:
     """The other ranks of a pipeline, to a rank that stops or waits. timeout: seconds to wait for them. failure: why this
     rank stopped; the first cause stays, here and in the rank's note, whatever a loop does that goes on. beside: what ends
-    connections to ranks of other pipelines."""
+    connections to ranks of other pipelines. thread_error: what stopped a thread of this rank (see `stop`)."""
 
     def __init__(self, wires: Wires, timeout: float) -> None:
         self.beside: list[Callable[[], None]] = []
         self.wires = wires
         self.timeout = timedelta(seconds=timeout)
         self.failure = ""
+        self.thread_error: Exception | None = None
+
+    def stop(self, error: Exception) -> None:
+        """`error` was raised in a thread beside the one that runs passes: this rank stops at its next wait, and that is what
+        it says."""
+        self.thread_error = self.thread_error or error
+        self._say(self.thread_error, "")
 
     def wait(self, work: Any, what: str) -> None:
         """Wait for a collective operation of all ranks; one that is done is done, even in a pipeline that failed later.
@@ -110,32 +117,38 @@ class Peers:
     def _told(self, what: str | Callable[[], str]) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
-            if isinstance(error, RunFailed) and error.told:
+        except Exception as raised:
+            if isinstance(raised, RunFailed) and raised.told:
                 raise
             self.refuse_failed()
+            error = self.thread_error or raised
             final = self._final(error, what if isinstance(what, str) else what())
             self.failure = one_line(final)
             if isinstance(final, RunFailed):
                 final.told = True
-            if final is error:
+            if final is raised:
                 raise
             raise final from error
 
     def _final(self, error: Exception, what: str) -> Exception:
+        note = self._say(error, what)
+        if note["lost"]:
+            return self._heard(note)
+        return error if isinstance(error, ZbsolveError) else RunFailed(note["text"])
+
+    def _say(self, error: Exception, what: str) -> Note:
+        """Leave a note, and then break all connections off."""
         rank, text = self.wires.rank, one_line(error)
         text = text if text.startswith(f"rank {rank}") else f"rank {rank}, {what}: {text}"
         lost = isinstance(error, LostRank) or broken(str(error))
         peer = error.peer if isinstance(error, LostRank) else None
-        note = {"text": text, "lost": lost, "peer": peer, "gone": text.endswith(BROKE), "time": time.time()}
+        note: Note = {"text": text, "lost": lost, "peer": peer, "gone": text.endswith(BROKE), "time": time.time()}
         with suppress(Exception):  # where the store is gone with its rank, connections still break
             self.wires.notes.set(str(rank), json.dumps(note))
         self.wires.break_off()
         for end in self.beside:
             end()
-        if lost:
-            return self._heard(note)
-        return error if isinstance(error, ZbsolveError) else RunFailed(text)
+        return note
 
     def _heard(self, mine: Note) -> RunFailed:
         """What happened, by the notes of all ranks. Notes may come a little later than this rank wakes; but a rank whose
