@@ -84,6 +84,13 @@ def test_heads_may_be_shared_out_over_ranks(found: list[dict[str, Any]]) -> None
     assert max(rank["tensor parallel"] for rank in found) < 1e-12
 
 
+def test_autocast_is_as_near_as_without_slices(found: list[dict[str, Any]]) -> None:
+    """Layers are looked at in float64, which autocast would leave alone, and run under autocast."""
+    for rank in found:
+        sliced, whole, without = rank["autocast"]
+        assert without < 1e-5 < 1e-3 < sliced < 2 * whole < 0.1
+
+
 def test_peaks_are_as_predicted(found: list[dict[str, Any]]) -> None:
     """Keys and values stay until their slice's backward, their gradients come with the microbatch's first one."""
     for rank in found:

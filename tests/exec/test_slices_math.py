@@ -504,6 +504,41 @@ class Noisy(nn.Module):
         return functional.dropout(x - x.mean(1, keepdim=True), 0.2) + noise * x.new_empty(len(x), 1, 1).bernoulli_(0.3)
 
 
+class WithMask(nn.Module):
+    """Hands on a bool for each token, or what each sees of the whole sequence."""
+
+    def forward(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        hidden, mask = x
+        if mask.dim() < 3:
+            return hidden * mask[..., None], mask.logical_not()
+        q = hidden.unflatten(-1, (4, 4)).transpose(1, 2)
+        return hidden + sliced_attention(q, q, q, mask[:, None]).transpose(1, 2).flatten(2), mask
+
+
+class Marking(nn.Module):
+    """Whole numbers, or bools, that differ in slices."""
+
+    def __init__(self, bools: bool) -> None:
+        super().__init__()
+        self.bools = bools
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        large = 2**60 + torch.arange(x.shape[1]).expand(x.shape[:2])
+        return x, large > 2**60 if self.bools else large
+
+
+def test_bools_and_whole_numbers_are_compared() -> None:
+    """Masks may be handed on: what counts of each token, and what each sees, also of more tokens than are looked at."""
+    drawn = torch.Generator().manual_seed(0)
+    x, seen = torch.randn(2, 64, WIDTH, generator=drawn), torch.rand(2, 64, 64, generator=drawn) < 0.5
+    seen = (seen | torch.eye(64, dtype=torch.bool)).tril()
+    for mask in (seen[..., 0], seen):
+        check_stage([WithMask(), WithMask()], 0, None, ((x[:, :16], mask[:, :16]), None), 64)
+    for bools in (False, True):
+        with pytest.raises(BadInput, match=r"layer 1 \(Marking\): its output differs"):
+            check_layers([nn.ReLU(), Marking(bools)], x[:, :LENGTH])
+
+
 class Far(nn.Module):
     """Adds the token `reach` before; or takes so many tokens of all alone."""
 
@@ -717,6 +752,53 @@ def test_masks_and_other_targets_are_tried() -> None:
     seen.check(squares, made, numbers)
     with pytest.raises(BadInput, match="it is no mean of labels"):
         seen.check(squares, made, numbers.index_fill(1, torch.tensor([9]), 0))
+
+
+def codebooks(y: Tensor, t: Tensor) -> Tensor:
+    """The mean of each codebook's mean."""
+    rows = zip(y.unbind(2), t.unbind(2), strict=True)
+    return torch.stack([functional.cross_entropy(a.flatten(0, 1), b.flatten()) for a, b in rows]).mean()
+
+
+def test_each_codebook_is_tried() -> None:
+    """A label of one codebook counts elsewhere than that of another, so that a mean of their means is none of labels; and a
+    loss may leave out a label in one codebook alone."""
+    made, labels = torch.empty(1, 4, 3, 97), torch.randint(97, (2, 200, 3), generator=torch.Generator().manual_seed(0))
+    late = labels.clone()
+    for k in range(3):
+        late[:, :k, k] = -100
+
+    def together(y: Tensor, t: Tensor) -> Tensor:
+        return functional.cross_entropy(y.flatten(0, 2), t.flatten())
+
+    def without(y: Tensor, t: Tensor) -> Tensor:
+        return together(y, t.where((t != 5) | (torch.arange(3) != 1), -100))
+
+    means, seen, one = SeenTargets(), SeenTargets(), SeenTargets()
+    means.check(codebooks, made, labels)
+    seen.check(together, made, labels)
+    seen.check(together, made, late)
+    assert seen._new(late, Counting()).numel() == 0
+    with pytest.raises(BadInput, match="it is no mean of labels that leaves out label -100"):
+        means.check(codebooks, made, late)
+    kept = labels.where(labels != 5, 6)
+    kept[0, 100, 0] = 5
+    one.check(without, made, kept)
+    with pytest.raises(BadInput, match="it is no mean of labels"):
+        one.check(without, made, kept.roll(1, 2))
+
+
+def test_a_loss_that_is_cut_off_is_said_to_be() -> None:
+    """All labels of it count, although none changes it."""
+
+    def cut(y: Tensor, t: Tensor) -> Tensor:
+        return (100 * functional_loss(y, t)).round() / 100
+
+    made, labels = torch.empty(1, 4, WORDS), torch.arange(12)[None]
+    with pytest.raises(BadInput, match="does not change with the outputs at labels 0 to 11, as if it were cut off"):
+        SeenTargets().check(cut, made, labels)
+    with pytest.raises(BadInput, match="of label 7 does not change with the outputs: either it is cut off, or it leaves"):
+        SeenTargets().check(lambda y, t: cut(y, t) + 0.001 * y.detach().std(), made, 0 * labels + 7)
 
 
 def test_labels_weigh_what_the_loss_says() -> None:

@@ -324,6 +324,26 @@ def tensor_parallel() -> float:
     return max(abs(loss / wanted - 1), *(difference(one.found, expected[k].found) for k, one in mine.items()))
 
 
+def autocast(case: Case) -> list[float]:
+    """How far this rank's gradients are from the unsliced model's in float64, in the norm of all: in slices under autocast,
+    the unsliced model's under autocast, and in slices without it."""
+    (x, y), kind = batch(case), torch.bfloat16
+    low, exact = layers_of(case), layers_of(replace(case, kind=torch.float64))
+    right(exact, x, y)
+    with torch.autocast("cpu", kind):
+        right(low, x, y)
+        pipe = pipeline_of(case)
+        pipe.step(x, y)
+    without = pipeline_of(case)
+    without.step(x, y)
+    wanted = values(dict(enumerate(exact)))
+    rows = [values(pipe.layers), values(dict(enumerate(low))), values(without.layers)]
+    names = rows[0].keys()
+    apart = [[one[k].found.double() - wanted[k].found for k in names] for one in rows]
+    size = nn.utils.get_total_norm([wanted[k].found for k in names])
+    return [float(nn.utils.get_total_norm(one) / size) for one in apart]
+
+
 def trained(case: Case, others: tuple[int, ...]) -> float:
     """Three steps with AdamW and clipped gradients: the largest difference of parameters from the same training of the
     unsliced model. Behind the first step another pipeline goes on, whose sequences are cut into `others`."""
@@ -395,6 +415,7 @@ def all_of(rank: int, _: None) -> dict[str, Any]:
         "answers": {one.name: answers(one, group) for _, one, group in mine if one.exchange},
         "memories": memories(),
         "tensor parallel": tensor_parallel(),
+        "autocast": autocast(Case("autocast", ignored=True, kind=torch.float32)),
         "trained": trained(EVEN, (5, 3, 2, 2)),
         "validated": {one.name: validated(one, group) for _, one, group in mine if one.name in VALIDATED},
         "refused": refused(EVEN),

@@ -94,8 +94,7 @@ def sliced_attention(
         attn_mask = mask_of_slice(attn_mask, slice_offset(), query.shape[-2])
     elif attn_mask is not None:
         _check_type(attn_mask)
-        if attn_mask.shape[-2] > query.shape[-2] and attn_mask.shape[-1] > key.shape[-2]:
-            attn_mask = attn_mask[..., : query.shape[-2], : key.shape[-2]]
+        attn_mask = _first_of(attn_mask, query.shape[-2], key.shape[-2])
         _check_mask(attn_mask, (*query.shape[:-1], key.shape[-2]))
     rule = AttentionRule(settings.get("scale"), window, documents, attn_mask)
     if window is None and documents is None and not _slicing:
@@ -166,6 +165,14 @@ def mask_of_slice(mask: Tensor | None, first: int, queries: int) -> Tensor | Non
     if bool(hidden(here).all(-1).any()):
         raise BadInput("sliced_attention: attn_mask hides all keys from a token, which has no meaning in slices")
     return here
+
+
+def _first_of(mask: Tensor, queries: int, keys: int) -> Tensor:
+    """What a mask of a longer sequence says of the first tokens, also where it has their rows alone: it hides all later
+    keys then."""
+    if mask.shape[-1] > keys and (mask.shape[-2] > queries or bool(hidden(mask[..., keys:]).all())):
+        return mask[..., :queries, :keys]
+    return mask
 
 
 SETTINGS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # of torch's function

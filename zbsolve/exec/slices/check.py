@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from ...util.errors import BadInput
 from ..backward.replay import torch_random_kept
 from ..backward.values import cast
-from ..torch_private import BatchNorm, tree_map, without_modes
+from ..torch_private import BatchNorm, tree_map
 from .comparing import Drawn, compare_far, compared
 from .loss import check_loss, counting_of, from_label
 from .reach import longer
 from .still import Still
-from .trial import IGNORED, LAYERS, LOSS, MAX_NUMBERS, MAX_TOKENS, alike, noise, numbers_of, three_lengths, tiny
+from .trial import IGNORED, LAYERS, LOSS, MAX_NUMBERS, MAX_TOKENS, alike, noise, numbers_of, three_lengths, tiny, undisturbed
 
 
 def check_stage(
@@ -32,10 +32,11 @@ def check_stage(
 ) -> Any:
     """`check_layers` of a stage's layers, and `check_loss` of its loss where that is looked at, on a tiny input made of
     `batch`: activations and targets of a slice. tokens: of the whole sequence. looks: `LAYERS`, `LOSS` and `IGNORED`: the
-    loss, with labels that do not count. Nobody outside counts its bytes. Returns a few tokens' output without numbers, as
+    loss, with labels that do not count. Nobody outside counts its bytes, and
+    autocast is off. Returns a few tokens' output without numbers, as
     `SeenTargets` takes it. Raises BadInput."""
     length = min(tokens, MAX_TOKENS)
-    with without_modes():
+    with undisturbed(batch[0]):
         output = check_layers(layers, tree_map(partial(tiny, length), batch[0]), first, longer(layers, batch[0], tokens))
         if loss is not None and {LOSS, IGNORED} & set(looks):
             targets = from_label(batch[1], counting_of(loss).ignored)

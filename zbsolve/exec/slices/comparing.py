@@ -179,7 +179,7 @@ def _compare(what: str, whole: Any, part: Any, name: str, where: Callable[[], st
     for a, b in rows:
         if a.shape != b.shape:
             raise BadInput(f"slices: {name}: makes {tuple(b.shape)} of a slice in place of {tuple(a.shape)}")
-    _check_gaps(what, [(_largest(b.double() - a.double()), _largest(a), a.dtype) for a, b in rows], name, where)
+    _check_gaps(what, [(_gap(a, b), _largest(a), a.dtype) for a, b in rows], name, where)
 
 
 def _check_gaps(
@@ -189,6 +189,7 @@ def _check_gaps(
     largest = max((most for _, most, _ in rows), default=0)
     for gap, size, kind in rows:
         most = max(size, SMALL * largest)
+        kind = kind.to_real() if kind.is_complex else kind
         if not gap <= LIMITS.get(kind, 0) * most + ROUNDING.get(kind, 0):
             raise BadInput(
                 f"slices: {name}: its {what} differs by {gap:.2g} (of {most:.2g}) in slices: it mixes positions elsewhere "
@@ -198,7 +199,18 @@ def _check_gaps(
 
 
 def _largest(one: Tensor) -> float:
-    return float(one.detach().abs().max()) if one.numel() else 0.0
+    return float(_number(one).abs().max()) if one.numel() else 0.0
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference. Whole numbers and bools are compared as they are: no type of numbers holds them all."""
+    if a.is_floating_point() or a.is_complex():
+        return _largest(_number(b) - _number(a))
+    return 0.0 if a.equal(b.to(a.dtype)) else max(_largest(_number(b) - _number(a)), 1.0)
+
+
+def _number(one: Tensor) -> Tensor:
+    return one.detach().to(torch.complex128 if one.is_complex() else torch.float64)
 
 
 def _negative(value: Any) -> Any:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ..backward.values import leaves_of, tensors_of
-from ..torch_private import tree_map, without_modes
+from ..torch_private import tree_map
 from .attention import Helper
 from .cutting import Cutting
 from .labels import SeenTargets
 from .store import SliceStore
-from .trial import IGNORED, LAYERS, LOSS
+from .trial import IGNORED, LAYERS, LOSS, undisturbed
 
 
 class StageSlices:
@@ -48,7 +48,7 @@ class StageSlices:
     def check_labels(self, loss: Callable[[Any, Any], Tensor], targets: Any) -> None:
         """Look at what is new in the labels of a slice with a loss. Raises BadInput."""
         if self.made is not None:  # else whoever says that all was looked at
-            with without_modes():
+            with undisturbed(targets):
                 self.labels.check(loss, tree_map(partial(_empty, tensors_of(targets)[0].device), self.made), targets)
 
     @contextmanager

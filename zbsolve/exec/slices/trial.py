@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...util.errors import BadInput
 from ...util.own_code import raised
-from ..torch_private import tree_leaves
+from ..backward.values import tensors_of
+from ..torch_private import tree_leaves, without_modes
 
 HEAD = "slices: "  # of all that is refused
 LAYERS, LOSS, IGNORED = "layers", "loss", "ignored labels"  # what is looked at
@@ -48,6 +49,16 @@ def three_lengths(x: Any, name: str) -> list[int]:
 def alike(one: Any) -> Any:
     """The first token of a tensor everywhere: experts of which each takes so many tokens get too many."""
     return one[:1, :1].expand_as(one).clone() if isinstance(one, Tensor) else one
+
+
+@contextmanager
+def undisturbed(value: Any) -> Iterator[None]:
+    """Nobody outside counts what a check of `value` computes inside, and autocast, which leaves float64 alone but casts
+    what attention is given, is off."""
+    with without_modes(), ExitStack() as stack:
+        for kind in sorted({one.device.type for one in tensors_of(value)}):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @contextmanager
