@@ -88,7 +88,7 @@ def test_autocast_is_as_near_as_without_slices(found: list[dict[str, Any]]) -> N
     """Layers are looked at in float64, which autocast would leave alone, and run under autocast."""
     for rank in found:
         sliced, whole, without = rank["autocast"]
-        assert without < 1e-5 < 1e-3 < sliced < 2 * whole < 0.1
+        assert without < 1e-5 < 1e-3 < sliced < 3 * whole < 0.1
 
 
 def test_peaks_are_as_predicted(found: list[dict[str, Any]]) -> None:
