@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,14 @@ from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.slices.check import check_layers, check_stage
 from zbsolve.exec.slices.counting import Counting
+from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.slices.exchange import _attention, _gradients, asked
+from zbsolve.exec.slices.inputs import SeenInputs
 from zbsolve.exec.slices.labels import SeenTargets
 from zbsolve.exec.slices.loss import check_loss
 from zbsolve.exec.slices.partial import Scores, merge, partial_attention, partial_gradients
 from zbsolve.exec.slices.sequence import cut_sequence, offsets, share_of_loss, slice_shares
+from zbsolve.exec.slices.stage import StageSlices
 from zbsolve.exec.slices.store import SliceStore, gradient_bytes
 from zbsolve.models.blocks import BlockSizes, Decoder, Experts, Tokens
 from zbsolve.models.blocks import Scores as Head
@@ -598,20 +602,43 @@ def test_a_layer_that_mixes_positions_elsewhere_is_named(layer: nn.Module, line:
         check_layers([*good, layer, Mean()], torch.randn(2, LENGTH, WIDTH), first=2)
 
 
-class FarKeys(Far):
-    """Adds the key `reach` before, or has a window in sequences alone that are longer."""
+class FarKeys(nn.Module):
+    """Keys and queries that the one 50 before is added to, queries that grow from position 50 on, documents of 50 tokens;
+    in sequences of more tokens a window, and other rotary positions (as dynamic NTK has them)."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
 
     def forward(self, x: Tensor) -> Tensor:
         q = x.unflatten(-1, (4, 4)).transpose(1, 2)
-        k = q + functional.pad(q, (0, 0, self.reach, 0))[:, :, : q.shape[2]] if self.most else q
-        window = 5 if x.shape[1] > self.reach and not self.most else None
-        return x + sliced_attention(q, k, q, is_causal=True, window=window).transpose(1, 2).flatten(2)
+        places, mixed = torch.arange(x.shape[1]), q + functional.pad(q, (0, 0, 50, 0))[:, :, : q.shape[2]]
+        long, key, rule = len(places) > 50, mixed if self.how == "key" else q, dict[str, Any]()
+        query = {"query": mixed, "grown": q * (places[:, None] / 50).clamp(min=1)}.get(self.how, q)
+        if self.how == "documents":
+            rule = {"documents": (places // 50).expand(len(x), -1)}
+        if self.how == "window" and long:
+            rule = {"window": 5}
+        if self.how == "turned":
+            query = key = turned(q, (slice_offset() + places) * (0.5 if long else 1.0))
+        return x + sliced_attention(query, key, q, is_causal=True, **rule).transpose(1, 2).flatten(2)
+
+
+def turned(one: Tensor, angles: Tensor) -> Tensor:
+    """By these angles, a token each."""
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = one.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
 @pytest.mark.parametrize(
     "layer",
-    [Far(50), Far(90, most=True), FarKeys(50, most=True), FarKeys(50)],
-    ids=["token", "capacity", "key", "window"],
+    [
+        Far(50),
+        Far(90, most=True),
+        *(FarKeys(how) for how in ("key", "query", "grown", "documents", "window", "turned")),
+    ],
+    ids=["token", "capacity", "key", "query", "grown", "documents", "window", "turned"],
 )
 def test_what_reaches_further_than_the_tiny_input_is_named(layer: nn.Module) -> None:
     """Of two samples of 64 tokens the tiny input has 32 of one."""
@@ -619,6 +646,74 @@ def test_what_reaches_further_than_the_tiny_input_is_named(layer: nn.Module) -> 
     check_stage([BatchNormed(called=False), layer], 2, None, (x, None), 32)
     with pytest.raises(BadInput, match=r"layer 3 \(Far(Keys)?\): its output for 64 tokens differs"):
         check_stage([Block(WIDTH, 4), layer], 2, None, (x, None), 64)
+
+
+class Ended(nn.Module):
+    """Token numbers → numbers and documents; behind each 0 a new one begins."""
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return ids, (ids == 0).cumsum(1)
+
+
+class EndedLater(nn.Module):
+    """The same of numbers that come with others."""
+
+    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
+        return (x[0] == 0).cumsum(1) + x[1]
+
+
+@pytest.mark.parametrize(
+    ("layers", "line"),
+    [
+        ([Ended()], r"layer 2 \(Ended\): its output for tokens of a later slice differs by 1"),
+        ([Begin(), Documents(None, True)], ""),
+        ([nn.Identity(), EndedLater()], r"layer 3 \(EndedLater\): its output for tokens of a later slice differs by 1"),
+    ],
+    ids=["ended", "given", "ended later"],
+)
+def test_tokens_that_come_late_are_tried_once(layers: list[nn.Module], line: str) -> None:
+    """The one that ends documents comes in the third slice, with the step's other microbatch."""
+    found, calls = SeenInputs(), list[int]()
+    layers[0].register_forward_hook(lambda *_: calls.append(1))
+    ids = torch.arange(1, 1 + LENGTH).repeat(2, 1)
+    documents = torch.zeros(1, LENGTH, dtype=torch.long)  # of all samples
+    for _ in range(2):
+        found.check(layers, 2, ids if line.startswith("layer 2") else (ids, documents), 2 * LENGTH)
+        assert len(calls) == 3  # whole, and two slices
+    assert all(layer.training for layer in layers)
+    late = ids.index_fill(1, torch.tensor([LENGTH - 1]), 0)
+    late = late if line.startswith("layer 2") else (late, documents + 1)
+    with pytest.raises(BadInput, match=line) if line else nullcontext():
+        found.check(layers, 2, late, 2 * LENGTH)
+
+
+class Shifted(nn.Module):
+    """Adds the token 12 before; in training alone, or always."""
+
+    def __init__(self, only_training: bool) -> None:
+        super().__init__()
+        self.only_training = only_training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.only_training and not self.training else x + functional.pad(x, (0, 0, 12, 0))[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("only_training", [False, True])
+def test_layers_are_looked_at_again_in_training_and_in_longer_sequences(only_training: bool) -> None:
+    layer, slices = Shifted(only_training), StageSlices(Cutting(2))
+    stage, looked = Stage([layer], first=3), list[bool]()
+    stage.slices = slices
+    layer.train(not only_training)
+    for length in (4, 3, 4) if not only_training else (16, 4, 16):
+        for part in range(2):
+            looked.append(bool(slices.looks(part, torch.ones(1, length, WIDTH), [layer], False)))
+            with torch.no_grad():
+                stage.forward(part, torch.ones(1, length, WIDTH), None, split=False)
+        slices.clear()
+    assert looked == [True] + [False] * 5
+    layer.train()
+    with pytest.raises(BadInput, match=r"layer 3 \(Shifted\): its output differs"):
+        stage.forward(0, torch.ones(1, 16, WIDTH), None, split=False)
 
 
 def test_a_check_holds_a_layer_and_its_gradient_in_float64() -> None:

@@ -121,14 +121,16 @@ class Stage:
 
     def _slice(self, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
         """What a forward runs in. The first one of a slice looks at the layers, and the first of one whose labels count at
-        the loss: can they be cut? All look at labels that come for the first time. Raises BadInput."""
+        the loss: can they be cut? So does one of a longer sequence, or behind a change to training. All look at whole
+        numbers and labels that come for the first time. Raises BadInput."""
         if self.slices is None:
             return nullcontext()
         counts = self.loss is not None and not isinstance(target, Uncounted)
-        looks = self.slices.looks(counts)
+        looks = self.slices.looks(microbatch, x, self.layers, counts)
         if looks:
-            self.slices.made = check_stage(self.layers, self.first, self.loss, (x, target), self.slices.tokens(x), looks)
-            self.slices.looked |= looks
+            made = check_stage(self.layers, self.first, self.loss, (x, target), self.slices.length, looks)
+            self.slices.saw(looks, x, self.layers, made)
+        self.slices.check_inputs(self.layers, self.first, x)
         if self.loss is not None and counts:
             self.slices.check_labels(self.loss, target)
         return self.slices.forward(microbatch, x)

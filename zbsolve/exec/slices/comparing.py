@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from .where import mixing_part
 # Of the largest number. Layers are checked in float64, but some compute a part in float32, or run in nothing else.
 LIMITS = {torch.float64: LIMIT, torch.float32: 1e-3}
 ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-6}  # what is left where everything cancels
+BY_THEMSELVES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}  # of layers in their own type
 SMALL = 1e-2  # of a layer's largest gradient: what rounding leaves of a parameter that has none is compared with that
 
 
@@ -68,6 +69,14 @@ def compare_far(tried: nn.Module, far: Any, name: str) -> Any:
             y, parts = each_token(tried, one, lengths, name)
             for leaf, part in zip(cut_sequence(y, lengths, name), parts, strict=True):
                 _compare(f"output for {sum(lengths)} tokens", leaf, part, name)
+    return y
+
+
+def compare_new(layer: nn.Module, x: Any, lengths: Sequence[int], name: str) -> Any:
+    """The output of a layer as it is, for tokens of which some are new. Raises BadInput where it is another in slices."""
+    y, parts = each_token(layer, x, lengths, name)
+    for leaf, part in zip(cut_sequence(y, lengths, name), parts, strict=True):
+        _compare("output for tokens of a later slice", leaf, part, name, limits=LIMITS | BY_THEMSELVES)
     return y
 
 
@@ -171,7 +180,14 @@ def _same(a: Any, b: Any) -> bool:
     return all(one.equal(other) for one, other in pairs if isinstance(one, Tensor))
 
 
-def _compare(what: str, whole: Any, part: Any, name: str, where: Callable[[], str] = lambda: "") -> None:
+def _compare(
+    what: str,
+    whole: Any,
+    part: Any,
+    name: str,
+    where: Callable[[], str] = lambda: "",
+    limits: Mapping[torch.dtype, float] = LIMITS,
+) -> None:
     pairs = [tree_leaves(one) for one in (whole, part)]
     if len(pairs[0]) != len(pairs[1]):
         raise BadInput(f"slices: {name}: makes another number of tensors in slices")
@@ -179,18 +195,22 @@ def _compare(what: str, whole: Any, part: Any, name: str, where: Callable[[], st
     for a, b in rows:
         if a.shape != b.shape:
             raise BadInput(f"slices: {name}: makes {tuple(b.shape)} of a slice in place of {tuple(a.shape)}")
-    _check_gaps(what, [(_gap(a, b), _largest(a), a.dtype) for a, b in rows], name, where)
+    _check_gaps(what, [(_gap(a, b), _largest(a), a.dtype) for a, b in rows], name, where, limits)
 
 
 def _check_gaps(
-    what: str, rows: Sequence[tuple[float, float, torch.dtype]], name: str, where: Callable[[], str] = lambda: ""
+    what: str,
+    rows: Sequence[tuple[float, float, torch.dtype]],
+    name: str,
+    where: Callable[[], str] = lambda: "",
+    limits: Mapping[torch.dtype, float] = LIMITS,
 ) -> None:
     """Raise BadInput for a row of difference, largest number and type where the difference is no rounding."""
     largest = max((most for _, most, _ in rows), default=0)
     for gap, size, kind in rows:
         most = max(size, SMALL * largest)
         kind = kind.to_real() if kind.is_complex else kind
-        if not gap <= LIMITS.get(kind, 0) * most + ROUNDING.get(kind, 0):
+        if not gap <= limits.get(kind, 0) * most + ROUNDING.get(kind, 0):
             raise BadInput(
                 f"slices: {name}: its {what} differs by {gap:.2g} (of {most:.2g}) in slices: it mixes positions elsewhere "
                 "than in sliced_attention, does not count them from slice_offset, or keeps something from call to call"

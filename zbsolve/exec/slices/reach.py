@@ -30,12 +30,21 @@ class EachToken:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         """See `Slicing`."""
         key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
-        told = ((query * key).sum(-1) * scale_of(query, Scores(rule.scale))).tanh() + 1 / (1 + (rule.window or 0))
+        # Each by itself: positions that turn queries and keys alike leave their product as it is.
+        told = _told(query, 1) * scale_of(query, Scores(rule.scale)) + _told(key, 2)
+        if rule.window is not None:  # of the keys that there are
+            places = self.offset + torch.arange(1, query.shape[2] + 1, device=query.device)
+            told = told + places.clamp(max=rule.window).to(told).cos() - places.to(told).cos()
         if rule.documents is not None:
-            told = told + rule.documents[:, None].to(told)
+            told = told + rule.documents[:, None].to(told).cos()
         if rule.mask is not None:
             told = told + _told_by(rule.mask, told)
         return value * (2 + told[..., None])
+
+
+def _told(one: Tensor, number: int) -> Tensor:
+    """A number for each row of queries or keys. number: of two that make other numbers of the same."""
+    return (one * torch.arange(number, one.shape[-1] + number, device=one.device).to(one).cos()).sum(-1)
 
 
 def _told_by(mask: Tensor, like: Tensor) -> Tensor:
@@ -47,12 +56,17 @@ def _told_by(mask: Tensor, like: Tensor) -> Tensor:
 def longer(layers: Sequence[nn.Module], sample: Any, tokens: int) -> Any:
     """Rows of the sample with more tokens, as many as these layers run in little time, each of at most `tokens`; None where
     it has so many already."""
-    most = max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=1)
-    device = next((one.device.type for one in tree_leaves(sample) if isinstance(one, Tensor)), "cpu")
-    room = min(MAX_REACH, PRODUCTS.get(device, MANY_PRODUCTS) // max(most, 1))
+    room = room_of(layers, sample)
     length = min(tokens, room)
     rows = max(room // max(length, 1), 1)
     return tree_map(lambda one: _unlike(tiny(length, one, rows)), sample) if length > MAX_TOKENS else None
+
+
+def room_of(layers: Sequence[nn.Module], sample: Any) -> int:
+    """How many tokens these layers run in little time."""
+    most = max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=1)
+    device = next((one.device.type for one in tree_leaves(sample) if isinstance(one, Tensor)), "cpu")
+    return min(MAX_REACH, PRODUCTS.get(device, MANY_PRODUCTS) // max(most, 1))
 
 
 def _unlike(one: Any) -> Any:

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..backward.values import leaves_of, tensors_of
 from ..torch_private import tree_map
 from .attention import Helper
 from .cutting import Cutting
+from .inputs import SeenInputs
 from .labels import SeenTargets
+from .reach import room_of
 from .store import SliceStore
-from .trial import IGNORED, LAYERS, LOSS, undisturbed
+from .trial import IGNORED, LAYERS, LOSS, MAX_TOKENS, undisturbed
 
 
 class StageSlices:
     """The slices of a stage's microbatches, by the number of their part (see `cutting`).
 
     Where a slice begins follows from the activations before: tensors (batch, length, …). looked: what of the stage was
-    looked at (see `check.check_stage`), which gave `made`. labels: what of the targets was tried with the loss.
-    ignored: the step that runs has labels that do not count.
+    looked at (see `check.check_stage`), which gave `made`. length: of the sequence that runs, at least. reached: on how many
+    tokens the layers were looked at, in each state of training and evaluation. inputs, labels: what of whole numbers was
+    tried with the layers, and of the targets with the loss. ignored: the step that runs has labels that do not count.
     """
 
     def __init__(self, cutting: Cutting) -> None:
         self.cutting, self.looked, self.ignored = cutting, set[str](), False
         self.made: Any = None
-        self.labels = SeenTargets()
+        self.length, self.reached = 0, dict[tuple[bool, ...], int]()
+        self.inputs, self.labels = SeenInputs(), SeenTargets()
         self.store = SliceStore(cutting.count)
         self._ends: dict[int, list[int]] = {}
 
@@ -38,12 +42,36 @@ class StageSlices:
         """The same slices of other microbatches."""
         found = StageSlices(self.cutting)
         found.looked |= self.looked
-        found.made, found.labels = self.made, self.labels
+        found.made, found.reached = self.made, self.reached
+        found.inputs, found.labels = self.inputs, self.labels
         return found
 
-    def looks(self, counts: bool) -> set[str]:
-        """What is still to be looked at. counts: the slice has a loss, in which some of its labels count."""
-        return {LAYERS, *([LOSS] if counts else []), *([IGNORED] if counts and self.ignored else [])} - self.looked
+    def looks(self, part: int, x: Any, layers: Sequence[nn.Module], counts: bool) -> set[str]:
+        """What is still to be looked at before a slice runs: also layers that are in another state, or on longer sequences,
+        than when they were looked at. counts: the slice has a loss, in which some of its labels count."""
+        if not part % self.cutting.count or not self.length:
+            self.length = self.cutting.length(_length(x))
+        found = {LAYERS, *([LOSS] if counts else []), *([IGNORED] if counts and self.ignored else [])} - self.looked
+        first = self.made is not None and not part % self.cutting.count
+        if first and self._reach(layers, x) > self.reached.get(_state(layers), 0):
+            found.add(LAYERS)
+        return found
+
+    def saw(self, looks: set[str], x: Any, layers: Sequence[nn.Module], made: Any) -> None:
+        """What was looked at (see `check.check_stage`), and gave `made`."""
+        self.made = made
+        self.looked |= looks
+        for state in {_state(layers), ()}:  # in evaluation in any case
+            self.reached[state] = max(self.reached.get(state, 0), self._reach(layers, x))
+
+    def _reach(self, layers: Sequence[nn.Module], x: Any) -> int:
+        """On how many tokens the layers can be looked at."""
+        return min(self.length, max(room_of(layers, x), MAX_TOKENS))
+
+    def check_inputs(self, layers: Sequence[nn.Module], first: int, x: Any) -> None:
+        """Look at whole numbers that are new in a slice's activations. Raises BadInput."""
+        if self.made is not None:  # else whoever says that all was looked at
+            self.inputs.check(layers, first, x, self.length)
 
     def check_labels(self, loss: Callable[[Any, Any], Tensor], targets: Any) -> None:
         """Look at what is new in the labels of a slice with a loss. Raises BadInput."""
@@ -94,9 +122,11 @@ class StageSlices:
             self.store.drop(microbatch)
         self._ends.clear()
 
-    def tokens(self, x: Any) -> int:
-        """How long a sequence whose first slice is `x` is at least."""
-        return self.cutting.length(_length(x))
+
+def _state(layers: Sequence[nn.Module]) -> tuple[bool, ...]:
+    """Which parts are in training; () for none."""
+    found = tuple(one.training for layer in layers for one in layer.modules())
+    return found if any(found) else ()
 
 
 def _empty(device: torch.device, one: Any) -> Any:
