@@ -52,7 +52,7 @@ BLOCK_SHARE = 0.25  # of the time is for blocks
 SOLVE_SHARE = 0.45  # of the time is for the small step
 BLOCK_ROUNDS, MAX_BLOCK_LANES = 300, 1500  # of annealing a block; lanes of steps whose blocks are searched
 CUT_RULES = (RULES[2], RULES[1], RULES[0])
-BLOCK_RULES = (RULES[2], *RULES[:2], *RULES[3:])
+JUSTIFIED = RULES[2]  # with which most justified orders show rounds
 
 Progress = Callable[[str], None]
 
@@ -224,7 +224,8 @@ def _repeated(search: _Search, block: BuildingBlock, depth: int) -> Iterator[Non
     few = next((one for one in lengths if one * search.graph.rank.size <= MAX_SHOWN), None)
     if few is not None and few <= search.microbatches:
         g = of_length(search.graph, few)
-        yield from _decoded(search, g, repeated_targets(g, block.offset, block.period), BLOCK_RULES, "building block")
+        targets = repeated_targets(g, block.offset, block.period)
+        yield from _decoded(search, g, targets, RULES, "building block", justify=True)
 
 
 def _from_small(search: _Search, few: int, depth: int) -> Iterator[None]:
@@ -248,9 +249,10 @@ def _from_small(search: _Search, few: int, depth: int) -> Iterator[None]:
 
 
 def _decoded(
-    search: _Search, g: MicrobatchGraph, target: Ints, rules: tuple[DecodeRule, ...], solver: str
+    search: _Search, g: MicrobatchGraph, target: Ints, rules: tuple[DecodeRule, ...], solver: str, justify: bool = False
 ) -> Iterator[None]:
-    """Offer what target starts are decoded to: in their own order, and as each of the rules has it; and that justified."""
+    """Offer what target starts are decoded to: in their own order, and as each of the rules has it; and that justified,
+    where asked for."""
     lanes = g.passes[:, 0] // g.microbatches  # rows of the step of one microbatch
     order = serial_order(g, target)
     if order is None:
@@ -264,11 +266,10 @@ def _decoded(
             return
         search.offer(g.microbatches, lanes[found.order // g.microbatches], solver)
         yield
-        found = justified(g, found.start, rule)
-        search.clock.spend(2 * target.size * SECONDS_PER_DECODED_PASS)
-        if found is not None:
+        if justify and (found := justified(g, found.start, JUSTIFIED)) is not None:
+            search.clock.spend(2 * target.size * SECONDS_PER_DECODED_PASS)
             search.offer(g.microbatches, lanes[found.order // g.microbatches], solver)
-        yield
+            yield
 
 
 def _with_rounds(search: _Search, order: tuple[Ints, ...], start: Ints) -> _Found | None:
