@@ -20,7 +20,7 @@ from ..backward.trying import as_written, undisturbed
 from ..backward.values import tensors_of
 from ..torch_private import tree_map
 from .comparing import compare_new
-from .reach import room_of
+from .reach import MAX_REACH
 from .still import Still
 from .trial import HEAD
 
@@ -38,7 +38,7 @@ class SeenInputs:
         if not new:
             return
         numbers: Tensor = torch.unique(torch.cat([places for places, _ in new.values()]))
-        most = max(min(tokens, room_of(layers, x)) // 2, 1)
+        most = max(min(tokens, MAX_REACH) // 2, 1)
         for at in range(0, len(numbers), most):
             some = numbers[at : at + most]
             _try(layers, first, _twice(x, some), len(some))
