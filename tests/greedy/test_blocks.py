@@ -63,9 +63,9 @@ def v_half(i, d):
     return 2 * i, 3 * d - i - 2, 3 * d + shift + 2 * i - 1, 6 * d + shift - i - 2
 
 
-def value(problem, seconds, seed=0):
+def value(problem, effort, seed=0):
     last = None
-    for schedule in block_schedules(problem, Clock(seconds), seconds, seed):
+    for schedule in block_schedules(problem, Clock(600.0, effort), effort, seed):
         assert verify(problem, schedule) == ()
         assert last is None or schedule.timeline().value < last
         last = schedule.timeline().value

@@ -20,7 +20,7 @@ from ..util.kernels import kernel
 from .microbatch import MicrobatchGraph
 from .problem_arrays import NEVER
 from .records import record
-from .tournament import first_at_once, first_of, put
+from .tournament import bring_forward, first_at_once, first_of, put
 
 LOOKAHEAD = 512  # passes of the order that a rank looks through for a filler, at most
 
@@ -291,9 +291,7 @@ def decode_fast(g, target, rule):  # type: ignore[no-untyped-def]
             passes[k].waiting -= 1
             if passes[k].waiting == 0:
                 other = lanes[out_lane[e]].rank
-                wake = max(passes[k].ready, ranks[other].free)
-                if wake < wakes[len(wakes) // 2 + other]:
-                    put(wakes, other, wake)
+                bring_forward(wakes, other, max(passes[k].ready, ranks[other].free))
     if done < count:
         return -1, start, order
     value = 0

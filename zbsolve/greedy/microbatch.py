@@ -86,9 +86,11 @@ _known: WeakKeyDictionary[Problem, MicrobatchGraph | None] = WeakKeyDictionary()
 def microbatch_graph(problem: Problem) -> MicrobatchGraph | None:
     """The graph of one microbatch, or None where microbatches differ or a rank's passes do not share one stream. It is
     remembered while the problem lives."""
-    if problem not in _known:
-        _known[problem] = _of_alike_microbatches(problem)
-    return _known[problem]
+    try:
+        return _known[problem]
+    except KeyError:  # not `in`: an equal problem of another thread may end in between, and its entry with it
+        found = _known[problem] = _of_alike_microbatches(problem)
+        return found
 
 
 def _of_alike_microbatches(problem: Problem) -> MicrobatchGraph | None:

@@ -35,6 +35,13 @@ def first_of(tree):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def bring_forward(tree, rank, moment):  # type: ignore[no-untyped-def]
+    """Give a rank another moment where that is earlier than its own."""
+    if moment < tree[len(tree) // 2 + rank]:
+        put(tree, rank, moment)
+
+
+@kernel
 def put(tree, rank, moment):  # type: ignore[no-untyped-def]
     """Give a rank another moment."""
     at = len(tree) // 2 + rank

@@ -32,9 +32,8 @@ def check_stage(
 ) -> Any:
     """`check_layers` of a stage's layers, and `check_loss` of its loss where that is looked at, on a tiny input made of
     `batch`: activations and targets of a slice. tokens: of the whole sequence. looks: `LAYERS`, `LOSS` and `IGNORED`: the
-    loss, with labels that do not count. Nobody outside counts its bytes, and
-    autocast is off. Returns a few tokens' output without numbers, as
-    `SeenTargets` takes it. Raises BadInput."""
+    loss, with labels that do not count. Nobody outside counts its bytes, and autocast is off. Returns a few tokens' output
+    without numbers, as `SeenTargets` takes it. Raises BadInput."""
     length = min(tokens, MAX_TOKENS)
     with undisturbed(batch[0]):
         output = check_layers(layers, tree_map(partial(tiny, length), batch[0]), first, longer(layers, batch[0], tokens))

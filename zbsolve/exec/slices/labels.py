@@ -5,9 +5,6 @@ Every value of whole numbers among the targets is tried once, when a step first 
 go through the loss with made-up outputs, whole and in slices. Where a token has several whole numbers (codebooks), each is
 tried in each of their places, and tokens of which some do not count beside others. Of targets with other numbers some of
 each slice are tried.
-
-Measured on one CPU core in float64: 256 labels of a vocabulary of 256 in 9 ms, 1,024 of 32,000 in 4.6 s, then 16,384 tokens
-of known labels in 0.5 ms.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from .counting import Counting, labels_of
 from .loss import WEIGHS, check_mean, counting_of, is_known
 from .trial import MAX_NUMBERS, naming, noise, numbers_of
 
-MAX_TOKENS, MIN_TOKENS = 256, 16  # that go through the loss together
+MAX_TRIED, MIN_TRIED = 256, 16  # that go through the loss together
 ROUNDS = 3  # of a loss in float32: one may miss by luck that a label of many does not count
 MAX_SAMPLE = 64  # tokens of a slice whose targets have other than whole numbers
 
@@ -120,7 +117,7 @@ def _unique(values: Tensor) -> Tensor:
 
 def _most(made: Any) -> int:
     """How many tokens go through the loss together."""
-    return min(max(MAX_NUMBERS // numbers_of(made), MIN_TOKENS), MAX_TOKENS)
+    return min(max(MAX_NUMBERS // numbers_of(made), MIN_TRIED), MAX_TRIED)
 
 
 def _extreme(sizes: Tensor, counts: Tensor) -> Tensor:
