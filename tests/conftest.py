@@ -20,7 +20,9 @@ def seeded() -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        sys.modules["torch"].default_generator.manual_seed(
+            0
+        )  # `torch.manual_seed` also formats the stack, for each kind of device
 
 
 @pytest.fixture(scope="module")

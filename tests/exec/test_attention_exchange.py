@@ -9,14 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor, nn
 
 from zbsolve import BadInput, Profile, Schedule, pipeline, preset
 from zbsolve.build import AttentionExchange
 from zbsolve.cli import main
+from zbsolve.exec.backward.layer_split import Loss
 from zbsolve.exec.lowering import lower
 from zbsolve.models.presets import GptSizes, gpt
 
 from ..support.exec_tools import random_schedule, run_here
+
+MODEL = f"{__name__}:four_blocks"
 
 
 def comes_in_parts(schedule: Schedule, helper: str) -> bool:
@@ -48,11 +52,17 @@ def test_a_rank_goes_on_where_what_it_helps_comes_in_parts() -> None:
         run_here(schedule, gpt("small", 0, GptSizes(width=8, blocks=2, heads=2, batch=2, length=12)))
 
 
+def four_blocks() -> tuple[list[nn.Module], tuple[Tensor, Tensor], Loss]:
+    """A model for `--model`."""
+    model = gpt("small", 0, GptSizes(width=16, blocks=4, heads=2, batch=2, length=16))
+    return model.build(), model.batch(0, 0), model.loss
+
+
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """gpt-tiny, as if its sequences were long: most of a layer's time is attention's."""
+    """As if its sequences were long: most of a layer's time is attention's."""
     path = str(tmp_path_factory.mktemp("exchange") / "profile.json")
-    assert main(["profile", "gpt-tiny", "--estimate", "a100", "-o", path]) == 0
+    assert main(["profile", MODEL, "--estimate", "a100", "-o", path]) == 0
     found = Profile.load(path)
     times = {"F": 4000.0, "B": 6000.0, "W": 2000.0, "BW": 8000.0, "X": 4000.0, "attention_F": 3000.0, "attention_B": 6000.0}
     replace(found, layers=tuple(replace(one, **times) if one.attention_F else one for one in found.layers)).save(path)
@@ -78,6 +88,6 @@ def test_what_the_default_search_finds_runs(
     assert main(["solve", profile, *step, *solved, "-o", path]) == 0
     assert "passes hand attention over" in capsys.readouterr().out
     assert Schedule.load(path).problem.passes.are("FH", "BH").any()
-    how = ["--model", "gpt-tiny", "--local", "--steps", "1", "--warmup", "0", "--check", "--timeout", "100", *run]
+    how = ["--model", MODEL, "--local", "--steps", "1", "--warmup", "0", "--check", "--timeout", "100", *run]
     assert main(["run", path, *how, "-o", str(tmp_path / "trace.json")]) == 0
     assert "check: right" in capsys.readouterr().out

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -29,6 +31,7 @@ from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.optimizer.ahead import Cut
+from zbsolve.exec.slices import check
 from zbsolve.exec.slices.exchange import FIRST_TAG
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.losses import CrossEntropy
@@ -179,16 +182,18 @@ def right(layers: Sequence[nn.Module], x: Sequence[Tensor], y: Sequence[Tensor])
     return total
 
 
-def tried(case: Case, seed: int, group: dict[str, Any]) -> float:
+def tried(case: Case, seed: int, group: dict[str, Any]) -> tuple[float, list[int]]:
     """The largest difference of loss and gradients here from the unsliced model, in two steps of each order; afterwards no
-    key is left."""
-    (x, y), whole, worst = batch(case), layers_of(case), [0.0]
+    key is left. And how often this rank made attention for another one in each order's first step."""
+    (x, y), whole, worst, answered = batch(case), layers_of(case), [0.0], []
     loss = right(whole, x, y)  # where pipelines are side by side each has the whole batch, so the mean is the same
     expected = values(dict(enumerate(whole)))
     for schedule in schedules_of(case, seed):
         pipe = pipeline_of(case, schedule=schedule, **group)
-        for _ in range(2):
+        answers = counted(pipe)
+        for step in range(2):
             found = pipe.step(x, y, uneven=bool(case.rows)).loss
+            answered += [] if step else [len(answers)]
             pipe.wait_gradients()
             mine = everything(pipe)
             worst += [abs(found - loss) / abs(loss), *(difference(v.found, expected[k].found) for k, v in mine.items())]
@@ -197,28 +202,23 @@ def tried(case: Case, seed: int, group: dict[str, Any]) -> float:
             assert stage.slices is not None
             assert stage.slices.store.bytes == 0
             assert not stage.live
-    return max(worst)
+    return max(worst), answered
 
 
-def answers(case: Case, group: dict[str, Any]) -> list[int]:
-    """How often this rank made attention for another one in a step of each order; some of the answers are gradients."""
-    return [_answers(case, schedule, group) for schedule in schedules_of(case, 0)[:2]]
-
-
-def _answers(case: Case, schedule: Schedule, group: dict[str, Any]) -> int:
-    pipe, (x, y), found = pipeline_of(case, schedule=schedule, **group), batch(case), []
-    attention = pipe.attention
-    assert attention is not None
+def counted(pipe: Pipeline) -> list[int]:
+    """Gets the rank for every attention that this one makes for another; some of the answers are gradients."""
+    found: list[int] = []
+    if (attention := pipe.attention) is None:
+        return found
     send = attention.send
 
-    def counted(rank: int, tag: int, tensors: Any) -> Any:
+    def noting(rank: int, tag: int, tensors: Any) -> Any:
         if (tag - FIRST_TAG) % 2:
             found.append(rank)
         return send(rank, tag, tensors)
 
-    attention.send = counted  # type: ignore[method-assign]
-    pipe.step(x, y)
-    return len(found)
+    attention.send = noting  # type: ignore[method-assign]
+    return found
 
 
 def broken_helper(case: Case, group: dict[str, Any]) -> str:
@@ -402,22 +402,48 @@ def validated(case: Case, group: dict[str, Any]) -> dict[str, Any]:
     return {"apart": max(apart, *losses), "amended": amended, "ahead": cut}
 
 
+@contextmanager
+def looked_at_once() -> Iterator[None]:
+    """A layer is looked at in slices before it first runs, which takes longer than all its passes here. Inside one of a
+    form that was looked at, of an input of the same shape, is not looked at again: only its parameters' numbers differ."""
+    look, seen = check._check_layer, {}
+
+    def once(layer: nn.Module, x: Any, far: Any, name: str) -> tuple[Any, Any]:
+        kinds = [(one.dtype, one.shape) for one in (*layer.parameters(), x, far) if isinstance(one, Tensor)]
+        key = (repr(layer), layer.training, str(kinds))
+        if key not in seen:
+            seen[key] = look(layer, x, far, name)
+        return seen[key]
+
+    with mock.patch.object(check, "_check_layer", once):
+        yield
+
+
 def all_of(rank: int, _: None) -> dict[str, Any]:
     """What is asked for in one launch: by name, of cases in which this rank has a part."""
+    with looked_at_once():
+        found = most_of(rank)
+        found["memories"] = memories()
+    return found | {
+        "tensor parallel": tensor_parallel(),
+        "autocast": autocast(Case("autocast", ignored=True, kind=torch.float32)),
+        "refused": refused(EVEN),
+    }
+
+
+def most_of(rank: int) -> dict[str, Any]:
+    """What has models alike."""
     first = {one.name: evaluated(one, {}) for one in CASES if one.name in EVALUATED and one.barriers}
     found = {one.name: tried(one, seed, {}) for seed, one in enumerate(CASES) if one.barriers}
     groups = Groups(rank)
     mine = [(seed, one, group) for seed, one in enumerate(CASES) if (group := groups.of(one)) is not None]
+    found |= {one.name: tried(one, seed, group) for seed, one, group in mine if not one.barriers}
     some = [(one, group) for _, one, group in mine if one.name in EVALUATED and not one.barriers]
     return {
-        "cases": found | {one.name: tried(one, seed, group) for seed, one, group in mine if not one.barriers},
+        "cases": {name: worst for name, (worst, _) in found.items()},
+        "answers": {one.name: found[one.name][1] for _, one, _ in mine if one.exchange},
         "evaluated": first | {one.name: evaluated(one, group) for one, group in some},
-        "answers": {one.name: answers(one, group) for _, one, group in mine if one.exchange},
-        "memories": memories(),
-        "tensor parallel": tensor_parallel(),
-        "autocast": autocast(Case("autocast", ignored=True, kind=torch.float32)),
         "trained": trained(EVEN, (5, 3, 2, 2)),
         "validated": {one.name: validated(one, group) for _, one, group in mine if one.name in VALIDATED},
-        "refused": refused(EVEN),
         "broken": [broken_helper(one, group) for _, one, group in mine if one.name == "exchange, loop"],
     }

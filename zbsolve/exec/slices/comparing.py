@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
-from ..backward.replay import torch_random_kept
+from ..backward.replay import torch_generators, torch_random_kept
 from ..torch_private import tree_leaves, tree_map
 from .reach import each_token
 from .sequence import cut_sequence, offsets
@@ -130,7 +130,8 @@ def _first_in(tried: nn.Module, x: Any, cuts: Sequence[Any], lengths: Sequence[i
 
 
 def _seeded(tried: nn.Module, given: list[Any], name: str, seed: int) -> _Ran:
-    torch.manual_seed(seed)
+    for generator in torch_generators():
+        generator.manual_seed(seed)
     return _whole(tried, given, name)
 
 
