@@ -20,9 +20,8 @@ def seeded() -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.manual_seed(
-            0
-        )  # `torch.manual_seed` also formats the stack, for each kind of device
+        # Not `torch.manual_seed`, which formats the stack for each kind of device that is not there.
+        sys.modules["torch"].default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="module")

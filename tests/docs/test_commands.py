@@ -39,6 +39,7 @@ CHEAPER = (
     (r"16_000, \(4, 128\)", "64, (2, 8)", "the same model, but small"),
     (r"\(512, 8, ", "(16, 2, ", "the same model, but small"),
     (r"range\(12\)", "range(2)", "the same model, but small"),
+    (r"(zbsolve profile .*@length=512')", r"\1 --seconds 0.2", "ten seconds"),
     (r"gpt-1\.5b@layers=2,batch=1 --seconds 60", "gpt-tiny --seconds 0.2", "three minutes"),
     (
         r'"num_hidden_layers": 4}@length=512',
@@ -57,10 +58,12 @@ CHEAPER = (
     (r"(zbsolve solve(?!.*--method))", r"\1 --effort 0.02", "up to 30 seconds"),
     (r"(zbsolve compare.* best .*) --seconds \d+", r"\1 --effort 0.02", "ten seconds"),
     (r"(zbsolve profile --from-trace \S+)", r"\1 --seconds 0.1", "ten seconds"),
-    (r"(zbsolve frontier.*)", r"\1 --points 2 --effort 0.02", "a minute"),
+    (r"(zbsolve frontier.*)", r"\1 --points 2 --effort 0.002", "a minute"),
+    (r"(zbsolve plan.* --effort) 1\b", r"\1 0.2", "ten seconds"),
     (r"(zbsolve run.*)", r"\1 --steps 1 --warmup 0", "seven steps"),
     (r"--mesh pp=4,tp=2", "--mesh pp=2,tp=2", "ranks share two cores"),
     (r"bench small --effort 1", "bench small --effort 0.001 --repeats 1", "a minute"),
+    (r'"a100"\], effort=1\.0', '"a100"], effort=0.2', "ten seconds"),
     (r"seconds=10", "effort=0.02", "up to ten seconds"),
     (r"train_gpt\.py --steps 50", "train_gpt.py --steps 1", "fifty steps"),
 )

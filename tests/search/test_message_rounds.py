@@ -56,13 +56,15 @@ def test_a_schedule_has_room_for_what_waits() -> None:
     """What is found has room for what waits: alone, in a race, and at every point of a frontier."""
     problem = STEP.problem(PROFILE)
     assert problem.messages == MessageRoom((200, 200, 200), (800, 1600))
-    found = solve(problem, effort=0.02, prefer=None)
+    blind = solve(replace(problem, messages=None), effort=0.002, prefer=None)
+    assert lacking(replace(blind, problem=problem)).any()
+    found = solve(problem, effort=0.002, prefer=None)
     assert not lacking(found).any()
     assert found.problem == problem
     assert verify(problem, found) == ()
     assert found.certificate is not None
     assert found.certificate.bound <= found.certificate.value
-    raced, _ = solve_auto(PROFILE, STEP, effort=0.02, prefer=None)
+    raced, _ = solve_auto(PROFILE, STEP, effort=0.002, prefer=None)
     assert not lacking(raced).any()
     points = frontier(PROFILE, replace(STEP, memory=None), points=3, effort=0.06).points
     for point in points:

@@ -142,6 +142,7 @@ def test_the_command_line_writes_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out
     assert "The output layer is the bottleneck: 'head' alone" in said
     assert "The output layer is the bottleneck" in report.read_text()
+    step[1] = "mlp-8"
     assert main([*step, "--ranks", "9"]) == 2
     assert "8 layers do not make 9 stages" in capsys.readouterr().err
     assert main([*step, "--report", str(tmp_path / "r.txt")]) == 2
