@@ -21,7 +21,7 @@ from .cluster import Cluster
 from .cluster_presets import cluster_of
 from .estimates import estimated_steps
 from .layer_costs import Model
-from .layout import rows_of
+from .layout import VEE, rows_of
 from .plan_file import Plan
 from .solved_space import SAME_US
 from .space import layouts
@@ -32,6 +32,9 @@ FIRST_ROWS = 300  # layouts whose bounds are raised before there is an incumbent
 ROUND = 16  # searches that are drawn at once where effort is the limit
 QUICK_EFFORT = 0.1  # of a first schedule
 QUICK_SHARE = 0.5  # of the time goes to first schedules at most
+# Layouts near the best one have these in common with it; so many are searched then, for this share of the time left.
+NEAR, KEEPING = ("dp", "tp", "pp", "size"), ("recompute", "vocabulary", "slices", "offload")
+NEAR_SEARCHES, NEAR_SHARE = 4, 0.4
 # Then the best candidates are searched, time after time: how many, and which share of the time left they get together.
 SEARCHES = ((6, 0.3), (3, 0.3), (1, 0.4))
 
@@ -140,6 +143,7 @@ def _run(race: _Race, start: Sequence[Candidate]) -> None:
         _first_schedules(race)
         if not race.candidates:
             raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
+        _solve(race, _near_searches(race))
         _longer_searches(race)
     except (KeyboardInterrupt, SystemError) as error:
         pressed = interruption(error)
@@ -209,6 +213,35 @@ def _first(race: _Race, row: int) -> Iterator[Task]:
     options = {"method": "greedy", "effort": QUICK_EFFORT, "seed": race.seed}
     for one in unsolved(race.model, race.bounds.layout.row(row), race.cluster, race.memory):
         yield one.task(options)
+
+
+def _near(race: _Race) -> list[int]:
+    """Layouts without a schedule on the best one's ranks, that may be shorter: one of each way to keep less, a V where it
+    can be one, the least bound first."""
+    best = min(race.candidates, key=lambda one: one.value).layout
+    layout, step = race.bounds.layout, race.bounds.step
+    same = np.all([getattr(layout, name) == getattr(best, name) for name in NEAR], axis=0)
+    rows = [row for row in np.flatnonzero(same & (step < race.value)).tolist() if row not in race.looked_at]
+    first: dict[tuple[int, ...], int] = {}
+    for row in sorted(rows, key=lambda row: (layout.placement[row] != VEE, step[row])):
+        first.setdefault(tuple(int(getattr(layout, name)[row]) for name in KEEPING), row)
+    return sorted(first.values(), key=lambda row: step[row])[:NEAR_SEARCHES]
+
+
+def _near_searches(race: _Race) -> Iterator[Task]:
+    """A search of each layout near the best one, with backwards in two. First schedules say little of them: those of slices
+    in little memory take twice what a short search finds."""
+    rows = _near(race)
+    for row in rows:
+        amount = NEAR_SHARE * race.clock.left / len(rows)
+        if amount <= 0:
+            return
+        race.looked_at.add(row)
+        race.clock.spend(amount)
+        limit = {"effort": amount} if race.clock.counted else {"seconds": amount}
+        for one in unsolved(race.model, race.bounds.layout.row(row), race.cluster, race.memory):
+            if not one.step.fused:
+                yield one.task({**limit, "seed": race.seed})
 
 
 def _longer_searches(race: _Race) -> None:
