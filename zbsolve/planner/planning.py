@@ -232,8 +232,9 @@ def _near_searches(race: _Race) -> Iterator[Task]:
     """A search of each layout near the best one, with backwards in two. First schedules say little of them: those of slices
     in little memory take twice what a short search finds."""
     rows = _near(race)
+    amount = NEAR_SHARE * race.clock.left / max(len(rows), 1)
     for row in rows:
-        amount = NEAR_SHARE * race.clock.left / len(rows)
+        amount = min(amount, race.clock.left)
         if amount <= 0:
             return
         race.looked_at.add(row)
@@ -245,11 +246,11 @@ def _near_searches(race: _Race) -> Iterator[Task]:
 
 
 def _longer_searches(race: _Race) -> None:
-    """More time for candidates whose own bound leaves them in the race: first those that may become best, then those that
-    are."""
+    """More time for candidates whose own bound leaves them in the race: first those that are good and may become best, then
+    those that are."""
     total = race.clock.left
     for turn, (keep, share) in enumerate(SEARCHES):
-        race.candidates.sort(key=lambda one: one.value if turn else one.bound)
+        race.candidates.sort(key=lambda one: one.value if turn else one.value + one.bound)
         able = [one for one in race.candidates if one.bound < race.value][:keep]
         if race.clock.left <= 0 or not able:
             return
