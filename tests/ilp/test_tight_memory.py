@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 
 from zbsolve import Problem, Schedule, pipeline, preset, solve, verify
+from zbsolve.ilp.bounds.closed_forms import closed_form
+from zbsolve.ilp.proof_check import recheck
+
+from ..support.exact import optimum
 
 # An order of p = 5, m = 9 that CP-SAT found: 10 shorter than ZB-H1.
 BEST_OF_5_9 = """
@@ -81,6 +85,30 @@ def test_theorems_hold_on_schedules(seed: int) -> None:
             assert case.theorem_1 <= schedule.timeline().makespan
             check_theorem_2(case, schedule)
             check_theorem_3(case, schedule)
+
+
+def test_idle_time_is_as_high_as_theorem_1() -> None:
+    for case in (PLAIN, *map(random_case, (33, 57, 117, 121, 210, *range(10)))):
+        assert closed_form(case.problem).value >= case.theorem_1
+
+
+@pytest.mark.parametrize("placement", ["single", "vee", "loop"])
+def test_idle_time_of_uneven_steps_is_never_above_an_optimum(placement: str) -> None:
+    random, reached = np.random.default_rng(21), 0
+    for _ in range(8):
+        stages, microbatches = (2, 4) if placement == "single" else (4, 2)
+        times = random.integers(1, 9, (3, stages)).tolist()
+        u, w = random.integers(1, 4, 2).tolist()
+        p = stages if placement == "single" else stages // 2
+        room = (u + w) * (stages // p) * int(random.integers(1, 4))
+        held = {"held_until_B": u, "held_until_W": w, "capacity": room, "comm": int(random.integers(3))}
+        problem = pipeline(*times, placement=placement, microbatches=microbatches, **held)
+        best, bound = optimum(problem), closed_form(problem)
+        assert best is not None
+        assert bound.value <= best
+        assert recheck(problem, bound, 1.0).value == bound.value
+        reached += bound.value == best
+    assert reached > 0
 
 
 def test_corollary_1_is_zb_h1s_formula() -> None:

@@ -48,14 +48,17 @@ class StageChain(NamedTuple):
     freed: Ints
 
 
+Ends = tuple[tuple[Ints, int], ...]  # for each stage: places of passes, one of which is the end, and the work beside it
+
+
 class IdleTerms(NamedTuple):
     """What idle time of one rank rests on, whatever the window. Each of `until` is about positions from some k on, which
-    cannot start before memory is freed: their places among the rank's passes, and the most work that can run before them,
-    µs. Each of `behind` is about positions before some k, and the most work left once they have ended. fits: whether all
-    memory fits at once."""
+    cannot start before memory is freed. For each stage it has the places, among the rank's passes, of those that may be
+    the first to start, and the most work that can run before, µs. Each of `behind` is about positions before some k: those
+    that may be the last to end, and the most work left then. fits: whether all memory fits at once."""
 
-    until: tuple[tuple[Ints, int], ...]
-    behind: tuple[tuple[Ints, int], ...]
+    until: tuple[Ends, ...]
+    behind: tuple[Ends, ...]
     fits: bool
 
 
@@ -67,18 +70,19 @@ def idle_terms(problem: Problem, passes: Ints, capacity: int, times: int = 1) ->
         return IdleTerms((), (), False)
     where = [np.searchsorted(passes, chain.rows) for chain in chains]
     copies = [times * len(chain.rows) for chain in chains]
-    until, behind = [], []
+    until: list[Ends] = []
+    behind: list[Ends] = []
     for k in range(1, max(len(chain.work) for chain in chains) + 1):
-        later = [at[:, k:].ravel() for at in where]
-        earlier = [at[:, :k].ravel() for at in where]
-        if not any(chain.freed[:k].any() for chain in chains) and any(rows.size for rows in later):
-            work = _most_work([_begun(chain, k) for chain in chains], copies, capacity)
-            until.append((np.concatenate(later), work))
+        if not any(chain.freed[:k].any() for chain in chains):
+            choices = [_begun(chain, k) for chain in chains]
+            first = [(s, at[:, k], choices[s][-1]) for s, at in enumerate(where) if k < at.shape[1]]
+            until.append(tuple((rows, _beside(choices, copies, capacity, s, own)) for s, rows, own in first))
         if not any(chain.taken[k:].any() for chain in chains):
-            work = _most_work([_left(chain, k) for chain in chains], copies, capacity)
-            behind.append((np.concatenate(earlier), work))
+            choices = [_left(chain, k) for chain in chains]
+            last = [(s, at[:, min(k, at.shape[1]) - 1], (choices[s] or [(0, 0)])[0]) for s, at in enumerate(where)]
+            behind.append(tuple((rows, _beside(choices, copies, capacity, s, own)) for s, rows, own in last))
     fits = sum(count * int(chain.taken.sum()) for count, chain in zip(copies, chains, strict=True)) <= capacity
-    return IdleTerms(tuple(until), tuple(behind), fits)
+    return IdleTerms(tuple(ends for ends in until if ends), tuple(behind), fits)
 
 
 def unavoidable_idle(terms: IdleTerms, window: RankWindow) -> tuple[int, int]:
@@ -87,15 +91,27 @@ def unavoidable_idle(terms: IdleTerms, window: RankWindow) -> tuple[int, int]:
     Take k such that positions before k free nothing. Before the first pass of a position ≥ k starts, only positions before
     k run, and only as many as their memory fits at once (a knapsack over microbatches: bytes held, work done). The rest
     of that time is idle. Likewise with positions from k on that take nothing: after the last pass of a position < k ends,
-    only what is held then has work left. The two periods cannot overlap where all memory does not fit at once: between
-    them every position < k₂ would have ended, thus taken everything, and no position ≥ k₁ started, thus freed nothing.
+    only what is held then has work left.
+
+    The first pass of a position ≥ k is at k itself, and the last pass of a position < k is the last of those in its
+    microbatch, for a microbatch's positions follow each other. So one microbatch is known to be just before k: its bytes
+    and work count so, and only the others choose, in the bytes that it leaves. Which stage it belongs to is open, so the
+    least over stages holds.
+
+    The two periods cannot overlap where all memory does not fit at once: between them every position < k₂ would have ended,
+    thus taken everything, and no position ≥ k₁ started, thus freed nothing.
     """
-    first = max([window.arrival, *(int(window.head[places].min()) - work for places, work in terms.until)])
-    last = max([window.departure, *(int(window.tail[places].min()) - work for places, work in terms.behind)])
+    first = max([window.arrival, *(_least(window.head, ends) for ends in terms.until)])
+    last = max([window.departure, *(_least(window.tail, ends) for ends in terms.behind)])
     if terms.fits:
         alone, other = first + window.departure, window.arrival + last
         return (first, window.departure) if alone > other else (window.arrival, last)
     return first, last
+
+
+def _least(distance: Ints, ends: Ends) -> int:
+    """The least idle time, µs, over the stages that the period's end may belong to."""
+    return min(int(distance[places].min()) - work for places, work in ends)
 
 
 def _chains(problem: Problem, mine: Ints) -> list[StageChain] | None:
@@ -143,6 +159,13 @@ def _left(chain: StageChain, k: int) -> Choices:
     held = int(chain.taken.sum()) - np.concatenate([[0], np.cumsum(chain.freed)])[k:-1]
     left = np.cumsum(chain.work[::-1])[::-1][k:]
     return list(zip(held.tolist(), left.tolist(), strict=True))
+
+
+def _beside(stages: list[Choices], copies: list[int], capacity: int, s: int, own: tuple[int, int]) -> int:
+    """The most work, µs, where one microbatch of stage s is known to hold and to work what `own` says."""
+    held, work = own
+    others = [count - (t == s) for t, count in enumerate(copies)]
+    return min(work + _most_work(stages, others, max(0, capacity - held)), _most_work(stages, copies, capacity))
 
 
 def _most_work(stages: list[Choices], copies: list[int], capacity: int) -> int:
