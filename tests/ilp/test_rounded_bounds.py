@@ -86,11 +86,11 @@ def test_no_rounded_bound_is_above_the_optimum(alone: bool) -> None:
     ("times", "placement", "comm", "held", "capacity", "value", "rounded"),
     [
         ((50, 10, 30), "loop", 10, 2, (4, 6), 515, 520),
-        ((125, 50, 50), "vee", 75, 1, (3, 2), 1638, 1650),
-        ((50, 40, 40), "vee", 20, 4, (8, 11), 745, 750),
-        ((35, 7, 7), "loop", 7, 4, (19, 10), 291, 294),
-        ((14, 7, 7), "vee", 7, 1, (3, 2), 186, 189),
-        ((35, 14, 14), "vee", 7, 1, (2, 2), 375, 378),
+        ((175, 25, 50), "loop", 50, 4, (20, 11), 1513, 1525),
+        ((20, 15, 25), "vee", 15, 2, (4, 4), 343, 345),
+        ((21, 14, 21), "vee", 21, 6, (14, 13), 375, 378),
+        ((49, 7, 35), "loop", 14, 2, (4, 5), 529, 532),
+        ((25, 20, 25), "vee", 15, 5, (10, 13), 408, 410),
     ],
 )
 def test_energy_of_memory_is_rounded_up_to_a_multiple(times, placement, comm, held, capacity, value, rounded) -> None:
