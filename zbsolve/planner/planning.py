@@ -216,12 +216,13 @@ def _first(race: _Race, row: int) -> Iterator[Task]:
 
 
 def _near(race: _Race) -> list[int]:
-    """Layouts without a schedule on the best one's ranks, that may be shorter: one of each way to keep less, a V where it
-    can be one, the least bound first."""
+    """Other layouts on the best one's ranks that may be shorter: one of each way to keep less, a V where it can be one, the
+    least bound first."""
     best = min(race.candidates, key=lambda one: one.value).layout
+    itself = rows_of(race.bounds.layout, best)
     layout, step = race.bounds.layout, race.bounds.step
     same = np.all([getattr(layout, name) == getattr(best, name) for name in NEAR], axis=0)
-    rows = [row for row in np.flatnonzero(same & (step < race.value)).tolist() if row not in race.looked_at]
+    rows = [row for row in np.flatnonzero(same & (step < race.value)).tolist() if row not in itself]
     first: dict[tuple[int, ...], int] = {}
     for row in sorted(rows, key=lambda row: (layout.placement[row] != VEE, step[row])):
         first.setdefault(tuple(int(getattr(layout, name)[row]) for name in KEEPING), row)
