@@ -17,7 +17,7 @@ from zbsolve import BadInput, Infeasible
 from zbsolve.cli import main
 from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, shape_by_name
+from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, planning, shape_by_name
 from zbsolve.planner.bound_kernels import refuted
 from zbsolve.planner.bound_row import bound_rows
 from zbsolve.planner.candidate import unsolved
@@ -110,6 +110,19 @@ def test_the_same_effort_gives_the_same_plan() -> None:
     assert again.best.layout == small().best.layout
     assert again.best.value == small().best.value
     assert (again.bounds.pipeline == small().bounds.pipeline).all()
+
+
+def test_layouts_on_the_best_ones_ranks_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First schedules take half of the effort, and do not come to all of these."""
+    found = zbsolve.plan(SMALL, 8, 16, A100, memory="3GiB", effort=1.0)
+    monkeypatch.setattr(planning, "NEAR_SEARCHES", 0)
+    without = zbsolve.plan(SMALL, 8, 16, A100, memory="3GiB", effort=1.0)
+    further = {one.layout for one in found.candidates} - {one.layout for one in without.candidates}
+    best = without.best.layout
+    assert further
+    for one in further:
+        assert (one.dp, one.tp, one.pp, one.size) == (best.dp, best.tp, best.pp, best.size)
+    assert found.best.value <= without.best.value
 
 
 def test_a_plan_file_is_checked_without_a_search(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,12 +235,8 @@ def _near_searches(race: _Race) -> Iterator[Task]:
     rows = _near(race)
     amount = NEAR_SHARE * race.clock.left / max(len(rows), 1)
     for row in rows:
-        amount = min(amount, race.clock.left)
-        if amount <= 0:
+        if (limit := _spent(race, amount)) is None:
             return
-        race.looked_at.add(row)
-        race.clock.spend(amount)
-        limit = {"effort": amount} if race.clock.counted else {"seconds": amount}
         for one in unsolved(race.model, race.bounds.layout.row(row), race.cluster, race.memory):
             if not one.step.fused:
                 yield one.task({**limit, "seed": race.seed})
@@ -264,10 +260,16 @@ def _longer_searches(race: _Race) -> None:
 def _searches(race: _Race, able: list[Candidate], amount: float) -> Iterator[Task]:
     """A longer search for each of these, from its schedule."""
     for one in able:
-        amount = min(amount, race.clock.left)
-        if amount <= 0:
+        if (limit := _spent(race, amount)) is None:
             return
-        race.clock.spend(amount)
-        limit = {"effort": amount} if race.clock.counted else {"seconds": amount}
         options = {**limit, "seed": race.seed, "hint": one.schedule}
         yield Task(one, one.schedule.problem, options, one.behind, many=MIN_REPEATED)
+
+
+def _spent(race: _Race, amount: float) -> dict[str, float] | None:
+    """The limit of a search that takes so much of the clock, or what is left of it; None where nothing is."""
+    amount = min(amount, race.clock.left)
+    if amount <= 0:
+        return None
+    race.clock.spend(amount)
+    return {"effort" if race.clock.counted else "seconds": amount}

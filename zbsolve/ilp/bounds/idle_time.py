@@ -75,12 +75,12 @@ def idle_terms(problem: Problem, passes: Ints, capacity: int, times: int = 1) ->
     for k in range(1, max(len(chain.work) for chain in chains) + 1):
         if not any(chain.freed[:k].any() for chain in chains):
             choices = [_begun(chain, k) for chain in chains]
-            first = [(s, at[:, k], choices[s][-1]) for s, at in enumerate(where) if k < at.shape[1]]
-            until.append(tuple((rows, _beside(choices, copies, capacity, s, own)) for s, rows, own in first))
+            first = {s: (at[:, k], choices[s][-1]) for s, at in enumerate(where) if k < at.shape[1]}
+            until.append(_ends(choices, copies, capacity, first))
         if not any(chain.taken[k:].any() for chain in chains):
             choices = [_left(chain, k) for chain in chains]
-            last = [(s, at[:, min(k, at.shape[1]) - 1], (choices[s] or [(0, 0)])[0]) for s, at in enumerate(where)]
-            behind.append(tuple((rows, _beside(choices, copies, capacity, s, own)) for s, rows, own in last))
+            last = {s: (at[:, min(k, at.shape[1]) - 1], (choices[s] or [(0, 0)])[0]) for s, at in enumerate(where)}
+            behind.append(_ends(choices, copies, capacity, last))
     fits = sum(count * int(chain.taken.sum()) for count, chain in zip(copies, chains, strict=True)) <= capacity
     return IdleTerms(tuple(ends for ends in until if ends), tuple(behind), fits)
 
@@ -161,11 +161,14 @@ def _left(chain: StageChain, k: int) -> Choices:
     return list(zip(held.tolist(), left.tolist(), strict=True))
 
 
-def _beside(stages: list[Choices], copies: list[int], capacity: int, s: int, own: tuple[int, int]) -> int:
-    """The most work, µs, where one microbatch of stage s is known to hold and to work what `own` says."""
-    held, work = own
-    others = [count - (t == s) for t, count in enumerate(copies)]
-    return min(work + _most_work(stages, others, max(0, capacity - held)), _most_work(stages, copies, capacity))
+def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[int, tuple[Ints, tuple[int, int]]]) -> Ends:
+    """The places of each stage that is known, and the most work, µs, where one of its microbatches holds and works what is
+    known of it, and all others choose."""
+    most, found = _most_work(stages, copies, capacity), []
+    for s, (places, (held, work)) in known.items():
+        others = [count - (t == s) for t, count in enumerate(copies)]
+        found.append((places, min(most, work + _most_work(stages, others, max(0, capacity - held)))))
+    return tuple(found)
 
 
 def _most_work(stages: list[Choices], copies: list[int], capacity: int) -> int:
