@@ -19,6 +19,7 @@ from .problem import OBJECTIVES, Problem
 from .profile.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
 from .profile.offload import FULL, NO_OFFLOAD, Offload, check_offload, copying_work, is_none
 from .profile.profile import Profile
+from .profile.replicas import check_replicas
 from .profile.sharded_vocabulary import BARRIERS, LAST, check_vocabulary
 from .profile.sharding import Gathers, check_sharding
 from .profile.slices import widest_slice
@@ -41,7 +42,8 @@ class Step:
     ("40GiB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards, gathers, offload: as
     `Profile.problem` takes them; gathers, recompute, offload also "auto". vocabulary: as `Profile.problem` takes it, or
     "auto"; "last" is the partition "equal" where that is None. slices: as `Profile.problem` takes them, or "auto". "auto" is
-    for `solve_auto`, which tries several. attention_exchange: as `Profile.problem` takes it, for even slices.
+    for `solve_auto`, which tries several. attention_exchange: as `Profile.problem` takes it, for even slices. replicas: as
+    `Profile.problem` takes them.
 
     Raises BadInput for what makes no sense whatever the profile.
     """
@@ -61,6 +63,7 @@ class Step:
     vocabulary: str | None = None
     slices: Slices = 1
     attention_exchange: bool = False
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         for name in ("ranks", "microbatches"):
@@ -75,6 +78,7 @@ class Step:
         if isinstance(self.gathers, str) and self.gathers != AUTO:
             raise BadInput(f"gathers '{self.gathers}': auto, a number, or one a stage")
         check_sharding(self.shards, 1 if isinstance(self.gathers, str) else self.gathers)
+        check_replicas(self.replicas, self.shards)
         self._check_vocabulary()
         self._check_slices()
         if self.placement != AUTO:
@@ -134,13 +138,15 @@ class Step:
         """The placement as one writes it."""
         return self.placement if isinstance(self.placement, str) else "/".join(map(describe, self.routes))
 
-    def sharding_note(self, profile: Profile) -> str:
-        """A line where parameters are sharded, and the profile does not know the group's link; or ""."""
-        if self.shards == 1 or profile.shard_link is not None:
+    def group_note(self, profile: Profile) -> str:
+        """A line where a data-parallel group shards parameters or sums gradients, and the profile does not know its link;
+        or ""."""
+        if max(self.shards, self.replicas) == 1 or profile.shard_link is not None:
             return ""
+        what = "gathers and reductions" if self.shards > 1 else "sums over replicas"
         if profile.link == NO_LINK:
-            return "gathers and reductions take no time: the profile knows no link (give its field 'shard_link')"
-        return "gathers and reductions go over the pipeline's link: the profile has none of the group (field 'shard_link')"
+            return f"{what} take no time: the profile knows no link (give its field 'shard_link')"
+        return f"{what} go over the pipeline's link: the profile has none of the group (field 'shard_link')"
 
     def copy_ratio(self, profile: Profile) -> float | None:
         """k = T_offload / T_compute (PipeOffload, arXiv 2503.01328, Figure 1): µs that a microbatch takes of the busiest
@@ -149,7 +155,7 @@ class Step:
         if profile.host is None:
             return None
         whole = self.closed.in_slices(1)
-        free = replace(whole, memory=None, microbatches=len(self.routes), offload=FULL, gathers=1, shards=1)
+        free = replace(whole, memory=None, microbatches=len(self.routes), offload=FULL, gathers=1, shards=1, replicas=1)
         try:
             host = replace(profile.host, memory=None)
             problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))
@@ -221,7 +227,7 @@ class Step:
         assert not isinstance(self.gathers, str)
         further = (self.blocking, self.shards, self.gathers, self.offload, self.vocabulary)
         sliced: dict[str, Any] = {"slices": self.slices, "attention_exchange": self.attention_exchange}
-        return profile.problem(*placed, counts, self.fused, self.recompute, *further, **sliced)
+        return profile.problem(*placed, counts, self.fused, self.recompute, *further, **sliced, replicas=self.replicas)
 
 
 def _is_auto(said: object) -> bool:

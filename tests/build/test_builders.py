@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from zbsolve import BadInput, Edge, Pass, Problem, pipeline, updates
-from zbsolve.build import with_all_to_all, with_exchange, with_recompute, with_updates
+from zbsolve.build import (
+    Vocabulary,
+    with_all_to_all,
+    with_exchange,
+    with_fused_backward,
+    with_recompute,
+    with_sharding,
+    with_updates,
+    with_vocabulary,
+)
 from zbsolve.problem import KINDS
 from zbsolve.tables import CARGO, usual_cargo
 
@@ -37,6 +47,44 @@ def test_keywords_of_pipeline_are_builders_in_turn() -> None:
 def test_builders_that_have_nothing_to_do_change_nothing() -> None:
     plain = pipeline(**TIMES, microbatches=2)
     assert with_recompute(plain, "") is with_all_to_all(plain, 0) is with_exchange(plain, 5) is plain
+
+
+def waits(problem: Problem) -> dict[str, set[str]]:
+    """Each pass C → the passes that it waits for."""
+    names, e = problem.names, problem.edges
+    pairs = zip(e.before.tolist(), e.after.tolist(), strict=True)
+    found: dict[str, set[str]] = {}
+    for a, b in pairs:
+        if "C" in names[b]:
+            found.setdefault(names[b], set()).add(names[a])
+    return found
+
+
+def test_replicas_sum_gradients_of_every_stage() -> None:
+    """A C is behind all passes that add to gradients: of the stage's layers, or of its shard of a vocabulary."""
+    plain = pipeline(**TIMES, microbatches=2)
+    problem = with_exchange(plain, [6, 7], replicas=True)
+    assert waits(problem) == {f"{s}C0": {f"{s}W0", f"{s}W1"} for s in (0, 1)}
+    one = problem.passes[problem.index["1C0"]]
+    assert (one.duration, one.rank, one.streams) == (7, 1, ("comm:1",))
+    mixed = with_fused_backward(plain, np.array([[True, False], [False, False]]), 5)
+    assert waits(with_exchange(mixed, 6, replicas=True))["0C0"] == {"0BW0", "0W1"}
+    two_ways = pipeline(**TIMES, placement=MIRROR, microbatches=2)
+    assert with_exchange(two_ways, 6, replicas=True) == with_exchange(two_ways, 6)  # one C is both sums
+    shards = with_vocabulary(plain, Vocabulary(2, 2, lookup=1))
+    found = waits(with_exchange(shards, 6, replicas=True))
+    assert found["3C0"] == {"3T0", "3T1", "3VS0", "3VS1"}
+    assert sorted(found) == ["0C0", "1C0", "2C0", "3C0"]
+    frozen = plain.only(plain.rows("F", "B"))
+    assert with_exchange(frozen, 6, replicas=True) is frozen
+    with pytest.raises(BadInput, match="replicas: the problem has passes C already"):
+        with_exchange(problem, 6, replicas=True)
+    with pytest.raises(BadInput, match="replicas: the problem has updates, which would use gradients before"):
+        with_exchange(with_updates(plain, 1, every=2, delay=1), 6, replicas=True)
+    with pytest.raises(BadInput, match="replicas: the problem has sharded parameters"):
+        with_exchange(with_sharding(plain, 1, 1), 6, replicas=True)
+    with pytest.raises(BadInput, match="updates: the problem has passes C"):
+        with_updates(problem, 1, every=2, delay=1)
 
 
 def test_orders_of_builders_that_are_not_modelled_are_refused() -> None:

@@ -69,6 +69,8 @@ def test_passes_come_from_the_profile_and_run_as_slowly_as_their_rank() -> None:
     assert [int(two.passes.duration[two.index[name]]) for name in ("2S0", "2T0")] == [20, 40]
     assert model_stages(two) == 2
     assert two.stages == 4
+    replicated = slow.problem(2, 2, layers=(4, 4), vocabulary="sharded", replicas=2)  # 1 byte of 8 a µs: stages 300 and
+    assert replicated.passes.duration[replicated.rows("C")].tolist() == [38, 38, 50, 50]  # 304 bytes, shards 400
 
 
 def test_shards_take_memory_from_every_rank() -> None:

@@ -24,13 +24,16 @@ def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers,
     of group t wait for update t − delay (a number, or one a stage): 1 is training step by step, 2 is 2BW, and p − s with
     every = 1 is PipeDream's weight stashing. A version takes `parameter_bytes` of its stage from its update's start to the
     end of the last backward that uses it (the first version: from the stage's first forward). time: µs of an update, a
-    number or one a stage. Raises BadInput where a stage lives on several ranks, or numbers make no sense.
+    number or one a stage. Raises BadInput where a stage lives on several ranks, replicas sum gradients, or numbers make no
+    sense.
     """
     stages, m = problem.stages, problem.microbatches
     if every < 1 or m % every:
         raise BadInput(f"updates: {m} microbatches do not make groups of {every}")
     if any(len(ranks) > 1 for ranks in problem.stage_ranks):
         raise BadInput("updates: a stage lives on several ranks")
+    if "C" in problem.passes.kinds:
+        raise BadInput("updates: the problem has passes C, which sum gradients over replicas when the step ends")
     times = whole_numbers(time, "updates: time", stages)
     behind = whole_numbers(delay, "updates: delay", stages)
     size = whole_numbers(parameter_bytes, "updates: parameter_bytes", stages)

@@ -95,7 +95,7 @@ def _notes(profile: Profile, step: Step, problem: Problem, gain: AttentionGain |
 
     fused = "BW" in problem.passes.kinds
     far = stage_errors_note(profile, problem.layers, fused) if problem.slices > 1 else ""
-    notes = (rounding_note(profile, problem.layers), step.sharding_note(profile), far, gain.note if gain else "")
+    notes = (rounding_note(profile, problem.layers), step.group_note(profile), far, gain.note if gain else "")
     return [note for note in notes if note]
 
 

@@ -107,6 +107,18 @@ class StageMemory:
         """Bytes of the parameters of each stage with so many layers."""
         return [int(self._parameters((here.start, here.stop))) for here in layer_ranges(counts)]
 
+    def own_parameters(self, counts: Sequence[int], routes: Sequence[Sequence[int]]) -> list[int]:
+        """Bytes of the parameters of each stage with so many layers, without those that an earlier stage of its rank holds
+        too: a rank sums their gradients once, and those of earlier stages end last. Of several ranks, the most."""
+        ranges = [(here.start, here.stop) for here in layer_ranges(counts)]
+        found = [0] * len(ranges)
+        for mine in _stages_of(routes):
+            for n, stage in enumerate(mine):
+                before = [ranges[one] for one in mine[:n]]
+                there = self._parameters(*before) if before else 0
+                found[stage] = max(found[stage], int(self._parameters(*before, ranges[stage]) - there))
+        return found
+
     def _parameters(self, *stages: tuple[Place, Place]) -> Any:
         total = self._totals[2]
         found = np.sum([total[b] - total[a] for a, b in stages], axis=0)

@@ -34,6 +34,7 @@ from .form import (
 )
 from .offload import NO_OFFLOAD, Offload, check_host, is_none, offloaded_step
 from .on_stages import plain_step
+from .replicas import check_replicas, replicated_step
 from .sharded_vocabulary import BARRIERS, LAST, check_vocabulary, shard_of, source_with_shards, vocabulary_step
 from .sharding import Gathers, check_sharding, sharded_step
 from .slices import check_combination, sliced_step, widest_slice
@@ -50,11 +51,11 @@ class Profile:
     "<layer>/<kind>" or "link/<bytes>".
     rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike. tied: bytes of
     each parameter that several layers hold, and their numbers: a rank with several of them has it once. shard_link: between
-    the ranks of a data-parallel group, for sharded parameters; None: not known, and the pipeline's counts. host: between
-    a device and its node's host memory, for offload; None: not known, and nothing is offloaded. microbatch_factors: how much
-    longer each microbatch computes than the layers say, where they differ in length: then steps have so many microbatches;
-    () where all are alike. Bytes and messages are the same for all. vocabulary: what output layer, loss and embedding cost
-    that are sharded over all ranks; None: not known.
+    the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and the pipeline's counts.
+    host: between a device and its node's host memory, for offload; None: not known, and nothing is offloaded.
+    microbatch_factors: how much longer each microbatch computes than the layers say, where they differ in length: then steps
+    have so many microbatches; () where all are alike. Bytes and messages are the same for all. vocabulary: what output
+    layer, loss and embedding cost that are sharded over all ranks; None: not known.
     """
 
     source: str
@@ -99,6 +100,7 @@ class Profile:
         vocabulary: str | None = None,
         slices: Slices = 1,
         attention_exchange: bool = False,
+        replicas: int = 1,
     ) -> Problem:
         """The training step of this model on `ranks` ranks.
 
@@ -117,15 +119,19 @@ class Profile:
         `with_vocabulary`), "redistribute" (None is the same), or "last": with as many of the model's repeated layers on each
         stage, where `layers` does not say. slices: parts of each sequence, "8" (even), "8:even-work", or lengths (see
         `zbsolve.profile.cuts`); their attention takes longer the later they come. attention_exchange: ranks that would
-        wait make attention for those with late slices (see `with_attention_exchange`). Raises BadInput, Infeasible.
+        wait make attention for those with late slices (see `with_attention_exchange`). replicas: pipelines of a
+        data-parallel group, which sum each stage's gradients in a pass C (see `replicated_step`). Raises BadInput,
+        Infeasible.
         """
         check_sharding(shards, gathers)
+        check_replicas(replicas, shards)
         check_vocabulary(vocabulary, ranks, shards)
         if blocking is not None and blocking != self.link.blocking:
             said = replace(self, link=replace(self.link, blocking=blocking))
             step = (ranks, microbatches, placement, memory, objective, layers, fused, recompute)
             further = (None, shards, gathers, offload, vocabulary)
-            return said.problem(*step, *further, slices=slices, attention_exchange=attention_exchange)
+            sliced: dict[str, Any] = {"slices": slices, "attention_exchange": attention_exchange}
+            return said.problem(*step, *further, **sliced, replicas=replicas)
         routes = placements.routes_of(placement, ranks)
         limit = self.capacity if memory is None else parse_bytes(memory)
         cuts = cuts_of(slices, self.layers, self.facts.get(SEQUENCE))
@@ -150,7 +156,9 @@ class Profile:
             problem = sliced_step(problem, cuts, whole.layers, counts, tokens_of(self.facts.get(SEQUENCE)))
         if attention_exchange:
             problem = exchanged_step(problem, cuts, whole.layers, counts, self.link)
-        problem = sharded_step(problem, costs, counts, self.shard_link or self.link, gathers)
+        group = self.shard_link or self.link
+        problem = sharded_step(problem, costs, counts, group, gathers)
+        problem = replicated_step(problem, costs, counts, replicas, self.link, group)
         messages = costs.memory.message_room(counts, routes)
         problem = replace(problem, messages=messages if any(messages.sizes) else None)
         if not problem.work:
