@@ -13,7 +13,7 @@ import pytest
 from zbsolve import Infeasible, pipeline, solve
 from zbsolve.build.all_to_all import with_all_to_all
 from zbsolve.greedy.problem_arrays import arrays_of
-from zbsolve.ilp.bounds.bound import GROUP_KINDS, Bound
+from zbsolve.ilp.bounds.bound import GROUP_KINDS, WINDOW_KINDS, Bound
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.proof_check import recheck
 from zbsolve.ilp.ranks.group_search import higher_bounds
@@ -109,13 +109,18 @@ def test_streams_beside_compute_are_never_refuted(seed):
             assert all(refute(lanes, best, breadth, 1_000_000)[0] is not Answer.REFUTED for breadth in (1, 3, 1000))
 
 
+def windows(problem) -> range:
+    """Whose window a search may be in: the first rank's (−1), or for the span any rank's."""
+    return range(-1, problem.ranks if problem.objective == "span" else 0)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_no_rank_refutes_the_optimum(seed):
     problem = tight(seed)
     best = optimum(problem)
     assert closed_form(problem).value <= best
-    for rank in range(problem.ranks):
-        lanes = lanes_of(problem, (rank,))
+    for rank, whose in itertools.product(range(problem.ranks), windows(problem)):
+        lanes = lanes_of(problem, (rank,), False, whose)
         if lanes is not None:
             assert all(refute(lanes, best, breadth, 1_000_000)[0] is not Answer.REFUTED for breadth in (1, 3, 1000))
 
@@ -166,10 +171,26 @@ def test_no_group_of_ranks_refutes_the_optimum(seed):
     problem = tight(seed)
     best = optimum(problem)
     groups = [g for n in (2, 3) for g in itertools.permutations(range(problem.ranks), n)]
-    for ranks, lean in itertools.product(groups, (False, True)):
-        lanes = lanes_of(problem, ranks, lean)
+    for ranks, lean, whose in itertools.product(groups, (False, True), windows(problem)):
+        lanes = lanes_of(problem, ranks, lean, whose)
         if lanes is not None:
             assert all(refute(lanes, best, breadth, 1_000_000)[0] is not Answer.REFUTED for breadth in (1, 3, 1000))
+
+
+def test_ranks_in_the_window_of_another_reach_the_optimum_of_a_span():
+    """A V shape in half of 1F1B's memory: the first rank begins and ends the step, the last ones make it long."""
+    held = {"held_until_B": 6, "held_until_W": 4, "capacity": 40, "placement": "vee", "comm": 2, "objective": "span"}
+    five, eight = (pipeline([500] * 8, [500] * 8, [450] * 8, microbatches=m, **held) for m in (5, 8))
+    *_, best = higher_bounds(five, closed_form(five), Clock(60.0, 1.0), 1.0, np.array([20298]))  # schedules are as short
+    assert (best.value, best.kind, best.ranks) == (20298, WINDOW_KINDS[False], (0, 3))
+    assert best.proof.startswith("rank 3 in the window of rank 0: no order of its passes fits 20297 µs")
+    bound = Bound(29322, "", WINDOW_KINDS[True], (0, 3, 2))  # the best that is known takes as long
+    found = recheck(eight, bound, 10.0)
+    assert (found.value, found.kind, found.ranks) == (bound.value, bound.kind, bound.ranks)
+    assert found.proof.startswith("ranks 3, 2 in the window of rank 0: no order of their passes fits 29321 µs")
+    assert solve(eight, effort=0.1, method="greedy").certificate.value >= bound.value
+    for wrong in (dataclasses.replace(bound, value=29323), dataclasses.replace(bound, ranks=())):  # a file may say so
+        assert recheck(eight, wrong, 0.2).value == 0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from zbsolve import Problem, pipeline, solve
 from zbsolve.cli import main
 from zbsolve.ilp.bounds.bound import LEAN_RANKS, RANKS, Bound
 from zbsolve.ilp.proof_check import recheck
-from zbsolve.ilp.ranks.group_search import group_bound
+from zbsolve.ilp.ranks.groups import Group, group_bound
 from zbsolve.ilp.ranks.lanes import lanes_of
 
 HELD = {"held_until_B": 1, "held_until_W": 2}
@@ -56,7 +56,7 @@ def test_the_text_says_what_the_relaxation_drops(name: str, ranks: tuple[int, ..
     problem = PROBLEMS[name]
     e, p, away = problem.edges, problem.passes, dropped(problem, ranks)
     whole, lean = (lanes_of(problem, ranks, one) for one in (False, True))
-    said = LEFT_OUT.fullmatch(group_bound(problem, (ranks, True), 100).proof)
+    said = LEFT_OUT.fullmatch(group_bound(problem, Group(ranks, True), 100).proof)
     assert said is not None
     assert said["kept"] == ", ".join(map(str, ranks))
     assert said["window"] == "99"
@@ -75,11 +75,11 @@ def test_the_text_says_what_the_relaxation_drops(name: str, ranks: tuple[int, ..
 def test_a_fused_backward_of_the_first_stage_is_left_out_too() -> None:
     problem = PROBLEMS["fused"]
     assert {problem.names[row] for row in dropped(problem, (1, 0))} == {"0BW0", "0BW1", "0BW2"}
-    assert "left out: 3 passes of rank 0 in lanes" in group_bound(problem, ((1, 0), True), 50).proof
+    assert "left out: 3 passes of rank 0 in lanes" in group_bound(problem, Group((1, 0), True), 50).proof
     assert (
-        "left out" not in group_bound(problem, ((0, 1), True), 50).proof
+        "left out" not in group_bound(problem, Group((0, 1), True), 50).proof
     )  # stage 0 is kept, and stage 1's BW is waited for
-    assert "left out" not in group_bound(problem, ((1, 0), False), 50).proof
+    assert "left out" not in group_bound(problem, Group((1, 0), False), 50).proof
 
 
 def tight() -> Problem:

@@ -13,9 +13,9 @@ from .bounds.bound import (
     BUSIEST,
     CHOICES,
     GROUP_KINDS,
-    LEAN_RANKS,
     STREAMS,
     WHOLE,
+    WINDOW_KINDS,
     WORK,
     Bound,
     least_before_rounding,
@@ -26,13 +26,14 @@ from .bounds.bound import (
 from .bounds.closed_forms import each_closed_form
 from .bounds.many import bound_of_many, repeated_microbatch
 from .bounds.memory_arcs import INFINITE
-from .ranks.group_search import group_bound
+from .ranks.groups import group_bound, group_of, lanes_of_group
 from .ranks.induction import refute_by_induction
-from .ranks.lanes import Lanes, lanes_of
+from .ranks.lanes import Lanes
 from .ranks.refutation import Answer
 from .ranks.window_search import WindowSearch
 
-SEARCHED = (WHOLE, STREAMS, *GROUP_KINDS)  # relaxations that closed forms say nothing of
+OF_RANKS = (STREAMS, *GROUP_KINDS, *WINDOW_KINDS)  # relaxations that keep some ranks, and search
+SEARCHED = (WHOLE, *OF_RANKS)  # relaxations that closed forms say nothing of
 STATES_PER_SECOND = 300_000  # partial orders that a search may try
 NOT_PROVEN = "not proven again"
 
@@ -43,7 +44,8 @@ def recheck(problem: Problem, bound: Bound, seconds: float, *, search: bool = Tr
     Returns a lower bound than stated where it cannot be proven, or not within `seconds`; with search=False also where only
     a search could.
     """
-    if not search and bound.kind in SEARCHED and bound.value > problem.work:
+    nameless = bound.kind in OF_RANKS and not bound.ranks
+    if bound.value > problem.work and (nameless or (not search and bound.kind in SEARCHED)):
         return Bound(0, NOT_PROVEN, bound.kind, bound.ranks)
     unit = value_unit(problem)
     found = _recheck(problem, replace(bound, value=least_before_rounding(bound.value, unit)), seconds)
@@ -67,11 +69,11 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
 
         proven = ranks_refute(problem, bound.ranks, bound.value, make_solver(seconds, half_of_cores()))
         return streams_bound(bound.ranks, bound.value) if proven else Bound(0, NOT_PROVEN, STREAMS, bound.ranks)
-    if bound.kind in GROUP_KINDS:
-        lean = bound.kind == LEAN_RANKS
-        lanes = lanes_of(problem, bound.ranks, lean)
+    if bound.kind in (*GROUP_KINDS, *WINDOW_KINDS):
+        group = group_of(problem, bound)
+        lanes = lanes_of_group(problem, group)
         if lanes is not None and _refuted(lanes, bound.value, int(STATES_PER_SECOND * seconds)):
-            return group_bound(problem, (bound.ranks, lean), bound.value)
+            return group_bound(problem, group, bound.value)
         return Bound(0, NOT_PROVEN, bound.kind, bound.ranks)
     if (many := _of_many(problem)) and (many.kind, many.ranks) == (bound.kind, bound.ranks) and many.value >= bound.value:
         return many  # of large steps far sooner

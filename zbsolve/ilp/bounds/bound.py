@@ -12,6 +12,7 @@ from ...problem import Problem
 PATH, WORK, IDLE, AREA = "path", "work", "idle", "area"  # closed forms
 RANKS, LEAN_RANKS = "ranks", "lean ranks"  # searches over some ranks' orders: whole, and without what `lanes.left_out` names
 GROUP_KINDS = (RANKS, LEAN_RANKS)
+WINDOW_KINDS = ("ranks in a window", "lean ranks in a window")  # the same within the span of the first, which is not kept
 STREAMS = "ranks with streams"  # an exact solver on some ranks, with all their streams
 WHOLE = "whole problem"  # an exact solver
 CHOICES = "any choice"  # closed forms that hold whatever is copied: of the problem that copies all, and of those with less

@@ -6,11 +6,11 @@ from collections.abc import Generator, Iterator
 
 from ...problem import Ints, Problem
 from ...util.clock import Clock
-from ..bounds.bound import GROUP_KINDS, Bound, value_unit
+from ..bounds.bound import Bound, value_unit
 from ..bounds.closed_forms import all_closed_forms
 from ..bounds.memory_arcs import INFINITE
+from .groups import MAX_LEAN_RANKS, MAX_WHOLE_RANKS, Group, all_ranks, group_bound, group_of, grown, lanes_of_group
 from .induction import has_many_waves, refute_by_induction
-from .lanes import lanes_of, left_out
 from .refutation import NO_INCUMBENT, Answer, refute
 from .window_search import FIRST_BREADTH, WindowSearch
 
@@ -23,7 +23,6 @@ MAX_FAILURES = 3  # groups that may take all their states without a bound before
 # Of 192 problems 48 gained nothing in all of the time, and of the others one gained later than this (0.04 %).
 GIVE_UP_SHARE, GIVE_UP_SECONDS = 0.25, 0.5
 GAP_PARTS = 64  # a group of ranks that can gain less than this part of the gap is left
-MAX_LEAN_RANKS, MAX_WHOLE_RANKS = 8, 4  # ranks of a group at most
 LOOK_SHARE = 0.3  # of the time left may go into a first look at whether all ranks refute the incumbent's value
 LOOK_BREADTH, LOOK_STATES = 16, 2.5  # times the breadth of that look, and its states, that an answer takes at most
 PROBE_STATES = 100_000  # that show how fast an induction is
@@ -32,26 +31,11 @@ SETTLED = 0.98  # times its value a round before: an incumbent above that is wor
 FIRST_RANK_SHARE, LONG_SHARE, SHORT_SHARE = 0.1, 0.95, 0.5
 MAX_INDUCTION_LANES = 24
 INDUCTION_GOAL = 0.99  # of the incumbent's value is asked for where the value itself takes too many partial orders
-Group = tuple[tuple[int, ...], bool]  # ranks, and whether only the first is kept whole (lean)
-
-
-def group_bound(problem: Problem, group: Group, value: int) -> Bound:
-    """The bound that no order of the group's passes fits `value` − 1 µs, with a proof that says what is left out."""
-    ranks, lean = group
-    whose = "their" if len(ranks) > 1 else "its"
-    proof = f"{_rank_names(ranks)}: no order of {whose} passes fits {value - 1} µs, whatever other ranks do"
-    missing = len(left_out(problem, ranks)) if lean else 0
-    if missing:
-        proof += (
-            f"; left out: {missing} passes of {_rank_names(ranks[1:])} in lanes that no compute waits for and that take no "
-            "memory, and the bytes that these passes free"
-        )
-    return Bound(value, proof, GROUP_KINDS[lean], ranks)
-
-
-def _rank_names(ranks: tuple[int, ...]) -> str:
-    """`rank 0` or `ranks 0, 2`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+SINGLE_RANKS = 2  # times as many single ranks are searched at most as there are ranks: one may stand in several windows
+PROMISING, PROMISING_STATES = (
+    2,
+    30_000,
+)  # so many single ranks of the best closed forms come first, with so many states a try
 
 
 def higher_bounds(
@@ -69,22 +53,23 @@ def higher_bounds(
         best = forms[0]
         yield best
     search = _GroupSearch(problem, best, incumbent, clock, clock.used + seconds)
-    alone: list[Group] = [((rank,), False) for rank in dict.fromkeys(rank for bound in forms for rank in bound.ranks)]
+    of_forms = [group_of(problem, bound) for bound in forms if bound.ranks]
+    alone = list(dict.fromkeys(one._replace(ranks=one.ranks[:1]) for one in of_forms))[: SINGLE_RANKS * problem.ranks]
     if not alone:  # no rank has one stream alone: nothing to keep whole
         return
     states, settled, gained = FIRST_STATES, False, {True: 1, False: 1}
     before = search.ceiling
+    yield from search.raise_windows(alone[:PROMISING], PROMISING_STATES)
     while states <= MAX_STATES and not search.over:
         if states > FIRST_STATES and not settled and search.ceiling > SETTLED * before:
-            firsts = [*search.best.ranks[:1], *(rank for (rank,), _ in alone)]
-            settled = yield from search.try_incumbent(_groups_of_all(problem, firsts))
+            settled = yield from search.try_incumbent(all_ranks(problem, [search.start(of_forms[0]), *alone]))
         before = search.ceiling
         if len(search.best.ranks) < 2 or states == FIRST_STATES:
             yield from search.raise_windows(alone, states)
         for lean in (True, False):
             if gained[lean] > 0 or gained[not lean] == 0:  # else the other kind goes on alone while it gains
                 began = search.best.value
-                yield from search.grow(next(bound.ranks for bound in (search.best, *forms) if bound.ranks), lean, states)
+                yield from search.grow(search.start(of_forms[0]), lean, states)
                 gained[lean] = search.best.value - began
         states *= STATES_FACTOR
 
@@ -97,7 +82,7 @@ class _GroupSearch:
         self.unknown = 4 * best.value  # the ceiling where there is no incumbent
         self.unit = value_unit(problem)  # windows between two multiples are alike
         self.searches: dict[Group, WindowSearch | None] = {}
-        self.roots: dict[bool, tuple[int, ...]] = {}  # the ranks that groups are grown from, lean and whole
+        self.roots: dict[bool, Group] = {}  # what groups are grown from, lean and whole
         self.breadth = FIRST_BREADTH  # what the last group's answer took: the next one's first try
         self.rate = 500_000.0  # states a second, measured
         self.form, self.give_up = best, clock.used + max(GIVE_UP_SECONDS, GIVE_UP_SHARE * (until - clock.used))
@@ -125,19 +110,23 @@ class _GroupSearch:
         if tried >= 20_000:
             self.rate = tried / max(1e-9, self.clock.used - began)
 
-    def grow(self, start: tuple[int, ...], lean: bool, states: int) -> Iterator[Bound]:
+    def start(self, otherwise: Group) -> Group:
+        """The ranks of the best bound; `otherwise` where it names none."""
+        return group_of(self.problem, self.best) if self.best.ranks else otherwise
+
+    def grow(self, start: Group, lean: bool, states: int) -> Iterator[Bound]:
         """Higher bounds from groups that grow by a rank each time one helps, with `states` partial orders a try; at first
         from the ranks `start`, later from where the last call ended."""
-        root = self.roots.setdefault(lean, start[:2])
+        root = self.roots.setdefault(lean, start._replace(ranks=start.ranks[:2], lean=lean))
         most = min(MAX_LEAN_RANKS if lean else MAX_WHOLE_RANKS, self.problem.ranks)
-        for size in range(2 if len(root) < 3 else min(most, len(root) + 1), 1 + most):
+        for size in range(2 if len(root.ranks) < 3 else min(most, len(root.ranks) + 1), 1 + most):
             before = self.best
-            yield from self.raise_windows(_groups(self.problem, root, size, lean), states, once=size > 2)
+            yield from self.raise_windows(grown(self.problem, root, size), states, once=size > 2)
             if self.best is not before:
-                root = self.best.ranks
-            elif len(root) < size:
+                root = group_of(self.problem, self.best)
+            elif len(root.ranks) < size:
                 break  # worth it with more states
-        yield from self.raise_windows([(root, lean)], states)
+        yield from self.raise_windows([root], states)
         self.roots[lean] = root
 
     def raise_windows(self, groups: list[Group], states: int, once: bool = False) -> Iterator[Bound]:
@@ -161,7 +150,7 @@ class _GroupSearch:
                 self.count_states(tried, began)
                 if answer is Answer.REFUTED:
                     self.best = group_bound(self.problem, group, window + 1)
-                    self.breadth = search.breadth if len(group[0]) > 1 else FIRST_BREADTH
+                    self.breadth = search.breadth if len(group.ranks) > 1 else FIRST_BREADTH
                     yield self.best
                     if once:
                         return
@@ -173,7 +162,7 @@ class _GroupSearch:
     def search_of(self, group: Group) -> WindowSearch | None:
         """The group's search, made when it is first asked for; None where its lanes allow none."""
         if group not in self.searches:
-            lanes = lanes_of(self.problem, *group)
+            lanes = lanes_of_group(self.problem, group)
             gap = self.ceiling - self.best.value
             least, step = max(self.unit, gap // 32), gap // 5
             made = None if lanes is None else WindowSearch(lanes, self.ceiling, least, step, self.breadth, self.incumbent)
@@ -190,12 +179,12 @@ class _GroupSearch:
         of the time on windows of no interest. Returns False where the value fell meanwhile, so another look is worth it.
         """
         for group in groups:
-            lanes = None if self.over or self.incumbent[0] >= INFINITE else lanes_of(self.problem, *group)
+            lanes = None if self.over or self.incumbent[0] >= INFINITE else lanes_of_group(self.problem, group)
             if lanes is None:
                 return True
             before = self.ceiling
             if has_many_waves(lanes):  # the value itself would take too many states
-                yield from self.try_induction(*group)
+                yield from self.try_induction(group)
                 return self.ceiling > SETTLED * before
             window, states, answer = before - 1, int(LOOK_SHARE * self.affordable), Answer.MERGED
             for breadth in (FIRST_BREADTH, LOOK_BREADTH * FIRST_BREADTH):
@@ -212,20 +201,22 @@ class _GroupSearch:
                 return False
             if answer is not Answer.FITS:
                 if answer is not Answer.REFUTED:
-                    yield from self.try_induction(*group)
+                    yield from self.try_induction(group)
                 return self.ceiling > SETTLED * before
         return True
 
-    def try_induction(self, ranks: tuple[int, ...], lean: bool) -> Iterator[Bound]:
+    def try_induction(self, group: Group) -> Iterator[Bound]:
         """Nearly the incumbent's value by induction over microbatches: first without the last rank, which takes the fewest
         partial orders, then with it. Of too many lanes what the first rank gives."""
-        for kept in dict.fromkeys((ranks[:-1] or ranks, ranks)):
+        for kept in dict.fromkeys((group._replace(ranks=group.ranks[:-1] or group.ranks), group)):
             value, began = int(INDUCTION_GOAL * self.ceiling) + 1, self.clock.used
-            lanes = None if self.over or value <= self.best.value else lanes_of(self.problem, kept, lean)
+            lanes = None if self.over or value <= self.best.value else lanes_of_group(self.problem, kept)
             if lanes is None:
                 continue
             if len(lanes.rank) > MAX_INDUCTION_LANES:
-                yield from self.raise_windows([(ranks[:1], False)], int(FIRST_RANK_SHARE * self.affordable))
+                yield from self.raise_windows(
+                    [group._replace(ranks=group.ranks[:1], lean=False)], int(FIRST_RANK_SHARE * self.affordable)
+                )
                 return
             answer, tried = refute_by_induction(lanes, value, PROBE_STATES, self.incumbent)  # says how fast states are here
             self.count_states(tried, began)
@@ -237,22 +228,5 @@ class _GroupSearch:
             if answer is Answer.TOO_MANY:
                 return
             if answer is Answer.REFUTED:
-                self.best = group_bound(self.problem, (kept, lean), value)
+                self.best = group_bound(self.problem, kept, value)
                 yield self.best
-
-
-def _groups(problem: Problem, ranks: tuple[int, ...], size: int, lean: bool) -> list[Group]:
-    """Groups of `size` ranks: the first of `ranks`, filled up with others where those are too few, and one more rank each.
-    Neighbours of the last one come first, since queues between ranks matter most there."""
-    others = [rank for rank in range(problem.ranks) if rank not in ranks]
-    kept = (*ranks, *others)[: size - 1]
-    near = sorted((rank for rank in range(problem.ranks) if rank not in kept), key=lambda rank: abs(rank - kept[-1]))
-    return [((*kept, other), lean) for other in near]
-
-
-def _groups_of_all(problem: Problem, firsts: list[int]) -> list[Group]:
-    """All ranks, where there are not too many: each of the given ones as the first, lean; then whole."""
-    if problem.ranks > MAX_LEAN_RANKS:
-        return []
-    groups = [(first, *(rank for rank in range(problem.ranks) if rank != first)) for first in dict.fromkeys(firsts)]
-    return [*((ranks, True) for ranks in groups), (groups[0], False)]

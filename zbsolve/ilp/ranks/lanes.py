@@ -46,14 +46,14 @@ class Lanes(NamedTuple):
     end_energy: Floats
 
 
-def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False) -> Lanes | None:
+def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False, whose: int = -1) -> Lanes | None:
     """The lanes of `ranks`, but for those on side streams, which remain as lags.
 
     None where the lanes are not alike (lengths, durations, bytes), or where a rank has several other streams or unlimited
     memory. Bytes that side streams hold whenever a pass takes memory are taken off the capacity; their others are not
-    counted. For the span the window is that of the first rank: others may begin and end outside it, and must depend on its
-    first start. lean: ranks but the first are kept without the passes that `left_out` names; what only those free is not
-    counted.
+    counted. For the span the window is that of rank `whose` (−1: the first of `ranks`), which need not be among them: others
+    may begin and end outside it, and must depend on its first start. lean: ranks but the first are kept without the passes
+    that `left_out` names; what only those free is not counted.
     """
     a = arrays_of(problem)
     capacity = a.capacity[list(ranks)]
@@ -76,11 +76,12 @@ def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False) -> La
     if any((column != column[:, :1]).any() for column in columns):
         return None
     duration, taken, freed = (column[:, 0] for column in columns)
-    head, tail = (column[mine] for column in heads_and_tails(problem, ranks[0]))
+    whose = ranks[0] if whose < 0 else whose
+    head, tail = (column[mine] for column in heads_and_tails(problem, whose))
     if head.min() < 0:
         return None
     place = np.searchsorted(mine, table)
-    inside = np.array([problem.objective == "makespan" or r == ranks[0] for r in ranks])
+    inside = np.array([problem.objective == "makespan" or r == whose for r in ranks])
     lag = _lags(problem, table, duration)
     held = _held(problem, table, duration, lag)
     end_energy = np.stack([_end_energy(problem, mine, tail, rank) for rank in ranks])
