@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ortools.sat.python.cp_model import CpSolver
 
 from zbsolve import Infeasible, Problem, pipeline, solve
 from zbsolve.build import with_offload
@@ -57,6 +58,10 @@ def test_no_rank_refutes_the_best_span() -> None:
     assert tried > 10
 
 
+def one_thread(seconds: float, effort: float | None) -> CpSolver:
+    return make_solver(seconds, 1, seed=0, effort=effort)
+
+
 def tight(microbatches: int = 8, copy: int = 22) -> Problem:
     """One microbatch fits a device, and must leave before its backward comes."""
     step = pipeline([30, 30], [40, 40], [20, 20], comm=3, microbatches=microbatches, held_until_B=2, held_until_W=2)
@@ -66,7 +71,7 @@ def tight(microbatches: int = 8, copy: int = 22) -> Problem:
 def test_one_rank_with_its_copies_is_stronger_than_closed_forms_and_can_be_proven_again() -> None:
     problem = tight(4)
     first = closed_form(problem).value
-    found = list(higher_stream_bounds(problem, first, np.array([612]), Clock(60.0, 60.0), 8.0))
+    found = list(higher_stream_bounds(problem, first, np.array([612]), Clock(60.0, 60.0), 8.0, one_thread))
     assert found[-1].value == 612 > first  # and a schedule has it
     assert (found[-1].kind, found[-1].ranks) == (STREAMS, (1,))
     assert recheck(problem, found[-1], 60.0) == found[-1]

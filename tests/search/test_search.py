@@ -14,7 +14,6 @@ from zbsolve.greedy.policy_annealing import starting_policies
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.neighbourhood_search import better_neighbours
 from zbsolve.search.certify import certificate_of
-from zbsolve.search.finder import find
 from zbsolve.search.state import Contest, State
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import WrongBound
@@ -152,23 +151,6 @@ def test_a_hint_whose_lanes_run_out_of_order_may_beat_the_bound_on_lanes_in_orde
     swapped = Schedule(problem, {f"compute:{s}": (f"{s}F1", f"{s}F0") for s in range(2)})
     certificate = solve(problem, effort=0.01, hint=swapped).certificate
     assert (certificate.value, certificate.bound, certificate.relaxation) == (7, 6, "work")
-
-
-@pytest.mark.parametrize("cores", [1, 2, 7])
-@pytest.mark.slow
-def test_more_cores_mean_more_finders(cores, monkeypatch):
-    begun = []
-
-    def counted(state, seed, starts):
-        begun.append(seed)
-        yield from find(state, seed, starts)
-
-    monkeypatch.setattr("zbsolve.search.solver.cores", lambda: cores)
-    monkeypatch.setattr("zbsolve.search.solver.find", counted)
-    problem = uniform("vee", 6, 12, (30, 41, 23), capacity=5)
-    schedule = solve(problem, seconds=2.0)
-    assert verify(problem, schedule) == ()
-    assert len(set(begun)) == len(begun) >= max(1, cores - 1)
 
 
 def test_what_one_worker_raises_ends_all():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numba.core.dispatcher import Dispatcher
 
+import zbsolve
 from zbsolve.util.kernels import inner_kernel
 
 SOURCE = """
@@ -91,3 +95,18 @@ def test_an_inner_kernel_that_would_make_an_array_is_refused() -> None:
 
     with pytest.raises(Exception, match="Only accept returning of array passed"):
         wrong(3)
+
+
+def test_every_kernel_runs_without_the_lock_of_the_interpreter() -> None:
+    """Finders, provers and kernels of other searches run beside each other in threads. Nobody else compiles anything."""
+    home = Path(zbsolve.__file__).parent
+    files = {path: path.read_text(encoding="utf-8") for path in sorted(home.rglob("*.py"))}
+    assert [path.name for path, text in files.items() if re.search(r"\b(njit|jit|vectorize)\b", text)] == ["kernels.py"]
+    seen = 0
+    for path in (path for path, text in files.items() if re.search(r"^@(inner_)?kernel$", text, re.MULTILINE)):
+        module = importlib.import_module(".".join(("zbsolve", *path.relative_to(home).with_suffix("").parts)))
+        own = [one for one in vars(module).values() if isinstance(one, Dispatcher) and one.__module__ == module.__name__]
+        assert len(own) == len(re.findall(r"^@(?:inner_)?kernel$", files[path], re.MULTILINE)), path.name
+        assert all(one.targetoptions["nogil"] for one in own), path.name
+        seen += len(own)
+    assert seen > 60

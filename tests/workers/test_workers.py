@@ -107,6 +107,20 @@ def test_tasks_are_drawn_when_a_worker_is_free_and_know_what_others_reached(plac
         assert answers(workers, "f", "g", "h") == {0: "f", 1: "g", 2: "h"}
 
 
+def test_of_sixteen_processes_each_has_a_task() -> None:
+    """However few cores there are: fifteen wait until the sixteenth has answered all others."""
+    with workers_on(16, answer) as workers:
+        assert workers is not None
+
+        def tasks() -> Iterator[str]:
+            yield from ["wait"] * 15
+            yield from "abcdefgh"
+            workers.tell(0.5)
+
+        said = dict(workers.run(tasks()))
+    assert said == {**dict.fromkeys(range(15), "told 0.5"), **dict(enumerate("abcdefgh", 15))}
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_worker_that_dies_loses_nothing(places: Places, place: str, tmp_path: Path) -> None:
     with places.toys(place) as workers:
@@ -174,6 +188,7 @@ def raced(workers: Workers | None) -> list[Any]:
     solved = [(one.name, one.digest, one.proof, one.solver, one.values, one.bounds) for one in report.results]
     assert all(min(*one.seconds, *one.yardstick) > 0 for one in report.results)
     assert report.machine == machine_facts()
+    assert zbsolve.verify(schedule.problem, schedule) == ()
     points = [(point.to_json(), point.schedule.to_json()) for point in curve.points]
     return [schedule.to_json(), tried, curve.to_json(), points, solved]
 
@@ -185,7 +200,8 @@ def raced_here() -> list[Any]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_with_effort_races_and_suites_are_the_same_whoever_computes(places: Places, place: str) -> None:
-    with places.solvers(place) as workers:
+    """Also where there are more processes than cores."""
+    with places.solvers(place) if place == "cluster" else solvers_on(4) as workers:
         assert raced(workers) == raced_here()
 
 

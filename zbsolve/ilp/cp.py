@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,8 @@ from ..greedy.list_scheduler import schedule_by_start
 from ..greedy.problem_arrays import arrays_of
 from ..problem import UNLIMITED, Ints, Problem
 from ..schedule import Schedule
-from .cp_solver import FOUND, half_of_cores, make_solver
+from ..util.machine import half_of_cores
+from .cp_solver import FOUND, make_solver
 
 
 @dataclass(frozen=True)
@@ -156,24 +156,22 @@ def solve_cp(
     bound: int,
     seconds: float,
     *,
-    seed: int = 0,
     effort: float | None = None,
-    started: Callable[[Callable[[], None]], None] | None = None,
+    solver: cp_model.CpSolver | None = None,
 ) -> CpResult:
     """Search with CP-SAT for a better schedule than `incumbent`, or a proof that there is none. Where `incumbent` is a value
     in µs, the search asks for a schedule of that value or less.
 
-    `effort`: deterministic time instead of seconds (the same answer on every machine, one worker). `started` is given a
-    function that stops the search from another thread.
+    `effort`: deterministic time instead of seconds (the same answer on every machine, one thread). solver: one that has its
+    limits already.
     """
     limit = serial_length(problem) if incumbent is None else _value(incumbent)
     built = build_cp(problem, min(bound, limit), limit)
     if isinstance(incumbent, Schedule):
         for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
             built.model.add_hint(variable, start)
-    solver = make_solver(seconds, half_of_cores() if effort is None else 1, seed=seed, effort=effort)
-    if started is not None:
-        started(solver.stop_search)
+    if solver is None:
+        solver = make_solver(seconds, half_of_cores() if effort is None else 1, seed=0, effort=effort)
     status = solver.solve(built.model)
     if status == cp_model.INFEASIBLE:
         return CpResult(None, limit, True)

@@ -21,8 +21,8 @@ from .bounds.energy import paths_within
 from .bounds.memory_arcs import INFINITE
 from .bounds.necessary_arcs import heads_and_tails
 from .cp import build_cp
-from .cp_solver import half_of_cores, make_solver
 
+SolverFor = Callable[[float, float | None], cp_model.CpSolver]  # of seconds, and of effort where that is the limit
 MAX_RANK_PASSES = 400  # of one rank: CP-SAT tells little of more
 MAX_FAILURES = 2  # tries of a rank without an answer
 TRY_SHARE, MIN_SECONDS = 0.25, 0.02  # of the time left for one try; and less is not worth one
@@ -87,14 +87,13 @@ def higher_stream_bounds(
     incumbent: Ints,
     clock: Clock,
     seconds: float,
-    seed: int = 0,
-    started: Callable[[Callable[[], None]], None] = lambda stop: None,
+    solver_for: SolverFor,
 ) -> Iterator[Bound]:
     """Higher bounds than `low`, µs, from one rank after the other, within the seconds. Ranks that can start last come first:
     their backwards come soonest behind their forwards, so copies between them take the most.
 
     Each rank is asked whether it takes half of what is missing to the incumbent's value, and so on. incumbent: that value,
-    µs, shape (1,), which another thread may lower. started: given a function that stops the search from another thread.
+    µs, shape (1,), which another thread may lower. solver_for: gives CP-SAT for one question.
     """
     first = np.full(problem.ranks, INFINITE)
     np.minimum.at(first, problem.passes.rank, heads_and_tails(problem, -1)[0] if problem.objective == "makespan" else 0)
@@ -106,14 +105,7 @@ def higher_stream_bounds(
             if left <= MIN_SECONDS:
                 return
             value, effort = low + (top - low + 1) // 2, left * TRY_SHARE
-            counted = effort if clock.counted else None
-            solver = make_solver(
-                effort if counted is None else seconds * 60,
-                half_of_cores() if counted is None else 1,
-                seed=seed,
-                effort=counted,
-            )
-            started(solver.stop_search)
+            solver = solver_for(seconds * 60, effort) if clock.counted else solver_for(effort, None)
             answer = ranks_refute(problem, (rank,), value, solver)
             clock.spend(solver.response_proto.deterministic_time)
             if answer:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ortools.sat.python import cp_model
 
-from ..util.machine import cores
-
 FOUND = (cp_model.OPTIMAL, cp_model.FEASIBLE)  # the statuses that come with a solution
 
 
@@ -21,8 +19,3 @@ def make_solver(seconds: float, workers: int, *, seed: int | None = None, effort
     if effort is not None:
         solver.parameters.max_deterministic_time = effort
     return solver
-
-
-def half_of_cores() -> int:
-    """Threads for CP-SAT where others search beside it."""
-    return max(2, cores() // 2)

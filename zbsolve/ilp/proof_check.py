@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..problem import Problem
 from ..util.clock import Clock, TimeUp
+from ..util.machine import half_of_cores
 from .bounds.any_choice import bound_over_choices
 from .bounds.bound import (
     ALL_ORDERS,
@@ -65,7 +66,7 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
         return Bound(bound.value, ALL_ORDERS, WHOLE) if proven else Bound(0, NOT_PROVEN, WHOLE)
     if bound.kind == STREAMS:
         from .cp_ranks import ranks_refute, streams_bound
-        from .cp_solver import half_of_cores, make_solver
+        from .cp_solver import make_solver
 
         proven = ranks_refute(problem, bound.ranks, bound.value, make_solver(seconds, half_of_cores()))
         return streams_bound(bound.ranks, bound.value) if proven else Bound(0, NOT_PROVEN, STREAMS, bound.ranks)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 from ..ilp.bounds.bound import ALL_ORDERS, WHOLE, Bound
 from ..ilp.ranks.group_search import higher_bounds
 from .state import LARGE_PASSES, State
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpSolver
 
 WHOLE_PASSES = 400  # passes: CP-SAT on the whole problem proves or improves within seconds up to about here
 
@@ -25,29 +31,34 @@ def prove(state: State, seed: int) -> None:
         if state.done:
             return
     if beside:
-        share, stop = clock.left * (0.25 if small else 1.0), state.stoppers.append
-        for bound in higher_stream_bounds(problem, state.bound.value, state.incumbent, clock, share, seed, stop):
-            state.raise_bound(bound)
-            if state.done:
-                return
+        low, share = state.bound.value, clock.left * (0.25 if small else 1.0)
+        with state.searching_exactly() as threads:
+            solver_for = partial(_solver_for, state, seed, threads)
+            for bound in higher_stream_bounds(problem, low, state.incumbent, clock, share, solver_for):
+                state.raise_bound(bound)
+                if state.done:
+                    return
     if small or state.schedule is None:
         cp(state, seed, clock.left)
+
+
+def _solver_for(state: State, seed: int, threads: int, seconds: float, effort: float | None) -> CpSolver:
+    """CP-SAT, which ends with the search. With effort it has one thread, as its answer must not depend on them."""
+    from ..ilp.cp_solver import make_solver
+
+    solver = make_solver(seconds, threads if effort is None else 1, seed=seed, effort=effort)
+    state.stoppers.append(solver.stop_search)
+    return solver
 
 
 def cp(state: State, seed: int, seconds: float) -> None:
     """CP-SAT on the whole problem, from the incumbent: a schedule, a bound, or the proof that none fits the memory."""
     from ..ilp.cp import solve_cp
 
-    counted = state.clock.counted
-    result = solve_cp(
-        state.problem,
-        state.schedule if state.enough is None else state.enough,
-        state.target,
-        seconds,
-        seed=seed,
-        effort=seconds if counted else None,
-        started=state.stoppers.append,
-    )
+    known = state.schedule if state.enough is None else state.enough
+    with state.searching_exactly() as threads:
+        solver = _solver_for(state, seed, threads, seconds, seconds if state.clock.counted else None)
+        result = solve_cp(state.problem, known, state.target, seconds, solver=solver)
     state.clock.spend(seconds)
     if result.schedule is not None:
         state.offer(result.schedule, "cp-sat")

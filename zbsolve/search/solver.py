@@ -8,9 +8,9 @@ so that the outcome depends on nothing but the problem and the seed. What leaves
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from functools import cache, partial
-from itertools import chain, count, islice
+from collections.abc import Callable
+from functools import cache
+from itertools import chain
 
 import numpy as np
 
@@ -26,21 +26,18 @@ from ..schedule import Schedule
 from ..systems.table import PRESETS, name_on, preset, presets_of
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError, interruption
-from ..util.machine import cores
 from ..util.text import exact_bytes
-from ..util.threads import run_threads
 from ..verifier import verify
 from .certify import certificate_of, work_bound
 from .finder import find, quick
 from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, least_peaks, memory_clock, value_clock
 from .message_rounds import lacking_in_words, patience, search_again
 from .prover import cp, milp, prove
+from .side_by_side import search_side_by_side
 from .state import ALONE, LARGE_PASSES, Contest, State
 
 METHODS = ("auto", "greedy", "cp", "milp")
 PROVER_SHARE = 0.35  # of the effort is left for the prover
-SEED_STRIDE = 7919  # between the seeds of two finders
-MAX_FINDERS, MAX_PASSES = 30, 1_000_000  # further finders at most; and passes of all of them, for memory
 COMPILING_SECONDS = 1.5  # seconds for one schedule of a few passes: its kernels were not cached on disk yet
 
 
@@ -168,7 +165,7 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         if large and timed:  # the first schedule is there: the prover need not wait for the rest
             break
     if timed:
-        _side_by_side(state, seed, chain(first, find(state, seed, starts)))
+        search_side_by_side(state, seed, chain(first, find(state, seed, starts)))
         return
     if large:
         state.raise_closed_forms()
@@ -225,34 +222,6 @@ def compiled() -> None:
     try_each_annealing(tiny)
     for _ in presets_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement="vee", microbatches=2)):  # some have kernels
         pass
-
-
-def _side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
-    """Finder and prover, and on more cores further finders with other seeds, until the gap is closed or time is up. What the
-    prover leaves of the time goes to a finder too."""
-
-    def find_on(steps: Iterator[None]) -> None:
-        for _ in steps:
-            if state.done:
-                return
-
-    def prove_first() -> None:
-        prove(state, seed)
-        find_on(next(further))
-
-    def stop() -> None:
-        state.clock.stop()
-        for end in state.stoppers:
-            end()
-
-    further = (find(state, seed + SEED_STRIDE * k, []) for k in count(1))
-    more = min((state.contest.threads or cores()) - 2, MAX_FINDERS, MAX_PASSES // len(state.problem.passes))
-    jobs: list[Callable[[], None]] = [partial(find_on, steps), prove_first]
-    jobs += [partial(find_on, one) for one in islice(further, max(0, more))]
-    try:
-        run_threads(jobs, lambda: state.done, stop)
-    finally:
-        state.progress = None  # a worker in the middle of a kernel may end later
 
 
 def _nothing(state: State, method: str) -> ZbsolveError:

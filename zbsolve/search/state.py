@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from ..greedy.list_scheduler import Policy, list_schedule
@@ -20,6 +20,7 @@ from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..util.clock import Clock, TimeUp
 from ..util.errors import Deadlock, NotFound
+from ..util.machine import cores, half_of_cores
 from ..verifier import verify
 from .peak_levels import fullness
 
@@ -35,6 +36,17 @@ class Contest:
     threads: int | None = None
     rival: Callable[[], float] = lambda: math.inf
     interrupted: Callable[[], None] = lambda: None
+
+    @property
+    def all_threads(self) -> int:
+        """Those that the search has."""
+        return self.threads or cores()
+
+    @property
+    def exact_threads(self) -> int:
+        """Those that CP-SAT has while finders search beside it: half. Of a search that is told how many it has they are no
+        more than those with its finders."""
+        return half_of_cores() if self.threads is None else max(1, self.threads // 2)
 
 
 ALONE = Contest()
@@ -67,6 +79,7 @@ class State:
     progress: Callable[[State], None] | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     stoppers: list[Callable[[], None]] = field(default_factory=list)
+    exact_threads: int = 0  # that CP-SAT runs on now, the prover's own among them
     leads: list[Schedule] = field(default_factory=list)  # for blocks to improve: named ones even where memory is exceeded
     unit: int = field(init=False)  # µs that divide every value
 
@@ -137,6 +150,15 @@ class State:
     def _changed(self) -> None:
         if self.progress is not None:
             self.progress(self)
+
+    @contextmanager
+    def searching_exactly(self) -> Iterator[int]:
+        """While CP-SAT runs: its threads, for which further finders make room."""
+        self.exact_threads = self.contest.exact_threads
+        try:
+            yield self.exact_threads
+        finally:
+            self.exact_threads = 0
 
     @property
     def target(self) -> int:

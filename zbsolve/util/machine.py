@@ -30,6 +30,12 @@ def cores() -> int:
     return given or 1
 
 
+def half_of_cores() -> int:
+    """Threads for CP-SAT where this process searches alone and has finders beside it; two where there are two cores, since
+    with one it proves less in the same time."""
+    return max(2, cores() // 2)
+
+
 def free_memory() -> int | None:
     """Bytes of memory that new work on this machine may take, no more than its container gives; None where the system does
     not say."""

@@ -1,0 +1,108 @@
+"""No search of several has more threads at work than it was given, CP-SAT's among them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from zbsolve import pipeline
+from zbsolve.ilp import cp_solver
+from zbsolve.ilp.bounds.bound import Bound
+from zbsolve.search import prover, side_by_side
+from zbsolve.search.state import ALONE, Contest, State
+from zbsolve.util.clock import Clock
+from zbsolve.workers.workers import threads_each
+
+PATIENCE = 60.0  # seconds that threads have for a few steps
+MANY = 20  # steps that only those who do not wait take
+
+
+def state_with(threads: int | None) -> State:
+    """A search that has not begun."""
+    problem = pipeline([3, 4], [4, 4], [2, 2], microbatches=3, held_until_W=1, capacity=[2, 2])
+    return State(problem, Clock(PATIENCE), Bound(0, ""), contest=Contest(threads))
+
+
+def have(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process may use so many."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "finders", "exact"),
+    [(2, 2, 1, 1), (4, 2, 3, 2), (8, 16, 7, 4), (16, 16, 15, 8), (None, 1, 1, 2), (None, 2, 1, 2), (None, 7, 6, 3)],
+)
+def test_finders_make_room_for_cp_sat(
+    threads: int | None, cores: int, finders: int, exact: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it runs, so many finders wait as it has threads beside the prover's; before and behind none does. Alone on one
+    or two cores it has two beside the finder."""
+    have(cores, monkeypatch)
+    state, numbers, steps = state_with(threads), count(), dict.fromkeys(range(finders + 1), 0)
+
+    def find(state: State | None = None, seed: int = 0, starts: object = ()) -> Iterator[None]:
+        seeds.append(seed)
+        me = next(numbers)
+        while True:
+            steps[me] += 1
+            time.sleep(0.001)
+            yield
+
+    def running(least: int) -> int:
+        """How many finders take more than a step, once so many took many."""
+        before, until = dict(steps), time.monotonic() + PATIENCE
+        more: list[int] = []
+        while sum(one >= MANY for one in more) < least and time.monotonic() < until:
+            time.sleep(0.005)
+            more = [now - before[one] for one, now in dict(steps).items()]
+        return sum(one > 1 for one in more)
+
+    def prove(state: State, seed: int) -> None:
+        told.append((0, running(finders)))
+        with state.searching_exactly() as its:
+            told.append((its, running(max(1, finders - its + 1))))
+        told.append((state.exact_threads, running(finders)))
+        state.clock.stop()
+
+    seeds: list[int] = []
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(side_by_side, "find", find)
+    monkeypatch.setattr(side_by_side, "prove", prove)
+    side_by_side.search_side_by_side(state, 0, find())
+    assert told == [(0, finders), (exact, max(1, finders - exact + 1)), (0, finders)]
+    assert len(set(seeds)) == len(seeds) >= finders  # what the prover leaves goes to one more
+    if threads is not None:
+        assert told[1][0] + told[1][1] <= threads
+
+
+@pytest.mark.parametrize(("threads", "exact"), [(None, 3), (2, 1), (3, 1), (8, 4)])
+def test_cp_sat_has_half_of_the_threads(threads: int | None, exact: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    have(7, monkeypatch)
+    asked: list[int] = []
+    made = cp_solver.make_solver
+
+    def make_solver(seconds: float, workers: int, **options: Any) -> Any:
+        asked.append(workers)
+        return made(seconds, workers, **options)
+
+    monkeypatch.setattr(cp_solver, "make_solver", make_solver)
+    prover.cp(state := state_with(threads), 0, 5.0)
+    assert asked == [exact]
+    assert state.schedule is not None
+    assert state.bound.value == state.value
+
+
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more processes than half the cores each has the two threads that a search needs."""
+    have(16, monkeypatch)
+    assert [threads_each(one) for one in (1, 2, 4, 8, 16)] == [16, 8, 4, 2, 2]
+    for processes in (2, 4, 8):
+        one = Contest(threads_each(processes))
+        assert processes * one.all_threads == 16
+        assert one.exact_threads <= one.all_threads - 1  # one finds meanwhile
+    assert (ALONE.all_threads, ALONE.exact_threads) == (16, 8)
