@@ -12,12 +12,14 @@ import pytest
 
 from zbsolve import BadInput, plan, verify
 from zbsolve.cli import main
+from zbsolve.greedy.side_stream import with_side_streams, without_side_streams
 from zbsolve.interchange import Options, export
 from zbsolve.planner import Layout, Shape
 from zbsolve.planner.choice import Choice
 from zbsolve.planner.layout import FULL, LOOP, SINGLE, VEE
 from zbsolve.planner.plan_file import read_choice
-from zbsolve.systems.one_direction import interleaved_in_groups, one_f_one_b
+from zbsolve.systems.one_direction import interleaved_in_groups
+from zbsolve.systems.table import preset
 
 from ..support.plans import A100, MEMORY, chosen
 
@@ -55,9 +57,10 @@ def test_megatrons_flags_say_the_whole_layout(layout: Layout, flags: dict[str, A
     assert {name: value for name, value in body.items() if "layout" not in name and "group" not in name} == said
     assert body["pipeline_model_parallel_layout"].count("|") == layout.pp * layout.chunks - 1
     if layout.chunks == 1:
-        theirs = one_f_one_b(problem)
+        theirs = preset("1f1b", problem)
     else:
-        theirs = interleaved_in_groups(problem, body["microbatch_group_size_per_virtual_pipeline_stage"])
+        g = body["microbatch_group_size_per_virtual_pipeline_stage"]
+        theirs = with_side_streams(problem, interleaved_in_groups(without_side_streams(problem), g))
     step = theirs.timeline().makespan + choice.best.behind
     assert made.facts["step"] == step
     assert made.facts["plan_step"] == choice.best.value <= step

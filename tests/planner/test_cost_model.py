@@ -15,7 +15,7 @@ from benchmarks.plan import WORST_MEAN, WORST_RATIO, recompute_ratios
 from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, fit, layout_profile, predict
 from zbsolve.planner.constants import errors
 from zbsolve.planner.layer_bytes import block_bytes, state_bytes
-from zbsolve.planner.layer_times import after_pipeline, block_times, exchange, message
+from zbsolve.planner.layer_times import after_pipeline, block_times, exchange, exchange_pass, message
 from zbsolve.planner.layout import FULL, NONE, SELECTIVE, VEE, table_of
 from zbsolve.show.plan_text import honest_line
 from zbsolve.util.errors import BadInput
@@ -131,8 +131,12 @@ def test_zero_moves_more() -> None:
     assert behind == pytest.approx([2 * turn, 2 * turn, turn, 0])
     inside = turn * GPT3.matrices / 2 / 1e9
     assert np.array(passes) - passes[0] == pytest.approx([0, 0, inside, 3 * inside])
-    hidden = replace(A100, overlap=1.0)
+    hidden = replace(A100, overlap=1.0, contention=3.0)
     assert float(exchange(1e9, layouts[1], hidden)) == 0
+    # As a pass of the graph nothing is hidden before, and messages of several pipeline ranks share the links.
+    for layout, all_of_it in zip(layouts, behind, strict=True):
+        longer = float(exchange_pass(1e9, layout._replace(pp=2), hidden))
+        assert [longer, float(exchange_pass(1e9, layout, hidden))] == pytest.approx([3 * all_of_it, all_of_it])
 
 
 def test_a_table_of_layouts_is_each_of_them() -> None:
@@ -151,6 +155,7 @@ def test_a_table_of_layouts_is_each_of_them() -> None:
         columns = np.stack(np.broadcast_arrays(*np.atleast_2d(function(GPT3, table, A100))))
         singles = np.stack([np.atleast_1d(function(GPT3, one, A100)) for one in rows], axis=1)
         assert columns == pytest.approx(singles.reshape(columns.shape))
+    assert exchange_pass(1e9, table, A100) == pytest.approx([float(exchange_pass(1e9, one, A100)) for one in rows])
     assert after_pipeline(1e9, table, A100) == pytest.approx([float(after_pipeline(1e9, one, A100)) for one in rows])
     assert table.row(1) == rows[1]
 

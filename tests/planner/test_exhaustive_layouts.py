@@ -26,18 +26,23 @@ MUCH = 10  # times the least memory that a layout needs
 
 
 def random_layout(what: str, seed: int) -> tuple[Shape, Cluster, Layout, tuple[int, int]]:
-    """A small model, a cluster on which now launches, now products, now copies take long, a layout of few passes that has
-    what is asked for, and bytes a device: below the least that any needs, and above."""
+    """A small model, a cluster on which now launches, now products, now copies or exchanges take long, a layout of few
+    passes that has what is asked for, and bytes a device: below the least that any needs, and above."""
     rng = np.random.default_rng(seed)
     sizes = 256 * int(rng.integers(1, 5)), 8, int(rng.integers(1, 4)), int(rng.choice([256, 4096]))
     shape = replace(Shape.gpt(*sizes, int(rng.choice([1024, 51_200]))), tied=bool(seed % 2))
     launch, host, share = float(rng.choice([0, 3, 300])), float(rng.choice([0, 0, 1500])), rng.choice([0.02, 0.1, 0.3, 1])
     assert A100.copies is not None
     copies = Link(float(rng.choice([0, 10])), A100.copies.bytes_per_us * share)
-    cluster = replace(A100, launch=launch, host=host, copies=copies)
-    table = layouts(shape, 2, int(rng.choice([1, 2])), cluster)
+    replicas = 2 if what == "replicas" else 1
+    slower = float(rng.choice([0.003, 0.03, 0.3, 1])) if replicas > 1 else 1.0
+    inside = Link(A100.inside.latency, slower * A100.inside.bytes_per_us)
+    cluster = replace(A100, launch=launch, host=host, copies=copies, inside=inside)
+    table = layouts(shape, 2 * replicas, replicas * int(rng.choice([1, 2])), cluster)
     has = {"offload": table.offload != NO_OFFLOAD, "vocabulary": table.vocabulary == SHARDED, "slices": table.slices > 1}
-    size = table.count * table.slices * table.stages * (1 + has["vocabulary"]) * (1 + has["offload"])
+    has["replicas"] = (table.dp == replicas) & (table.zero < 3) & (table.slices == 1)
+    size = table.count * table.slices * table.stages * (1 + (table.vocabulary == SHARDED)) * (1 + (table.offload > 0))
+    size = replicas * size  # passes C
     able = np.flatnonzero(has[what] & (table.pp == 2) & (size <= 8))
     layout = table.row(int(rng.choice(able)))
     least = int(least_bytes(costs_of(shape, table_of([layout]), cluster), table_of([layout]))[0])
@@ -56,7 +61,7 @@ def least_value(shape: Shape, cluster: Cluster, layout: Layout, memory: int, fus
     return best
 
 
-@pytest.mark.parametrize("what", ["offload", "vocabulary", "slices"])
+@pytest.mark.parametrize("what", ["offload", "vocabulary", "slices", "replicas"])
 def test_no_partition_and_no_schedule_is_below_the_bound(what: str) -> None:
     near = 0
     for seed in range(SEEDS):

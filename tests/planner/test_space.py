@@ -15,7 +15,7 @@ from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.candidate import behind_of, step_of
 from zbsolve.planner.costs import Costs, costs_of, least_bytes
 from zbsolve.planner.dominance import dominators
-from zbsolve.planner.layer_times import after_pipeline
+from zbsolve.planner.layer_times import after_exchange
 from zbsolve.planner.layout import (
     FULL,
     LOOP,
@@ -260,12 +260,11 @@ def test_what_dominates_is_never_worse() -> None:
         counts = next(partitions(shape.stages, mine.stages))
         found = []
         for layout in (mine, better):
-            profile = replace(layout_profile(shape, layout, A100), capacity=None)
-            problem = zbsolve.Step(layout.pp, layout.count, layout.spot, counts).problem(profile)
-            found.append((problem, float(after_pipeline(1e9, layout, A100))))
+            problem = step_of(layout, 1 << 45, counts).problem(layout_profile(shape, layout, A100))
+            found.append((problem, float(after_exchange(1e9, layout, A100))))
         (worse, behind), (best, less) = found
         order = zbsolve.solve(worse, method="greedy", effort=0.01)
-        same = zbsolve.Schedule(best, order.order, ())
+        same = zbsolve.Schedule(best, {name: order.order[name] for name in best.streams}, ())
         assert same.timeline().makespan + less <= order.timeline().makespan + behind
         assert all(a <= b for a, b in zip(same.timeline().peak_bytes, order.timeline().peak_bytes, strict=True))
         assert float(costs.states[by[i]]) <= float(costs.states[i])

@@ -17,7 +17,7 @@ from zbsolve.planner.answers import Answer
 from zbsolve.planner.bound_kernels import NEVER
 from zbsolve.planner.case import LESS_IS_EASIER, MORE_IS_EASIER, Case, case_of, changed, no_harder
 from zbsolve.planner.costs import costs_of
-from zbsolve.planner.layer_times import after_pipeline
+from zbsolve.planner.layer_times import after_pipeline, exchange_pass
 from zbsolve.planner.space import layouts
 from zbsolve.show.plan_answers import front_as_text, what_if_as_text
 
@@ -94,7 +94,8 @@ def test_bad_changes_are_one_line(text: str, said: str) -> None:
 @pytest.mark.parametrize("name", [*MORE_IS_EASIER, *LESS_IS_EASIER, "memory"])
 def test_what_is_easier_makes_nothing_longer(name: str, slow_host: bool) -> None:
     """Each time, message and exchange of each layout: so schedules of the one are schedules of the other."""
-    base = CASE._replace(cluster=replace(A100, overlap=0.5, host=1e6 if slow_host else A100.host, host_memory=10**11))
+    constants = {"overlap": 0.5, "host_memory": 10**11, "contention": 3.0, "host": 1e6 if slow_host else A100.host}
+    base = CASE._replace(cluster=replace(A100, **constants))
     text = f"{name}=0.5x" if name in LESS_IS_EASIER else f"{name}=1.9x"
     easier = changed(base, text)
     assert no_harder(easier, base)
@@ -108,7 +109,8 @@ def test_what_is_easier_makes_nothing_longer(name: str, slow_host: bool) -> None
 def _times(case: Case, table: zbsolve.planner.Layout) -> list[np.ndarray]:
     costs = costs_of(SMALL, table, case.cluster)
     behind = after_pipeline(1e9, table, case.cluster)
-    return [*costs.block, *costs.embedding, *costs.head, costs.sent, *costs.copies, behind]
+    exchanged = exchange_pass(1e9, table, case.cluster)
+    return [*costs.block, *costs.embedding, *costs.head, costs.sent, *costs.copies, *costs.exchange, exchanged, behind]
 
 
 def test_memory_of_hosts_changes_in_whole_bytes() -> None:

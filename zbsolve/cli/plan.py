@@ -159,6 +159,7 @@ def _candidate(plan: Plan, one: Candidate) -> dict[str, Any]:
         "tokens_per_second_and_device": plan.tokens(one) if plan.shape.sequence else None,
         "memory": one.memory(),
         "bubble": one.schedule.timeline().bubble_rate,
+        "exposed_exchange": one.exposed,
         "behind": one.behind,
         "bound": float(plan.bounds.step[row]),
         "bounded_by": RULES[plan.bounds.rule[row]],

@@ -13,7 +13,7 @@ from ..planner.choice import Choice
 from ..planner.layout import FULL, RECOMPUTE, SELECTIVE, Layout
 from ..problem import Problem
 from ..schedule import Schedule
-from ..systems.one_direction import one_f_one_b
+from ..systems.table import preset
 from ..verifier import verify
 from .exports import Export, Options
 from .layer_kinds import layer_letters, stage_letters
@@ -85,7 +85,7 @@ def division_of(problem: Problem) -> list[int]:
 
 def plan_orders(problem: Problem) -> list[Schedule]:
     """The one order that Galvatron has."""
-    return [one_f_one_b(problem)]
+    return [preset("1f1b", problem)]
 
 
 def lacks(layout: Layout) -> str:

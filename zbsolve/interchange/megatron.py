@@ -11,11 +11,13 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..planner.choice import Choice
 from ..planner.layout import FULL, NONE, SELECTIVE, Layout
 from ..problem import Problem
 from ..schedule import Schedule
-from ..systems.one_direction import interleaved_in_groups, one_f_one_b
+from ..systems.one_direction import interleaved_in_groups
+from ..systems.table import preset
 from ..util.errors import BadInput
 from ..util.text import format_time
 from ..verifier import verify
@@ -136,15 +138,16 @@ def _groups(problem: Problem, only: Collection[int] = ()) -> Iterator[tuple[int 
     times p, and m. only: those of these alone."""
     p, m = problem.ranks, problem.microbatches
     if problem.stages == p:
-        yield None, one_f_one_b(problem)
+        yield None, preset("1f1b", problem)
         return
+    alone = without_side_streams(problem)  # sums over replicas begin when their gradients are there
     allowed = [g for g in range(p, m + 1) if (m % g == 0 or m % g >= p) and (not only or g in only)]
     if len(allowed) * len(problem.passes) > MAX_TRIED:
         powers = {p << shift for shift in range(m.bit_length())} | {m}
         spread = -(-len(allowed) * len(problem.passes) // MAX_TRIED)
         allowed = [g for i, g in enumerate(allowed) if g in powers or i % spread == 0]
     for g in allowed:
-        yield g, interleaved_in_groups(problem, g)
+        yield g, with_side_streams(problem, interleaved_in_groups(alone, g))
 
 
 def _cost(schedule: Schedule, best: Schedule, group: int | None) -> str:

@@ -104,12 +104,14 @@ def _spans(schedule: Schedule) -> Spans:
 
 
 def order_for(schedule: Schedule, target: Target) -> Order:
-    """`schedule` as `target` takes it. Raises BadInput for a schedule that does not hold; Refused, naming the pass or edge,
-    for what the target cannot express; Deadlock where its ranks would wait for ever."""
-    problem = schedule.problem
-    violations = verify(problem, schedule)
+    """`schedule` as `target` takes it, without sums of gradients over replicas: engines make these by themselves. Raises
+    BadInput for a schedule that does not hold; Refused, naming the pass or edge, for what the target cannot express;
+    Deadlock where its ranks would wait for ever."""
+    violations = verify(schedule.problem, schedule)
     if violations:
         raise BadInput(f"schedule: {violations[0]}")
+    schedule = _without_sums(schedule)
+    problem = schedule.problem
     placement = _placement(problem, target)
     _check_edges(schedule, target)
     rows = _rows(schedule)
@@ -121,6 +123,19 @@ def order_for(schedule: Schedule, target: Target) -> Order:
         rows = [[cell._replace(microbatch=number[cell.microbatch]) for cell in row] for row in rows]
     cells = tuple(map(tuple, rows))
     return Order(schedule, cells, placement, order)
+
+
+def _without_sums(schedule: Schedule) -> Schedule:
+    """The schedule without passes C of stages that live on one rank: sums over replicas, for which nothing waits."""
+    problem = schedule.problem
+    homes = np.array([len(ranks) for ranks in problem.stage_ranks])
+    sums = problem.passes.are("C") & (homes[problem.passes.stage] == 1)
+    if not sums.any():
+        return schedule
+    rest = problem.only(np.flatnonzero(~sums))
+    order = {stream: [name for name in schedule.order[stream] if name in rest.index] for stream in rest.streams}
+    syncs = [pair for pair in schedule.syncs if all(name in rest.index for name in pair)]
+    return Schedule(rest, {stream: tuple(names) for stream, names in order.items()}, tuple(syncs))
 
 
 def _placement(problem: Problem, target: Target) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..util.kernels import inner_kernel, kernel
-from .bound_row import CHAIN, SERIAL, SINGLE, UNSLICED, P
+from .bound_row import CHAIN, LEAST_EXCHANGE, SERIAL, SINGLE, UNSLICED, P
 from .chunk_kernels import possible_chunks
 from .peak_kernels import fitting, spread, staying
 from .stage_kernels import possible_single
@@ -41,11 +41,12 @@ def least_makespans(rows):  # type: ignore[no-untyped-def]
 @inner_kernel
 def possible(row, x, scratch):  # type: ignore[no-untyped-def]
     """Whether no condition forbids a makespan of x µs. scratch: whole numbers, one a rank, that are overwritten."""
-    if x < row[CHAIN] + (spread(row, float(staying(row, x)), fitting(row)) if row[UNSLICED] else 0.0):
+    y = x - row[LEAST_EXCHANGE]  # behind the last pass that computes its stage's gradients are exchanged
+    if y < row[CHAIN] + (spread(row, float(staying(row, y)), fitting(row)) if row[UNSLICED] else 0.0):
         return False
     if row[SINGLE]:
-        return possible_single(row, x)
-    return possible_chunks(row, x, scratch)
+        return possible_single(row, y)
+    return possible_chunks(row, y, scratch)
 
 
 @kernel

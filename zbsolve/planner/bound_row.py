@@ -22,7 +22,9 @@ EW = 34  # µs of the embedding's backward, which is no part of a chain here
 # Bytes of a microbatch that a block and the head keep all the time from F to B (KEPT and HEAD: at one moment); µs of a
 # block's copies to host memory and back; whether only some stages of a rank copy.
 STAYS, HEAD_STAYS, OUT, BACK, SOME = range(35, 40)
-COLUMNS = 40
+# µs of gradients' exchange at the end of a step: of a block, of the embedding or the head, of any stage at least.
+EXCHANGE, TABLE_EXCHANGE, LEAST_EXCHANGE = range(40, 43)
+COLUMNS = 43
 NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
 
 
@@ -38,6 +40,7 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
         *(shard.S, shard.S + shard.T, shard.gap, shard.lookup, shards_beside(costs, layout)),
         *(part.F, part.B, part.embedding, part.sent, costs.slices == 1, costs.embedding.W),
         *(kept.stays, kept.head_stays, costs.copies.out, costs.copies.back, costs.copies.some),
+        *(costs.exchange.block, costs.exchange.table, costs.exchange.least),
     )
     rows = np.empty((len(costs.sent), COLUMNS), np.int64)
     for at, column in enumerate(columns):
@@ -55,12 +58,12 @@ def chain_bounds(costs: Costs, layout: Layout) -> Ints:
 
 
 def _serial(costs: Costs, layout: Layout) -> Ints:
-    """µs of all passes and collectives one after the other: some schedule takes no longer wherever there is one."""
+    """µs of all passes, collectives and exchanges one after the other: some schedule takes no longer where there is one."""
     ends, shard = costs.embedding.work + costs.head.work, costs.shard
     passes = costs.blocks * costs.block.work + ends + 2 * _messages(layout) * costs.sent
     collectives = costs.slices * (shard.gap + 2 * shard.lookup)
     found: Ints = layout.count * (passes + collectives + costs.copies.most + layout.pp * (shard.S + shard.T))
-    return found
+    return found + costs.exchange.most
 
 
 def _messages(layout: Layout) -> Ints:

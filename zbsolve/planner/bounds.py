@@ -12,26 +12,28 @@ from .bound_kernels import NEVER, least_makespans
 from .bound_row import bound_rows, chain_bounds
 from .cluster import Cluster
 from .costs import Costs, costs_of
+from .exchange_costs import Exchanges
 from .layer_bytes import WEIGHT_BYTES
 from .layer_costs import Model, ModelCosts, model_costs
-from .layer_times import after_pipeline
+from .layer_times import after_exchange
 from .layout import Layout
 from .rank_roles import fullest, roles
 
-MEMORY, WORK, CHAIN, FILL, NO_ROOM, COPIES = RULES = (
+MEMORY, WORK, CHAIN, FILL, NO_ROOM, COPIES, EXCHANGE = RULES = (
     "memory over time",
     "work of the fullest rank",
     "one microbatch's chain",
     "fill and drain beside work",
     "no room for one microbatch",
     "copies to host memory",
+    "work of a rank and exchange of its gradients",
 )
 
 
 @dataclass(frozen=True, eq=False)
 class LayoutBounds:
-    """Columns over the layouts of a table. pipeline: µs from the first pass to the last, whole, at least; `NEVER` where
-    nothing fits. behind: µs that follow at least. rule: a number in `RULES`."""
+    """Columns over the layouts of a table. pipeline: µs from the first pass to the last, with gradients' exchange, whole, at
+    least; `NEVER` where nothing fits. behind: µs that follow at least. rule: a number in `RULES`."""
 
     pipeline: Ints
     behind: NDArray[np.float64]
@@ -54,17 +56,23 @@ def layout_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int | 
 
 
 def pipeline_bounds(costs: Costs, layout: Layout, capacity: int | None) -> tuple[Ints, Ints]:
-    """Of each layout of a table: µs of its pipeline at least, and which rule says so."""
-    rows = bound_rows(costs, layout, capacity)
-    found: Ints = least_makespans(rows)
+    """Of each layout of a table: µs of its pipeline at least, with gradients' exchange, and which rule says so. The least
+    exchange follows in each."""
+    exchange = costs.exchange
+    whole: Ints = least_makespans(bound_rows(costs, layout, capacity))
+    costs = costs._replace(exchange=Exchanges(*(0 * one for one in exchange)))
+    found: Ints = least_makespans(bound_rows(costs, layout, capacity)) if exchange.most.any() else whole
     free: Ints = least_makespans(bound_rows(costs, layout, None))
     work, chain = work_bounds(costs, layout), chain_bounds(costs, layout)
-    rule = np.select(
-        [found == NEVER, found > free, found <= work, found > _without_copies(costs, layout, free), found <= chain],
-        [RULES.index(one) for one in (NO_ROOM, MEMORY, WORK, COPIES, CHAIN)],
-        RULES.index(FILL),
-    )
-    return found, rule
+    binds = {
+        NO_ROOM: whole == NEVER,
+        MEMORY: found > free,
+        EXCHANGE: whole > found + exchange.least,
+        WORK: found <= work,
+        COPIES: found > _without_copies(costs, layout, free),
+        CHAIN: found <= chain,
+    }
+    return whole, np.select([*binds.values()], [RULES.index(one) for one in binds], RULES.index(FILL))
 
 
 def _without_copies(costs: Costs, layout: Layout, free: Ints) -> Ints:
@@ -90,7 +98,7 @@ def work_bounds(costs: Costs, layout: Layout) -> Ints:
 def least_behind(model: Model, layout: Layout, cluster: Cluster) -> NDArray[np.float64]:
     """µs that follow the pipeline at least, of each layout."""
     least = least_parameters(model_costs(model, layout, cluster), model.layers, layout)
-    return np.asarray(after_pipeline(least, layout, cluster, model.update_us))
+    return np.asarray(after_exchange(least, layout, cluster, model.update_us))
 
 
 def least_parameters(costs: ModelCosts, blocks: int, layout: Layout) -> NDArray[np.float64]:

@@ -20,9 +20,10 @@ from ..step import Step
 from ..util.errors import Infeasible
 from ..verifier import verify
 from .cluster import Cluster
+from .exchange_costs import replicas_of
 from .layer_bytes import WEIGHT_BYTES
 from .layer_costs import Model
-from .layer_times import after_pipeline
+from .layer_times import after_exchange
 from .layout import OFFLOADS, Layout
 from .model_profile import layout_profile
 
@@ -31,7 +32,7 @@ MIN_REPEATED = 20_000  # passes of a step whose steady state is repeated, where 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A layout that was solved. behind: µs that follow the pipeline, of the rank with most parameters."""
+    """A layout that was solved. behind: µs that follow all exchanges of gradients, of the rank with most parameters."""
 
     layout: Layout
     step: Step
@@ -50,6 +51,12 @@ class Candidate:
         assert self.schedule.certificate is not None
         return self.schedule.certificate.bound + self.behind
 
+    @property
+    def exposed(self) -> float:
+        """µs of the exchange of gradients behind the last compute pass of any rank."""
+        timeline, computing = self.schedule.timeline(), self.schedule.problem.computing
+        return float(timeline.end.max() - timeline.end[computing].max())
+
     def memory(self) -> dict[str, int]:
         """Bytes of the fullest rank, and its parts: states, activations at their peak, and messages with what passes take
         while they run."""
@@ -63,7 +70,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Unsolved:
-    """A layout on its balanced partition, as a problem. behind: µs that follow the pipeline."""
+    """A layout on its balanced partition, as a problem. behind: µs that follow all exchanges."""
 
     layout: Layout
     step: Step
@@ -103,7 +110,8 @@ def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = Non
     vocabulary = "sharded" if layout.vocabulary else None
     placed = int(layout.pp), int(layout.count), layout.spot
     offload = OFFLOADS[int(layout.offload)]
-    return Step(*placed, partition, memory, fused=fused, vocabulary=vocabulary, slices=int(layout.slices), offload=offload)
+    further: dict[str, Any] = {"vocabulary": vocabulary, "slices": int(layout.slices), "replicas": replicas_of(layout)}
+    return Step(*placed, partition, memory, fused=fused, offload=offload, **further)
 
 
 def retimed(candidate: Candidate, model: Model, cluster: Cluster, memory: int, below: float = inf) -> Candidate | None:
@@ -127,8 +135,8 @@ def retimed(candidate: Candidate, model: Model, cluster: Cluster, memory: int, b
 def behind_of(
     step: Step, profile: Profile, problem: Problem, layout: Layout, cluster: Cluster, each: float | None = None
 ) -> float:
-    """µs that follow the pipeline, where the fullest rank has the parameters that the problem's partition gives it.
-    each: µs of a parameter's update, where that was measured."""
+    """µs that follow the pipeline and its exchanges, where the fullest rank has the parameters that the problem's partition
+    gives it. each: µs of a parameter's update, where that was measured."""
     costs = step.costs(profile)
     fixed, _ = costs.memory.of_ranks(problem.layers, costs.routes)
-    return float(after_pipeline(max(fixed) / profile.states / WEIGHT_BYTES, layout, cluster, each))
+    return float(after_exchange(max(fixed) / profile.states / WEIGHT_BYTES, layout, cluster, each))

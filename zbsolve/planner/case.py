@@ -19,7 +19,7 @@ MORE_IS_EASIER = (
     *("hbm", "inside.bandwidth", "between.bandwidth", "messages", "overlap"),
     *("copies.bandwidth", "host_memory"),
 )
-LESS_IS_EASIER = ("inside.latency", "between.latency", "traffic", "host", "constant", "copies.latency")
+LESS_IS_EASIER = ("inside.latency", "between.latency", "traffic", "host", "constant", "copies.latency", "contention")
 CHANGE = re.compile(r"\s*([a-z._]+)\s*([=+-])\s*(\S+)\s*")
 
 

@@ -8,6 +8,7 @@ from .bound_row import (
     CHAIN,
     EF,
     EW,
+    EXCHANGE,
     GAP,
     HB,
     HEAD,
@@ -15,6 +16,7 @@ from .bound_row import (
     HF,
     HW,
     KEPT,
+    LEAST_EXCHANGE,
     LOOKUP,
     OUT,
     PART_B,
@@ -29,6 +31,7 @@ from .bound_row import (
     STATES,
     STAYS,
     TABLE,
+    TABLE_EXCHANGE,
     TIED,
     TRANSIENT,
     UNSLICED,
@@ -48,7 +51,8 @@ from .stage_kernels import at_most, turns_within
 
 @inner_kernel
 def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
-    """Of several stages a rank: each rank by itself, with one block in each stage before its first."""
+    """Of several stages a rank, x µs before the least exchange: each rank by itself, with one block in each stage before its
+    first."""
     p, m, blocks = row[P], row[M], row[L]
     rest = x - row[CHAIN]
     if rest < 0:
@@ -143,6 +147,8 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     most = min(most, at_most(x - head - drain - m * (passes + row[SHARD_S]), m * (row[F] + row[B])))
     if not row[SOME]:
         most = min(most, at_most(x - head - drain, m * row[OUT]))  # copies follow one another
+    if row[EXCHANGE] > 0:
+        most = min(most, exchanged_in_time(row, x + row[LEAST_EXCHANGE], edges))
     room = room_of_rank(row, r)
     if room < row[SHARD_HELD] or most < 0:
         return -1
@@ -151,6 +157,18 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
         while most >= 0 and not starts_in_time(row, x, most, room):
             most -= 1
     return most
+
+
+@inner_kernel
+def exchanged_in_time(row, x, edges):  # type: ignore[no-untyped-def]
+    """How many blocks a rank may have at most so that their gradients are exchanged after x µs, one stage's after the other.
+    None of them is complete before a microbatch has been through all stages and the last one's backward. edges: how many of
+    the first and the last stage are the rank's."""
+    messages = row[P] * row[V] - 1 - row[VEE]
+    first = row[LOOKUP] + row[PART_EF] + row[L] * row[PART_F] + messages * row[PART_SENT] + row[GAP]
+    first += row[HF] + row[HB] if row[UNSLICED] else 0
+    tables = edges - (1 if row[TIED] and edges == 2 else 0)
+    return at_most(x - first - tables * row[TABLE_EXCHANGE], row[EXCHANGE])
 
 
 @inner_kernel

@@ -17,6 +17,9 @@ KIND = "cluster"
 SOURCES = ("measured", "given", "estimated: ", "fitted: ")
 Positive = Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
 LINKS = ("inside", "between", "copies")  # fields with latency and bandwidth
+# An assumption, of the size of what was measured on A100, H100, MI210 and MI250: computing beside collectives took 18.9 %
+# longer in the mean (arXiv 2507.03114). Nobody measured exchanges beside messages here.
+CONTENTION = 1.2
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
@@ -34,7 +37,8 @@ class Cluster:
     exchange and gathers that runs beside computing. error: share by which steps by the model are off, in the mean over the
     measured steps that the constants were fitted to; None: nobody measured it. copies: latency of a copy between a device
     and host memory, and bandwidth each way while both run; None: not known, and no layout offloads. host_memory: bytes of it
-    for a device's activations; None: no limit.
+    for a device's activations; None: no limit. contention: how many times as long an exchange of gradients takes where
+    stages send messages beside it, from 1 up; where nothing is said, `CONTENTION`, which is assumed.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Cluster:
     error: float | None = None
     copies: Link | None = None
     host_memory: int | None = None
+    contention: float = CONTENTION
 
     @property
     def title(self) -> str:
@@ -124,6 +129,7 @@ class ClusterForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     error: AMOUNT | None = None
     copies: NetworkForm | None = None
     host_memory: COUNT | str | None = None
+    contention: Annotated[float, msgspec.Meta(ge=1, lt=2.0**31)] = CONTENTION
 
 
 def _time(said: float | str, what: str) -> float:

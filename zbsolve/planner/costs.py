@@ -11,6 +11,7 @@ from ..partition.stage_memory import MESSAGES
 from ..tables import Ints
 from ..util.errors import BadInput
 from .cluster import Cluster
+from .exchange_costs import Exchanges, exchanges_of
 from .host_copies import Copies, Kept, copies_of, kept_of
 from .layer_costs import LayerCosts, Model, model_costs
 from .layer_times import Times
@@ -31,6 +32,7 @@ class Costs(NamedTuple):
     of a microbatch that a block and the head keep from F to B. transient: bytes that a pass takes while it runs; waiting: of
     messages at an end of a stage. shard: what each rank has of a sharded vocabulary; zeros where it is whole. slices: of
     each microbatch, whose passes and messages count all slices; part: what a slice takes at least. copies: to host memory.
+    exchange: of gradients, at the end of the step.
     """
 
     blocks: int
@@ -48,6 +50,7 @@ class Costs(NamedTuple):
     slices: Ints
     part: Slices
     copies: Copies
+    exchange: Exchanges
 
 
 def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
@@ -82,10 +85,11 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
         slices=_ints(slices),
         part=part,
         copies=copies_of(kept, head_kept, most, layout, cluster),
+        exchange=exchanges_of(found, model.layers, layout, cluster),
     )
     passes = model.layers * costs.block.work + costs.embedding.work + head.work + 2 * layout.stages * costs.sent
     shards = slices * (costs.shard.gap + 2 * costs.shard.lookup) + layout.pp * (costs.shard.S + costs.shard.T)
-    _ints(1.0 * layout.count * (passes + shards + costs.copies.most))
+    _ints(1.0 * layout.count * (passes + shards + costs.copies.most) + costs.exchange.most)
     return costs
 
 

@@ -9,7 +9,7 @@ from ..tables import Ints
 from .cluster import Cluster
 from .costs import Costs
 from .layer_costs import Model, model_costs
-from .layer_times import exchange, update
+from .layer_times import exchange_pass, update
 from .layout import Layout
 
 # Layouts that differ in nothing of it have the same passes.
@@ -19,10 +19,10 @@ GROUP = ("dp", "tp", "pp", "chunks", "placement", "size", "vocabulary", "slices"
 def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> Ints:
     """Of each layout of a table the number of one that dominates it and that nothing dominates; −1 where there is none.
 
-    Both have the same passes and edges. No pass, message, exchange or update takes longer, nothing kept, taken or waiting is
-    larger: so each partition and schedule of the one is one of the other, as short and in as little memory. Of equals the
-    first stays. Slices take and keep rounded parts, which may be larger of a smaller whole: layouts in slices are compared
-    where layers take and keep as much.
+    Both have the same passes and edges, but that one may exchange nothing. No pass, message, exchange or update takes
+    longer, nothing kept, taken or waiting is larger: so each partition and schedule of the one is one of the other, as
+    short and in as little memory. Of equals the first stays. Slices take and keep rounded parts, which may be larger of
+    a smaller whole: layouts in slices are compared where layers take and keep as much.
     """
     sizes = np.broadcast_arrays(*_sizes(model, layout, cluster, costs))
     columns = np.stack([np.asarray(one, np.float64) for one in sizes], axis=1)
@@ -39,12 +39,12 @@ def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> 
 
 
 def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tuple[NDArray[np.generic], ...]:
-    """All that a step's value and memory grow with. What follows the pipeline is in proportion to a rank's parameters."""
-    behind = exchange(1.0, layout, cluster) + update(1.0, layout, cluster, model.update_us)
+    """All that a step's value and memory grow with. Exchanges and updates are in proportion to a rank's parameters."""
+    behind = exchange_pass(1.0, layout, cluster), update(1.0, layout, cluster, model.update_us)
     found = model_costs(model, layout, cluster)
     layers = (*found.first, *found.block, *found.last, found.rest_kept)
     several = np.asarray(layout.slices) > 1
-    sizes = (*layers, costs.sent, behind, found.states, costs.waiting, *costs.shard)
+    sizes = (*layers, costs.sent, *behind, found.states, costs.waiting, *costs.shard)
     return (*sizes, *(-1 * several * one for one in layers))
 
 

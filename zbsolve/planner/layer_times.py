@@ -101,10 +101,21 @@ def message_rate(layout: Layout, cluster: Cluster) -> Many:
 
 
 def exchange(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
-    """What replicas exchange behind the pipeline, of a rank's parameters: gradients are reduced and scattered, parameters
-    gathered. ZeRO 2 has reduced inside the passes, ZeRO 3 gathers there too."""
-    turns = np.where(layout.zero == 3, 0, np.where(layout.zero == 2, 1, 2))
-    return turns * _replica_turn(parameters, layout, cluster) * (1 - cluster.overlap)
+    """What replicas exchange behind the pipeline, of a rank's parameters, as measured steps did."""
+    return _turns(layout) * _replica_turn(parameters, layout, cluster) * (1 - cluster.overlap)
+
+
+def exchange_pass(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
+    """µs of a pass C, the exchange of a stage with so many parameters. The graph says what runs beside it, so no share of it
+    is taken off; messages between stages that share its links make it longer by the cluster's `contention`."""
+    longer = np.where(np.asarray(layout.pp) > 1, cluster.contention, 1.0)
+    return longer * _turns(layout) * _replica_turn(parameters, layout, cluster)
+
+
+def _turns(layout: Layout) -> Many:
+    """Gradients are reduced and scattered, parameters gathered. ZeRO 2 has reduced inside the passes, ZeRO 3 gathers there
+    too."""
+    return np.where(layout.zero == 3, 0, np.where(layout.zero == 2, 1, 2))
 
 
 def update(parameters: Many, layout: Layout, cluster: Cluster, each: float | None = None) -> Many:
@@ -114,9 +125,14 @@ def update(parameters: Many, layout: Layout, cluster: Cluster, each: float | Non
 
 
 def after_pipeline(parameters: Many, layout: Layout, cluster: Cluster, each: float | None = None) -> Many:
-    """All that follows the last pass of a step, where the fullest rank has so many parameters. each: µs of a parameter's
-    update (see `update`)."""
+    """All that follows the last compute pass of a measured step, where the fullest rank has so many parameters. each: µs of
+    a parameter's update (see `update`)."""
     return exchange(parameters, layout, cluster) + update(parameters, layout, cluster, each) + cluster.constant
+
+
+def after_exchange(parameters: Many, layout: Layout, cluster: Cluster, each: float | None = None) -> Many:
+    """The same behind all exchanges, which are passes of a plan's graph: clipping waits for the gradients of all ranks."""
+    return update(parameters, layout, cluster, each) + cluster.constant
 
 
 def sharded(parameters: Many, layout: Layout, cluster: Cluster) -> tuple[Many, Many]:

@@ -6,6 +6,7 @@ from ..layer import Link
 from ..profile.cuts import SEQUENCE
 from ..profile.profile import Profile
 from .cluster import Cluster
+from .exchange_costs import replica_link
 from .host_copies import host_link
 from .layer_costs import Model, model_costs, sharded_vocabulary
 from .layer_times import message_rate
@@ -15,11 +16,13 @@ from .layout import Layout
 def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
     """The model's layers on the devices of one pipeline rank, for one microbatch; messages occupy their sender.
 
-    Layers' times are whole µs: then every partition's passes are their exact sums, and a bound for all of them is one for
-    each. capacity: the device's memory. What follows the pipeline is not in it (see `layer_times.after_pipeline`). A layout
-    with a sharded vocabulary is for `Step(vocabulary="sharded")`: the profile says what its shards cost. One in slices is
-    for `Step(slices=)`: layers say what causal attention takes, and what each slice takes beyond its part. One with offload
-    is for `Step(offload=)`. Raises BadInput for a layout that the model's profiles or the cluster do not know.
+    Layers' times are whole µs: then every partition's passes are their exact sums, and a bound for all of them is one
+    for each. capacity: the device's memory. What follows the exchange of gradients is not in it (see
+    `layer_times.after_exchange`). A layout with replicas is for `Step(replicas=)`: the profile's `shard_link` gives a
+    stage's C the time of its exchange. One with a sharded vocabulary is for `Step(vocabulary="sharded")`: the profile
+    says what its shards cost. One in slices is for `Step(slices=)`: layers say what causal attention takes, and what
+    each slice takes beyond its part. One with offload is for `Step(offload=)`. Raises BadInput for a layout that the
+    model's profiles or the cluster do not know.
     """
     slices = int(layout.slices)
     costs = model_costs(model, layout, cluster)
@@ -37,5 +40,6 @@ def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
         {},
         tied=((int(costs.shared), (0, model.layers + 1)),) if costs.shared else (),
         host=host_link(cluster) if layout.offload else None,
+        shard_link=replica_link(layout, cluster),
         vocabulary=sharded_vocabulary(model, layout, cluster) if layout.vocabulary else None,
     )

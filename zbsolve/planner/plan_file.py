@@ -240,7 +240,7 @@ def _stated_bounds(form: SpaceForm, space: SpaceBounds, where: str) -> tuple[Spa
         if (rows := len(getattr(form, name))) != count:
             raise BadInput(f"{where}: space: field '{name}' has {rows} rows, but there are {count} layouts")
     if tuple(form.rules) != RULES:
-        raise BadInput(f"{where}: space: field 'rules' has other rules than this version knows")
+        raise BadInput(f"{where}: space: field 'rules' has other rules than this version knows: plan again")
     if form.layouts != {name: column.tolist() for name, column in space.layout._asdict().items()}:
         raise BadInput(f"{where}: space: field 'layouts' is not the space of this model on so many devices")
     if form.by != space.by.tolist():

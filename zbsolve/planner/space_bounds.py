@@ -30,9 +30,9 @@ RULES = (*OF_LAYOUTS, DOMINATED)
 
 @dataclass(frozen=True, eq=False)
 class SpaceBounds:
-    """Columns over the layouts of a space. pipeline: µs from the first pass to the last at least, `NEVER` where nothing fits
-    or another layout dominates; behind: µs that follow at least; rule: a number in `RULES`; by: the layout that dominates
-    it, or −1."""
+    """Columns over the layouts of a space. pipeline: µs from the first pass to the last, with gradients' exchange, at least,
+    `NEVER` where nothing fits or another layout dominates; behind: µs that follow at least; rule: a number in `RULES`; by:
+    the layout that dominates it, or −1."""
 
     layout: Layout
     costs: Costs
@@ -53,8 +53,8 @@ class SpaceBounds:
 
 
 def cheap_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int) -> SpaceBounds:
-    """What dominance, the least memory, the work of the fullest rank and one microbatch's chain say of each layout. Raises
-    Infeasible where nothing fits, with the least memory that would do."""
+    """What dominance, the least memory, the work of the fullest rank and one microbatch's chain, each with the least
+    exchange behind it, say of each layout. Raises Infeasible where nothing fits, with the least memory that would do."""
     costs = costs_of(model, layout, cluster)
     by, need = dominators(model, layout, cluster, costs), least_bytes(costs, layout)
     if need.min() > memory:
@@ -62,7 +62,7 @@ def cheap_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int) ->
     work, chain = work_bounds(costs, layout), chain_bounds(costs, layout)
     behind = least_behind(model, layout, cluster)
     out = [by >= 0, need > memory]
-    pipeline: Ints = np.where(out[0] | out[1], NEVER, np.maximum(work, chain))
+    pipeline: Ints = np.where(out[0] | out[1], NEVER, np.maximum(work, chain) + costs.exchange.least)
     names = [DOMINATED, NO_ROOM, WORK]
     rule = np.select([*out, work >= chain], [RULES.index(one) for one in names], RULES.index(CHAIN))
     return SpaceBounds(layout, costs, pipeline, behind, rule, by)

@@ -9,12 +9,14 @@ from .bound_row import (
     CHAIN,
     EF,
     EW,
+    EXCHANGE,
     HB,
     HEAD,
     HEAD_STAYS,
     HF,
     HW,
     KEPT,
+    LEAST_EXCHANGE,
     LOOKUP,
     OUT,
     PART_B,
@@ -28,6 +30,7 @@ from .bound_row import (
     STATES,
     STAYS,
     TABLE,
+    TABLE_EXCHANGE,
     TIED,
     TRANSIENT,
     UNSLICED,
@@ -58,8 +61,9 @@ def at_most(room, each):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def possible_single(row, x):  # type: ignore[no-untyped-def]
-    """Of one stage a rank. Stage by stage: from how many blocks lie before, how many may lie before the next at most. More
-    blocks before a rank delay it, and so leave it fewer: every number that may lie before is looked at."""
+    """Of one stage a rank, x µs before the least exchange. Stage by stage: from how many blocks lie before, how many may lie
+    before the next at most. More blocks before a rank delay it, and so leave it fewer: every number that may lie before is
+    looked at."""
     p, blocks = row[P], row[L]
     low, high = 0, 0  # blocks before rank r, over all partitions that got so far
     for r in range(p):
@@ -103,6 +107,7 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
         return -1
     if m > 1 and row[UNSLICED]:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
         most = min(most, at_most(rest // (m - 1) - forward, row[F]), at_most(rest // (m - 1) - backward, row[B]))
+    most = min(most, exchanged_in_time(row, x + row[LEAST_EXCHANGE], r, before, head, drain))
     # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns. Slices share their turns.
     turns = turns_within(row, x - head - drain, row[CHAIN] - head - drain) if row[UNSLICED] else m
     if turns < 1:
@@ -117,3 +122,24 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
         return -1
     most = min(most, max(0, at_most(room - beside - row[TRANSIENT], row[STATES] + row[KEPT])))
     return min(most, max(0, at_most(room - some - row[TRANSIENT], row[STATES] + at_once * row[STAYS])))
+
+
+@inner_kernel
+def exchanged_in_time(row, x, r, before, head, drain):  # type: ignore[no-untyped-def]
+    """How many blocks stage r may have at most so that its gradients are exchanged after x µs; fewer than none where not
+    even none. The exchange waits for all its W, and so for its F and B, and for S of its shard of the vocabulary: they
+    follow the head. All its B and W follow the chain of one microbatch up to the first B. head, drain: as in
+    `blocks_of_stage`."""
+    m, last = row[M], r == row[P] - 1
+    forward, backward, weight, room = 0 if last else row[SENT], 0 if r == 0 else row[SENT], 0, x
+    if r == 0:
+        forward, weight, room = forward + row[EF], row[EW], room - row[TABLE_EXCHANGE]
+    if last:
+        forward, backward, weight = forward + row[HF], backward + row[HB], weight + row[HW]
+        room -= 0 if r == 0 and row[TIED] else row[TABLE_EXCHANGE]
+    work = m * (forward + backward + weight + row[SHARD_S])
+    most = at_most(room - head - work, m * (row[F] + row[B] + row[W]) + row[EXCHANGE])
+    if not row[UNSLICED]:
+        return most
+    first = row[CHAIN] - drain - backward  # ends its first B, but for its blocks'
+    return min(most, at_most(room - first - m * (backward + weight), (m - 1) * row[B] + m * row[W] + row[EXCHANGE]))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..planner.candidate import Candidate
-from ..planner.cluster import Cluster
+from ..planner.cluster import CONTENTION, Cluster
 from ..planner.layer_costs import Model
 from ..planner.plan_file import NEAR, Plan
 from ..planner.pruned_families import FIELDS, families
@@ -67,8 +67,20 @@ def _row(plan: Plan, one: Candidate) -> tuple[str, ...]:
 def _best(plan: Plan) -> Iterator[str]:
     best = plan.best
     yield f"best: {best.layout.title}"
-    yield f"behind the pipeline (exchange of gradients, update, constant): {format_time(best.behind)}"
+    yield f"behind its last compute pass: {_exposed(best, plan.cluster)}update and constant {format_time(best.behind)}"
     yield bound_line(plan.space)
+
+
+def _exposed(best: Candidate, cluster: Cluster) -> str:
+    """How much of the exchange of gradients nothing hides, of how much, and what contention it is counted with."""
+    problem = best.schedule.problem
+    rows = problem.rows("C")
+    if not len(rows):
+        return ""
+    busiest = int(np.bincount(problem.passes.rank[rows], problem.passes.duration[rows]).max())
+    source = "assumed" if cluster.contention == CONTENTION else "as the cluster says"
+    longer = f", {cluster.contention:g} times as long as without messages beside it ({source})" if best.layout.pp > 1 else ""
+    return f"exchange of gradients {format_time(best.exposed)} (of {format_time(busiest)} of a rank{longer}), "
 
 
 def bound_line(space: SolvedSpace) -> str:
