@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, Trace, pipeline
-from zbsolve.build import AttentionExchange
+from zbsolve import BadInput, Trace, pipeline, solve
+from zbsolve.build import AttentionExchange, with_exchange
 from zbsolve.cli import main
 from zbsolve.exec import emulate
 from zbsolve.exec.emulate import Board, EmulatedDevice, Times
@@ -282,6 +282,25 @@ def test_what_runs_beside_compute(beside: dict[str, int], tmp_path: Path, capsys
     assert ("AF" in kinds) == ("AF" in beside)
     for kind in kinds.keys() & {"AF", "AB"}:  # a clock beside: no sleep of a rank is in it, nor does it lack one
         assert (kinds[kind]["low"], kinds[kind]["high"]) == pytest.approx((6_000, 6_000), abs=0.01)
+
+
+@pytest.mark.usefixtures("forked")
+def test_sums_over_replicas_have_their_devices_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two pipelines of one rank with two stages. What the last stage's sum takes is hidden beside the first one's backward,
+    and the first one's, which waits for it on its stream, is not."""
+    step = pipeline(4_000, BW=6_000, placement=(0, 0), microbatches=2, layers=[4] * 2)
+    problem = with_exchange(step, [9_000, 20_000], replicas=True)
+    schedule, path, out = solve(problem, method="greedy"), str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
+    schedule.save(path)
+    options = ["--local", "--replicas", "2", "--emulate", "schedule", "--steps", "1", "--warmup", "1", "--check"]
+    assert main(["run", path, "--model", "mlp-tiny", *options, "--timeout", "60", "-o", out]) == 0
+    assert "check: right" in capsys.readouterr().out
+    predicted, (measured,) = schedule.timeline(), Trace.load(out).steps
+    began = measured.start.min()
+    assert predicted["0C0"] == (54_000, 63_000)
+    assert (measured.start - began >= predicted.start - 1).all()
+    assert (measured.end - began >= predicted.end - 1).all()
+    assert measured["0C0"][0] >= measured["1C0"][1]
 
 
 def test_times_of_all_to_alls(tmp_path: Path) -> None:

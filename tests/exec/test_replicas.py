@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from zbsolve.build import with_exchange
 from zbsolve.cli import main
 
 from ..support.exec_ranks import on_ranks
@@ -30,7 +31,9 @@ def test_gradients_are_those_of_the_whole_batch(four: dict[str, list[Any]]) -> N
             assert one["worst"] <= 1e-12
             assert one["alike"]
             assert one["tensors"] >= 4
-    assert [sorted(one["ended"]) for one in four["gradients"][3]] == [[1, 1], [1, 1, 2, 2], [1, 1, 3, 3]]
+            assert one["early"] == []  # a pass C ends behind all gradients of its stage
+    assert [sorted(one["ended"]) for one in four["gradients"][3]][:3] == [[1, 1], [1, 1, 2, 2], [1, 1, 3, 3]]
+    assert [one["sums"] for one in four["gradients"][3]] == [[], [], [], [1], [1, 2], [1, 2], [1, 3], [0, 1], [1, 3]]
 
 
 def test_clipping_is_by_the_mean_gradients(four: dict[str, list[Any]]) -> None:
@@ -74,12 +77,15 @@ def test_starting_values_missing_gradients_and_other_schedules(four: dict[str, l
 def test_a_run_of_two_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("RANK", raising=False)
     path = tmp_path / "s.json"
-    random_schedule(a_problem((0, 1), microbatches=2, layers=8), 1).save(path)
+    random_schedule(with_exchange(a_problem((0, 1), microbatches=2, layers=8), 2, replicas=True), 1).save(path)
     size = ["--steps", "2", "--warmup", "0", "--timeout", "30"]
     assert main(["run", str(path), "--model", "mlp-tiny", "--local", "--replicas", "2", "--check", "--json", *size]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["check"]["passed"]
     assert said["check"]["tensors"] == 32
     assert (said["replicas"], said["ranks"], len(said["losses"])) == (2, 2, 2)
+    few = ["--model", "mlp-tiny", "--one-device", "cpu", "--steps", "1", "--warmup", "0"]
+    assert main(["run", str(path), *few]) == 0
+    assert "gradients over replicas (passes C), and this run has none: they take no time" in capsys.readouterr().out
     assert main(["run", str(path), "--model", "mlp-tiny", "--local", "--replicas", "0"]) == 2
     assert "replicas 0" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from zbsolve import BadInput, Schedule, pipeline, preset, verify
-from zbsolve.build import restaged
+from zbsolve.build import restaged, with_exchange
 from zbsolve.cli import main
 from zbsolve.interchange import TARGETS, Options, export
 from zbsolve.interchange.alternatives import best_order, first_fused
@@ -266,6 +266,18 @@ def test_the_best_order_is_one_that_the_engine_takes(one: Any) -> None:
         if found is not None:
             order_for(found.schedule, one)
             assert verify(found.schedule.problem, found.schedule) == ()
+
+
+def test_sums_over_replicas_are_the_engines_own() -> None:
+    """Passes C of stages on one rank are left out, with a note. Those over a stage's own ranks are not."""
+    plain = a_step("vee", 2, 4, False, 1)
+    found = preset("zb-v", with_exchange(plain, 5, replicas=True))
+    made = export(found, "torch-csv")
+    assert made.text == export(preset("zb-v", plain), "torch-csv").text
+    assert made.notes[-1] == "passes C, which sum gradients over replicas, are left out: torch-csv sums them by itself"
+    two_ways = pipeline(3, BW=4, placement=((0, 1), (1, 0)), microbatches=2, exchange=5)
+    with pytest.raises(BadInput, match="no passes of kind C"):
+        export(random_schedule(two_ways), "torch-csv")
 
 
 def test_the_best_order_keeps_to_the_memory() -> None:

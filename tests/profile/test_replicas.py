@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from zbsolve import BadInput, Profile, Step, preset, solve, verify
+from zbsolve import BadInput, Profile, Schedule, Step, preset, solve, verify
+from zbsolve.cli import main
 from zbsolve.layer import NO_LINK, Layer, Link
 
 LAYERS = tuple(Layer(f"l{i}", 30, 40, 20, 60, 2, 1, 1000 * (i + 1), 8) for i in range(4))
@@ -52,6 +54,20 @@ def test_sums_are_data_like_any_other() -> None:
     free = step.problem(replace(slow, shard_link=NO_LINK))  # takes no time, and changes nothing
     assert preset("1f1b", free).timeline().makespan == without.timeline().makespan
     assert solve(free, effort=0.05).certificate.value == solve(without.problem, effort=0.05).certificate.value
+
+
+def test_the_command_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = str(tmp_path / "p.json"), str(tmp_path / "s.json")
+    replace(PROFILE, shard_link=None).save(path)
+    step = ["--ranks", "4", "--microbatches", "4"]
+    assert main(["solve", path, *step, "--replicas", "2", "--method", "1f1b", "-o", out]) == 0
+    assert "sums over replicas go over the pipeline's link" in capsys.readouterr().err
+    assert Schedule.load(out).order["comm:3"] == ("3C0",)
+    assert main(["solve", out, "--replicas", "2"]) == 2
+    assert main(["solve", path, *step, "--replicas", "2", "--shards", "2"]) == 2
+    wrong = capsys.readouterr().err.splitlines()
+    assert wrong[0].endswith("holds a schedule, and its problem says what is summed over replicas: leave it out")
+    assert "sharded parameters (shards: 2) are reduced over their own group" in wrong[1]
 
 
 def test_wrong_use_is_named() -> None:

@@ -13,12 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zbsolve import BadInput, Schedule
+from zbsolve import BadInput, Problem, Schedule
+from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
 from zbsolve.exec import Pipeline, PostValidated
-from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.check import difference, named, reference, values
 from zbsolve.exec.handlers import Data
 from zbsolve.models.presets import GptSizes, gpt
 
+from .exec_jobs_vocabulary import everything
 from .exec_tools import a_problem, random_schedule
 
 MODEL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=8), tied=True)
@@ -82,8 +84,8 @@ def right(steps: int, microbatches: int, seed: int) -> list[nn.Module]:
 
 
 def worst(runner: Pipeline, whole: list[nn.Module]) -> float:
-    expected, found = named(dict(enumerate(whole))), named(runner.layers)
-    return max(difference(p.grad, expected[place].grad) for place, p in found.items())
+    expected = values(dict(enumerate(whole)))
+    return max(difference(one.found, expected[place].found) for place, one in everything(runner).items())
 
 
 def bits_alike(runner: Pipeline, tensors: list[Tensor]) -> bool:
@@ -100,19 +102,37 @@ def _both(first: Callable[[int], None], second: Any, stage: int) -> None:
     second(stage)
 
 
+def problems() -> list[Problem]:
+    """Placements with the tied parameter on both ranks, on one, and stages of one layer each; and with passes C, which begin
+    sums: the same, a fused backward, offload, two directions, where a stage is on two ranks of each pipeline, and a sharded
+    vocabulary."""
+    plain = [a_problem(placement, 3, layers=4) for placement in ((0, 1), (0, 1, 1, 0), (0, 1, 0, 1))]
+    fused = a_problem((0, 1, 1, 0), 3, layers=4, fused=True)
+    offload = with_offload(a_problem((0, 1, 0, 1), 3, layers=4, held_until_B=4), 1, 1)
+    two_ways = a_problem(((0, 1), (1, 0)), 3, layers=4)  # type: ignore[arg-type]
+    further = (fused, offload, two_ways, with_vocabulary(plain[0], Vocabulary(3, 3, lookup=2)))
+    return plain + [with_exchange(one, 2, replicas=True) for one in (*plain[:2], *further)]
+
+
 def gradients(rank: int, _: None) -> list[dict[str, Any]]:
-    """Two steps that add up, on placements with the tied parameter on both ranks, on one, and stages of one layer each."""
-    groups, result = grid(), []
-    for placement in ((0, 1), (0, 1, 1, 0), (0, 1, 0, 1)):
-        runner = runner_of(random_schedule(a_problem(placement, 3, layers=4), 2), groups, seed=5)
+    """Two steps that add up, on each of `problems`."""
+    groups, result, whole = grid(), [], right(2, 3, 5)
+    for problem in problems():
+        runner = runner_of(random_schedule(problem, 2), groups, seed=5)
         ended: list[int] = []
         runner.hooks.done = partial(_both, ended.append, runner.hooks.done)
         for step in range(2):
-            runner.step(*part(runner, step))
+            times = runner.step(*part(runner, step)).timeline
         runner.wait_gradients()
         found = [p.grad for p in runner.parameters() if p.grad is not None]
         alike = bits_alike(runner, found)
-        result.append({"worst": worst(runner, right(2, 3, 5)), "alike": alike, "ended": ended, "tensors": len(found)})
+        early = [
+            problem.names[b]
+            for a, b in zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True)
+            if "C" in problem.names[b] and times.end[a] > times.end[b]
+        ]
+        said = {"alike": alike, "ended": ended, "tensors": len(found), "early": early}
+        result.append({"worst": worst(runner, whole), "sums": sorted(runner.shared.exchanged), **said})
     return result
 
 

@@ -20,6 +20,7 @@ from zbsolve.build import (
     AttentionExchange,
     Vocabulary,
     with_attention_exchange,
+    with_exchange,
     with_offload,
     with_slices,
     with_vocabulary,
@@ -50,8 +51,8 @@ LOSS = CrossEntropy(z_loss=1e-3)
 class Case:
     """What is tried. lengths: of the slices, in proportion; () for `count` even ones. offloaded: of what each stage keeps.
     ignored: labels that do not count, all of a slice and all of a microbatch among them. rows: of each microbatch, where
-    they differ. dp: pipelines side by side. barriers: of a sharded vocabulary; embedding: the input's is sharded too.
-    exchange: ranks make attention for each other. blocks: of the model; 0: one fewer than stages."""
+    they differ. dp: pipelines side by side, whose sums are in the graph. barriers: of a sharded vocabulary; embedding: the
+    input's is sharded too. exchange: ranks make attention for each other. blocks: of the model; 0: one fewer than stages."""
 
     name: str
     placement: tuple[int, ...] = (0, 1, 2, 3)
@@ -121,6 +122,7 @@ def problem_of(case: Case, microbatches: int = 2) -> Problem:
         costs = Vocabulary(3, 3, broadcast=1, reduce=2, lookup=2 if case.embedding else None, barriers=case.barriers)
         step = with_vocabulary(step, costs)
     sliced = with_slices(step, case.count, held_keys=1, held_gradients=1, lengths=case.lengths)
+    sliced = with_exchange(sliced, 2, replicas=True) if case.dp > 1 else sliced
     return with_attention_exchange(sliced, AttentionExchange(2, 2, query_bytes=1)) if case.exchange else sliced
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STEP = (
     *("ranks", "microbatches", "placement", "partition", "memory", "objective", "recompute", "blocking", "offload"),
-    "vocabulary",
+    *("vocabulary", "replicas"),
 )
 COUNTED = {"ranks": "of the pipeline", "microbatches": "of a step"}
 

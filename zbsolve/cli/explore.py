@@ -13,7 +13,7 @@ from .step_options import OPTIONS, add_step_options
 if TYPE_CHECKING:
     from ..explore.state import State
 
-NOT_ON_PAGE = ("blocking", "shards", "gathers", "offload", "vocabulary")
+NOT_ON_PAGE = ("blocking", "shards", "gathers", "replicas", "offload", "vocabulary")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -139,6 +139,7 @@ def _print_run(schedule: Any, trace: Any) -> None:
         if trace.peaks[0][rank] > room + sent[rank]:  # messages are not among what the capacity is for
             held, has = exact_bytes(trace.peaks[0][rank]), exact_bytes(room)
             print(f"WARNING: rank {rank} held {held} of activations; its capacity is {has}")
+    print(_no_replicas(schedule.problem, trace.facts), end="")
     print(_other_split(schedule.problem.source, trace.facts["split"]), end="")
     if trace.facts["split"].startswith("auto"):
         for line in as_lines(trace.facts.get("splits", [])):
@@ -158,6 +159,14 @@ def _print_run(schedule: Any, trace: Any) -> None:
                 f"WARNING: the loss of two microbatches joined is {whole:.6g}, the mean of its halves' losses {mean:.6g}: "
                 "the loss of a step depends on how the batch is split (a sum, or padding left out?)"
             )
+
+
+def _no_replicas(problem: Any, facts: dict[str, Any]) -> str:
+    """A line where the schedule sums gradients over replicas, and the run had none."""
+    alone = any(len(problem.stage_ranks[problem.passes.stage[row]]) == 1 for row in problem.rows("C"))
+    if not alone or facts.get("replicas", 1) > 1 or "emulated" in facts:
+        return ""
+    return "the schedule sums gradients over replicas (passes C), and this run has none: they take no time (--replicas N)\n"
 
 
 def _other_split(source: str, split: str) -> str:

@@ -72,6 +72,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "with --shards: how often a step's forwards gather a stage's parameters, a number or one a stage such as "
         "1,2,2,1, or auto: the best of 1, 2, 4, 8 (default: 1, and they stay until the stage's last backward)",
     },
+    "replicas": {
+        "type": int,
+        "metavar": "N",
+        "help": "N pipelines side by side (data parallelism): the sum of each stage's gradients over them is a pass C "
+        "(default: 1)",
+    },
     "blocking": {
         "action": argparse.BooleanOptionalAction,
         "help": "a rank computes nothing while it sends a message (default: as the profile's link says)",
@@ -82,6 +88,7 @@ FIXED = {
     "memory": "ranks have for activations",
     "shards": "is gathered",
     "gathers": "is gathered",
+    "replicas": "is summed over replicas",
     "offload": "is offloaded",
     "vocabulary": "is sharded",
     "slices": "is sliced",

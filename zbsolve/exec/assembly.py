@@ -226,7 +226,7 @@ def connected(
     if emulate is not None:
         board = Board.shared(wires, len(problem.names))
         hooks.emulated = EmulatedDevice(emulate, problem.names, board, peers.timeout.total_seconds())
-    state = RankState(stages, versions, None if part.sharded else shared.exchange)
+    state = RankState(stages, versions, [] if part.sharded else [shared.exchange])
     buffers = buffers_of(program)
     seconds = peers.timeout.total_seconds()
     signals = _signals(part, wires, seconds)

@@ -13,8 +13,9 @@ All-to-alls and exchanges run on a side stream, which has a clock of its own. No
 pass takes what they give. An all-to-all is recorded with its device's start and end: nothing really runs then, and the rank
 comes to it when it has time. So its recorded start may lie before the recorded end of its F, by as much as that end was
 late. A gather or a reduction of sharded parameters is begun when the rank comes to it, but takes its device's time from when
-all that it waits for has ended there. When an exchange ends is known only when the step does, for it waits for other ranks:
-all-to-alls that come behind it in its stream begin without it. A collective of a sharded vocabulary takes its device's time
+all that it waits for has ended there. So is a sum of gradients over replicas, which have devices alike. When one ends that
+waits for other ranks of the pipeline is known only when the step does: all-to-alls that come behind it in its stream begin
+without it. A collective of a sharded vocabulary takes its device's time
 when it has really ended: then all ranks have come to it, and it is known when their devices did.
 
 Attention for another rank is really made while the pass that hands it over runs. That pass's parts, which come before it,
@@ -60,7 +61,7 @@ class Times:
     them, where that goes to another rank. side_streams: pass that runs off the compute stream → its stream. waits: what such
     a pass waits for, and which passes of its rank wait for it: pass → (pass before, lag). others: the same of passes of
     other ranks that send no message, where ranks help each other. helping: passes that make another rank's attention.
-    parts: passes whose work the one behind them does.
+    parts: passes whose work the one behind them does. joined: sums of gradients that wait for passes of other ranks.
     """
 
     source: str
@@ -71,6 +72,7 @@ class Times:
     others: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
     helping: Collection[str] = ()
     parts: Collection[str] = ()
+    joined: Collection[str] = ()
 
     @classmethod
     def of(cls, schedule: Schedule, source: str) -> Times:
@@ -87,9 +89,10 @@ class Times:
         for before, after in (*schedule.syncs, *shared):
             if before in streams or after in streams:
                 waits.setdefault(after, []).append((before, 0))
-        others, helping, parts = _others(problem)
+        (others, helping, parts), joined = _others(problem), _joined(problem)
         if source == OWN_TIMES:
-            return cls(problem.source or "the schedule's problem", passes, links, streams, waits, others, helping, parts)
+            own = problem.source or "the schedule's problem"
+            return cls(own, passes, links, streams, waits, others, helping, parts, joined)
         if helping:
             raise BadInput(f"{source}: ranks make attention for each other: emulate the schedule's own times ('schedule')")
         if source == "-":
@@ -116,7 +119,7 @@ class Times:
         missing = next((name for name in passes if name not in other_passes), None)
         if missing is not None:
             raise BadInput(f"{source}: gives no time for pass {missing}")
-        return cls(f"{profile.source}: {profile.model}", other_passes, other_links, streams, waits)
+        return cls(f"{profile.source}: {profile.model}", other_passes, other_links, streams, waits, joined=joined)
 
 
 def _profiled(profile: Profile, problem: Problem) -> Problem:
@@ -167,6 +170,13 @@ def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozens
         found.setdefault(names[e.after[row]], []).append((names[e.before[row]], int(e.lag[row])))
     helping, own = (frozenset(names[row] for row in np.flatnonzero(one).tolist()) for one in (helps, parts))
     return found, helping, own
+
+
+def _joined(problem: Problem) -> frozenset[str]:
+    """`joined` of `Times`."""
+    rank, e = problem.passes.rank, problem.edges
+    into = passes_where(problem, "ends_with_step")[e.after] & (rank[e.before] != rank[e.after])
+    return frozenset(problem.names[row] for row in np.unique(e.after[into]).tolist())
 
 
 class Board:

@@ -168,7 +168,7 @@ class Interpreter:
             else:
                 output = self._labelled(handler, action, given)
             end = time.monotonic_ns()
-            if hooks.emulated is not None and not (handler.ends_with_step or handler.joins):
+            if hooks.emulated is not None and not (handler.joins or action.name in hooks.emulated.times.joined):
                 start, end = self._emulated(hooks.emulated, action, start)
             if hooks.watch:
                 self._look(handler, action, output)

@@ -153,10 +153,15 @@ class Pipeline:
         them."""
         stages = {s: stage.parameters() for s, stage in self.stages.items()}
         later, shard = self.shared.parameters(), self.vocabulary_shard
-        if shard is not None:  # its collectives end with the step
-            stages[shard.homes.stages + self.rank] = shard.parameters()
-            later += shard.parameters()
-        replicas = Replicas(group, stages, later, groups_of(self.mesh, group))
+        exchanges = self._runner.interpreter.state.exchanges
+        exchanged = self.shared.exchanged if exchanges else ()
+        if shard is not None:
+            number = shard.homes.stages + self.rank
+            stages[number] = shard.parameters()
+            if number not in exchanged:  # its collectives end with the step, but a pass C waits for them
+                later += shard.parameters()
+        replicas = Replicas(group, stages, later, groups_of(self.mesh, group), exchanged)
+        exchanges.append(replicas.exchange)
         self.hooks.done = replicas.done_before(self.hooks.done)
         self._runner.replicas = replicas
         weakref.finalize(self, optimizers_wait(replicas, weakref.WeakMethod(self.wait_gradients)).remove)

@@ -110,9 +110,7 @@ class RankRunner:
             self.mailbox.flush()
             self._hear_last()
         self._end_begun(record)
-        self._end_sums(record, self._shared_sums())
-        if self.replicas is not None:
-            self.replicas.rest()
+        self._end_sums(record, self._sums())
         for versions in self.interpreter.state.versions.values():
             versions.end()
 
@@ -127,11 +125,16 @@ class RankRunner:
         if emulated is not None:
             emulated.drain()
 
-    def _shared_sums(self) -> Mapping[int, int]:
-        """Add up the gradients that ranks of the pipeline share, of shards when these are there."""
+    def _sums(self) -> Mapping[int, int]:
+        """Add up the gradients that ranks of the pipeline share, of shards when these are there, and begin the last sums
+        over replicas. Stage → when the sums that its passes C began were there, monotonic ns."""
         if self.sharding is not None and self.shared.parameters():
             self.sharding.wait()
-        return self.shared.finish()
+        ended = self.shared.finish()
+        if self.replicas is not None:
+            self.replicas.rest()
+            ended |= self.replicas.ended(self.peers.timeout)  # behind those within the pipeline
+        return ended
 
     def _passes(self, data: Data, meter: LiveBytes | None = None) -> Record:
         record, done = self.interpreter.begin(data), 0
@@ -150,13 +153,13 @@ class RankRunner:
             self.last.wait()
 
     def _end_sums(self, record: Record, ended: Mapping[int, int]) -> None:
-        """A pass that joins others ends when its sum is there, and on an emulated device after its time. ended: stage → when
-        its sum was there, monotonic ns."""
+        """A pass that sums gradients ends when its sums are there, and on an emulated device after its time. ended: stage →
+        when they were there, monotonic ns."""
         emulated = self.interpreter.hooks.emulated
         for i, action in enumerate(self.interpreter.program.actions):
             if HANDLERS[action.kind].ends_with_step:
-                record.end[i] = ended.get(action.stage, record.end[i])
-                if emulated is not None:
+                record.end[i] = max(record.end[i], ended.get(action.stage, 0))
+                if emulated is not None and action.name in emulated.times.joined:
                     record.end[i] = max(record.end[i], sleep_until(emulated.run_on_side_stream(action.name)[1]))
 
     def _metered(self, data: Data) -> tuple[Record, Memory]:

@@ -1,15 +1,17 @@
 """Data parallelism: several pipelines, each with its part of the batch, and one mean gradient.
 
-A stage's gradients go on their way when its last pass of the step has run, while other passes still run here and elsewhere.
-Only a reader of gradients waits for them.
+A stage's gradients go on their way when its pass C comes or, where the schedule has none, when its last pass of the step has
+run, while other passes still run here and elsewhere. Only a reader of gradients waits for them, and the end of a step for
+those that passes C have begun.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -29,7 +31,8 @@ LARGE_BYTES = 1 << 20  # from this size on a gradient is reduced where it lies; 
 @dataclass(frozen=True, slots=True)
 class _Part:
     """Gradients of one type on their way over one group. flat: the small ones end to end, and behind them for each of
-    `parameters` how many replicas have a gradient. large: the others. Of a DTensor it is the local tensor."""
+    `parameters` how many replicas have a gradient. large: the others. Of a DTensor it is the local tensor. ended: when the
+    sums of `works` were there that are, monotonic ns, where somebody asks."""
 
     group: Any
     parameters: Sequence[nn.Parameter]
@@ -37,6 +40,7 @@ class _Part:
     flat: Tensor
     large: Sequence[tuple[nn.Parameter, Tensor]]
     works: Sequence[Any]
+    ended: list[int] = field(default_factory=list)
 
 
 class Replicas:
@@ -44,6 +48,7 @@ class Replicas:
 
     stages: stage → its parameters here. shared: those that other ranks of the pipeline hold too; they wait for `rest`.
     groups: over which ranks a parameter's gradient is averaged, where that is not `group`; None: somebody else does it.
+    exchanged: stages with passes C here.
     """
 
     def __init__(
@@ -52,9 +57,10 @@ class Replicas:
         stages: Mapping[int, Sequence[nn.Parameter]],
         shared: Iterable[nn.Parameter],
         groups: Callable[[nn.Parameter], Any],
+        exchanged: Collection[int] = (),
     ) -> None:
         self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.group = group
+        self.group, self._exchanged = group, frozenset(exchanged)
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
         self._later = {id(p): p for p in shared if self._groups[id(p)] is not None}
         self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}
@@ -67,7 +73,17 @@ class Replicas:
         self._mine = set(self._missing)
 
     def done(self, stage: int) -> None:
-        """The last pass of `stage` in this step has run: start the sums of its parameters that no other stage adds to."""
+        """The last pass of `stage` in this step has run: start the sums of its parameters that no other stage adds to, but
+        where its pass C does."""
+        if stage not in self._exchanged:
+            self._done(stage)
+
+    def exchange(self, stage: int) -> None:
+        """The pass C of `stage`: start the same sums. Never waits."""
+        if stage in self._exchanged:
+            self._done(stage)
+
+    def _done(self, stage: int) -> None:
         for p in self._stages[stage]:
             self._open[id(p)] -= 1
         self._start([p for p in self._stages[stage] if not self._open[id(p)] and id(p) not in self._later])
@@ -87,6 +103,16 @@ class Replicas:
         self._start(list(self._later.values()))
         self._open = dict(self._missing)
 
+    def ended(self, timeout: timedelta) -> dict[int, int]:
+        """Wait for the sums of stages with passes C. Stage → when its last sum was there, monotonic ns. Raises LostRank."""
+        found: dict[int, int] = {}
+        for stage in self._exchanged:
+            mine = {id(p) for p in self._stages.get(stage, ())}
+            for part in self._parts:
+                if any(id(p) in mine for p in part.parameters):
+                    found[stage] = max(found.get(stage, 0), _ended(part, timeout))
+        return found
+
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Does the optimizer update parameters whose gradients are on their way?"""
         return bool(self._parts) and any(id(p) in self._mine for group in optimizer.param_groups for p in group["params"])
@@ -95,13 +121,9 @@ class Replicas:
         """Wait until `.grad` holds the mean over all pipelines, the same bits in each. A parameter that has a gradient in
         none of them stays without. Raises LostRank."""
         parts, self._parts = self._parts, []
-        try:
-            for part in parts:
-                for work in part.works:
-                    work.wait(timeout)
-                self._end(part)
-        except RuntimeError as error:
-            raise LostRank(f"waiting for the gradients of the other pipelines: {reason(error)}") from None
+        for part in parts:
+            _wait(part, timeout)
+            self._end(part)
 
     def _start(self, parameters: Sequence[nn.Parameter]) -> None:
         alike: dict[tuple[torch.dtype, str], list[nn.Parameter]] = {}
@@ -116,7 +138,10 @@ class Replicas:
         there = torch.tensor([float(p.grad is not None) for p in parameters]).to(local(parameters[0]))
         flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
         works = [dist.all_reduce(t, group=group, async_op=True) for t in (flat, *(t for _, t in large))]
-        return _Part(group, parameters, small, flat, large, works)
+        part = _Part(group, parameters, small, flat, large, works)
+        for work in works if self._exchanged else ():
+            work.get_future().add_done_callback(lambda _: part.ended.append(time.monotonic_ns()))
+        return part
 
     @torch.no_grad()
     def _end(self, part: _Part) -> None:
@@ -136,6 +161,20 @@ class Replicas:
                 p.grad = as_local_of(torch.empty_like(local(p)).copy_(total), p)
             elif (mine := local(p.grad)).data_ptr() != total.data_ptr():
                 mine.copy_(total)
+
+
+def _wait(part: _Part, timeout: timedelta) -> None:
+    try:
+        for work in part.works:
+            work.wait(timeout)
+    except RuntimeError as error:
+        raise LostRank(f"waiting for the gradients of the other pipelines: {reason(error)}") from None
+
+
+def _ended(part: _Part, timeout: timedelta) -> int:
+    """Wait for a part's sums. When the last one was there, monotonic ns."""
+    _wait(part, timeout)
+    return max(part.ended) if len(part.ended) == len(part.works) else time.monotonic_ns()
 
 
 class Concerning(Protocol):

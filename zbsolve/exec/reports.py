@@ -92,7 +92,8 @@ class StepReport:
                 column[rows] = (words[rank, HEAD_WORDS + i * n : HEAD_WORDS + (i + 1) * n] - zero) / 1000
             waited = words[rank, HEAD_WORDS + 3 * n : HEAD_WORDS + 4 * n] / 1000
             left = np.where(self._reports.goes_on[rank], start[rows], end[rows])  # when this rank went on
-            ran = np.flatnonzero(~(only_time | joins)[rows])  # the others may be recorded while the rank did something else
+            # The others may be recorded while the rank did something else.
+            ran = np.flatnonzero(~(only_time | joins | joined)[rows])
             host[rows[ran]] = start[rows[ran]] - np.append(began[rank], left[ran][:-1]) - waited[ran]
         for stage in np.unique(problem.passes.stage[joined]):  # they begin when the last of their ranks joins
             rows = np.flatnonzero(joined & (problem.passes.stage == stage))

@@ -80,7 +80,7 @@ class Shared:
         timeout: timedelta,
     ) -> None:
         self._buckets = [bucket for bucket in found if any(p.requires_grad for p in bucket.parameters)]
-        self._exchanged = frozenset(exchanged)
+        self.exchanged = frozenset(exchanged)
         self._done: set[int] = set()
         self._wires, self._timeout = wires, timeout
         for bucket in found:
@@ -110,7 +110,7 @@ class Shared:
         """The pass C of a stage: start the sums that are complete with it. Never waits."""
         self._done.add(stage)
         for bucket in self._buckets:
-            if bucket.work is None and stage in bucket.stages and self._exchanged.intersection(bucket.stages) <= self._done:
+            if bucket.work is None and stage in bucket.stages and self.exchanged.intersection(bucket.stages) <= self._done:
                 _start(bucket)
 
     def finish(self) -> dict[int, int]:

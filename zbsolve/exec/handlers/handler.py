@@ -50,13 +50,13 @@ def sum_of(losses: Sequence[Tensor]) -> Tensor | None:
 @dataclass(slots=True)
 class RankState:
     """What the passes of one rank work on. stages, versions: by stage number (versions only where there are updates);
-    exchange: starts to sum a stage's gradients over its ranks; offload: what is in host memory, where passes bring it there;
-    vocabulary: this rank's shard, where the vocabulary is sharded; attention: where ranks make it for each other; data,
-    losses: of the step that runs."""
+    exchanges: start to sum a stage's gradients, over its ranks and over replicas; offload: what is in host memory, where
+    passes bring it there; vocabulary: this rank's shard, where the vocabulary is sharded; attention: where ranks make it for
+    each other; data, losses: of the step that runs."""
 
     stages: Mapping[int, Stage]
     versions: Mapping[int, WeightVersions] = field(default_factory=dict)
-    exchange: Callable[[int], None] | None = None
+    exchanges: list[Callable[[int], None]] = field(default_factory=list)
     offload: Offload | None = None
     vocabulary: VocabularyShard | None = None
     attention: AttentionPeers | None = None
@@ -97,7 +97,7 @@ class Handler:
     helps: the pass that it helps exchanges with it by itself: edges between ranks to and from it carry nothing.
     before_its_pass: what it does is done by the pass of its stage and part that comes behind it. Where that does not come
     right behind, the rank of one that `helps` goes on while its work is done.
-    ends_with_step: it joins passes of other ranks, and when it has ended is known only when the step ends.
+    ends_with_step: it sums gradients with other ranks, and when it has ended is known only when the step ends.
     does: what it does beside the passes that compute: with sharded parameters ("gather", "reduce"), so that no one else
     needs to, with what a microbatch keeps ("offload", "reload"), or with a sharded vocabulary ("broadcast",
     "merge", "sum", "embedding").
