@@ -36,6 +36,8 @@ LEFT_OUT = re.compile(
     r"ranks? (?P<kept>[\d, ]+): no order of (?:its|their) passes fits (?P<window>\d+) µs, whatever other ranks do"
     r"(?:; left out: (?P<count>\d+) passes of ranks? (?P<of>[\d, ]+) in lanes that no compute waits for and that take no "
     r"memory, and the bytes that these passes free)?"
+    r"(?:; (?P<beside>\d+) passes on side streams there are delays alone, and what they hold counts where it is "
+    r"always held)?"
 )
 
 
@@ -61,6 +63,8 @@ def test_the_text_says_what_the_relaxation_drops(name: str, ranks: tuple[int, ..
     assert said["kept"] == ", ".join(map(str, ranks))
     assert said["window"] == "99"
     assert int(said["count"] or 0) == len(away)
+    sides = [row for row in problem.side_stream.tolist() if problem.passes.rank[row] in ranks]
+    assert int(said["beside"] or 0) == len(sides)
     if away:
         assert said["of"] == ", ".join(map(str, ranks[1:]))
     assert whole is not None

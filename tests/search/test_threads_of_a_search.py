@@ -80,19 +80,26 @@ def test_finders_make_room_for_cp_sat(
         assert told[1][0] + told[1][1] <= threads
 
 
-@pytest.mark.parametrize(("threads", "exact"), [(None, 3), (2, 1), (3, 1), (8, 4)])
-def test_cp_sat_has_half_of_the_threads(threads: int | None, exact: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("threads", "effort", "exact"), [(None, None, 3), (2, None, 1), (3, None, 1), (8, None, 4), (8, 5.0, 1)]
+)
+def test_cp_sat_has_half_of_the_threads(
+    threads: int | None, effort: float | None, exact: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With effort it has one, and no seconds end it: else its answer would depend on the machine."""
     have(7, monkeypatch)
-    asked: list[int] = []
+    asked: list[tuple[float, int]] = []
     made = cp_solver.make_solver
 
     def make_solver(seconds: float, workers: int, **options: Any) -> Any:
-        asked.append(workers)
+        asked.append((seconds, workers))
         return made(seconds, workers, **options)
 
     monkeypatch.setattr(cp_solver, "make_solver", make_solver)
-    prover.cp(state := state_with(threads), 0, 5.0)
-    assert asked == [exact]
+    state = state_with(threads)
+    state.clock = Clock(PATIENCE, effort)
+    prover.cp(state, 0, 5.0)
+    assert asked == [(5.0 if effort is None else cp_solver.NO_LIMIT, exact)]
     assert state.schedule is not None
     assert state.bound.value == state.value
 

@@ -22,7 +22,7 @@ from .bounds.memory_arcs import INFINITE
 from .bounds.necessary_arcs import heads_and_tails
 from .cp import build_cp
 
-SolverFor = Callable[[float, float | None], cp_model.CpSolver]  # of seconds, and of effort where that is the limit
+SolverFor = Callable[[float, float | None], cp_model.CpSolver]  # of seconds; and of effort, where that is the limit
 MAX_RANK_PASSES = 400  # of one rank: CP-SAT tells little of more
 MAX_FAILURES = 2  # tries of a rank without an answer
 TRY_SHARE, MIN_SECONDS = 0.25, 0.02  # of the time left for one try; and less is not worth one
@@ -105,7 +105,7 @@ def higher_stream_bounds(
             if left <= MIN_SECONDS:
                 return
             value, effort = low + (top - low + 1) // 2, left * TRY_SHARE
-            solver = solver_for(seconds * 60, effort) if clock.counted else solver_for(effort, None)
+            solver = solver_for(effort, effort if clock.counted else None)
             answer = ranks_refute(problem, (rank,), value, solver)
             clock.spend(solver.response_proto.deterministic_time)
             if answer:

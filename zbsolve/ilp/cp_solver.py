@@ -5,6 +5,7 @@ from __future__ import annotations
 from ortools.sat.python import cp_model
 
 FOUND = (cp_model.OPTIMAL, cp_model.FEASIBLE)  # the statuses that come with a solution
+NO_LIMIT = 1e6  # seconds: what is given where work is counted instead
 
 
 def make_solver(seconds: float, workers: int, *, seed: int | None = None, effort: float | None = None) -> cp_model.CpSolver:

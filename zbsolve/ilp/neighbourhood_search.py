@@ -17,12 +17,11 @@ from ..greedy.syncs import moments_of, pools_with_syncs, synced
 from ..problem import Ints
 from ..schedule import Schedule
 from ..util.clock import Clock
-from .cp_solver import FOUND, make_solver
+from .cp_solver import FOUND, NO_LIMIT, make_solver
 
 FIRST_SIZE, MIN_SIZE = 60, 20  # passes of the first neighbourhoods, and at least
 GROWTH, SHRINKING = 1.1, 0.7  # times as many passes after CP-SAT has finished one, and after it has not
 MAX_SECONDS, MAX_EFFORT = 2.0, 0.5  # for one neighbourhood; in CP-SAT's deterministic time
-NO_LIMIT = 1e6  # seconds: what is given where work is counted instead
 MIN_PRESOLVED = 20  # passes: fewer are solved faster without presolving
 ALL_RANKS = 0.3  # how often a neighbourhood is on all ranks
 ArcList = list[tuple[int, int, int]]  # (before, after, lag in µs), rows of the table of passes

@@ -43,10 +43,12 @@ def prove(state: State, seed: int) -> None:
 
 
 def _solver_for(state: State, seed: int, threads: int, seconds: float, effort: float | None) -> CpSolver:
-    """CP-SAT, which ends with the search. With effort it has one thread, as its answer must not depend on them."""
-    from ..ilp.cp_solver import make_solver
+    """CP-SAT, which ends with the search. With effort it has one thread and no limit of seconds: its answer must not depend
+    on the machine."""
+    from ..ilp.cp_solver import NO_LIMIT, make_solver
 
-    solver = make_solver(seconds, threads if effort is None else 1, seed=seed, effort=effort)
+    limits = (seconds, threads) if effort is None else (NO_LIMIT, 1)
+    solver = make_solver(*limits, seed=seed, effort=effort)
     state.stoppers.append(solver.stop_search)
     return solver
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ...problem import Problem
 from ..bounds.bound import GROUP_KINDS, WINDOW_KINDS, Bound
 from .lanes import Lanes, lanes_of, left_out
@@ -48,6 +50,11 @@ def group_bound(problem: Problem, group: Group, value: int) -> Bound:
         proof += (
             f"; left out: {missing} passes of {_rank_names(ranks[1:])} in lanes that no compute waits for and that take no "
             "memory, and the bytes that these passes free"
+        )
+    beside = int(np.isin(problem.passes.rank[problem.side_stream], ranks).sum())
+    if beside:
+        proof += (
+            f"; {beside} passes on side streams there are delays alone, and what they hold counts where it is always held"
         )
     return (
         Bound(value, proof, GROUP_KINDS[lean], ranks)
