@@ -103,7 +103,7 @@ def exchanges_of_profile(profile: Profile, layout: Layout) -> Exchanges:
     first, block, last = (int(each * profile.layers[i].parameter_bytes) for i in (0, 1, -1))
     alone = 0 if profile.tied and layout.placement == VEE else first
     total = first + (len(profile.layers) - 2) * block + last
-    return Exchanges(*(np.array([one]) for one in (block, first, min(block, alone), total)))
+    return Exchanges(*(np.array([one]) for one in (block, first, min(block, alone), first, total)))
 
 
 def costs_of_profile(profile: Profile, layout: Layout) -> Costs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..util.kernels import inner_kernel, kernel
-from .bound_row import CHAIN, LEAST_EXCHANGE, SERIAL, SINGLE, UNSLICED, P
+from .bound_row import CHAIN, LAST_EXCHANGE, SERIAL, SINGLE, UNSLICED, P
 from .chunk_kernels import possible_chunks
 from .peak_kernels import fitting, spread, staying
 from .stage_kernels import possible_single
@@ -41,12 +41,12 @@ def least_makespans(rows):  # type: ignore[no-untyped-def]
 @inner_kernel
 def possible(row, x, scratch):  # type: ignore[no-untyped-def]
     """Whether no condition forbids a makespan of x µs. scratch: whole numbers, one a rank, that are overwritten."""
-    y = x - row[LEAST_EXCHANGE]  # behind the last pass that computes its stage's gradients are exchanged
-    if y < row[CHAIN] + (spread(row, float(staying(row, y)), fitting(row)) if row[UNSLICED] else 0.0):
+    way = x - row[LAST_EXCHANGE]
+    if way < row[CHAIN] + (spread(row, float(staying(row, way)), fitting(row)) if row[UNSLICED] else 0.0):
         return False
     if row[SINGLE]:
-        return possible_single(row, y)
-    return possible_chunks(row, y, scratch)
+        return possible_single(row, x)
+    return possible_chunks(row, x, scratch)
 
 
 @kernel

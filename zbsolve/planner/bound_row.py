@@ -22,9 +22,10 @@ EW = 34  # µs of the embedding's backward, which is no part of a chain here
 # Bytes of a microbatch that a block and the head keep all the time from F to B (KEPT and HEAD: at one moment); µs of a
 # block's copies to host memory and back; whether only some stages of a rank copy.
 STAYS, HEAD_STAYS, OUT, BACK, SOME = range(35, 40)
-# µs of gradients' exchange at the end of a step: of a block, of the embedding or the head, of any stage at least.
-EXCHANGE, TABLE_EXCHANGE, LEAST_EXCHANGE = range(40, 43)
-COLUMNS = 43
+# µs of gradients' exchange at the end of a step: of a block, of the embedding or the head, of any stage at least, and behind
+# the last B of the first stage at least.
+EXCHANGE, TABLE_EXCHANGE, LEAST_EXCHANGE, LAST_EXCHANGE = range(40, 44)
+COLUMNS = 44
 NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
 
 
@@ -40,7 +41,7 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
         *(shard.S, shard.S + shard.T, shard.gap, shard.lookup, shards_beside(costs, layout)),
         *(part.F, part.B, part.embedding, part.sent, costs.slices == 1, costs.embedding.W),
         *(kept.stays, kept.head_stays, costs.copies.out, costs.copies.back, costs.copies.some),
-        *(costs.exchange.block, costs.exchange.table, costs.exchange.least),
+        *(costs.exchange.block, costs.exchange.table, costs.exchange.least, costs.exchange.last),
     )
     rows = np.empty((len(costs.sent), COLUMNS), np.int64)
     for at, column in enumerate(columns):

@@ -16,6 +16,7 @@ from .bound_row import (
     HF,
     HW,
     KEPT,
+    LAST_EXCHANGE,
     LEAST_EXCHANGE,
     LOOKUP,
     OUT,
@@ -51,23 +52,23 @@ from .stage_kernels import at_most, turns_within
 
 @inner_kernel
 def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
-    """Of several stages a rank, x µs before the least exchange: each rank by itself, with one block in each stage before its
-    first."""
+    """Of several stages a rank: each rank by itself, with one block in each stage before its first."""
     p, m, blocks = row[P], row[M], row[L]
-    rest = x - row[CHAIN]
+    way = x - row[LAST_EXCHANGE]  # when the first stage's last B ends, and with it all that is kept
+    rest = way - row[CHAIN]
     if rest < 0:
         return False
     if m > 1 and row[UNSLICED] and p * row[V] * at_most(rest // (m - 1), max(row[F], row[B])) < blocks:
         return False
     # Memory over time: a block's bytes are held while the rest of the chain runs, each slice's while its own runs.
     turn = row[GAP] + (row[HF] + row[HB] if row[UNSLICED] else 0)  # from the last block's F to its B
-    stay = staying(row, x)  # the last ones, at best
+    stay = staying(row, way)  # the last ones, at best
     below = (row[PART_F] + row[PART_B]) * stay * (stay + 1) // 2 + stay * turn
     need = float(m) * (float(row[STAYS]) * float(below) + float(row[HEAD_STAYS]) * float(turn))
     total = float(p * row[CAPACITY] - blocks * row[STATES] - (1 if row[TIED] and row[VEE] else 2) * row[TABLE])
     ends = 2 * (p * row[V] - 1)
     room = total - float(ends * row[WAITING] + (p - 1) * row[TRANSIENT])
-    if room <= 0 or need > room * float(x) * (1 + ROUNDING):
+    if room <= 0 or need > room * float(way) * (1 + ROUNDING):
         return False
     taken = 0
     for r in range(p):
@@ -82,7 +83,7 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
     for r in range(p):
         fewest = max(0, blocks_of_rank(row, x, r) - (taken - blocks))
         fits += (room_of_rank(row, r) - fewest * row[STATES] - (row[TRANSIENT] if fewest > 0 else 0)) // row[STAYS]
-    if x < row[CHAIN] + spread(row, float(blocks), float(fits)):
+    if way < row[CHAIN] + spread(row, float(blocks), float(fits)):
         return False
     return rounds_fit(row, x, taken - blocks, scratch)
 
@@ -107,7 +108,7 @@ def rounds_fit(row, x, slack, cum):  # type: ignore[no-untyped-def]
                 room += row[HEAD]  # not there yet
             sent = turn * p + at - (1 if back else 0)  # of a V the turn is on one rank
             behind = row[EF] + min(total, blocks) * (row[F] + row[B]) + 2 * sent * row[SENT] + 2 * row[LOOKUP]
-            turns = turns_within(row, x - behind, row[CHAIN] - behind)
+            turns = turns_within(row, x - row[LAST_EXCHANGE] - behind, row[CHAIN] - behind)
             if turns >= 1:
                 at_once = -(-m // turns)
                 here = min(most, room // (at_once * row[STAYS]))
@@ -143,32 +144,59 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     if last:
         forward, backward, weight = forward + row[HF], row[HB], weight + row[HW]
     passes = forward + backward + sends * row[SENT]
-    most = at_most(x - head - m * (passes + weight + row[SHARD]), m * (row[F] + row[B] + row[W]))
-    most = min(most, at_most(x - head - drain - m * (passes + row[SHARD_S]), m * (row[F] + row[B])))
+    work, way = x - row[LEAST_EXCHANGE], x - row[LAST_EXCHANGE]  # when passes end; when the first stage's last B ends
+    most = at_most(work - head - m * (passes + weight + row[SHARD]), m * (row[F] + row[B] + row[W]))
+    most = min(most, at_most(way - head - drain - m * (passes + row[SHARD_S]), m * (row[F] + row[B])))
     if not row[SOME]:
-        most = min(most, at_most(x - head - drain, m * row[OUT]))  # copies follow one another
+        most = min(most, at_most(way - head - drain, m * row[OUT]))  # copies follow one another
     if row[EXCHANGE] > 0:
-        most = min(most, exchanged_in_time(row, x + row[LEAST_EXCHANGE], edges))
+        tables = edges - (1 if row[TIED] and edges == 2 else 0)
+        beside = m * (passes + weight + row[SHARD_S])
+        most = exchanged_in_time(row, x, min(most, row[L]), head, beside, tables * row[TABLE_EXCHANGE])
     room = room_of_rank(row, r)
     if room < row[SHARD_HELD] or most < 0:
         return -1
     most = min(most, max(0, at_most(room - row[SHARD_HELD] - row[TRANSIENT], row[STATES] + row[KEPT])))
     if vee and r == 0 and row[UNSLICED] and row[STAYS] > 0 and not row[SOME]:
-        while most >= 0 and not starts_in_time(row, x, most, room):
+        while most >= 0 and not starts_in_time(row, work, most, room):
             most -= 1
     return most
 
 
 @inner_kernel
-def exchanged_in_time(row, x, edges):  # type: ignore[no-untyped-def]
-    """How many blocks a rank may have at most so that their gradients are exchanged after x µs, one stage's after the other.
-    None of them is complete before a microbatch has been through all stages and the last one's backward. edges: how many of
-    the first and the last stage are the rank's."""
-    messages = row[P] * row[V] - 1 - row[VEE]
-    first = row[LOOKUP] + row[PART_EF] + row[L] * row[PART_F] + messages * row[PART_SENT] + row[GAP]
-    first += row[HF] + row[HB] if row[UNSLICED] else 0
-    tables = edges - (1 if row[TIED] and edges == 2 else 0)
-    return at_most(x - first - tables * row[TABLE_EXCHANGE], row[EXCHANGE])
+def exchanged_in_time(row, x, most, head, beside, tables):  # type: ignore[no-untyped-def]
+    """How many blocks a rank may have, of `most`, so that all its gradients are exchanged after x µs; −1: not even none.
+    head, beside, tables: as for `exchanges_fit`."""
+    low = -1
+    while low < most:
+        middle = (low + most + 1) // 2
+        if exchanges_fit(row, x, middle, head, beside, tables):
+            low = middle
+        else:
+            most = middle - 1
+    return low
+
+
+@inner_kernel
+def exchanges_fit(row, x, blocks, head, beside, tables):  # type: ignore[no-untyped-def]
+    """Whether the stages of a rank can have so many blocks in all. head: µs before its first pass; beside: of its passes
+    beside those of blocks; tables: of exchanges beside those of blocks.
+
+    Its stages come to their ends one after the other. When one does, the rank has done all work of the blocks of stages that
+    ended so far, and their B and W since the first microbatch came to the last stage's B. The exchanges of all stages but
+    those that ended before follow, one after the other. So the more blocks ended before, the more may have ended now: in
+    each turn as many as possible, and in the last one all of them.
+    """
+    m, turns, ended = row[M], row[V], 0
+    work, late = m * (row[F] + row[B] + row[W]), m * (row[B] + row[W])
+    first = row[LOOKUP] + row[PART_EF] + row[L] * row[PART_F] + row[GAP] + (row[HF] if row[UNSLICED] else 0)
+    first += (row[P] * turns - 1 - row[VEE]) * row[PART_SENT]
+    for turn in range(turns):
+        left = x - row[EXCHANGE] * (blocks - ended) - (tables if turn == 0 else 0)
+        ended = min(at_most(left - head - (beside if turn == turns - 1 else 0), work), at_most(left - first, late), blocks)
+        if ended < 0:
+            return False
+    return ended >= blocks
 
 
 @inner_kernel

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .layout import VEE
+from .costs import Costs
+from .layout import VEE, Layout
 from .space_bounds import SpaceBounds
 
 LARGE = 250_000  # passes and edges
@@ -44,4 +45,16 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     last = np.where(size > LARGE, bounds.step[np.isfinite(bounds.step)].max(initial=0.0) * MUCH, 0.0)
     copying = layout.count * blocks * np.where(costs.copies.some, away, 1.0) * costs.copies.out
     busy = np.maximum(bounds.pipeline * slower, copying) * np.where(needless, NEEDLESS, 1.0)
-    return np.where(np.isfinite(bounds.step), busy + fill + bounds.behind + last, np.inf)
+    follows = _exposed(layout, costs) + bounds.behind
+    return np.where(np.isfinite(bounds.step), busy + fill + follows + last, np.inf)
+
+
+def _exposed(layout: Layout, costs: Costs) -> NDArray[np.float64]:
+    """µs of the exchange of gradients behind the last compute pass, beyond the least that bounds have. Stages of a rank end
+    one after the other, when the last microbatches of a round have come through the next one."""
+    blocks = costs.blocks / layout.stages
+    each = blocks * costs.exchange.block + costs.exchange.table / layout.chunks
+    between = np.minimum(layout.pp, layout.count) * blocks * (costs.block.B + costs.block.W)
+    waiting = (layout.chunks - 1) * np.maximum(0.0, each - between)
+    found: NDArray[np.float64] = np.maximum(0.0, each - costs.exchange.least) + waiting
+    return found

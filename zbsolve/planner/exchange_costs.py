@@ -17,12 +17,13 @@ from .layout import VEE, Layout
 
 class Exchanges(NamedTuple):
     """Whole µs, rounded down. block: of a block's part of its stage's C. table: of the embedding's and of the head's, 0
-    where the vocabulary is sharded. least: of the C of any stage with passes that take time, and of any shard. most: all of
-    them one after the other, at most."""
+    where the vocabulary is sharded. least: of the C of any stage with passes that take time, and of any shard. last: what
+    follows the last B of the first stage at least. most: all of them one after the other, at most."""
 
     block: Ints
     table: Ints
     least: Ints
+    last: Ints
     most: Ints
 
 
@@ -31,19 +32,21 @@ def exchanges_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluste
 
     What first and last layer share is counted once on a rank that has both, with the earlier stage: the last stage of a V
     may have nothing else. Of a sharded vocabulary, first and last layer leave no time and no parameters: a stage that has
-    nothing else ends with messages, which others wait for.
+    nothing else ends with messages, which others wait for. Shards wait for the gradient of the embedding's output, which the
+    first stage's B gives.
     """
-    first, block, last, shard = (
+    first, block, head, shard = (
         np.broadcast_to(exchange_pass(size / WEIGHT_BYTES, layout, cluster), np.shape(layout.pp))
         for size in (costs.first.parameter_bytes, costs.block.parameter_bytes, costs.last.parameter_bytes, costs.shard_bytes)
     )
     whole, several = np.asarray(layout.vocabulary) == 0, np.asarray(layout.pp) > 1
-    table = np.floor(np.minimum(first, last))
+    table = np.floor(np.minimum(first, head))
     alone = (np.asarray(costs.shared) > 0) & (np.asarray(layout.placement) == VEE) & several
-    end = np.where(whole, np.where(alone, 0, table), np.floor(shard))
-    longest = blocks * np.ceil(block) + np.ceil(first) + np.ceil(last) + layout.pp * np.ceil(shard) + layout.stages
+    last = np.where(whole, table, np.floor(shard))
+    least = np.minimum(np.floor(block), np.where(whole & alone, 0, last))
+    longest = blocks * np.ceil(block) + np.ceil(first) + np.ceil(head) + layout.pp * np.ceil(shard) + layout.stages
     exchanged = (np.asarray(layout.dp) > 1) & (np.asarray(layout.zero) < 3)
-    columns = np.floor(block), whole * table, np.minimum(np.floor(block), end), exchanged * longest
+    columns = np.floor(block), whole * table, least, last, exchanged * longest
     return Exchanges(*(np.atleast_1d(one).astype(np.int64) for one in columns))
 
 

@@ -16,6 +16,7 @@ from .bound_row import (
     HF,
     HW,
     KEPT,
+    LAST_EXCHANGE,
     LEAST_EXCHANGE,
     LOOKUP,
     OUT,
@@ -61,9 +62,8 @@ def at_most(room, each):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def possible_single(row, x):  # type: ignore[no-untyped-def]
-    """Of one stage a rank, x µs before the least exchange. Stage by stage: from how many blocks lie before, how many may lie
-    before the next at most. More blocks before a rank delay it, and so leave it fewer: every number that may lie before is
-    looked at."""
+    """Of one stage a rank. Stage by stage: from how many blocks lie before, how many may lie before the next at most. More
+    blocks before a rank delay it, and so leave it fewer: every number that may lie before is looked at."""
     p, blocks = row[P], row[L]
     low, high = 0, 0  # blocks before rank r, over all partitions that got so far
     for r in range(p):
@@ -96,20 +96,21 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     forward += 0 if last else row[SENT]
     backward += 0 if r == 0 else row[SENT]
     beside = forward + backward + row[SHARD]
-    most = at_most(x - head - m * (beside + weight), m * (row[F] + row[B] + row[W]))  # all its work behind head
+    work, way = x - row[LEAST_EXCHANGE], x - row[LAST_EXCHANGE]  # when passes end; when the first stage's last B ends
+    most = at_most(work - head - m * (beside + weight), m * (row[F] + row[B] + row[W]))  # all its work behind head
     beside = forward + backward + row[SHARD_S]  # a microbatch's B waits for the shards' S, so S comes before the last B
-    most = min(most, at_most(x - head - drain - m * beside, m * (row[F] + row[B])))  # F and B between both
+    most = min(most, at_most(way - head - drain - m * beside, m * (row[F] + row[B])))  # F and B between both
     # Copies of all microbatches follow one another: behind the first F before the last R and B, and the other way round.
-    most = min(most, at_most(x - head - drain, row[F] + m * row[OUT] + row[BACK] + row[B]))
-    most = min(most, at_most(x - head - drain, row[F] + row[OUT] + m * row[BACK] + row[B]))
-    rest = x - row[CHAIN]
+    most = min(most, at_most(way - head - drain, row[F] + m * row[OUT] + row[BACK] + row[B]))
+    most = min(most, at_most(way - head - drain, row[F] + row[OUT] + m * row[BACK] + row[B]))
+    rest = way - row[CHAIN]
     if rest < 0:
         return -1
     if m > 1 and row[UNSLICED]:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
         most = min(most, at_most(rest // (m - 1) - forward, row[F]), at_most(rest // (m - 1) - backward, row[B]))
-    most = min(most, exchanged_in_time(row, x + row[LEAST_EXCHANGE], r, before, head, drain))
+    most = min(most, exchanged_in_time(row, x, r, before, head, drain))
     # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns. Slices share their turns.
-    turns = turns_within(row, x - head - drain, row[CHAIN] - head - drain) if row[UNSLICED] else m
+    turns = turns_within(row, way - head - drain, row[CHAIN] - head - drain) if row[UNSLICED] else m
     if turns < 1:
         return -1
     at_once = -(-m // turns)
@@ -128,8 +129,8 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
 def exchanged_in_time(row, x, r, before, head, drain):  # type: ignore[no-untyped-def]
     """How many blocks stage r may have at most so that its gradients are exchanged after x µs; fewer than none where not
     even none. The exchange waits for all its W, and so for its F and B, and for S of its shard of the vocabulary: they
-    follow the head. All its B and W follow the chain of one microbatch up to the first B. head, drain: as in
-    `blocks_of_stage`."""
+    follow the head. All its B and W follow the chain of one microbatch up to the first B. A shard's exchange follows that
+    chain too, and takes the same stream. head, drain: as in `blocks_of_stage`."""
     m, last = row[M], r == row[P] - 1
     forward, backward, weight, room = 0 if last else row[SENT], 0 if r == 0 else row[SENT], 0, x
     if r == 0:
@@ -138,7 +139,10 @@ def exchanged_in_time(row, x, r, before, head, drain):  # type: ignore[no-untype
         forward, backward, weight = forward + row[HF], backward + row[HB], weight + row[HW]
         room -= 0 if r == 0 and row[TIED] else row[TABLE_EXCHANGE]
     work = m * (forward + backward + weight + row[SHARD_S])
-    most = at_most(room - head - work, m * (row[F] + row[B] + row[W]) + row[EXCHANGE])
+    each, shard = m * (row[F] + row[B] + row[W]) + row[EXCHANGE], row[LAST_EXCHANGE] - row[TABLE_EXCHANGE]
+    most = at_most(room - head - work, each)
+    if shard > 0:  # behind the stage's, or before
+        most = min(most, max(at_most(room - shard - head - work, each), at_most(x - shard - row[CHAIN], row[EXCHANGE])))
     if not row[UNSLICED]:
         return most
     first = row[CHAIN] - drain - backward  # ends its first B, but for its blocks'
