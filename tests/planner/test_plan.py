@@ -21,12 +21,14 @@ from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan
 from zbsolve.planner.bound_kernels import refuted
 from zbsolve.planner.bound_row import bound_rows
 from zbsolve.planner.candidate import unsolved
-from zbsolve.planner.layout import FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SINGLE, Layout
+from zbsolve.planner.layout import FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SINGLE, VEE, Layout
 from zbsolve.planner.plan_file import read_space
 from zbsolve.planner.pruned_families import FIELDS, families
 from zbsolve.planner.space import layouts
 from zbsolve.search.state import Contest
 from zbsolve.search.task import solve_task
+from zbsolve.show.plan_text import plan_as_text
+from zbsolve.util.text import format_time
 
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)
@@ -192,6 +194,26 @@ def test_a_plan_with_offload_is_checked(offload: int, tmp_path: Path, capsys: py
     assert "passes of kind O, R" in capsys.readouterr().err
 
 
+def test_a_plan_says_how_much_of_the_exchange_is_exposed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of replicas: each stage's exchange is a pass of the plan, beside the computing of other stages where it can be."""
+    layout = Layout(2, 1, 4, 2, VEE, 1, 8, zero=1)
+    found = candidate.candidate_of(SMALL, layout, A100, small().memory, method="greedy", effort=0.1)
+    assert found is not None
+    problem = found.schedule.problem
+    sums = problem.passes.duration[problem.rows("C")]
+    assert len(sums) == 8
+    assert 0 < found.exposed < sums.sum()
+    plan, path = replace(small(), candidates=(found,)), tmp_path / "plan.json"
+    assert plan.bounds.step[plan.number(found)] <= found.value
+    plan.save(path)
+    assert check_plan(path).wrong == ()
+    said = plan_as_text(plan)
+    assert f"behind its last compute pass: exchange of gradients {format_time(found.exposed)} (of " in said
+    assert "1.2 times as long as without messages beside it (assumed)), update and constant" in said
+    assert main(["export", str(path), "--to", "jaxpp", "-o", str(tmp_path / "x")]) == 0
+    capsys.readouterr()
+
+
 def _raise_a_bound(body: dict[str, Any]) -> None:
     step = np.array(body["space"]["pipeline"])
     row = int(np.flatnonzero(step > 0)[step[step > 0].argmin()])
@@ -277,6 +299,7 @@ def test_a_bound_beyond_the_serial_time_holds_where_nothing_fits_only() -> None:
         ("pipeline", lambda column: [2**62, *column[1:]], "field 'pipeline'"),
         ("pipeline", lambda column: [-2, *column[1:]], "field 'pipeline'"),
         ("rule", lambda column: [2**70, *column[1:]], "field 'rule'"),
+        ("rules", lambda names: names[:-1], "field 'rules' has other rules than this version knows: plan again"),
         ("by", lambda column: [2**70, *column[1:]], "field 'by'"),
         ("solved", lambda column: [2**31 - 1, *column[1:]], "field 'solved' has 2147483647"),
         ("steps", lambda column: column[1:], "need one step for each layout"),
