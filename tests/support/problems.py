@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from zbsolve import Problem, pipeline
-from zbsolve.build import Host, with_offload, with_sharding
+from zbsolve.build import Host, with_exchange, with_offload, with_sharding
 
 
 def uniform(placement, ranks, microbatches, times=(1, 1, 1), capacity=None, objective="makespan", comm=0) -> Problem:
@@ -44,6 +44,16 @@ SMALL: dict[str, Problem] = {
     "all-to-all": pipeline([3, 2], [2, 4], [2, 1], microbatches=2, AF=2, AB=[1, 3], comm=1, held_until_W=1, capacity=[2, 1]),
     "all-to-all span": pipeline([2, 2], BW=[3, 4], microbatches=2, AF=[3, 0], objective="span"),
     "exchange": pipeline(2, BW=3, placement=((0, 1), (1, 0)), microbatches=2, exchange=4),
+    "sums over replicas": with_exchange(
+        pipeline([2, 3], [3, 2], [1, 2], microbatches=2, comm=1, held_until_B=1, held_until_W=1, capacity=[3, 2]),
+        [6, 3],
+        replicas=True,
+    ),
+    "sums over replicas span": with_exchange(
+        pipeline([2, 1, 2, 3], BW=[3, 3, 1, 2], placement=(0, 1, 1, 0), microbatches=1, objective="span"),
+        [3, 0, 7, 9],
+        replicas=True,
+    ),
     "recompute": pipeline(
         [2, 3],
         [3, 2],
