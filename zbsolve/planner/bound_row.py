@@ -20,12 +20,12 @@ CHAIN, SERIAL, SHARD_S, SHARD, GAP, LOOKUP, SHARD_HELD = range(22, 29)
 PART_F, PART_B, PART_EF, PART_SENT, UNSLICED = range(29, 34)
 EW = 34  # µs of the embedding's backward, which is no part of a chain here
 # Bytes of a microbatch that a block and the head keep all the time from F to B (KEPT and HEAD: at one moment); µs of a
-# block's copies to host memory and back; whether only some stages of a rank copy.
-STAYS, HEAD_STAYS, OUT, BACK, SOME = range(35, 40)
+# block's copies to host memory and back; whether only some stages of a rank copy, and the bytes of a block whose stage does.
+STAYS, HEAD_STAYS, OUT, BACK, SOME, COPIED = range(35, 41)
 # µs of gradients' exchange at the end of a step: of a block, of the embedding or the head, of any stage at least, and behind
 # the last B of the first stage at least.
-EXCHANGE, TABLE_EXCHANGE, LEAST_EXCHANGE, LAST_EXCHANGE = range(40, 44)
-COLUMNS = 44
+EXCHANGE, TABLE_EXCHANGE, LEAST_EXCHANGE, LAST_EXCHANGE = range(41, 45)
+COLUMNS = 45
 NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
 
 
@@ -40,7 +40,7 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
         *(chain_bounds(costs, layout), _serial(costs, layout)),
         *(shard.S, shard.S + shard.T, shard.gap, shard.lookup, shards_beside(costs, layout)),
         *(part.F, part.B, part.embedding, part.sent, costs.slices == 1, costs.embedding.W),
-        *(kept.stays, kept.head_stays, costs.copies.out, costs.copies.back, costs.copies.some),
+        *(kept.stays, kept.head_stays, costs.copies.out, costs.copies.back, costs.copies.some, kept.copied),
         *(costs.exchange.block, costs.exchange.table, costs.exchange.least, costs.exchange.last),
     )
     rows = np.empty((len(costs.sent), COLUMNS), np.int64)

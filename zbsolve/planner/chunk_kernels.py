@@ -46,6 +46,7 @@ from .bound_row import (
     V,
     W,
 )
+from .offload_kernels import in_time
 from .peak_kernels import ROUNDING, spread, staying
 from .stage_kernels import at_most, turns_within
 
@@ -157,6 +158,7 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     if room < row[SHARD_HELD] or most < 0:
         return -1
     most = min(most, max(0, at_most(room - row[SHARD_HELD] - row[TRANSIENT], row[STATES] + row[KEPT])))
+    most = in_time(row, x, room + (row[HEAD] if last else 0), most)
     if vee and r == 0 and row[UNSLICED] and row[STAYS] > 0 and not row[SOME]:
         while most >= 0 and not starts_in_time(row, work, most, room):
             most -= 1

@@ -27,6 +27,7 @@ class Kept(NamedTuple):
     stays: Ints
     head_moment: Ints
     head_stays: Ints
+    copied: Ints
 
 
 class Copies(NamedTuple):
@@ -57,7 +58,8 @@ def kept_of(kept: Ints, head: Ints, layout: Layout) -> Kept:
     def stays(size: Ints) -> Any:
         return np.where(offload == FULL_OFFLOAD, 0, np.where((offload == HALF_OFFLOAD) & ~several, size // 2, size))
 
-    return Kept(np.where(one, kept // layout.chunks, kept), stays(kept), np.where(one, 0, head), stays(head))
+    moment, head_moment = np.where(one, kept // layout.chunks, kept), np.where(one, 0, head)
+    return Kept(moment, stays(kept), head_moment, stays(head), np.where(one | (offload == FULL_OFFLOAD), kept, 0))
 
 
 def copies_of(kept: Ints, head: Ints, most: Any, layout: Layout, cluster: Cluster) -> Copies:

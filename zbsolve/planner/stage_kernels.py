@@ -43,6 +43,7 @@ from .bound_row import (
     P,
     W,
 )
+from .offload_kernels import in_time
 
 MANY = 1 << 31  # blocks: more than any model has
 
@@ -122,6 +123,7 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     if room < max(beside, some):
         return -1
     most = min(most, max(0, at_most(room - beside - row[TRANSIENT], row[STATES] + row[KEPT])))
+    most = in_time(row, x, room, most)
     return min(most, max(0, at_most(room - some - row[TRANSIENT], row[STATES] + at_once * row[STAYS])))
 
 
