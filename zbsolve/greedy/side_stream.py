@@ -133,16 +133,17 @@ def rooms_beside(problem: Problem) -> list[float]:
     return [share for share, _ in found] or [1.0]
 
 
-def with_side_streams(problem: Problem, schedule: Schedule) -> Schedule:
+def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline | None = None) -> Schedule:
     """The schedule of `problem` with the order of `schedule`, one of the problem `without_side_streams`.
 
-    Where passes on side streams hold memory, the schedule holds if they fit beside what the order holds. Raises Deadlock
-    where the given order has one.
+    Where passes on side streams hold memory, the schedule holds if they fit beside what the order holds. timeline: of all
+    passes of `problem` in this order, which says what fits; None: as early as can be. Raises Deadlock where the given order
+    has one.
     """
     if not len(problem.side_stream):
         return Schedule(problem, schedule.order, schedule.syncs)
     given = Schedule(problem, schedule.order, schedule.syncs).sequences
-    timeline = _late_sources(problem, simulate(problem, list(given.values())))
+    timeline = _late_sources(problem, timeline or simulate(problem, list(given.values())))
     row = moments_in(timeline)
     sequences: dict[str, Ints] = dict(given)
     scale = 4 * len(problem.passes) + 4  # of the row, so that all passes on side streams fit between two others, also moved

@@ -15,6 +15,7 @@ from ..greedy.building_block import plain_block
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
 from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.microbatch import MicrobatchGraph, microbatch_graph
+from ..greedy.paced_blocks import paced_schedules
 from ..greedy.policy_annealing import improve_policies, starting_policies
 from ..greedy.serial_microbatches import one_after_another
 from ..greedy.serial_orders import serial_schedule, serial_targets
@@ -33,6 +34,9 @@ SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time is for serial generation at most, where there is a schedule
 SOURCES_SHARE = 0.7  # of the time: what is left is for neighbourhoods of the best
 SERIAL_SOLVER = "serial generation"
+PACED_SOLVER = "paced block"
+SECONDS_PER_PACED_PASS = 2.5e-5
+PACED_SHARE, PACED_TRIES = 0.4, 3  # of the time is for them, and so many come until one holds
 # Of a step of more passes named orders come first, each also decoded by its times with these rules, for a part of the time.
 MANY_PASSES, TIMES_SHARE = 4_000, 0.25
 TIMES_RULES = (DecodeRule(2, 0, 2), DecodeRule(2, 8, 1), DecodeRule(1, 8, 2))
@@ -49,6 +53,8 @@ def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
     first = several or len(state.problem.passes) > MANY_PASSES
     if first:
         yield from _named(state)
+    if several and (state.schedule is None or state.problem.collective.max(initial=-1) >= 0):
+        yield from _paced(state)
     if several and not careful:
         yield from _serial(state)
     if policies and not careful:
@@ -182,6 +188,21 @@ def _beside(state: State, seed: int, seconds: float, room: float) -> Iterator[No
             with suppress(NotFound):
                 state.offer(with_side_streams(problem, list_schedule(plain, policy)), "annealed policy")
         yield
+
+
+def _paced(state: State) -> Iterator[None]:
+    """Blocks on all streams, of one pace after the other until one holds, and then more for a part of the time."""
+    clock, until = state.clock, state.clock.used + PACED_SHARE * state.clock.left
+
+    def held() -> bool:
+        return state.solver == PACED_SOLVER
+
+    for tries, found in enumerate(paced_schedules(state.problem, held), 1):
+        clock.spend(len(state.problem.passes) * SECONDS_PER_PACED_PASS)
+        state.offer(found, PACED_SOLVER)
+        yield
+        if state.settled or (clock.used > until and (held() or tries >= PACED_TRIES)):
+            return
 
 
 def _serial(state: State) -> Iterator[None]:
