@@ -34,9 +34,9 @@ SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time is for serial generation at most, where there is a schedule
 SOURCES_SHARE = 0.7  # of the time: what is left is for neighbourhoods of the best
 SERIAL_SOLVER = "serial generation"
-PACED_SOLVER = "paced block"
-SECONDS_PER_PACED_PASS = 2.5e-5
-PACED_SHARE, PACED_TRIES = 0.4, 3  # of the time is for them, and so many come until one holds
+PACED_SOLVER, SECONDS_PER_PACED_PASS = "paced block", 2.5e-5
+# Where what is there takes so many times its bound, a share of the time is for paced blocks; so many come until one holds.
+POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 3
 # Of a step of more passes named orders come first, each also decoded by its times with these rules, for a part of the time.
 MANY_PASSES, TIMES_SHARE = 4_000, 0.25
 TIMES_RULES = (DecodeRule(2, 0, 2), DecodeRule(2, 8, 1), DecodeRule(1, 8, 2))
@@ -53,7 +53,7 @@ def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
     first = several or len(state.problem.passes) > MANY_PASSES
     if first:
         yield from _named(state)
-    if several and (state.schedule is None or state.problem.collective.max(initial=-1) >= 0):
+    if several and (state.schedule is None or state.value > POOR * state.bound.value):
         yield from _paced(state)
     if several and not careful:
         yield from _serial(state)

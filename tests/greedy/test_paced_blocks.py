@@ -1,0 +1,64 @@
+"""Blocks over all streams: orders that hold where copies and collectives share the ranks with passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
+from zbsolve.build.plain import pipeline
+from zbsolve.greedy.microbatch import rank_work
+from zbsolve.greedy.paced_blocks import PACES, paced_blocks, paced_graph, paced_schedules
+from zbsolve.problem import Problem
+from zbsolve.verifier import verify
+
+
+def step(placement: str, capacity: int, stages: int = 8, copy: int = 40) -> Problem:
+    """Four ranks, twelve microbatches, a sharded vocabulary, all activations copied away and back, and sums at the end."""
+    plain = pipeline(
+        [50] * stages, [55] * stages, [40] * stages, placement=placement, microbatches=12, comm=1, held_until_B=4, held_until_W=6
+    )
+    costs = Vocabulary(S=20, T=8, broadcast=3, reduce=3)
+    whole = with_offload(with_vocabulary(plain, costs), copy, copy)
+    return with_exchange(replace(whole, capacity=(capacity,) * 4), 30, replicas=True)
+
+
+@pytest.mark.parametrize("placement", ["loop", "vee", "single"])
+def test_every_pace_holds_where_memory_is_there(placement: str) -> None:
+    problem = step(placement, 60, 4 if placement == "single" else 8)
+    tried: list[bool] = []
+    found = list(paced_schedules(problem, lambda: False))
+    assert len(found) == len(PACES)
+    for schedule in found:
+        tried.append(not verify(problem, schedule))
+    assert all(tried)
+    assert found[0].timeline().value <= 1.25 * problem.work
+    assert [one.timeline().value for one in found] == sorted(one.timeline().value for one in found)
+
+
+def test_no_stream_is_busy_twice_in_a_period() -> None:
+    problem = step("loop", 60)
+    g = paced_graph(problem)
+    assert g is not None
+    assert len(g.passes) * 12 == int(problem.in_microbatch.sum())
+    assert rank_work(g).max() >= problem.work // 12
+    for one in paced_blocks(g, PACES[0]):
+        for rank in np.unique(g.rank):
+            mine = np.flatnonzero((g.rank == rank) & (g.duration > 0))
+            begin = np.sort(one.block.offset[mine] % one.block.period)
+            order = mine[np.argsort(one.block.offset[mine] % one.block.period)]
+            gaps = np.diff(np.append(begin, begin[0] + one.block.period))
+            assert (gaps >= g.duration[order]).all()
+
+
+def test_what_is_far_too_much_for_devices_is_left_out() -> None:
+    assert not list(paced_schedules(step("loop", 11), lambda: False))
+
+
+def test_microbatches_that_differ_have_no_block() -> None:
+    problem = step("loop", 60)
+    longer = problem.passes.duration.copy()
+    longer[problem.rows("F")[0]] += 5
+    assert not list(paced_schedules(replace(problem, passes=replace(problem.passes, duration=longer)), lambda: False))
