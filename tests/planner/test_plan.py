@@ -98,10 +98,12 @@ def test_first_schedules_of_layouts_that_offload_everything_are_near_their_bound
     """Policies let forwards run ahead of copies until ranks wait for each other in collectives; one microbatch after the
     other takes more than ten times as long."""
     shape, cluster = shape_by_name("llama3-70b"), CLUSTERS["h100"]
-    layout = Layout(2, 2, 16, 1, SINGLE, 2, 128, sequence=1, vocabulary=SHARDED, zero=1, offload=FULL_OFFLOAD)
-    found = candidate.candidate_of(shape, layout, cluster, cluster.memory, method="greedy", effort=0.1)
+    layout = Layout(2, 2, 16, 1, SINGLE, 2, 64, sequence=1, vocabulary=SHARDED, zero=1, offload=FULL_OFFLOAD)
+    split = next(unsolved(shape, layout, cluster, cluster.memory))
+    found = solve_task(split.task({"method": "greedy", "effort": 0.1}), Contest(), {}).schedule
     assert found is not None
-    assert found.value <= 1.2 * found.bound
+    assert found.certificate is not None
+    assert found.certificate.value <= 1.25 * found.certificate.bound
 
 
 def test_families_cover_the_space() -> None:

@@ -15,7 +15,7 @@ from ..greedy.building_block import plain_block
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
 from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.microbatch import MicrobatchGraph, microbatch_graph
-from ..greedy.paced_blocks import paced_schedules
+from ..greedy.paced import paced_schedules
 from ..greedy.policy_annealing import improve_policies, starting_policies
 from ..greedy.serial_microbatches import one_after_another
 from ..greedy.serial_orders import serial_schedule, serial_targets

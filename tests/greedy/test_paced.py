@@ -10,16 +10,15 @@ import pytest
 from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
 from zbsolve.build.plain import pipeline
 from zbsolve.greedy.microbatch import rank_work
-from zbsolve.greedy.paced_blocks import PACES, paced_blocks, paced_graph, paced_schedules
+from zbsolve.greedy.paced import PACES, paced_blocks, paced_graph, paced_schedules
 from zbsolve.problem import Problem
 from zbsolve.verifier import verify
 
 
 def step(placement: str, capacity: int, stages: int = 8, copy: int = 40) -> Problem:
     """Four ranks, twelve microbatches, a sharded vocabulary, all activations copied away and back, and sums at the end."""
-    plain = pipeline(
-        [50] * stages, [55] * stages, [40] * stages, placement=placement, microbatches=12, comm=1, held_until_B=4, held_until_W=6
-    )
+    times = [50] * stages, [55] * stages, [40] * stages
+    plain = pipeline(*times, placement=placement, microbatches=12, comm=1, held_until_B=4, held_until_W=6)
     costs = Vocabulary(S=20, T=8, broadcast=3, reduce=3)
     whole = with_offload(with_vocabulary(plain, costs), copy, copy)
     return with_exchange(replace(whole, capacity=(capacity,) * 4), 30, replicas=True)

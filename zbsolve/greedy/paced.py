@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..problem import Ints, Problem
+from ..problem import Problem
 from ..schedule import Schedule
 from ..timeline import Timeline
 from .building_block import BuildingBlock
@@ -72,7 +72,9 @@ def paced_schedules(problem: Problem, held: Callable[[], bool]) -> Iterator[Sche
     capacity; those that take far too much on devices are left out. held: asked after each, whether one did by now. Ends at
     once where no block can be made."""
     g = paced_graph(problem)
-    for paces in PACES if g is not None else ():
+    if g is None:
+        return
+    for paces in PACES:
         for one in paced_blocks(g, paces)[:TRIED]:
             timeline = _timeline(problem, g, one.block)
             if not _may_fit(problem, timeline):
