@@ -53,7 +53,7 @@ def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
     first = several or len(state.problem.passes) > MANY_PASSES
     if first:
         yield from _named(state)
-    if several and (state.schedule is None or state.value > POOR * state.bound.value):
+    if several and (state.schedule is None or (not careful and state.value > POOR * state.bound.value)):
         yield from _paced(state)
     if several and not careful:
         yield from _serial(state)
