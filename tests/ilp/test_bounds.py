@@ -177,6 +177,24 @@ def test_no_group_of_ranks_refutes_the_optimum(seed):
             assert all(refute(lanes, best, breadth, 1_000_000)[0] is not Answer.REFUTED for breadth in (1, 3, 1000))
 
 
+def with_twins(seed: int):
+    """A V of two ranks whose weight gradients often take and free as much as each other; memory decides."""
+    rng = random.Random(seed)
+    F, B, W, held = ([rng.choice(of) for _ in range(4)] for of in ((2, 3), (3, 4), (2, 2, 3), (1, 1, 2)))
+    return pipeline(
+        F, B, W, placement="vee", microbatches=3, comm=rng.choice([0, 1]), held_until_B=1, held_until_W=held, capacity=[6, 7]
+    )
+
+
+def test_all_ranks_with_twins_are_searched_exactly():
+    """Orders that differ by which of two like weight gradients comes first are tried once, and the best is among them."""
+    for problem in map(with_twins, range(6)):
+        best, lanes = optimum(problem), lanes_of(problem, (1, 0))
+        assert lanes is not None
+        answers = [refute(lanes, value, 100_000, 1_000_000)[0] for value in (best - 1, best)]
+        assert answers == [Answer.REFUTED, Answer.FITS]
+
+
 def test_ranks_in_the_window_of_another_reach_the_optimum_of_a_span():
     """A V shape in half of 1F1B's memory: the first rank begins and ends the step, the last ones make it long."""
     held = {"held_until_B": 6, "held_until_W": 4, "capacity": 40, "placement": "vee", "comm": 2, "objective": "span"}

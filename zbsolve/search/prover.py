@@ -13,19 +13,21 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpSolver
 
 WHOLE_PASSES = 400  # passes: CP-SAT on the whole problem proves or improves within seconds up to about here
+FEW_PASSES = 200  # beyond, it hardly does: of 104 plain steps in none. Searches over ranks may take most of the time there
+RANK_SHARES = (0.2, 0.4, 0.8, 1.0)  # of the time for those: beside copies, of few passes, of small problems, of others
 
 
 def prove(state: State, seed: int) -> None:
     """Higher bounds: relaxations first, then CP-SAT on the whole where that is small."""
     problem, clock = state.problem, state.clock
-    small = len(problem.passes) <= WHOLE_PASSES
+    few, small = (len(problem.passes) <= most for most in (FEW_PASSES, WHOLE_PASSES))
     state.raise_closed_forms()
     if state.done and len(problem.passes) > LARGE_PASSES:
         return
     from ..ilp.cp_ranks import higher_stream_bounds, holds_beside
 
     beside = holds_beside(problem)
-    share = 0.2 if beside else 0.4 if small else 1.0
+    share = RANK_SHARES[0 if beside else 1 if few else 2 if small else 3]
     for bound in higher_bounds(problem, state.bound, clock, clock.left * share, state.incumbent):
         state.raise_bound(bound)
         if state.done:

@@ -22,6 +22,9 @@ MAX_FAILURES = 3  # groups that may take all their states without a bound before
 # Share of the time, and seconds at least, after which the searches are given up where none has gained on the closed forms.
 # Of 192 problems 48 gained nothing in all of the time, and of the others one gained later than this (0.04 %).
 GIVE_UP_SHARE, GIVE_UP_SECONDS = 0.25, 0.5
+# A rank more takes so many times the partial orders, about (26 and 52 where seen). One try of a group that is grown where
+# there is time for so many may take this share of them, with this breadth: merged it takes more.
+RANK_FACTOR, DEEP_SHARE, DEEP_BREADTH = 30, 0.7, 128
 GAP_PARTS = 64  # a group of ranks that can gain less than this part of the gap is left
 LOOK_SHARE = 0.3  # of the time left may go into a first look at whether all ranks refute the incumbent's value
 LOOK_BREADTH, LOOK_STATES = 16, 2.5  # times the breadth of that look, and its states, that an answer takes at most
@@ -32,10 +35,8 @@ FIRST_RANK_SHARE, LONG_SHARE, SHORT_SHARE = 0.1, 0.95, 0.5
 MAX_INDUCTION_LANES = 24
 INDUCTION_GOAL = 0.99  # of the incumbent's value is asked for where the value itself takes too many partial orders
 SINGLE_RANKS = 2  # times as many single ranks are searched at most as there are ranks: one may stand in several windows
-PROMISING, PROMISING_STATES = (
-    2,
-    30_000,
-)  # so many single ranks of the best closed forms come first, with so many states a try
+# So many single ranks of the best closed forms come first, with so many partial orders a try.
+PROMISING, PROMISING_STATES = 2, 30_000
 
 
 def higher_bounds(
@@ -71,6 +72,7 @@ def higher_bounds(
                 began = search.best.value
                 yield from search.grow(search.start(of_forms[0]), lean, states)
                 gained[lean] = search.best.value - began
+        yield from search.deepen()
         states *= STATES_FACTOR
 
 
@@ -83,6 +85,7 @@ class _GroupSearch:
         self.unit = value_unit(problem)  # windows between two multiples are alike
         self.searches: dict[Group, WindowSearch | None] = {}
         self.roots: dict[bool, Group] = {}  # what groups are grown from, lean and whole
+        self.answered: dict[Group, int] = {}  # partial orders that it took last to see that a window fits a group
         self.breadth = FIRST_BREADTH  # what the last group's answer took: the next one's first try
         self.rate = 500_000.0  # states a second, measured
         self.form, self.give_up = best, clock.used + max(GIVE_UP_SECONDS, GIVE_UP_SHARE * (until - clock.used))
@@ -129,6 +132,18 @@ class _GroupSearch:
         yield from self.raise_windows([root], states)
         self.roots[lean] = root
 
+    def deepen(self) -> Iterator[Bound]:
+        """Higher bounds from whole groups with a rank more than the best one, as long as that one has nothing more to give
+        and there is time for so many partial orders."""
+        group = group_of(self.problem, self.best)
+        while 1 < len(group.ranks) < min(MAX_WHOLE_RANKS, self.problem.ranks):
+            if not RANK_FACTOR * self.answered.get(group, INFINITE) < self.affordable:
+                return
+            before, group = self.best, grown(self.problem, group._replace(lean=False), len(group.ranks) + 1)[0]
+            yield from self.raise_windows([group], int(DEEP_SHARE * self.affordable))
+            if self.best is before:
+                return
+
     def raise_windows(self, groups: list[Group], states: int, once: bool = False) -> Iterator[Bound]:
         """Higher bounds from each group in turn, as long as it gives one with `states` partial orders a try.
 
@@ -154,7 +169,9 @@ class _GroupSearch:
                     yield self.best
                     if once:
                         return
-                elif answer is not Answer.FITS:
+                elif answer is Answer.FITS:
+                    self.answered[group] = tried
+                else:
                     failures += once and 2 * tried > states
                     if 4 * tried > states or window - self.best.value < search.min_step:
                         break
@@ -163,9 +180,10 @@ class _GroupSearch:
         """The group's search, made when it is first asked for; None where its lanes allow none."""
         if group not in self.searches:
             lanes = lanes_of_group(self.problem, group)
-            gap = self.ceiling - self.best.value
-            least, step = max(self.unit, gap // 32), gap // 5
-            made = None if lanes is None else WindowSearch(lanes, self.ceiling, least, step, self.breadth, self.incumbent)
+            gap, deep = self.ceiling - self.best.value, len(group.ranks) > 2 and not group.lean
+            step, breadth = (gap // 2, DEEP_BREADTH) if deep else (gap // 5, self.breadth)
+            least = max(self.unit, gap // 32)
+            made = None if lanes is None else WindowSearch(lanes, self.ceiling, least, step, breadth, self.incumbent)
             self.searches[group] = made
         search = self.searches[group]
         if search is not None:

@@ -110,6 +110,8 @@ def _next_level(tables, states, window, most, swaps):  # type: ignore[no-untyped
     * An order with a pass behind one that nobody waits for and that takes time, where the two could have changed places
       with the memory of then. (They cannot where idle time is between them, whether that is counted as taken or not; see
       `pruning`.) Only with `swaps`: tails that are too short would let too much be left out.
+    * An order with a pass of a lane while a twin's next pass could start then, and has as long a tail or a longer one (of
+      equals the first lane's): see `_after_twin`. Only with `swaps`.
     """
     lanes, ranks, passes, pairs = tables.lanes, tables.ranks, tables.passes, tables.pairs
     position, free, last, arrivals, early = states
@@ -137,6 +139,8 @@ def _next_level(tables, states, window, most, swaps):  # type: ignore[no-untyped
                 other = lanes[b]
                 fits = start[b] >= 0 and start[b] < start[a] and start[b] + other.duration <= start[a] and other.rank == r
                 skip = skip or (fits and other.taken <= room and (other.taken == 0 or ranks[r].takers == 1))
+            if swaps and not skip:
+                skip = _after_twin(tables, position[s], start, a)
             w = last[s, r]
             if swaps and not skip and w >= 0 and lanes[w].unawaited and not one.unawaited and lanes[w].duration > 0:
                 swapped = free[s, r] + one.duration + passes[w, position[s, w] - 1].tail <= window
@@ -159,3 +163,25 @@ def _next_level(tables, states, window, most, swaps):  # type: ignore[no-untyped
             new_early[n] = early[s] and end + passes[a, position[s, a]].behind <= window
             n += 1
     return n, tried, new
+
+
+@kernel
+def _after_twin(tables, position, start, a):  # type: ignore[no-untyped-def]
+    """Whether another order is as good as those that go on with lane a: one that takes the next pass of a twin first. start:
+    µs, of the next pass of each lane (−1: it waits for one that is not placed).
+
+    Twins (see `Tables`) take nothing, no pass waits for them, and they free as much and run as long. Where x, the next pass
+    of one, could run when y, that of the other, does, let x have y's place, y that of its lane's next pass, and so on, up to
+    the pass of y's lane before x's place, which gets that. Nothing else moves, and memory stays as it is. Passes of y's lane
+    run later, but the last of them ends where x ended, and its tail is y's at most, which is x's at most. Start times are
+    what they were, so this takes back none of the other exchanges; and the first place that changes has the longer tail, or
+    of equal ones the first lane, so it ends.
+    """
+    lanes, passes = tables.lanes, tables.passes
+    own = passes[a, position[a]].tail
+    for b in range(len(lanes)):
+        if b != a and lanes[b].twins == lanes[a].twins and 0 <= start[b] <= start[a]:
+            tail = passes[b, position[b]].tail
+            if tail > own or (tail == own and b < a):
+                return True
+    return False

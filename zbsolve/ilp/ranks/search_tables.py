@@ -16,7 +16,7 @@ from ...problem import Ints
 from ...timeline import Floats
 from ...util.kernels import kernel
 
-LANE = record("rank duration taken freed unawaited wait_first wait_last into_first into_last")
+LANE = record("rank duration taken freed unawaited twins wait_first wait_last into_first into_last")
 RANK = record("capacity slack takers")
 PASS = record("head tail behind end")
 WAIT = record("before lag")
@@ -27,7 +27,8 @@ class Tables(NamedTuple):
     """The lanes of some ranks, as `Lanes` has them. Times in µs, memory in bytes.
 
     lanes: records of rank, duration, taken, freed; unawaited, 1 where the lane takes nothing and no lane waits for it;
-      wait_first:wait_last, its rows of `waits`; into_first:into_last, its places in `into`.
+      twins, the first lane that is like it (see `_twins`); wait_first:wait_last, its rows of `waits`; into_first:into_last,
+      its places in `into`.
     ranks: records of capacity and slack; takers, how many lanes of the rank take memory.
     passes: shape (lanes, microbatches), records of head and tail; behind, see `order_search.Induction`; end, the least end
       of the pass in the state that `pruning` looks at.
@@ -62,6 +63,7 @@ def tables_of(lanes, behind):  # type: ignore[no-untyped-def]
         for j in range(m):
             passes[a, j].head, passes[a, j].tail, passes[a, j].behind = lanes.head[a, j], lanes.tail[a, j], behind[a, j]
     waits, pairs, into = _waits(table, lanes.lag)
+    _twins(table, lanes.tail)
     return Tables(table, ranks, passes, waits, pairs, into, lanes.held, lanes.end_energy)
 
 
@@ -91,3 +93,19 @@ def _waits(table, lag):  # type: ignore[no-untyped-def]
                 k += 1
         table[a].wait_last, table[a].into_last = w, k
     return waits[:w], pairs[:n], into
+
+
+@kernel
+def _twins(table, tail):  # type: ignore[no-untyped-def]
+    """Note for each lane the first one that is like it, or itself: unawaited, on one rank, as long, freeing as much. Only
+    lanes count whose tails, µs, shape (lanes, microbatches), never rise: passes one behind the other have such tails."""
+    for a in range(len(table)):
+        one = table[a]
+        one.twins = a
+        falls = (tail[a, 1:] <= tail[a, :-1]).all()
+        for b in range(a if falls and one.unawaited == 1 else 0):
+            other = table[b]
+            like = other.unawaited == 1 and other.rank == one.rank and other.duration == one.duration
+            if like and other.freed == one.freed and other.twins == b and (tail[b, 1:] <= tail[b, :-1]).all():
+                one.twins = b
+                break
