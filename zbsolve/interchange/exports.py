@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .targets import ENDINGS, Target, ending_of, target
@@ -48,41 +46,29 @@ class Export:
 def export(schedule: Schedule, to: str, options: Options | None = None) -> Export:
     """`schedule` for the target called `to`. Raises BadInput, naming the pass, for what the target cannot express, with what
     its best order costs; Deadlock where its ranks would wait for ever. Sums over replicas are left out, as a note says."""
+    from .order import without_sums
+
     one, options = target(to), options or Options()
     if one.needs_plan and options.plan is None:
         raise BadInput(f"schedule: {one.engine}'s file is a whole layout: give the plan.json that zbsolve plan -o writes")
     module = import_module(f".{one.name.replace('-', '_')}", __package__)
-    whole, schedule = schedule, without_sums(schedule)
     made = _made(schedule, one, options, module)
-    if schedule is whole:
+    if without_sums(schedule) is schedule:
         return made
     note = f"passes C, which sum gradients over replicas, are left out: {one.engine} sums them by itself"
     return replace(made, notes=(*made.notes, note))
 
 
-def without_sums(schedule: Schedule) -> Schedule:
-    """The schedule without passes C of stages that are on one rank each, which sum gradients over replicas alone: engines do
-    that by themselves. The schedule itself where it has others, or none."""
-    problem = schedule.problem
-    sums = problem.rows("C")
-    if not len(sums) or any(len(problem.stage_ranks[stage]) > 1 for stage in problem.passes.stage[sums].tolist()):
-        return schedule
-    rest = problem.only(np.setdiff1d(np.arange(len(problem.passes)), sums))
-    order = {stream: [name for name in names if name in rest.index] for stream, names in schedule.order.items()}
-    syncs = [pair for pair in schedule.syncs if rest.index.keys() >= set(pair)]
-    return Schedule(rest, {stream: tuple(names) for stream, names in order.items() if names}, tuple(syncs))
-
-
 def _made(schedule: Schedule, one: Target, options: Options, module: Any) -> Export:
     """What the target's module writes, or what takes its place. Raises as `export`."""
-    from .order import Refused
+    from .order import Refused, without_sums
 
     try:
         made: Export = module.write(schedule, options)
     except Refused as error:
         if one.has_plan and options.plan is not None:
             return _other_plan(options.plan, one, options, module, error)
-        return _instead(schedule, one, options, module, error)
+        return _instead(without_sums(schedule), one, options, module, error)
     return _with_layers_note(made, schedule, one)
 
 

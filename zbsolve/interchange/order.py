@@ -110,7 +110,7 @@ def order_for(schedule: Schedule, target: Target) -> Order:
     violations = verify(schedule.problem, schedule)
     if violations:
         raise BadInput(f"schedule: {violations[0]}")
-    schedule = _without_sums(schedule)
+    schedule = without_sums(schedule)
     problem = schedule.problem
     placement = _placement(problem, target)
     _check_edges(schedule, target)
@@ -125,14 +125,17 @@ def order_for(schedule: Schedule, target: Target) -> Order:
     return Order(schedule, cells, placement, order)
 
 
-def _without_sums(schedule: Schedule) -> Schedule:
-    """The schedule without passes C of stages that live on one rank: sums over replicas, for which nothing waits."""
+def without_sums(schedule: Schedule) -> Schedule:
+    """The schedule without passes C of stages that live on one rank: sums over replicas, for which nothing waits. The
+    schedule itself where there are none."""
     problem = schedule.problem
     homes = np.array([len(ranks) for ranks in problem.stage_ranks])
     sums = problem.passes.are("C") & (homes[problem.passes.stage] == 1)
     if not sums.any():
         return schedule
     rest = problem.only(np.flatnonzero(~sums))
+    streams = rest.passes.stream_sets[: int(rest.passes.streams.max()) + 1]  # as before the builder put sums in
+    rest = replace(rest, passes=replace(rest.passes, stream_sets=streams))
     order = {stream: [name for name in schedule.order[stream] if name in rest.index] for stream in rest.streams}
     syncs = [pair for pair in schedule.syncs if all(name in rest.index for name in pair)]
     return Schedule(rest, {stream: tuple(names) for stream, names in order.items()}, tuple(syncs))
