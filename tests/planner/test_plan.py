@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +19,7 @@ from zbsolve import BadInput, Infeasible
 from zbsolve.cli import main
 from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, planning, shape_by_name
+from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, looks, shape_by_name
 from zbsolve.planner.bound_kernels import refuted
 from zbsolve.planner.bound_row import bound_rows
 from zbsolve.planner.candidate import unsolved
@@ -28,7 +30,7 @@ from zbsolve.planner.space import layouts
 from zbsolve.search.state import Contest
 from zbsolve.search.task import solve_task
 from zbsolve.show.plan_text import plan_as_text
-from zbsolve.util.text import format_time
+from zbsolve.util.text import format_time, in_one_unit
 
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)
@@ -126,17 +128,31 @@ def test_the_same_effort_gives_the_same_plan() -> None:
     assert (again.bounds.pipeline == small().bounds.pipeline).all()
 
 
-def test_layouts_on_the_best_ones_ranks_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First schedules take half of the effort, and do not come to all of these."""
+def test_layouts_on_the_best_ones_ranks_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First looks take half of the effort, and do not come to all of these."""
     found = zbsolve.plan(SMALL, 8, 16, A100, memory="3GiB", effort=1.0)
-    monkeypatch.setattr(planning, "NEAR_SEARCHES", 0)
+    monkeypatch.setattr(looks, "NEAR_GROUPS", 0)
     without = zbsolve.plan(SMALL, 8, 16, A100, memory="3GiB", effort=1.0)
     further = {one.layout for one in found.candidates} - {one.layout for one in without.candidates}
-    best = without.best.layout
+    groups = {(one.layout.dp, one.layout.tp, one.layout.pp, one.layout.size) for one in without.candidates}
     assert further
     for one in further:
-        assert (one.dp, one.tp, one.pp, one.size) == (best.dp, best.tp, best.pp, best.size)
-    assert found.best.value <= without.best.value
+        assert (one.dp, one.tp, one.pp, one.size) in groups
+
+
+def test_a_poor_schedule_brings_a_look_with_fused_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = Counter[Layout]()
+
+    def counted(model: Any, layout: Layout, *others: Any) -> Iterator[candidate.Unsolved]:
+        looked_at[layout] += 1
+        return unsolved(model, layout, *others)
+
+    monkeypatch.setattr(looks, "unsolved", counted)
+    zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=0.4)
+    assert set(looked_at.values()) == {1}
+    monkeypatch.setattr(looks, "POOR", 0.0)  # all are
+    zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=0.4)
+    assert 2 in looked_at.values()
 
 
 def test_a_plan_file_is_checked_without_a_search(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -424,7 +440,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (line,) = (line for line in said.splitlines() if step in line and tokens in line)
         assert f"{one['mfu']:.1%}" in line
         assert f"{one['bubble']:.1%}" in line
-        assert f"= {one['memory']['states'] / 2**30:.1f} + {one['memory']['activations'] / 2**30:.1f} + " in line
+        _, parts = in_one_unit([sum(one["memory"].values()), *one["memory"].values()])
+        assert f"= {' + '.join(parts[1:])} GiB" in line
 
 
 @pytest.mark.parametrize(

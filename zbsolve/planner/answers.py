@@ -14,8 +14,9 @@ from .candidate import Candidate, retimed
 from .case import Case, case_of, changed, no_harder
 from .layout import rows_of
 from .plan_file import Plan
-from .planning import Progress, plan
+from .planning import plan
 from .space import layouts
+from .space_race import Progress
 
 Known = Sequence[tuple[Case, Plan]]
 SECONDS = 15.0  # for each change, where nothing is said
