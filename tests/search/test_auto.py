@@ -111,6 +111,14 @@ def test_placement_and_partition_race_together():
         solve_auto(uneven(), Step(2, 4, "auto", (5, 5)), effort=0.1)
 
 
+def test_no_layers_are_moved_once_the_time_is_over(monkeypatch):
+    moved = []
+    monkeypatch.setattr("zbsolve.search.climb.built", lambda profile, run: moved.append(run))
+    schedule, _ = solve_auto(uneven(), Step(2, 4, "auto", "auto"), seconds=0.01)  # the first looks take longer
+    assert verify(schedule.problem, schedule) == ()
+    assert moved == []
+
+
 def test_the_command_line_says_which_bound_holds_for_what(tmp_path, capsys):
     path = str(tmp_path / "p.json")
     replace(uneven(), source="measured").save(path)

@@ -39,7 +39,7 @@ class Moves:
 
 def move(race: Race, profile: Profile, moves: Moves, amount: float) -> None:
     """Changes one by one from the best run of each placement, the best placement first and with half of the amount."""
-    until = race.left - amount
+    until = max(0.0, race.left - amount)
     ranked = sorted((run for run in race.runs if run.schedule is not None), key=lambda run: run.value)
     starts = list({run.place: run for run in reversed(ranked)}.values())
     starts.sort(key=lambda run: run.value)
@@ -113,4 +113,6 @@ def _closer(race: Race, moves: Moves, run: Run, keep: float) -> Run | None:
 
 
 def _ended(race: Race, keep: float) -> bool:
+    """Whether no more than `keep` is left. Building took time too."""
+    race.settle()
     return race.left <= keep or race.stop()

@@ -10,7 +10,6 @@ from ..greedy.block_arms import RULES, SECONDS_PER_DECODED_PASS
 from ..greedy.decoding import Decoded, decode, to_schedule
 from ..greedy.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.steady_state import targets_cut_by_time
-from ..ilp.bounds.bound import Bound
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.clock import Clock
@@ -40,7 +39,7 @@ def extended(state: State, search: Callable[[State], Iterator[None]]) -> Iterato
         return
     for few in sizes_of(state.problem):
         before = state.value
-        small = _solved(state, few, SEARCH_SHARE * total, search)
+        small = state.beside(state.problem.head(few), SEARCH_SHARE * total, search)
         yield
         if small is not None and not state.done:
             best = _repeated(g, small, state.clock, EXTENSION_SHARE * total)
@@ -49,20 +48,6 @@ def extended(state: State, search: Callable[[State], Iterator[None]]) -> Iterato
             yield
         if state.done or state.value == before:
             return
-
-
-def _solved(state: State, few: int, seconds: float, search: Callable[[State], Iterator[None]]) -> Schedule | None:
-    """The best schedule of the first `few` microbatches that is found in so many seconds."""
-    clock = state.clock
-    clock_of_few = Clock(seconds, seconds if clock.counted else None)
-    small = State(state.problem.head(few), clock_of_few, Bound(0, ""), contest=state.contest)
-    small.raise_closed_forms()
-    for _ in search(small):
-        if small.done or state.done:
-            break
-    if clock.counted:
-        clock.spend(small.clock.used)
-    return small.schedule
 
 
 def _repeated(g: MicrobatchGraph, small: Schedule, clock: Clock, seconds: float) -> Decoded | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 
@@ -22,6 +23,7 @@ from ..greedy.serial_orders import serial_schedule, serial_targets
 from ..greedy.side_stream import held_by_others, rooms_beside, with_room_for_them, with_side_streams
 from ..greedy.syncs import pools_with_syncs
 from ..problem import Ints
+from ..schedule import Schedule
 from ..systems.table import presets_of
 from ..util.errors import NotFound
 from .extension import extended
@@ -33,6 +35,8 @@ PUT_OFF, SHIFTS = (0.0, 1.0, 4.0, 1e9), (0.3, 1.0, 3.0)
 SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time is for serial generation at most, where there is a schedule
 SOURCES_SHARE = 0.7  # of the time: what is left is for neighbourhoods of the best
+EXCHANGE_SHARE, MIN_EXCHANGES = 0.1, 10_000  # of the time is for the makespan's search, where it has so many decodings
+EXCHANGE_SOLVER = "makespan search"
 SERIAL_SOLVER = "serial generation"
 PACED_SOLVER, SECONDS_PER_PACED_PASS = "paced block", 2.5e-5
 # Where what is there takes so many times its bound, a share of the time is for paced blocks; so many come until one holds.
@@ -116,7 +120,9 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     problem, clock = state.problem, state.clock
     until = clock.used + SOURCES_SHARE * clock.left
     if state.enough is None:
-        yield from extended(state, partial(_search_small, seed=seed))
+        search = partial(_search_small, seed=seed)
+        yield from _exchanged(state, search)
+        yield from extended(state, search)
     yield from _sources(state, seed, starts, until - clock.used)
     # A question about memory has no use for them: near what is just possible CP-SAT counts little of the time that it takes.
     if len(problem.passes) <= LARGE_PASSES and state.schedule is not None and state.enough is None:
@@ -127,6 +133,17 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
             if schedule is not None:
                 state.offer(schedule, "lns")
             yield
+
+
+def _exchanged(state: State, search: Callable[[State], Iterator[None]]) -> Iterator[None]:
+    """For the span, what a short search for the makespan finds: no rank's window is longer than all of them together, and
+    now and then the searches of the span end where windows are longer than there."""
+    problem, total = state.problem, state.clock.left
+    if problem.objective == "span" and total > MIN_EXCHANGES * len(problem.passes) * SECONDS_PER_DECODED_PASS:
+        found = state.beside(replace(problem, objective="makespan"), EXCHANGE_SHARE * total, search)
+        yield
+        if found is not None:
+            state.offer(Schedule(problem, found.order, found.syncs), EXCHANGE_SOLVER)
 
 
 def _search_small(state: State, seed: int) -> Iterator[None]:

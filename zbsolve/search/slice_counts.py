@@ -30,7 +30,7 @@ def try_more(race: Race, profile: Profile, said: Step, amount: float) -> None:
     """Further numbers of slices, from the best run of each other choice, the best choice first and with half of the amount.
     said: the step; nothing is tried where it does not leave them open. At the end the race has a run for the numbers that
     were not tried, too."""
-    until, starts = race.left - amount, _best_of_each(race) if is_open(said.slices) else []
+    until, starts = max(0.0, race.left - amount), _best_of_each(race) if is_open(said.slices) else []
     for i, start in enumerate(starts):
         best = race.best()
         if best is None or (start is not best and start.problem is not None and start.problem.work >= best.value):

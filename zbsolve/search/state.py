@@ -151,6 +151,17 @@ class State:
         if self.progress is not None:
             self.progress(self)
 
+    def beside(self, problem: Problem, seconds: float, search: Callable[[State], Iterator[None]]) -> Schedule | None:
+        """The best schedule of another problem that `search`, step by step, finds in so many seconds of this clock."""
+        other = State(problem, Clock(seconds, seconds if self.clock.counted else None), Bound(0, ""), contest=self.contest)
+        other.raise_closed_forms()
+        for _ in search(other):
+            if other.done or self.done:
+                break
+        if self.clock.counted:
+            self.clock.spend(other.clock.used)
+        return other.schedule
+
     @contextmanager
     def searching_exactly(self) -> Iterator[int]:
         """While CP-SAT runs: its threads, for which further finders make room."""
