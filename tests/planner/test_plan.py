@@ -79,7 +79,7 @@ def test_the_plan_is_the_best_of_the_space_and_says_so() -> None:
 
 def test_many_microbatches_repeat_a_steady_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidate, "MIN_REPEATED", 2000)
-    layout = Layout(1, 1, 8, 1, SINGLE, 1, 128, zero=0)
+    layout = Layout(2, 1, 8, 1, SINGLE, 1, 128, zero=1)
     found = []
     for step in unsolved(SMALL, layout, A100, small().memory):
         answer = solve_task(step.task({"method": "greedy", "effort": 0.1}), Contest(), {})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ..greedy.side_stream import with_side_streams
 from ..ilp.bounds.many import repeated_microbatch
 from ..problem import Problem
 from ..schedule import Schedule
@@ -72,5 +73,14 @@ def _repeated(task: Task) -> Schedule | None:
     if limits.get("effort"):
         limits["effort"] = max(limits["effort"], MIN_EFFORT)
     with suppress(NotFound):
-        return solve_many(one, problem.microbatches, **limits).unrolled()
+        return _of_whole(problem, solve_many(one, problem.microbatches, **limits).unrolled())
     return None
+
+
+def _of_whole(problem: Problem, schedule: Schedule) -> Schedule:
+    """The schedule of microbatches with the passes of the step that follow them, as early as can be."""
+    if len(problem.passes) == len(schedule.problem.passes):
+        return schedule
+    whole, certificate = with_side_streams(problem, schedule), schedule.certificate
+    assert certificate is not None
+    return whole.certified(replace(certificate, value=int(whole.timeline().value), digest=problem.digest))

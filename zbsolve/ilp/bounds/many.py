@@ -63,14 +63,23 @@ def bound_of_many(one: Problem, count: int) -> Bound:
 
 
 def repeated_microbatch(problem: Problem) -> Problem | None:
-    """The step of one microbatch that `problem` is several times; None where it is not, or has what `bound_of_many` does not
+    """The step of one microbatch that `problem` is several times, but for passes of the step as a whole that nothing waits
+    for (exchanges of gradients): its bounds hold without those. None where it is not, or has what `bound_of_many` does not
     know."""
-    one = problem.head(1)
+    rest = without_last(problem)
+    one = rest.head(1)
     try:
         check_plain(one)
-        return one if with_microbatches(one, problem.microbatches) == problem else None
+        return one if with_microbatches(one, rest.microbatches) == rest else None
     except BadInput:
         return None
+
+
+def without_last(problem: Problem) -> Problem:
+    """The problem without passes of no microbatch that take no compute stream and that nothing waits for."""
+    waited = np.bincount(problem.edges.before, minlength=len(problem.passes)) > 0
+    last = ~problem.in_microbatch & ~problem.computing & ~waited
+    return problem.only(np.flatnonzero(~last)) if last.any() else problem
 
 
 def check_plain(one: Problem) -> None:
