@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from zbsolve import Profile, Step
 from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
 from zbsolve.build.plain import pipeline
 from zbsolve.greedy.microbatch import rank_work
@@ -35,6 +36,16 @@ def test_every_pace_holds_where_memory_is_there(placement: str) -> None:
     assert all(tried)
     assert found[0].timeline().value <= 1.25 * problem.work
     assert [one.timeline().value for one in found] == sorted(one.timeline().value for one in found)
+
+
+def test_sums_come_behind_the_collectives_that_they_wait_for() -> None:
+    """Slices bring several collectives of a microbatch to one moment: a sum between them waited for those behind it."""
+    profile = Profile.load("benchmarks/profiles/estimated-llama3-8b-h100.json")
+    how = {"replicas": 4, "vocabulary": "sharded", "slices": 4, "offload": "half", "memory": "46GiB"}
+    problem = Step(4, 4, "single", **how).problem(profile)
+    found = list(paced_schedules(problem, lambda: False))
+    assert found
+    assert all(not verify(problem, one) for one in found)
 
 
 def test_no_stream_is_busy_twice_in_a_period() -> None:

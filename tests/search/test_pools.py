@@ -14,6 +14,8 @@ from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.serial_microbatches import one_after_another
 from zbsolve.greedy.serial_orders import serial_schedule, serial_targets
 from zbsolve.greedy.syncs import pools_with_syncs
+from zbsolve.ilp import neighbourhood_search
+from zbsolve.util.clock import Clock
 from zbsolve.util.errors import NotFound
 
 from ..support.exact_streams import optimum
@@ -153,3 +155,14 @@ def test_one_microbatch_after_the_other_is_found_wherever_any_schedule_is() -> N
         assert found is None or verify(problem, found) == ()
         count[exists] += 1
     assert min(count.values()) > 5
+
+
+def test_neighbourhoods_of_too_many_passes_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CP-SAT took 129 s of 18,488 passes where the effort allowed one."""
+    problem = tight()
+    found = solve(problem, method="greedy", effort=0.01)
+    monkeypatch.setattr(neighbourhood_search, "MOST_WITH_POOLS", -1)
+    monkeypatch.setattr(neighbourhood_search, "make_solver", lambda *a, **k: pytest.fail("CP-SAT was asked"))
+    answers = list(neighbourhood_search.better_neighbours(lambda: found, Clock(1.0, 0.01), 0, lambda: 0))
+    assert answers
+    assert not any(answers)

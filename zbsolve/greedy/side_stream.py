@@ -152,11 +152,24 @@ def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline |
         behind, turn, rows = _Beside(problem, rank, timeline, row).placed()
         start[rows] = scale * behind + 1 + 2 * turn
         end[rows] = start[rows] + 1
+    last = _behind_collectives(problem)
+    start[last] += start.max() + scale
+    end[last] = start[last] + 1
     put_in_one_order(problem, start, end)
     for stream, rows in problem.members.items():
         if stream not in given:
             sequences[stream] = rows[np.lexsort((row.start[rows], start[rows]))]
     return synced(problem, sequences, Moments(start, end), schedule.syncs)
+
+
+def _behind_collectives(problem: Problem) -> Ints:
+    """Rows of the passes on side streams that wait for a collective, hold nothing and keep nobody waiting: they come behind
+    all others, since collectives may come later than they would by themselves."""
+    e, count = problem.edges, len(problem.passes)
+    waited = np.bincount(e.before, minlength=count) > 0
+    waits = np.bincount(e.after, problem.collective[e.before] >= 0, count) > 0
+    free = ~waited & waits & (problem.taken == 0) & (problem.freed == 0) & (problem.collective < 0)
+    return problem.side_stream[free[problem.side_stream]]
 
 
 def _late_sources(problem: Problem, timeline: Timeline) -> Timeline:

@@ -23,6 +23,9 @@ FIRST_SIZE, MIN_SIZE = 60, 20  # passes of the first neighbourhoods, and at leas
 GROWTH, SHRINKING = 1.1, 0.7  # times as many passes after CP-SAT has finished one, and after it has not
 MAX_SECONDS, MAX_EFFORT = 2.0, 0.5  # for one neighbourhood; in CP-SAT's deterministic time
 MIN_PRESOLVED = 20  # passes: fewer are solved faster without presolving
+# Where several streams take a pool's memory, CP-SAT takes minutes of more moving passes, which its own measure leaves out:
+# such neighbourhoods are passed over, which takes so long an arc.
+MOST_WITH_POOLS, SECONDS_PER_ARC = 5_000, 2e-6
 ALL_RANKS = 0.3  # how often a neighbourhood is on all ranks
 ArcList = list[tuple[int, int, int]]  # (before, after, lag in µs), rows of the table of passes
 
@@ -81,6 +84,9 @@ def _reorder(
     """The best schedule with the neighbourhood re-ordered, and whether CP-SAT finished."""
     arcs, free = _sure_arcs(schedule, neighbourhood)
     moving = _moving(schedule, arcs, free)
+    if len(moving) > MOST_WITH_POOLS and pools_with_syncs(schedule.problem):
+        clock.spend(SECONDS_PER_ARC * len(arcs))
+        return None, False
     model, start = _model(schedule, neighbourhood, arcs, moving, bound)
     limit = NO_LIMIT if clock.counted else min(clock.left, MAX_SECONDS)
     solver = make_solver(limit, 1, seed=seed, effort=MAX_EFFORT)

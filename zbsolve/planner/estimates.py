@@ -12,7 +12,8 @@ from .space_bounds import SpaceBounds
 LARGE = 250_000  # passes and edges
 STAGE_PASSES, SHARD_PASSES, COPIES = 3, 7, 2  # of a microbatch
 MUCH = 1e3
-MOVING = 3  # stages of a rank whose activations are made or used, on their way out, or on their way back
+# Stages of a rank whose activations are made or used, on their way out, or on their way back; of one stage and of several.
+MOVING = np.array([3, 5])
 NEEDLESS = 1.1  # of offload where known schedules fit without
 _AWAY = np.array([0, 0.5, 1])  # of what a rank keeps, by offload
 
@@ -29,7 +30,7 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     layout, costs = bounds.layout, bounds.costs
     blocks, pp = costs.blocks / layout.pp, layout.pp
     away, room = _AWAY[layout.offload], _room(bounds, memory)
-    needed = (1 - away) * _needed(layout) + away * MOVING / layout.chunks
+    needed = (1 - away) * _needed(layout) + away * MOVING[np.asarray(layout.chunks > 1).astype(int)] / layout.chunks
     slower = np.maximum(1.0, needed / np.maximum(room / layout.chunks, 0.1))
     fill = (pp - 1) / layout.slices * (blocks / layout.chunks * costs.block.F + costs.sent)
     shards = np.where(layout.vocabulary, SHARD_PASSES * pp + pp**2, 0)  # all shards' S come before each one's barrier

@@ -220,6 +220,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[PlanForm, Model, Cluster]:
     """What a file says, with its model and its cluster. Raises BadInput where it is damaged."""
     where = str(path)
     form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
+    if tuple(form.space.rules) != RULES:
+        raise BadInput(f"{where}: space: field 'rules' has other rules than this version knows: plan again")
     cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
     return form, model_from_json(form.model, f"{where}: model"), cluster
 
@@ -239,8 +241,6 @@ def _stated_bounds(form: SpaceForm, space: SpaceBounds, where: str) -> tuple[Spa
     for name in ("pipeline", "rule", "by"):
         if (rows := len(getattr(form, name))) != count:
             raise BadInput(f"{where}: space: field '{name}' has {rows} rows, but there are {count} layouts")
-    if tuple(form.rules) != RULES:
-        raise BadInput(f"{where}: space: field 'rules' has other rules than this version knows: plan again")
     if form.layouts != {name: column.tolist() for name, column in space.layout._asdict().items()}:
         raise BadInput(f"{where}: space: field 'layouts' is not the space of this model on so many devices")
     if form.by != space.by.tolist():
