@@ -87,14 +87,12 @@ def paced_schedules(problem: Problem, held: Callable[[], bool]) -> Iterator[Sche
 
 
 def _timeline(problem: Problem, g: MicrobatchGraph, block: BuildingBlock) -> Timeline:
-    """The block repeated, µs; passes of no microbatch that wait for some behind all of these, since collectives may come later
-    than here (see `one_order`)."""
+    """The block repeated, µs; passes of no microbatch behind all that they wait for."""
     p, e = problem.passes, problem.edges
     start = np.zeros(len(p), np.int64)
     start[g.passes] = block.offset[:, None] + block.period * np.arange(g.microbatches)
-    end = int((start + p.duration).max())
     rest = np.flatnonzero(~problem.in_microbatch[e.after])
-    np.maximum.at(start, e.after[rest], end + start[e.before[rest]] + p.duration[e.before[rest]] + e.lag[rest])
+    np.maximum.at(start, e.after[rest], start[e.before[rest]] + p.duration[e.before[rest]] + e.lag[rest])
     return Timeline(problem, start, start + p.duration)
 
 

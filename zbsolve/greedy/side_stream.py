@@ -169,7 +169,8 @@ def _behind_collectives(problem: Problem) -> Ints:
     waited = np.bincount(e.before, minlength=count) > 0
     waits = np.bincount(e.after, problem.collective[e.before] >= 0, count) > 0
     free = ~waited & waits & (problem.taken == 0) & (problem.freed == 0) & (problem.collective < 0)
-    return problem.side_stream[free[problem.side_stream]]
+    found: Ints = problem.side_stream[free[problem.side_stream]]
+    return found
 
 
 def _late_sources(problem: Problem, timeline: Timeline) -> Timeline:
