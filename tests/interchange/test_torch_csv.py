@@ -135,7 +135,7 @@ def hand_made(passes: list[Pass], edges: list[Edge], order: dict[str, tuple[str,
 F, B, W = (Pass(kind, 0, 0, 0, 1) for kind in ("F", "B", "W"))
 
 
-@pytest.mark.parametrize("kind", ["X", "O", "R", "S", "T", "C", "U"])
+@pytest.mark.parametrize("kind", ["X", "O", "R", "S", "T", "U"])
 def test_kinds_that_torch_has_no_word_for(kind: str) -> None:
     with pytest.raises(BadInput, match=f"^pass 0{kind}0: torch-csv has no passes of kind {kind} "):
         torch_order(hand_made([F, B, W, Pass(kind, 0, 0, 0, 1)], []))

@@ -19,7 +19,7 @@ from .peak_kernels import ROUNDING
 def in_time(row, x, room, most):  # type: ignore[no-untyped-def]
     """The largest number of blocks, up to `most`, that a rank with offload can have where the makespan is x. room: its bytes
     for blocks and their states."""
-    if row[COPIED] <= 0:
+    if row[COPIED] <= 0 or most < 0:
         return most
     low, high = 0, most  # fewer blocks need less and leave more
     while low < high:
