@@ -57,9 +57,9 @@ def test_no_stream_is_busy_twice_in_a_period() -> None:
     for one in paced_blocks(g, PACES[0]):
         for rank in np.unique(g.rank):
             mine = np.flatnonzero((g.rank == rank) & (g.duration > 0))
-            begin = np.sort(one.block.offset[mine] % one.block.period)
-            order = mine[np.argsort(one.block.offset[mine] % one.block.period)]
-            gaps = np.diff(np.append(begin, begin[0] + one.block.period))
+            begin = np.sort(one.offset[mine] % one.period)
+            order = mine[np.argsort(one.offset[mine] % one.period)]
+            gaps = np.diff(np.append(begin, begin[0] + one.period))
             assert (gaps >= g.duration[order]).all()
 
 

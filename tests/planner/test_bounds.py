@@ -10,16 +10,16 @@ import pytest
 
 import zbsolve
 from zbsolve import Infeasible, Layer, Link, Profile
-from zbsolve.planner import CLUSTERS, Layout, Shape, layout_profile
+from zbsolve.planner import CLUSTERS, SHAPES, Layout, Shape, layout_profile
 from zbsolve.planner.bound_kernels import NEVER
 from zbsolve.planner.bound_row import chain_bounds
-from zbsolve.planner.bounds import RULES, layout_bounds, pipeline_bounds, work_bounds
+from zbsolve.planner.bounds import MEMORY, RULES, layout_bounds, pipeline_bounds, work_bounds
 from zbsolve.planner.candidate import behind_of, step_of
 from zbsolve.planner.costs import Costs, costs_of, least_bytes
 from zbsolve.planner.exchange_costs import Exchanges, replicas_of
 from zbsolve.planner.host_copies import copies_of, kept_of
 from zbsolve.planner.layer_times import Times
-from zbsolve.planner.layout import LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
+from zbsolve.planner.layout import FULL_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
 from zbsolve.planner.slice_parts import Slices
 from zbsolve.planner.space import layouts
 from zbsolve.planner.vocabulary_shards import Shards
@@ -259,6 +259,20 @@ def test_one_rank_is_exact() -> None:
     profile, layout = random_profile(rng, 3, False, 0), Layout(count=5)
     work = 5 * sum(one.F + one.B + one.W for one in profile.layers)
     assert pipeline_bounds(costs_of_profile(profile, layout), table_of([layout]), NO_MEMORY)[0][0] == work
+
+
+def test_what_is_copied_is_held_while_its_passes_and_copies_run() -> None:
+    """80 blocks on 8 ranks of 2 stages each are 10 on some rank, at best 5 a stage: m (5² + 5²) (F + O + R + B) block-µs, of
+    which a rank has as many as blocks fit beside its states. The rank that has 10 has no more of them than that."""
+    shape, cluster = SHAPES["llama3-70b"], CLUSTERS["h100"]
+    table = table_of([Layout(8, 1, 8, 2, LOOP, 1, 64, zero=1, vocabulary=SHARDED, offload=FULL_OFFLOAD)])
+    costs = costs_of(shape, table, cluster)
+    found, rule = pipeline_bounds(costs, table, cluster.memory)
+    held = costs.block.F[0] + costs.block.B[0] + costs.copies.out[0] + costs.copies.back[0]
+    room = cluster.memory - 10 * costs.states[0] - costs.shard.states[0]
+    assert found[0] >= 64 * 50 * held / (room // costs.kept.copied[0])
+    assert RULES[rule[0]] == MEMORY
+    assert found[0] > 1.5 * pipeline_bounds(costs, table, None)[0][0]
 
 
 def test_simple_bounds_are_no_higher_and_rules_say_what_binds() -> None:

@@ -11,7 +11,7 @@ from zbsolve import verify
 from zbsolve.greedy.list_scheduler import deepest_first
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.bounds.closed_forms import closed_form
-from zbsolve.search.finder import EXCHANGE_SHARE, EXCHANGE_SOLVER, MIN_EXCHANGES, _exchanged
+from zbsolve.search.finder import MAKESPAN_SHARE, MAKESPAN_SOLVER, MIN_DECODINGS, _of_makespan
 from zbsolve.search.state import State
 from zbsolve.util.clock import Clock
 
@@ -28,7 +28,7 @@ def exchanged(objective: str, effort: float) -> tuple[State, list[State]]:
         other.clock.spend(0.01)
         yield
 
-    for _ in _exchanged(state, search):
+    for _ in _of_makespan(state, search):
         pass
     return state, beside
 
@@ -36,17 +36,17 @@ def exchanged(objective: str, effort: float) -> tuple[State, list[State]]:
 def test_a_schedule_of_the_makespan_is_offered_to_the_span() -> None:
     state, (other,) = exchanged("span", 4.0)
     assert (other.problem.objective, other.problem.names) == ("makespan", state.problem.names)
-    assert other.clock.left == pytest.approx(EXCHANGE_SHARE * 4.0 - 0.01)
+    assert other.clock.left == pytest.approx(MAKESPAN_SHARE * 4.0 - 0.01)
     assert state.clock.used == pytest.approx(0.01)
     assert state.schedule is not None
-    assert state.solver == EXCHANGE_SOLVER
+    assert state.solver == MAKESPAN_SOLVER
     assert verify(state.problem, state.schedule) == ()
     assert state.value == state.schedule.timeline().span <= other.value  # no window is longer than all of them together
 
 
 def test_nothing_is_exchanged_for_the_makespan_or_in_little_time() -> None:
     assert exchanged("makespan", 4.0)[1] == []
-    assert exchanged("span", MIN_EXCHANGES * 1e-8)[1] == []
+    assert exchanged("span", MIN_DECODINGS * 1e-8)[1] == []
 
 
 def test_closed_forms_of_the_span_are_no_higher_than_those_of_the_makespan() -> None:

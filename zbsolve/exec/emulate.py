@@ -15,8 +15,8 @@ comes to it when it has time. So its recorded start may lie before the recorded 
 late. A gather or a reduction of sharded parameters is begun when the rank comes to it, but takes its device's time from when
 all that it waits for has ended there. So is a sum of gradients over replicas, which have devices alike. When one ends that
 waits for other ranks of the pipeline is known only when the step does: all-to-alls that come behind it in its stream begin
-without it. A collective of a sharded vocabulary takes its device's time
-when it has really ended: then all ranks have come to it, and it is known when their devices did.
+without it. A collective of a sharded vocabulary takes its device's time when it has really ended: then all ranks have come
+to it, and it is known when their devices did.
 
 Attention for another rank is really made while the pass that hands it over runs. That pass's parts, which come before it,
 do nothing: nobody sleeps for them, they are recorded with their device's start and end, and the real work that comes next

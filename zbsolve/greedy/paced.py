@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,13 +27,6 @@ from .side_stream import with_side_streams, without_side_streams
 PACES = (tuple(np.linspace(1.005, 1.06, 12)), tuple(np.linspace(1.08, 1.2, 4)), (1.35,), (1.6,), (2.0,), (2.6,))
 TRIED = 4
 NEARLY = 1.3  # of a device's capacity
-
-
-class PacedBlock(NamedTuple):
-    """A block over all streams, and µs from the first start to the last end where it is repeated for the whole step."""
-
-    block: BuildingBlock
-    takes: int
 
 
 def paced_graph(problem: Problem) -> MicrobatchGraph | None:
@@ -55,16 +47,15 @@ def paced_graph(problem: Problem) -> MicrobatchGraph | None:
     return None if found is None else found._replace(passes=rows[found.passes])
 
 
-def paced_blocks(g: MicrobatchGraph, paces: tuple[float, ...]) -> list[PacedBlock]:
-    """A packed block of each pace, those that take least first."""
+def paced_blocks(g: MicrobatchGraph, paces: tuple[float, ...]) -> list[BuildingBlock]:
+    """A packed block of each period, `paces` times the work of the busiest stream, where there is one; the block that takes
+    least for the whole step comes first."""
     found, work = [], max(1, int(rank_work(g).max()))
     for period in sorted({int(work * pace) for pace in paces}):
         offset = np.zeros(len(g.duration), np.int64)
         if packed_fit(g, offset.copy(), period, offset) == 0:
-            offset -= offset.min()
-            takes = period * (g.microbatches - 1) + int((offset + g.duration).max())
-            found.append(PacedBlock(BuildingBlock(offset, period), takes))
-    return sorted(found, key=lambda one: one.takes)
+            found.append(BuildingBlock(offset - offset.min(), period))
+    return sorted(found, key=lambda one: one.period * (g.microbatches - 1) + int((one.offset + g.duration).max()))
 
 
 def paced_schedules(problem: Problem, held: Callable[[], bool]) -> Iterator[Schedule]:
@@ -75,8 +66,8 @@ def paced_schedules(problem: Problem, held: Callable[[], bool]) -> Iterator[Sche
     if g is None:
         return
     for paces in PACES:
-        for one in paced_blocks(g, paces)[:TRIED]:
-            timeline = _timeline(problem, g, one.block)
+        for block in paced_blocks(g, paces)[:TRIED]:
+            timeline = _timeline(problem, g, block)
             if not _may_fit(problem, timeline):
                 break
             yield _schedule(problem, timeline)

@@ -35,8 +35,8 @@ PUT_OFF, SHIFTS = (0.0, 1.0, 4.0, 1e9), (0.3, 1.0, 3.0)
 SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time is for serial generation at most, where there is a schedule
 SOURCES_SHARE = 0.7  # of the time: what is left is for neighbourhoods of the best
-EXCHANGE_SHARE, MIN_EXCHANGES = 0.1, 10_000  # of the time is for the makespan's search, where it has so many decodings
-EXCHANGE_SOLVER = "makespan search"
+MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time is for the makespan's search, where it has so many decodings
+MAKESPAN_SOLVER = "makespan search"
 SERIAL_SOLVER = "serial generation"
 PACED_SOLVER, SECONDS_PER_PACED_PASS = "paced block", 2.5e-5
 # Where what is there takes so many times its bound, a share of the time is for paced blocks; so many come until one holds.
@@ -121,7 +121,7 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     until = clock.used + SOURCES_SHARE * clock.left
     if state.enough is None:
         search = partial(_search_small, seed=seed)
-        yield from _exchanged(state, search)
+        yield from _of_makespan(state, search)
         yield from extended(state, search)
     yield from _sources(state, seed, starts, until - clock.used)
     # A question about memory has no use for them: near what is just possible CP-SAT counts little of the time that it takes.
@@ -135,15 +135,15 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
             yield
 
 
-def _exchanged(state: State, search: Callable[[State], Iterator[None]]) -> Iterator[None]:
+def _of_makespan(state: State, search: Callable[[State], Iterator[None]]) -> Iterator[None]:
     """For the span, what a short search for the makespan finds: no rank's window is longer than all of them together, and
     now and then the searches of the span end where windows are longer than there."""
     problem, total = state.problem, state.clock.left
-    if problem.objective == "span" and total > MIN_EXCHANGES * len(problem.passes) * SECONDS_PER_DECODED_PASS:
-        found = state.beside(replace(problem, objective="makespan"), EXCHANGE_SHARE * total, search)
+    if problem.objective == "span" and total > MIN_DECODINGS * len(problem.passes) * SECONDS_PER_DECODED_PASS:
+        found = state.beside(replace(problem, objective="makespan"), MAKESPAN_SHARE * total, search)
         yield
         if found is not None:
-            state.offer(Schedule(problem, found.order, found.syncs), EXCHANGE_SOLVER)
+            state.offer(Schedule(problem, found.order, found.syncs), MAKESPAN_SOLVER)
 
 
 def _search_small(state: State, seed: int) -> Iterator[None]:
