@@ -109,18 +109,14 @@ def pipeline(
     held = Held(*(whole_table(size, name, stages, microbatches) for name, size in bytes_held.items()))
     held = held if "W" in times else held._replace(from_b=0 * held.from_b)
     limits = None if capacity is None else whole_numbers(capacity, "capacity", ranks)
-    for turn, route in enumerate(routes[:microbatches]):
-        for each in _different(held, turn, len(routes)):
-            _check_fits(least_room(route, each.until_b + each.until_w, each.from_b, dropping, inputs.min(axis=1)), limits)
-    turn_of = np.arange(microbatches) % len(routes)
-    ways = [_lags(comm, route, microbatches) for route in routes]
-    lags = [np.stack(way)[turn_of, :, np.arange(microbatches)].T for way in zip(*ways, strict=True)]
-    _check_time([*times.values(), again, *lags], around, microbatches)
+    _check_room(routes, held, dropping, inputs.min(axis=1), limits)
+    messages = _messages(comm, routes, microbatches)
+    _check_time([*times.values(), again, *messages], around, microbatches)
     if blocking and any(one.any() for one in around):
         raise BadInput("blocking: AF and AB are all-to-alls on a stream of their own, behind which messages block no sender")
-    sent = [lag if blocking else 0 * lag for lag in lags]
-    lags = [lag - part for lag, part in zip(lags, sent, strict=True)]
-    passes = _passes(_with_messages(times, sent), np.array(routes).T[:, turn_of])
+    none = [0 * one for one in messages]
+    lags, sent = (none, messages) if blocking else (messages, none)
+    passes = _passes(_with_messages(times, sent), np.array(routes).T[:, _turns(routes, microbatches)])
     edges = _edges(tuple(times), lags, sent, held)
     step = Problem(passes, edges, None if limits is None else tuple(limits.tolist()), objective, tuple(layers), source)
     step = with_recompute(step, dropping.tolist(), X=again, held_input=inputs)
@@ -165,15 +161,6 @@ def _check_time(tables: Sequence[Ints], each: Sequence[Ints], microbatches: int)
         raise BadInput("pipeline: the times of all passes add up to more than zbsolve can count")
 
 
-def _different(held: Held, turn: int, routes: int) -> Iterator[Held]:
-    """What microbatches of one route hold, each different one once, shape (stages,) each. turn: the route's number."""
-    mine = np.concatenate(held)[:, turn::routes]
-    if (mine == mine[:, :1]).all():
-        mine = mine[:, :1]
-    for column in np.unique(mine, axis=1).T:
-        yield Held(*np.split(column, len(held)))
-
-
 def _routes(F: Table, placement: Placement) -> Routes:
     count = len(F) if isinstance(F, Sequence | np.ndarray) else None
     if count == 0:
@@ -197,8 +184,20 @@ def _routes(F: Table, placement: Placement) -> Routes:
     return routes
 
 
-def _lags(comm: LinkTimes, ranks_of: Sequence[int], microbatches: int) -> tuple[Ints, Ints]:
-    """Lag of the forward and of the backward message over each boundary, µs, shape (stages − 1, microbatches)."""
+def _turns(routes: Routes, microbatches: int) -> Ints:
+    """Microbatch → number of its route: they take them in turn."""
+    return np.arange(microbatches) % len(routes)
+
+
+def _messages(comm: LinkTimes, routes: Routes, microbatches: int) -> list[Ints]:
+    """µs of the messages down and up over each boundary, shape (stages − 1, microbatches) each."""
+    ways = [_of_route(comm, route, microbatches) for route in routes]
+    turns = _turns(routes, microbatches)
+    return [np.stack(way)[turns, :, np.arange(microbatches)].T for way in zip(*ways, strict=True)]
+
+
+def _of_route(comm: LinkTimes, ranks_of: Sequence[int], microbatches: int) -> tuple[Ints, Ints]:
+    """The same where every microbatch takes one route."""
     hops = list(zip(ranks_of, ranks_of[1:], strict=False))
     away = np.array([a != b for a, b in hops], bool)
     if isinstance(comm, Mapping):
@@ -215,6 +214,22 @@ def _lags(comm: LinkTimes, ranks_of: Sequence[int], microbatches: int) -> tuple[
     none = np.zeros((0, microbatches), np.int64)
     both = np.where(away[:, None], whole_table(comm, "comm", len(hops), microbatches), 0) if hops else none
     return both, both
+
+
+def _check_room(routes: Routes, held: Held, dropping: Ints, inputs: Ints, limits: Ints | None) -> None:
+    """Raise Infeasible where a microbatch alone does not fit a rank. dropping: stages; inputs: bytes of every stage."""
+    for turn, route in enumerate(routes[: held.until_b.shape[1]]):
+        for each in _different(held, turn, len(routes)):
+            _check_fits(least_room(route, each.until_b + each.until_w, each.from_b, dropping, inputs), limits)
+
+
+def _different(held: Held, turn: int, routes: int) -> Iterator[Held]:
+    """What microbatches of one route hold, each different one once, shape (stages,) each. turn: the route's number."""
+    mine = np.concatenate(held)[:, turn::routes]
+    if (mine == mine[:, :1]).all():
+        mine = mine[:, :1]
+    for column in np.unique(mine, axis=1).T:
+        yield Held(*np.split(column, len(held)))
 
 
 def _check_fits(need: Ints, limits: Ints | None) -> None:

@@ -18,7 +18,7 @@ from ..models.model import Place
 from ..schedule import Schedule
 from ..trace import Trace
 from ..util.errors import BadInput
-from .assembly import Given, check_updates, connected, own_part, paired_wires, parallel_part, sharded_part
+from .assembly import Given, Part, check_updates, connected, own_part, paired_wires, parallel_part, sharded_part
 from .backward.layer_split import Loss
 from .emulate import Times
 from .feed import Batch, agreed_shares, shares_of, split_batch, step_seed
@@ -109,17 +109,7 @@ class Pipeline:
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
         given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize)
-        with agreed(self.wires, "schedule", content(schedule)):
-            part = own_part(schedule, self.wires, given)
-            check_updates(schedule.problem, update, part.tied, replicas)
-            ranks = dist.get_process_group_ranks(default_group() if group is None else group)
-            part = sharded_part(part, replace(given, parallelize=None), replicas, ranks)
-        if replicas is not None:
-            with self.peers.telling("building"):
-                begin_alike(replicas, part.module, content(schedule))
-        if parallelize is not None:
-            with together(self.peers, "parallelize"):
-                part = sharded_part(parallel_part(part, given), given, replicas, ranks)
+        part = self._own_part(given, group, replicas)
         self.programs, self.program, self.counts = part.programs, part.program, part.counts
         self.layers, self.module, self.stage_modules = part.layers, part.module, part.stage_modules
         shard = part.vocabulary
@@ -129,6 +119,29 @@ class Pipeline:
         self.cutting, self.counting = Cutting.of(schedule.problem), Counting.of(loss)
         homes = schedule.problem.stage_ranks  # behind the model's stages come shards of its vocabulary, without layers
         self.owners = [ranks for ranks, n in zip(homes, part.counts, strict=False) for _ in range(n)]
+        self._connect(part, given, group, replicas, emulate)
+        self.replicas, self.sharding = self._runner.replicas, self._runner.sharding
+        beside = self.replicas or self.sharding
+        self.alone, self._clip_watch = self.wires.size == 1 and beside is None, gradients.ClipWatch()
+        self.place = self.mesh.place if self.mesh is not None else 0 if beside is None else beside.place
+
+    def _own_part(self, given: Given, group: Any, replicas: Any) -> Part:
+        """This rank's part of the model, sharded and made parallel, where all ranks were given the same schedule."""
+        with agreed(self.wires, "schedule", content(self.schedule)):
+            part = own_part(self.schedule, self.wires, given)
+            check_updates(self.schedule.problem, given.update, part.tied, replicas)
+            ranks = dist.get_process_group_ranks(default_group() if group is None else group)
+            part = sharded_part(part, replace(given, parallelize=None), replicas, ranks)
+        if replicas is not None:
+            with self.peers.telling("building"):
+                begin_alike(replicas, part.module, content(self.schedule))
+        if given.parallelize is not None:
+            with together(self.peers, "parallelize"):
+                part = sharded_part(parallel_part(part, given), given, replicas, ranks)
+        return part
+
+    def _connect(self, part: Part, given: Given, group: Any, replicas: Any, emulate: Times | None) -> None:
+        """Wires to the other ranks, and what runs this rank's passes."""
         with self.peers.telling("building"):
             self.peers.wires = paired_wires(part, self.wires, group, self.device)
             weakref.finalize(self, self.peers.wires.close)
@@ -143,10 +156,6 @@ class Pipeline:
         with together(self.peers, "sharding"):
             if self._runner.sharding is not None:
                 self._shard(self._runner.sharding)
-        self.replicas, self.sharding = self._runner.replicas, self._runner.sharding
-        beside = self.replicas or self.sharding
-        self.alone, self._clip_watch = self.wires.size == 1 and beside is None, gradients.ClipWatch()
-        self.place = self.mesh.place if self.mesh is not None else 0 if beside is None else beside.place
 
     def _replicate(self, group: Any) -> None:
         """From now on stages give their gradients to the other pipelines when they are done, and optimizers wait for

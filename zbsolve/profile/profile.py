@@ -126,20 +126,16 @@ class Profile:
         check_sharding(shards, gathers)
         check_replicas(replicas, shards)
         check_vocabulary(vocabulary, ranks, shards)
-        if blocking is not None and blocking != self.link.blocking:
-            said = replace(self, link=replace(self.link, blocking=blocking))
-            step = (ranks, microbatches, placement, memory, objective, layers, fused, recompute)
-            further = (None, shards, gathers, offload, vocabulary)
-            sliced: dict[str, Any] = {"slices": slices, "attention_exchange": attention_exchange}
-            return said.problem(*step, *further, **sliced, replicas=replicas)
+        profile = self if blocking is None else replace(self, link=replace(self.link, blocking=blocking))
+        link, group = profile.link, self.shard_link or profile.link
         routes = placements.routes_of(placement, ranks)
         limit = self.capacity if memory is None else parse_bytes(memory)
         cuts = cuts_of(slices, self.layers, self.facts.get(SEQUENCE))
         changed = not is_none(offload) or vocabulary in BARRIERS
-        check_exchange(attention_exchange, cuts, self.link, (self.rank_factors, self.microbatch_factors))
+        check_exchange(attention_exchange, cuts, link, (self.rank_factors, self.microbatch_factors))
         check_combination(cuts, len(routes), shards, changed, self.layers)
-        part, ranks = widest_slice(self, cuts), max(routes[0]) + 1
-        (whole, _), (model, shard) = self.staged(vocabulary, ranks), part.staged(vocabulary, ranks)
+        part, ranks = widest_slice(profile, cuts), max(routes[0]) + 1
+        (whole, _), (model, shard) = profile.staged(vocabulary, ranks), part.staged(vocabulary, ranks)
         costs = StageCosts.of(model, routes, microbatches * (len(cuts) - 1), limit, fused, shards, shard)
         counts = costs.check(_layers(costs, vocabulary, recompute) if layers is None else layers)
         left = self._left(costs, counts, recompute, memory)
@@ -147,26 +143,27 @@ class Profile:
         with _said_of_memory(limit, memory, stays and not recompute):
             problem = plain_step(whole, costs, cuts, counts, left if stays else None, objective, recompute)
             problem = replace(problem, source=model._problem_source)
-            problem = vocabulary_step(problem, part.vocabulary, self.link, vocabulary)
-            problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
-            problem = problem.scaled(part.microbatch_factors) if part.microbatch_factors else problem
+            problem = part._uneven(vocabulary_step(problem, part.vocabulary, link, vocabulary))
             problem = problem if stays else offloaded_step(problem, self.host, offload, left)
         check_host(problem)
         with _said_of_memory(limit, memory, stays and not recompute):
             problem = sliced_step(problem, cuts, whole.layers, counts, tokens_of(self.facts.get(SEQUENCE)))
         if attention_exchange:
-            problem = exchanged_step(problem, cuts, whole.layers, counts, self.link)
-        group = self.shard_link or self.link
+            problem = exchanged_step(problem, cuts, whole.layers, counts, link)
         problem = sharded_step(problem, costs, counts, group, gathers)
-        problem = replicated_step(problem, costs, counts, replicas, self.link, group)
-        messages = costs.memory.message_room(counts, routes)
-        problem = replace(problem, messages=messages if any(messages.sizes) else None)
+        problem = replicated_step(problem, costs, counts, replicas, link, group)
         if not problem.work:
             raise BadInput(
                 f"layers: the passes of all {costs.stages} stages round to 0 µs: times of half a µs or less cannot be "
                 "scheduled"
             )
-        return problem
+        messages = costs.memory.message_room(counts, routes)
+        return replace(problem, messages=messages if any(messages.sizes) else None)
+
+    def _uneven(self, problem: Problem) -> Problem:
+        """With ranks and microbatches as slow as the profile says."""
+        problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
+        return problem.scaled(self.microbatch_factors) if self.microbatch_factors else problem
 
     @property
     def _problem_source(self) -> str:
