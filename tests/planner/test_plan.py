@@ -176,6 +176,9 @@ def test_a_plan_file_is_checked_without_a_search(saved: Path, capsys: pytest.Cap
     said = capsys.readouterr().out
     assert "which is not proven here" in said
     assert "proven optimal" not in said
+    assert (
+        f"the step takes {format_time(small().best.value)}; no layout's takes less than {format_time(small().bound)}" in said
+    )
     assert main(["solve", str(saved), "--effort", "0.01", "--json"]) == 0
     capsys.readouterr()
     assert main(["check", str(saved), "--bound"]) == 0

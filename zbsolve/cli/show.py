@@ -6,7 +6,8 @@ import argparse
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
 from .picture_options import add_picture_options, style_from
@@ -46,7 +47,7 @@ def command(options: argparse.Namespace) -> int:
     if options.html:
         return _space(options)
     style = style_from(options, options.output or "")
-    given = _schedule_or_trace(options.schedule)
+    given, note = _opened(options.schedule)
     trace: Trace | None
     if isinstance(given, Trace):
         if options.trace:
@@ -60,6 +61,7 @@ def command(options: argparse.Namespace) -> int:
         save_schedule_picture(schedule, options.output, trace, style)
         return 0
     draw(schedule, trace, options.width)
+    print(note, end="")
     return 0
 
 
@@ -76,8 +78,8 @@ def _space(options: argparse.Namespace) -> int:
     return 0
 
 
-def _schedule_or_trace(path: str) -> Schedule | Trace:
-    """What the file holds. Raises BadInput."""
+def _opened(path: str) -> tuple[Schedule | Trace, str]:
+    """What the file holds, and a line to say below its picture. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import KIND, load_unrolled
     from ..schedule import Schedule
@@ -86,14 +88,32 @@ def _schedule_or_trace(path: str) -> Schedule | Trace:
 
     foreign = others_trace(path)
     if foreign is not None:
-        return foreign
+        return foreign, ""
     if path != "-" and document_kind(path) == KIND:
-        return load_unrolled(path)
+        return load_unrolled(path), ""
     kind, body = read_one_of(path, ("schedule", "trace", "plan"))
-    if kind == "plan":
-        schedule = Schedule.from_json(body.get("schedule", {}), path)
-        return schedule if schedule.certificate is None else schedule.certified(schedule.certificate.unchecked())
-    return Trace.from_json(body, path) if kind == "trace" else Schedule.from_json(body, path)
+    if kind == "trace":
+        return Trace.from_json(body, path), ""
+    if kind == "schedule":
+        return Schedule.from_json(body, path), ""
+    schedule = Schedule.from_json(body.get("schedule", {}), path)
+    if schedule.certificate is not None:
+        schedule = schedule.certified(schedule.certificate.unchecked())
+    return schedule, _plan_line(body, schedule, path)
+
+
+def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
+    """How long the step of a plan is, whose pipeline alone the schedule is."""
+    from ..util.text import format_time
+
+    step, bound = body.get("step"), body.get("bound")
+    if not isinstance(step, int | float) or not isinstance(bound, int | float):
+        raise BadInput(f"{path}: fields 'step' and 'bound' have to be numbers")
+    behind = format_time(step - schedule.timeline().makespan)
+    return (
+        f"plan: with what comes behind these passes (update and constant, {behind}) the step takes {format_time(step)}; no "
+        f"layout's takes less than {format_time(bound)}, as the file says (check proves it, --html draws the space)\n"
+    )
 
 
 def draw(schedule: Schedule, trace: Trace | None = None, width: int | None = None) -> None:
