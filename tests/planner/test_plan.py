@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,16 +19,28 @@ from zbsolve import BadInput, Infeasible
 from zbsolve.cli import main
 from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, looks, shape_by_name
+from zbsolve.planner import (
+    CLUSTERS,
+    SHAPES,
+    Plan,
+    Shape,
+    candidate,
+    check_plan,
+    layout_profile,
+    searches,
+    shape_by_name,
+    space_race,
+)
 from zbsolve.planner.bound_kernels import refuted
 from zbsolve.planner.bound_row import bound_rows
 from zbsolve.planner.candidate import unsolved
-from zbsolve.planner.layout import FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, Layout
+from zbsolve.planner.layout import FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, Layout, table_of
 from zbsolve.planner.plan_file import read_space
+from zbsolve.planner.promise import Promise
 from zbsolve.planner.pruned_families import FIELDS, families
 from zbsolve.planner.space import layouts
 from zbsolve.search.state import Contest
-from zbsolve.search.task import solve_task
+from zbsolve.search.task import Task, solve_task
 from zbsolve.show.plan_text import plan_as_text
 from zbsolve.util.text import format_time, in_one_unit
 
@@ -82,7 +94,7 @@ def test_many_microbatches_repeat_a_steady_state(monkeypatch: pytest.MonkeyPatch
     layout = Layout(2, 1, 8, 1, SINGLE, 1, 128, zero=1)
     found = []
     for step in unsolved(SMALL, layout, A100, small().memory):
-        answer = solve_task(step.task({"method": "greedy", "effort": 0.1}), Contest(), {})
+        answer = solve_task(step.task({"method": "greedy", "effort": 1.0}), Contest(), {})
         assert answer.schedule is not None
         assert answer.schedule.problem.digest == step.problem.digest
         found.append(step.solved(answer.schedule))
@@ -128,30 +140,46 @@ def test_the_same_effort_gives_the_same_plan() -> None:
     assert (again.bounds.pipeline == small().bounds.pipeline).all()
 
 
-def test_layouts_on_the_best_ones_ranks_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First looks take half of the effort, and do not come to all of these."""
-    found = zbsolve.plan(SMALL, 8, 16, A100, memory="3GiB", effort=1.0)
-    monkeypatch.setattr(looks, "NEAR_GROUPS", 0)
-    without = zbsolve.plan(SMALL, 8, 16, A100, memory="3GiB", effort=1.0)
-    further = {one.layout for one in found.candidates} - {one.layout for one in without.candidates}
-    groups = {(one.layout.dp, one.layout.tp, one.layout.pp, one.layout.size) for one in without.candidates}
-    assert further
-    for one in further:
-        assert (one.dp, one.tp, one.pp, one.size) in groups
+def test_the_best_are_searched_longer_and_effort_is_counted_as_it_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent: dict[tuple[Layout, bool], list[float]] = {}
+
+    def noted(one: candidate.Unsolved, options: Mapping[str, Any]) -> Task:
+        spent.setdefault((one.layout, one.step.fused), []).append(options["effort"])
+        return task_of(one, {**options, "method": "greedy", "effort": 0.01})  # for a quick test
+
+    task_of = candidate.Unsolved.task
+    monkeypatch.setattr(candidate.Unsolved, "task", noted)
+    found = zbsolve.plan(SMALL, 8, 64, A100, memory="3GiB", effort=3.0)
+    assert sum(map(sum, spent.values())) == pytest.approx(3.0)
+    again = {layout: efforts for (layout, _), efforts in spent.items() if len(efforts) > 1}
+    assert 1 <= len(again) <= len(spent) / searches.REDUCTION
+    assert all(efforts[1] == pytest.approx(searches.REDUCTION * efforts[0]) for efforts in again.values())
+    assert {one.layout for one in found.candidates[: len(spent) // 2]} >= set(again)
 
 
-def test_a_poor_schedule_brings_a_look_with_fused_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_search_finds_counts_for_layouts_like_it() -> None:
+    """The further the more a layout differs; and until it ends, they are put off."""
+    table = table_of([Layout(1, 1, 8, 2, VEE, slices=one, recompute=other) for one in (1, 2, 4) for other in (0, 1)])
+    promise = Promise.of(table, np.full(6, 10.0))
+    promise.begun(0)
+    assert promise.step[0] == promise.step.max() > 10
+    promise.ended(0, 20.0)
+    same, near, far = promise.step[[0, 1, 3]]
+    assert 20 > same > near > far > 10
+
+
+def test_a_poor_schedule_brings_a_search_with_fused_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = Counter[Layout]()
 
     def counted(model: Any, layout: Layout, *others: Any) -> Iterator[candidate.Unsolved]:
         looked_at[layout] += 1
         return unsolved(model, layout, *others)
 
-    monkeypatch.setattr(looks, "unsolved", counted)
+    monkeypatch.setattr(searches, "unsolved", counted)
     zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=0.4)
     assert set(looked_at.values()) == {1}
-    monkeypatch.setattr(looks, "POOR", 0.0)  # all are
-    zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=0.4)
+    monkeypatch.setattr(space_race, "POOR", 0.0)  # all are
+    zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
     assert 2 in looked_at.values()
 
 

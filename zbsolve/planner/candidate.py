@@ -52,6 +52,11 @@ class Candidate:
         return self.schedule.certificate.bound + self.behind
 
     @property
+    def unsolved(self) -> Unsolved:
+        """Its layout and partition, to be searched again."""
+        return Unsolved(self.layout, self.step, self.profile, self.schedule.problem, self.behind)
+
+    @property
     def exposed(self) -> float:
         """µs of the exchange of gradients behind the last compute pass of any rank."""
         timeline, computing = self.schedule.timeline(), self.schedule.problem.computing

@@ -16,9 +16,8 @@ from .candidate import Candidate
 from .cluster import Cluster
 from .cluster_presets import cluster_of
 from .layer_costs import Model
-from .longer_searches import search_longer
-from .looks import first_looks, further_looks, look_at_start
 from .plan_file import Plan
+from .searches import search_at_start, search_space
 from .solved_space import SAME_US
 from .space import layouts
 from .space_bounds import cheap_bounds, raised
@@ -45,7 +44,7 @@ def plan(
     """How to split a step of `batch` sequences over `devices` devices, with a bound over the whole space.
 
     Every legal layout is enumerated. Dominance, the least memory and bounds for every partition and schedule prune; the
-    others are solved on their balanced partition, the most promising first, and the best candidates longer. cluster: also a
+    others are searched on their balanced partition, the most promising first, and the best of them longer. cluster: also a
     preset's name or a file. memory: of a device ("80GiB"); None: the cluster's. effort: in place of seconds, for the same
     answer on every machine. progress: called with a line. After KeyboardInterrupt, or when `stop` says True, the plan is
     what was found until then. start: candidates of other plans, the best first, whose orders are tried here. workers: who
@@ -58,7 +57,7 @@ def plan(
     table = layouts(model, devices, batch, cluster)
     bounds = raised(cheap_bounds(model, table, cluster, limit), limit, np.inf, FIRST_ROWS)
     runner = TaskRunner(workers, clock.counted)
-    race = SpaceRace(model, cluster, limit, clock, runner, seed, bounds, [], set(), progress, stop)
+    race = SpaceRace(model, cluster, limit, clock, runner, seed, bounds, progress, stop)
     runner.rival, runner.stop, runner.left = lambda: race.rival, lambda: race.over, lambda: clock.left
     _run(race, start)
     found = tuple(sorted(race.candidates, key=lambda one: one.value))
@@ -78,12 +77,10 @@ def memory_of(cluster: Cluster, said: str | int | None) -> int:
 def _run(race: SpaceRace, start: Sequence[Candidate]) -> None:
     """The race, until its time is over or somebody ends it."""
     try:
-        look_at_start(race, start)
-        first_looks(race)
-        further_looks(race)
+        search_at_start(race, start)
+        search_space(race)
         if not race.candidates:
             raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
-        search_longer(race)
     except (KeyboardInterrupt, SystemError) as error:
         pressed = interruption(error)
         if pressed is None:

@@ -18,8 +18,6 @@ from .many import solve_many, worth_repeating
 from .solver import solve
 from .state import Contest
 
-MIN_EFFORT = 1.0  # of steps whose steady state is repeated: named schedules are tried at least
-
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -70,8 +68,6 @@ def _repeated(task: Task) -> Schedule | None:
     if one is None or not worth_repeating(one, problem.microbatches, task.many or 0):
         return None
     limits = {name: options[name] for name in ("seconds", "effort", "seed") if name in options}
-    if limits.get("effort"):
-        limits["effort"] = max(limits["effort"], MIN_EFFORT)
     with suppress(NotFound):
         return _of_whole(problem, solve_many(one, problem.microbatches, **limits).unrolled())
     return None

@@ -266,16 +266,16 @@ def name_on(name: str, problem: Problem) -> str:
     return other if other and "W" in problem.passes.kinds else name
 
 
-def preset(name: str, problem: Problem) -> Schedule:
-    """The schedule called `name` on a problem (it is `name_on` there). Raises BadInput for an unknown name or a problem
-    that it is not defined for."""
+def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedule:
+    """The schedule called `name` on a problem (it is `name_on` there). plain: the problem `without_side_streams`, where it
+    was made before. Raises BadInput for an unknown name or a problem that it is not defined for."""
     one = system(name_on(name, problem))
     if "S" in problem.passes.kinds and not one.vocabulary:
         raise BadInput(f"{one.name}: is defined where the vocabulary is not sharded; {_known_on(problem)}")
     try:
         if one.copies is not None:
             return one.order(problem)
-        return with_side_streams(problem, one.order(without_side_streams(problem)))
+        return with_side_streams(problem, one.order(without_side_streams(problem) if plain is None else plain))
     except WrongPlacement as error:
         raise WrongPlacement(f"{error}; {_known_on(problem)}") from None
 
@@ -295,10 +295,11 @@ def _known_on(problem: Problem) -> str:
 def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, Schedule]]:
     """Every system that is defined for a problem, each order under one name, in the table's order; none whose passes on side
     streams find no room. searched: also those whose orders searches try anyway."""
+    plain = without_side_streams(problem)
     for one in SYSTEMS:
         if (searched or not one.searched) and name_on(one.name, problem) == one.name:
             with suppress(BadInput, NotFound):
-                yield one.name, preset(one.name, problem)
+                yield one.name, preset(one.name, problem, plain)
 
 
 def _group(microbatches: int, ranks: int) -> int:
