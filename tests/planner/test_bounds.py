@@ -117,6 +117,7 @@ def costs_of_profile(profile: Profile, layout: Layout) -> Costs:
 
     times = (Times(*row(one.F, one.B, one.W)) for one in (block, first, last))
     held = row(*(one.held_until_B + one.held_until_W for one in (block, last)))
+    (pending,) = row(block.held_until_W + block.held_from_B)
     table, host = table_of([layout]), profile.host
     cluster = A100 if host is None else replace(A100, copies=Link(host.latency, host.d2h_both))
     most = sum(one.held_until_B + one.held_until_W for one in profile.layers)
@@ -125,7 +126,8 @@ def costs_of_profile(profile: Profile, layout: Layout) -> Costs:
     chain = first.F + (len(profile.layers) - 2) * (block.F + block.B) + last.F + last.B
     part = Slices(*row(block.F, block.B, first.F, profile.link.latency, chain))
     ends = shard, *row(1), part, copies_of(*held, most, table, cluster), exchanges_of_profile(profile, layout)
-    return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), kept_of(*held, table), *sizes[1], *ends)
+    kept = kept_of(*held, pending, table)
+    return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), kept, *sizes[1], *ends)
 
 
 def least_value(
@@ -273,6 +275,48 @@ def test_what_is_copied_is_held_while_its_passes_and_copies_run() -> None:
     assert found[0] >= 64 * 50 * held / (room // costs.kept.copied[0])
     assert RULES[rule[0]] == MEMORY
     assert found[0] > 1.5 * pipeline_bounds(costs, table, None)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("block", "head", "memory", "least", "bound"),
+    [
+        (Layer("", 7, 8, 1, 9, 4, 1, 0, 1, held_from_B=3, transient=2), Layer("head", 6, 3, 9, 12, 2, 1, 0, 0), 12, 95, 94),
+        (Layer("", 7, 5, 1, 6, 4, 2, 0, 2, held_from_B=1), Layer("head", 0, 0, 0, 0, 3, 2, 0, 0), 17, 52, 51),
+    ],
+)
+def test_idle_time_of_three_ranks(block: Layer, head: Layer, memory: int, least: int, bound: int) -> None:
+    """Two microbatches of two blocks whose messages take 2 µs, W apart. With a message too many behind the last F, the
+    bounds were 96 and 53."""
+    first = Layer("embedding", 1, 0, 0, 0, 0, 0, 0, block.output_bytes)
+    link = Link(2, 1e12, blocking=True)
+    profile = Profile("given", "idle", (first, block, block, head), link, 2.0, None, {}, {})
+    layout = Layout(1, 1, 3, 1, SINGLE, 1, 2)
+    costs, table = costs_of_profile(profile, layout), table_of([layout])
+    assert least_value(profile, layout, memory, fused=False, search=exact_streams.optimum) == least
+    assert int(pipeline_bounds(costs, table, memory)[0][0]) == bound
+
+
+@pytest.mark.parametrize("placement", [LOOP, VEE])
+def test_a_rank_with_room_for_little_idles_at_both_ends(placement: int) -> None:
+    """48 blocks on 8 ranks of 2 stages each are 6 on some rank that has neither embedding nor head, or more elsewhere. Until
+    a microbatch has been through all blocks it has done no more F than fit, with a message each at most, and S and T of as
+    many microbatches; behind its last F no more B and W, and all T. The first and last rank's stages may be empty: their
+    messages may come in between."""
+    shape, cluster = SHAPES["gpt-39.1b"], A100
+    table = table_of([Layout(8, 1, 8, 2, placement, 1, 64, zero=1, vocabulary=SHARDED)])
+    costs = costs_of(shape, table, cluster)
+    found, rule = pipeline_bounds(costs, table, cluster.memory)
+    block, shard, sent = Times(*(int(one[0]) for one in costs.block)), costs.shard, int(costs.sent[0])
+    room = cluster.memory - 6 * costs.states[0] - shard.states[0] - shard.transient[0] - 4 * costs.waiting[0]
+    fits = (room - max(0, costs.transient[0] - shard.transient[0])) // costs.kept.stays[0]
+    turns, gap = 15 - (placement == VEE), int(shard.gap[0])
+    start = 48 * block.F + turns * sent + gap + shard.lookup[0] - fits * (block.F + sent) - fits / 6 * (shard.S + shard.T)[0]
+    end = 48 * block.B + turns * sent + gap + shard.lookup[0] - (fits + 1) * (block.B + block.W + sent)
+    end -= fits / 6 * shard.S[0] + 64 * shard.T[0]
+    assert min(start, end) > 0
+    assert found[0] >= work_bounds(costs, table)[0] + start + end - 2 * 64 * sent
+    assert RULES[rule[0]] == MEMORY
+    assert found[0] > 1.01 * pipeline_bounds(costs, table, None)[0][0]
 
 
 def test_simple_bounds_are_no_higher_and_rules_say_what_binds() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..util.kernels import inner_kernel, kernel
-from .bound_row import CHAIN, LAST_EXCHANGE, SERIAL, SINGLE, UNSLICED, P
+from .bound_row import CHAIN, LAST_EXCHANGE, SERIAL, SINGLE, SLICES, P
 from .chunk_kernels import possible_chunks
 from .peak_kernels import fitting, spread, staying
 from .stage_kernels import possible_single
@@ -42,7 +42,7 @@ def least_makespans(rows):  # type: ignore[no-untyped-def]
 def possible(row, x, scratch):  # type: ignore[no-untyped-def]
     """Whether no condition forbids a makespan of x µs. scratch: whole numbers, one a rank, that are overwritten."""
     way = x - row[LAST_EXCHANGE]
-    if way < row[CHAIN] + (spread(row, float(staying(row, way)), fitting(row)) if row[UNSLICED] else 0.0):
+    if way < row[CHAIN] + (spread(row, float(staying(row, way)), fitting(row)) if row[SLICES] == 1 else 0.0):
         return False
     if row[SINGLE]:
         return possible_single(row, x)

@@ -16,8 +16,8 @@ STATES, TABLE, TIED, KEPT, HEAD, TRANSIENT, WAITING, CAPACITY = range(14, 22)
 # µs of one microbatch's chain and of all passes one after the other; what each rank has of a sharded vocabulary: µs of a
 # microbatch (S alone, S and T), of a slice (GAP, LOOKUP), and bytes.
 CHAIN, SERIAL, SHARD_S, SHARD, GAP, LOOKUP, SHARD_HELD = range(22, 29)
-# µs that no slice undercuts: of a block's F and B, the embedding's F, a message; and whether sequences are whole.
-PART_F, PART_B, PART_EF, PART_SENT, UNSLICED = range(29, 34)
+# µs that no slice undercuts: of a block's F and B, the embedding's F, a message; and how many slices there are.
+PART_F, PART_B, PART_EF, PART_SENT, SLICES = range(29, 34)
 EW = 34  # µs of the embedding's backward, which is no part of a chain here
 # Bytes of a microbatch that a block and the head keep all the time from F to B (KEPT and HEAD: at one moment); µs of a
 # block's copies to host memory and back; whether only some stages of a rank copy, and the bytes of a block whose stage does.
@@ -25,7 +25,8 @@ STAYS, HEAD_STAYS, OUT, BACK, SOME, COPIED = range(35, 41)
 # µs of gradients' exchange at the end of a step: of a block, of the embedding or the head, of any stage at least, and behind
 # the last B of the first stage at least.
 EXCHANGE, TABLE_EXCHANGE, LEAST_EXCHANGE, LAST_EXCHANGE = range(41, 45)
-COLUMNS = 45
+PENDING = 45  # bytes of a microbatch that a block keeps from B to W
+COLUMNS = 46
 NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
 
 
@@ -39,9 +40,10 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
         *(kept.moment, kept.head_moment, np.maximum(0, costs.transient - shard.transient), costs.waiting, room),
         *(chain_bounds(costs, layout), _serial(costs, layout)),
         *(shard.S, shard.S + shard.T, shard.gap, shard.lookup, shards_beside(costs, layout)),
-        *(part.F, part.B, part.embedding, part.sent, costs.slices == 1, costs.embedding.W),
+        *(part.F, part.B, part.embedding, part.sent, costs.slices, costs.embedding.W),
         *(kept.stays, kept.head_stays, costs.copies.out, costs.copies.back, costs.copies.some, kept.copied),
         *(costs.exchange.block, costs.exchange.table, costs.exchange.least, costs.exchange.last),
+        kept.pending,
     )
     rows = np.empty((len(costs.sent), COLUMNS), np.int64)
     for at, column in enumerate(columns):

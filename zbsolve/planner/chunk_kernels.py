@@ -28,6 +28,7 @@ from .bound_row import (
     SHARD,
     SHARD_HELD,
     SHARD_S,
+    SLICES,
     SOME,
     STATES,
     STAYS,
@@ -35,7 +36,6 @@ from .bound_row import (
     TABLE_EXCHANGE,
     TIED,
     TRANSIENT,
-    UNSLICED,
     VEE,
     WAITING,
     B,
@@ -46,6 +46,7 @@ from .bound_row import (
     V,
     W,
 )
+from .idle_kernels import stages_behind, works_in_time
 from .offload_kernels import in_time
 from .peak_kernels import ROUNDING, spread, staying
 from .stage_kernels import at_most, turns_within
@@ -59,10 +60,10 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
     rest = way - row[CHAIN]
     if rest < 0:
         return False
-    if m > 1 and row[UNSLICED] and p * row[V] * at_most(rest // (m - 1), max(row[F], row[B])) < blocks:
+    if m > 1 and row[SLICES] == 1 and p * row[V] * at_most(rest // (m - 1), max(row[F], row[B])) < blocks:
         return False
     # Memory over time: a block's bytes are held while the rest of the chain runs, each slice's while its own runs.
-    turn = row[GAP] + (row[HF] + row[HB] if row[UNSLICED] else 0)  # from the last block's F to its B
+    turn = row[GAP] + (row[HF] + row[HB] if row[SLICES] == 1 else 0)  # from the last block's F to its B
     stay = staying(row, way)  # the last ones, at best
     below = (row[PART_F] + row[PART_B]) * stay * (stay + 1) // 2 + stay * turn
     need = float(m) * (float(row[STAYS]) * float(below) + float(row[HEAD_STAYS]) * float(turn))
@@ -77,7 +78,7 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
         if most < 0:
             return False
         taken += most
-    if taken < blocks or not row[UNSLICED] or row[SOME] or row[STAYS] <= 0:
+    if taken < blocks or row[SLICES] > 1 or row[SOME] or row[STAYS] <= 0:
         return taken >= blocks
     # No rank can have fewer than the others leave it, and what its states leave holds whole blocks.
     fits = 0
@@ -158,8 +159,10 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     if room < row[SHARD_HELD] or most < 0:
         return -1
     most = min(most, max(0, at_most(room - row[SHARD_HELD] - row[TRANSIENT], row[STATES] + row[KEPT])))
-    most = in_time(row, x, room + (row[HEAD] if last else 0), most)
-    if vee and r == 0 and row[UNSLICED] and row[STAYS] > 0 and not row[SOME]:
+    free = room + (row[HEAD] if last else 0)  # at another moment than the head's
+    most = in_time(row, x, free, most)
+    most = works_in_time(row, x, r, most, head, free, max(0, stages_behind(row, r) - 1))  # all but the last have blocks
+    if vee and r == 0 and row[SLICES] == 1 and row[STAYS] > 0 and not row[SOME]:
         while most >= 0 and not starts_in_time(row, work, most, room):
             most -= 1
     return most
@@ -191,7 +194,7 @@ def exchanges_fit(row, x, blocks, head, beside, tables):  # type: ignore[no-unty
     """
     m, turns, ended = row[M], row[V], 0
     work, late = m * (row[F] + row[B] + row[W]), m * (row[B] + row[W])
-    first = row[LOOKUP] + row[PART_EF] + row[L] * row[PART_F] + row[GAP] + (row[HF] if row[UNSLICED] else 0)
+    first = row[LOOKUP] + row[PART_EF] + row[L] * row[PART_F] + row[GAP] + (row[HF] if row[SLICES] == 1 else 0)
     first += (row[P] * turns - 1 - row[VEE]) * row[PART_SENT]
     for turn in range(turns):
         left = x - row[EXCHANGE] * (blocks - ended) - (tables if turn == 0 else 0)

@@ -66,6 +66,7 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     twice = np.maximum(block.output_kept, block.input_unneeded)
     head_kept = np.maximum(0, last.kept - np.maximum(block.output_kept, last.input_unneeded))
     kept, head_kept = _ints(block.kept - twice), _ints(np.where(layout.vocabulary, found.rest_kept, head_kept))
+    pending = _ints(block.held_until_W + block.held_from_B)
     most = first.kept + model.layers * block.kept + last.kept + found.rest_kept
     ends = _all_slices(first, slices)
     head = Times(*(_ints(whole_vocabulary * one) for one in _all_slices(last, slices)))
@@ -78,7 +79,7 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
         states=_ints(np.floor(found.states * block.parameter_bytes)),
         table_states=_ints(whole_vocabulary * np.floor(found.states * table)),
         tied=bool(np.any(found.shared)),
-        kept=kept_of(kept, head_kept, layout),
+        kept=kept_of(kept, head_kept, pending, layout),
         transient=_ints(part_of_transient(block, layout)),
         waiting=_ints(MESSAGES * output),
         shard=Shards(*map(_ints, found.shard)),

@@ -21,13 +21,14 @@ from .layout import FULL_OFFLOAD, HALF_OFFLOAD, NO_OFFLOAD, Layout
 class Kept(NamedTuple):
     """Bytes of one microbatch, at least. moment: of a block that its rank has at one moment; stays: of a block that lies on
     the device from F to B, where only some stages offload of one on another. head_moment, head_stays: the same of the
-    head."""
+    head. copied: of a block, where its stage copies all; 0: none does. pending: of a block from B to W."""
 
     moment: Ints
     stays: Ints
     head_moment: Ints
     head_stays: Ints
     copied: Ints
+    pending: Ints
 
 
 class Copies(NamedTuple):
@@ -50,8 +51,8 @@ def host_link(cluster: Cluster) -> HostLink:
     return HostLink(cluster.copies.latency, rate, rate, rate, rate, cluster.host_memory, 1)
 
 
-def kept_of(kept: Ints, head: Ints, layout: Layout) -> Kept:
-    """kept, head: bytes of one microbatch that a block and the head keep from F to B."""
+def kept_of(kept: Ints, head: Ints, pending: Ints, layout: Layout) -> Kept:
+    """kept, head: bytes of one microbatch that a block and the head keep from F to B; pending: a block from B to W."""
     offload, several = np.asarray(layout.offload), np.asarray(layout.chunks) > 1
     one = several & (offload != NO_OFFLOAD)  # of n blocks on v stages, ⌈n / v⌉ are on one
 
@@ -59,7 +60,8 @@ def kept_of(kept: Ints, head: Ints, layout: Layout) -> Kept:
         return np.where(offload == FULL_OFFLOAD, 0, np.where((offload == HALF_OFFLOAD) & ~several, size // 2, size))
 
     moment, head_moment = np.where(one, kept // layout.chunks, kept), np.where(one, 0, head)
-    return Kept(moment, stays(kept), head_moment, stays(head), np.where(one | (offload == FULL_OFFLOAD), kept, 0))
+    copied = np.where(one | (offload == FULL_OFFLOAD), kept, 0)
+    return Kept(moment, stays(kept), head_moment, stays(head), copied, pending + 0 * copied)
 
 
 def copies_of(kept: Ints, head: Ints, most: Any, layout: Layout, cluster: Cluster) -> Copies:

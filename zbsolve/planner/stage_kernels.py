@@ -28,13 +28,13 @@ from .bound_row import (
     SHARD,
     SHARD_HELD,
     SHARD_S,
+    SLICES,
     STATES,
     STAYS,
     TABLE,
     TABLE_EXCHANGE,
     TIED,
     TRANSIENT,
-    UNSLICED,
     WAITING,
     B,
     F,
@@ -43,6 +43,7 @@ from .bound_row import (
     P,
     W,
 )
+from .idle_kernels import works_in_time
 from .offload_kernels import in_time
 
 MANY = 1 << 31  # blocks: more than any model has
@@ -107,11 +108,11 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     rest = way - row[CHAIN]
     if rest < 0:
         return -1
-    if m > 1 and row[UNSLICED]:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
+    if m > 1 and row[SLICES] == 1:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
         most = min(most, at_most(rest // (m - 1) - forward, row[F]), at_most(rest // (m - 1) - backward, row[B]))
     most = min(most, exchanged_in_time(row, x, r, before, head, drain))
     # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns. Slices share their turns.
-    turns = turns_within(row, way - head - drain, row[CHAIN] - head - drain) if row[UNSLICED] else m
+    turns = turns_within(row, way - head - drain, row[CHAIN] - head - drain) if row[SLICES] == 1 else m
     if turns < 1:
         return -1
     at_once = -(-m // turns)
@@ -124,6 +125,7 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
         return -1
     most = min(most, max(0, at_most(room - beside - row[TRANSIENT], row[STATES] + row[KEPT])))
     most = in_time(row, x, room, most)
+    most = works_in_time(row, x, r, most, head, room, row[L] - before)
     return min(most, max(0, at_most(room - some - row[TRANSIENT], row[STATES] + at_once * row[STAYS])))
 
 
@@ -145,7 +147,7 @@ def exchanged_in_time(row, x, r, before, head, drain):  # type: ignore[no-untype
     most = at_most(room - head - work, each)
     if shard > 0:  # behind the stage's, or before
         most = min(most, max(at_most(room - shard - head - work, each), at_most(x - shard - row[CHAIN], row[EXCHANGE])))
-    if not row[UNSLICED]:
+    if row[SLICES] > 1:
         return most
     first = row[CHAIN] - drain - backward  # ends its first B, but for its blocks'
     return min(most, at_most(room - first - m * (backward + weight), (m - 1) * row[B] + m * row[W] + row[EXCHANGE]))
