@@ -25,7 +25,10 @@ from zbsolve.long_steps.check import value_of_whole, violations
 from zbsolve.long_steps.patterns import as_text, from_text
 from zbsolve.long_steps.repeated import RepeatedSchedule
 from zbsolve.long_steps.simulation import peaks
+from zbsolve.partition.cuts import balanced
 from zbsolve.search.many import solve_many, worth_repeating
+from zbsolve.systems import preset
+from zbsolve.systems.long_steps import lane_order, long_systems_of
 
 from ..support.profiles import equal_layers
 
@@ -135,6 +138,40 @@ def test_files_say_the_same_and_damaged_ones_are_refused(tmp_path: Path) -> None
         path.write_text(json.dumps(wrong))
         with pytest.raises(BadInput, match=why):
             files.load(path)
+
+
+@pytest.mark.parametrize("placement", ["single", "loop", "loop3", "vee"])
+@pytest.mark.parametrize("split", [True, False])
+def test_named_orders_by_lanes_are_those_pass_by_pass(placement: str, split: bool) -> None:
+    stages = {"single": 3, "loop": 6, "loop3": 9, "vee": 6}[placement]
+    costs = {"F": [2] * stages} | ({"B": [2] * stages, "W": [1] * stages} if split else {"BW": [3] * stages})
+    one = pipeline(**costs, placement=placement, microbatches=1)
+    systems = list(long_systems_of(one))
+    assert [system.split for system in systems] == [split] * (placement != "vee" or split)
+    for system in systems:
+        for count in (1, 4, 9):
+            whole = with_microbatches(one, count)
+            rows = preset(system.name, whole).sequences.values()
+            assert all(
+                np.array_equal(*pair)
+                for pair in zip(lane_order(one, count, system), (r // count for r in rows), strict=True)
+            )
+
+
+@pytest.mark.parametrize("placement", ["single", "loop", "vee"])
+def test_without_a_search_named_orders_show_their_rounds(placement: str) -> None:
+    stages = 12 * (1 + (placement != "single"))
+    step = {"F": [20] * stages, "B": [20] * stages, "W": [18] * stages, "comm": 1, "placement": placement}
+    long = solve_many(pipeline(**step, microbatches=1), 12_000, effort=1e-9)
+    assert violations(long) == ()
+    assert long.certificate is not None
+    assert long.certificate.solver in ("zb-h1", "interleaved-zb", "zb-v")
+    assert long.certificate.gap < 0.002
+    assert long.few < 75
+
+
+def test_as_many_layers_as_stages_need_no_search_of_cuts() -> None:
+    assert balanced(list(range(1, 1501)), 1500) == (1,) * 1500
 
 
 def random_step(draw: random.Random) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from heapq import heappop, heappush
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -205,14 +206,13 @@ def _topological_order(count: int, before: Ints, after: Ints) -> Ints:
     following: list[list[int]] = [[] for _ in range(count)]
     for a, b in zip(before.tolist(), after.tolist(), strict=True):
         following[a].append(b)
-    ready = [i for i in range(count) if waiting[i] == 0]
+    ready = sorted((not following[i], i) for i in range(count) if waiting[i] == 0)
     order: list[int] = []
     while ready:
-        i = min(ready, key=lambda lane: (not following[lane], lane))
-        ready.remove(i)
+        _, i = heappop(ready)
         order.append(i)
         for b in following[i]:
             waiting[b] -= 1
             if waiting[b] == 0:
-                ready.append(b)
+                heappush(ready, (not following[b], b))
     return np.array(order, np.int64)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..problem import Ints
 from ..util.errors import BadInput
+from ..util.kernels import kernel
 
 MAX_WIDTH = 96  # words of a part that repeats at most
 TOKEN = re.compile(r"\s*(?:\(([^()*]*)\)\*(\d{1,9})|([^\s()*]+)(?:\*(\d{1,9}))?)\s*")
@@ -16,34 +17,31 @@ TOKEN = re.compile(r"\s*(?:\(([^()*]*)\)\*(\d{1,9})|([^\s()*]+)(?:\*(\d{1,9}))?)
 
 def as_text(row: Ints, words: Sequence[str]) -> str:
     """Indices into `words`, shape (n,), as a text that `from_text` reads again."""
-    parts, at, repeats = list[str](), 0, _repeats(row)
-    while at < len(row):
-        width = max(repeats, key=lambda one: _saved(int(repeats[one][at]), one), default=0)
-        more = int(repeats[width][at]) // width if width else 0
-        if more == 0:
-            parts.append(words[row[at]])
-            at += 1
-            continue
+    parts = []
+    for at, width, times in _parts(np.ascontiguousarray(row, np.int64), MAX_WIDTH).tolist():
         part = " ".join(words[one] for one in row[at : at + width].tolist())
-        parts.append(f"({part})*{more + 1}" if width > 1 else f"{part}*{more + 1}")
-        at += width * (more + 1)
+        parts.append(part if times == 1 else f"({part})*{times}" if width > 1 else f"{part}*{times}")
     return " ".join(parts)
 
 
-def _saved(same: int, width: int) -> int:
-    """Words that need not be written where the next `width` ones come again for so many words."""
-    return same // width * width - 1
-
-
-def _repeats(row: Ints) -> dict[int, Ints]:
-    """For each width and place how many of the following words are the ones `width` later; shape (n,) each."""
-    found = {}
-    for width in range(1, min(MAX_WIDTH, len(row) // 2) + 1):
-        same = np.zeros(len(row), bool)
-        same[:-width] = row[width:] == row[:-width]
-        ends = np.flatnonzero(~same)
-        found[width] = ends[np.searchsorted(ends, np.arange(len(row)))] - np.arange(len(row))
-    return found
+@kernel
+def _parts(row, widest):  # type: ignore[no-untyped-def]
+    """Where each part of a row begins, how wide it is and how often it comes, shape (parts, 3): at each place the width, up
+    to `widest`, that saves most words."""
+    found, count, at = np.empty((len(row), 3), np.int64), 0, 0
+    while at < len(row):
+        width, times, saved = 1, 1, -1
+        for wide in range(1, min(widest, (len(row) - at) // 2) + 1):
+            end = at + wide
+            while end < len(row) and row[end] == row[end - wide]:
+                end += 1
+            more = (end - at) // wide - 1
+            if more > 0 and more * wide - 1 > saved:
+                width, times, saved = wide, more + 1, more * wide - 1
+        found[count, 0], found[count, 1], found[count, 2] = at, width, times
+        count += 1
+        at += width * times
+    return found[:count]
 
 
 def from_text(text: str, index: Mapping[str, int], most: int, where: str) -> Ints:

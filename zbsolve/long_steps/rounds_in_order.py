@@ -18,23 +18,29 @@ def find_round(one: Problem, order: Sequence[Ints], start: Ints, every: int) -> 
     lanes, few = rank_lanes(one), start.shape[1]
     if few < 3 * every:
         return None
-    step = start[:, every:] - start[:, :-every]
-    period = int(np.median(step[:, (few - every) // 2]))
-    runs = [_longest(_goes_on(order[rank], every, step[own] == period)) for rank, own in enumerate(lanes)]
-    widths = [every * len(own) for own in lanes]
-    each = [1 + (last - first) // width for (first, last), width in zip(runs, widths, strict=True)]
-    copies = min(each)
-    if copies < 3 or period < 1:
-        return None
-    flat = [start[own].ravel()[np.argsort(places(order[rank]).ravel())] for rank, own in enumerate(lanes)]
-    times = np.array([row[first] for row, (first, _) in zip(flat, runs, strict=True)])
-    later = np.clip((times.max() - times) // period, 0, np.array(each) - copies)  # rounds that begin about the same time
-    begin = np.zeros(len(one.passes), np.int64)
+    middle = (few - every) // 2
+    period = int(np.median(start[:, middle + every] - start[:, middle]))
+    runs, each, widths = [], [], [every * len(own) for own in lanes]
     for rank, own in enumerate(lanes):
-        first = runs[rank][0] + int(later[rank]) * widths[rank]
-        begin[own] = (places(order[rank]) < first).sum(axis=1)
-    found = Round(every, period, begin, copies)
+        first, last = _longest(_goes_on(order[rank], every, start[own, every:] - start[own, :-every] == period))
+        copies = 1 + (last - first) // widths[rank]
+        if copies < 3 or period < 1:
+            return None
+        runs.append(first)
+        each.append(copies)
+    times = np.array([_begin(own, first, start) for own, first in zip(order, runs, strict=True)])
+    later = np.clip((times.max() - times) // period, 0, np.array(each) - min(each))  # rounds that begin about the same time
+    begin = np.zeros(len(one.passes), np.int64)
+    for rank, own in enumerate(order):
+        begin += np.bincount(own[: runs[rank] + int(later[rank]) * widths[rank]], minlength=len(begin))
+    found = Round(every, period, begin, min(each))
     return found if enough_copies(one, found) else None
+
+
+def _begin(order: Ints, place: int, start: Ints) -> int:
+    """When the pass at a place of a rank's order starts, µs."""
+    lane = order[place]
+    return int(start[lane, (order[:place] == lane).sum()])
 
 
 def enough_copies(one: Problem, round: Round) -> bool:

@@ -27,6 +27,8 @@ def even(price: Price, layers: int, stages: int) -> tuple[int, ...]:
     least, so that the rest is even too. Raises BadInput where there are fewer layers than stages."""
     if layers < stages:
         raise BadInput(f"partition: {layers} layers do not make {stages} stages")
+    if layers == stages:
+        return (1,) * stages
     largest = cut_dp(layers, stages, price, maximum=True).cost(stages)
 
     def squares(s: int) -> Floats:

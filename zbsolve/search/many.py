@@ -7,9 +7,7 @@ a period longer (`long_steps.check` says why). The bound needs one microbatch (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from math import lcm
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -21,23 +19,22 @@ from ..greedy.justification import justified
 from ..greedy.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
 from ..greedy.packed_blocks import least_packed
 from ..greedy.steady_state import microbatches_in_flight, targets_cut_by_time
-from ..handover import lacking
-from ..ilp.bounds.bound import Bound
 from ..ilp.bounds.many import bound_of_many, check_plain
-from ..long_steps.repeated import RepeatedSchedule, Round
-from ..long_steps.rounds_in_order import find_round
+from ..long_steps.files import MAX_PASSES
+from ..long_steps.repeated import RepeatedSchedule
 from ..long_steps.simulation import earliest_starts, peaks, value_of
 from ..problem import Ints, Problem
 from ..schedule import Certificate
+from ..systems.long_steps import LongSystem, lane_order, long_systems_of
 from ..systems.table import presets_of
 from ..util.clock import Clock
 from ..util.errors import BadInput, NotFound, interruption
+from .many_state import MULTIPLE, ManySearch, Progress
 from .solver import ready, solve
 
-EVERY = (1, 2, 3, 4, 6, 8, 12)  # microbatches of a round that are looked for
-MULTIPLE = 24  # what all of them divide: microbatches that are left for rounds
-MAX_MULTIPLE = 512  # microbatches left for rounds of as many as there are ranks: beyond, these are not looked for
 NAMED = (6.0, 3.5)  # times what is in flight: microbatches of named schedules
+LONG_NAMED = (2.1, 4.1, 6.1)  # the same of those that are made by lanes, whose first rounds need not be far from the ramps
+GROUPS = (4, 5, 6)  # groups of as many microbatches as ranks that show rounds of them
 BLOCK_LENGTHS = (4.0, 2.5)  # the same of blocks repeated
 SMALL = 2.5  # times what is in flight: microbatches of the small step
 LONGER = (2.0, 3.5, 6.0)  # times what is in flight: how many more microbatches show rounds
@@ -46,15 +43,14 @@ MIN_DEPTHS = 4  # times what is in flight: fewer microbatches show no rounds
 MAX_SOLVED = 400_000  # passes of a small step that is solved as a problem: beyond, its tables take more than half a GB
 MAX_NAMED = 1_200_000  # passes of a step whose named schedules are made
 MAX_DECODED = 3  # named schedules that are decoded
-MAX_SHOWN = 16_000_000  # passes of an order that shows rounds
+MAX_SHOWN = 16_000_000  # passes of an order that is decoded to show rounds: 100 bytes each
+MAX_LONG_NAMED = MAX_PASSES  # passes of a named order made by lanes: 40 bytes each
 SECONDS_PER_NAMED_PASS = 2e-6  # of work that making and simulating a named schedule count for
 BLOCK_SHARE = 0.25  # of the time is for blocks
 SOLVE_SHARE = 0.45  # of the time is for the small step
 BLOCK_ROUNDS, MAX_BLOCK_LANES = 300, 1500  # of annealing a block; lanes of steps whose blocks are searched
 CUT_RULES = (RULES[2], RULES[1], RULES[0])
 JUSTIFIED = RULES[2]  # with which most justified orders show rounds
-
-Progress = Callable[[str], None]
 
 
 def worth_repeating(one: Problem, microbatches: int, passes: int | None = None) -> bool:
@@ -68,62 +64,6 @@ def worth_repeating(one: Problem, microbatches: int, passes: int | None = None) 
     if graph is None or microbatches * len(one.passes) < (MIN_PASSES if passes is None else passes):
         return False
     return microbatches >= MIN_DEPTHS * max(microbatches_in_flight(graph), one.ranks) + MULTIPLE
-
-
-@dataclass
-class _Found:
-    """An order with rounds: microbatches, the lanes of each rank, the round, and what the whole takes, µs."""
-
-    few: int
-    order: tuple[Ints, ...]
-    round: Round
-    value: int
-
-
-@dataclass
-class _Search:
-    """What the search has: the step of one microbatch, how many there are, the bound, the time; and its best so far."""
-
-    one: Problem
-    microbatches: int
-    graph: MicrobatchGraph
-    bound: Bound
-    clock: Clock
-    seed: int
-    progress: Progress
-    every: tuple[int, ...]
-    best: _Found | None = None
-    solver: str = ""
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to find, or no time."""
-        return self.clock.left <= 0 or (self.best is not None and self.best.value <= self.bound.value)
-
-    def length(self, wanted: float) -> int:
-        """About so many microbatches, as many as leave whole rounds."""
-        few = max(MULTIPLE, round(wanted))
-        return few + (self.microbatches - few) % lcm(*self.every)
-
-    def offer(self, few: int, lanes: Ints, solver: str) -> None:
-        """Keep an order of `few` microbatches, rank after rank, where it has rounds, is better, and its messages fit."""
-        ends = np.cumsum(np.bincount(self.one.passes.rank, minlength=self.one.ranks) * few)[:-1]
-        order = tuple(np.split(lanes, ends))
-        start = earliest_starts(self.one, few, order)
-        self.clock.spend(lanes.size * SECONDS_PER_DECODED_PASS)
-        found = _with_rounds(self, order, start)
-        if found is None or (self.best is not None and found.value >= self.best.value) or not self._messages_fit(found):
-            return
-        self.best, self.solver = found, solver
-        gap = 1 - self.bound.value / found.value
-        self.progress(f"{found.value / 1e3:,.3f} ms, gap {gap:.2%}: {few} microbatches, rounds of {found.round.every}")
-
-    def _messages_fit(self, found: _Found) -> bool:
-        """Whether messages that wait fit: rounds repeat, so those of few microbatches show it."""
-        if self.one.messages is None:
-            return True
-        long = RepeatedSchedule(self.one, self.microbatches, found.few, found.order, found.round)
-        return not lacking(long.sample()).any()
 
 
 def solve_many(
@@ -145,8 +85,7 @@ def solve_many(
     if graph is None:
         raise BadInput("many microbatches: each rank of the step needs one stream")
     ready()
-    every = EVERY if lcm(MULTIPLE, one.ranks) > MAX_MULTIPLE else (*EVERY, one.ranks)
-    search = _Search(one, microbatches, graph, bound, Clock(seconds, effort), seed, progress, every)
+    search = ManySearch(one, microbatches, graph, bound, Clock(seconds, effort), seed, progress)
     try:
         for _ in _steps(search):
             if search.done:
@@ -162,9 +101,10 @@ def solve_many(
     return RepeatedSchedule(one, microbatches, best.few, best.order, best.round, certificate)
 
 
-def _steps(search: _Search) -> Iterator[None]:
+def _steps(search: ManySearch) -> Iterator[None]:
     """Named schedules, blocks repeated, then a small step and its steady state."""
     depth = max(microbatches_in_flight(search.graph), search.one.ranks)
+    yield from _named_in_lanes(search, depth)
     yield from _named(search, depth)
     yield from _blocks(search, depth)
     few = search.length(SMALL * depth)
@@ -172,7 +112,34 @@ def _steps(search: _Search) -> Iterator[None]:
         yield from _from_small(search, few, depth)
 
 
-def _named(search: _Search, depth: int) -> Iterator[None]:
+def _named_in_lanes(search: ManySearch, depth: int) -> Iterator[None]:
+    """The literature's schedules that repeat by themselves, in as few microbatches as show it; they need no search, and no
+    table of passes."""
+    one = search.one
+    for system in long_systems_of(one):
+        for few in _lengths_of(search, system, depth):
+            order = lane_order(one, few, system)
+            if (peaks(one, order) > one.room[: one.ranks]).any():
+                break
+            offers = search.shown
+            search.offer(few, np.concatenate(order), system.name, (one.ranks if system.grouped else 1,))
+            yield
+            if search.shown > offers:
+                break
+
+
+def _lengths_of(search: ManySearch, system: LongSystem, depth: int) -> list[int]:
+    """Numbers of microbatches that may show a system's rounds, ascending."""
+    if system.grouped:
+        rest = search.microbatches % search.one.ranks
+        lengths = [times * search.one.ranks + rest for times in GROUPS]
+    else:
+        lengths = [search.length(times * depth) for times in LONG_NAMED]
+    most = min(search.microbatches, MAX_LONG_NAMED // len(search.one.passes))
+    return [few for few in lengths if few <= most]
+
+
+def _named(search: ManySearch, depth: int) -> Iterator[None]:
     """The literature's schedules of a step: they repeat by themselves; then what decoding makes of the shortest."""
     lengths = [search.length(times * depth) for times in NAMED]
     few = next((one for one in lengths if one * search.graph.rank.size <= MAX_NAMED), None)
@@ -192,14 +159,18 @@ def _named(search: _Search, depth: int) -> Iterator[None]:
         yield from _decoded(search, g, target, CUT_RULES, name)
 
 
-def _blocks(search: _Search, depth: int) -> Iterator[None]:
+def _blocks(search: ManySearch, depth: int) -> Iterator[None]:
     """Blocks, repeated: packed ones; the passes of one microbatch as early as they can be; ever shorter legal ones; and ones
     near those of a shorter period, which decoding mends."""
+    lengths = [search.length(times * depth) for times in BLOCK_LENGTHS]
+    few = next((one for one in lengths if one * search.graph.rank.size <= MAX_SHOWN), None)
+    if few is None or few > search.microbatches or not search.time_to_show(few):
+        return
     g, until = search.graph, search.clock.used + BLOCK_SHARE * search.clock.left
     work = int(rank_work(g).max())
     best, rounds = least_packed(g), BLOCK_ROUNDS
-    yield from _repeated(search, best, depth)
-    yield from _repeated(search, BuildingBlock(earliest_offsets(g), work), depth)
+    yield from _repeated(search, best, few)
+    yield from _repeated(search, BuildingBlock(earliest_offsets(g), work), few)
     while g.rank.size <= MAX_BLOCK_LANES and search.clock.used < until:
 
         def near(start: Ints, period: int, rounds: int = rounds) -> tuple[BuildingBlock, bool]:
@@ -209,26 +180,23 @@ def _blocks(search: _Search, depth: int) -> Iterator[None]:
         found = list(shorter_blocks(g, best, near, lambda: search.clock.used < until))
         if found:
             best = found[-1]
-            yield from _repeated(search, best, depth)
+            yield from _repeated(search, best, few)
         for period in dict.fromkeys((work, (work + best.period) // 2)):
             if period < best.period and search.clock.used < until:
-                yield from _repeated(search, near(best.offset, period)[0], depth)
+                yield from _repeated(search, near(best.offset, period)[0], few)
         if best.period <= work:
             return
         rounds *= 4
 
 
-def _repeated(search: _Search, block: BuildingBlock, depth: int) -> Iterator[None]:
-    """A block repeated, in an order that is long enough to show rounds."""
-    lengths = [search.length(times * depth) for times in BLOCK_LENGTHS]
-    few = next((one for one in lengths if one * search.graph.rank.size <= MAX_SHOWN), None)
-    if few is not None and few <= search.microbatches:
-        g = of_length(search.graph, few)
-        targets = repeated_targets(g, block.offset, block.period)
-        yield from _decoded(search, g, targets, RULES, "building block", justify=True)
+def _repeated(search: ManySearch, block: BuildingBlock, few: int) -> Iterator[None]:
+    """A block repeated, in an order of so many microbatches."""
+    g = of_length(search.graph, few)
+    targets = repeated_targets(g, block.offset, block.period)
+    yield from _decoded(search, g, targets, RULES, "building block", justify=True)
 
 
-def _from_small(search: _Search, few: int, depth: int) -> Iterator[None]:
+def _from_small(search: ManySearch, few: int, depth: int) -> Iterator[None]:
     """A small step solved, its steady state cut by time and repeated until it shows rounds."""
     small = with_microbatches(search.one, few)
     amount = SOLVE_SHARE * search.clock.left
@@ -249,7 +217,7 @@ def _from_small(search: _Search, few: int, depth: int) -> Iterator[None]:
 
 
 def _decoded(
-    search: _Search, g: MicrobatchGraph, target: Ints, rules: tuple[DecodeRule, ...], solver: str, justify: bool = False
+    search: ManySearch, g: MicrobatchGraph, target: Ints, rules: tuple[DecodeRule, ...], solver: str, justify: bool = False
 ) -> Iterator[None]:
     """Offer what target starts are decoded to: in their own order, and as each of the rules has it; and that justified,
     where asked for."""
@@ -260,26 +228,17 @@ def _decoded(
     search.offer(g.microbatches, lanes[order // g.microbatches], solver)
     yield
     for rule in rules:
-        found = decode(g, target, rule)
+        found = decode(g, target, rule) if search.time_to_show(g.microbatches) else None
         search.clock.spend(target.size * SECONDS_PER_DECODED_PASS)
         if found is None:
             return
         search.offer(g.microbatches, lanes[found.order // g.microbatches], solver)
         yield
-        if justify and (found := justified(g, found.start, JUSTIFIED)) is not None:
+        if (
+            justify
+            and search.time_to_show(2 * g.microbatches)
+            and (found := justified(g, found.start, JUSTIFIED)) is not None
+        ):
             search.clock.spend(2 * target.size * SECONDS_PER_DECODED_PASS)
             search.offer(g.microbatches, lanes[found.order // g.microbatches], solver)
             yield
-
-
-def _with_rounds(search: _Search, order: tuple[Ints, ...], start: Ints) -> _Found | None:
-    """The order with its rounds of fewest microbatches; None where it has none. start: µs, shape (lanes, few)."""
-    one, microbatches, few = search.one, search.microbatches, start.shape[1]
-    if start.min() < 0 or few > microbatches:
-        return None
-    for every in search.every:
-        round = None if (microbatches - few) % every else find_round(one, order, start, every)
-        if round is not None:
-            whole = value_of(one, start) + (microbatches - few) // every * round.period
-            return _Found(few, order, round, whole)
-    return None

@@ -13,9 +13,9 @@ from ..greedy.policy_annealing import starting_policies
 from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule
-from ..tables import KINDS, Ints
+from ..tables import Ints
 from ..util.errors import BadInput
-from .plain_step import WrongPlacement, plain_stages
+from .plain_step import PlainStep, Rows, WrongPlacement, plain_stages, plain_step
 
 
 def gpipe(problem: Problem) -> Schedule:
@@ -25,20 +25,31 @@ def gpipe(problem: Problem) -> Schedule:
 
 def one_f_one_b(problem: Problem) -> Schedule:
     """1F1B (DAPPLE, arXiv 2007.01045; PipeDream-Flush, arXiv 2006.09503): rank r starts with p − r forwards."""
-    return single(problem, "1f1b", lambda rank, ranks, m: ranks - rank, lambda rank: 0)
+    return Schedule.of(problem, one_f_one_b_rows(plain_step(problem, "1f1b")))
 
 
 def one_f_one_b_split(problem: Problem) -> Schedule:
     """1F1B with a split backward: each W directly behind its B, so that the rank before waits for B alone. It is ZB-H1
     (arXiv 2401.10241, section 2.3) without weight gradients left for later."""
-    if not plain_stages(problem, "1f1b-split")[1]:
+    step = plain_step(problem, "1f1b-split")
+    if not step.split:
         raise BadInput("1f1b-split: needs B and W apart; with one backward BW the same order is 1f1b")
-    return single(problem, "1f1b-split", lambda rank, ranks, m: ranks - rank, lambda rank: 0)
+    return Schedule.of(problem, one_f_one_b_rows(step))
 
 
 def zb_h1(problem: Problem) -> Schedule:
     """ZB-H1 (arXiv 2401.10241, section 2.3): the warm-up of 1F1B; rank r leaves r weight gradients for later."""
-    return single(problem, "zb-h1", lambda rank, ranks, m: ranks - rank, lambda rank: rank)
+    return Schedule.of(problem, zb_h1_rows(plain_step(problem, "zb-h1")))
+
+
+def zb_h1_rows(step: PlainStep) -> Rows:
+    """The rows of each stream of ZB-H1."""
+    return single_rows(step, lambda rank, ranks, m: ranks - rank, lambda rank: rank)
+
+
+def one_f_one_b_rows(step: PlainStep) -> Rows:
+    """The rows of each stream of 1F1B."""
+    return single_rows(step, lambda rank, ranks, m: ranks - rank, lambda rank: 0)
 
 
 def zb_h2(problem: Problem) -> Schedule:
@@ -55,7 +66,10 @@ def interleaved(problem: Problem) -> Schedule:
     ranks, m = problem.ranks, problem.microbatches
     first = m if m < ranks else ranks + m % ranks
     groups = [first, *[ranks] * ((m - first) // ranks)]
-    return _grouped(problem, "interleaved", groups, lambda rank, chunks: 2 * (ranks - rank - 1) + (chunks - 1) * first + 1)
+    step = plain_step(problem, "interleaved")
+    return Schedule.of(
+        problem, grouped_rows(step, groups, lambda rank, chunks: 2 * (ranks - rank - 1) + (chunks - 1) * first + 1)
+    )
 
 
 def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
@@ -64,24 +78,35 @@ def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
     count, rest = divmod(problem.microbatches, size)
     groups = [size] * count + [rest] * (rest > 0)
     warm = (problem.ranks - 1) * 2 + 1
-    return _grouped(problem, "interleaved", groups, lambda rank, chunks: warm - 2 * rank + (chunks - 1) * size)
+    step = plain_step(problem, "interleaved")
+    return Schedule.of(problem, grouped_rows(step, groups, lambda rank, chunks: warm - 2 * rank + (chunks - 1) * size))
 
 
 def gis(problem: Problem) -> Schedule:
     """Grouped interleaving (GIS, arXiv 2503.01328): the chunks in turn over groups of p microbatches, half the slope of
     interleaved 1F1B's warm-up: (v − 1)p + p − r chunk forwards before rank r's first backward, pv chunks held."""
-    return _gis(problem, "gis", problem.ranks)
+    return Schedule.of(problem, gis_rows(plain_step(problem, "gis")))
+
+
+def gis_rows(step: PlainStep) -> Rows:
+    """The rows of each stream of GIS."""
+    return _gis(step, step.ranks)
 
 
 def interleaved_zb(problem: Problem) -> Schedule:
     """The interleaved zero-bubble order of torch.distributed.pipelining: GIS, but rank r leaves r weight gradients of its
     chunks for later, as ZB-H1 does (arXiv 2401.10241)."""
-    return _gis(problem, "interleaved-zb", problem.ranks, lambda rank: rank)
+    return Schedule.of(problem, interleaved_zb_rows(plain_step(problem, "interleaved-zb")))
+
+
+def interleaved_zb_rows(step: PlainStep) -> Rows:
+    """The rows of each stream of `interleaved_zb`."""
+    return _gis(step, step.ranks, lambda rank: rank)
 
 
 def gis_h(problem: Problem) -> Schedule:
     """GIS-H (arXiv 2503.01328): groups of ⌈p/2⌉ microbatches; with v chunks a rank (v + 1)/(2v) of GIS's activations."""
-    return _gis(problem, "gis-h", -(-problem.ranks // 2))
+    return Schedule.of(problem, _gis(plain_step(problem, "gis-h"), -(-problem.ranks // 2)))
 
 
 def zb_1p(problem: Problem) -> Schedule:
@@ -113,86 +138,69 @@ def _automatic(problem: Problem, name: str, times: int) -> Schedule:
 
 
 def single(problem: Problem, name: str, warm: Callable[[int, int, int], int], pending: Callable[[int], int]) -> Schedule:
-    """Placement single: `warm` forwards, of rank, ranks and microbatches, before the first backward, then one backward one
-    forward; `pending` weight gradients, of rank, are left for later."""
-    return Schedule.of(problem, single_rows(problem, name, warm, pending, np.arange(problem.microbatches)))
+    """The schedule of `single_rows` called `name`."""
+    return Schedule.of(problem, single_rows(plain_step(problem, name), warm, pending))
 
 
 def single_rows(
-    problem: Problem, name: str, warm: Callable[[int, int, int], int], pending: Callable[[int], int], back: Ints
-) -> dict[str, Ints]:
-    """The rows of each stream of `single`, with the backwards in the order `back`."""
-    stages, split = plain_stages(problem, name)
-    ranks, m = problem.ranks, problem.microbatches
-    if describe(stages) != "single":
-        raise WrongPlacement(f"{name}: is defined for placement single only")
-    rows = {}
+    step: PlainStep, warm: Callable[[int, int, int], int], pending: Callable[[int], int], back: Ints | None = None
+) -> Rows:
+    """Placement single: `warm` forwards, of rank, ranks and microbatches, before the first backward, then one backward one
+    forward; `pending` weight gradients, of rank, are left for later. back: the order of backwards, else that of forwards."""
+    ranks, m = step.ranks, step.microbatches
+    if describe(step.stages) != "single":
+        raise WrongPlacement(f"{step.name}: is defined for placement single only")
+    rows, back = {}, np.arange(m) if back is None else back
     for rank in range(ranks):
         forward, backward = (np.stack([np.full(m, rank), one]) for one in (np.arange(m), back))
         first = min(warm(rank, ranks, m), m)
-        rows[f"compute:{rank}"] = alternate(problem, forward, backward, first, pending(rank), split)
+        rows[f"compute:{rank}"] = alternate(step, forward, backward, first, pending(rank))
     return rows
 
 
-def _gis(problem: Problem, name: str, size: int, pending: Callable[[int], int] = lambda rank: 0) -> Schedule:
+def _gis(step: PlainStep, size: int, pending: Callable[[int], int] = lambda rank: 0) -> Rows:
     """Groups of `size` microbatches, what is left over shared among the first ones."""
-    ranks, m = problem.ranks, problem.microbatches
+    ranks, m = step.ranks, step.microbatches
     count = max(1, m // size)
     groups = [m // count + (k < m % count) for k in range(count)]
-    return _grouped(problem, name, groups, lambda rank, chunks: (chunks - 1) * groups[0] + ranks - rank, pending)
-
-
-def _grouped(
-    problem: Problem,
-    name: str,
-    sizes: list[int],
-    warm: Callable[[int, int], int],
-    pending: Callable[[int], int] = lambda rank: 0,
-) -> Schedule:
-    """The schedule of `grouped_rows`, backwards in the order of forwards."""
-    return Schedule.of(problem, grouped_rows(problem, name, sizes, warm, pending, np.arange(problem.microbatches)))
+    return grouped_rows(step, groups, lambda rank, chunks: (chunks - 1) * groups[0] + ranks - rank, pending)
 
 
 def grouped_rows(
-    problem: Problem,
-    name: str,
+    step: PlainStep,
     sizes: list[int],
     warm: Callable[[int, int], int],
-    pending: Callable[[int], int],
-    back: Ints,
-) -> dict[str, Ints]:
+    pending: Callable[[int], int] = lambda rank: 0,
+    back: Ints | None = None,
+) -> Rows:
     """Loop placement, the rows of each stream: each group of microbatches goes through all chunks of a rank before the next
-    one, backwards, in the order `back`, through them the other way round; `warm` chunk forwards, of rank and chunks, come
-    before the first backward, and `pending` weight gradients, of rank, are left for later."""
-    ranks, (stages, split) = problem.ranks, plain_stages(problem, name)
-    chunks = len(stages) // ranks
-    if chunks == 1 or describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}"):
-        raise WrongPlacement(f"{name}: is defined for placement loop only")
-    ends = list(accumulate(sizes))
+    one, backwards, in the order `back` (else that of forwards), through them the other way round; `warm` chunk forwards, of
+    rank and chunks, come before the first backward, and `pending` weight gradients, of rank, are left for later."""
+    ranks = step.ranks
+    chunks = len(step.stages) // ranks
+    if chunks == 1 or describe(step.stages) != ("loop" if chunks == 2 else f"loop{chunks}"):
+        raise WrongPlacement(f"{step.name}: is defined for placement loop only")
+    ends, forth = list(accumulate(sizes)), np.arange(step.microbatches)
     rows = {}
     for rank in range(ranks):
         both = []
-        for turn, order in ((range(chunks), np.arange(len(back))), (range(chunks)[::-1], back)):
+        for turn, order in ((range(chunks), forth), (range(chunks)[::-1], forth if back is None else back)):
             groups = [order[end - size : end] for end, size in zip(ends, sizes, strict=True)]
             parts = [np.stack([np.full(len(g), k * ranks + rank), g]) for g in groups for k in turn]
             both.append(np.concatenate(parts, axis=1))
         warm_up = min(warm(rank, chunks), both[0].shape[1])
-        rows[f"compute:{rank}"] = alternate(problem, both[0], both[1], warm_up, pending(rank), split)
+        rows[f"compute:{rank}"] = alternate(step, both[0], both[1], warm_up, pending(rank))
     return rows
 
 
-def alternate(problem: Problem, forward: Ints, backward: Ints, warm: int, pending: int, split: bool) -> Ints:
+def alternate(step: PlainStep, forward: Ints, backward: Ints, warm: int, pending: int) -> Ints:
     """The rows of `warm` forwards, then one backward one forward; W follows its B, `pending` of them later. forward,
     backward: stages and microbatches in order, shape (2, passes)."""
     count = forward.shape[1]
-    turns = {"F": 3 * (np.arange(count) - warm) + 2, "B" if split else "BW": 3 * np.arange(count)}
+    turns = {"F": 3 * (np.arange(count) - warm) + 2, "B" if step.split else "BW": 3 * np.arange(count)}
     turns["F"][:warm] = -1
-    if split:
+    if step.split:
         turns["W"] = 3 * (np.arange(count) + pending) + 1
-    rows = []
-    for kind in turns:
-        found = problem.passes.find(np.full(count, KINDS.index(kind)), *(forward if kind == "F" else backward))
-        assert found is not None  # a plain step has all of them
-        rows.append(found)
+    rows = [step.find(kind, *(forward if kind == "F" else backward)) for kind in turns]
     order: Ints = np.concatenate(rows)[np.argsort(np.concatenate(list(turns.values())), kind="stable")]
     return order

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 
 from ..build.attention_exchange import KINDS as EXCHANGED
 from ..build.vocabulary import KINDS
 from ..placement import describe
 from ..problem import Problem
+from ..tables import KINDS as ALL_KINDS
+from ..tables import Ints
 from ..util.errors import BadInput
 
 
@@ -16,6 +21,46 @@ class WrongPlacement(BadInput):
 
 
 SPLIT, FUSED = {"F", "B", "W"}, {"F", "BW"}
+
+
+Rows = dict[str, Ints]  # stream → what `PlainStep.find` gave, in order
+
+
+class PlainStep(NamedTuple):
+    """What an order of a plain step is made from.
+
+    name: of the schedule, for errors. stages: stage → rank. split: whether B and W are apart. find: of a kind, stages and
+    microbatches, shape (n,) each, what stands for these passes in the order, shape (n,): rows of a problem's table.
+    """
+
+    name: str
+    ranks: int
+    microbatches: int
+    stages: tuple[int, ...]
+    split: bool
+    find: Callable[[str, Ints, Ints], Ints]
+
+
+def plain_step(problem: Problem, name: str) -> PlainStep:
+    """The step of a problem, whose orders are rows of its table. Raises BadInput, naming the schedule `name`, where it is
+    not plain."""
+    stages, split = plain_stages(problem, name)
+
+    def find(kind: str, stage: Ints, microbatch: Ints) -> Ints:
+        rows = problem.passes.find(np.full(len(stage), ALL_KINDS.index(kind)), stage, microbatch)
+        assert rows is not None  # a plain step has all of them
+        return rows
+
+    return PlainStep(name, problem.ranks, problem.microbatches, stages, split, find)
+
+
+def step_in_lanes(one: Problem, microbatches: int, name: str) -> PlainStep:
+    """The step of so many microbatches like the only one of `one`, whose orders are rows of `one`: no table of the whole is
+    made. Raises BadInput as `plain_step` does."""
+    lanes = plain_step(one, name)
+    return lanes._replace(
+        microbatches=microbatches, find=lambda kind, stage, microbatch: lanes.find(kind, stage, 0 * microbatch)
+    )
 
 
 def without_shards(problem: Problem) -> Problem:
@@ -47,9 +92,13 @@ def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
 
 def check_plain(problem: Problem, name: str, shape: str, fused: bool = False) -> None:
     """Raise BadInput where the problem is no plain step on placement `shape` of F, B and W (F and BW where fused)."""
-    stages, split = plain_stages(problem, name)
-    one_rank = shape == "vee" and stages == (0, 0)
-    if describe(stages) != shape and not one_rank:
-        raise WrongPlacement(f"{name}: is defined for placement {shape} only")
-    if split == fused:
-        raise BadInput(f"{name}: needs " + ("one backward BW" if fused else "B and W apart"))
+    check_shape(plain_step(problem, name), shape, fused)
+
+
+def check_shape(step: PlainStep, shape: str, fused: bool = False) -> None:
+    """Raise BadInput where the step is not on placement `shape`, or its backward is split where `fused`, or else whole."""
+    one_rank = shape == "vee" and step.stages == (0, 0)
+    if describe(step.stages) != shape and not one_rank:
+        raise WrongPlacement(f"{step.name}: is defined for placement {shape} only")
+    if step.split == fused:
+        raise BadInput(f"{step.name}: needs " + ("one backward BW" if fused else "B and W apart"))

@@ -6,11 +6,14 @@ The building blocks of arXiv 2405.15362, repeated every six slots, leave no bubb
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
-from ..problem import Problem
+import numpy as np
+
+from ..problem import Ints, Problem
 from ..schedule import Schedule
 from .blocks import Block, repeated
-from .plain_step import check_plain
+from .plain_step import PlainStep, Rows, check_plain, check_shape, plain_step
 
 PERIOD = 6  # slots: F, B and W of two chunks
 Slots = tuple[int, int, int, int]  # of a rank: F of its first stage, F and B of its second, B of its first
@@ -45,47 +48,39 @@ def v_zb(problem: Problem) -> Schedule:
 def zb_v(problem: Problem) -> Schedule:
     """ZB-V (arXiv 2401.10241, section 6): 2p − 1 chunk forwards before the first backward on every rank, then one forward
     one backward of either chunk. The pattern needs 2p − 1 microbatches; with fewer the missing ones are left out."""
-    check_plain(problem, "zb-v", "vee")
-    ranks, m = problem.ranks, problem.microbatches
-    order = {}
+    return Schedule.of(problem, zb_v_rows(plain_step(problem, "zb-v")))
+
+
+def zb_v_rows(step: PlainStep) -> Rows:
+    """The rows of each stream of ZB-V. Raises BadInput where the step is no V of F, B and W."""
+    ranks, m, rows = step.ranks, step.microbatches, {}
+    check_shape(step, "vee")
     for rank in range(ranks):
-        near, far = str(rank), str(2 * ranks - 1 - rank)
-        row = _v_row(near, far, rank, ranks, max(m, 2 * ranks - 1))
-        order[f"compute:{rank}"] = tuple(f"{stage}{kind}{j}" for stage, kind, j in row if j < m)
-    return Schedule(problem, order)
+        lanes = _v_row(rank, ranks, max(m, 2 * ranks - 1))
+        own = np.empty(len(lanes), np.int64)
+        for lane, (place, kind) in enumerate(product((rank, 2 * ranks - 1 - rank), "FBW")):
+            there = np.flatnonzero(lanes == lane)
+            own[there[:m]] = step.find(kind, np.full(m, place), np.arange(m))
+            own[there[m:]] = -1
+        rows[f"compute:{rank}"] = own[own >= 0]
+    return rows
 
 
-def _v_row(near: str, far: str, rank: int, ranks: int, m: int) -> list[tuple[str, str, int]]:
-    """One rank's (stage, kind, microbatch), m ≥ 2p − 1; `near` is its first stage, `far` its second."""
-    row: list[tuple[str, str, int]] = []
-    done = {(stage, kind): 0 for stage in (near, far) for kind in "FBW"}
-
-    def run(stage: str, kinds: str) -> None:
-        for kind in kinds:
-            row.append((stage, kind, done[stage, kind]))
-            done[stage, kind] += 1
-
-    for _ in range(2 * (ranks - rank) - 1):
-        run(near, "F")
-    for _ in range(rank):
-        run(far, "F")
-        run(near, "F")
-    for _ in range(ranks - rank):
-        run(far, "FBW")
-    while done[far, "F"] < m:
-        if done[near, "F"] < m:
-            run(near, "F")
-        run(near, "BW")
-        run(far, "FBW")
-    for _ in range(rank):
-        run(near, "B")
-        run(far, "B")
-    while done[near, "B"] < m:
-        run(near, "BW")
-    for stage in (far, near):
-        while done[stage, "W"] < m:
-            run(stage, "W")
-    return row
+def _v_row(rank: int, ranks: int, m: int) -> Ints:
+    """The order of one rank's lanes, m ≥ 2p − 1: F, B, W of its first stage are 0, 1, 2, of its second one 3, 4, 5."""
+    later = ranks - rank
+    parts = (
+        ([0], 2 * later - 1),
+        ([3, 0], rank),
+        ([3, 4, 5], later),
+        ([0, 1, 2, 3, 4, 5], m - later - ranks + 1),
+        ([1, 2, 3, 4, 5], later - 1),
+        ([1, 4], rank),
+        ([1, 2], later),
+        ([5], rank),
+        ([2], rank),
+    )
+    return np.concatenate([np.tile(np.array(part, np.int64), times) for part, times in parts])
 
 
 def one_f_one_b_v(problem: Problem) -> Schedule:
