@@ -15,7 +15,7 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput
-from .plain_step import PlainStep, Rows, WrongPlacement, plain_stages, plain_step
+from .plain_step import PlainStep, Rows, WrongPlacement, plain_stages, step_in_rows
 
 
 def gpipe(problem: Problem) -> Schedule:
@@ -25,13 +25,13 @@ def gpipe(problem: Problem) -> Schedule:
 
 def one_f_one_b(problem: Problem) -> Schedule:
     """1F1B (DAPPLE, arXiv 2007.01045; PipeDream-Flush, arXiv 2006.09503): rank r starts with p − r forwards."""
-    return Schedule.of(problem, one_f_one_b_rows(plain_step(problem, "1f1b")))
+    return Schedule.of(problem, one_f_one_b_rows(step_in_rows(problem, "1f1b")))
 
 
 def one_f_one_b_split(problem: Problem) -> Schedule:
     """1F1B with a split backward: each W directly behind its B, so that the rank before waits for B alone. It is ZB-H1
     (arXiv 2401.10241, section 2.3) without weight gradients left for later."""
-    step = plain_step(problem, "1f1b-split")
+    step = step_in_rows(problem, "1f1b-split")
     if not step.split:
         raise BadInput("1f1b-split: needs B and W apart; with one backward BW the same order is 1f1b")
     return Schedule.of(problem, one_f_one_b_rows(step))
@@ -39,7 +39,7 @@ def one_f_one_b_split(problem: Problem) -> Schedule:
 
 def zb_h1(problem: Problem) -> Schedule:
     """ZB-H1 (arXiv 2401.10241, section 2.3): the warm-up of 1F1B; rank r leaves r weight gradients for later."""
-    return Schedule.of(problem, zb_h1_rows(plain_step(problem, "zb-h1")))
+    return Schedule.of(problem, zb_h1_rows(step_in_rows(problem, "zb-h1")))
 
 
 def zb_h1_rows(step: PlainStep) -> Rows:
@@ -66,7 +66,7 @@ def interleaved(problem: Problem) -> Schedule:
     ranks, m = problem.ranks, problem.microbatches
     first = m if m < ranks else ranks + m % ranks
     groups = [first, *[ranks] * ((m - first) // ranks)]
-    step = plain_step(problem, "interleaved")
+    step = step_in_rows(problem, "interleaved")
     return Schedule.of(
         problem, grouped_rows(step, groups, lambda rank, chunks: 2 * (ranks - rank - 1) + (chunks - 1) * first + 1)
     )
@@ -78,14 +78,14 @@ def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
     count, rest = divmod(problem.microbatches, size)
     groups = [size] * count + [rest] * (rest > 0)
     warm = (problem.ranks - 1) * 2 + 1
-    step = plain_step(problem, "interleaved")
+    step = step_in_rows(problem, "interleaved")
     return Schedule.of(problem, grouped_rows(step, groups, lambda rank, chunks: warm - 2 * rank + (chunks - 1) * size))
 
 
 def gis(problem: Problem) -> Schedule:
     """Grouped interleaving (GIS, arXiv 2503.01328): the chunks in turn over groups of p microbatches, half the slope of
     interleaved 1F1B's warm-up: (v − 1)p + p − r chunk forwards before rank r's first backward, pv chunks held."""
-    return Schedule.of(problem, gis_rows(plain_step(problem, "gis")))
+    return Schedule.of(problem, gis_rows(step_in_rows(problem, "gis")))
 
 
 def gis_rows(step: PlainStep) -> Rows:
@@ -96,7 +96,7 @@ def gis_rows(step: PlainStep) -> Rows:
 def interleaved_zb(problem: Problem) -> Schedule:
     """The interleaved zero-bubble order of torch.distributed.pipelining: GIS, but rank r leaves r weight gradients of its
     chunks for later, as ZB-H1 does (arXiv 2401.10241)."""
-    return Schedule.of(problem, interleaved_zb_rows(plain_step(problem, "interleaved-zb")))
+    return Schedule.of(problem, interleaved_zb_rows(step_in_rows(problem, "interleaved-zb")))
 
 
 def interleaved_zb_rows(step: PlainStep) -> Rows:
@@ -106,7 +106,7 @@ def interleaved_zb_rows(step: PlainStep) -> Rows:
 
 def gis_h(problem: Problem) -> Schedule:
     """GIS-H (arXiv 2503.01328): groups of ⌈p/2⌉ microbatches; with v chunks a rank (v + 1)/(2v) of GIS's activations."""
-    return Schedule.of(problem, _gis(plain_step(problem, "gis-h"), -(-problem.ranks // 2)))
+    return Schedule.of(problem, _gis(step_in_rows(problem, "gis-h"), -(-problem.ranks // 2)))
 
 
 def zb_1p(problem: Problem) -> Schedule:
@@ -139,7 +139,7 @@ def _automatic(problem: Problem, name: str, times: int) -> Schedule:
 
 def single(problem: Problem, name: str, warm: Callable[[int, int, int], int], pending: Callable[[int], int]) -> Schedule:
     """The schedule of `single_rows` called `name`."""
-    return Schedule.of(problem, single_rows(plain_step(problem, name), warm, pending))
+    return Schedule.of(problem, single_rows(step_in_rows(problem, name), warm, pending))
 
 
 def single_rows(

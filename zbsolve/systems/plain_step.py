@@ -41,7 +41,7 @@ class PlainStep(NamedTuple):
     find: Callable[[str, Ints, Ints], Ints]
 
 
-def plain_step(problem: Problem, name: str) -> PlainStep:
+def step_in_rows(problem: Problem, name: str) -> PlainStep:
     """The step of a problem, whose orders are rows of its table. Raises BadInput, naming the schedule `name`, where it is
     not plain."""
     stages, split = plain_stages(problem, name)
@@ -56,8 +56,8 @@ def plain_step(problem: Problem, name: str) -> PlainStep:
 
 def step_in_lanes(one: Problem, microbatches: int, name: str) -> PlainStep:
     """The step of so many microbatches like the only one of `one`, whose orders are rows of `one`: no table of the whole is
-    made. Raises BadInput as `plain_step` does."""
-    lanes = plain_step(one, name)
+    made. Raises BadInput as `step_in_rows` does."""
+    lanes = step_in_rows(one, name)
     return lanes._replace(
         microbatches=microbatches, find=lambda kind, stage, microbatch: lanes.find(kind, stage, 0 * microbatch)
     )
@@ -92,7 +92,7 @@ def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
 
 def check_plain(problem: Problem, name: str, shape: str, fused: bool = False) -> None:
     """Raise BadInput where the problem is no plain step on placement `shape` of F, B and W (F and BW where fused)."""
-    check_shape(plain_step(problem, name), shape, fused)
+    check_shape(step_in_rows(problem, name), shape, fused)
 
 
 def check_shape(step: PlainStep, shape: str, fused: bool = False) -> None:

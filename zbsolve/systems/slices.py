@@ -18,7 +18,7 @@ from ..tables import Ints
 from ..util.errors import BadInput
 from .entry import SLICES, System
 from .one_direction import grouped_rows, single_rows
-from .plain_step import plain_stages, plain_step
+from .plain_step import plain_stages, step_in_rows
 
 
 def slimpipe(problem: Problem) -> Schedule:
@@ -57,7 +57,7 @@ def seq1f1b_i(problem: Problem) -> Schedule:
     def warm(rank: int, chunks: int) -> int:
         return 2 * (problem.ranks - rank - 1) + (before * chunks + chunks - 1) * sizes[0] + inside + 1
 
-    step = plain_step(flat, "seq1f1b-i")
+    step = step_in_rows(flat, "seq1f1b-i")
     return Schedule.of(problem, grouped_rows(step, sizes, warm, back=_backwards(flat, n)))
 
 
@@ -65,7 +65,7 @@ def terapipe(problem: Problem) -> Schedule:
     """TeraPipe (arXiv 2102.07988): the forwards of all slices of all microbatches, then all backwards."""
     flat = one_microbatch_a_slice(problem, "terapipe")
     order = _backwards(flat, problem.slices)
-    step = plain_step(flat, "terapipe")
+    step = step_in_rows(flat, "terapipe")
     return Schedule.of(problem, single_rows(step, lambda rank, ranks, m: m, lambda rank: 0, order))
 
 
@@ -83,7 +83,7 @@ def _slim(problem: Problem, name: str, pending: int) -> Schedule:
     """One backward one forward; rank r leaves `pending`·r weight gradients for later."""
     flat, n = one_microbatch_a_slice(problem, name), problem.slices
     left = (lambda rank, ranks, m: n + ranks - rank - 1), (lambda rank: pending * rank)
-    return Schedule.of(problem, single_rows(plain_step(flat, name), *left, _backwards(flat, n)))
+    return Schedule.of(problem, single_rows(step_in_rows(flat, name), *left, _backwards(flat, n)))
 
 
 def _backwards(flat: Problem, slices: int) -> Ints:

@@ -13,7 +13,7 @@ import numpy as np
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from .blocks import Block, repeated
-from .plain_step import PlainStep, Rows, check_plain, check_shape, plain_step
+from .plain_step import PlainStep, Rows, check_plain, check_shape, step_in_rows
 
 PERIOD = 6  # slots: F, B and W of two chunks
 Slots = tuple[int, int, int, int]  # of a rank: F of its first stage, F and B of its second, B of its first
@@ -48,7 +48,7 @@ def v_zb(problem: Problem) -> Schedule:
 def zb_v(problem: Problem) -> Schedule:
     """ZB-V (arXiv 2401.10241, section 6): 2p − 1 chunk forwards before the first backward on every rank, then one forward
     one backward of either chunk. The pattern needs 2p − 1 microbatches; with fewer the missing ones are left out."""
-    return Schedule.of(problem, zb_v_rows(plain_step(problem, "zb-v")))
+    return Schedule.of(problem, zb_v_rows(step_in_rows(problem, "zb-v")))
 
 
 def zb_v_rows(step: PlainStep) -> Rows:
