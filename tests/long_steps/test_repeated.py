@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,6 +33,7 @@ from zbsolve.systems import preset
 from zbsolve.systems.long_steps import lane_order, long_systems_of
 
 from ..support.profiles import equal_layers
+from ..support.unrolled_rounds import judge
 
 STEPS: dict[str, dict[str, Any]] = {
     "single, tight": {"F": [20] * 4, "B": [20] * 4, "W": [18] * 4, "comm": 1, "capacity": 18},
@@ -168,6 +171,45 @@ def test_without_a_search_named_orders_show_their_rounds(placement: str) -> None
     assert long.certificate.solver in ("zb-h1", "interleaved-zb", "zb-v")
     assert long.certificate.gap < 0.002
     assert long.few < 75
+
+
+def small_files() -> Iterator[RepeatedSchedule]:
+    """Repeated schedules that are short enough to be unrolled: of searches, cut short, and of named orders."""
+    for name in STEPS:
+        long = solved(name)
+        assert long.certificate is not None
+        short = replace(long, microbatches=long.few + 9 * long.round.every)
+        yield replace(short, certificate=replace(long.certificate, value=value_of_whole(short), bound=0))
+    for placement in ("single", "loop", "vee"):
+        stages = 4 * (1 + (placement != "single"))
+        step = {"F": [20] * stages, "B": [21] * stages, "W": [18] * stages, "comm": 1, "placement": placement}
+        held = {"held_until_B": 4, "held_until_W": 2, "capacity": 6 * stages}
+        yield solve_many(pipeline(**step, **held, microbatches=1), 400, effort=1e-9)
+
+
+def test_code_of_its_own_finds_that_files_hold_as_they_say(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.json"
+    for long in small_files():
+        files.save(long, path)
+        judged = judge(path)
+        assert judged.wrong == []
+        assert judged.passes == long.passes
+        assert judged.peaks == list(peaks(long.one, long.order))
+    body = json.loads(path.read_text())
+    last = f"compute:{long.one.ranks - 1}"
+    for field, value, why in (
+        (("certificate", "value"), judged.value - 1, "it takes"),
+        (("step", "capacity"), [5] * long.one.ranks, "over its capacity"),
+        (
+            ("order", last),
+            " ".join(re.findall(r"\([^)]*\)\S*|\S+", body["order"][last])[::-1]),
+            "wait for each other|not there|it takes",
+        ),
+    ):
+        wrong = json.loads(json.dumps(body))
+        wrong[field[0]][field[1]] = value
+        path.write_text(json.dumps(wrong))
+        assert any(re.search(why, one) for one in judge(path).wrong), field
 
 
 def test_as_many_layers_as_stages_need_no_search_of_cuts() -> None:
