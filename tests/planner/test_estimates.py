@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zbsolve.planner import CLUSTERS, Layout, shape_by_name
-from zbsolve.planner.estimates import estimated_steps, needless_offload
+from zbsolve.planner.estimates import estimated_steps, large_steps, needless_offload
 from zbsolve.planner.layout import FULL_OFFLOAD, SHARDED, VEE, table_of
 from zbsolve.planner.space_bounds import cheap_bounds
 
@@ -26,3 +26,16 @@ def test_offload_is_needless_where_known_schedules_fit() -> None:
     bounds = cheap_bounds(model, table, cluster, cluster.memory)
     assert needless_offload(bounds, cluster.memory).tolist() == [False, True]
     assert needless_offload(bounds, 48 << 30).tolist() == [False, False]
+
+
+def test_steps_of_many_passes_are_large() -> None:
+    """A V on 64 ranks in slices has a fifth of a million; one exchange of all shards a slice makes more."""
+    many = Layout(dp=32, tp=2, pp=64, chunks=2, placement=VEE, count=128, slices=4)
+    assert large_steps(
+        table_of([V, many, many._replace(slices=2), many._replace(slices=2, vocabulary=SHARDED)])
+    ).tolist() == [
+        False,
+        True,
+        False,
+        True,
+    ]

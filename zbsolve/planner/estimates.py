@@ -9,9 +9,8 @@ from .costs import Costs
 from .layout import VEE, Layout
 from .space_bounds import SpaceBounds
 
-LARGE = 250_000  # passes and edges
+LARGE = 150_000  # passes and edges
 STAGE_PASSES, SHARD_PASSES, COPIES = 3, 7, 2  # of a microbatch
-MUCH = 1e3
 # Stages of a rank whose activations are made or used, on their way out, or on their way back; of one stage and of several.
 MOVING = np.array([3, 5])
 NEEDLESS = 1.1  # of offload where known schedules fit without
@@ -25,7 +24,7 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     1F1B (p − 1) / v more (2104.04473, section 2.2), those of the V p at most and p / 3 at least (2405.15362; between them is
     taken). Slices fill and keep the less the more there are (2406.03488), of a V too. With less memory a step takes longer
     in proportion; what goes to host memory is not kept, and takes its time. Where known schedules fit without, offload comes
-    behind. Steps of so many passes and edges that a look takes minutes come behind all others.
+    behind.
     """
     layout, costs = bounds.layout, bounds.costs
     blocks, pp = costs.blocks / layout.pp, layout.pp
@@ -33,15 +32,19 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     needed = (1 - away) * _needed(layout) + away * MOVING[np.asarray(layout.chunks > 1).astype(int)] / layout.chunks
     slower = np.maximum(1.0, needed / np.maximum(room / layout.chunks, 0.1))
     fill = (pp - 1) / layout.slices * (blocks / layout.chunks * costs.block.F + costs.sent)
-    shards = np.where(layout.vocabulary, SHARD_PASSES * pp + pp**2, 0)  # all shards' S come before each one's barrier
-    passes = np.where(layout.offload, STAGE_PASSES + COPIES, STAGE_PASSES)
-    size = layout.count * np.asarray(layout.slices) * (passes * layout.stages + shards)
-    last = np.where(size > LARGE, bounds.step[np.isfinite(bounds.step)].max(initial=0.0) * MUCH, 0.0)
     copying = layout.count * blocks * np.where(costs.copies.some, away, 1.0) * costs.copies.out
     needless = np.where(needless_offload(bounds, memory), NEEDLESS, 1.0)
     busy = np.maximum(bounds.pipeline * slower, copying) * needless
     follows = _exposed(layout, costs) + bounds.behind
-    return np.where(np.isfinite(bounds.step), busy + fill + follows + last, np.inf)
+    return np.where(np.isfinite(bounds.step), busy + fill + follows, np.inf)
+
+
+def large_steps(layout: Layout) -> NDArray[np.bool_]:
+    """Layouts whose step has so many passes and edges that a search takes most of a minute."""
+    shards = np.where(layout.vocabulary, SHARD_PASSES * layout.pp + layout.pp**2, 0)  # all S come before each one's barrier
+    passes = np.where(layout.offload, STAGE_PASSES + COPIES, STAGE_PASSES)
+    large: NDArray[np.bool_] = layout.count * layout.slices * (passes * layout.stages + shards) > LARGE
+    return large
 
 
 def needless_offload(bounds: SpaceBounds, memory: int) -> NDArray[np.bool_]:

@@ -16,6 +16,7 @@ import numpy as np
 from ..search.task import Task
 from .bound_kernels import NEVER
 from .candidate import Candidate, Unsolved, retimed, unsolved
+from .estimates import large_steps
 from .layout import rows_of
 from .space_race import SpaceRace
 
@@ -23,6 +24,7 @@ FIRST_LOOKS = 6  # layouts that are searched before all bounds are raised
 # Effort of a layout's first search: so much a pass, about as long as what every search begins with takes, and at least.
 EFFORT_PER_PASS, LEAST_EFFORT = 3e-5, 0.1
 REDUCTION = 4
+LAST = 1e3  # times as long: behind all others
 
 
 def search_at_start(race: SpaceRace, start: Sequence[Candidate]) -> None:
@@ -75,9 +77,11 @@ def _longer_search(race: SpaceRace, reduction: int) -> Task | None:
 
 
 def _first_search(race: SpaceRace) -> Task | None:
-    """The first search of the most promising layout whose bound is below the best step. None where there is none."""
+    """The first search of the most promising layout whose bound is below the best step, those of large steps behind all
+    others. None where there is none."""
+    last = np.where(large_steps(race.bounds.layout), LAST, 1.0)
     while True:
-        steps = np.where(race.bounds.step < race.value, race.promise.step, np.inf)
+        steps = np.where(race.bounds.step < race.value, race.promise.step * last, np.inf)
         steps[list(race.searches)] = np.inf
         row, poor = int(steps.argmin()), min(race.poor, key=lambda row: race.poor[row], default=None)
         fused = poor is not None and race.poor[poor] < steps[row]
