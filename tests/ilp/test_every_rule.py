@@ -19,7 +19,20 @@ from zbsolve import Problem, Schedule, pipeline, solve
 from zbsolve.build import with_offload
 from zbsolve.cli import main
 from zbsolve.ilp.bounds import any_choice, many
-from zbsolve.ilp.bounds.bound import AREA, CHOICES, GROUP_KINDS, IDLE, PATH, STREAMS, WHOLE, WINDOW_KINDS, WORK, Bound
+from zbsolve.ilp.bounds.bound import (
+    AREA,
+    CHOICES,
+    GROUP_KINDS,
+    IDLE,
+    OWN_WINDOWS,
+    PATH,
+    SEARCHED_RANKS,
+    STREAMS,
+    WHOLE,
+    WINDOW_KINDS,
+    WORK,
+    Bound,
+)
 from zbsolve.ilp.bounds.closed_forms import all_closed_forms
 from zbsolve.ilp.bounds.copies import with_more_room, without_copies
 from zbsolve.ilp.cp import solve_cp
@@ -44,6 +57,7 @@ PROBLEMS = {
     "vee, span": pipeline(
         [50] * 4, [50] * 4, [45] * 4, placement="vee", microbatches=2, comm=2, objective="span", **HELD, capacity=20
     ),
+    "uneven, span": pipeline([6, 1, 4], [1, 7, 6], [2, 7, 5], microbatches=2, objective="span", **HELD, capacity=30),
     "slow copies": with_offload(COPYING, 95, 95),
     "fast copies": with_offload(replace(COPYING.head(2), capacity=(8, 8)), 5, 5),
 }
@@ -123,6 +137,11 @@ RULES: dict[str, list[Example]] = {
             lambda name: of_ranks(name, WINDOW_KINDS[True], (0, 1, 0), 847),
             "ranks 1, 0 in the window of rank 0",
         ),
+        (
+            "uneven, span",
+            lambda name: of_ranks(name, OWN_WINDOWS, (0, 1), 41),
+            "ranks 0, 1, each in its window: no order of their passes",
+        ),
     ],
     "cp_ranks.streams_bound": [("slow copies", lambda name: of_streams(name, (1,), 1167), "copies and memory too")],
     "prover.cp": [("small", lambda name: by_solver(name, lambda state: prover.cp(state, 0, 60.0)), "CP-SAT searched")],
@@ -132,7 +151,7 @@ RULES: dict[str, list[Example]] = {
 }
 # They hand on what another place made, or prove it again.
 FORWARDED = {"proof_check._recheck", "prove_again.proven_again", "solver.less_memory", "task_runner._shown"}
-KINDS = {PATH, WORK, IDLE, AREA, *GROUP_KINDS, *WINDOW_KINDS, STREAMS, WHOLE, CHOICES}
+KINDS = {PATH, WORK, IDLE, AREA, *SEARCHED_RANKS, STREAMS, WHOLE, CHOICES}
 EXAMPLES = [(place, i) for place, examples in RULES.items() for i in range(len(examples))]
 
 

@@ -12,6 +12,7 @@ from ..greedy.problem_arrays import arrays_of
 from ..problem import UNLIMITED, Ints, Problem
 from ..schedule import Schedule
 from ..util.machine import half_of_cores
+from .bounds.bound import serial_length
 from .cp_solver import FOUND, make_solver
 
 
@@ -34,11 +35,6 @@ class CpModel:
     start: list[cp_model.IntVar]
     interval: list[cp_model.IntervalVar]
     value: cp_model.IntVar
-
-
-def serial_length(problem: Problem) -> int:
-    """µs within which some schedule ends, if there is any: all passes and lags one after the other."""
-    return int(problem.passes.duration.sum() + problem.edges.lag.sum())
 
 
 def horizon_of(problem: Problem, limit: int) -> int:

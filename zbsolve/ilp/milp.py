@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .cp import (  # before PuLP, which loads highspy where it is installed: then OR-tools cannot load
-    horizon_of,
-    serial_length,
-)
+from .bounds.bound import serial_length
+from .cp import horizon_of  # before PuLP, which loads highspy where it is installed: then OR-tools cannot load
 
 # isort: split
 import pulp

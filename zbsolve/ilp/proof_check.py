@@ -13,10 +13,9 @@ from .bounds.bound import (
     ALL_ORDERS,
     BUSIEST,
     CHOICES,
-    GROUP_KINDS,
+    SEARCHED_RANKS,
     STREAMS,
     WHOLE,
-    WINDOW_KINDS,
     WORK,
     Bound,
     least_before_rounding,
@@ -33,7 +32,7 @@ from .ranks.lanes import Lanes
 from .ranks.refutation import Answer
 from .ranks.window_search import WindowSearch
 
-OF_RANKS = (STREAMS, *GROUP_KINDS, *WINDOW_KINDS)  # relaxations that keep some ranks, and search
+OF_RANKS = (STREAMS, *SEARCHED_RANKS)  # relaxations that keep some ranks, and search
 SEARCHED = (WHOLE, *OF_RANKS)  # relaxations that closed forms say nothing of
 STATES_PER_SECOND = 300_000  # partial orders that a search may try
 NOT_PROVEN = "not proven again"
@@ -70,7 +69,7 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
 
         proven = ranks_refute(problem, bound.ranks, bound.value, make_solver(seconds, half_of_cores()))
         return streams_bound(bound.ranks, bound.value) if proven else Bound(0, NOT_PROVEN, STREAMS, bound.ranks)
-    if bound.kind in (*GROUP_KINDS, *WINDOW_KINDS):
+    if bound.kind in SEARCHED_RANKS:
         group = group_of(problem, bound)
         lanes = lanes_of_group(problem, group)
         if lanes is not None and _refuted(lanes, bound.value, int(STATES_PER_SECOND * seconds)):

@@ -13,6 +13,8 @@ PATH, WORK, IDLE, AREA = "path", "work", "idle", "area"  # closed forms
 RANKS, LEAN_RANKS = "ranks", "lean ranks"  # searches over some ranks' orders: whole, and without what `lanes.left_out` names
 GROUP_KINDS = (RANKS, LEAN_RANKS)
 WINDOW_KINDS = ("ranks in a window", "lean ranks in a window")  # the same within the span of the first, which is not kept
+OWN_WINDOWS = "ranks in their windows"  # whole ones, each within its own span; all begin behind the first
+SEARCHED_RANKS = (*GROUP_KINDS, *WINDOW_KINDS, OWN_WINDOWS)
 STREAMS = "ranks with streams"  # an exact solver on some ranks, with all their streams
 WHOLE = "whole problem"  # an exact solver
 CHOICES = "any choice"  # closed forms that hold whatever is copied: of the problem that copies all, and of those with less
@@ -42,6 +44,11 @@ def with_assumption(bound: Bound, problem: Problem) -> Bound:
     if problem.alike or bound.value <= problem.work or bound.proof.endswith(IN_ORDER):
         return bound
     return replace(bound, proof=f"{bound.proof}; {IN_ORDER}")
+
+
+def serial_length(problem: Problem) -> int:
+    """µs within which some schedule ends, if there is any: all passes and lags one after the other."""
+    return int(problem.passes.duration.sum() + problem.edges.lag.sum())
 
 
 def value_unit(problem: Problem) -> int:

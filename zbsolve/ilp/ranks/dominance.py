@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...util.kernels import kernel
-from .partial_orders import arrivals_of
+from .partial_orders import arrivals_of, windows_in
 
 
 @kernel
@@ -22,7 +22,7 @@ def not_dominated(states, keep, older, pairs, shift, later):  # type: ignore[no-
     result = np.empty(len(keep), np.int64)
     kept = compared = 0
     for s in keep:
-        size = arrivals_of(states.position[s], pairs)
+        size = arrivals_of(states.position[s], pairs) * windows_in(states)
         dominated = False
         at = np.searchsorted(sorted_key, wanted[s])
         while at < len(order) and sorted_key[at] == wanted[s] and not dominated:
@@ -79,7 +79,7 @@ def reduced(states, n, pairs, breadth, most):  # type: ignore[no-untyped-def]
         s = order[x]
         if x == 0 or not _equal(position[s], position[order[x - 1]]):
             group = kept
-        size = arrivals_of(position[s], pairs)
+        size = arrivals_of(position[s], pairs) * windows_in(states)
         dominated = False
         nearest, least = np.int64(-1), np.int64(0)
         for y in range(group, kept):

@@ -9,7 +9,17 @@ from ...util.clock import Clock
 from ..bounds.bound import Bound, value_unit
 from ..bounds.closed_forms import all_closed_forms
 from ..bounds.memory_arcs import INFINITE
-from .groups import MAX_LEAN_RANKS, MAX_WHOLE_RANKS, Group, all_ranks, group_bound, group_of, grown, lanes_of_group
+from .groups import (
+    MAX_LEAN_RANKS,
+    MAX_WHOLE_RANKS,
+    Group,
+    all_ranks,
+    group_bound,
+    group_of,
+    grown,
+    in_own_windows,
+    lanes_of_group,
+)
 from .induction import has_many_waves, refute_by_induction
 from .refutation import NO_INCUMBENT, Answer, refute
 from .window_search import FIRST_BREADTH, WindowSearch
@@ -25,6 +35,9 @@ GIVE_UP_SHARE, GIVE_UP_SECONDS = 0.25, 0.5
 # A rank more takes so many times the partial orders, about (26 and 52 where seen). One try of a group that is grown where
 # there is time for so many may take this share of them, with this breadth: merged it takes more.
 RANK_FACTOR, DEEP_SHARE, DEEP_BREADTH = 30, 0.7, 128
+# Ranks in their own windows: the breadth at first (what refutes them, how the step begins, needs few states), and how many
+# partial orders at least two of them may take to refute the ceiling.
+OWN_BREADTH, REACH_STATES = 1, 100_000
 GAP_PARTS = 64  # a group of ranks that can gain less than this part of the gap is left
 LOOK_SHARE = 0.3  # of the time left may go into a first look at whether all ranks refute the incumbent's value
 LOOK_BREADTH, LOOK_STATES = 16, 2.5  # times the breadth of that look, and its states, that an answer takes at most
@@ -34,6 +47,7 @@ SETTLED = 0.98  # times its value a round before: an incumbent above that is wor
 FIRST_RANK_SHARE, LONG_SHARE, SHORT_SHARE = 0.1, 0.95, 0.5
 MAX_INDUCTION_LANES = 24
 INDUCTION_GOAL = 0.99  # of the incumbent's value is asked for where the value itself takes too many partial orders
+KINDS = LEAN, WHOLE, OWN = "lean", "whole", "in their own windows"  # of groups
 SINGLE_RANKS = 2  # times as many single ranks are searched at most as there are ranks: one may stand in several windows
 # So many single ranks of the best closed forms come first, with so many partial orders a try.
 PROMISING, PROMISING_STATES = 2, 30_000
@@ -44,7 +58,8 @@ def higher_bounds(
 ) -> Iterator[Bound]:
     """Higher bounds than `best` as they are found, cheap ones first, until the incumbent's value or the time is reached.
 
-    After the closed forms come single ranks, exactly, then groups of them, all with few states each, then again with more.
+    After the closed forms come single ranks, exactly, then groups of them, all with few states each, then again with more;
+    for the span also groups in their own windows, which take more states for each order.
     Early on one look asks whether all ranks together refute a better value at once. Ends early where no search gains
     anything in the first part of the time. incumbent: its value, µs, shape (1,), which another thread may lower meanwhile
     (`INFINITE` or more: there is none).
@@ -58,7 +73,8 @@ def higher_bounds(
     alone = list(dict.fromkeys(one._replace(ranks=one.ranks[:1]) for one in of_forms))[: SINGLE_RANKS * problem.ranks]
     if not alone:  # no rank has one stream alone: nothing to keep whole
         return
-    states, settled, gained = FIRST_STATES, False, {True: 1, False: 1}
+    states, settled, kinds = FIRST_STATES, False, KINDS if problem.objective == "span" else KINDS[:2]
+    gained = dict.fromkeys(kinds, 1)
     before = search.ceiling
     yield from search.raise_windows(alone[:PROMISING], PROMISING_STATES)
     while states <= MAX_STATES and not search.over:
@@ -67,11 +83,11 @@ def higher_bounds(
         before = search.ceiling
         if len(search.best.ranks) < 2 or states == FIRST_STATES:
             yield from search.raise_windows(alone, states)
-        for lean in (True, False):
-            if gained[lean] > 0 or gained[not lean] == 0:  # else the other kind goes on alone while it gains
+        for kind in kinds:
+            if gained[kind] > 0 or not any(gained.values()):  # else the other kinds go on alone while they gain
                 began = search.best.value
-                yield from search.grow(search.start(of_forms[0]), lean, states)
-                gained[lean] = search.best.value - began
+                yield from search.grow(search.start(of_forms[0]), kind, states)
+                gained[kind] = search.best.value - began
         yield from search.deepen()
         states *= STATES_FACTOR
 
@@ -84,7 +100,7 @@ class _GroupSearch:
         self.unknown = 4 * best.value  # the ceiling where there is no incumbent
         self.unit = value_unit(problem)  # windows between two multiples are alike
         self.searches: dict[Group, WindowSearch | None] = {}
-        self.roots: dict[bool, Group] = {}  # what groups are grown from, lean and whole
+        self.roots: dict[str, Group] = {}  # what groups of each kind are grown from
         self.answered: dict[Group, int] = {}  # partial orders that it took last to see that a window fits a group
         self.breadth = FIRST_BREADTH  # what the last group's answer took: the next one's first try
         self.rate = 500_000.0  # states a second, measured
@@ -117,11 +133,12 @@ class _GroupSearch:
         """The ranks of the best bound; `otherwise` where it names none."""
         return group_of(self.problem, self.best) if self.best.ranks else otherwise
 
-    def grow(self, start: Group, lean: bool, states: int) -> Iterator[Bound]:
+    def grow(self, start: Group, kind: str, states: int) -> Iterator[Bound]:
         """Higher bounds from groups that grow by a rank each time one helps, with `states` partial orders a try; at first
         from the ranks `start`, later from where the last call ended."""
-        root = self.roots.setdefault(lean, start._replace(ranks=start.ranks[:2], lean=lean))
-        most = min(MAX_LEAN_RANKS if lean else MAX_WHOLE_RANKS, self.problem.ranks)
+        plain = start._replace(ranks=start.ranks[:2], lean=kind == LEAN, own=False)
+        root = self.roots.setdefault(kind, in_own_windows(start) if kind == OWN else plain)
+        most = min(MAX_LEAN_RANKS if kind == LEAN else MAX_WHOLE_RANKS, self.problem.ranks)
         for size in range(2 if len(root.ranks) < 3 else min(most, len(root.ranks) + 1), 1 + most):
             before = self.best
             yield from self.raise_windows(grown(self.problem, root, size), states, once=size > 2)
@@ -129,18 +146,37 @@ class _GroupSearch:
                 root = group_of(self.problem, self.best)
             elif len(root.ranks) < size:
                 break  # worth it with more states
-        yield from self.raise_windows([root], states)
-        self.roots[lean] = root
+        if root.own:
+            yield from self.reach_ceiling(root, max(states, REACH_STATES))
+        if not root.own or len(root.ranks) > 1:
+            yield from self.raise_windows([root], states)
+        self.roots[kind] = root
+
+    def reach_ceiling(self, group: Group, states: int) -> Iterator[Bound]:
+        """The ceiling itself as a bound, where one try gives it. In their own windows ranks refute it at little more cost
+        than far smaller windows, for what they refute is how the step begins."""
+        search, asked = self.search_of(group), 0
+        while search is not None and len(group.ranks) > 1 and not self.over and asked != self.ceiling < self.unknown:
+            asked, began = self.ceiling, self.clock.used  # again where it was lowered meanwhile
+            answer, tried = search.attempt(asked - 1, min(states, self.affordable))
+            self.count_states(tried, began)
+            if answer is Answer.REFUTED:
+                self.best = group_bound(self.problem, group, asked)
+                yield self.best
+            elif answer is Answer.FITS and asked == self.ceiling:
+                self.answered[group] = tried
 
     def deepen(self) -> Iterator[Bound]:
         """Higher bounds from whole groups with a rank more than the best one, as long as that one has nothing more to give
         and there is time for so many partial orders."""
         group = group_of(self.problem, self.best)
         while 1 < len(group.ranks) < min(MAX_WHOLE_RANKS, self.problem.ranks):
-            if not RANK_FACTOR * self.answered.get(group, INFINITE) < self.affordable:
+            expected = RANK_FACTOR * self.answered.get(group, INFINITE)
+            if not expected < self.affordable:
                 return
             before, group = self.best, grown(self.problem, group._replace(lean=False), len(group.ranks) + 1)[0]
-            yield from self.raise_windows([group], int(DEEP_SHARE * self.affordable))
+            most = int(DEEP_SHARE * self.affordable)
+            yield from self.reach_ceiling(group, min(most, 2 * expected)) if group.own else self.raise_windows([group], most)
             if self.best is before:
                 return
 
@@ -182,6 +218,7 @@ class _GroupSearch:
             lanes = lanes_of_group(self.problem, group)
             gap, deep = self.ceiling - self.best.value, len(group.ranks) > 2 and not group.lean
             step, breadth = (gap // 2, DEEP_BREADTH) if deep else (gap // 5, self.breadth)
+            breadth = OWN_BREADTH if group.own else breadth
             least = max(self.unit, gap // 32)
             made = None if lanes is None else WindowSearch(lanes, self.ceiling, least, step, breadth, self.incumbent)
             self.searches[group] = made

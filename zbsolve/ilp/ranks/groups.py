@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import Problem
-from ..bounds.bound import GROUP_KINDS, WINDOW_KINDS, Bound
+from ..bounds.bound import GROUP_KINDS, OWN_WINDOWS, SEARCHED_RANKS, WINDOW_KINDS, Bound
 from .lanes import Lanes, lanes_of, left_out
 
 MAX_LEAN_RANKS, MAX_WHOLE_RANKS = 8, 4  # ranks of a group at most
@@ -17,12 +17,13 @@ class Group(NamedTuple):
     """Ranks that a search keeps, all others as lags.
 
     lean: only the first is kept whole (see `lanes.left_out`). whose: the rank whose span the window is, where that is not
-    the first of them; −1: the first of them, or the makespan.
+    the first of them; −1: the first of them, or the makespan. own: the spans of all of them count, not that one alone.
     """
 
     ranks: tuple[int, ...]
     lean: bool = False
     whose: int = -1
+    own: bool = False
 
 
 def lanes_of_group(problem: Problem, group: Group) -> Lanes | None:
@@ -34,15 +35,17 @@ def group_of(problem: Problem, bound: Bound) -> Group:
     """The ranks that the bound keeps, in the window that it is about: the first of two ranks or more in a closed form of the
     span gives the window alone."""
     lean = bound.kind in (GROUP_KINDS[True], WINDOW_KINDS[True])
-    searched = bound.kind in (*GROUP_KINDS, *WINDOW_KINDS)
+    if bound.kind == OWN_WINDOWS:
+        return Group(bound.ranks, own=True)
+    searched = bound.kind in SEARCHED_RANKS
     whole = len(bound.ranks) < 2 or (bound.kind in GROUP_KINDS if searched else problem.objective == "makespan")
     return Group(bound.ranks, lean) if whole else Group(bound.ranks[1:], lean, bound.ranks[0])
 
 
 def group_bound(problem: Problem, group: Group, value: int) -> Bound:
     """The bound that no order of the group's passes fits `value` − 1 µs, with a proof that says what is left out."""
-    ranks, lean, whose = group
-    window = "" if whose < 0 else f" in the window of rank {whose}"
+    ranks, lean, whose, own = group
+    window = ", each in its window" if own else "" if whose < 0 else f" in the window of rank {whose}"
     of = "their" if len(ranks) > 1 else "its"
     proof = f"{_rank_names(ranks)}{window}: no order of {of} passes fits {value - 1} µs, whatever other ranks do"
     missing = len(left_out(problem, ranks)) if lean else 0
@@ -56,6 +59,8 @@ def group_bound(problem: Problem, group: Group, value: int) -> Bound:
         proof += (
             f"; {beside} passes on side streams there are delays alone, and what they hold counts where it is always held"
         )
+    if own:
+        return Bound(value, proof, OWN_WINDOWS, ranks)
     return (
         Bound(value, proof, GROUP_KINDS[lean], ranks)
         if whose < 0
@@ -75,6 +80,12 @@ def grown(problem: Problem, root: Group, size: int) -> list[Group]:
     kept = (*root.ranks, *others)[: size - 1]
     near = sorted((rank for rank in range(problem.ranks) if rank not in kept), key=lambda rank: abs(rank - kept[-1]))
     return [root._replace(ranks=(*kept, other)) for other in near]
+
+
+def in_own_windows(group: Group) -> Group:
+    """Two ranks at most that a search for the span may begin with in their own windows: that of the group's window first."""
+    ranks = group.ranks if group.whose < 0 else tuple(dict.fromkeys((group.whose, *group.ranks)))
+    return Group(ranks[:2], own=True)
 
 
 def all_ranks(problem: Problem, firsts: list[Group]) -> list[Group]:

@@ -28,7 +28,7 @@ import numpy as np
 
 from ...problem import Ints
 from ..bounds.memory_arcs import INFINITE
-from .lanes import Lanes
+from .lanes import Lanes, no_windows
 from .order_search import Induction, Limits, search_orders
 from .refutation import MAX_WINDOW, NO_INCUMBENT, Answer, refute
 
@@ -167,7 +167,7 @@ def _last_microbatches(w: Waves, n: int, tail: Ints) -> Lanes:
     """P(n), with these tails; heads by lags from lane 0."""
     begin = np.where(w.far[0] >= 0, w.lanes.duration[0] + w.far[0], 0)
     head = begin[:, None] + np.arange(n) * w.lanes.duration[:, None]
-    return w.lanes._replace(head=head, tail=tail)
+    return w.lanes._replace(head=head, tail=tail, windows=no_windows(head.shape, len(w.lanes.capacity)))
 
 
 def _value_of_fewest(w: Waves, n: int, states: int) -> tuple[int, int]:

@@ -15,9 +15,25 @@ from ...greedy.problem_arrays import arrays_of
 from ...problem import UNLIMITED, Ints, Problem
 from ...timeline import Floats
 from ..bounds.beside import bytes_within, held_beside
+from ..bounds.bound import serial_length
 from ..bounds.energy import paths_within
 from ..bounds.memory_arcs import INFINITE
-from ..bounds.necessary_arcs import heads_and_tails
+from ..bounds.necessary_arcs import NO_PATH, heads_and_tails
+
+WINDOW_BEGIN = 1 << 28  # µs: when a further window begins on its own clock (see `Windows`)
+
+
+class Windows(NamedTuple):
+    """The windows of further ranks, for the span: each is as long as the first, with a clock of its own.
+
+    Its clock shows `WINDOW_BEGIN` when the window begins, so that what no path from there leads to may have any earlier
+    time: 0. One row a window; else as in `Lanes`, with tails, µs, from the end of a pass on that clock to the window's end.
+    """
+
+    head: Ints
+    tail: Ints
+    slack: Ints
+    end_energy: Floats
 
 
 class Lanes(NamedTuple):
@@ -31,6 +47,7 @@ class Lanes(NamedTuple):
     Shape (n, 4): held, rows of (lane that takes, lane that frees, bytes, least time held).
     Shape (ranks, n, 3): end_energy, for each rank rows of (time before the window's end, byte·µs that fit between then and
       the end, bytes from there on).
+    windows: those of further ranks, which must fit as well.
     """
 
     rank: Ints
@@ -44,16 +61,19 @@ class Lanes(NamedTuple):
     lag: Ints
     held: Ints
     end_energy: Floats
+    windows: Windows
 
 
-def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False, whose: int = -1) -> Lanes | None:
+def lanes_of(
+    problem: Problem, ranks: tuple[int, ...], lean: bool = False, whose: int = -1, own: bool = False
+) -> Lanes | None:
     """The lanes of `ranks`, but for those on side streams, which remain as lags.
 
     None where the lanes are not alike (lengths, durations, bytes), or where a rank has several other streams or unlimited
     memory. Bytes that side streams hold whenever a pass takes memory are taken off the capacity; their others are not
     counted. For the span the window is that of rank `whose` (−1: the first of `ranks`), which need not be among them: others
-    may begin and end outside it, and must depend on its first start. lean: ranks but the first are kept without the passes
-    that `left_out` names; what only those free is not counted.
+    may begin and end outside it, and must depend on its first start. own: their own windows must fit too. lean: ranks but
+    the first are kept without the passes that `left_out` names; what only those free is not counted.
     """
     a = arrays_of(problem)
     capacity = a.capacity[list(ranks)]
@@ -88,7 +108,30 @@ def lanes_of(problem: Problem, ranks: tuple[int, ...], lean: bool = False, whose
     _thin(lag, duration)
     rank_of = np.array([ranks.index(int(a.rank[rows[0]])) for rows in rows_of], np.int64)
     slack = np.where(inside, 0, INFINITE)
-    return Lanes(rank_of, duration, taken, freed, capacity, slack, head[place], tail[place], lag, held, end_energy)
+    counts = own and problem.objective == "span" and serial_length(problem) < WINDOW_BEGIN
+    windows = _windows(problem, ranks, [r for r in ranks if r != whose and counts], mine, place)
+    return Lanes(rank_of, duration, taken, freed, capacity, slack, head[place], tail[place], lag, held, end_energy, windows)
+
+
+def _windows(problem: Problem, ranks: tuple[int, ...], whose: list[int], mine: Ints, place: Ints) -> Windows:
+    """The windows of the ranks `whose`, among `ranks`, whose passes on their own streams are `mine`; place: where among
+    those each lane's are, shape (lanes, microbatches)."""
+    if not whose:
+        return no_windows(place.shape, len(ranks))
+    times = [[column[mine] for column in heads_and_tails(problem, one)] for one in whose]
+    head, tail = (np.stack([pair[i] for pair in times]) for i in (0, 1))
+    return Windows(
+        np.where(head > NO_PATH, WINDOW_BEGIN + head, 0)[:, place],
+        np.where(tail > NO_PATH, tail - WINDOW_BEGIN, NO_PATH)[:, place],
+        np.array([[WINDOW_BEGIN if rank == one else INFINITE for rank in ranks] for one in whose]),
+        np.stack([[_end_energy(problem, mine, row, rank) for rank in ranks] for row in tail]),
+    )
+
+
+def no_windows(shape: tuple[int, ...], ranks: int) -> Windows:
+    """No further windows, for lanes and microbatches of this shape."""
+    times = np.zeros((0, *shape), np.int64)
+    return Windows(times, times, np.zeros((0, ranks), np.int64), np.zeros((0, ranks, 1, 3)))
 
 
 def left_out(problem: Problem, ranks: tuple[int, ...]) -> Ints:

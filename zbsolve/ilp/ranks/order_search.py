@@ -3,6 +3,10 @@
 Of two partial orders that have placed the same passes, one that is nowhere earlier is dropped (dominance). Of those that
 remain at most a breadth is kept; further ones are merged into the most similar of those, the earlier time counting
 everywhere, which only relaxes (a relaxed decision diagram; Andersen et al., 2007).
+
+For the span the windows of several ranks count at once. Nothing is known of how much later one begins than another, so each
+has a clock of its own, on which an order's times are longest paths from its begin. An order is left out where another is as
+good on every clock.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ import numpy as np
 from ...problem import Ints
 from ...util.kernels import kernel
 from .dominance import not_dominated, reduced
+from .lanes import WINDOW_BEGIN
 from .partial_orders import (
+    arrivals_of,
     could_start,
     empty_order,
     most_arrivals_next,
@@ -25,7 +31,7 @@ from .partial_orders import (
     selected,
 )
 from .pruning import hopeless
-from .search_tables import tables_of
+from .search_tables import Tables, TableWindows, in_window, tables_of, windows_of
 
 REFUTED, FITS, MERGED, TOO_MANY = 0, 1, -1, -2  # what a search says of a window; see `refutation.Answer`
 COMPARED_PER_STATE = 64  # pairs of states compared take as long as trying one state
@@ -50,20 +56,31 @@ class Induction(NamedTuple):
     later: int
 
 
+class Clocks(NamedTuple):
+    """Further windows: what is known of them (`TableWindows`), their length, µs, the tables of the first, and when the next
+    pass of each lane could start in each, µs, shape (windows, lanes), for the state that is looked at."""
+
+    tables: Tables
+    further: TableWindows
+    window: int
+    starts: Ints
+
+
 @kernel
 def search_orders(lanes, window, limits, induction, incumbent, wanted):  # type: ignore[no-untyped-def]
-    """Whether an order of the passes of `lanes` fits the window, µs.
+    """Whether an order of the passes of `lanes` fits the window, µs, and further windows of that length (`Lanes.windows`).
 
     Returns: `FITS` where one does, `REFUTED` where none does; `MERGED` where one fits but states were merged (or, in an
-    induction, as soon as they are), `TOO_MANY` where the limits were reached; how many states were tried
-    (`COMPARED_PER_STATE` comparisons count as one); the most passes of a lane that any of them had placed.
+    induction, as soon as they are), `TOO_MANY` where the limits were reached; how many states were tried (each window
+    counts, and `COMPARED_PER_STATE` comparisons as one); the most passes of a lane that any of them had placed.
     `FITS` too as soon as the incumbent's value (one number, which another thread may lower meanwhile) is below the one
     that is `wanted` as a bound.
     """
     count, m = lanes.head.shape
     shift, states_allowed = induction.shift, limits.states
     tables = tables_of(lanes, induction.behind)
-    states = empty_order(count, len(lanes.capacity))
+    further = windows_of(tables, lanes.windows)
+    states = empty_order(count, len(lanes.capacity), len(further.ranks))
     tried, front, exact = 0, np.int64(0), True
     older = [states]
     for placed in range(count * m):
@@ -72,7 +89,7 @@ def search_orders(lanes, window, limits, induction, incumbent, wanted):  # type:
         allowed = states_allowed
         if limits.steady:
             allowed = min(states_allowed, 2 * states_allowed * (placed + 1) // (count * m))
-        n, more, new = _next_level(tables, states, window, allowed - tried, shift == 0)
+        n, more, new = _next_level(tables, further, states, window, allowed - tried, shift == 0)
         tried += more
         for s in range(len(states.position)):  # what was tried has one more
             front = max(front, np.int64(states.position[s].max()) + 1)
@@ -99,7 +116,7 @@ def search_orders(lanes, window, limits, induction, incumbent, wanted):  # type:
 
 
 @kernel
-def _next_level(tables, states, window, most, swaps):  # type: ignore[no-untyped-def]
+def _next_level(tables, further, states, window, most, swaps):  # type: ignore[no-untyped-def]
     """The states with one pass more: how many there are (`TOO_MANY`: more than `most` were tried), how many were tried, and
     they.
 
@@ -112,6 +129,8 @@ def _next_level(tables, states, window, most, swaps):  # type: ignore[no-untyped
       `pruning`.) Only with `swaps`: tails that are too short would let too much be left out.
     * An order with a pass of a lane while a twin's next pass could start then, and has as long a tail or a longer one (of
       equals the first lane's): see `_after_twin`. Only with `swaps`.
+    Each holds where what it says of times is so on every clock. Times that no path from a window's begin leads to are not
+    known there, and limit nothing, before and after an exchange.
     """
     lanes, ranks, passes, pairs = tables.lanes, tables.ranks, tables.passes, tables.pairs
     position, free, last, arrivals, early = states
@@ -119,13 +138,19 @@ def _next_level(tables, states, window, most, swaps):  # type: ignore[no-untyped
     new = room_for(states, most_arrivals_next(position, lanes, pairs), len(free) * count)
     new_position, new_free, new_last, new_arrivals, new_early = new
     start, used, turn = np.empty(count, np.int64), np.empty(len(ranks), np.int64), np.empty(len(ranks), np.bool_)
+    own, starts = len(ranks), np.empty((len(further.ranks), count), np.int64)
+    clocks = Clocks(tables, further, window, starts)
     n = tried = 0
     for s in range(len(free)):
         used[:] = 0
         for a in range(count):
             used[lanes[a].rank] += position[s, a] * (lanes[a].taken - lanes[a].freed)
-        next_starts(tables, position[s], free[s], arrivals[s], start)
-        ranks_to_extend(tables, position[s], free[s], turn)
+        size = arrivals_of(position[s], pairs)
+        next_starts(tables, position[s], free[s, :own], arrivals[s, :size], start)
+        for k in range(len(further.ranks)):
+            here = in_window(tables, further, k)
+            next_starts(here, position[s], *_times_in(k, own, free[s], size, arrivals[s]), starts[k])
+        ranks_to_extend(tables, position[s], free[s, :own], turn)
         for a in range(count):
             one = lanes[a]
             r, end = one.rank, start[a] + one.duration
@@ -138,14 +163,17 @@ def _next_level(tables, states, window, most, swaps):  # type: ignore[no-untyped
             for b in range(count):
                 other = lanes[b]
                 fits = start[b] >= 0 and start[b] < start[a] and start[b] + other.duration <= start[a] and other.rank == r
-                skip = skip or (fits and other.taken <= room and (other.taken == 0 or ranks[r].takers == 1))
+                fits = fits and other.taken <= room and (other.taken == 0 or ranks[r].takers == 1)
+                skip = skip or (fits and _fits_before(starts, a, b, other.duration))
             if swaps and not skip:
-                skip = _after_twin(tables, position[s], start, a)
+                skip = _after_twin(tables, further, position[s], start, starts, a)
             w = last[s, r]
             if swaps and not skip and w >= 0 and lanes[w].unawaited and not one.unawaited and lanes[w].duration > 0:
                 swapped = free[s, r] + one.duration + passes[w, position[s, w] - 1].tail <= window
                 skip = swapped and start[a] == free[s, r] and lanes[w].freed + one.taken <= room
-                skip = skip and could_start(passes, pairs, a, free[s, r] - lanes[w].duration, position[s], arrivals[s])
+                then = free[s, r] - lanes[w].duration
+                skip = skip and could_start(passes, pairs, a, then, position[s], arrivals[s, :size])
+                skip = skip and _swap_everywhere(clocks, states, s, a, w)
             if skip:
                 continue
             tried += 1
@@ -155,8 +183,14 @@ def _next_level(tables, states, window, most, swaps):  # type: ignore[no-untyped
             new_free[n, r] = end
             new_position[n] = position[s]
             new_position[n, a] += 1
-            next_arrivals(lanes, pairs, a, position[s], arrivals[s], new_free[n], new_arrivals[n])
-            if hopeless(tables, new_position[n], new_free[n], new_arrivals[n], window):
+            new_size = arrivals_of(new_position[n], pairs)
+            own_free, own_arrivals = new_free[n, :own], new_arrivals[n, :new_size]
+            next_arrivals(lanes, pairs, a, position[s], arrivals[s, :size], own_free, own_arrivals)
+            if hopeless(tables, new_position[n], own_free, own_arrivals, window):
+                continue
+            looked, late = _placed_everywhere(clocks, states, s, a, new, n)
+            tried += looked
+            if late:
                 continue
             new_last[n] = last[s]
             new_last[n, r] = a
@@ -166,9 +200,66 @@ def _next_level(tables, states, window, most, swaps):  # type: ignore[no-untyped
 
 
 @kernel
-def _after_twin(tables, position, start, a):  # type: ignore[no-untyped-def]
+def _times_in(k, own, free, size, arrivals):  # type: ignore[no-untyped-def]
+    """Of one state's times those on the clock of further window k. own: how many ranks there are; size: how many arrivals a
+    window."""
+    return free[own * (k + 1) : own * (k + 2)], arrivals[size * (k + 1) : size * (k + 2)]
+
+
+@kernel
+def _fits_before(starts, a, b, duration):  # type: ignore[no-untyped-def]
+    """Whether the next pass of lane b, µs long, fits before that of lane a in every further window. starts: µs, shape
+    (windows, lanes)."""
+    for k in range(len(starts)):  # noqa: SIM110 (a generator is slow here)
+        if starts[k, b] >= WINDOW_BEGIN and starts[k, b] + duration > starts[k, a]:
+            return False
+    return True
+
+
+@kernel
+def _swap_everywhere(clocks, states, s, a, w):  # type: ignore[no-untyped-def]
+    """Whether, in every further window, the next pass of lane a could change places with that of lane w before it, of which
+    nothing but its own tail depends. What is not known of a is not known of w either: it ran before."""
+    tables, further, window, starts = clocks
+    lanes, pairs, own = tables.lanes, tables.pairs, len(tables.ranks)
+    position, r = states.position[s], lanes[a].rank
+    size = arrivals_of(position, pairs)
+    for k in range(len(starts)):
+        if starts[k, a] < WINDOW_BEGIN:
+            continue
+        free, arrivals = _times_in(k, own, states.free[s], size, states.arrivals[s])
+        passes = further.passes[k]
+        if starts[k, a] != free[r] or free[r] + lanes[a].duration + passes[w, position[w] - 1].tail > window:
+            return False
+        if not could_start(passes, pairs, a, free[r] - lanes[w].duration, position, arrivals):
+            return False
+    return True
+
+
+@kernel
+def _placed_everywhere(clocks, states, s, a, new, n):  # type: ignore[no-untyped-def]
+    """Fill in the times of new state n, which is state s with lane a's next pass, in further windows: in how many before
+    one is too short, and whether one is."""
+    tables, further, window, starts = clocks
+    lanes, pairs, own = tables.lanes, tables.pairs, len(tables.ranks)
+    position, one = states.position[s], lanes[a]
+    size, new_size = arrivals_of(position, pairs), arrivals_of(new.position[n], pairs)
+    for k in range(len(starts)):
+        _, arrivals = _times_in(k, own, states.free[s], size, states.arrivals[s])
+        new_free, new_arrivals = _times_in(k, own, new.free[n], new_size, new.arrivals[n])
+        new_free[one.rank] = starts[k, a] + one.duration if starts[k, a] >= WINDOW_BEGIN else 0
+        if new_free[one.rank] + further.passes[k, a, position[a]].tail > window:
+            return k + 1, True
+        next_arrivals(lanes, pairs, a, position, arrivals, new_free, new_arrivals)
+        if hopeless(in_window(tables, further, k), new.position[n], new_free, new_arrivals, window):
+            return k + 1, True
+    return len(starts), False
+
+
+@kernel
+def _after_twin(tables, further, position, start, starts, a):  # type: ignore[no-untyped-def]
     """Whether another order is as good as those that go on with lane a: one that takes the next pass of a twin first. start:
-    µs, of the next pass of each lane (−1: it waits for one that is not placed).
+    µs, of the next pass of each lane (−1: it waits for one that is not placed); starts: in further windows.
 
     Twins (see `Tables`) take nothing, no pass waits for them, and they free as much and run as long. Where x, the next pass
     of one, could run when y, that of the other, does, let x have y's place, y that of its lane's next pass, and so on, up to
@@ -182,6 +273,16 @@ def _after_twin(tables, position, start, a):  # type: ignore[no-untyped-def]
     for b in range(len(lanes)):
         if b != a and lanes[b].twins == lanes[a].twins and 0 <= start[b] <= start[a]:
             tail = passes[b, position[b]].tail
-            if tail > own or (tail == own and b < a):
+            if (tail > own or (tail == own and b < a)) and _twin_everywhere(further, position, starts, a, b):
                 return True
     return False
+
+
+@kernel
+def _twin_everywhere(further, position, starts, a, b):  # type: ignore[no-untyped-def]
+    """Whether in every further window lane b's next pass could run when that of its twin a does, and has no shorter tail."""
+    for k in range(len(starts)):
+        passes = further.passes[k]
+        if starts[k, b] > starts[k, a] or passes[b, position[b]].tail < passes[a, position[a]].tail:
+            return False
+    return True

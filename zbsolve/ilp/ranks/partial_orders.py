@@ -11,13 +11,14 @@ from ...util.kernels import kernel
 
 
 class States(NamedTuple):
-    """Partial orders, one a row. Times in µs.
+    """Partial orders, one a row. Times in µs, on the clock of the first window, then on that of each further one.
 
     position: int16, shape (n, lanes): how many passes of each lane are placed.
-    free: int32, shape (n, ranks): when each rank is free.
+    free: int32, shape (n, windows × ranks): when each rank is free.
     last: int8, shape (n, ranks): the lane that ran last on each rank; −1 where that is not known or none did.
     arrivals: int32, shape (n, longest): when passes whose forerunner has run may start, a queue for every record of
-      `Tables.pairs`, one queue after the other; what stands behind the last queue means nothing.
+      `Tables.pairs`, one queue after the other, all of one window before those of the next; what stands behind the last
+      queue means nothing.
     early: bool, shape (n,): whether all passes placed end as early as an induction needs it (see `order_search.Induction`).
     """
 
@@ -29,10 +30,16 @@ class States(NamedTuple):
 
 
 @kernel
-def empty_order(lanes, ranks):  # type: ignore[no-untyped-def]
-    """One state: no pass is placed."""
-    position, free = np.zeros((1, lanes), np.int16), np.zeros((1, ranks), np.int32)
+def empty_order(lanes, ranks, windows):  # type: ignore[no-untyped-def]
+    """One state: no pass is placed; windows: how many further ones there are."""
+    position, free = np.zeros((1, lanes), np.int16), np.zeros((1, ranks * (1 + windows)), np.int32)
     return States(position, free, np.full((1, ranks), -1, np.int8), np.zeros((1, 0), np.int32), np.ones(1, np.bool_))
+
+
+@kernel
+def windows_in(states):  # type: ignore[no-untyped-def]
+    """How many windows the times of states are for."""
+    return states.free.shape[1] // states.last.shape[1]
 
 
 @kernel
@@ -43,20 +50,19 @@ def selected(states, rows):  # type: ignore[no-untyped-def]
 
 @kernel
 def room_for(states, longest, count):  # type: ignore[no-untyped-def]
-    """Uninitialised states: `count` of them, with arrivals of length `longest`."""
-    lanes, ranks = states.position.shape[1], states.free.shape[1]
+    """Uninitialised states: `count` of them, with arrivals of length `longest` a window."""
     return States(
-        np.empty((count, lanes), np.int16),
-        np.empty((count, ranks), np.int32),
-        np.empty((count, ranks), np.int8),
-        np.empty((count, longest), np.int32),
+        np.empty((count, states.position.shape[1]), np.int16),
+        np.empty((count, states.free.shape[1]), np.int32),
+        np.empty((count, states.last.shape[1]), np.int8),
+        np.empty((count, windows_in(states) * longest), np.int32),
         np.empty(count, np.bool_),
     )
 
 
 @kernel
 def arrivals_of(position, pairs):  # type: ignore[no-untyped-def]
-    """How many arrivals a state with these positions, shape (lanes,), has."""
+    """How many arrivals a state with these positions, shape (lanes,), has in each window."""
     size = 0
     for k in range(len(pairs)):
         size += max(0, position[pairs[k].before] - position[pairs[k].after])
@@ -65,7 +71,7 @@ def arrivals_of(position, pairs):  # type: ignore[no-untyped-def]
 
 @kernel
 def most_arrivals_next(position, lanes, pairs):  # type: ignore[no-untyped-def]
-    """The most arrivals that a state may have once a pass more is placed; position: shape (n, lanes)."""
+    """The most arrivals a window that a state may have once a pass more is placed; position: shape (n, lanes)."""
     longest = 0
     for s in range(len(position)):
         longest = max(longest, arrivals_of(position[s], pairs))

@@ -48,6 +48,44 @@ class Tables(NamedTuple):
     end_energy: Floats
 
 
+class TableWindows(NamedTuple):
+    """Further windows, as `Windows` has them: `Tables.ranks`, `.passes` and `.end_energy` of each, one row a window."""
+
+    ranks: NDArray[Any]
+    passes: NDArray[Any]
+    end_energy: Floats
+
+
+@kernel
+def in_window(tables, windows, k):  # type: ignore[no-untyped-def]
+    """The tables as they are within further window k."""
+    return Tables(
+        tables.lanes,
+        windows.ranks[k],
+        windows.passes[k],
+        tables.waits,
+        tables.pairs,
+        tables.into,
+        tables.held,
+        windows.end_energy[k],
+    )
+
+
+@kernel
+def windows_of(tables, windows):  # type: ignore[no-untyped-def]
+    """The `TableWindows` of `Windows`."""
+    count, lanes, m = windows.head.shape
+    ranks, passes = np.empty((count, len(tables.ranks)), RANK), np.empty((count, lanes, m), PASS)
+    for k in range(count):
+        for r in range(len(tables.ranks)):
+            one = tables.ranks[r]
+            ranks[k, r].capacity, ranks[k, r].slack, ranks[k, r].takers = one.capacity, windows.slack[k, r], one.takers
+        for a in range(lanes):
+            for j in range(m):
+                passes[k, a, j].head, passes[k, a, j].tail = windows.head[k, a, j], windows.tail[k, a, j]
+    return TableWindows(ranks, passes, windows.end_energy)
+
+
 @kernel
 def tables_of(lanes, behind):  # type: ignore[no-untyped-def]
     """The `Tables` of `Lanes`. behind: µs, shape (lanes, microbatches)."""
@@ -63,7 +101,7 @@ def tables_of(lanes, behind):  # type: ignore[no-untyped-def]
         for j in range(m):
             passes[a, j].head, passes[a, j].tail, passes[a, j].behind = lanes.head[a, j], lanes.tail[a, j], behind[a, j]
     waits, pairs, into = _waits(table, lanes.lag)
-    _twins(table, lanes.tail)
+    _twins(table, lanes.tail, lanes.windows.tail)
     return Tables(table, ranks, passes, waits, pairs, into, lanes.held, lanes.end_energy)
 
 
@@ -96,16 +134,26 @@ def _waits(table, lag):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _twins(table, tail):  # type: ignore[no-untyped-def]
+def _twins(table, tail, further):  # type: ignore[no-untyped-def]
     """Note for each lane the first one that is like it, or itself: unawaited, on one rank, as long, freeing as much. Only
-    lanes count whose tails, µs, shape (lanes, microbatches), never rise: passes one behind the other have such tails."""
+    lanes count whose tails, µs, shape (lanes, microbatches), never rise, nor those of further windows, shape (windows,
+    lanes, microbatches): passes one behind the other have such tails."""
     for a in range(len(table)):
         one = table[a]
         one.twins = a
-        falls = (tail[a, 1:] <= tail[a, :-1]).all()
+        falls = _falls(tail, further, a)
         for b in range(a if falls and one.unawaited == 1 else 0):
             other = table[b]
             like = other.unawaited == 1 and other.rank == one.rank and other.duration == one.duration
-            if like and other.freed == one.freed and other.twins == b and (tail[b, 1:] <= tail[b, :-1]).all():
+            if like and other.freed == one.freed and other.twins == b and _falls(tail, further, b):
                 one.twins = b
                 break
+
+
+@kernel
+def _falls(tail, further, a):  # type: ignore[no-untyped-def]
+    """Whether the tails of lane a never rise, in any window."""
+    falls = (tail[a, 1:] <= tail[a, :-1]).all()
+    for k in range(len(further)):
+        falls = falls and (further[k, a, 1:] <= further[k, a, :-1]).all()
+    return falls
