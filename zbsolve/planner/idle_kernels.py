@@ -69,12 +69,13 @@ def works_in_time(row, x, r, most, head, room, behind):  # type: ignore[no-untyp
         middle = (low + high + 1) // 2
         after = max(0, behind - middle) if row[SINGLE] else behind
         out, back = before_backward(row, r, after), behind_forward(row, r, after)
-        idle = idle_before(row, r, middle, head, room, out)
+        left = room_beside(row, middle, room)
+        there = blocks_there(row, left)
+        idle = idle_before(row, r, middle, there, head, out)
         ends = x - row[LAST_EXCHANGE] - back  # its last F
         if out <= ends:
-            idle += idle_behind(row, r, middle, room, x - row[LEAST_EXCHANGE] - ends)
-        work = row[M] * (middle * (row[F] + row[B] + row[W]) + beside_blocks(row, r))
-        if idle + float(work) <= float(x - row[LEAST_EXCHANGE]):
+            idle += idle_behind(row, r, middle, there, left, x - row[LEAST_EXCHANGE] - ends)
+        if idle + float(work_of(row, r, middle)) <= float(x - row[LEAST_EXCHANGE]):
             low = middle
         else:
             high = middle - 1
@@ -88,12 +89,12 @@ def stages_behind(row, r):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def beside_blocks(row, r):  # type: ignore[no-untyped-def]
-    """µs of rank r's passes of a microbatch beside those of blocks."""
+def work_of(row, r, blocks):  # type: ignore[no-untyped-def]
+    """µs of all passes of rank r with so many blocks."""
     first, last = r == 0, stages_behind(row, r) == 0
     sends = 2 * row[V] - (1 if first else 0) - (1 if last else 0) - (2 if row[VEE] and r == row[P] - 1 else 0)
-    found = row[SHARD] + sends * row[SENT] + (row[EF] + row[EW] if first else 0)
-    return found + (row[HF] + row[HB] + row[HW] if last else 0)
+    ends = (row[EF] + row[EW] if first else 0) + (row[HF] + row[HB] + row[HW] if last else 0)
+    return row[M] * (blocks * (row[F] + row[B] + row[W]) + row[SHARD] + sends * row[SENT] + ends)
 
 
 @inner_kernel
@@ -116,11 +117,12 @@ def behind_forward(row, r, after):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def idle_before(row, r, blocks, head, room, begins):  # type: ignore[no-untyped-def]
-    """µs that rank r with so many blocks is idle before its first B, which begins after `begins` µs or later."""
+def idle_before(row, r, blocks, there, head, begins):  # type: ignore[no-untyped-def]
+    """µs that rank r with so many blocks is idle before its first B, which begins after `begins` µs or later. there: blocks
+    of microbatches that it keeps between F and B at a time, at most."""
     if blocks <= 0:
         return float(head)
-    fits = blocks_there(row, blocks, room) + copied_in(row, begins, row[OUT])
+    fits = there + copied_in(row, begins, row[OUT])
     done = fits * float(row[F] + row[SENT]) + fits / blocks * float(row[SHARD]) + roundings(row)
     first, last = row[EF] + row[SENT] if r == 0 else 0, 0 if stages_behind(row, r) else row[HF]
     done += float(row[M] * (first + last))  # on stages without blocks
@@ -128,15 +130,13 @@ def idle_before(row, r, blocks, head, room, begins):  # type: ignore[no-untyped-
 
 
 @inner_kernel
-def idle_behind(row, r, blocks, room, time):  # type: ignore[no-untyped-def]
+def idle_behind(row, r, blocks, there, left, time):  # type: ignore[no-untyped-def]
     """µs that rank r with so many blocks is idle of the `time` behind its last F. What it works on then is a block that is
-    kept from F to B, or from B to W."""
+    kept from F to B, or from B to W, in `left` bytes. there: as in `idle_before`."""
     pending = float(row[PENDING] - (row[SLICES] if row[SLICES] > 1 else 0))
     if blocks <= 0 or pending <= 0.0:
         return 0.0
-    there, copied = blocks_there(row, blocks, room), copied_in(row, time, row[BACK])
-    left = float(max(0, room_beside(row, blocks, room)))
-    each, weight = float(row[B] + row[W] + row[SENT]), float(row[W]) / pending
+    copied, each, weight = copied_in(row, time, row[BACK]), float(row[B] + row[W] + row[SENT]), float(row[W]) / pending
     done = max(there * each + max(0.0, left - there * kept_of_block(row)) * weight, left * weight) + copied * each
     done += (there + copied) / blocks * float(row[SHARD_S]) + roundings(row)
     first, last = row[EW] if r == 0 else 0, 0 if stages_behind(row, r) else row[HB] + row[HW] + row[SENT]
@@ -146,8 +146,8 @@ def idle_behind(row, r, blocks, room, time):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def room_beside(row, blocks, room):  # type: ignore[no-untyped-def]
-    """Bytes for what passes of so many blocks keep."""
-    return room - blocks * row[STATES] - row[TRANSIENT]
+    """Bytes for what passes of so many blocks keep. room: for blocks and their states."""
+    return float(max(0, room - blocks * row[STATES] - row[TRANSIENT]))
 
 
 @inner_kernel
@@ -159,9 +159,9 @@ def kept_of_block(row):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def blocks_there(row, blocks, room):  # type: ignore[no-untyped-def]
-    """Blocks of microbatches that a rank with so many blocks keeps between F and B at a time, at most."""
-    size, left = kept_of_block(row), float(max(0, room_beside(row, blocks, room)))
+def blocks_there(row, left):  # type: ignore[no-untyped-def]
+    """Blocks of microbatches that a rank keeps between F and B at a time at most, in `left` bytes."""
+    size = kept_of_block(row)
     if size <= 0.0:
         return ANY
     return np.floor(left / size) if row[SLICES] == 1 else left / size
