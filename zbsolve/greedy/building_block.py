@@ -62,12 +62,12 @@ def period_lower_bound(g: MicrobatchGraph) -> int:
     held = g.bytes > 0
     begin, number = np.unique(g.before[held], return_inverse=True)
     kept = np.zeros(len(g.before), np.int64)
-    kept[held] = g.bytes[held] * _longest_ways(g, begin)[g.after[held], number]
+    kept[held] = g.bytes[held] * longest_ways(g, begin)[g.after[held], number]
     energy = np.bincount(g.rank[g.before], kept, len(g.capacity))
     return max(1, int(rank_work(g).max()), int(np.ceil((energy / np.maximum(g.capacity, 1)).max() - 1e-9)))
 
 
-def _longest_ways(g: MicrobatchGraph, begin: Ints) -> Ints:
+def longest_ways(g: MicrobatchGraph, begin: Ints) -> Ints:
     """µs of the longest way from the start of each lane of `begin` to the end of each lane, shape (lanes, len(begin)); −1
     where there is none."""
     longest = np.full((len(g.duration), len(begin)), -1, np.int64)
@@ -139,7 +139,7 @@ def shorter_blocks(
 
 def block_peaks(g: MicrobatchGraph, block: BuildingBlock) -> Ints:
     """The most bytes that each rank holds while the block repeats, shape (ranks,)."""
-    result: Ints = _peaks(g, memory_edges(g), block.offset, block.period)
+    result: Ints = held_peaks(g, memory_edges(g), block.offset, block.period)
     return result
 
 
@@ -165,10 +165,10 @@ def shift_lengths(g: MicrobatchGraph) -> Ints:
 
 
 @kernel
-def _peaks(g, edges, offset, period):  # type: ignore[no-untyped-def]
-    """`block_peaks`, compiled. A rank's peak is where one of its edges takes; an edge that lives for q periods and a rest
-    is held q times always, and once more while the rest lasts."""
-    ranks = len(g.capacity)
+def held_peaks(g, edges, offset, period):  # type: ignore[no-untyped-def]
+    """The most bytes that lie in each pool of `edges` while offsets repeat. A pool's peak is where one of its edges takes;
+    an edge that lives for q periods and a rest is held q times always, and once more while the rest lasts."""
+    ranks = len(edges.first) - 1
     peak = np.zeros(ranks, np.int64)
     for rank in range(ranks):
         a, z = edges.first[rank], edges.first[rank + 1]
@@ -221,7 +221,7 @@ def first_fit(g, target, period, offset):  # type: ignore[no-untyped-def]
 def _cost(g, edges, scale, offset, period):  # type: ignore[no-untyped-def]
     """How far a block is over its ranks' capacities, in capacities; and the share of the capacities that it uses in the
     mean of its period, summed over ranks."""
-    peak = _peaks(g, edges, offset, period)
+    peak = held_peaks(g, edges, offset, period)
     excess = 0.0
     for rank in range(len(peak)):
         if peak[rank] > g.capacity[rank]:
@@ -235,7 +235,7 @@ def _cost(g, edges, scale, offset, period):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _shift_targets(target, shifts, ranks):  # type: ignore[no-untyped-def]
+def shift_targets(target, shifts, ranks):  # type: ignore[no-untyped-def]
     """Shift target offsets, in place: of one lane, of all from one on (at once, or more and more), or of some in a row."""
     # It gets the number of ranks, not the graph: to count references to the graph's arrays took 8 % of an annealing.
     lanes = len(target)
@@ -282,7 +282,7 @@ def _anneal_block(g, settling, offset):  # type: ignore[no-untyped-def]
             break
         target[:] = now
         warm = settling.heat * (1.0 - turn / rounds)
-        _shift_targets(target, shifts, ranks)
+        shift_targets(target, shifts, ranks)
         misfits = first_fit(g, target, period, found)
         excess, used = _cost(g, edges, scale, found, period)
         excess += misfits

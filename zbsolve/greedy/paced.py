@@ -2,9 +2,9 @@
 
 An order of the compute streams says little where copies and gathers hold memory on streams of their own: forwards that run
 ahead of the copies behind them fill the device. Here every stream is a rank of its own for the modulo scheduling of
-`packing`, so copies have their place in the period too, and all passes start at the block's pace: none runs ahead. What the
-devices hold is not looked at while a block is made. It is known when the block is repeated, and little where copies keep
-pace. Syncs then keep the order of takes and frees of that timeline, while passes start as early as these allow.
+`building_block`, so copies have their place in the period too, and all passes start at the block's pace: none runs ahead.
+Blocks that fit into every pool come first (`period_search`). What others hold is known when they are repeated, and little
+where copies keep pace. Syncs keep the order of takes and frees of that timeline, while passes start as early as these allow.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ import numpy as np
 from ..problem import Problem
 from ..schedule import Schedule
 from ..timeline import Timeline
+from .block_pools import least_period, pools_of
 from .building_block import BuildingBlock
 from .microbatch import MicrobatchGraph, microbatch_graph, rank_work
 from .packing import packed_fit
-from .side_stream import with_side_streams, without_side_streams
+from .period_search import block_length, blocks_in_memory, ways
+from .side_stream import in_time_order, with_side_streams, without_side_streams
 
 # Periods, over the work of the busiest stream, in groups; so many of a group are tried. None is all work: what is late would
 # stay late.
 PACES = (tuple(np.linspace(1.005, 1.06, 12)), tuple(np.linspace(1.08, 1.2, 4)), (1.35,), (1.6,), (2.0,), (2.6,))
 TRIED = 4
+BEST = 2  # blocks that fit of which schedules are made
 NEARLY = 1.3  # of a device's capacity
 
 
@@ -55,26 +58,42 @@ def paced_blocks(g: MicrobatchGraph, paces: tuple[float, ...]) -> list[BuildingB
         offset = np.zeros(len(g.duration), np.int64)
         if packed_fit(g, offset.copy(), period, offset) == 0:
             found.append(BuildingBlock(offset - offset.min(), period))
-    return sorted(found, key=lambda one: one.period * (g.microbatches - 1) + int((one.offset + g.duration).max()))
+    return sorted(found, key=lambda one: one.period * (g.microbatches - 1) + block_length(g, one))
 
 
-def paced_schedules(problem: Problem, held: Callable[[], bool]) -> Iterator[Schedule]:
-    """Schedules of paced blocks: of longer and longer periods until one holds, then others near that one. They may break the
-    capacity; those that take far too much on devices are left out. held: asked after each, whether one did by now. Ends at
+def paced_schedules(problem: Problem, best: Callable[[], float], rounds: int = 0) -> Iterator[Schedule]:
+    """Schedules of paced blocks: of those that fit, the shortest first; then of longer and longer periods until one is
+    better than all by then, and others near that one. The latter may break the capacity; those that take far too much on
+    devices are left out. best: asked again and again, the value by now, µs. rounds: of annealing for each period. Ends at
     once where no block can be made."""
     g = paced_graph(problem)
     if g is None:
         return
+    for block in blocks_in_memory(g, pools_of(problem, g), rounds)[:BEST]:
+        if block.period * (g.microbatches - 1) < best():
+            yield in_time_order(problem, _timeline(problem, g, block))
     for paces in PACES:
+        before = best()
         for block in paced_blocks(g, paces)[:TRIED]:
             timeline = _timeline(problem, g, block)
-            if not _may_fit(problem, timeline):
+            if block.period * (g.microbatches - 1) >= best() or not _may_fit(problem, timeline):
                 break
+            value = best()
             yield _schedule(problem, timeline)
-            if not held():
+            if best() == value:
                 break
-        if held():
+        if best() < before:
             return
+
+
+def try_each_way(problem: Problem) -> None:
+    """One block of each way to make one, so that its kernels are compiled: `paced_schedules` needs some only on hard
+    problems."""
+    g = paced_graph(problem)
+    assert g is not None
+    pools = pools_of(problem, g)
+    for make in ways(g, pools, 1):
+        make(least_period(g, pools))
 
 
 def _timeline(problem: Problem, g: MicrobatchGraph, block: BuildingBlock) -> Timeline:

@@ -18,7 +18,7 @@ from ..timeline import Timeline, simulate
 from .compressed import compressed_rows
 from .one_order import first_uses, put_in_one_order
 from .problem_arrays import arrays_of
-from .syncs import Moments, moments_in, pools_with_syncs, synced
+from .syncs import Moments, Names, moments_in, pools_with_syncs, synced
 
 LITTLE = 0.01  # of a rank's memory is little
 ROOMS = (1.0, 0.5, 0.0)  # of the memory of side streams, but for the largest of it, is left for them
@@ -145,21 +145,37 @@ def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline |
     given = Schedule(problem, schedule.order, schedule.syncs).sequences
     timeline = _late_sources(problem, timeline or simulate(problem, list(given.values())))
     row = moments_in(timeline)
-    sequences: dict[str, Ints] = dict(given)
     scale = 4 * len(problem.passes) + 4  # of the row, so that all passes on side streams fit between two others, also moved
     start, end = scale * row.start, scale * row.end
     for rank in (pool for pool in pools_with_syncs(problem) if pool < problem.ranks):
         behind, turn, rows = _Beside(problem, rank, timeline, row).placed()
         start[rows] = scale * behind + 1 + 2 * turn
         end[rows] = start[rows] + 1
+    return _in_one_row(problem, given, row, Moments(start, end), schedule.syncs)
+
+
+def in_time_order(problem: Problem, timeline: Timeline) -> Schedule:
+    """The schedule where all streams have the order of a timeline in which all pools have room, whose collectives may be in
+    several orders; it holds if they fit in one order too."""
+    row = moments_in(timeline)
+    scale = 4 * len(problem.passes) + 4  # so that all collectives can move between two others
+    return _in_one_row(problem, {}, row, Moments(scale * row.start, scale * row.end), ())
+
+
+def _in_one_row(problem: Problem, given: dict[str, Ints], row: Moments, moved: Moments, syncs: Names) -> Schedule:
+    """The schedule with the given orders, all other streams in the order of `moved` (and of `row` where that is the same)
+    with collectives put in one order, and syncs by it."""
+    start, end = moved
     last = _behind_collectives(problem)
-    start[last] += start.max() + scale
+    start[last] += start.max(initial=0) + 1
     end[last] = start[last] + 1
     put_in_one_order(problem, start, end)
-    for stream, rows in problem.members.items():
-        if stream not in given:
-            sequences[stream] = rows[np.lexsort((row.start[rows], start[rows]))]
-    return synced(problem, sequences, Moments(start, end), schedule.syncs)
+    others = {
+        stream: rows[np.lexsort((row.start[rows], start[rows]))]
+        for stream, rows in problem.members.items()
+        if stream not in given
+    }
+    return synced(problem, given | others, moved, syncs)
 
 
 def _behind_collectives(problem: Problem) -> Ints:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
+from math import inf
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
 from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.paced import paced_schedules
+from ..greedy.period_search import annealing_seconds
 from ..greedy.policy_annealing import improve_policies, starting_policies
 from ..greedy.serial_microbatches import one_after_another
 from ..greedy.serial_orders import serial_schedule, serial_targets
@@ -38,9 +40,10 @@ SOURCES_SHARE = 0.7  # of the time: what is left is for neighbourhoods of the be
 MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time is for the makespan's search, where it has so many decodings
 MAKESPAN_SOLVER = "makespan search"
 SERIAL_SOLVER = "serial generation"
-PACED_SOLVER, SECONDS_PER_PACED_PASS = "paced block", 2.5e-5
+PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Where what is there takes so many times its bound, a share of the time is for paced blocks; so many come until one holds.
-POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 3
+POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
+PACED_ROUNDS_SHARE, MAX_PACED_ROUNDS = 0.3, 2000  # of the time is for annealing blocks; moves for each period
 # Of a step of more passes named orders come first, each also decoded by its times with these rules, for a part of the time.
 MANY_PASSES, TIMES_SHARE = 4_000, 0.25
 TIMES_RULES = (DecodeRule(2, 0, 2), DecodeRule(2, 8, 1), DecodeRule(1, 8, 2))
@@ -57,7 +60,7 @@ def quick(state: State, starts: list[Policy], policies: bool) -> Iterator[None]:
     first = several or len(state.problem.passes) > MANY_PASSES
     if first:
         yield from _named(state)
-    if several and (state.schedule is None or (not careful and state.value > POOR * state.bound.value)):
+    if several and (state.lean is None or (not careful and state.lean_value > POOR * state.bound.value)):
         yield from _paced(state)
     if several and not careful:
         yield from _serial(state)
@@ -208,17 +211,21 @@ def _beside(state: State, seed: int, seconds: float, room: float) -> Iterator[No
 
 
 def _paced(state: State) -> Iterator[None]:
-    """Blocks on all streams, of one pace after the other until one holds, and then more for a part of the time."""
-    clock, until = state.clock, state.clock.used + PACED_SHARE * state.clock.left
+    """Blocks on all streams: a few, and more for a part of the time."""
+    problem, clock = state.problem, state.clock
+    lanes = len(problem.passes) // max(1, problem.microbatches)
+    rounds = min(MAX_PACED_ROUNDS, int(PACED_ROUNDS_SHARE * clock.left / annealing_seconds(lanes)))
+    clock.spend(rounds * annealing_seconds(lanes) + lanes * SECONDS_PER_PACED_LANE)
+    until = clock.used + PACED_SHARE * clock.left
 
-    def held() -> bool:
-        return state.solver == PACED_SOLVER
+    def best() -> float:
+        return inf if state.lean is None else state.lean_value
 
-    for tries, found in enumerate(paced_schedules(state.problem, held), 1):
-        clock.spend(len(state.problem.passes) * SECONDS_PER_PACED_PASS)
+    for tries, found in enumerate(paced_schedules(problem, best, rounds), 1):
+        clock.spend(len(problem.passes) * SECONDS_PER_PACED_PASS)
         state.offer(found, PACED_SOLVER)
         yield
-        if state.settled or (clock.used > until and (held() or tries >= PACED_TRIES)):
+        if state.settled or (clock.used > until and tries >= PACED_TRIES):
             return
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from ..build.plain import pipeline
 from ..greedy.block_search import try_each_annealing
 from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
+from ..greedy.paced import try_each_way
 from ..greedy.policy_annealing import starting_policies
 from ..greedy.syncs import with_syncs
 from ..ilp.bounds.bound import Bound
@@ -220,6 +221,7 @@ def compiled() -> None:
         for _ in higher_bounds(problem, Bound(0, ""), Clock(1.0, 1.0), 0.1):
             pass
     try_each_annealing(tiny)
+    try_each_way(tiny)
     for _ in presets_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement="vee", microbatches=2)):  # some have kernels
         pass
 
