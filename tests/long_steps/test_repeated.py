@@ -22,6 +22,7 @@ from zbsolve.cli.app import main
 from zbsolve.cli.solve_many import repeated_step
 from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.many import bound_of_many, repeated_microbatch
+from zbsolve.interchange.exports import Options, export, export_long
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import value_of_whole, violations
 from zbsolve.long_steps.patterns import as_text, from_text
@@ -210,6 +211,28 @@ def test_code_of_its_own_finds_that_files_hold_as_they_say(tmp_path: Path) -> No
         wrong[field[0]][field[1]] = value
         path.write_text(json.dumps(wrong))
         assert any(re.search(why, one) for one in judge(path).wrong), field
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_exports_a_rank_at_a_time_are_those_of_all_passes(name: str) -> None:
+    long = replace(solved(name), certificate=None)
+    long = replace(long, microbatches=long.few + 5 * long.round.every)
+    whole, by_rank = export(long.unrolled(), "torch-csv"), export_long(long, "torch-csv", Options())
+    assert by_rank is not None
+    assert "".join(by_rank.lines) == whole.text
+    assert by_rank.made.notes == whole.notes
+    assert by_rank.made.facts == whole.facts
+    assert whole.facts["overtaken"] or name != "vee"
+    assert export_long(long, "jaxpp", Options()) is None
+
+
+def test_exports_a_rank_at_a_time_refuse_what_does_not_hold() -> None:
+    long = solved("vee")
+    one = replace(long.one, edges=long.one.edges.only(np.arange(1, len(long.one.edges))))
+    with pytest.raises(BadInput, match="capacity"):
+        export_long(damaged(long)["its capacity is"], "torch-csv", Options())
+    with pytest.raises(BadInput, match="torch lets it wait"):
+        export_long(replace(long, one=one, certificate=None), "torch-csv", Options())
 
 
 def test_as_many_layers_as_stages_need_no_search_of_cuts() -> None:

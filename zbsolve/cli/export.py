@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .tools import print_json
 
 if TYPE_CHECKING:
-    from ..interchange.exports import Export
+    from ..interchange.exports import Export, Options
     from ..planner.choice import Choice
     from ..schedule import Schedule
 
@@ -60,17 +61,43 @@ def command(options: argparse.Namespace) -> int:
             raise BadInput(f"{option}: for --to {' or '.join(names)} only")
     path = options.output or "-"
     target(options.to).check_ending(path)
-    schedule, plan = _schedule_and_plan(options.schedule)
-    asked = Options("FILE" if path == "-" else path, options.or_best, options.defer_recv, options.layers, plan)
-    made = export(schedule, options.to, asked)
-    if options.output or not options.json:
-        write_text(path, made.text)
+    asked = Options("FILE" if path == "-" else path, options.or_best, options.defer_recv, options.layers)
+    if (made := _by_rank(options, asked, path)) is None:
+        schedule, plan = _schedule_and_plan(options.schedule)
+        made = export(schedule, options.to, replace(asked, plan=plan))
+        if options.output or not options.json:
+            write_text(path, made.text)
     if options.json:
         print_json(_body(options, made))
         return 0
     for note in made.notes:
         print(f"zbsolve export: {note}", file=sys.stderr)
     return 0
+
+
+def _by_rank(options: argparse.Namespace, asked: Options, path: str) -> Export | None:
+    """Write a file of rounds for an engine that takes it a rank at a time, and say what to know about it; None for other
+    files and other engines."""
+    from ..interchange.exports import export_long
+    from ..interchange.order import Refused
+    from ..long_steps.files import KIND, MAX_UNROLLED, load
+    from ..util.files import document_kind, write_parts
+
+    if options.schedule == "-" or document_kind(options.schedule) != KIND:
+        return None
+    long = load(options.schedule)
+    try:
+        found = export_long(long, options.to, asked)
+    except Refused:
+        if long.passes > MAX_UNROLLED:
+            raise
+        return None  # with all its passes another order is sought
+    if found is None:
+        return None
+    if not options.output and options.json:
+        return replace(found.made, rows=[line.rstrip().split(",") for line in found.lines])
+    write_parts(path, found.lines)
+    return found.made
 
 
 def _schedule_and_plan(path: str) -> tuple[Schedule, Choice | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from ..util.errors import BadInput
 from .targets import ENDINGS, Target, ending_of, target
 
 if TYPE_CHECKING:
+    from ..long_steps.repeated import RepeatedSchedule
     from ..planner.choice import Choice
 
 
@@ -41,6 +43,25 @@ class Export:
     notes: tuple[str, ...]
     facts: dict[str, Any]
     rows: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LongExport:
+    """A file of a repeated schedule. made: what is known of it, without its text; lines: its text, a rank a line, made as it
+    is read."""
+
+    made: Export
+    lines: Iterator[str]
+
+
+def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport | None:
+    """A repeated schedule for the target called `to`, a rank at a time; None for a target that takes it whole. Raises as
+    `export`, but Refused for an order that the target cannot express: no other one is sought."""
+    if to != "torch-csv":
+        return None
+    from .long_torch_csv import write_long
+
+    return write_long(long, options)
 
 
 def export(schedule: Schedule, to: str, options: Options | None = None) -> Export:

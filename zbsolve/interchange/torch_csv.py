@@ -8,6 +8,7 @@ It is the compute-only CSV that torch.distributed.pipelining reads (`_PipelineSc
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..schedule import Schedule
@@ -26,10 +27,11 @@ TARGET = target("torch-csv")
 @dataclass(frozen=True)
 class TorchOrder:
     """An order for torch's pipeline runtime. `overtaken`: one line for each pair of ranks whose messages are not used in the
-    order in which they are sent."""
+    order in which they are sent. `count`: microbatches that are like the first one, where `order` has that alone."""
 
     order: Order
     overtaken: tuple[str, ...]
+    count: int | None = None
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
@@ -44,7 +46,7 @@ class TorchOrder:
     @property
     def microbatches(self) -> tuple[int, ...]:
         """Torch's microbatch i is ours `microbatches[i]`: torch splits a batch in that order."""
-        return self.order.microbatches
+        return self.order.microbatches if self.count is None else tuple(range(self.count))
 
     @property
     def relabelled(self) -> bool:
@@ -54,7 +56,12 @@ class TorchOrder:
     @property
     def csv(self) -> str:
         """The file's text."""
-        return "".join(",".join(row) + "\n" for row in self.rows)
+        return "".join(map(csv_line, self.rows))
+
+    def check_defer_recv(self) -> None:
+        """Raise BadInput where torch's `defer_pp_recv=True` would mix messages up."""
+        if self.overtaken:
+            raise BadInput(f"schedule: torch's defer_pp_recv=True would mix messages up: {self.overtaken[0]}")
 
     def notes(self) -> tuple[str, ...]:
         """What whoever loads the file must know, a line each."""
@@ -78,10 +85,15 @@ def torch_order(schedule: Schedule, *, defer_recv: bool = False, engine: Target 
     would wait for ever.
     """
     order = order_for(schedule, engine)
-    overtaken = _overtaken(order)
-    if defer_recv and overtaken:
-        raise BadInput(f"schedule: torch's defer_pp_recv=True would mix messages up: {overtaken[0]}")
-    return TorchOrder(order, overtaken)
+    made = TorchOrder(order, _overtaken(order))
+    if defer_recv:
+        made.check_defer_recv()
+    return made
+
+
+def csv_line(cells: Iterable[str]) -> str:
+    """A rank's line."""
+    return ",".join(cells) + "\n"
 
 
 def write(schedule: Schedule, options: Options) -> Export:

@@ -93,6 +93,11 @@ class RepeatedSchedule:
         heads = zip(p.stage.tolist(), p.kind_names, p.slice.tolist(), strict=True)
         return [(f"{stage}{kind}", f".{part}" if part else "") for stage, kind, part in heads]
 
+    def first(self) -> Schedule:
+        """The schedule of the first microbatch alone: the rest of the order without the others."""
+        orders = [own[np.sort(np.unique(own, return_index=True)[1])] for own in self.order]
+        return self._schedule(1, [(lanes, np.zeros(len(lanes), np.int64)) for lanes in orders])
+
     def sample(self) -> Schedule:
         """The schedule of few microbatches."""
         return self._schedule(self.few, [(lanes, counted(lanes)) for lanes in self.order])

@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -47,7 +47,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     why = _obstacle(target)
     if not why and (target.is_file() or not target.exists()):
         try:
-            _new_file(target.resolve().parent, f".{target.name}.", "", b" " * TRIAL_BYTES).unlink()
+            _new_file(target.resolve().parent, f".{target.name}.", "", [b" " * TRIAL_BYTES]).unlink()
         except OSError as error:
             why = _reason(error)
     if why:
@@ -77,6 +77,47 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         _write(path, text)
 
 
+def write_parts(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
+    """As `write_text`, for a text that is made part by part and never held whole. Raises BadInput, not CannotWrite, where it
+    cannot be written: nothing keeps such a text."""
+    if str(path) == "-":
+        sys.stdout.writelines(parts)
+        return
+    target = Path(path)
+    if why := _obstacle(target):
+        raise BadInput(f"{path}: {why}")
+    data = (part.encode("utf-8") for part in parts)
+    try:
+        if target.exists() and not target.is_file():
+            with target.open("wb") as stream:
+                stream.writelines(_zipped(data) if target.suffix == ".gz" else data)
+            return
+        target = target.resolve()
+        temporary = _new_file(target.parent, f".{target.name}.", "", _zipped(data) if target.suffix == ".gz" else data)
+        _put(temporary, target)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise BadInput(f"{path}: {_reason(error)}") from error
+
+
+def _zipped(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The parts compressed as `_encoded` compresses a whole."""
+    zipping = zlib.compressobj(ZIP_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    for part in parts:
+        yield zipping.compress(part)
+    yield zipping.flush()
+
+
+def _put(temporary: Path, target: Path) -> None:
+    """Give a new file its name; it is taken away where that fails."""
+    try:
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """As `write_text`, for what is no text; `-` is refused, as BadInput."""
     if str(path) == "-":
@@ -93,12 +134,7 @@ def _write(path: str | os.PathLike[str], text: str | bytes) -> None:
             target.write_bytes(_encoded(text, target))
             return
         data, target = _encoded(text, target), target.resolve()
-        temporary = _new_file(target.parent, f".{target.name}.", "", data)
-        try:
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        _put(_new_file(target.parent, f".{target.name}.", "", [data]), target)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -110,7 +146,7 @@ def write_elsewhere(error: CannotWrite) -> Path | None:
     something that makes it new. The path; None where that fails too."""
     for folder in (tempfile.gettempdir(), Path.home()):
         with suppress(OSError):
-            return _new_file(Path(folder), f"{error.path.stem}-", error.path.suffix, _encoded(error.text, error.path))
+            return _new_file(Path(folder), f"{error.path.stem}-", error.path.suffix, [_encoded(error.text, error.path)])
     return None
 
 
@@ -120,14 +156,14 @@ def _encoded(text: str | bytes, path: Path) -> bytes:
     return gzip.compress(data, ZIP_LEVEL, mtime=0) if path.suffix == ".gz" else data
 
 
-def _new_file(folder: Path, prefix: str, suffix: str, data: bytes) -> Path:
-    """A file of a new name with these bytes, as one that anybody creates: on the disk when this returns, or not there.
+def _new_file(folder: Path, prefix: str, suffix: str, data: Iterable[bytes]) -> Path:
+    """A file of a new name with these parts, as one that anybody creates: on the disk when this returns, or not there.
     Raises OSError."""
     handle, name = tempfile.mkstemp(suffix, prefix, folder)
     made = Path(name)
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
+            stream.writelines(data)
             stream.flush()
             os.fsync(stream.fileno())
         umask = os.umask(0)
