@@ -25,7 +25,7 @@ def a_step(layers: tuple[int, ...], placement: tuple[int, ...] | None = None, *,
 
 
 def titan_of(schedule: Schedule, layers: str | None = None) -> Titan:
-    return titan_for(torch_order(schedule).order, Options("x.csv", layers=layers))
+    return titan_for(torch_order(schedule), Options("x.csv", layers=layers))
 
 
 @pytest.mark.parametrize(

@@ -217,11 +217,13 @@ def test_code_of_its_own_finds_that_files_hold_as_they_say(tmp_path: Path) -> No
 def test_exports_a_rank_at_a_time_are_those_of_all_passes(name: str) -> None:
     long = replace(solved(name), certificate=None)
     long = replace(long, microbatches=long.few + 5 * long.round.every)
-    whole, by_rank = export(long.unrolled(), "torch-csv"), export_long(long, "torch-csv", Options())
-    assert by_rank is not None
-    assert "".join(by_rank.lines) == whole.text
-    assert by_rank.made.notes == whole.notes
-    assert by_rank.made.facts == whole.facts
+    unrolled = long.unrolled()
+    for to in ("torch-csv", "torchtitan"):
+        whole, by_rank = export(unrolled, to), export_long(long, to, Options())
+        assert by_rank is not None
+        assert "".join(by_rank.lines) == whole.text
+        assert by_rank.made.notes == whole.notes
+        assert by_rank.made.facts == whole.facts
     assert whole.facts["overtaken"] or name != "vee"
     assert export_long(long, "jaxpp", Options()) is None
 

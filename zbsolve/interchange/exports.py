@@ -57,11 +57,13 @@ class LongExport:
 def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport | None:
     """A repeated schedule for the target called `to`, a rank at a time; None for a target that takes it whole. Raises as
     `export`, but Refused for an order that the target cannot express: no other one is sought."""
-    if to != "torch-csv":
+    one = target(to)
+    module = _module(one)
+    if not hasattr(module, "described"):
         return None
     from .long_torch_csv import write_long
 
-    return write_long(long, options)
+    return write_long(long, one, options, module.described)
 
 
 def export(schedule: Schedule, to: str, options: Options | None = None) -> Export:
@@ -72,12 +74,17 @@ def export(schedule: Schedule, to: str, options: Options | None = None) -> Expor
     one, options = target(to), options or Options()
     if one.needs_plan and options.plan is None:
         raise BadInput(f"schedule: {one.engine}'s file is a whole layout: give the plan.json that zbsolve plan -o writes")
-    module = import_module(f".{one.name.replace('-', '_')}", __package__)
+    module = _module(one)
     made = _made(schedule, one, options, module)
     if without_sums(schedule) is schedule:
         return made
     note = f"passes C, which sum gradients over replicas, are left out: {one.engine} sums them by itself"
     return replace(made, notes=(*made.notes, note))
+
+
+def _module(one: Target) -> Any:
+    """The module that writes a target's files."""
+    return import_module(f".{one.name.replace('-', '_')}", __package__)
 
 
 def _made(schedule: Schedule, one: Target, options: Options, module: Any) -> Export:

@@ -1,4 +1,4 @@
-"""torch-csv of a repeated schedule: a line a rank, and no more than two ranks' orders in memory at once.
+"""The CSV that torch's runtime reads, of a repeated schedule: a line at a time, with two ranks' orders in memory at most.
 
 All microbatches are alike, so what the first one shows of edges, kinds and placement holds for all. What needs the whole
 order is that ranks do not wait for each other, which `long_steps.check` proves for what torch waits for too, and in which
@@ -7,7 +7,7 @@ order messages are used, which each pair of ranks shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -18,21 +18,24 @@ from ..tables import Ints
 from ..util.errors import BadInput
 from .exports import Export, LongExport, Options
 from .order import Order, Refused, backwards, needs, order_for
-from .torch_csv import LETTERS, TARGET, TorchOrder, csv_line
+from .targets import Target
+from .torch_csv import LETTERS, TorchOrder, csv_line
 
 Links = dict[tuple[int, int], dict[int, int]]  # (source, destination) → lane that is used there → lane that is sent
 
 
-def write_long(long: RepeatedSchedule, options: Options) -> LongExport:
-    """The CSV of a repeated schedule, a line at a time. Raises as `torch_csv.torch_order`."""
+def write_long(
+    long: RepeatedSchedule, target: Target, options: Options, described: Callable[[TorchOrder, Options], Export]
+) -> LongExport:
+    """The CSV of a repeated schedule for a target that reads it, a line at a time. described: what is to be known of an
+    order there. Raises as `torch_csv.torch_order`."""
     if found := violations(long):
         raise BadInput(f"schedule: {found[0]}")
-    first = order_for(long.first(), TARGET)
+    first = order_for(long.first(), target)
     order = TorchOrder(first, _overtaken(long, _links(long, first)), long.microbatches)
     if options.defer_recv:
         order.check_defer_recv()
-    facts = order.order.facts() | {"microbatches": list(order.microbatches), "overtaken": list(order.overtaken)}
-    return LongExport(Export("", order.notes(), facts), _lines(long))
+    return LongExport(described(order, options), _lines(long))
 
 
 def _lines(long: RepeatedSchedule) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..schedule import Schedule
 from ..util.errors import BadInput
@@ -63,6 +63,10 @@ class TorchOrder:
         if self.overtaken:
             raise BadInput(f"schedule: torch's defer_pp_recv=True would mix messages up: {self.overtaken[0]}")
 
+    def facts(self) -> dict[str, object]:
+        """The same as `notes` for programs."""
+        return {**self.order.facts(), "microbatches": list(self.microbatches), "overtaken": list(self.overtaken)}
+
     def notes(self) -> tuple[str, ...]:
         """What whoever loads the file must know, a line each."""
         stages, count = len(self.placement), len(self.microbatches)
@@ -99,8 +103,12 @@ def csv_line(cells: Iterable[str]) -> str:
 def write(schedule: Schedule, options: Options) -> Export:
     """The CSV of a schedule. Raises as `torch_order`."""
     made = torch_order(schedule, defer_recv=options.defer_recv)
-    facts = {"overtaken": list(made.overtaken)}
-    return Export(made.csv, made.notes(), made.order.facts() | facts, [list(row) for row in made.rows])
+    return replace(described(made, options), text=made.csv, rows=[list(row) for row in made.rows])
+
+
+def described(made: TorchOrder, options: Options) -> Export:
+    """What is to be known of an order's file, without its text."""
+    return Export("", made.notes(), made.facts())
 
 
 def _overtaken(order: Order) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..placement import describe
 from ..planner.candidate import candidate_of
@@ -18,7 +18,7 @@ from .layer_kinds import layer_letters, stage_letters
 from .order import Order, Refused
 from .planned import beyond, cost_of_step
 from .targets import target
-from .torch_csv import torch_order
+from .torch_csv import TorchOrder, torch_order
 
 # What makes torchtitan lay stages out in our placement; it reads nothing else from the name when there is a CSV.
 SCHEDULES = {"single": "1F1B", "loop": "PipelineScheduleMulti", "vee": "ZBVZeroBubble"}
@@ -70,10 +70,13 @@ def write(schedule: Schedule, options: Options) -> Export:
     if options.plan is not None and (reason := lacks(options.plan.best.layout)):
         raise Refused(reason)
     made = torch_order(schedule, defer_recv=options.defer_recv, engine=TARGET)
-    titan = titan_for(made.order, options)
-    facts = {"overtaken": list(made.overtaken), **titan.facts()}
-    notes = (*made.notes(), *titan.notes())
-    return Export(made.csv, notes, made.order.facts() | facts, [list(row) for row in made.rows])
+    return replace(described(made, options), text=made.csv, rows=[list(row) for row in made.rows])
+
+
+def described(made: TorchOrder, options: Options) -> Export:
+    """What is to be known of an order's file, without its text. Raises as `titan_for`."""
+    titan = titan_for(made, options)
+    return Export("", (*made.notes(), *titan.notes()), made.facts() | titan.facts())
 
 
 def lacks(layout: Layout) -> str:
@@ -84,12 +87,13 @@ def lacks(layout: Layout) -> str:
 plan_orders = None  # torchtitan runs any order
 
 
-def titan_for(order: Order, options: Options) -> Titan:
-    """What torchtitan is told to run `order` from the file `options.path`. `options.layers`: what each layer is. Raises
+def titan_for(made: TorchOrder, options: Options) -> Titan:
+    """What torchtitan is told to run an order from the file `options.path`. `options.layers`: what each layer is. Raises
     BadInput for layers that are not the schedule's, or that torchtitan lacks."""
+    order = made.order
     parts, why = modules_of(order.schedule.problem, options.layers)
     flags = _pipeline_flags(order, options.path, parts)
-    count, last = len(order.microbatches), NO_CHECKPOINTING if order.split else ""
+    count, last = len(made.microbatches), NO_CHECKPOINTING if order.split else ""
     if options.plan is None:
         local, microbatch, number = _counts(count, 1)
         return Titan(flags, {"0.3.0": f"{local} {microbatch}", "main": number}, last, parts, why)
