@@ -61,9 +61,8 @@ def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport
     module = _module(one)
     if not hasattr(module, "described"):
         return None
-    from .long_torch_csv import write_long
-
-    return write_long(long, one, options, module.described)
+    made: LongExport = import_module(".long_torch_csv", __package__).write_long(long, one, options, module.described)
+    return made
 
 
 def export(schedule: Schedule, to: str, options: Options | None = None) -> Export:

@@ -85,10 +85,10 @@ def load(path: str | os.PathLike[str]) -> RepeatedSchedule:
 def _with_order(long: RepeatedSchedule, said: dict[str, str], where: str) -> RepeatedSchedule:
     if set(said) != set(long.streams):
         raise BadInput(f"{where}: field 'order' needs {', '.join(long.streams[:4])} …, and no other stream")
-    index = {head + tail: lane for lane, (head, tail) in enumerate(long.words)}
+    words = [head + tail for head, tail in long.words]
     order = []
     for stream, own in zip(long.streams, rank_lanes(long.one), strict=True):
-        here = {word: lane for word, lane in index.items() if long.one.passes.rank[lane] == long.one.passes.rank[own[0]]}
+        here = {words[lane]: lane for lane in own.tolist()}
         order.append(from_text(said[stream], here, long.few * len(own), f"{where}: order: {stream}"))
     return RepeatedSchedule(long.one, long.microbatches, long.few, tuple(order), long.round, long.certificate)
 
