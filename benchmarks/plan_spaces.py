@@ -22,7 +22,7 @@ SPACES = (("gpt-18.4b", 64, 512), ("gpt-39.1b", 64, 512), ("gpt-175b", 512, 1536
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
     parser.add_argument("--devices", type=int, default=64, help="spaces of at most so many")
-    parser.add_argument("--effort", type=float, default=60.0, help="for each")
+    parser.add_argument("--effort", type=float, default=25.0, help="for each")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
