@@ -6,7 +6,7 @@ stages together, each number of which is tried. So blocks before a rank's first 
 that are known, and with them
 
 - when its first pass can begin, how long it is idle at both ends (`idle_kernels`), and that the exchange of one of its
-  stages follows all its passes;
+  stages follows all passes of its stages;
 - how long it keeps each block of a microbatch: on the first stage from there to the last stage and back, on the second from
   there. All that must fit into its memory, whole stages at a time. Behind its B a block keeps what its W needs while that
   runs.
@@ -32,6 +32,8 @@ from .bound_row import (
     PART_F,
     PART_SENT,
     PENDING,
+    SHARD,
+    SHARD_S,
     SLICES,
     STAYS,
     VEE,
@@ -124,7 +126,7 @@ def split_rank(row, x, r, place, to, scratch):  # type: ignore[no-untyped-def]
 @inner_kernel
 def rank_fits(row, x, r, first, second, before, after):  # type: ignore[no-untyped-def]
     """Whether rank r has time and memory for so many blocks on its first and its second stage, where so many lie before the
-    first and behind the second. The exchange of one of both follows all its passes."""
+    first and behind the second. The exchange of one of both follows all passes of both."""
     blocks, way, done = (
         first + second,
         x - row[LAST_EXCHANGE],
@@ -137,10 +139,13 @@ def rank_fits(row, x, r, first, second, before, after):  # type: ignore[no-untyp
     left = room_beside(row, blocks, room_of_rank(row, r) + (row[HEAD] if stages_behind(row, r) == 0 else 0))
     there = whole_stages(first, second, blocks_there(row, left)) if row[SLICES] == 1 else blocks_there(row, left)
     begins, ends = before_backward(row, r, after), way - behind_forward(row, r, after)
-    idle = idle_before(row, r, blocks, there, head, begins)
-    if begins <= ends:
-        idle += idle_behind(row, r, blocks, there, left, done - ends)
-    if idle + float(work_of(row, r, blocks)) > float(done):
+    idle, work = idle_before(row, r, blocks, there, head, begins), float(work_of(row, r, blocks))
+    shards = float(row[M] * (row[SHARD] - row[SHARD_S]))  # T, which no exchange of a stage waits for
+    late = idle_behind(row, r, blocks, there, left, x - row[LEAST_EXCHANGE] - ends) if begins <= ends else 0.0
+    if idle + late + work > float(x - row[LEAST_EXCHANGE]):
+        return False
+    late = idle_behind(row, r, blocks, there, left, done - ends) if begins <= ends else 0.0
+    if idle + late + work - shards > float(done):
         return False
     if row[COPIED] > 0 or row[STAYS] <= row[SLICES] or blocks == 0:
         return True
