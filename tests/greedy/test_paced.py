@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from zbsolve import Profile, Step
+from zbsolve import Profile, Schedule, Step
 from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
 from zbsolve.build.plain import pipeline
 from zbsolve.greedy.microbatch import rank_work
@@ -48,6 +48,20 @@ def test_blocks_are_made_to_fit_where_memory_is_scarce(placement: str) -> None:
     assert not any(verify(problem, one) for one in found)
     values = [one.timeline().value for one in found]
     assert min(values[:BEST]) < 0.7 * min(values[BEST:])
+
+
+def test_no_timing_holds_more_than_there_is_room_for() -> None:
+    problem, random = step("vee", 16), np.random.default_rng(0)
+    p, over = problem.passes, {True: 0, False: 0}
+    schedule = next(paced_schedules(problem, lambda: inf))
+    for _ in range(10):
+        times = np.rint(10 * p.duration * random.choice([0.2, 1.0, 3.0], len(p))).astype(np.int64)
+        other = replace(problem, passes=replace(p, duration=times))
+        for kept in over:
+            timeline = Schedule(other, schedule.order, schedule.syncs if kept else ()).timeline()
+            over[kept] += bool(np.greater((*timeline.peak_bytes, *timeline.pool_peaks), problem.room).any())
+    assert over[True] == 0
+    assert over[False] > 0
 
 
 def test_nothing_comes_that_is_too_long_at_its_pace() -> None:
