@@ -15,6 +15,7 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..util.clock import Clock
 from .block_arms import FIRST_ROUNDS, RULES, BlockSearch
+from .building_block import block_peaks
 from .decoding import Decoded, decode, repeated_targets, to_schedule
 from .microbatch import least_value, microbatch_graph, with_mean_microbatches
 from .side_stream import with_room_for_them, with_side_streams
@@ -63,6 +64,7 @@ def try_each_annealing(problem: Problem) -> None:
     if g is None:
         return
     search = BlockSearch(g, Clock(1.0, 100.0), 100.0, 0, np.random.default_rng(0), tuple)
+    block_peaks(g, search.block)
     search.cost = 1.0  # so long that there is time for one trial at a time
     for _ in search.decode_block(search.block, RULES[:1]):
         pass
