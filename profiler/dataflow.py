@@ -19,7 +19,7 @@ from zbsolve.layer import Tied
 from zbsolve.models.auxiliary import auxiliary_losses
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
-from zbsolve.planner.profile_facts import MICROBATCH, SEQUENCES, TENSOR_RANKS, TOKENS
+from zbsolve.planner.model.profile_facts import MICROBATCH, SEQUENCES, TENSOR_RANKS, TOKENS
 from zbsolve.util.errors import BadInput
 
 from .alike import fingerprint

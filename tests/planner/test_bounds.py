@@ -11,18 +11,18 @@ import pytest
 import zbsolve
 from zbsolve import Infeasible, Layer, Link, Profile
 from zbsolve.planner import CLUSTERS, SHAPES, Layout, Shape, layout_profile
-from zbsolve.planner.bound_kernels import NEVER
-from zbsolve.planner.bound_row import chain_bounds
-from zbsolve.planner.bounds import MEMORY, RULES, layout_bounds, pipeline_bounds, work_bounds
+from zbsolve.planner.bounds.bound_kernels import NEVER
+from zbsolve.planner.bounds.bound_row import chain_bounds
+from zbsolve.planner.bounds.layout_rules import MEMORY, RULES, layout_bounds, pipeline_bounds, work_bounds
 from zbsolve.planner.candidate import behind_of, step_of
-from zbsolve.planner.costs import Costs, costs_of, least_bytes
-from zbsolve.planner.exchange_costs import Exchanges, replicas_of
-from zbsolve.planner.host_copies import copies_of, kept_of
-from zbsolve.planner.layer_times import Times
+from zbsolve.planner.costs.exchange_costs import Exchanges, replicas_of
+from zbsolve.planner.costs.host_copies import copies_of, kept_of
+from zbsolve.planner.costs.layer_times import Times
+from zbsolve.planner.costs.rank_costs import Costs, costs_of, least_bytes
+from zbsolve.planner.costs.slice_parts import Slices
+from zbsolve.planner.costs.vocabulary_shards import Shards
 from zbsolve.planner.layout import FULL_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
-from zbsolve.planner.slice_parts import Slices
 from zbsolve.planner.space import layouts
-from zbsolve.planner.vocabulary_shards import Shards
 from zbsolve.profile.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
 from ..support import exact_streams

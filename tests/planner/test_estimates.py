@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from zbsolve.planner import CLUSTERS, Layout, shape_by_name
-from zbsolve.planner.estimates import estimated_steps, large_steps, needless_offload
+from zbsolve.planner.bounds.space_bounds import cheap_bounds
 from zbsolve.planner.layout import FULL_OFFLOAD, SHARDED, VEE, table_of
-from zbsolve.planner.space_bounds import cheap_bounds
+from zbsolve.planner.race.estimates import estimated_steps, large_steps, needless_offload
 
 V = Layout(dp=8, pp=8, chunks=2, placement=VEE, count=64, zero=1, vocabulary=SHARDED)  # of 64 devices
 

@@ -19,25 +19,15 @@ from zbsolve import BadInput, Infeasible
 from zbsolve.cli import main
 from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.planner import (
-    CLUSTERS,
-    SHAPES,
-    Plan,
-    Shape,
-    candidate,
-    check_plan,
-    layout_profile,
-    searches,
-    shape_by_name,
-    space_race,
-)
-from zbsolve.planner.bound_kernels import refuted
-from zbsolve.planner.bound_row import bound_rows
+from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, shape_by_name
+from zbsolve.planner.bounds.bound_kernels import refuted
+from zbsolve.planner.bounds.bound_row import bound_rows
 from zbsolve.planner.candidate import unsolved
 from zbsolve.planner.layout import FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, Layout, table_of
 from zbsolve.planner.plan_file import read_space
-from zbsolve.planner.promise import Promise
 from zbsolve.planner.pruned_families import FIELDS, families
+from zbsolve.planner.race import searches, space_race
+from zbsolve.planner.race.promise import Promise
 from zbsolve.planner.space import layouts
 from zbsolve.search.state import Contest
 from zbsolve.search.task import Task, solve_task

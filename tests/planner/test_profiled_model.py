@@ -13,7 +13,7 @@ import zbsolve
 from zbsolve import BadInput, Infeasible, Layer, Link, Profile
 from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, Layout, ProfiledModel, check_plan, layout_profile
-from zbsolve.planner.bounds import layout_bounds
+from zbsolve.planner.bounds.layout_rules import layout_bounds
 from zbsolve.planner.layout import FULL, LOOP, NONE, SELECTIVE, SINGLE, VEE, table_of
 
 from ..support.exhaustive import optimum

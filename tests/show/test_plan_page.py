@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from zbsolve.cli import main
+from zbsolve.planner.bounds.space_bounds import RULES
 from zbsolve.planner.layout import PLACEMENTS
 from zbsolve.planner.plan_file import read_space
 from zbsolve.planner.solved_space import SolvedSpace
-from zbsolve.planner.space_bounds import RULES
 from zbsolve.show.plan_page import plan_as_page
 from zbsolve.util.text import format_time
 

@@ -11,7 +11,7 @@ from .tools import add_search_limits, add_workers, print_json, progress_line, sa
 
 if TYPE_CHECKING:
     from ..planner.candidate import Candidate
-    from ..planner.cluster import Cluster
+    from ..planner.clusters.cluster import Cluster
     from ..planner.fronts import Front
     from ..planner.plan_file import Plan
 
@@ -121,10 +121,10 @@ def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[s
 
 def _cluster(options: argparse.Namespace) -> Cluster:
     """The cluster that is named or in a file, with constants fitted where that is wanted."""
-    from ..planner.cluster_presets import cluster_of
-    from ..planner.constants import fit
-    from ..planner.measured_links import with_links_of
-    from ..planner.measured_rows import read_rows
+    from ..planner.clusters.cluster_presets import cluster_of
+    from ..planner.clusters.measured_links import with_links_of
+    from ..planner.fitting.constants import fit
+    from ..planner.fitting.measured_rows import read_rows
     from ..profile.profile import Profile
 
     cluster = cluster_of(options.cluster)
@@ -149,7 +149,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
 
 
 def _candidate(plan: Plan, one: Candidate) -> dict[str, Any]:
-    from ..planner.space_bounds import RULES
+    from ..planner.bounds.space_bounds import RULES
 
     row = plan.number(one)
     return {

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from ..planner.bounds.space_bounds import cheap_bounds
 from ..planner.candidate import Candidate, behind_of, candidate_of, step_of
 from ..planner.choice import Choice
-from ..planner.estimates import estimated_steps
+from ..planner.costs.model_profile import layout_profile
 from ..planner.layout import PLACEMENTS, Layout
-from ..planner.model_profile import layout_profile
 from ..planner.pruned_families import FIELDS, named
+from ..planner.race.estimates import estimated_steps
 from ..planner.space import layouts
-from ..planner.space_bounds import cheap_bounds
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import Infeasible

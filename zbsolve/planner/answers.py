@@ -9,14 +9,14 @@ from typing import Any
 from ..schedule import relative_gap
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, interruption
-from .bound_kernels import NEVER
+from .bounds.bound_kernels import NEVER
 from .candidate import Candidate, retimed
 from .case import Case, case_of, changed, no_harder
 from .layout import rows_of
 from .plan_file import Plan
 from .planning import plan
+from .race.space_race import Progress
 from .space import layouts
-from .space_race import Progress
 
 Known = Sequence[tuple[Case, Plan]]
 SECONDS = 15.0  # for each change, where nothing is said

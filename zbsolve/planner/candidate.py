@@ -19,13 +19,13 @@ from ..search.task import Task, solve_task
 from ..step import Step
 from ..util.errors import Infeasible
 from ..verifier import verify
-from .cluster import Cluster
-from .exchange_costs import replicas_of
-from .layer_bytes import WEIGHT_BYTES
-from .layer_costs import Model
-from .layer_times import after_exchange
+from .clusters.cluster import Cluster
+from .costs.exchange_costs import replicas_of
+from .costs.layer_bytes import WEIGHT_BYTES
+from .costs.layer_costs import Model
+from .costs.layer_times import after_exchange
+from .costs.model_profile import layout_profile
 from .layout import OFFLOADS, Layout
-from .model_profile import layout_profile
 
 MIN_REPEATED = 20_000  # passes of a step whose steady state is repeated, where it has enough microbatches
 

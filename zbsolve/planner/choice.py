@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .candidate import Candidate
-from .cluster import Cluster
-from .layer_costs import Model
+from .clusters.cluster import Cluster
+from .costs.layer_costs import Model
 
 
 @dataclass(frozen=True, eq=False)

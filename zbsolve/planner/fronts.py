@@ -13,7 +13,7 @@ from ..util.text import parse_bytes
 from .answers import Answer, as_it_is, what_if
 from .candidate import Candidate, retimed
 from .case import Case, case_of
-from .costs import least_bytes
+from .costs.rank_costs import least_bytes
 from .plan_file import Plan
 from .solved_space import SAME_US
 from .space import layouts

@@ -12,10 +12,10 @@ import msgspec
 from ..profile.profile import Profile
 from ..util.errors import BadInput
 from ..util.files import checked
-from .layer_costs import Model
-from .profiled_model import ProfiledModel
-from .shape import Shape
-from .shapes import shape_by_name
+from .costs.layer_costs import Model
+from .model.profiled_model import ProfiledModel
+from .model.shape import Shape
+from .model.shapes import shape_by_name
 
 
 class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):

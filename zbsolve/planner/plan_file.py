@@ -15,18 +15,18 @@ from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.files import COUNT, checked, read_one_of, write_document
 from ..verifier import verify
-from .bound_kernels import NEVER
+from .bounds.bound_kernels import NEVER
+from .bounds.space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
 from .candidate import Candidate, behind_of, step_of
 from .choice import Choice
-from .cluster import Cluster, Positive
-from .layer_costs import Model
+from .clusters.cluster import Cluster, Positive
+from .costs.layer_costs import Model
+from .costs.model_profile import layout_profile
 from .layout import Layout, rows_of
 from .model_file import model_from_json, model_to_json
-from .model_profile import layout_profile
 from .schedule_proof import proof_of_schedule
 from .solved_space import SAME_US, SolvedSpace
 from .space import layouts
-from .space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
 
 KIND = "plan"
 NEAR = 0.01  # the model cannot order plans within it

@@ -12,16 +12,16 @@ from ..util.clock import Clock
 from ..util.errors import NotFound, WrongBound, interruption
 from ..util.text import parse_bytes
 from ..workers.workers import Workers, WorkersLost
+from .bounds.space_bounds import cheap_bounds, raised
 from .candidate import Candidate
-from .cluster import Cluster
-from .cluster_presets import cluster_of
-from .layer_costs import Model
+from .clusters.cluster import Cluster
+from .clusters.cluster_presets import cluster_of
+from .costs.layer_costs import Model
 from .plan_file import Plan
-from .searches import search_at_start, search_space
+from .race.searches import search_at_start, search_space
+from .race.space_race import Progress, SpaceRace
 from .solved_space import SAME_US
 from .space import layouts
-from .space_bounds import cheap_bounds, raised
-from .space_race import Progress, SpaceRace
 
 FIRST_ROWS = 300  # layouts whose bounds are raised before there is an incumbent
 

@@ -4,9 +4,9 @@ forms, or a search over its own problem, say so."""
 from __future__ import annotations
 
 from ..search.prove_again import proven_again
+from .bounds.space_bounds import RULES, SpaceBounds
 from .candidate import Candidate
 from .layout import rows_of
-from .space_bounds import RULES, SpaceBounds
 
 
 def proof_of_schedule(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .cluster import Cluster
-from .layer_costs import Model
-from .space_bounds import RULES, SpaceBounds
+from .bounds.space_bounds import RULES, SpaceBounds
+from .clusters.cluster import Cluster
+from .costs.layer_costs import Model
 
 SAME_US = 1e-3  # steps this near are the same number, written and read
 

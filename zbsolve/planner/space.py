@@ -9,8 +9,8 @@ import numpy as np
 
 from ..tables import Ints
 from ..util.errors import BadInput
-from .cluster import Cluster
-from .layer_costs import Model
+from .clusters.cluster import Cluster
+from .costs.layer_costs import Model
 from .layout import LOOP, OFFLOADS, SHARDED, SINGLE, VEE, WHOLE, ZERO_STAGES, Layout, table_of
 
 MAX_CHUNKS = 12  # stages a rank

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..planner.bounds import NO_ROOM
-from ..planner.costs import least_bytes
+from ..planner.bounds.layout_rules import NO_ROOM
+from ..planner.bounds.space_bounds import DOMINATED, RULES
+from ..planner.costs.rank_costs import least_bytes
 from ..planner.layout import Layout
 from ..planner.pruned_families import FIELDS, NAMES, families
 from ..planner.solved_space import SolvedSpace
-from ..planner.space_bounds import DOMINATED, RULES
 from ..tables import Ints
 from ..util.text import format_gap, format_time, printable
 from .packing import packed

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..planner.bounds.space_bounds import RULES
 from ..planner.candidate import Candidate
-from ..planner.cluster import CONTENTION, Cluster
-from ..planner.layer_costs import Model
+from ..planner.clusters.cluster import CONTENTION, Cluster
+from ..planner.costs.layer_costs import Model
 from ..planner.plan_file import NEAR, Plan
 from ..planner.pruned_families import FIELDS, families
 from ..planner.solved_space import SolvedSpace
-from ..planner.space_bounds import RULES
 from ..util.text import aligned, format_bytes, format_gap, format_time, in_one_unit
 
 MOST_ROWS = 12

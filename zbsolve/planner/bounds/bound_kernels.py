@@ -1,0 +1,69 @@
+"""Least makespans over every partition of blocks into stages, one layout a row: compiled searches by halving.
+
+A makespan X is possible only if blocks can be laid on ranks whole so that no rank has more than X leaves room for. Each
+condition below says how many blocks a rank can have at most; if all ranks together cannot have all, no partition has X.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...util.kernels import inner_kernel, kernel
+from .bound_row import CHAIN, LAST_EXCHANGE, SERIAL, SINGLE, SLICES, L, P, V
+from .chunk_kernels import possible_chunks
+from .pair_kernels import MAX_SLACK, possible_pairs
+from .peak_kernels import fitting, spread, staying
+from .stage_kernels import possible_single
+
+NEVER = -1  # no makespan is enough: one microbatch does not fit
+
+
+@kernel
+def least_makespans(rows):  # type: ignore[no-untyped-def]
+    """µs that no schedule of any partition of a row undercuts; `NEVER` where none fits. rows: shape (layouts, COLUMNS)."""
+    found = np.zeros(len(rows), np.int64)
+    scratch = np.zeros(scratch_size(rows), np.int64)
+    for i in range(len(rows)):
+        row = rows[i]
+        low, high = row[CHAIN] - 1, row[SERIAL]
+        if not possible(row, high, scratch):
+            found[i] = NEVER
+            continue
+        while high - low > 1:
+            middle = (low + high) // 2
+            if possible(row, middle, scratch):
+                high = middle
+            else:
+                low = middle
+        found[i] = high
+    return found
+
+
+@kernel
+def scratch_size(rows):  # type: ignore[no-untyped-def]
+    """Whole numbers that looking at any of the rows needs."""
+    return 1 + rows[:, P].max() + 2 * (MAX_SLACK + 1) * (rows[:, L].max() + 1)
+
+
+@inner_kernel
+def possible(row, x, scratch):  # type: ignore[no-untyped-def]
+    """Whether no condition forbids a makespan of x µs. scratch: `scratch_size` whole numbers that are overwritten."""
+    way = x - row[LAST_EXCHANGE]
+    if way < row[CHAIN] + (spread(row, float(staying(row, way)), fitting(row)) if row[SLICES] == 1 else 0.0):
+        return False
+    if row[SINGLE]:
+        return possible_single(row, x)
+    return possible_chunks(row, x, scratch) and (row[V] != 2 or possible_pairs(row, x, scratch))
+
+
+@kernel
+def refuted(rows, bounds):  # type: ignore[no-untyped-def]
+    """Of each row whether no makespan below its bound is possible; of a negative bound, whether none is at all. One after
+    the other takes SERIAL µs: a bound above it holds where nothing fits only, and sums of larger numbers may overflow."""
+    found = np.zeros(len(rows), np.bool_)
+    scratch = np.zeros(scratch_size(rows), np.int64)
+    for i in range(len(rows)):
+        most = rows[i, SERIAL]
+        x = most if bounds[i] < 0 or bounds[i] > most else bounds[i] - 1
+        found[i] = not possible(rows[i], x, scratch)
+    return found

@@ -1,0 +1,50 @@
+"""Memory over time of layouts with offload: what a stage keeps is on the device while its F and its copy to the host run,
+and again while the copy back and its backward do (2503.01328), however far apart both are.
+
+A stage of n blocks keeps at least n KEPT bytes of a microbatch, whole blocks of them fit beside each other, and its passes
+and copies take n times a block's at least. So a rank whose stages copy all that they keep needs m Σ n² (F + O + R + B)
+block-µs, of which it has as many as blocks fit times the makespan; Σ n² is least where its stages are alike. Of "half" on
+several stages, the first ⌈v / 2⌉ of a rank copy and the others keep theirs from F to B: at least while both run and while
+the last stage's logits are made. How the rank's blocks lie on both is open: the least of a square of each is taken.
+"""
+
+from __future__ import annotations
+
+from ...util.kernels import inner_kernel
+from .bound_row import BACK, COPIED, GAP, OUT, SOME, STATES, TRANSIENT, B, F, M, V
+from .peak_kernels import ROUNDING
+
+
+@inner_kernel
+def in_time(row, x, room, most):  # type: ignore[no-untyped-def]
+    """The largest number of blocks, up to `most`, that a rank with offload can have where the makespan is x. room: its bytes
+    for blocks and their states."""
+    if row[COPIED] <= 0 or most < 0:
+        return most
+    low, high = 0, most  # fewer blocks need less and leave more
+    while low < high:
+        middle = (low + high + 1) // 2
+        left = room - middle * row[STATES] - row[TRANSIENT]
+        fits = left // row[COPIED] if left > 0 else 0
+        if float(row[M]) * turns_of(row, middle) * (1 - ROUNDING) <= float(fits) * float(x):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@inner_kernel
+def turns_of(row, blocks):  # type: ignore[no-untyped-def]
+    """Block-µs of one microbatch on a rank with so many blocks, at least."""
+    passes = row[F] + row[B]
+    copied = float(passes + row[OUT] + row[BACK])
+    if not row[SOME]:
+        each, more = blocks // row[V], blocks % row[V]
+        return copied * float(row[V] * each * each + more * (2 * each + 1))
+    first = (row[V] + 1) // 2
+    there, here = copied / float(first), float(passes) / float(row[V] - first)
+    beside = float(row[GAP])
+    if there + here <= 0.0:
+        return 0.0
+    stay = min(float(blocks), max(0.0, (2.0 * there * float(blocks) - beside) / (2.0 * (there + here))))
+    return there * (float(blocks) - stay) ** 2 + here * stay * stay + beside * stay

@@ -1,0 +1,56 @@
+"""Peaks of memory: a microbatch is held by all stages at once when its last F ends, so peaks lie apart."""
+
+from __future__ import annotations
+
+from ...util.kernels import inner_kernel
+from .bound_row import CAPACITY, HEAD_STAYS, OUT, SOME, STATES, STAYS, TABLE, TIED, VEE, WAITING, B, F, L, M, P, V
+
+MAX_NEIGHBOURS = 6  # of a peak on each side, that are looked at
+ANY = 1e18  # blocks
+ROUNDING = 1e-9  # of sums of floating numbers
+
+
+@inner_kernel
+def spread(row, blocks, fits):  # type: ignore[no-untyped-def]
+    """µs from the first to the last peak of all microbatches at least, where each keeps L = `blocks` from F to B, and `fits`
+    fit on all ranks together. A microbatch peaks when its last F ends.
+
+    Then all of them are kept; t µs before, at least L − t / F, and t µs behind, at least L − t / B. So, for any a peaks
+    before a peak and b behind it, (1 + a + b) L − Σ distances / (B or F) ≤ fits. Summed over all peaks that have so many
+    neighbours, each distance between neighbours counts a (a + 1) / 2 times over B and b (b + 1) / 2 times over F at most.
+    With one neighbour each, the first and the last distance count over one of both only, and no distance is below
+    max(F, B) (2 L − fits).
+    """
+    forward, backward, count = float(row[F]), float(row[B]), row[M]
+    nearest = max(0.0, max(forward, backward) * (2 * blocks - fits))
+    best = (count - 1) * nearest
+    for a in range(MAX_NEIGHBOURS):
+        for b in range(MAX_NEIGHBOURS):
+            lack = (1 + a + b) * blocks - fits
+            peaks = count - a - b
+            timed = (backward > 0 or a == 0) and (forward > 0 or b == 0)  # passes that round to 0 µs keep no distance
+            if lack > 0 and peaks > 0 and a + b > 0 and timed:
+                total = peaks * lack / (a * (a + 1) / (2 * max(backward, 1.0)) + b * (b + 1) / (2 * max(forward, 1.0)))
+                best = max(best, total + (nearest if a == 1 and b == 1 else 0.0))
+    return best * (1 - ROUNDING)
+
+
+@inner_kernel
+def staying(row, x):  # type: ignore[no-untyped-def]
+    """Blocks of a microbatch that stay on devices from F to B at least, where the makespan is x: of ranks some of whose
+    stages copy, those that copies have no time for."""
+    if not row[SOME]:
+        return row[L]
+    return max(0, row[L] - row[P] * (x // (row[M] * row[OUT]))) if row[OUT] > 0 else 0
+
+
+@inner_kernel
+def fitting(row):  # type: ignore[no-untyped-def]
+    """Blocks of microbatches that fit on all ranks together while the head keeps one, at most; any number where nothing is
+    sure to stay."""
+    if row[STAYS] <= 0:
+        return ANY
+    tables = 1 if row[TIED] and (row[VEE] or row[P] == 1) else 2
+    ends = 2 * (row[P] * row[V] - 1)
+    room = row[P] * row[CAPACITY] - row[L] * row[STATES] - tables * row[TABLE] - ends * row[WAITING] - row[HEAD_STAYS]
+    return float(room) / float(row[STAYS])

@@ -1,0 +1,135 @@
+"""Bounds of a whole space: cheap ones of all layouts, higher ones where those leave a layout in the race."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...tables import Ints
+from ...util.errors import Infeasible
+from ...util.text import exact_bytes
+from ..clusters.cluster import Cluster
+from ..costs.layer_costs import Model
+from ..costs.rank_costs import Costs, costs_of, fixed_bytes, least_bytes, shards_beside
+from ..costs.rank_roles import roles
+from ..costs.vocabulary_shards import Shards
+from ..layout import Layout
+from .bound_kernels import NEVER, refuted
+from .bound_row import bound_rows, chain_bounds
+from .dominance import dominators
+from .layout_rules import CHAIN, NO_ROOM, WORK, least_behind, pipeline_bounds, work_bounds
+from .layout_rules import RULES as OF_LAYOUTS
+
+DOMINATED = "dominated by another layout"
+RULES = (*OF_LAYOUTS, DOMINATED)
+
+
+@dataclass(frozen=True, eq=False)
+class SpaceBounds:
+    """Columns over the layouts of a space. pipeline: µs from the first pass to the last, with gradients' exchange, at least,
+    `NEVER` where nothing fits or another layout dominates; behind: µs that follow at least; rule: a number in `RULES`; by:
+    the layout that dominates it, or −1."""
+
+    layout: Layout
+    costs: Costs
+    pipeline: Ints
+    behind: NDArray[np.float64]
+    rule: Ints
+    by: Ints
+
+    @property
+    def step(self) -> NDArray[np.float64]:
+        """µs of a step at least; infinite where nothing fits or another layout is as good."""
+        return np.where(self.pipeline == NEVER, np.inf, self.pipeline + self.behind)
+
+    @property
+    def least(self) -> float:
+        """µs that no layout's step undercuts."""
+        return float(self.step.min())
+
+
+def cheap_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int) -> SpaceBounds:
+    """What dominance, the least memory, the work of the fullest rank and one microbatch's chain, each with the least
+    exchange behind it, say of each layout. Raises Infeasible where nothing fits, with the least memory that would do."""
+    costs = costs_of(model, layout, cluster)
+    by, need = dominators(model, layout, cluster, costs), least_bytes(costs, layout)
+    if need.min() > memory:
+        raise Infeasible(_nothing_fits(layout, costs, need, memory))
+    work, chain = work_bounds(costs, layout), chain_bounds(costs, layout)
+    behind = least_behind(model, layout, cluster)
+    out = [by >= 0, need > memory]
+    pipeline: Ints = np.where(out[0] | out[1], NEVER, np.maximum(work, chain) + costs.exchange.least)
+    names = [DOMINATED, NO_ROOM, WORK]
+    rule = np.select([*out, work >= chain], [RULES.index(one) for one in names], RULES.index(CHAIN))
+    return SpaceBounds(layout, costs, pipeline, behind, rule, by)
+
+
+def raised(bounds: SpaceBounds, memory: int, below: float, count: int | None = None) -> SpaceBounds:
+    """Higher bounds of the layouts whose step may take less than `below` µs; count: of so many of them, the lowest."""
+    order = np.argsort(bounds.step, kind="stable")
+    rows = order[bounds.step[order] < below][:count]
+    if not len(rows):
+        return bounds
+    found, rule = pipeline_bounds(_costs_at(bounds.costs, rows), bounds.layout.rows(rows), memory)
+    pipeline, rules = bounds.pipeline.copy(), bounds.rule.copy()
+    pipeline[rows], rules[rows] = found, rule
+    return SpaceBounds(bounds.layout, bounds.costs, pipeline, bounds.behind, rules, bounds.by)
+
+
+def unproven(stated: SpaceBounds, memory: int) -> Ints:
+    """Numbers of layouts whose stated bound does not follow: each is looked at once, without a search. `stated.costs` and
+    `stated.behind` are taken as recomputed."""
+    dominated, empty = stated.rule == RULES.index(DOMINATED), stated.rule == RULES.index(NO_ROOM)
+    rows = bound_rows(stated.costs, stated.layout, memory)
+    ends = np.where(stated.pipeline == NEVER, -1, stated.pipeline)
+    proven = refuted(rows, ends)
+    free = stated.by < 0
+    known = (stated.pipeline == NEVER) == (dominated | empty)
+    dominates = ~free & (np.isin(stated.by, np.flatnonzero(free)))
+    wrong: Ints = np.flatnonzero(~known | np.where(dominated, ~dominates, ~proven))
+    return wrong
+
+
+def _costs_at(costs: Costs, rows: Ints) -> Costs:
+    """The same of some layouts."""
+
+    def at(column: Any) -> Any:
+        return column[rows] if isinstance(column, np.ndarray) else column
+
+    fields: Iterator[Any] = (type(one)(*map(at, one)) if isinstance(one, tuple) else at(one) for one in costs)
+    return Costs(*fields)
+
+
+def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:
+    """Bytes of the fullest rank of one layout that needs so much at least, when one microbatch is on all stages."""
+    on, shard = roles(layout), Shards(*(int(one[0]) for one in costs.shard))
+    none = fixed_bytes(costs, on, 0)[:, 0] + shard.states
+    fixed = fixed_bytes(costs, on, 1)[:, 0] + shard.states + int(shards_beside(costs, layout)[0])
+    unit, transient = int((costs.states + costs.kept.moment)[0]), max(int(costs.transient[0]), shard.transient)
+    beside = fixed + shard.transient
+    blocks = np.minimum(np.maximum((need - fixed - transient) // unit, 0), costs.blocks)
+    filled = np.where(on.number[:, 0] > 0, np.where(blocks > 0, fixed + blocks * unit + transient, beside), 0)
+    role = int(filled.argmax())
+    waiting = int(on.ends[role, 0] * costs.waiting[0])
+    return {
+        "parameters and optimizer states": int(blocks[role] * costs.states[0] + none[role]) - waiting,
+        "activations of one microbatch": int(blocks[role] * costs.kept.moment[0]),
+        "what a pass takes while it runs": transient if blocks[role] else shard.transient,
+        "the logits": int(fixed[role] - none[role]),
+        "messages that wait": waiting,
+    }
+
+
+def _nothing_fits(layout: Layout, costs: Costs, need: Ints, memory: int) -> str:
+    """The layout that needs least, how much, and which part of its fullest rank is largest."""
+    best = int(need.argmin())
+    parts = _parts(layout.rows(np.array([best])), _costs_at(costs, np.array([best])), int(need[best]))
+    largest = max(parts, key=lambda one: parts[one])
+    return (
+        f"memory: no layout fits {exact_bytes(memory)} a device: the least that any needs is {exact_bytes(int(need[best]))} "
+        f"({layout.row(best).title}), most of it {largest} ({exact_bytes(parts[largest])})"
+    )

@@ -1,0 +1,1 @@
+"""Clusters: what devices and links do, from data sheets, files and measurements."""

@@ -1,0 +1,167 @@
+"""`model_costs`: what the first layer, a block and the last layer of a model cost and keep under each layout of a table."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...layer import Layer, SliceExtra
+from ...profile.vocabulary import VocabularyCosts
+from ...util.errors import BadInput
+from ..clusters.cluster import Cluster
+from ..layout import Layout, Many
+from ..model.profiled_model import ProfiledModel
+from ..model.shape import Shape
+from .layer_bytes import WEIGHT_BYTES, Held, block_bytes, head_bytes, key_bytes, state_bytes
+from .layer_times import Times, block_times, embedding_times, head_times, message_bytes, whole
+from .profiled_layers import layers_of
+from .slice_costs import attention_times, extra_times
+from .vocabulary_shards import Shards, rest_bytes, shard_bytes, shards_of, vocabulary_costs
+
+Model = Shape | ProfiledModel
+NOTHING = Held(0, 0, 0, 0)
+KINDS = ("F", "B", "W", "BW", "attention_F", "attention_B")
+DECIDING = ("dp", "tp", "size", "recompute", "zero")  # fields of a layout that layers from profiles depend on
+
+
+class LayerCosts(NamedTuple):
+    """Of one microbatch on one device, in whole µs and bytes, by the names and meanings of a `Layer`: a number each, or a
+    column over a table of layouts. attention_F, attention_B, kv_bytes: 0 where sequences are whole. extra_F, extra_B,
+    extra_W: µs that each slice takes beyond its part."""
+
+    F: Many
+    B: Many
+    W: Many
+    BW: Many
+    held_until_B: Many
+    held_until_W: Many
+    held_from_B: Many
+    transient: Many
+    parameter_bytes: Many
+    output_bytes: Many
+    output_kept: Many = 0
+    input_unneeded: Many = 0
+    attention_F: Many = 0.0
+    attention_B: Many = 0.0
+    kv_bytes: Many = 0
+    extra_F: Many = 0
+    extra_B: Many = 0
+    extra_W: Many = 0
+
+    @property
+    def least(self) -> Times:
+        """µs of F, B and W that no backward undercuts, split or fused: B is no longer than either's, B and W no longer than
+        both of a split one or a fused one."""
+        split = np.asarray(self.B) + self.W > 0
+        B = np.where(split, np.minimum(self.B, self.BW), self.BW)
+        return Times(np.asarray(self.F), B, np.minimum(self.W, self.BW - B))
+
+    @property
+    def kept(self) -> Many:
+        """Bytes between F and B."""
+        return self.held_until_B + self.held_until_W
+
+    @property
+    def extra(self) -> Times:
+        """µs that each slice takes beyond its part."""
+        return Times(self.extra_F, self.extra_B, self.extra_W)
+
+    def layer(self, name: str, slices: int = 1) -> Layer:
+        """The layer with these costs. The fields are numbers."""
+        said = {one: value for one, value in self._asdict().items() if not one.startswith("extra_")}
+        known: dict[str, Any] = {one: float(value) if one in KINDS else int(value) for one, value in said.items()}
+        F, B, W = ((float(one), 0.0) for one in self.extra)
+        extra = SliceExtra(slices, F, B, W, (B[0] + W[0], 0.0)) if slices > 1 else None
+        return Layer(name, **known, slice_extra=extra)
+
+
+OF_PROFILES = LayerCosts._fields[: LayerCosts._fields.index("attention_F")]  # profiles of plans say nothing of slices
+
+
+class ModelCosts(NamedTuple):
+    """first: embedding; last: head. states: bytes of states for each byte of parameters of a rank. shared: bytes of the
+    parameter that first and last layer share; 0: none. Where the vocabulary is sharded: shard, as a rank has it;
+    shard_bytes: of its parameters; rest_kept: bytes that what is left of the last layer keeps from F to B."""
+
+    first: LayerCosts
+    block: LayerCosts
+    last: LayerCosts
+    states: Many
+    shared: Many
+    shard: Shards
+    shard_bytes: Many
+    rest_kept: Many
+
+
+def model_costs(model: Model, layout: Layout, cluster: Cluster) -> ModelCosts:
+    """By the formulas of a shape, or from profiles. layout: one, or a table."""
+    if isinstance(model, Shape):
+        return _of_shape(model, layout, cluster)
+    return _of_profiles(model, layout, cluster)
+
+
+def _of_shape(shape: Shape, layout: Layout, cluster: Cluster) -> ModelCosts:
+    extras = (extra_times(one, shape, layout, cluster) for one in (embedding_times, block_times, head_times))
+    first, block, last = (
+        _with_extra(one, extra) for one, extra in zip(_layers(shape, layout, cluster), extras, strict=True)
+    )
+    several = np.where(np.asarray(layout.slices) > 1, 1, 0)
+    attention, keys = attention_times(shape, layout, cluster), np.ceil(key_bytes(shape, layout))
+    forward, backward = (several * one for one in attention)
+    block = block._replace(attention_F=forward, attention_B=backward, kv_bytes=several * keys)
+    shared = first.parameter_bytes if shape.tied else 0 * first.parameter_bytes
+    states = state_bytes(layout, shape.state_parts) / WEIGHT_BYTES
+    rest = np.ceil(rest_bytes(shape, layout).until_b)
+    shards = shards_of(shape, layout, cluster), np.ceil(shard_bytes(shape, layout))
+    return ModelCosts(first, block, last, states, shared, *shards, rest)
+
+
+def _layers(shape: Shape, layout: Layout, cluster: Cluster) -> tuple[LayerCosts, LayerCosts, LayerCosts]:
+    """First layer, block and last layer of whole sequences."""
+    sent, table, matrices = message_bytes(shape, layout), shape.table / layout.tp, shape.matrices / layout.tp
+    blocks = block_times(shape, layout, cluster), block_bytes(shape, layout)
+    head = head_times(shape, layout, cluster), head_bytes(shape, layout)
+    first = _costs(embedding_times(shape, layout, cluster), NOTHING, table, sent)
+    return first, _costs(*blocks, matrices, sent), _costs(*head, table, 0 * sent)
+
+
+def _with_extra(layer: LayerCosts, extra: Times) -> LayerCosts:
+    return layer._replace(extra_F=extra.F, extra_B=extra.B, extra_W=extra.W)
+
+
+def _costs(times: Times, held: Held, parameters: Many, sent: Many) -> LayerCosts:
+    F, B, W = whole(times)
+    sizes = [np.ceil(one) for one in (*held, WEIGHT_BYTES * parameters, sent)]
+    return LayerCosts(F, B, W, B + W, *sizes)
+
+
+def _of_profiles(model: ProfiledModel, layout: Layout, cluster: Cluster) -> ModelCosts:
+    """The layouts of a table have few different layers: each is looked at once."""
+    columns = np.broadcast_arrays(*(np.atleast_1d(getattr(layout, name)) for name in DECIDING))
+    different, where = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    layouts = [Layout(**dict(zip(DECIDING, one, strict=True))) for one in different.tolist()]
+    rows = [layers_of(model, one, cluster) for one in layouts]
+
+    def back(values: list[float]) -> Many:
+        column = np.array(values)[where.ravel()]
+        return column if np.ndim(layout.dp) else column[0]
+
+    def layer(at: int) -> LayerCosts:
+        return LayerCosts(*(back([getattr(row[at], name) for row in rows]) for name in OF_PROFILES))
+
+    states = [float(state_bytes(one, model.state_parts) / WEIGHT_BYTES) for one in layouts]
+    none = 0 * np.asarray(layout.tp)
+    shared = back([model.shared(one.tp) for one in layouts])
+    return ModelCosts(layer(0), layer(1), layer(2), back(states), shared, Shards(*[none] * len(Shards._fields)), none, none)
+
+
+def sharded_vocabulary(model: Model, layout: Layout, cluster: Cluster) -> VocabularyCosts:
+    """What the shards of a vocabulary cost, and what they leave of first and last layer. layout: one. Raises BadInput for a
+    profiled model."""
+    if not isinstance(model, Shape):
+        raise BadInput(f"model {model.name}: a plan by profiles knows no sharded vocabulary")
+    no_time = Times(0, 0, 0)
+    first = _costs(no_time, NOTHING, 0, message_bytes(model, layout)).layer("embedding")
+    last = _costs(no_time, rest_bytes(model, layout), 0, 0).layer("head")
+    return vocabulary_costs(model, layout, cluster, (first, last))

@@ -1,0 +1,140 @@
+"""What a rank has of a vocabulary that is sharded over the pipeline's ranks (arXiv 2411.05288, algorithm 2, one barrier).
+
+S makes the shard's logits and, before it hears of other shards, its part of the input gradient: two products. T makes the
+gradient of its weights: the third. The elementwise work of the loss is S's. Together they are the output layer's passes over
+the ranks, in whole words (`layer_times.head_times`).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from ...layer import Layer
+from ...profile.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
+from ..clusters.cluster import Cluster
+from ..layout import Layout, Many
+from ..model.shape import Shape
+from .layer_bytes import WEIGHT_BYTES, Held, state_bytes
+from .layer_times import HALF, HEAD_BYTES, all_reduce, embedding_times, message_bytes, message_rate
+from .slice_costs import mean_slice
+
+LOSS_BYTES = 4  # of each logit while S runs: 32 bits
+STATISTIC_BYTES = 8  # that a shard tells the others of each token: two numbers of 32 bits
+
+
+class Shards(NamedTuple):
+    """Of each rank, whole µs and bytes. S, T: of its passes for one microbatch, all slices. gap: µs of a slice from the last
+    block's forward to its backward at least: the broadcast of hidden states, S and the barrier. lookup: µs of a slice's
+    collectives of the embedding, there and back. states: bytes of the shard's parameters with gradients and optimizer
+    states, never more than a profile says; transient: that a pass of it takes while it runs; held: that it holds while the
+    first microbatch's last S runs."""
+
+    S: Many
+    T: Many
+    gap: Many
+    lookup: Many
+    states: Many
+    transient: Many
+    held: Many
+
+
+class _Shard(NamedTuple):
+    """Unrounded µs and bytes of one shard for one microbatch: passes; collectives; what S keeps for T, hidden states or
+    their gradient, what S takes while it runs, and the parameters."""
+
+    S: Many
+    T: Many
+    broadcast: Many
+    statistics: Many
+    lookup: Many
+    kept: Many
+    hidden: Many
+    transient: Many
+    parameters: Many
+
+
+def shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Shards:
+    """Of each layout of a table; zeros where the vocabulary is not sharded."""
+    one, on = _shard(shape, mean_slice(layout), cluster), layout.vocabulary
+    S, T, broadcast, statistics = (np.rint(column) for column in (one.S, one.T, one.broadcast, one.statistics))
+    gap = 2 * broadcast + S + statistics  # the barrier sums gradients, which takes as long as the broadcast
+    lookup = np.rint(one.lookup + one.broadcast)
+    states = np.floor(state_bytes(layout) / WEIGHT_BYTES * np.ceil(one.parameters))
+    held = 2 * np.ceil(one.hidden) + np.ceil(one.kept)
+    passes = layout.slices * S, layout.slices * T
+    return Shards(*(on * column for column in (*passes, gap, lookup, states, np.ceil(one.transient), held)))
+
+
+def rest_bytes(shape: Shape, layout: Layout) -> Held:
+    """Of the last norm, which stays where the head was: its input until B."""
+    parts = np.where(layout.sequence, layout.tp, 1)
+    inputs = HALF * layout.size * shape.sequence * shape.hidden / parts
+    return Held(inputs, 0.0 * inputs, 0.0 * inputs, 0.0 * inputs)
+
+
+def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tuple[Layer, Layer]) -> VocabularyCosts:
+    """The same as a profile has it, for one layout; rests: what is left of embedding and head. Times are so that a slice's
+    part of them is what it takes."""
+    one, part, slices = _shard(shape, layout, cluster), _shard(shape, mean_slice(layout), cluster), int(layout.slices)
+    held, transient = ceil(one.kept), ceil(one.transient)
+    S, T = (slices * float(np.rint(time)) for time in (part.S, part.T))
+    passes = ShardPasses(S, T, held, transient)
+    apart = ShardPasses(S - T, 2 * T, held, transient)  # with two barriers T makes the input gradient
+    broadcast = slices * float(part.broadcast)
+    row = ShardCosts(
+        int(layout.pp),
+        passes,
+        apart,
+        ceil(one.parameters),
+        slices * float(part.lookup),
+        broadcast=broadcast,
+        reduce=broadcast,
+        statistics=slices * float(part.statistics),
+    )
+    tokens = int(layout.size) * shape.sequence
+    return VocabularyCosts(
+        f"estimated: cost model, {cluster.title}",
+        shape.vocabulary,
+        ceil(one.hidden),
+        STATISTIC_BYTES * tokens,
+        shape.layers + 1,
+        rests[1],
+        (row,),
+        0,
+        rests[0],
+        shape.tied,
+    )
+
+
+def shard_bytes(shape: Shape, layout: Layout) -> Many:
+    """Of the parameters of a shard: its rows of the output layer and of the embedding, once where they are tied."""
+    words = np.ceil(shape.vocabulary / layout.pp)
+    return (1 if shape.tied else 2) * WEIGHT_BYTES * shape.hidden * words / layout.tp
+
+
+def _shard(shape: Shape, layout: Layout, cluster: Cluster) -> _Shard:
+    tokens, words = layout.size * shape.sequence, np.ceil(shape.vocabulary / layout.pp)
+    logits = tokens * words / layout.tp
+    product = 2 * logits * shape.hidden / (cluster.peak * cluster.efficiency / 1e6)
+    moved = cluster.traffic * HEAD_BYTES * logits / cluster.hbm
+    rest = rest_bytes(shape, layout)
+    return _Shard(
+        S=2 * (product + moved) + all_reduce(shape, layout, cluster),
+        T=product,
+        broadcast=_collective(2 * message_bytes(shape, layout), layout, cluster),
+        statistics=_collective(layout.pp * STATISTIC_BYTES * tokens, layout, cluster),
+        lookup=embedding_times(shape, layout, cluster).F,
+        kept=HALF * logits,
+        hidden=rest.until_b,
+        transient=LOSS_BYTES * logits,
+        parameters=shard_bytes(shape, layout),
+    )
+
+
+def _collective(size: Many, layout: Layout, cluster: Cluster) -> Many:
+    """µs of a ring over the pipeline's ranks that sends `size` bytes in all: ⌈log₂ p⌉ latencies, and all but one part."""
+    latency = np.where(layout.devices > cluster.node, cluster.between.latency, cluster.inside.latency)
+    return np.ceil(np.log2(layout.pp)) * latency + (layout.pp - 1) / layout.pp * size / message_rate(layout, cluster)

@@ -1,0 +1,1 @@
+"""The cost model held against measured steps: its constants fitted, steps predicted."""

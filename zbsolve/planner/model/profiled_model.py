@@ -1,0 +1,253 @@
+"""`ProfiledModel`: a model by its profiles, each at so many tensor ranks and sequences a microbatch.
+
+A profile is taken as it is at its own size. Between two sizes every time and every number of bytes lies on the line through
+both: what a microbatch computes, moves and keeps is a constant and a part in proportion to its sequences. Beyond the sizes,
+and at other tensor ranks, nothing is known.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ...layer import Layer
+from ...profile.profile import Profile
+from ...util.errors import BadInput
+from ..layout import FULL, NONE
+from .profile_facts import FLOAT_GRADIENTS, STATES, microbatch_of
+
+TIMES = ("F", "B", "W", "BW", "X", "U")
+BYTES = ("held_until_B", "held_until_W", "held_from_B", "transient", "output_kept", "input_unneeded")
+SAME = ("parameter_bytes", "output_bytes")  # of all blocks
+Ends = tuple[Layer, Layer, Layer]  # first layer, block, last layer
+
+
+class Point(NamedTuple):
+    """What one profile says: tensor ranks, sequences a microbatch, layers, bytes that first and last layer share."""
+
+    tp: int
+    size: int
+    layers: Ends
+    shared: int
+
+
+@dataclass(frozen=True)
+class ProfiledModel:
+    """profiles: of one model, without samples; `of` makes and checks it."""
+
+    profiles: tuple[Profile, ...]
+
+    @classmethod
+    def of(cls, profiles: Iterable[Profile], names: Sequence[str] = ()) -> ProfiledModel:
+        """names: of the profiles, for errors. Raises BadInput naming profile and field where one says too little, two are of
+        the same size, or they are of different models."""
+        found = cls(tuple(replace(one, samples={}) for one in profiles))
+        if not found.profiles:
+            raise BadInput("profiles: at least one is needed")
+        named = names or [f"profile {i}" for i in range(len(found.profiles))]
+        points = [point_of(one, name) for one, name in zip(found.profiles, named, strict=True)]
+        _check_together(points, found.profiles, named)
+        return found
+
+    @cached_property
+    def points(self) -> dict[int, dict[int, Point]]:
+        """Tensor ranks → sequences a microbatch → what was profiled there, both ascending."""
+        rows = sorted((point_of(one, "profile") for one in self.profiles), key=lambda one: (one.tp, one.size))
+        return {tp: {one.size: one for one in rows if one.tp == tp} for tp in dict.fromkeys(one.tp for one in rows)}
+
+    @property
+    def name(self) -> str:
+        """The model's, without what a microbatch of it is."""
+        return self.profiles[0].model.partition("@")[0]
+
+    @property
+    def layers(self) -> int:
+        """Blocks between first and last layer."""
+        return len(self.profiles[0].layers) - 2
+
+    @property
+    def stages(self) -> int:
+        """The most stages that there can be."""
+        return self.layers + 2
+
+    @property
+    def tied(self) -> bool:
+        """Whether first and last layer share a parameter."""
+        return any(one.shared for row in self.points.values() for one in row.values())
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of a sequence; 0: not known."""
+        return microbatch_of(self.profiles[0], "profile").tokens
+
+    @property
+    def state_parts(self) -> tuple[float, float, float]:
+        """Bytes of weights, gradients and optimizer states for each 16 bits of parameters."""
+        profile = self.profiles[0]
+        weights = min(1.0, profile.states)
+        most = 2.0 if FLOAT_GRADIENTS in str(profile.facts.get(STATES, "")) else 1.0
+        gradients = min(most, profile.states - weights)
+        return 2 * weights, 2 * gradients, 2 * (profile.states - weights - gradients)
+
+    @property
+    def update_us(self) -> float | None:
+        """µs of the optimizer's update for each 16 bits of parameters, in the mean over all profiles; None: not known."""
+        times = [sum(one.U for one in profile.layers) for profile in self.profiles]
+        sizes = [sum(one.parameter_bytes for one in profile.layers) for profile in self.profiles]
+        return 2 * sum(times) / sum(sizes) if all(times) and all(sizes) else None
+
+    @property
+    def error(self) -> float | None:
+        """How far a block's work is off the line through the sizes below and above it, as a share of it, at most: what the
+        line may miss between sizes. None: no size lies between two others."""
+        found = []
+        for row in self.points.values():
+            sizes = list(row)
+            for low, size, high in zip(sizes, sizes[1:], sizes[2:], strict=False):
+                said, true = (one[1].work for one in (_between(row[low], row[high], size), row[size].layers))
+                found.append(abs(said / true - 1))
+        return max(found, default=None)
+
+    @property
+    def source(self) -> str:
+        """Where the layers' costs come from: what was profiled, at which tensor ranks and sizes, what lies between."""
+        sources = ", ".join(dict.fromkeys(one.source.removeprefix("estimated: ") for one in self.profiles))
+        sizes = "; ".join(f"tp {tp}: {', '.join(map(str, row))}" for tp, row in self.points.items())
+        gaps = any(b - a > 1 for row in self.points.values() for a, b in pairwise(row))
+        off = "by an unknown error" if self.error is None else f"off by up to {self.error:.1%} where that is known"
+        return f"layers by profiles ({sources}) of sequences a microbatch at {sizes}" + (
+            f", on lines between sizes, {off}" if gaps else ""
+        )
+
+    @property
+    def recomputes(self) -> tuple[int, ...]:
+        """What profiles know: the forward that is run again."""
+        return NONE, FULL
+
+    def sequence_parallel(self, tp: int) -> tuple[int, ...]:
+        """As it was profiled, which counts as without."""
+        return (0,)
+
+    @property
+    def left_out(self) -> str:
+        """What of the space is not looked at, since its cost is not known."""
+        rows = "; ".join(f"tp {tp} with {min(row)} to {max(row)} sequences" for tp, row in self.points.items())
+        return f"all that no profile tells: other than {rows} a microbatch, selective recompute, a sharded vocabulary"
+
+    def flops(self, sequences: int) -> float | None:
+        """Profiles do not say it."""
+
+    def shared(self, tp: int) -> int:
+        """Bytes that first and last layer share on each of so many tensor ranks."""
+        return next(iter(self.points[tp].values())).shared
+
+    @property
+    def shards_vocabulary(self) -> bool:
+        """Profiles may say what shards cost; a plan does not look at that."""
+        return False
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """Profiles may say what slices cost; a plan does not look at that."""
+        return ()
+
+    def sizes(self, tp: int) -> range:
+        """Sequences a microbatch that are known or lie between known ones."""
+        row = self.points.get(tp, {})
+        return range(min(row), max(row) + 1) if row else range(0)
+
+    def at(self, tp: int, size: int) -> Ends:
+        """First layer, block and last layer for so many sequences. Raises BadInput where no profile says it."""
+        if size not in self.sizes(tp):
+            raise BadInput(f"model {self.name}: no profile says what {size} sequences on {tp} tensor ranks cost")
+        row = self.points[tp]
+        if size in row:
+            return row[size].layers
+        sizes = list(row)
+        above = bisect_left(sizes, size)
+        return _between(row[sizes[above - 1]], row[sizes[above]], size)
+
+
+def point_of(profile: Profile, where: str) -> Point:
+    """What a profile says. Raises BadInput naming `where` and the field."""
+    tensor_ranks, sequences, _ = microbatch_of(profile, where)
+    if len(profile.layers) < 3:
+        raise BadInput(f"{where}: layers: {len(profile.layers)}: a first layer, blocks and a last layer are needed")
+    for name in ("rank_factors", "microbatch_factors"):
+        if getattr(profile, name):
+            raise BadInput(f"{where}: field '{name}' is of one step: a plan takes ranks and microbatches that are alike")
+    if any(one.all_to_all for one in profile.layers):
+        raise BadInput(f"{where}: field 'all_to_all': expert parallelism is not in the space of plans")
+    ends = {0, len(profile.layers) - 1}
+    if any(set(group) != ends for _, group in profile.tied):
+        raise BadInput(f"{where}: field 'tied': a plan knows parameters that first and last layer share, and no others")
+    first, *blocks, last = (_plain(one) for one in profile.layers)
+    block = _mean(blocks, where)
+    first = replace(first, output_kept=min(first.output_kept, _kept(first)))  # nothing counts twice that is not kept
+    last = replace(last, input_unneeded=min(last.input_unneeded, _kept(last)))
+    kept = _kept(block) - max(block.output_kept, block.input_unneeded)
+    needed = {"F": block.F, "B": block.B or block.BW, "bytes kept from F to B": kept, "output bytes": block.output_bytes}
+    for name, value in needed.items():
+        if round(value) < 1:
+            raise BadInput(f"{where}: layers: {name} of a block is {value:g}: at least 1 is needed")
+    return Point(tensor_ranks, sequences, (first, block, last), sum(size for size, _ in profile.tied))
+
+
+def _kept(layer: Layer) -> int:
+    return layer.held_until_B + layer.held_until_W
+
+
+def _plain(layer: Layer) -> Layer:
+    """A layer without what the planner does not look at."""
+    return Layer(layer.name, **{name: getattr(layer, name) for name in (*TIMES, *BYTES, *SAME)})
+
+
+def _mean(blocks: Sequence[Layer], where: str) -> Layer:
+    """The block that stands for all: mean times, most bytes. Raises BadInput where they differ in size."""
+    for name in SAME:
+        values = [getattr(one, name) for one in blocks]
+        if len(set(values)) > 1:
+            i = next(i for i, one in enumerate(values) if one != values[0])
+            told = f"{blocks[0].name} has {values[0]} and {blocks[i].name} {values[i]}"
+            raise BadInput(f"{where}: layers: field '{name}': {told}: a plan takes blocks that are alike")
+    found: dict[str, Any] = {name: sum(getattr(one, name) for one in blocks) / len(blocks) for name in TIMES}
+    found |= {name: max(getattr(one, name) for one in blocks) for name in BYTES}
+    return replace(blocks[0], **found)
+
+
+def _between(low: Point, high: Point, size: int) -> Ends:
+    """The layers of a size between two, on the line through both."""
+    share = (size - low.size) / (high.size - low.size)
+
+    def line(a: Layer, b: Layer) -> Layer:
+        def at(name: str) -> float:
+            return float(getattr(a, name) + share * (getattr(b, name) - getattr(a, name)))
+
+        found: dict[str, Any] = {name: at(name) for name in TIMES}
+        found |= {name: round(at(name)) for name in (*BYTES, "output_bytes")}
+        return replace(a, **found)
+
+    first, block, last = (line(a, b) for a, b in zip(low.layers, high.layers, strict=True))
+    return first, block, last
+
+
+def _check_together(points: Sequence[Point], profiles: Sequence[Profile], names: Sequence[str]) -> None:
+    """Raise BadInput where two profiles are of the same size, or not of one model."""
+    seen: dict[tuple[int, int], str] = {}
+    parameters: dict[int, tuple[list[int], str]] = {}
+    for point, profile, name in zip(points, profiles, names, strict=True):
+        key, sizes = (point.tp, point.size), [one.parameter_bytes for one in point.layers]
+        if key in seen:
+            raise BadInput(
+                f"{name}: tp {point.tp} with {point.size} sequences a microbatch, as {seen[key]}: give one of them"
+            )
+        seen[key] = name
+        if len(profile.layers) != len(profiles[0].layers):
+            raise BadInput(f"{name}: {len(profile.layers)} layers, but {names[0]} has {len(profiles[0].layers)}")
+        same, other = parameters.setdefault(point.tp, (sizes, name))
+        if same != sizes or profile.states != profiles[0].states:
+            raise BadInput(f"{name}: its parameters or states have other bytes than {other}'s: it is of another model")

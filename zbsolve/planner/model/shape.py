@@ -1,0 +1,147 @@
+"""`Shape`: the sizes of a decoder-only transformer, and what its blocks compute and keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...util.errors import BadInput
+from ..layout import FULL, NONE, SELECTIVE
+
+MAX_SIZE = 32  # sequences a microbatch
+MOVED_WHOLE = 22  # bytes that norms, dropouts and residuals move, a token and hidden unit (see `layer_times`)
+SLICES = (2, 4, 8, 16)  # even parts of a sequence, beside whole ones
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model whose blocks are alike.
+
+    heads, kv_heads: of queries, and of keys and values, each head_width wide. inner: the MLP's inner width. gated: gate, up
+    and down projections and no dropout (Llama); else two projections, GELU and dropout (GPT). sequence: tokens. fused:
+    attention keeps no scores (FlashAttention, 2205.14135). tied: the head's table is the embedding's.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    inner: int
+    sequence: int
+    vocabulary: int
+    gated: bool = False
+    fused: bool = False
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "head_width", "inner", "sequence", "vocabulary"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"model {self.name}: {name} is {getattr(self, name)}: at least 1 is needed")
+
+    @classmethod
+    def gpt(cls, hidden: int, heads: int, layers: int, sequence: int = 2048, vocabulary: int = 51_200) -> Shape:
+        """A GPT as the measured steps have it: attention keeps its scores. The vocabulary is Megatron's, padded."""
+        name = f"gpt-{hidden}x{layers}"
+        return cls(name, layers, hidden, heads, heads, hidden // heads, 4 * hidden, sequence, vocabulary, tied=True)
+
+    @property
+    def state_parts(self) -> tuple[float, float, float]:
+        """Bytes of weights (16 bits), gradients (32 bits) and optimizer states (Adam's, master copy) for each parameter."""
+        return 2, 4, 12
+
+    @property
+    def source(self) -> str:
+        """Where costs of its layers come from."""
+        return "cost model"
+
+    @property
+    def left_out(self) -> str:
+        """What of the space is not looked at, since its cost is not known."""
+        return ""
+
+    @property
+    def update_us(self) -> float | None:
+        """µs of the optimizer's update for each parameter, where that was measured."""
+        return None
+
+    @property
+    def stages(self) -> int:
+        """The most stages that there can be: embedding, blocks and head."""
+        return self.layers + 2
+
+    @property
+    def query_width(self) -> int:
+        """Of all heads' queries."""
+        return self.heads * self.head_width
+
+    @property
+    def key_width(self) -> int:
+        """Of all heads' keys, and of their values."""
+        return self.kv_heads * self.head_width
+
+    @property
+    def matrices(self) -> int:
+        """Parameters of a block's matrices; 12 h² of a GPT."""
+        attention = self.hidden * (2 * self.query_width + 2 * self.key_width)
+        return attention + (3 if self.gated else 2) * self.hidden * self.inner
+
+    @property
+    def table(self) -> int:
+        """Parameters of the embedding, and of the head where they are not tied."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, but for norms and biases."""
+        return self.layers * self.matrices + (1 if self.tied else 2) * self.table
+
+    @property
+    def scores(self) -> int:
+        """Attention scores a token that are written to memory, all heads; 0 where attention is fused."""
+        return 0 if self.fused else self.heads * self.sequence
+
+    @property
+    def kept_whole(self) -> int:
+        """Bytes a token that a block keeps on every tensor rank: inputs of norms and of both groups of projections, and
+        masks of dropout. 10 h of a GPT (Korthikanti et al., 2205.05198, section 4.1)."""
+        return (8 if self.gated else 10) * self.hidden
+
+    @property
+    def kept_split(self) -> int:
+        """Bytes a token that a block keeps over all tensor ranks, but for scores: queries, keys, values, what goes into the
+        projections out of attention and MLP, and the MLP's inner values. 24 h of a GPT (2205.05198, section 4.2)."""
+        return 4 * self.query_width + 4 * self.key_width + 2 * (3 if self.gated else 2) * self.inner
+
+    @property
+    def attention_flops(self) -> int:
+        """FLOPs a token of scores and their products with values, forward: 4 s h of a GPT."""
+        return 4 * self.sequence * self.query_width
+
+    @property
+    def recomputes(self) -> tuple[int, ...]:
+        """Kinds of recompute that differ: selective is there where attention keeps scores; else it is none."""
+        return (NONE, FULL) if self.fused else (NONE, SELECTIVE, FULL)
+
+    @property
+    def shards_vocabulary(self) -> bool:
+        """Whether the cost of a sharded vocabulary is known."""
+        return True
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """Numbers of even slices that a sequence may run in, beside whole."""
+        return tuple(one for one in SLICES if self.sequence % one == 0)
+
+    def sizes(self, tp: int) -> range:
+        """Sequences a microbatch on so many tensor ranks, which divide the heads."""
+        return range(0) if self.heads % tp else range(1, MAX_SIZE + 1)
+
+    def sequence_parallel(self, tp: int) -> tuple[int, ...]:
+        """0: without sequence parallelism; 1: with it."""
+        return (0, 1) if tp > 1 else (0,)
+
+    def flops(self, sequences: int) -> float:
+        """FLOPs of a step over so many sequences without recomputing: what MFU counts (2205.05198, appendix A)."""
+        block = 2 * self.matrices + self.attention_flops
+        return 3.0 * sequences * self.sequence * (self.layers * block + 2 * self.table)

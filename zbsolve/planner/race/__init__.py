@@ -1,0 +1,1 @@
+"""The race of a space's layouts: which is searched next, and for how long."""

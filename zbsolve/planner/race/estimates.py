@@ -1,0 +1,86 @@
+"""What a layout's step probably takes, to look at promising ones first. Nothing is proven with it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bounds.space_bounds import SpaceBounds
+from ..costs.rank_costs import Costs
+from ..layout import VEE, Layout
+
+LARGE = 150_000  # passes and edges
+STAGE_PASSES, SHARD_PASSES, COPIES = 3, 7, 2  # of a microbatch
+# Stages of a rank whose activations are made or used, on their way out, or on their way back; of one stage and of several.
+MOVING = np.array([3, 5])
+NEEDLESS = 1.1  # of offload where known schedules fit without
+_AWAY = np.array([0, 0.5, 1])  # of what a rank keeps, by offload
+
+
+def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
+    """µs of each layout's step with layers spread evenly; infinite where its bound is.
+
+    Filling takes a forward of one stage a rank. Known schedules keep so many microbatches of a rank: 1F1B p, interleaved
+    1F1B (p − 1) / v more (2104.04473, section 2.2), those of the V p at most and p / 3 at least (2405.15362; between them is
+    taken). Slices fill and keep the less the more there are (2406.03488), of a V too. With less memory a step takes longer
+    in proportion; what goes to host memory is not kept, and takes its time. Where known schedules fit without, offload comes
+    behind.
+    """
+    layout, costs = bounds.layout, bounds.costs
+    blocks, pp = costs.blocks / layout.pp, layout.pp
+    away, room = _AWAY[layout.offload], _room(bounds, memory)
+    needed = (1 - away) * _needed(layout) + away * MOVING[np.asarray(layout.chunks > 1).astype(int)] / layout.chunks
+    slower = np.maximum(1.0, needed / np.maximum(room / layout.chunks, 0.1))
+    fill = (pp - 1) / layout.slices * (blocks / layout.chunks * costs.block.F + costs.sent)
+    copying = layout.count * blocks * np.where(costs.copies.some, away, 1.0) * costs.copies.out
+    needless = np.where(needless_offload(bounds, memory), NEEDLESS, 1.0)
+    busy = np.maximum(bounds.pipeline * slower, copying) * needless
+    follows = _exposed(layout, costs) + bounds.behind
+    return np.where(np.isfinite(bounds.step), busy + fill + follows, np.inf)
+
+
+def large_steps(layout: Layout) -> NDArray[np.bool_]:
+    """Layouts whose step has so many passes and edges that a search takes most of a minute."""
+    shards = np.where(layout.vocabulary, SHARD_PASSES * layout.pp + layout.pp**2, 0)  # all S come before each one's barrier
+    passes = np.where(layout.offload, STAGE_PASSES + COPIES, STAGE_PASSES)
+    large: NDArray[np.bool_] = layout.count * layout.slices * (passes * layout.stages + shards) > LARGE
+    return large
+
+
+def needless_offload(bounds: SpaceBounds, memory: int) -> NDArray[np.bool_]:
+    """Layouts that move activations to host memory though known schedules without fit."""
+    layout = bounds.layout
+    needless: NDArray[np.bool_] = (layout.offload > 0) & (_needed(layout) * layout.chunks <= _room(bounds, memory))
+    return needless
+
+
+def _needed(layout: Layout) -> NDArray[np.float64]:
+    """Microbatches whose activations known schedules keep on a rank."""
+    loop = layout.pp + np.where(layout.chunks > 1, (layout.pp - 1) / layout.chunks, 0.0)
+    whole = np.where(layout.placement == VEE, 2 * layout.pp / 3, loop)
+    needed: NDArray[np.float64] = np.minimum(
+        np.where(np.asarray(layout.slices) == 1, whole, 1 + (whole - 1) / layout.slices), layout.count
+    )
+    return needed
+
+
+def _room(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
+    """Microbatches of a stage whose activations fit on a rank."""
+    layout, costs = bounds.layout, bounds.costs
+    blocks = costs.blocks / layout.pp
+    kept = costs.kept.moment * np.where(layout.offload > 0, layout.chunks, 1)
+    room: NDArray[np.float64] = np.floor(
+        (memory - blocks * costs.states - costs.table_states) / (blocks / layout.chunks * kept)
+    )
+    return room
+
+
+def _exposed(layout: Layout, costs: Costs) -> NDArray[np.float64]:
+    """µs of the exchange of gradients behind the last compute pass, beyond the least that bounds have. Stages of a rank end
+    one after the other, when the last microbatches of a round have come through the next one."""
+    blocks = costs.blocks / layout.stages
+    each = blocks * costs.exchange.block + costs.exchange.table / layout.chunks
+    between = np.minimum(layout.pp, layout.count) * blocks * (costs.block.B + costs.block.W)
+    waiting = (layout.chunks - 1) * np.maximum(0.0, each - between)
+    found: NDArray[np.float64] = np.maximum(0.0, each - costs.exchange.least) + waiting
+    return found

@@ -1,0 +1,118 @@
+"""Which layout of a plan is searched next, and for how long: asynchronous successive halving (1810.05934).
+
+Greedy schedules say little of a layout, so every layout that is looked at gets a search, the most promising first. One in
+`REDUCTION` of these is searched again `REDUCTION` times longer, and one in as many of those once more, whenever there are
+enough to choose from. So searches of each length take about as much time together, however much time there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ...search.task import Task
+from ..bounds.bound_kernels import NEVER
+from ..candidate import Candidate, Unsolved, retimed, unsolved
+from ..layout import rows_of
+from .estimates import large_steps
+from .space_race import SpaceRace
+
+FIRST_LOOKS = 6  # layouts that are searched before all bounds are raised
+# Effort of a layout's first search: so much a pass, about as long as what every search begins with takes, and at least.
+EFFORT_PER_PASS, LEAST_EFFORT = 3e-5, 0.1
+REDUCTION = 4
+LAST = 1e3  # times as long: behind all others
+
+
+def search_at_start(race: SpaceRace, start: Sequence[Candidate]) -> None:
+    """Candidates of other plans whose layouts are in this race too: as they are ordered there, or searched afresh."""
+    tasks = []
+    for one in start[:FIRST_LOOKS]:
+        for row in rows_of(race.bounds.layout, one.layout).tolist():
+            if race.bounds.pipeline[row] != NEVER and row not in race.searches:
+                if (mine := retimed(one, race.model, race.cluster, race.memory)) is not None:
+                    race.keep(mine)
+                tasks.append(_first_of(race, row, fused=False))
+    race.solve(task for task in tasks if task is not None)
+
+
+def search_space(race: SpaceRace) -> None:
+    """Searches until no time is left, or no bound leaves anything to search. After the first ones, bounds are raised
+    wherever they leave a layout in the race. However little time there is, some layout gets a schedule where one does."""
+    race.solve(islice(_tasks(race), FIRST_LOOKS))
+    if race.stop():
+        return
+    race.raise_bounds()
+    race.solve(_tasks(race))
+    while not race.candidates and (task := _first_search(race)) is not None:
+        race.solve(iter([task]))
+
+
+def _tasks(race: SpaceRace) -> Iterator[Task]:
+    """One search after the other: a longer one of a layout among the best of those that had as long ones, else the first one
+    of the most promising layout, else a longer one that is left."""
+    while race.clock.left > 0:
+        task = _longer_search(race, REDUCTION) or _first_search(race) or _longer_search(race, 1)
+        if task is None:
+            return
+        yield task
+
+
+def _longer_search(race: SpaceRace, reduction: int) -> Task | None:
+    """A longer search of one of the best layouts, as many as one in `reduction` of those searched as long; the longest ones
+    first. None where there is none, or no time for it."""
+    able = sorted((one for one in race.candidates if one.bound < race.value), key=lambda one: one.value + one.bound)
+    times = [race.searches[race.row(one.layout)] for one in able]
+    for most in sorted(set(times), reverse=True):
+        best = [one for one, count in zip(able, times, strict=True) if count >= most]
+        for one in best[: sum(count >= most for count in race.searches.values()) // reduction]:
+            row, effort = race.row(one.layout), _first_effort(one.unsolved) * REDUCTION**most
+            if race.searches[row] == most and effort <= race.clock.left:
+                race.searches[row] += 1
+                return _task(race, one.unsolved, effort, {"seed": race.seed + most, "hint": one.schedule})
+    return None
+
+
+def _first_search(race: SpaceRace) -> Task | None:
+    """The first search of the most promising layout whose bound is below the best step, those of large steps behind all
+    others. None where there is none."""
+    last = np.where(large_steps(race.bounds.layout), LAST, 1.0)
+    while True:
+        steps = np.where(race.bounds.step < race.value, race.promise.step * last, np.inf)
+        steps[list(race.searches)] = np.inf
+        row, poor = int(steps.argmin()), min(race.poor, key=lambda row: race.poor[row], default=None)
+        fused = poor is not None and race.poor[poor] < steps[row]
+        if fused:
+            assert poor is not None
+            row = poor
+            del race.poor[row]
+        elif np.isinf(steps[row]):
+            return None
+        if (task := _first_of(race, row, fused)) is not None:
+            return task
+
+
+def _first_of(race: SpaceRace, row: int, fused: bool) -> Task | None:
+    """The first search of this layout with backwards in two, or with fused ones; None where the step cannot be built."""
+    race.searches.setdefault(row, 1)
+    for one in unsolved(race.model, race.bounds.layout.row(row), race.cluster, race.memory):
+        if one.step.fused == fused:
+            race.promise.begun(row)
+            return _task(race, one, _first_effort(one), {"seed": race.seed})
+    return None
+
+
+def _first_effort(one: Unsolved) -> float:
+    """Effort of the first search of a layout."""
+    return max(LEAST_EFFORT, EFFORT_PER_PASS * len(one.problem.passes))
+
+
+def _task(race: SpaceRace, one: Unsolved, effort: float, options: Mapping[str, Any]) -> Task:
+    """A search with so much effort, or with what is left, which the clock counts."""
+    if race.clock.counted and race.clock.left > 0:
+        effort = min(effort, race.clock.left)
+    race.clock.spend(effort)
+    return one.task({"effort": effort, **options})

@@ -1,0 +1,105 @@
+"""`SpaceRace`: what a plan is made of while it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ...search.task import Task
+from ...search.task_runner import TaskRunner
+from ...util.clock import Clock
+from ..bounds.space_bounds import SpaceBounds, raised
+from ..candidate import Candidate, Unsolved
+from ..clusters.cluster import Cluster
+from ..costs.layer_costs import Model
+from ..layout import Layout, rows_of
+from .estimates import estimated_steps
+from .promise import Promise
+
+ROUND = 8  # searches that are drawn at once where effort is the limit
+POOR = 1.5  # times its bound: a step whose layout is searched with fused backwards, too
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class SpaceRace:
+    """What a plan is made of while it grows. searches: row of a layout → how many searches it had; poor: row → µs, of those
+    with a poor step or none, whose fused backwards were not searched."""
+
+    model: Model
+    cluster: Cluster
+    memory: int
+    clock: Clock
+    runner: TaskRunner
+    seed: int
+    bounds: SpaceBounds
+    progress: Progress
+    stop: Callable[[], bool]
+    candidates: list[Candidate] = field(default_factory=list)
+    searches: dict[int, int] = field(default_factory=dict)
+    poor: dict[int, float] = field(default_factory=dict)
+    promise: Promise = field(init=False)
+    _rows: dict[Layout, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.promise = Promise.of(self.bounds.layout, estimated_steps(self.bounds, self.memory))
+
+    @property
+    def value(self) -> float:
+        """µs of the best step so far."""
+        return min((one.value for one in self.candidates), default=np.inf)
+
+    @property
+    def rival(self) -> float:
+        """What searches have to beat, µs; −∞ where the time is over and there is a plan."""
+        return -np.inf if self.candidates and self.clock.left <= 0 else self.value
+
+    @property
+    def over(self) -> bool:
+        """Somebody ended it, and there is a plan."""
+        return bool(self.candidates) and self.stop()
+
+    def keep(self, found: Candidate) -> None:
+        """Note a candidate: in the place of one of its layout where it is better."""
+        for at, one in enumerate(self.candidates):
+            if one.layout == found.layout:
+                self.candidates[at] = min(one, found, key=lambda candidate: candidate.value)
+                break
+        else:
+            self.candidates.append(found)
+        self.told()
+
+    def told(self) -> None:
+        """Tell value and gap."""
+        gap = 1 - self.bounds.least / self.value
+        self.progress(f"{len(self.candidates)} layouts solved: step {self.value / 1e3:,.1f} ms, gap {max(gap, 0.0):.2%}")
+
+    def row(self, layout: Layout) -> int:
+        """The row of this layout."""
+        if layout not in self._rows:
+            self._rows[layout] = int(rows_of(self.bounds.layout, layout)[0])
+        return self._rows[layout]
+
+    def raise_bounds(self) -> None:
+        """Higher bounds wherever they leave a layout in the race."""
+        self.bounds = raised(self.bounds, self.memory, self.value)
+        self.promise = replace(self.promise, estimate=estimated_steps(self.bounds, self.memory))
+
+    def solve(self, tasks: Iterator[Task]) -> None:
+        """Keep what searches find. A search that cannot get below the best step ends early: then its bound tells more."""
+        for answer in self.runner.answers(tasks, ROUND):
+            one: Unsolved = answer.task.of
+            self._ended(one, None if answer.schedule is None else one.solved(answer.schedule))
+
+    def _ended(self, one: Unsolved, found: Candidate | None) -> None:
+        row, lost = self.row(one.layout), found is not None and found.bound >= self.value
+        step = POOR * self.bounds.step[row] if found is None else found.bound if lost else found.value
+        if found is not None:
+            self.keep(found)
+        if self.searches[row] == 1:
+            self.promise.ended(row, step)
+            if step >= POOR * self.bounds.step[row] and not one.step.fused:
+                self.poor[row] = step
