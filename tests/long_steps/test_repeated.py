@@ -332,3 +332,6 @@ def test_solve_check_and_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     capsys.readouterr()
     assert main(["check", str(rounds)]) == 1
     assert "bound" in capsys.readouterr().out
+    rounds.write_text(json.dumps({**body, "certificate": None}))
+    assert main(["check", str(rounds)]) == 0
+    assert "it states no bound" in capsys.readouterr().out

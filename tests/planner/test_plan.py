@@ -158,6 +158,25 @@ def test_what_a_search_finds_counts_for_layouts_like_it() -> None:
     assert 20 > same > near > far > 10
 
 
+def test_what_is_out_of_the_race_says_nothing_of_others() -> None:
+    table = table_of([Layout(1, 1, 8, 2, VEE), Layout(1, 1, 8, 2, VEE, recompute=1)])
+    promise = Promise.of(table, np.array([np.inf, 10.0]))
+    promise.begun(0)
+    before = promise.step[1]
+    promise.ended(0, np.inf)
+    assert promise.step[1] == before < np.inf
+
+
+def test_where_only_fused_backwards_fit_they_are_searched() -> None:
+    """Full recompute keeps little, and W of all blocks more: so backwards in two do not fit."""
+    shape = Shape.gpt(1024, 8, 8)
+    with pytest.raises(Infeasible):
+        zbsolve.plan(shape, 1, 8, A100, memory=3_600_000_000, effort=0.1)
+    found = zbsolve.plan(shape, 1, 8, A100, memory=3_700_000_000, effort=0.1)
+    steps = [one.step for one in unsolved(shape, found.best.layout, A100, 3_700_000_000)]
+    assert [one.fused for one in steps] == [found.best.step.fused] == [True]
+
+
 def test_a_poor_schedule_brings_a_search_with_fused_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = Counter[Layout]()
 

@@ -82,7 +82,8 @@ def check_repeated(options: argparse.Namespace) -> int:
     elif found:
         print("\n".join(f"{options.schedule}: {one}" for one in found))
     else:
-        print(f"{options.schedule}: holds ({long.passes:,} passes, by induction over rounds); its bound is proven again")
+        bound = "it states no bound" if long.certificate is None else "its bound is proven again"
+        print(f"{options.schedule}: holds ({long.passes:,} passes, by induction over rounds); {bound}")
         print(repeated_as_text(long), end="")
     return 1 if found else 0
 

@@ -44,7 +44,9 @@ class Promise:
         np.add(self.total, PENDING * alike, out=self.total)
 
     def ended(self, row: int, step: float) -> None:
-        """It found a step of so many µs."""
+        """It found a step of so many µs. That says nothing where its bound has put it out of the race meanwhile."""
+        if np.isinf(self.estimate[row]):
+            return
         more = np.log(step / self.estimate[row]) - PENDING
         np.add(self.total, more * self._alike(row), out=self.total)
 

@@ -83,7 +83,8 @@ def _first_search(race: SpaceRace) -> Task | None:
     while True:
         steps = np.where(race.bounds.step < race.value, race.promise.step * last, np.inf)
         steps[list(race.searches)] = np.inf
-        row, poor = int(steps.argmin()), min(race.poor, key=lambda row: race.poor[row], default=None)
+        open_ones = [row for row in race.poor if race.bounds.step[row] < race.value]
+        row, poor = int(steps.argmin()), min(open_ones, key=lambda row: race.poor[row], default=None)
         fused = poor is not None and race.poor[poor] < steps[row]
         if fused:
             assert poor is not None
@@ -96,10 +97,11 @@ def _first_search(race: SpaceRace) -> Task | None:
 
 
 def _first_of(race: SpaceRace, row: int, fused: bool) -> Task | None:
-    """The first search of this layout with backwards in two, or with fused ones; None where the step cannot be built."""
+    """The first search of this layout with backwards in two where that step can be built, else or where `fused` says so with
+    fused ones, which may need less memory; None where none can be built."""
     race.searches.setdefault(row, 1)
     for one in unsolved(race.model, race.bounds.layout.row(row), race.cluster, race.memory):
-        if one.step.fused == fused:
+        if one.step.fused or not fused:
             race.promise.begun(row)
             return _task(race, one, _first_effort(one), {"seed": race.seed})
     return None
