@@ -148,15 +148,15 @@ def test_the_memory_given_is_what_a_rank_takes() -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_messages_that_wait_take_what_was_predicted_and_have_room() -> None:
-    """Without room for them, 20 messages wait on rank 1, more than fit there. With it, a run stays within the step's own
-    memory, enforced, and its gradients are right."""
+    """Without room for them, most of 20 messages wait on rank 1, more than fit there. With it, a run stays within the step's
+    own memory, enforced, and its gradients are right."""
     profile = replace(profile_of("gpt-tiny"), host=HostLink(0, 300_000, 300_000, 300_000, 300_000, 2**33, 2))
     step, memory = Step(2, 20, "vee", memory="43.6MiB", offload="half"), round(43.6 * 2**20)
     problem = step.problem(profile)
     assert problem.messages is not None
     fixed, _ = step.costs(profile).memory.of_ranks(problem.layers, step.routes)
     blind = replace(solve(replace(problem, messages=None), effort=0.1, prefer=None), problem=problem)
-    assert most_waiting(blind)[1] == 20 * problem.messages.sizes[0] > problem.messages.reserved[1]
+    assert 20 * problem.messages.sizes[0] >= most_waiting(blind)[1] > 2 * problem.messages.reserved[1]
     assert lacking(blind)[1] > 0
     trace = run_local(blind, "gpt-tiny", steps=1, warmup=1, timeout=90)  # the warm-up is counted: it knows all formats
     assert trace.peaks[0] == pytest.approx(trace.facts["predicted_peaks"], rel=0.03)

@@ -120,9 +120,9 @@ def _windows(problem: Problem, ranks: tuple[int, ...], whose: list[int], mine: I
         return no_windows(place.shape, len(ranks))
     times = [[column[mine] for column in heads_and_tails(problem, one)] for one in whose]
     head, tail = (np.stack([pair[i] for pair in times]) for i in (0, 1))
-    return Windows(
-        np.where(head > NO_PATH, WINDOW_BEGIN + head, 0)[:, place],
-        np.where(tail > NO_PATH, tail - WINDOW_BEGIN, NO_PATH)[:, place],
+    return Windows(  # contiguous, as kernels are compiled for one layout
+        np.where(head > NO_PATH, WINDOW_BEGIN + head, 0).take(place, axis=1),
+        np.where(tail > NO_PATH, tail - WINDOW_BEGIN, NO_PATH).take(place, axis=1),
         np.array([[WINDOW_BEGIN if rank == one else INFINITE for rank in ranks] for one in whose]),
         np.stack([[_end_energy(problem, mine, row, rank) for rank in ranks] for row in tail]),
     )
