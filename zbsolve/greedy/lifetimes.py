@@ -14,6 +14,7 @@ import numpy as np
 from ..problem import Ints
 from ..util.kernels import kernel
 from .building_block import first_fit, held_peaks, shift_targets
+from .free_phases import free_before, free_from
 
 SWEEPS = 2
 HEAT = 0.05  # of rooms: what an annealing takes lightly at first
@@ -32,55 +33,20 @@ class Settling(NamedTuple):
 @kernel
 def settle(g, pools, period, offset):  # type: ignore[no-untyped-def]
     """Move lanes of `offset`, µs, shape (lanes,), in place: no two of them overlap that did not before."""
-    last = (offset + g.duration).max()
+    last, all_lanes = (offset + g.duration).max(), np.ones(len(offset), np.bool_)
     for _ in range(SWEEPS):
         for lane in range(len(offset) - 1, -1, -1):
             if pools.late[lane]:
                 at = last - g.duration[lane]
                 for e in range(g.out_first[lane], g.out_first[lane + 1]):
                     at = min(at, offset[g.out_lane[e]] - g.out_lag[e] - g.duration[lane])
-                offset[lane] = _moved_late(g, lane, at, period, offset)
+                offset[lane] = free_before(g, all_lanes, lane, at, offset[lane], period, offset)
         for lane in range(len(offset)):
             if pools.early[lane]:
                 at = 0
                 for e in range(g.in_first[lane], g.in_first[lane + 1]):
                     at = max(at, offset[g.in_lane[e]] + g.duration[g.in_lane[e]] + g.in_lag[e])
-                offset[lane] = _moved_early(g, lane, at, period, offset)
-
-
-@kernel
-def _moved_late(g, lane, at, period, offset):  # type: ignore[no-untyped-def]
-    """The last time until `at` when the lane's stream is free, but no earlier than the lane starts now, µs."""
-    length, rank, now = g.duration[lane], g.rank[lane], offset[lane]
-    moved = length > 0
-    while moved and at > now:
-        moved = False
-        for k in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
-            other = g.rank_lanes[k]
-            busy = g.duration[other]
-            since = (at - offset[other]) % period
-            if other != lane and busy > 0 and (since < busy or since + length > period):
-                back = (at + length - offset[other]) % period
-                at -= back if back > 0 else period
-                moved = True
-    return max(at, now)
-
-
-@kernel
-def _moved_early(g, lane, at, period, offset):  # type: ignore[no-untyped-def]
-    """The first time from `at` on when the lane's stream is free, but no later than the lane starts now, µs."""
-    length, rank, now = g.duration[lane], g.rank[lane], offset[lane]
-    moved = length > 0
-    while moved and at < now:
-        moved = False
-        for k in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
-            other = g.rank_lanes[k]
-            busy = g.duration[other]
-            since = (at - offset[other]) % period
-            if other != lane and busy > 0 and (since < busy or since + length > period):
-                at += busy - since if since < busy else period - since + busy
-                moved = True
-    return min(at, now)
+                offset[lane] = free_from(g, all_lanes, lane, at, offset[lane], period, offset)
 
 
 @kernel

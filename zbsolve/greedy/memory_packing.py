@@ -15,6 +15,7 @@ import numpy as np
 from ..problem import Ints
 from ..tables import Bools
 from ..util.kernels import kernel
+from .free_phases import free_before, free_from
 
 NOBODY = -1
 FETCH_STEPS = 64  # of a period: a pass for which nothing can be fetched in time comes so much later
@@ -60,8 +61,8 @@ def _place(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
     and fetches where they can be."""
     first = at = w.ready[lane]
     while at < first + period:
-        at = _free_from(g, w, lane, at, period, offset)
-        if at < 0 or at >= first + period:
+        at = free_from(g, w.placed, lane, at, first + period, period, offset)
+        if at >= first + period:
             break
         offset[lane], w.placed[lane] = at, True
         if _fetched(g, pools, w, lane, period, offset):
@@ -85,7 +86,8 @@ def _fetched(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
     for e in range(g.in_first[lane], g.in_first[lane + 1]):
         i = g.in_lane[e]
         if pools.fetch[i] and not w.placed[i]:
-            at = _free_before(g, w, i, offset[lane] - g.in_lag[e] - g.duration[i], period, offset)
+            at = offset[lane] - g.in_lag[e] - g.duration[i]
+            at = free_before(g, w.placed, i, at, w.ready[i] - 1, period, offset)
             if at < w.ready[i]:
                 return False
             offset[i], w.placed[i], w.user[i] = at, True, lane
@@ -100,49 +102,6 @@ def _take_back(g, pools, w, lane, offset):  # type: ignore[no-untyped-def]
         i = g.in_lane[e]
         if w.user[i] == lane:
             offset[i], w.placed[i], w.user[i] = w.ready[i], False, NOBODY
-
-
-@kernel
-def _free_from(g, w, lane, at, period, offset):  # type: ignore[no-untyped-def]
-    """The first time from `at` on when the lane's stream is free for it, µs; −1: none in a period."""
-    length, rank, end = g.duration[lane], g.rank[lane], at + period
-    moved = length > 0
-    while moved:
-        moved = False
-        for k in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
-            other = g.rank_lanes[k]
-            busy = g.duration[other]
-            if other == lane or busy == 0 or not w.placed[other]:
-                continue
-            since = (at - offset[other]) % period
-            if since < busy or since + length > period:
-                at += busy - since if since < busy else period - since + busy
-                moved = True
-                if at >= end:
-                    return -1
-    return at
-
-
-@kernel
-def _free_before(g, w, lane, at, period, offset):  # type: ignore[no-untyped-def]
-    """The last time until `at` when the lane's stream is free for it, µs; −1: none in a period."""
-    length, rank, least = g.duration[lane], g.rank[lane], at - period
-    moved = length > 0
-    while moved:
-        moved = False
-        for k in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
-            other = g.rank_lanes[k]
-            busy = g.duration[other]
-            if other == lane or busy == 0 or not w.placed[other]:
-                continue
-            since = (at - offset[other]) % period
-            if since < busy or since + length > period:
-                back = (at + length - offset[other]) % period
-                at -= back if back > 0 else period
-                moved = True
-                if at <= least:
-                    return -1
-    return at
 
 
 @kernel

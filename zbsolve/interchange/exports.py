@@ -58,10 +58,9 @@ def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport
     """A repeated schedule for the target called `to`, a rank at a time; None for a target that takes it whole. Raises as
     `export`, but Refused for an order that the target cannot express: no other one is sought."""
     one = target(to)
-    module = _module(one)
-    if not hasattr(module, "described"):
+    if not one.by_rank:
         return None
-    made: LongExport = import_module(".long_torch_csv", __package__).write_long(long, one, options, module.described)
+    made: LongExport = import_module(".long_torch_csv", __package__).write_long(long, one, options, _module(one).described)
     return made
 
 

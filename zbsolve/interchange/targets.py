@@ -31,7 +31,7 @@ class Target:
     stages may split the backward and others not. first_fused: whether stage 0 runs each W right behind its B. groups:
     whether microbatches must be a multiple of ranks. orders: the only orders that it has; (): any order of these passes.
     has_layers: whether the file says which layers each stage has. has_plan: whether, for a plan, it says its whole layout;
-    needs_plan: whether it says nothing of a schedule alone.
+    needs_plan: whether it says nothing of a schedule alone. by_rank: whether a file of rounds is written a rank at a time.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Target:
     has_layers: bool = False
     has_plan: bool = False
     needs_plan: bool = False
+    by_rank: bool = False
 
     def place(self, placement: tuple[int, ...]) -> str | None:
         """The name in `places` that stages on these ranks have; None where the engine cannot lay them out so."""
@@ -76,7 +77,7 @@ class Target:
 
 
 TARGETS = (
-    Target("torch-csv", "torch-csv", "2.13", "CSV", {ANY: SPLIT_OR_FUSED}, numbered_by=-1),
+    Target("torch-csv", "torch-csv", "2.13", "CSV", {ANY: SPLIT_OR_FUSED}, numbered_by=-1, by_rank=True),
     Target(
         "torchtitan",
         "torchtitan",
@@ -85,6 +86,7 @@ TARGETS = (
         {"single": SPLIT_OR_FUSED, "loop": SPLIT_OR_FUSED, "vee": SPLIT_OR_FUSED},
         numbered_by=-1,
         has_plan=True,
+        by_rank=True,
     ),
     Target(
         "jaxpp",
