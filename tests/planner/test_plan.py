@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -190,6 +191,23 @@ def test_a_poor_schedule_brings_a_search_with_fused_backwards(monkeypatch: pytes
     monkeypatch.setattr(space_race, "POOR", 0.0)  # all are
     zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
     assert 2 in looked_at.values()
+
+
+def test_the_page_of_a_plans_schedule_says_whose_word_its_bound_is(saved: Path, tmp_path: Path) -> None:
+    page = tmp_path / "schedule.html"
+    assert main(["show", str(saved), "-o", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert ", as a file says" in text
+    assert "proven bound" not in text
+    assert re.search(r"<title>Schedule: .* passes \(estimated: cost model, [^()]*\)</title>", text)
+
+
+@pytest.mark.parametrize("field", ["step", "bound"])
+def test_show_names_a_step_that_is_no_number(saved: Path, tmp_path: Path, field: str, capsys: Any) -> None:
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(json.dumps(json.loads(saved.read_text()) | {field: float("nan")}))
+    assert main(["show", str(damaged)]) == 2
+    assert "finite numbers are needed" in capsys.readouterr().err
 
 
 def test_a_plan_file_is_checked_without_a_search(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
@@ -103,16 +104,18 @@ def _opened(path: str) -> tuple[Schedule | Trace, str]:
 
 
 def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
-    """How long the step of a plan is, whose pipeline alone the schedule is."""
+    """How long the step of a plan is, whose pipeline alone the schedule is. Raises BadInput."""
+    from ..planner.plan_file import PlanForm
+    from ..util.files import checked
     from ..util.text import format_time
 
-    step, bound = body.get("step"), body.get("bound")
-    if not isinstance(step, int | float) or not isinstance(bound, int | float):
-        raise BadInput(f"{path}: fields 'step' and 'bound' have to be numbers")
-    behind = format_time(step - schedule.timeline().makespan)
+    form = checked(body, PlanForm, path)
+    if not (isfinite(form.step) and isfinite(form.bound)):
+        raise BadInput(f"{path}: fields 'step' and 'bound' are {form.step} and {form.bound}; finite numbers are needed")
+    behind, step, bound = (format_time(one) for one in (form.step - schedule.timeline().makespan, form.step, form.bound))
     return (
-        f"plan: with what comes behind these passes (update and constant, {behind}) the step takes {format_time(step)}; no "
-        f"layout's takes less than {format_time(bound)}, as the file says (check proves it, --html draws the space)\n"
+        f"plan: with what comes behind these passes (update and constant, {behind}) the step takes {step}; no layout's "
+        f"takes less than {bound}, as the file says (check proves it, --html draws the space)\n"
     )
 
 

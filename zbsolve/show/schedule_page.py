@@ -17,7 +17,7 @@ from .comparison_text import comparison_as_text
 from .kinds import LOOKS, shades
 from .packing import packed
 from .pages import render
-from .sentences import certificate_lines, headline, pool_lines, value_line
+from .sentences import certificate_lines, headline, pool_lines, value_line, without_notes
 from .tracks import chunk_numbers, tracks_of
 
 TENTHS = 10  # measured times are kept to a tenth of a µs; predicted ones are whole
@@ -31,7 +31,7 @@ def schedule_as_page(schedule: Schedule, trace: Trace | None = None, title: str 
     comparison = None if trace is None else compare(schedule, trace)
     return render(
         "schedule.html",
-        title=printable(title or f"Schedule: {headline(schedule)}"),
+        title=printable(title or f"Schedule: {without_notes(headline(schedule))}"),
         figures=_figures(schedule, comparison),
         sentences=_sentences(schedule, comparison),
         comparison="" if comparison is None else comparison_as_text(comparison),
@@ -60,8 +60,9 @@ def _figures(schedule: Schedule, comparison: Comparison | None) -> list[tuple[st
         figures.append((problem.objective, format_time(comparison.measured), f"measured, {share}"))
     figures.append(("bubble", f"{timeline.bubble_rate:.2%}", f"work {format_time(problem.work)}"))
     if certificate is not None:
-        proven = "optimal" if certificate.status == "optimal" else f"{certificate.gap:.2%} gap"
-        figures.append(("proven bound", format_time(certificate.bound), proven))
+        what, more = ("proven bound", "") if certificate.checked else ("bound", ", as a file says")
+        gap = "optimal" if certificate.status == "optimal" else f"{certificate.gap:.2%} gap"
+        figures.append((what, format_time(certificate.bound), gap + more))
     if problem.edges.bytes.any():
         rank = int(np.argmax(timeline.peak_bytes))
         figures.append(("peak memory", format_bytes(timeline.peak_bytes[rank]), f"on rank {rank}"))

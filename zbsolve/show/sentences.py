@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..ilp.bounds.bound import IN_ORDER
 from ..schedule import Certificate, Schedule
 from ..util.text import exact_time, format_bytes, format_time, printable
@@ -19,6 +21,14 @@ def headline(schedule: Schedule) -> str:
     words = [f"{n:,} {word}{'' if n == 1 else 'es' if word.endswith(('s', 'h')) else 's'}" for n, word in counts]
     source = f" ({printable(schedule.problem.source)})" if schedule.problem.source else ""
     return ", ".join(words) + source
+
+
+def without_notes(line: str) -> str:
+    """A headline without what stands in brackets within its brackets: where estimates come from fills lines."""
+    inner = re.compile(r" \([^()]*\)(?=[^()]*\))")
+    while (shorter := inner.sub("", line)) != line:
+        line = shorter
+    return line
 
 
 def value_line(schedule: Schedule) -> str:
