@@ -23,13 +23,15 @@ Call = Callable[[], Any]
 
 
 def named(*places: str) -> Any:
-    """The first of these ("module:name", below zbsolve) that the checkout has."""
+    """The first of these ("module:name", below zbsolve) that the checkout has, there or a folder higher."""
     for place in places:
         module, _, name = place.partition(":")
-        try:
-            return getattr(import_module(f"zbsolve.{module}"), name)
-        except (ImportError, AttributeError):
-            continue
+        package, *_, leaf = module.split(".")
+        for path in (module, f"{package}.{leaf}"):
+            try:
+                return getattr(import_module(f"zbsolve.{path}"), name)
+            except (ImportError, AttributeError):
+                continue
     raise LookupError(f"this checkout has none of {', '.join(places)}")
 
 
@@ -47,30 +49,30 @@ def step(placement: str, ranks: int, microbatches: int, capacity: int | None, **
 
 def graph_of(problem: Any) -> Any:
     """The graph of one microbatch."""
-    return named("greedy.microbatch:microbatch_graph", "greedy.template:template")(problem)
+    return named("greedy.arrays.microbatch:microbatch_graph", "greedy.template:template")(problem)
 
 
 def serial_targets(g: Any) -> Any:
     """Target starts of one microbatch after the other, close enough for gaps and memory to be in the way."""
-    serial = named("greedy.building_block:serial_block", "greedy.modulo:serial")(g)
-    repeated = named("greedy.decoding:repeated_targets", "greedy.unroll:repeat")
+    serial = named("greedy.blocks.building_block:serial_block", "greedy.modulo:serial")(g)
+    repeated = named("greedy.targets.decoding:repeated_targets", "greedy.unroll:repeat")
     return repeated(g, serial.offset, max(1, serial.period // 6))
 
 
 def list_scheduler() -> Call:
     """The list scheduler with one policy: V placement, tight memory."""
     problem = step("vee", 8, 64, 10)
-    policy = named("greedy.policy_annealing:starting_policies", "greedy.anneal:starting_policies")(problem)[0]
-    arrays = named("greedy.problem_arrays:arrays_of", "greedy.arrays:arrays")(problem)
-    run = named("greedy.list_scheduler:start_times", "greedy.list_scheduler:run")
+    policy = named("greedy.lists.policy_annealing:starting_policies", "greedy.anneal:starting_policies")(problem)[0]
+    arrays = named("greedy.arrays.problem_arrays:arrays_of", "greedy.arrays:arrays")(problem)
+    run = named("greedy.lists.list_scheduler:start_times", "greedy.lists.list_scheduler:run")
     return lambda: run(arrays, policy)
 
 
 def annealed_policies() -> Call:
     """Annealing of policies by counted work."""
     problem, Clock = step("vee", 6, 16, 8), named("util.clock:Clock", "clock:Clock")
-    starting_policies = named("greedy.policy_annealing:starting_policies", "greedy.anneal:starting_policies")
-    improve = named("greedy.policy_annealing:improve_policies", "greedy.anneal:improve_policies")
+    starting_policies = named("greedy.lists.policy_annealing:starting_policies", "greedy.anneal:starting_policies")
+    improve = named("greedy.lists.policy_annealing:improve_policies", "greedy.anneal:improve_policies")
     starts = starting_policies(problem)
 
     def call() -> list[Any]:
@@ -83,8 +85,8 @@ def annealed_policies() -> Call:
 def decoding() -> Call:
     """Target starts to a schedule, where most of them do not fit the memory as they are."""
     g = graph_of(step("vee", 8, 64, 10))
-    decode = named("greedy.decoding:decode", "greedy.unroll:decode")
-    rule = named("greedy.decoding:DecodeRule", "greedy.unroll:Habit")
+    decode = named("greedy.targets.decoding:decode", "greedy.unroll:decode")
+    rule = named("greedy.targets.decoding:DecodeRule", "greedy.unroll:Habit")
     targets, rules = serial_targets(g), [rule(1, 0, 2), rule(2, 8, 1), rule(0, 0, 1)]
     return lambda: [decode(g, targets, one)[0:3] for one in rules]
 
@@ -92,11 +94,11 @@ def decoding() -> Call:
 def annealed(name: str, before: str, begin: Callable[[Any], tuple[Any, ...]]) -> Call:
     """`name` (once `before`) from what `begin` gives: 300 rounds of annealing at a target that is not reached."""
     g = graph_of(step("loop", 6, 24, 7))
-    lengths = named("greedy.building_block:shift_lengths", "greedy.modulo:strides")(g)
+    lengths = named("greedy.blocks.building_block:shift_lengths", "greedy.modulo:strides")(g)
     run, budget = named(name, before), (lengths, 0, 300, 9.0, 5)
     first = begin(g)
     try:
-        annealing = named("greedy.target_annealing:Annealing")(*budget)
+        annealing = named("greedy.targets.target_annealing:Annealing")(*budget)
     except LookupError:
         return lambda: _plain(run(g, *first, *budget))
     return lambda: _plain(run(g, *first, annealing))
@@ -113,29 +115,29 @@ def annealed_targets() -> Call:
 
     def begin(g: Any) -> tuple[Any, ...]:
         try:
-            return (named("greedy.decoding:decode")(g, serial_targets(g)),)
+            return (named("greedy.targets.decoding:decode")(g, serial_targets(g)),)
         except LookupError:
             return (named("greedy.ramps:walk")(g, serial_targets(g)),)
 
-    return annealed("greedy.target_annealing:anneal_targets", "greedy.ramps:improve", begin)
+    return annealed("greedy.targets.target_annealing:anneal_targets", "greedy.ramps:improve", begin)
 
 
 def annealed_patterns() -> Call:
     """Annealing over periodic patterns of target starts."""
 
     def begin(g: Any) -> tuple[Any, ...]:
-        rule = named("greedy.decoding:DecodeRule", "greedy.unroll:Habit")
-        pattern = named("greedy.pattern_annealing:Pattern", "greedy.shapes:Shape")
-        block = named("greedy.building_block:serial_block", "greedy.modulo:serial")(g)
+        rule = named("greedy.targets.decoding:DecodeRule", "greedy.unroll:Habit")
+        pattern = named("greedy.targets.pattern_annealing:Pattern", "greedy.shapes:Shape")
+        block = named("greedy.blocks.building_block:serial_block", "greedy.modulo:serial")(g)
         return pattern(np.repeat(block.offset[None], 2, axis=0), block.period, rule(2, 8, 1)), (rule(), rule(0, 0, 1))
 
-    return annealed("greedy.pattern_annealing:anneal_pattern", "greedy.shapes:improve_shape", begin)
+    return annealed("greedy.targets.pattern_annealing:anneal_pattern", "greedy.shapes:improve_shape", begin)
 
 
 def annealed_blocks() -> Call:
     """Annealing over building blocks: first fit and the memory of what it gives."""
     g = graph_of(step("vee", 8, 64, 5))
-    settle = named("greedy.building_block:anneal_block", "greedy.modulo:settle_near")
+    settle = named("greedy.blocks.building_block:anneal_block", "greedy.modulo:settle_near")
     work = int(np.bincount(g.rank, g.duration).max())
     return lambda: settle(g, np.zeros(len(g.duration), np.int64), work, 6000, 1)
 

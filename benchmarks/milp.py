@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from zbsolve import Problem, Schedule, pipeline
-from zbsolve.greedy.list_scheduler import list_schedule
-from zbsolve.greedy.policy_annealing import starting_policies
+from zbsolve.greedy.lists.list_scheduler import list_schedule
+from zbsolve.greedy.lists.policy_annealing import starting_policies
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.milp import solve_milp
 

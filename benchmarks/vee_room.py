@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from zbsolve import Problem, pipeline
-from zbsolve.greedy.list_scheduler import Policy
+from zbsolve.greedy.lists.list_scheduler import Policy
 from zbsolve.placement import parse
 from zbsolve.search.certify import work_bound
 from zbsolve.search.finder import find, quick

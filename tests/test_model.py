@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, Deadlock, Edge, Infeasible, Pass, Problem, Profile, Schedule, pipeline, verify
-from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.partition.cuts import balanced
 from zbsolve.placement import check, describe, parse
 from zbsolve.profile.profile import parse_bytes

@@ -11,7 +11,7 @@ import pytest
 
 from zbsolve import BadInput, Problem, Schedule, pipeline, verify
 from zbsolve.build import Host, with_offload, with_recompute, with_updates
-from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.problem import Edge, Pass, Pool
 
 

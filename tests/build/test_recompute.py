@@ -17,7 +17,7 @@ from profiler.stage_rounds import stages_of
 from zbsolve import BadInput, Infeasible, Profile, Schedule, pipeline, solve, verify
 from zbsolve.cli import main
 from zbsolve.exec.run.launch import run_local
-from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.models.by_name import load

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from zbsolve import Edge, Pass, Problem, pipeline, verify
-from zbsolve.greedy.block_search import block_schedules
-from zbsolve.greedy.building_block import (
+from zbsolve.greedy.arrays.microbatch import microbatch_graph, reversed_graph, shortened
+from zbsolve.greedy.arrays.problem_arrays import arrays_of
+from zbsolve.greedy.blocks.block_search import block_schedules
+from zbsolve.greedy.blocks.building_block import (
     BuildingBlock,
     anneal_block,
     block_peaks,
@@ -16,12 +18,10 @@ from zbsolve.greedy.building_block import (
     serial_block,
     shift_lengths,
 )
-from zbsolve.greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
-from zbsolve.greedy.microbatch import microbatch_graph, reversed_graph, shortened
-from zbsolve.greedy.pattern_annealing import Pattern, anneal_pattern
-from zbsolve.greedy.problem_arrays import arrays_of
-from zbsolve.greedy.steady_state import microbatches_in_flight, sample_sizes, shrunk_targets, stretched_targets
-from zbsolve.greedy.target_annealing import Annealing
+from zbsolve.greedy.blocks.steady_state import microbatches_in_flight, sample_sizes, shrunk_targets, stretched_targets
+from zbsolve.greedy.targets.decoding import DecodeRule, decode, repeated_targets, to_schedule
+from zbsolve.greedy.targets.pattern_annealing import Pattern, anneal_pattern
+from zbsolve.greedy.targets.target_annealing import Annealing
 from zbsolve.systems import preset
 from zbsolve.util.clock import Clock
 

@@ -11,8 +11,8 @@ import pytest
 from zbsolve import Profile, Schedule, Step
 from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
 from zbsolve.build.plain import pipeline
-from zbsolve.greedy.microbatch import rank_work
-from zbsolve.greedy.paced import BEST, PACES, paced_blocks, paced_graph, paced_schedules
+from zbsolve.greedy.arrays.microbatch import rank_work
+from zbsolve.greedy.blocks.paced import BEST, PACES, paced_blocks, paced_graph, paced_schedules
 from zbsolve.problem import Problem
 from zbsolve.verifier import verify
 

@@ -14,7 +14,7 @@ import pytest
 from zbsolve import Problem, pipeline
 from zbsolve.build import Host, with_offload
 from zbsolve.cli import main
-from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.ilp.bounds import bound_over_choices
 from zbsolve.ilp.bounds.any_choice import stream_work
 from zbsolve.ilp.bounds.bound import CHOICES

@@ -12,7 +12,7 @@ import pytest
 
 from zbsolve import Infeasible, pipeline, solve
 from zbsolve.build.all_to_all import with_all_to_all
-from zbsolve.greedy.problem_arrays import arrays_of
+from zbsolve.greedy.arrays.problem_arrays import arrays_of
 from zbsolve.ilp.bounds.bound import GROUP_KINDS, WINDOW_KINDS, Bound
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.proof_check import recheck

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from zbsolve import BadInput, Infeasible, solve, verify
-from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.ilp.bounds.bound import WHOLE, Bound
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.cp import horizon_of, solve_cp

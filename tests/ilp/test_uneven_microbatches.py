@@ -11,8 +11,8 @@ import pytest
 from zbsolve import BadInput, Infeasible, NotFound, Problem, Schedule, pipeline, preset, solve, updates, verify
 from zbsolve.build import with_sharding
 from zbsolve.cli import main
-from zbsolve.greedy.block_search import block_schedules
-from zbsolve.greedy.microbatch import microbatch_graph, with_mean_microbatches
+from zbsolve.greedy.arrays.microbatch import microbatch_graph, with_mean_microbatches
+from zbsolve.greedy.blocks.block_search import block_schedules
 from zbsolve.ilp.bounds import necessary_arcs
 from zbsolve.ilp.bounds.bound import IN_ORDER, Bound
 from zbsolve.ilp.bounds.closed_forms import all_closed_forms

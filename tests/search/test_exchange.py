@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from zbsolve import verify
-from zbsolve.greedy.list_scheduler import deepest_first
+from zbsolve.greedy.lists.list_scheduler import deepest_first
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.search.finder import MAKESPAN_SHARE, MAKESPAN_SOLVER, MIN_DECODINGS, _of_makespan

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, HostLink, Problem, Profile, Schedule, Step, pipeline, solve, verify
-from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.handover import Handover, lacking, most_waiting, needed
 from zbsolve.layer import Layer, Link
 from zbsolve.problem import MessageRoom

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from zbsolve import BadInput, Edge, Infeasible, Pass, Problem, Schedule, pipeline, solve, verify
-from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
-from zbsolve.greedy.policy_annealing import starting_policies
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.lists.policy_annealing import starting_policies
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.neighbourhood_search import better_neighbours
 from zbsolve.search.certify import certificate_of

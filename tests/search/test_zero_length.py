@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, Problem, pipeline, solve, updates, verify
-from zbsolve.greedy.building_block import period_lower_bound
-from zbsolve.greedy.list_scheduler import list_schedule, schedule_by_start
-from zbsolve.greedy.microbatch import microbatch_graph
-from zbsolve.greedy.policy_annealing import starting_policies
-from zbsolve.greedy.problem_arrays import arrays_of
+from zbsolve.greedy.arrays.microbatch import microbatch_graph
+from zbsolve.greedy.arrays.problem_arrays import arrays_of
+from zbsolve.greedy.blocks.building_block import period_lower_bound
+from zbsolve.greedy.lists.list_scheduler import list_schedule, schedule_by_start
+from zbsolve.greedy.lists.policy_annealing import starting_policies
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.steady.periodic import least_memory, least_period
 from zbsolve.search.pareto import frontier

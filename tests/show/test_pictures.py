@@ -15,7 +15,7 @@ import pytest
 from zbsolve import BadInput, Schedule, pipeline, preset
 from zbsolve.build.offload import with_offload
 from zbsolve.cli import main
-from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.show.kinds import LOOKS, PALETTES, shades
 from zbsolve.show.pictures.drawing import Area, Box, Drawing, Line, Words
 from zbsolve.show.pictures.files import save_drawing

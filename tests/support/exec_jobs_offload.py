@@ -24,8 +24,8 @@ from zbsolve.exec.handlers import Data
 from zbsolve.exec.interpreter import Hooks
 from zbsolve.exec.memory import Memory
 from zbsolve.exec.offload import rank as offload_rank
-from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
-from zbsolve.greedy.syncs import with_syncs
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.side_streams.syncs import with_syncs
 from zbsolve.systems import preset
 
 from .exec_tools import a_problem, random_schedule

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from zbsolve import Infeasible, Problem, Schedule, solve, verify
-from zbsolve.greedy.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.bounds.closed_forms import all_closed_forms
 from zbsolve.ilp.cp import solve_cp

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from ..greedy.list_scheduler import schedule_by_start
-from ..greedy.problem_arrays import arrays_of
+from ..greedy.arrays.problem_arrays import arrays_of
+from ..greedy.lists.list_scheduler import schedule_by_start
 from ..problem import UNLIMITED, Ints, Problem
 from ..schedule import Schedule
 from ..util.machine import half_of_cores

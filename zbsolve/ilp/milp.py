@@ -19,8 +19,8 @@ from .cp import horizon_of  # before PuLP, which loads highspy where it is insta
 # isort: split
 import pulp
 
-from ..greedy.list_scheduler import schedule_by_start
-from ..greedy.problem_arrays import arrays_of
+from ..greedy.arrays.problem_arrays import arrays_of
+from ..greedy.lists.list_scheduler import schedule_by_start
 from ..problem import UNLIMITED, Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput

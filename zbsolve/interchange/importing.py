@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..build.fused_backward import with_fused_backward
-from ..greedy.side_stream import with_side_streams, without_side_streams
+from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import IMPORTED, Schedule

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from ..greedy.side_stream import with_side_streams, without_side_streams
+from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
 from ..planner.choice import Choice
 from ..planner.layout import FULL, NONE, SELECTIVE, Layout
 from ..problem import Problem

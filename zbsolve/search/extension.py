@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ..greedy.block_arms import RULES, SECONDS_PER_DECODED_PASS
-from ..greedy.decoding import Decoded, decode, to_schedule
-from ..greedy.microbatch import MicrobatchGraph, microbatch_graph
-from ..greedy.steady_state import targets_cut_by_time
+from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
+from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS
+from ..greedy.blocks.steady_state import targets_cut_by_time
+from ..greedy.targets.decoding import Decoded, decode, to_schedule
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.clock import Clock

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import numpy as np
 
-from ..greedy.list_scheduler import schedule_by_start
-from ..greedy.serial_orders import serial_schedule
-from ..greedy.side_stream import with_side_streams, without_side_streams
-from ..greedy.syncs import pools_with_syncs
+from ..greedy.lists.list_scheduler import schedule_by_start
+from ..greedy.lists.serial_orders import serial_schedule
+from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
+from ..greedy.side_streams.syncs import pools_with_syncs
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..timeline import Floats, Precedence, longest_path

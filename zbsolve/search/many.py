@@ -1,8 +1,9 @@
 """`solve_many`: a schedule for very many microbatches, from one of few and its steady state, and a bound for the whole.
 
-A search with few microbatches finds the ramps. Cut at a moment, its steady state is repeated (see `greedy.steady_state`) to
-an order that is still short, but long enough to show that it repeats: then as many rounds as are wanted go in between, each
-a period longer (`long_steps.check` says why). The bound needs one microbatch (`ilp.bounds.many`).
+A search with few microbatches finds the ramps. Cut at a moment, its steady state is repeated (see
+`greedy.blocks.steady_state`) to an order that is still short, but long enough to show that it repeats: then as many rounds
+as are wanted go in between, each a period longer (`long_steps.check` says why). The bound needs one microbatch
+(`ilp.bounds.many`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..build.many import with_microbatches
-from ..greedy.block_arms import RULES, SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE
-from ..greedy.building_block import BuildingBlock, anneal_block, earliest_offsets, shorter_blocks
-from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
-from ..greedy.justification import justified
-from ..greedy.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
-from ..greedy.packed_blocks import least_packed
-from ..greedy.steady_state import microbatches_in_flight, targets_cut_by_time
+from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
+from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE
+from ..greedy.blocks.building_block import BuildingBlock, anneal_block, earliest_offsets, shorter_blocks
+from ..greedy.blocks.packed_blocks import least_packed
+from ..greedy.blocks.steady_state import microbatches_in_flight, targets_cut_by_time
+from ..greedy.targets.decoding import DecodeRule, decode, repeated_targets, serial_order
+from ..greedy.targets.justification import justified
 from ..ilp.bounds.many import bound_of_many, check_plain
 from ..long_steps.files import MAX_PASSES
 from ..long_steps.repeated import RepeatedSchedule

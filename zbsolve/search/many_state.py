@@ -8,8 +8,8 @@ from math import lcm
 
 import numpy as np
 
-from ..greedy.block_arms import SECONDS_PER_DECODED_PASS
-from ..greedy.microbatch import MicrobatchGraph
+from ..greedy.arrays.microbatch import MicrobatchGraph
+from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..handover import lacking
 from ..ilp.bounds.bound import Bound
 from ..long_steps.repeated import RepeatedSchedule, Round

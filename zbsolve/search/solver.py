@@ -15,11 +15,11 @@ from itertools import chain
 import numpy as np
 
 from ..build.plain import pipeline
-from ..greedy.block_search import try_each_annealing
-from ..greedy.list_scheduler import Policy, deepest_first, list_schedule
-from ..greedy.paced import try_each_way
-from ..greedy.policy_annealing import starting_policies
-from ..greedy.syncs import with_syncs
+from ..greedy.blocks.block_search import try_each_annealing
+from ..greedy.blocks.paced import try_each_way
+from ..greedy.lists.list_scheduler import Policy, deepest_first, list_schedule
+from ..greedy.lists.policy_annealing import starting_policies
+from ..greedy.side_streams.syncs import with_syncs
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..problem import OBJECTIVES, Problem

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from ..greedy.list_scheduler import Policy, list_schedule
-from ..greedy.one_order import same_order, without_orders_beside
-from ..greedy.side_stream import with_side_streams
+from ..greedy.lists.list_scheduler import Policy, list_schedule
+from ..greedy.side_streams.one_order import same_order, without_orders_beside
+from ..greedy.side_streams.side_stream import with_side_streams
 from ..handover import lacking
 from ..ilp.bounds.bound import Bound, rounded_up, value_unit
 from ..ilp.bounds.closed_forms import each_closed_form

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..greedy.side_stream import with_side_streams
+from ..greedy.side_streams.side_stream import with_side_streams
 from ..ilp.bounds.many import repeated_microbatch
 from ..problem import Problem
 from ..schedule import Schedule

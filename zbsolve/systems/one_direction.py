@@ -8,8 +8,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..greedy.list_scheduler import list_schedule
-from ..greedy.policy_annealing import starting_policies
+from ..greedy.lists.list_scheduler import list_schedule
+from ..greedy.lists.policy_annealing import starting_policies
 from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from .. import placement as placements
-from ..greedy.side_stream import with_side_streams, without_side_streams
+from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput, NotFound

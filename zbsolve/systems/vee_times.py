@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..greedy.microbatch import microbatch_graph, with_mean_microbatches
+from ..greedy.arrays.microbatch import microbatch_graph, with_mean_microbatches
 from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Ints

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...greedy.compressed import compressed_rows
+from ...greedy.arrays.compressed import compressed_rows
 from ...problem import Ints, Problem
 from ...util.kernels import kernel
 

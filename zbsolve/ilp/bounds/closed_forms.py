@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...greedy.problem_arrays import arrays_of
+from ...greedy.arrays.problem_arrays import arrays_of
 from ...problem import Ints, Problem
 from ...util.clock import Clock
 from .beside import held_beside

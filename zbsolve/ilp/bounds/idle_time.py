@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...greedy.problem_arrays import ProblemArrays, arrays_of
+from ...greedy.arrays.problem_arrays import ProblemArrays, arrays_of
 from ...problem import Ints, Problem
 from .beside import bytes_within
 from .closed_form_kernels import unbounded_knapsack

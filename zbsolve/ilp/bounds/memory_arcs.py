@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...greedy.problem_arrays import arrays_of
+from ...greedy.arrays.problem_arrays import arrays_of
 from ...problem import UNLIMITED, Ints, Problem
 from ...util.kernels import kernel
 from .beside import held_beside

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...greedy.compressed import compressed_rows
-from ...greedy.problem_arrays import arrays_of
+from ...greedy.arrays.compressed import compressed_rows
+from ...greedy.arrays.problem_arrays import arrays_of
 from ...problem import Ints, Problem
 from ...util.clock import Clock
 from ...util.columns import runs

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...greedy.problem_arrays import arrays_of
+from ...greedy.arrays.problem_arrays import arrays_of
 from ...problem import UNLIMITED, Ints, Problem
 from ...timeline import Floats
 from ..bounds.beside import bytes_within, held_beside

@@ -1,0 +1,135 @@
+"""For the list scheduler: what passes take and free in each pool of memory, and what the account of a microbatch needs.
+
+Where all memory is on devices an account needs the sum of what it takes: that is quick, and as a rule nothing is taken again
+behind what was freed. Offload does take again. With further pools an account needs the peak of its passes run one after the
+other, in an order that frees as soon and takes as late as the graph allows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import UNLIMITED, Ints, Problem
+from ...tables import Bools
+from ...util.loops import looped
+from .compressed import compressed_rows
+
+
+class Accounts(NamedTuple):
+    """Memory by pass, and by pool and account, as arrays of int64, bytes.
+
+    One row a pass: pool, taken, freed: the further pools with a limit in which it takes or frees memory, and how much.
+    Shape (pools, accounts): need, what an account needs in a pool; gain, what it frees beyond what it takes (0 as a rule).
+    One row a pool and account (pool · accounts + account): serial_pass, serial_taken, serial_freed, the account's passes
+      that take or free memory in the pool, in the serial order; no rows at all where all memory is on devices.
+    One value a pass: copy_out, see `copies_out`; lane_before, the pass before it in its lane, or −1.
+    """
+
+    first: Ints
+    pool: Ints
+    taken: Ints
+    freed: Ints
+    need: Ints
+    gain: Ints
+    serial_first: Ints
+    serial_pass: Ints
+    serial_taken: Ints
+    serial_freed: Ints
+    copy_out: Ints
+    lane_before: Ints
+
+
+def serial_places(problem: Problem, depth: Ints, tail: Ints, level: Ints) -> Ints:
+    """The place of each pass in an order that respects the graph: as late as the graph allows, but passes that free device
+    memory and take none come right behind the last pass that they wait for. Shape (passes,)."""
+    count = len(depth)
+    if not problem.pools:
+        return np.arange(count)
+    # With levels the late order respects edges between passes without length.
+    late = np.lexsort((level, depth, -tail))
+    place = np.empty(count, np.int64)
+    place[late] = (count + 1) * np.arange(count)
+    early = (problem.freed > 0) & (problem.taken == 0)
+    edges = problem.edges
+    order = np.lexsort((level[edges.after], depth[edges.after]))
+    order = order[early[edges.after[order]]]
+    key = np.asarray(looped(_behind, edges.before[order], edges.after[order], np.where(early, -1, place)), np.int64)
+    result = np.empty(count, np.int64)
+    result[np.lexsort((level, depth, key))] = np.arange(count)
+    return result
+
+
+def _behind(before, after, key):  # type: ignore[no-untyped-def]
+    """Raise each pass's key above those of what it waits for, one arc after the other."""
+    for k in range(len(before)):
+        if key[before[k]] >= key[after[k]]:
+            key[after[k]] = key[before[k]] + 1
+    return key
+
+
+def brings_back(problem: Problem) -> Bools:
+    """Which passes bring memory back: on a side stream, take on a device and free in a further pool. Shape (passes,)."""
+    e, freed = problem.edges, np.zeros(len(problem.passes), np.int64)
+    off = e.pool > 0
+    np.add.at(freed, e.after[off], e.bytes[off])
+    found: Bools = (freed > 0) & (problem.taken > 0) & ~problem.computing
+    return found
+
+
+def copies_out(problem: Problem) -> Ints:
+    """For each pass the one on a side stream that frees what it took, all or a part, and nothing else, on the device: it
+    sends that to a further pool. −1 where there is none. Shape (passes,)."""
+    e = problem.edges
+    out = ~problem.computing & (problem.freed > 0) & (problem.taken == 0)
+    into = np.flatnonzero((problem.device_bytes > 0) & out[e.after])
+    alone = np.bincount(e.after[into], minlength=len(out)) == 1
+    into = into[alone[e.after[into]]]
+    found = np.full(len(out), -1, np.int64)
+    found[e.before[into]] = e.after[into]
+    return found
+
+
+def _before(problem: Problem) -> Ints:
+    found = np.full(len(problem.passes), -1, np.int64)
+    for rows in problem.lanes:
+        found[rows[1:]] = rows[:-1]
+    return found
+
+
+def accounts_of(problem: Problem, account: Ints, places: Ints) -> Accounts:
+    """The table, from the account of each pass and `serial_places`."""
+    pools, accounts, count = len(problem.room), int(account.max()) + 1, len(account)
+    parts = [_of_pool(problem, pool) for pool in range(problem.ranks - 1, pools)]
+    rows, pool, taken, freed = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
+    row = pool * accounts + account[rows]
+    need, gain = (np.bincount(row, size, pools * accounts).astype(np.int64) for size in (taken, freed - taken))
+    away = np.flatnonzero((pool >= problem.ranks) & (problem.room[pool] < UNLIMITED))
+    moves = compressed_rows(rows[away], count, pool[away], taken[away], freed[away])
+    shape, nothing = (pools, accounts), np.zeros(0, np.int64)
+    if not problem.pools:
+        none = np.full(count, -1)
+        return Accounts(*moves, need.reshape(shape), gain.reshape(shape), *[nothing] * 4, none, none)  # type: ignore[call-arg]
+    order = np.argsort(places[rows], kind="stable")
+    serial = compressed_rows(row[order], pools * accounts, rows[order], taken[order], freed[order])
+    need = _peaks(*serial)
+    return Accounts(*moves, need.reshape(shape), gain.reshape(shape), *serial, copies_out(problem), _before(problem))  # type: ignore[call-arg]
+
+
+def _peaks(first: Ints, passes: Ints, taken: Ints, freed: Ints) -> Ints:
+    """The most that the passes of each row hold, one after the other, bytes."""
+    held = np.cumsum(taken) - np.cumsum(freed) + freed  # while the pass runs
+    before = np.concatenate([[0], np.cumsum(taken - freed)])[first[:-1]]
+    most, filled = np.zeros(len(first) - 1, np.int64), np.flatnonzero(np.diff(first))
+    if len(filled):
+        most[filled] = np.maximum(0, np.maximum.reduceat(held, first[:-1][filled]) - before[filled])
+    return most
+
+
+def _of_pool(problem: Problem, pool: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Columns of passes, pool, bytes taken and freed: of all devices where `pool` is the last of them, else of one pool."""
+    device = pool < problem.ranks
+    taken, freed = (problem.taken, problem.freed) if device else problem.moved(pool)
+    rows = np.flatnonzero((taken > 0) | (freed > 0))
+    return rows, problem.passes.rank[rows] if device else np.full(len(rows), pool), taken[rows], freed[rows]

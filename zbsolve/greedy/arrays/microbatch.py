@@ -1,0 +1,218 @@
+"""The graph of one microbatch, where all microbatches of a problem are alike: what building blocks are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ...problem import UNLIMITED, Ints, Problem
+from .compressed import compressed_rows
+
+
+def with_mean_microbatches(problem: Problem) -> Problem:
+    """The problem with microbatches that are alike where they differ in numbers: a lane's passes take its mean, messages
+    their mean, and edges hold the most of their likes, so that an order that fits this memory fits the problem's. The
+    problem itself where they are alike, and where more than numbers differ."""
+    if problem.alike:
+        return problem
+    passes, edges = problem.passes, problem.edges
+    lane = np.empty(len(passes), np.int64)
+    for number, rows in enumerate(problem.lanes):
+        lane[rows] = number
+    _, kind = np.unique(lane[edges.before] * len(problem.lanes) + lane[edges.after], return_inverse=True)
+    most = np.zeros(len(edges), np.int64)
+    np.maximum.at(most, kind, edges.bytes)
+    same = replace(edges, lag=_means(kind, edges.lag), bytes=most[kind], sent=np.zeros_like(edges.sent))
+    mean = replace(problem, passes=replace(passes, duration=_means(lane, passes.duration)), edges=same)
+    return mean if mean.alike else problem
+
+
+def _means(kind: Ints, column: Ints) -> Ints:
+    """For each row the mean over the rows of its kind, whole; shape (rows,) each."""
+    total = np.bincount(kind, column) / np.maximum(1, np.bincount(kind))
+    return np.rint(total).astype(np.int64)[kind]
+
+
+class MicrobatchGraph(NamedTuple):
+    """Lanes in a topological order and the edges between them, the same in every microbatch.
+
+    passes: shape (lanes, microbatches); pass (lane l, microbatch j) is row passes[l, j] of the problem's table.
+    One value a lane: duration, µs; rank; taken and freed, bytes; sink, 1 where nobody waits for the lane's passes (weight
+      gradients, mostly) and else 0.
+    One value an edge: before and after (lanes), lag in µs, bytes. The same edges in compressed rows: out_* by the lane
+      before, in_* by the lane after.
+    One row a rank: rank_lanes (from rank_lane_first). One value a rank: capacity, bytes.
+    span: whether the objective is the span.
+    """
+
+    microbatches: int
+    passes: Ints
+    duration: Ints
+    rank: Ints
+    taken: Ints
+    freed: Ints
+    sink: Ints
+    before: Ints
+    after: Ints
+    lag: Ints
+    bytes: Ints
+    out_first: Ints
+    out_lane: Ints
+    out_lag: Ints
+    in_first: Ints
+    in_lane: Ints
+    in_lag: Ints
+    rank_lane_first: Ints
+    rank_lanes: Ints
+    capacity: Ints
+    span: bool
+
+
+class _LaneEdges(NamedTuple):
+    """Edges between lanes, one value an edge: lanes, µs, bytes."""
+
+    before: Ints
+    after: Ints
+    lag: Ints
+    bytes: Ints
+
+
+_known: WeakKeyDictionary[Problem, MicrobatchGraph | None] = WeakKeyDictionary()
+
+
+def microbatch_graph(problem: Problem) -> MicrobatchGraph | None:
+    """The graph of one microbatch, or None where microbatches differ or a rank's passes do not share one stream. It is
+    remembered while the problem lives."""
+    try:
+        return _known[problem]
+    except KeyError:  # not `in`: an equal problem of another thread may end in between, and its entry with it
+        found = _known[problem] = _of_alike_microbatches(problem)
+        return found
+
+
+def _of_alike_microbatches(problem: Problem) -> MicrobatchGraph | None:
+    """`microbatch_graph`, made anew."""
+    passes, edges, lanes = problem.passes, problem.edges, problem.lanes
+    m = len(lanes[0])
+    if any(len(rows) != m for rows in lanes) or len(set(passes.streams.tolist())) != problem.ranks:
+        return None
+    if any(len(streams) != 1 for streams in passes.stream_sets):
+        return None
+    rows = np.stack(lanes)
+    lane, microbatch = np.empty(len(passes), np.int64), np.empty(len(passes), np.int64)
+    lane[rows] = np.arange(len(lanes))[:, None]
+    microbatch[rows] = np.arange(m)
+    if (passes.duration[rows] != passes.duration[rows[:, :1]]).any():
+        return None
+    if (microbatch[edges.before] != microbatch[edges.after]).any():
+        return None
+    every = np.stack([lane[edges.before], lane[edges.after], edges.lag, problem.device_bytes])
+    first = every[:, microbatch[edges.before] == 0]
+    if first.shape[1] * m != every.shape[1] or (_sorted_columns(np.tile(first, m)) != _sorted_columns(every)).any():
+        return None
+    order = _topological_order(len(lanes), first[0], first[1])
+    place = np.argsort(order)
+    capacity = np.full(problem.ranks, UNLIMITED) if problem.capacity is None else np.array(problem.capacity, np.int64)
+    return _graph(
+        m,
+        rows[order],
+        passes.duration[rows[order, 0]],
+        passes.rank[rows[order, 0]],
+        _LaneEdges(place[first[0]], place[first[1]], first[2], first[3]),
+        capacity,
+        problem.objective == "span",
+    )
+
+
+def _graph(
+    m: int, passes: Ints, duration: Ints, rank: Ints, edges: _LaneEdges, capacity: Ints, span: bool
+) -> MicrobatchGraph:
+    """A graph from lanes in topological order and the edges between them."""
+    before, after, lag, held = (np.ascontiguousarray(column, np.int64) for column in edges)
+    count = len(duration)
+    out_first, out_lane, out_lag = compressed_rows(before, count, after, lag)
+    in_first, in_lane, in_lag = compressed_rows(after, count, before, lag)
+    rank_lane_first, rank_lanes = compressed_rows(rank, len(capacity), np.arange(count))
+    return MicrobatchGraph(
+        m,
+        np.ascontiguousarray(passes),
+        np.ascontiguousarray(duration),
+        np.ascontiguousarray(rank),
+        np.bincount(before, held, count).astype(np.int64),
+        np.bincount(after, held, count).astype(np.int64),
+        (np.diff(out_first) == 0).astype(np.int64),
+        before,
+        after,
+        lag,
+        held,
+        out_first,
+        out_lane,
+        out_lag,
+        in_first,
+        in_lane,
+        in_lag,
+        rank_lane_first,
+        rank_lanes,
+        capacity,
+        span,
+    )
+
+
+def reversed_graph(g: MicrobatchGraph) -> MicrobatchGraph:
+    """The same problem with time running backwards: lanes, microbatches and edges the other way round.
+
+    A schedule of one, read backwards, is a schedule of the other with the same memory. No lane counts as a sink in it.
+    """
+    last = len(g.duration) - 1
+    edges = _LaneEdges(last - g.after[::-1], last - g.before[::-1], g.lag[::-1], g.bytes[::-1])
+    back = _graph(g.microbatches, g.passes[::-1, ::-1], g.duration[::-1], g.rank[::-1], edges, g.capacity, g.span)
+    return back._replace(sink=np.zeros_like(back.sink))
+
+
+def of_length(g: MicrobatchGraph, microbatches: int) -> MicrobatchGraph:
+    """The same graph for so many microbatches, where g is that of a step of one: pass j of the lane in row r of its table is
+    r · microbatches + j."""
+    rows = g.passes[:, :1] * microbatches + np.arange(microbatches)
+    return g._replace(microbatches=microbatches, passes=np.ascontiguousarray(rows))
+
+
+def shortened(g: MicrobatchGraph, microbatches: int) -> MicrobatchGraph:
+    """The same graph for only the first `microbatches`."""
+    return g._replace(microbatches=microbatches, passes=np.ascontiguousarray(g.passes[:, :microbatches]))
+
+
+def rank_work(g: MicrobatchGraph) -> Ints:
+    """µs of work of one microbatch a rank, shape (ranks,)."""
+    return np.bincount(g.rank, g.duration).astype(np.int64)
+
+
+def least_value(g: MicrobatchGraph) -> int:
+    """The largest work of a rank for all microbatches, µs: no schedule is shorter."""
+    return int(rank_work(g).max()) * g.microbatches
+
+
+def _sorted_columns(edges: Ints) -> Ints:
+    """The columns of a table of edges in one order, so that equal sets of edges are equal tables."""
+    return edges[:, np.lexsort(edges)]
+
+
+def _topological_order(count: int, before: Ints, after: Ints) -> Ints:
+    """Lanes with every edge pointing forward. Of several possible next lanes one that something waits for comes first."""
+    waiting = np.bincount(after, minlength=count)
+    following: list[list[int]] = [[] for _ in range(count)]
+    for a, b in zip(before.tolist(), after.tolist(), strict=True):
+        following[a].append(b)
+    ready = sorted((not following[i], i) for i in range(count) if waiting[i] == 0)
+    order: list[int] = []
+    while ready:
+        _, i = heappop(ready)
+        order.append(i)
+        for b in following[i]:
+            waiting[b] -= 1
+            if waiting[b] == 0:
+                heappush(ready, (not following[b], b))
+    return np.array(order, np.int64)

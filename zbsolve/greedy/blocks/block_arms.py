@@ -1,0 +1,280 @@
+"""What a search over building blocks has found, and its arms: further blocks, patterns, annealing, small samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import numpy as np
+
+from ...problem import Ints
+from ...schedule import Schedule
+from ...util.clock import Clock
+from ..arrays.microbatch import MicrobatchGraph, least_value, rank_work, shortened
+from ..targets.decoding import Decoded, DecodeRule, decode, repeated_targets
+from ..targets.justification import justified
+from ..targets.pattern_annealing import Pattern, anneal_pattern
+from ..targets.target_annealing import Annealing, anneal_targets
+from .building_block import (
+    BuildingBlock,
+    anneal_block,
+    earliest_offsets,
+    period_lower_bound,
+    serial_block,
+    shift_lengths,
+    shorter_blocks,
+)
+from .packed_blocks import COARSE, FINE, least_packed
+from .steady_state import MAX_SAMPLE_SHARE, microbatches_in_flight, shrunk_targets, stretched_targets
+
+RULES = (
+    DecodeRule(1, 0, 2),
+    DecodeRule(1, 8, 2),
+    DecodeRule(2, 0, 2),
+    DecodeRule(0, 0, 1),
+    DecodeRule(1, 0, 1),
+    DecodeRule(2, 8, 1),
+    DecodeRule(1, 16, 2),
+)
+AS_ORDERED = DecodeRule(0, 0, 1)
+PATTERN_RULE = DecodeRule(2, 8, 1)  # with which patterns are decoded at first
+POOL_SIZE = 3  # decoded schedules that are improved, all of different values
+ANNEALING_SECONDS = 0.3  # of annealing over target starts at a time
+TARGET_HEATS = (0.05, 0.15, 0.4)  # what that takes lightly at first, in mean passes
+PATTERN_HEATS = (1.0, 0.75)  # the same for a new pattern, and for the best one again
+PATTERN_PERIOD = 1.05  # times the least period: where a new pattern starts
+SAMPLE_FLIGHTS = 6  # times what is in flight at once: so many microbatches show what a pattern is worth
+PATTERN_GOAL = 1.005  # times the target: below, patterns have no more to gain
+MAX_ROWS = 2  # microbatches that a pattern tells apart at most
+DROP_RATE = 0.3  # how often the worst of the pool is given up
+FIRST_ROUNDS, MORE_ROUNDS = 300, 1000  # of annealing a block: for the first blocks, then (doubled each time)
+SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE = 2e-7, 1.5e-8  # of work that decoding a pass and placing a lane count for
+PACKING = 10  # times as long as placing a lane it takes to pack it
+
+
+@dataclass
+class BlockSearch:
+    """The decoded schedules found so far, best first, and the time left.
+
+    Each arm is an iterator: a step of it may offer schedules to the pool, and it ends where it has nothing more to try.
+    """
+
+    g: MicrobatchGraph
+    clock: Clock
+    deadline: float  # on the clock
+    target: int  # µs: no schedule is shorter
+    random: np.random.Generator
+    others: Callable[[], Sequence[Schedule]]  # what other finders have found by now
+    samples: tuple[int, ...] = ()  # numbers of microbatches, fewer than the problem's, to solve and stretch
+    adopted: int = 0  # how many of the others' schedules were decoded here
+    pool: list[Decoded] = field(default_factory=list)
+    block: BuildingBlock = field(init=False)  # the shortest legal one found
+    cost: float = 1e-3  # seconds that one decoding takes
+    round_cost: float = 1e-5  # seconds that one round of annealing a block takes
+
+    def __post_init__(self) -> None:
+        self.block = serial_block(self.g)
+
+    @cached_property
+    def shifts(self) -> Ints:
+        """By how much annealings shift, µs."""
+        return shift_lengths(self.g)
+
+    @cached_property
+    def mean(self) -> float:
+        """The mean pass, µs."""
+        return float(self.g.duration.mean())
+
+    @property
+    def left(self) -> float:
+        """Seconds until the clock or the deadline ends."""
+        return min(self.clock.left, self.deadline - self.clock.used)
+
+    def seed(self) -> int:
+        """A new seed for a compiled annealing."""
+        return int(self.random.integers(1 << 31))
+
+    def seconds_of(self, rounds: int, microbatches: int) -> float:
+        """What so many decodings of so many microbatches count for."""
+        return rounds * self.g.rank.size * microbatches * SECONDS_PER_DECODED_PASS
+
+    def offer(self, found: Decoded | None) -> bool:
+        """Keep a schedule among the best, one of each value. Returns whether it is the best."""
+        if found is None or any(found.value == other.value for other in self.pool):
+            return False
+        self.pool = sorted([*self.pool, found], key=lambda one: one.value)[:POOL_SIZE]
+        return self.pool[0] is found
+
+    # Decoding targets
+
+    def decode_all(self, target: Ints, rules: tuple[DecodeRule, ...]) -> Iterator[None]:
+        """Decode target starts with each of the rules."""
+        for rule in rules:
+            found = decode(self.g, target, rule)
+            self.clock.spend(self.cost)
+            if self.offer(found):
+                self.justify(self.pool[0])
+            yield
+            if found is None:
+                return
+
+    def decode_block(self, block: BuildingBlock, rules: tuple[DecodeRule, ...]) -> Iterator[None]:
+        """Decode a block's repetition with each of the rules."""
+        yield from self.decode_all(repeated_targets(self.g, block.offset, block.period), rules)
+
+    def justify(self, best: Decoded) -> None:
+        """Push everything late, then early again."""
+        for _ in range(2):
+            if self.left < 4 * self.cost:
+                return
+            self.clock.spend(2 * self.cost)
+            found = justified(self.g, best.start, best.rule)
+            self.offer(found)
+            if found is None or found.value >= best.value:
+                return
+            best = found
+
+    def adopt(self) -> Iterator[None]:
+        """Decode the schedules that others found since the last time, by their start times."""
+        new = self.others()[self.adopted :]
+        self.adopted += len(new)
+        for schedule in new:
+            yield from self.decode_all(schedule.timeline().start[self.g.passes], (AS_ORDERED, *RULES))
+
+    # Blocks
+
+    def settled(self, start: Ints, period: int, rounds: int) -> tuple[BuildingBlock, bool]:
+        """`anneal_block` in at most a twentieth of the time left."""
+        began = self.clock.used
+        allowed = max(1, min(rounds, int(0.05 * max(0.0, self.left) / self.round_cost)))
+        found = anneal_block(self.g, start, period, allowed, self.seed())
+        self.clock.spend(allowed * self.g.rank.size * SECONDS_PER_PLACED_LANE)
+        self.round_cost = max(1e-7, (self.clock.used - began) / allowed)
+        return found
+
+    def shorter(self, rounds: int) -> Iterator[BuildingBlock]:
+        """Legal blocks of falling period while time is left; each becomes `block`."""
+        near = partial(self.settled, rounds=rounds)
+        for block in shorter_blocks(self.g, self.block, near, lambda: self.left > 0):
+            self.block = block
+            yield block
+
+    def packed(self) -> Iterator[None]:
+        """Decode a packed block, where it is shorter than those found."""
+        self.clock.spend((COARSE + FINE) * self.g.rank.size * SECONDS_PER_PLACED_LANE * PACKING)
+        block = least_packed(self.g)
+        if block.period < self.block.period:
+            self.block = block
+            yield from self.decode_block(block, RULES)
+
+    def blocks(self) -> Iterator[BuildingBlock]:
+        """Blocks to decode: ever shorter legal ones, then ones of a little more and a little less than the least period
+        found. Decoding mends a block that is over its memory or overlaps."""
+        yield self.block
+        work = int(rank_work(self.g).max())
+        rounds = MORE_ROUNDS
+        while True:
+            yield from self.shorter(rounds)
+            period = self.block.period
+            for near in (period, period + period // 50 + 1, work, (work + period) // 2):
+                for start in (np.zeros_like(self.block.offset), self.block.offset):
+                    yield self.settled(start, max(1, near), rounds)[0]
+            rounds *= 2
+
+    # Arms
+
+    def block_arm(self) -> Iterator[None]:
+        """Further blocks, each decoded with every rule."""
+        for block in self.blocks():
+            yield from self.decode_block(block, RULES)
+
+    def pattern_arm(self, seconds: float) -> Iterator[None]:
+        """Anneal patterns for so many seconds each.
+
+        The first starts where every pass follows its inputs at once, since memory is scarce; then the best so far is
+        annealed again. Of many microbatches a few are annealed at first. Ends where what is left to gain is in the ramps.
+        """
+        tight = Pattern(earliest_offsets(self.g)[None], int(PATTERN_PERIOD * period_lower_bound(self.g)), PATTERN_RULE)
+        m, sample = self.g.microbatches, SAMPLE_FLIGHTS * microbatches_in_flight(self.g)
+        few = sample if sample <= MAX_SAMPLE_SHARE * m else m
+        best: tuple[int, Pattern] | None = None
+        while True:
+            for count, again in ((few, False), *((count, True) for count in sorted({few, m}))):
+                if self.left <= 0 or (self.pool and self.pool[0].value <= PATTERN_GOAL * self.target):
+                    return
+                begin = self.told_apart(best[1]) if again and best is not None else tight
+                found = self.annealed_pattern(begin, count, seconds, PATTERN_HEATS[again])
+                if found is not None:
+                    pattern, value = found[0], found[1].value
+                    if count == few and (best is None or value < best[0]):
+                        best = value, pattern
+                    targets = repeated_targets(self.g, pattern.offset, pattern.period)
+                    yield from self.decode_all(targets, (pattern.rule,))
+                yield
+
+    def told_apart(self, pattern: Pattern) -> Pattern:
+        """The pattern, at random with offsets of their own for microbatches in turn."""
+        rows = int(self.random.integers(len(pattern.offset), MAX_ROWS + 1))
+        return pattern._replace(offset=np.repeat(pattern.offset, rows // len(pattern.offset), axis=0))
+
+    def annealed_pattern(self, begin: Pattern, few: int, seconds: float, heat: float) -> tuple[Pattern, Decoded] | None:
+        """What annealing finds from a pattern with the first `few` microbatches alone; `heat` in mean passes."""
+        small, share = shortened(self.g, few), few / self.g.microbatches
+        target = self.target if share == 1 else least_value(small)
+        rounds = max(1, int(min(seconds, self.left) / (share * self.cost)))
+        at = self.clock.used
+        annealing = Annealing(self.shifts, target, rounds, heat * self.mean, self.seed())
+        found = anneal_pattern(small, begin, RULES, annealing)
+        self.count(rounds, at, few)
+        return found
+
+    def target_arm(self) -> Iterator[None]:
+        """Anneal the pool's target starts in turn, each from where it came; sometimes the worst is dropped."""
+        while self.pool:
+            for begin in list(self.pool):
+                if self.left <= 0:
+                    return
+                at = self.clock.used
+                found, rounds = self.annealed_targets(self.g, begin, self.target, self.cost)
+                self.count(rounds, at, self.g.microbatches)
+                if found.value < begin.value:
+                    self.pool = [one for one in self.pool if one is not begin]
+                    self.offer(found)
+                yield
+            if len(self.pool) > 1 and self.random.random() < DROP_RATE:
+                self.pool.pop()
+
+    def sample_arm(self) -> Iterator[None]:
+        """Anneal the pool's target starts with few microbatches, where a trial costs little, and repeat what is steady."""
+        while self.pool:
+            for begin in list(self.pool):
+                if self.left <= 0:
+                    return
+                few = self.samples[int(self.random.integers(len(self.samples)))]
+                small = shortened(self.g, few)
+                found = decode(small, shrunk_targets(begin.start, few, int(self.random.integers(1, few - 1))), begin.rule)
+                if found is not None:
+                    cost = self.cost * few / self.g.microbatches
+                    found, rounds = self.annealed_targets(small, found, least_value(small), cost)
+                    self.clock.spend(self.seconds_of(rounds, few))
+                    yield
+                    yield from self.stretch(found)
+                yield
+
+    def stretch(self, found: Decoded) -> Iterator[None]:
+        """Decode a schedule of few microbatches with its steady state repeated, the likeliest periods first."""
+        tries = int(np.clip(0.03 * self.left / self.cost, 3, 30))
+        for target in stretched_targets(found.start, self.g.microbatches, tries):
+            yield from self.decode_all(target, (found.rule,))
+
+    def annealed_targets(self, g: MicrobatchGraph, begin: Decoded, target: int, cost: float) -> tuple[Decoded, int]:
+        """What one annealing over target starts finds, and its rounds; `cost`: seconds that one of them takes."""
+        rounds = max(1, int(min(ANNEALING_SECONDS, self.left) / cost))
+        heat = self.mean * float(self.random.choice(TARGET_HEATS))
+        return anneal_targets(g, begin, Annealing(self.shifts, target, rounds, heat, self.seed())), rounds
+
+    def count(self, rounds: int, began: float, few: int) -> None:
+        """Count so many decodings of `few` microbatches since `began`, and learn what one of all microbatches takes."""
+        self.clock.spend(self.seconds_of(rounds, few))
+        self.cost = max(1e-7, (self.clock.used - began) / rounds * self.g.microbatches / few)

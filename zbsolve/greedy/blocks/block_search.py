@@ -1,0 +1,143 @@
+"""Schedules from building blocks: for several stages a rank and for tight memory, where list scheduling fails.
+
+A block is repeated, squeezed, and its ramps are filled, after arXiv 2405.15362, section 3. Blocks of several periods are
+tried, since a short period wins with many microbatches and a short life of what is held with few. Annealing improves
+patterns of target starts, and then single target starts of the best schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ...problem import Problem
+from ...schedule import Schedule
+from ...util.clock import Clock
+from ..arrays.microbatch import least_value, microbatch_graph, with_mean_microbatches
+from ..side_streams.side_stream import with_room_for_them, with_side_streams
+from ..targets.decoding import Decoded, decode, repeated_targets, to_schedule
+from .block_arms import FIRST_ROUNDS, RULES, BlockSearch
+from .building_block import block_peaks
+from .steady_state import sample_sizes
+
+PATTERN_SHARE, MAX_PATTERN_SECONDS = 0.1, 3.0  # of the time for annealing one pattern; at most, since nothing ends it early
+ARM_SHARES = (0.1, 0.45)  # of the time is over when blocks, then patterns have had their turn
+DECODINGS_PER_SCHEDULE = 20  # that making a schedule and verifying it takes as long as, about
+SLOW_DECODING = 3e-3  # seconds: where one decoding takes longer, small samples are annealed too
+EXPLORATION = 0.4  # how often an arm that gained less lately is tried
+MIN_TURN, TURN_SHARE = 0.05, 0.02  # seconds of an arm's turn at least, and of what is left
+
+
+def block_schedules(
+    problem: Problem,
+    clock: Clock,
+    seconds: float,
+    seed: int = 0,
+    target: int = 0,
+    others: Callable[[], Sequence[Schedule]] = tuple,
+    room: float = 1.0,
+) -> Iterator[Schedule]:
+    """Better and better schedules of `problem` for `seconds` of the clock, the first at once.
+
+    Ends earlier where a schedule of value `target` (µs) is found. Where microbatches differ in numbers, mean ones are
+    searched, and what is better for those is yielded. Yields none where they differ in more, or where passes need more than
+    one stream. `others`: what others have found by now; each is decoded again by its start times
+    (mended where it is over the memory) and improved here. room: the share of the memory of side streams that is left for
+    them (see `with_room_for_them`).
+    """
+    plain = with_room_for_them(problem, room)
+    g = None if plain is None else microbatch_graph(with_mean_microbatches(plain))
+    if g is None:
+        return
+    g = g._replace(passes=np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)[g.passes])
+    target = max(target, least_value(g)) if problem.alike else 0  # of a mean microbatch no value is one of the problem
+    random = np.random.default_rng(seed)
+    search = BlockSearch(g, clock, clock.used + seconds, target, random, others, sample_sizes(g))
+    for best in _improvements(search):
+        yield with_side_streams(problem, to_schedule(problem, g, best.order))
+
+
+def try_each_annealing(problem: Problem) -> None:
+    """One trial of each annealing, so that its kernels are compiled: `block_schedules` needs some only on hard problems."""
+    g = microbatch_graph(problem)
+    if g is None:
+        return
+    search = BlockSearch(g, Clock(1.0, 100.0), 100.0, 0, np.random.default_rng(0), tuple)
+    block_peaks(g, search.block)
+    search.cost = 1.0  # so long that there is time for one trial at a time
+    for _ in search.decode_block(search.block, RULES[:1]):
+        pass
+    for arm in (search.pattern_arm(1.0), search.target_arm()):
+        next(arm)
+
+
+def _improvements(search: BlockSearch) -> Iterator[Decoded]:
+    """Ever better decoded schedules; not all of them, since using one costs about `DECODINGS_PER_SCHEDULE` decodings."""
+    said, when = -1, 0.0
+    for _ in _steps(search):
+        better = search.pool and (said < 0 or search.pool[0].value < said)
+        ended = search.left <= 0 or (search.pool and search.pool[0].value <= search.target)
+        if better and (said < 0 or ended or search.clock.used - when > DECODINGS_PER_SCHEDULE * search.cost):
+            said, when = search.pool[0].value, search.clock.used
+            yield search.pool[0]
+        if ended:
+            return
+    if search.pool and search.pool[0].value < said:
+        yield search.pool[0]
+
+
+def _steps(search: BlockSearch) -> Iterator[None]:
+    """The search, step by step: a block found at once, then further blocks, then patterns, then the arms by what each
+    gains."""
+    began, total = search.clock.used, search.left
+    for _ in search.shorter(FIRST_ROUNDS):
+        pass
+    yield from search.decode_block(search.block, RULES[:1])
+    search.cost = _measured_cost(search)
+    yield from search.packed()
+    yield from search.adopt()
+    patterns = search.pattern_arm(min(MAX_PATTERN_SECONDS, PATTERN_SHARE * total))
+    arms = [search.block_arm(), patterns, search.target_arm()]
+    if search.samples and search.cost > SLOW_DECODING:
+        arms.append(search.sample_arm())
+    for arm, share in zip(arms[:2], ARM_SHARES, strict=True):
+        for _ in arm:
+            yield
+            if search.clock.used - began > share * total:
+                break
+    yield from _take_turns(search, arms)
+
+
+def _measured_cost(search: BlockSearch) -> float:
+    """Seconds that one decoding takes."""
+    g, at = search.g, search.clock.used
+    decode(g, repeated_targets(g, *search.block))
+    search.clock.spend(search.seconds_of(1, g.microbatches))
+    return search.clock.used - at
+
+
+def _take_turns(search: BlockSearch, arms: list[Iterator[None]]) -> Iterator[None]:
+    """Advance the arm that lately gained most a second, another one now and then; each while it has more to try."""
+    gain = np.full(len(arms), np.inf)
+    while search.pool and arms:
+        yield from search.adopt()
+        explores = search.random.random() < EXPLORATION
+        arm = int(search.random.integers(len(arms))) if explores else int(np.argmax(gain))
+        began, before = search.clock.used, search.pool[0].value
+        ended = False
+        while not ended and _has_turn(search, began):
+            ended = next(arms[arm], search) is search
+            yield
+        if ended:
+            del arms[arm]
+            gain = np.delete(gain, arm)
+            continue
+        rate = (before - search.pool[0].value) / (search.clock.used - began)
+        gain[arm] = rate if np.isinf(gain[arm]) else 0.6 * gain[arm] + 0.4 * rate
+
+
+def _has_turn(search: BlockSearch, began: float) -> bool:
+    """Whether the arm that began its turn then may go on."""
+    used = search.clock.used - began
+    return used < TURN_SHARE * search.left or used < MIN_TURN

@@ -1,0 +1,296 @@
+"""Building blocks: one microbatch's passes with fixed offsets, repeated every period (arXiv 2405.15362, section 3).
+
+This is modulo scheduling (Rau, 1994) of one microbatch's graph. A block is legal where no two passes of a rank overlap
+modulo the period, edges hold within the block, and what each rank holds at any phase fits its capacity. `first_fit` and
+`packing.packed_fit` make a block from target offsets; `anneal_block` searches over the targets for a block that fits the
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import Ints
+from ...timeline import Floats
+from ...util.kernels import kernel
+from ..arrays.compressed import compressed_rows
+from ..arrays.microbatch import MicrobatchGraph, rank_work
+
+
+class MemoryEdges(NamedTuple):
+    """Edges that hold memory, by rank: first[r]:first[r + 1] are rank r's. before and after are lanes, bytes is held."""
+
+    first: Ints
+    before: Ints
+    after: Ints
+    bytes: Ints
+
+
+class BuildingBlock(NamedTuple):
+    """Offsets (µs, one a lane) and the period (µs) at which they repeat."""
+
+    offset: Ints
+    period: int
+
+
+class _Settling(NamedTuple):
+    """What an annealing of blocks works with: the edges that hold memory; 1 / capacity of each rank; by how much a move
+    shifts offsets, µs; the period, µs; how many moves; what it takes lightly at first, in capacities; the seed."""
+
+    edges: MemoryEdges
+    scale: Floats
+    shifts: Ints
+    period: int
+    rounds: int
+    heat: float
+    seed: int
+
+
+def memory_edges(g: MicrobatchGraph) -> MemoryEdges:
+    """The graph's edges that hold memory."""
+    some = g.bytes > 0
+    rank = g.rank[g.before[some]]
+    return MemoryEdges(*compressed_rows(rank, len(g.capacity), g.before[some], g.after[some], g.bytes[some]))
+
+
+def period_lower_bound(g: MicrobatchGraph) -> int:
+    """No block has a shorter period, µs: 1; a rank's work; and its bytes times how long they are held at least, over its
+    capacity (Little's law)."""
+    held = g.bytes > 0
+    begin, number = np.unique(g.before[held], return_inverse=True)
+    kept = np.zeros(len(g.before), np.int64)
+    kept[held] = g.bytes[held] * longest_ways(g, begin)[g.after[held], number]
+    energy = np.bincount(g.rank[g.before], kept, len(g.capacity))
+    return max(1, int(rank_work(g).max()), int(np.ceil((energy / np.maximum(g.capacity, 1)).max() - 1e-9)))
+
+
+def longest_ways(g: MicrobatchGraph, begin: Ints) -> Ints:
+    """µs of the longest way from the start of each lane of `begin` to the end of each lane, shape (lanes, len(begin)); −1
+    where there is none."""
+    longest = np.full((len(g.duration), len(begin)), -1, np.int64)
+    longest[begin, np.arange(len(begin))] = g.duration[begin]
+    for lane in range(len(g.duration)):
+        for e in range(g.in_first[lane], g.in_first[lane + 1]):
+            row = longest[g.in_lane[e]]
+            reach = np.where(row >= 0, row + g.in_lag[e] + g.duration[lane], -1)
+            np.maximum(longest[lane], reach, out=longest[lane])
+    return longest
+
+
+def serial_block(g: MicrobatchGraph) -> BuildingBlock:
+    """One microbatch after the other, nothing overlapping: legal wherever one microbatch fits."""
+    offset = np.zeros(len(g.duration), np.int64)
+    now = 0
+    for lane in range(len(g.duration)):
+        offset[lane] = max(now, _inputs_end(g, offset, lane))
+        now = int(offset[lane] + g.duration[lane])
+    return BuildingBlock(offset, max(now, 1))
+
+
+def plain_block(g: MicrobatchGraph) -> BuildingBlock:
+    """Each pass as soon as its inputs are there and its rank is free, every least period; whatever the memory is."""
+    period, offset = int(rank_work(g).max()), np.zeros(len(g.duration), np.int64)
+    first_fit(g, offset.copy(), max(1, period), offset)
+    return BuildingBlock(offset, max(1, period))
+
+
+def earliest_offsets(g: MicrobatchGraph) -> Ints:
+    """Offsets, µs, shape (lanes,), where every pass starts as soon as its inputs are there, whatever overlaps: memory is
+    held for the shortest time."""
+    offset = np.zeros(len(g.duration), np.int64)
+    for lane in range(len(offset)):
+        offset[lane] = _inputs_end(g, offset, lane)
+    return offset
+
+
+def _inputs_end(g: MicrobatchGraph, offset: Ints, lane: int) -> int:
+    """When the lane's inputs have arrived, µs; 0 where it has none."""
+    into = slice(g.in_first[lane], g.in_first[lane + 1])
+    source = g.in_lane[into]
+    return int((offset[source] + g.duration[source] + g.in_lag[into]).max(initial=0))
+
+
+def shorter_blocks(
+    g: MicrobatchGraph,
+    best: BuildingBlock,
+    near: Callable[[Ints, int], tuple[BuildingBlock, bool]],
+    going: Callable[[], bool],
+) -> Iterator[BuildingBlock]:
+    """Legal blocks of falling period, µs, by bisection between `best` and what no block can beat, while `going()`.
+    `near(offset, period)`: a block near such offsets, and whether it is legal."""
+    low = period_lower_bound(g)
+    middle = low
+    while low < best.period and going():
+        found = None
+        for start in (np.zeros_like(best.offset), best.offset):
+            if found is None:
+                block, legal = near(start, middle)
+                found = block if legal else None
+        if found is not None:
+            best = found
+            yield best
+        else:
+            low = middle + max(1, low // 500)
+        middle = (low + best.period) // 2
+
+
+def block_peaks(g: MicrobatchGraph, block: BuildingBlock) -> Ints:
+    """The most bytes that each rank holds while the block repeats, shape (ranks,)."""
+    result: Ints = held_peaks(g, memory_edges(g), block.offset, block.period)
+    return result
+
+
+def anneal_block(
+    g: MicrobatchGraph, start: Ints, period: int, rounds: int, seed: int = 0, heat: float = 0.05
+) -> tuple[BuildingBlock, bool]:
+    """The best block of this period that `rounds` moves of annealing find near the offsets `start`; and whether it is
+    legal."""
+    offset = start.copy()
+    scale = 1.0 / np.maximum(g.capacity, 1)
+    excess = _anneal_block(g, _Settling(memory_edges(g), scale, shift_lengths(g), period, rounds, heat, seed), offset)
+    return BuildingBlock(offset - offset.min(), period), bool(excess == 0)
+
+
+def shift_lengths(g: MicrobatchGraph) -> Ints:
+    """By how much annealings shift passes, µs: lengths of passes and sums of two of them."""
+    single = np.unique(g.duration[g.duration > 0])
+    if len(single) == 0:
+        return np.ones(1, np.int64)
+    few = single[np.linspace(0, len(single) - 1, min(len(single), 12)).astype(np.int64)]
+    both: Ints = np.unique(np.concatenate([few, (few[:, None] + few[None, :]).ravel()]))
+    return both
+
+
+@kernel
+def held_peaks(g, edges, offset, period):  # type: ignore[no-untyped-def]
+    """The most bytes that lie in each pool of `edges` while offsets repeat. A pool's peak is where one of its edges takes;
+    an edge that lives for q periods and a rest is held q times always, and once more while the rest lasts."""
+    ranks = len(edges.first) - 1
+    peak = np.zeros(ranks, np.int64)
+    for rank in range(ranks):
+        a, z = edges.first[rank], edges.first[rank + 1]
+        for x in range(a, z):
+            phase, total = offset[edges.before[x]], 0
+            for e in range(a, z):
+                life = offset[edges.after[e]] + g.duration[edges.after[e]] - offset[edges.before[e]]
+                total += edges.bytes[e] * (life // period)
+                if (phase - offset[edges.before[e]]) % period < life % period:
+                    total += edges.bytes[e]
+            peak[rank] = max(peak[rank], total)
+    return peak
+
+
+@kernel
+def first_fit(g, target, period, offset):  # type: ignore[no-untyped-def]
+    """Fill `offset`: each lane in turn at the first free phase of its rank at or after its target and its inputs, all in
+    µs, shape (lanes,). Returns how many lanes found no free phase that is long enough, and overlap others."""
+    misfits = 0
+    for lane in range(len(target)):
+        at = target[lane]
+        for e in range(g.in_first[lane], g.in_first[lane + 1]):
+            at = max(at, offset[g.in_lane[e]] + g.duration[g.in_lane[e]] + g.in_lag[e])
+        rank, length = g.rank[lane], g.duration[lane]
+        if length > 0:
+            earliest = at
+            moved = True
+            while moved:
+                moved = False
+                for k in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
+                    other = g.rank_lanes[k]
+                    if other >= lane:
+                        break
+                    busy = g.duration[other]
+                    since = (at - offset[other]) % period
+                    if since < busy:
+                        at += busy - since
+                        moved = True
+                    elif busy > 0 and since + length > period:
+                        at += period - since + busy
+                        moved = True
+                if at > earliest + period:
+                    at, misfits = earliest, misfits + 1
+                    break
+        offset[lane] = at
+    return misfits
+
+
+@kernel
+def _cost(g, edges, scale, offset, period):  # type: ignore[no-untyped-def]
+    """How far a block is over its ranks' capacities, in capacities; and the share of the capacities that it uses in the
+    mean of its period, summed over ranks."""
+    peak = held_peaks(g, edges, offset, period)
+    excess = 0.0
+    for rank in range(len(peak)):
+        if peak[rank] > g.capacity[rank]:
+            excess += (peak[rank] - g.capacity[rank]) * scale[rank]
+    used = 0.0
+    for rank in range(len(peak)):
+        for e in range(edges.first[rank], edges.first[rank + 1]):
+            life = offset[edges.after[e]] + g.duration[edges.after[e]] - offset[edges.before[e]]
+            used += edges.bytes[e] * scale[rank] * life / period
+    return excess, used
+
+
+@kernel
+def shift_targets(target, shifts, ranks):  # type: ignore[no-untyped-def]
+    """Shift target offsets, in place: of one lane, of all from one on (at once, or more and more), or of some in a row."""
+    # It gets the number of ranks, not the graph: to count references to the graph's arrays took 8 % of an annealing.
+    lanes = len(target)
+    step = shifts[np.random.randint(len(shifts))]
+    if np.random.randint(3) == 0:
+        step += shifts[np.random.randint(len(shifts))]
+    if np.random.randint(2) == 0:
+        step = -step
+    kind = np.random.randint(6)
+    a = np.random.randint(lanes)
+    if kind <= 1:
+        target[a] += step
+    elif kind <= 3:
+        for k in range(a, lanes):
+            target[k] += step
+    elif kind == 4:
+        z = min(lanes, a + 2 + np.random.randint(ranks))
+        for k in range(a, lanes):
+            target[k] += step * (min(k, z) - a)
+    else:
+        z = min(lanes, a + 2 + np.random.randint(ranks))
+        for k in range(a, z):
+            target[k] += step
+
+
+@kernel
+def _anneal_block(g, settling, offset):  # type: ignore[no-untyped-def]
+    """Annealing over targets, from `offset` (µs, shape (lanes,)), which becomes the best block found. Returns how far that
+    is over its ranks' capacities, in capacities, plus its misfits: 0.0 where it is legal."""
+    np.random.seed(settling.seed)
+    edges, scale, shifts, period, rounds = settling.edges, settling.scale, settling.shifts, settling.period, settling.rounds
+    ranks = len(g.capacity)
+    found = offset.copy()
+    target = offset.copy()
+    misfits = first_fit(g, target, period, found)
+    now = found.copy()
+    excess, used = _cost(g, edges, scale, found, period)
+    excess += misfits
+    cost = excess + 0.02 * used / ranks
+    best, best_excess = cost, excess
+    offset[:] = found
+    for turn in range(rounds):
+        if best_excess == 0.0:
+            break
+        target[:] = now
+        warm = settling.heat * (1.0 - turn / rounds)
+        shift_targets(target, shifts, ranks)
+        misfits = first_fit(g, target, period, found)
+        excess, used = _cost(g, edges, scale, found, period)
+        excess += misfits
+        new = excess + 0.02 * used / ranks
+        if new <= cost or np.random.random() < np.exp((cost - new) / warm):
+            cost = new
+            now[:] = found
+            if (excess < best_excess) or (excess == best_excess and new < best):
+                best, best_excess = new, excess
+                offset[:] = found
+    return best_excess

@@ -1,0 +1,204 @@
+"""Where a pass of a building block goes so that no gap is left that nothing fits into: the rest of its rank still packs.
+
+`building_block.first_fit` takes the first free phase that is long enough. Near a period that is all work, that leaves gaps
+shorter than any pass, and later passes find no place. Here a pass takes the first phase that leaves room for all the others
+of its rank: at an end of a gap, or so far from it that one or two others fill what is between. So a period that is all work
+costs no search where memory is ample, and where it is scarce this is where annealing begins.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import Ints
+from ...util.kernels import kernel
+
+PACKING_STEPS = 200  # of the search whether the rest packs: what takes longer counts as not packing
+
+
+class _Scratch(NamedTuple):
+    """What `_first_packing` works with, one array each: phases and lengths of the rank's passes that are placed, µs; lengths
+    of those that are not, longest first; where gaps begin and how long they are; gaps that a trial leaves; what one or two
+    of the rest take; phases to try."""
+
+    phase: Ints
+    length: Ints
+    rest: Ints
+    gap_begin: Ints
+    gap: Ints
+    left: Ints
+    sums: Ints
+    tried: Ints
+
+
+@kernel
+def packed_fit(g, target, period, offset):  # type: ignore[no-untyped-def]
+    """Fill `offset`: each lane in turn at the first phase of its rank at or after its target and its inputs that leaves room
+    for the rank's later lanes, all in µs, shape (lanes,). Returns how many found none, and overlap others."""
+    most = 0
+    for rank in range(len(g.capacity)):
+        most = max(most, g.rank_lane_first[rank + 1] - g.rank_lane_first[rank])
+    s = _scratch(most)
+    misfits = 0
+    for lane in range(len(target)):
+        at = target[lane]
+        for e in range(g.in_first[lane], g.in_first[lane + 1]):
+            at = max(at, offset[g.in_lane[e]] + g.duration[g.in_lane[e]] + g.in_lag[e])
+        if g.duration[lane] > 0:
+            wait = _first_packing(g, offset, lane, at, period, s)
+            misfits += wait < 0
+            at += max(wait, 0)
+        offset[lane] = at
+    return misfits
+
+
+@kernel
+def _scratch(most):  # type: ignore[no-untyped-def]
+    """Room for ranks of at most so many lanes."""
+    sums = 1 + most + most * most
+    column = np.empty((6, most + 2), np.int64)
+    tried = np.empty(2 * sums * (most + 1) + 1, np.int64)
+    return _Scratch(column[0], column[1], column[2], column[3], column[4], column[5], np.empty(sums, np.int64), tried)
+
+
+@kernel
+def _first_packing(g, offset, lane, at, period, s):  # type: ignore[no-untyped-def]
+    """How long a lane that is ready `at` waits for a phase that leaves room for the rest of its rank, µs; −1: none does."""
+    placed, rest = _neighbours(g, offset, lane, at, period, s)
+    if placed == 0:
+        return 0
+    gaps, length = _gaps(s, placed, period), g.duration[lane]
+    last = -1
+    for k in range(_phases(s, gaps, _sums(s, gaps, rest, length), length, period)):
+        phase = s.tried[k]
+        if phase == last:
+            continue
+        last = phase
+        for i in range(gaps):
+            since = (phase - s.gap_begin[i]) % period
+            if since + length <= s.gap[i]:
+                s.left[:gaps] = s.gap[:gaps]
+                s.left[i], s.left[gaps] = since, s.gap[i] - since - length
+                if _packs(s.left, gaps + 1, s.rest, rest):
+                    return phase
+                break
+    return -1
+
+
+@kernel
+def _neighbours(g, offset, lane, at, period, s):  # type: ignore[no-untyped-def]
+    """The other lanes of a lane's rank: those before it by their phase after `at`, those behind it by their length. Returns
+    how many there are of each."""
+    placed, rest, rank = 0, 0, g.rank[lane]
+    for k in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
+        other = g.rank_lanes[k]
+        length = g.duration[other]
+        if length == 0 or other == lane:
+            continue
+        if other < lane:
+            phase, i = (offset[other] - at) % period, placed
+            while i > 0 and s.phase[i - 1] > phase:
+                s.phase[i], s.length[i] = s.phase[i - 1], s.length[i - 1]
+                i -= 1
+            s.phase[i], s.length[i] = phase, length
+            placed += 1
+        else:
+            i = rest
+            while i > 0 and s.rest[i - 1] < length:
+                s.rest[i] = s.rest[i - 1]
+                i -= 1
+            s.rest[i] = length
+            rest += 1
+    return placed, rest
+
+
+@kernel
+def _gaps(s, placed, period):  # type: ignore[no-untyped-def]
+    """The gaps between placed passes, of which the last may reach into the next period. Returns how many there are."""
+    gaps = 0
+    for i in range(placed):
+        end = s.phase[i] + s.length[i]
+        following = s.phase[i + 1] if i + 1 < placed else s.phase[0] + period
+        if following > end:
+            s.gap_begin[gaps], s.gap[gaps] = end, following - end
+            gaps += 1
+    return gaps
+
+
+@kernel
+def _sums(s, gaps, rest, length):  # type: ignore[no-untyped-def]
+    """0 and what one or two of the rest take, as far as a gap has room for it beside the pass. Returns how many."""
+    room = -length
+    for i in range(gaps):
+        room = max(room, s.gap[i] - length)
+    s.sums[0], found = 0, 1
+    for i in range(rest):
+        if s.rest[i] <= room and (i == 0 or s.rest[i] != s.rest[i - 1]):
+            s.sums[found] = s.rest[i]
+            found += 1
+    single = found
+    for i in range(1, single):
+        for j in range(i, single):
+            if s.sums[i] + s.sums[j] <= room:
+                s.sums[found] = s.sums[i] + s.sums[j]
+                found += 1
+    return found
+
+
+@kernel
+def _phases(s, gaps, sums, length, period):  # type: ignore[no-untyped-def]
+    """Phases at which a pass could begin, ascending: at once, and so far from an end of a gap as others fill. Returns how
+    many."""
+    found = 0
+    for i in range(gaps):
+        first, last = s.gap_begin[i], s.gap_begin[i] + s.gap[i] - length
+        if first > last:
+            continue
+        if first <= 0 or last >= period:
+            s.tried[found] = 0
+            found += 1
+        for k in range(sums):
+            if first + s.sums[k] <= last:
+                s.tried[found], s.tried[found + 1] = (first + s.sums[k]) % period, (last - s.sums[k]) % period
+                found += 2
+    s.tried[:found].sort()
+    return found
+
+
+@kernel
+def _packs(gaps, count, rest, passes):  # type: ignore[no-untyped-def]
+    """Whether passes, longest first, fit into gaps (which change), as far as a short search sees."""
+    total, room = 0, 0
+    for i in range(passes):
+        total += rest[i]
+    for k in range(count):
+        room += gaps[k]
+        if gaps[k] >= total:
+            return True
+    if room < total:
+        return False
+    where, i = np.full(passes, -1, np.int64), 0
+    for _ in range(PACKING_STEPS):
+        k = where[i]
+        if k >= 0:
+            gaps[k] += rest[i]
+        elif i > 0 and rest[i] == rest[i - 1]:
+            k = where[i - 1] - 1  # of alike passes none lies in an earlier gap than the one before
+        k += 1
+        while k < count and gaps[k] < rest[i]:
+            k += 1
+        if k == count:
+            where[i] = -1
+            i -= 1
+            if i < 0:
+                return False
+            continue
+        where[i] = k
+        gaps[k] -= rest[i]
+        i += 1
+        if i == passes:
+            return True
+        where[i] = -1
+    return False

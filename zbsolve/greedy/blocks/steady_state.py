@@ -1,0 +1,116 @@
+"""Steady states: a schedule of few microbatches, its middle repeated, is one of many.
+
+What a pipeline does between warm-up and cool-down repeats every few microbatches. A search with few of them costs a
+fraction, and the ramps are the same. Nothing here has to hold: times are only targets, which decoding mends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...problem import Ints
+from ..arrays.microbatch import MicrobatchGraph, rank_work
+from .building_block import earliest_offsets
+
+MAX_REPEATED = 8  # microbatches of a repeated part at most
+MAX_REPEATED_BY_TIME, MOMENTS = 4, 38  # the same where a schedule is cut at a moment; moments that are tried
+FLIGHT_FACTORS = (4, 3, 2)  # samples have so many times the microbatches that are in flight at once
+MAX_SAMPLE_SHARE = 0.6  # of the microbatches: a larger sample saves too little
+
+
+def sample_sizes(g: MicrobatchGraph) -> tuple[int, ...]:
+    """Numbers of microbatches that show warm-up, steady state and cool-down, largest first; none where the problem has
+    hardly more."""
+    flight = microbatches_in_flight(g)
+    found = {max(3, times * flight + 1) for times in FLIGHT_FACTORS}
+    return tuple(sorted((few for few in found if few <= MAX_SAMPLE_SHARE * g.microbatches), reverse=True))
+
+
+def microbatches_in_flight(g: MicrobatchGraph) -> int:
+    """How many microbatches the ranks can have begun and not ended: by memory, and by depth over period."""
+    need = np.bincount(g.rank, g.taken, len(g.capacity))
+    memory = int(np.min(g.capacity / np.maximum(need, 1)))
+    depth = int((earliest_offsets(g) + g.duration).max())
+    work = max(1, int(rank_work(g).max()))
+    return max(1, min(memory, -(-depth // work)))
+
+
+def stretched_targets(start: Ints, microbatches: int, tries: int) -> Iterator[Ints]:
+    """Target starts, µs, shape (lanes, microbatches), from start times of fewer microbatches.
+
+    A part of q microbatches from the c-th on is repeated until there are enough. The `tries` most periodic and shortest
+    of such parts, best first.
+    """
+    few = start.shape[1]
+    parts = []
+    for q in range(1, min(MAX_REPEATED, few // 2) + 1):
+        step = (start[:, q:] - start[:, :-q]) / q
+        score = step.mean(axis=0) + 0.3 * step.std(axis=0)
+        parts += [(float(score[c]), q, c) for c in range(1, few - q)]
+    for _, q, c in sorted(parts)[:tries]:
+        yield _with_part_repeated(start, microbatches, c, q)
+
+
+def _with_part_repeated(start: Ints, m: int, c: int, q: int) -> Ints:
+    """Microbatches c to c + q − 1 again and again, those before and after them as they were."""
+    more = m - start.shape[1]
+    period = float((start[:, c + q] - start[:, c]).mean())
+    j = np.arange(m)
+    middle = (j >= c) & (j < c + q + more)
+    source = np.where(j < c, j, np.where(middle, c + (j - c) % q, j - more))
+    shift = np.where(j < c, 0.0, np.where(middle, (j - c) // q * period, more / q * period))
+    target: Ints = (start[:, source] + shift).astype(np.int64)
+    return target
+
+
+def targets_cut_by_time(start: Ints, microbatches: int) -> Iterator[Ints]:
+    """Target starts, µs, shape (lanes, microbatches), from start times of fewer microbatches, cut at a moment.
+
+    A steady state up to a moment with a cool-down behind it has other microbatches in each lane by then. So each lane's
+    passes up to the moment stay, its next q are repeated until there are enough, a period later each time, and the rest
+    comes behind. The most periodic and shortest of such parts first.
+    """
+    found: dict[tuple[int, bytes], tuple[float, int, Ints]] = {}
+    for moment in np.linspace(start.min(), start.max(), MOMENTS + 2)[1:-1]:
+        begun = (start < moment).sum(axis=1)
+        for q in range(1, MAX_REPEATED_BY_TIME + 1):
+            step = _steps(start, begun, q)
+            if 2 * len(step) >= len(start):
+                found[q, begun.tobytes()] = float(step.mean() + 0.3 * step.std()) / q, q, begun
+    for _, q, begun in sorted(found.values(), key=lambda one: one[:2]):
+        yield _with_lanes_repeated(start, microbatches, begun, q)
+
+
+def _steps(start: Ints, begun: Ints, q: int) -> Ints:
+    """By how much q passes are later than the first that has not begun, µs, of the lanes with more than q left."""
+    lanes = np.flatnonzero(begun + q < start.shape[1])
+    step: Ints = start[lanes, begun[lanes] + q] - start[lanes, begun[lanes]]
+    return step
+
+
+def _with_lanes_repeated(start: Ints, m: int, begun: Ints, q: int) -> Ints:
+    """The q passes of each lane behind those that have begun again and again; of a lane with fewer left its last q, behind
+    its end."""
+    few = start.shape[1]
+    more, period = m - few, float(np.median(_steps(start, begun, q)))
+    ends = begun + q > few
+    cut = np.where(ends, few, begun)[:, None]
+    first = np.where(ends, few - q, begun)[:, None]
+    j = np.arange(m)[None]
+    turn = (j - cut) // q + ends[:, None]
+    middle, before = (j >= cut) & (j < cut + more), j < cut
+    source = np.where(before, j, np.where(middle, first + (j - cut) % q, j - more))
+    shift = np.where(before, 0.0, np.where(middle, turn * period, more / q * period))
+    target: Ints = (np.take_along_axis(start, source, axis=1) + shift).astype(np.int64)
+    return target
+
+
+def shrunk_targets(start: Ints, few: int, c: int) -> Ints:
+    """Target starts, µs, shape (lanes, few): of the first `c` microbatches, and of as many of the last that there are
+    `few`."""
+    more = start.shape[1] - few
+    shift = int((start[:, c + more] - start[:, c]).mean())
+    target: Ints = np.concatenate([start[:, :c], start[:, c + more :] - shift], axis=1)
+    return target

@@ -1,0 +1,1 @@
+"""List scheduling: its memory, its policies and their annealing, and serial schedules where nothing else fits."""

@@ -1,0 +1,272 @@
+"""The list scheduler: whenever a stream is free, it starts the best pass that may start then.
+
+This is the parallel schedule-generation scheme of project scheduling (Kolisch, 1996). It knows nothing of kinds. A
+`Policy` gives each lane a priority, a cap on its passes in flight, and a patience. Passes without successors that take no
+memory (weight gradients, mostly) fill gaps, as in the zero-bubble paper (arXiv 2401.10241, section 3.1). The `ledger`
+keeps tight memory from deadlocking.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import Ints, Problem
+from ...schedule import Schedule
+from ...timeline import Floats
+from ...util.errors import NotFound
+from ...util.kernels import inner_kernel, kernel
+from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch
+from ..side_streams.syncs import moments_of, synced
+from .event_heap import pop, push
+from .ledger import Ledger, free, may_take, new_ledger, take
+from .returns import usual_ahead
+
+
+class Policy(NamedTuple):
+    """How the list scheduler chooses: one value a lane each.
+
+    priority: of the lanes whose next pass is ready, the highest goes first.
+    cap: at most so many of the lane's passes are in flight (started, while the partner's pass of their microbatch is not),
+      but for one that brings memory back for a pass that waits for nothing else any more.
+    patience: a filler starts where the gap is at least `patience` times as long as the filler.
+    slack: a filler also starts where the stream would otherwise have been idle for more than `slack` µs since its first
+      pass: a W may wait while the bubble stays under the largest one of any stage (arXiv 2401.10241, section 3.1).
+    """
+
+    priority: Ints
+    cap: Ints
+    patience: Floats
+    slack: Ints
+
+
+def deepest_first(problem: Problem) -> Policy:
+    """The policy that prefers the pass furthest along the graph, fills only gaps that fit the filler, and has no caps but
+    on how far memory that is brought back is ahead of its use (see `returns`)."""
+    a = arrays_of(problem)
+    lanes = len(a.first_pass)
+    return Policy(
+        np.where(a.partner < 0, -1, a.depth[a.first_pass]),
+        usual_ahead(problem, a),
+        np.ones(lanes),
+        np.full(lanes, NEVER),
+    )
+
+
+def list_schedule(problem: Problem, policy: Policy) -> Schedule:
+    """The schedule that a policy makes.
+
+    There is one wherever each rank has the capacity for all that one microbatch takes there, including what it takes
+    after it freed something. With less, raises NotFound.
+    """
+    start, place = start_times(arrays_of(problem), policy)
+    if (start < 0).any():
+        first = problem.names[int(np.argmax(start < 0))]
+        raise NotFound(f"list scheduling finds no room for pass {first}")
+    sequences = {stream: rows[np.argsort(place[rows])] for stream, rows in problem.members.items()}
+    return synced(problem, sequences, moments_of(start, start + problem.passes.duration, place))
+
+
+def schedule_by_start(problem: Problem, start: Ints) -> Schedule:
+    """The schedule whose streams run their passes by start time, µs, shape (passes,).
+
+    Of passes that start at one time those without length go first, along the graph, one microbatch after the other: what
+    one of them holds is free before the next one takes.
+    """
+    a = arrays_of(problem)
+    end = start + problem.passes.duration
+    turn = np.empty(len(start), np.int64)
+    turn[np.lexsort((a.level, a.depth, last_microbatch(problem), end, start))] = np.arange(len(start))
+    sequences = {stream: rows[np.argsort(turn[rows])] for stream, rows in problem.members.items()}
+    return synced(problem, sequences, moments_of(start, end, turn))
+
+
+def start_times(a: ProblemArrays, policy: Policy) -> tuple[Ints, Ints]:
+    """The start of each pass, µs, −1 where the scheduler could not place it; and the pass's place among all starts, which
+    orders passes that start at one time. Shape (passes,) each."""
+    start, place = list_schedule_fast(a, policy)
+    return start, place
+
+
+class _State(NamedTuple):
+    """What the list scheduler knows at one moment.
+
+    One value a pass: waiting, how many of its inputs have not started; ready, when those that have will arrive, µs.
+    One value a lane: begun, how many of its passes have started.
+    One value a stream: free, when it is free, µs; wake, when the scheduler looks at it next (`NEVER`: not planned); began,
+      when its first pass started; busy, µs of work started on it.
+    ledger: what is held (see `Ledger`).
+    """
+
+    waiting: Ints
+    ready: Ints
+    begun: Ints
+    free: Ints
+    wake: Ints
+    began: Ints
+    busy: Ints
+    ledger: Ledger
+
+
+@kernel
+def _initial(a):  # type: ignore[no-untyped-def]
+    """The state before anything has started."""
+    count, lanes, streams = len(a.duration), len(a.partner), len(a.stream_lane_first) - 1
+    return _State(
+        a.inputs.copy(),
+        np.zeros(count, np.int64),
+        np.zeros(lanes, np.int64),
+        np.zeros(streams, np.int64),
+        np.zeros(streams, np.int64),
+        np.zeros(streams, np.int64),
+        np.zeros(streams, np.int64),
+        new_ledger(a),
+    )
+
+
+@inner_kernel
+def _occupied(a, state, i, now):  # type: ignore[no-untyped-def]
+    """Whether one of the streams of pass i runs another pass."""
+    for k in range(a.pass_stream_first[i], a.pass_stream_first[i + 1]):  # noqa: SIM110 (a generator is slow here)
+        if state.free[a.pass_streams[k]] > now:
+            return True
+    return False
+
+
+@inner_kernel
+def _due(a, state, i):  # type: ignore[no-untyped-def]
+    """Whether pass i brings memory back for a pass that waits for nothing else but what runs already."""
+    return a.user[i] >= 0 and state.waiting[a.user[i]] <= a.returns[a.user[i]]
+
+
+@inner_kernel
+def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
+    """The pass to start on stream s at `now`, or −1; and when the next pass that is known of arrives (`NEVER`: none)."""
+    best, filler = -1, -1
+    blocked = False
+    arrival = again = NEVER
+    for h in range(a.stream_lane_first[s], a.stream_lane_first[s + 1]):
+        lane = a.stream_lanes[h]
+        at = a.lane_first[lane] + state.begun[lane]
+        if at == a.lane_first[lane + 1]:
+            continue
+        i = a.lane_passes[at]
+        if state.waiting[i] > 0:
+            continue
+        partner = a.partner[lane]
+        if state.ready[i] > now:
+            again = min(again, state.ready[i])
+            if partner >= 0:
+                arrival = min(arrival, state.ready[i])
+            continue
+        if _occupied(a, state, i, now):
+            continue
+        if partner < 0 and a.takes[i] == 0:
+            if filler < 0 or policy.priority[lane] > policy.priority[a.lane[filler]]:
+                filler = i
+            continue
+        if partner >= 0 and state.begun[lane] - state.begun[partner] >= policy.cap[lane] and not _due(a, state, i):
+            # A lane at its cap waits for its partner's pass. Where that is a filler, the filler is due.
+            blocked = blocked or a.partner[partner] < 0
+            continue
+        if a.takes[i] > 0 and not may_take(a, state.ledger, i):
+            blocked = True
+            continue
+        if best < 0 or policy.priority[lane] > policy.priority[a.lane[best]]:
+            best = i
+    if filler >= 0:
+        lane = a.lane[filler]
+        if best >= 0:
+            return (filler if policy.priority[lane] > policy.priority[a.lane[best]] else best), again
+        gap = arrival - now
+        idle = now - state.began[s] - state.busy[s] if state.busy[s] > 0 else np.int64(0)
+        if blocked or gap >= policy.patience[lane] * a.duration[filler] or idle + gap > policy.slack[lane]:
+            return filler, again
+    return best, again
+
+
+@inner_kernel
+def _occupy(a, state, i, now):  # type: ignore[no-untyped-def]
+    """Pass i starts: it takes its memory and its streams."""
+    state.begun[a.lane[i]] += 1
+    take(a, state.ledger, i)
+    for k in range(a.pass_stream_first[i], a.pass_stream_first[i + 1]):
+        t = a.pass_streams[k]
+        state.free[t] = now + a.duration[i]
+        if state.busy[t] == 0:
+            state.began[t] = now
+        state.busy[t] += a.duration[i]
+
+
+@kernel
+def list_schedule_fast(a, policy):  # type: ignore[no-untyped-def]
+    """`start_times`, compiled: a loop over events in order of time.
+
+    An event is time · ids + id. The id of a pass's end is the pass; the id of a look at stream s is passes + s. So ends
+    come before looks at the same time.
+    """
+    count, streams = len(a.duration), len(a.stream_lane_first) - 1
+    start, place = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    begins = 0
+    state = _initial(a)
+    ids = np.int64(count + streams)
+    heap = np.empty(4 * streams + 64, np.int64)
+    size = 0
+    for s in range(streams):
+        heap = push(heap, size, np.int64(count + s))
+        size += 1
+    while size > 0:
+        key = pop(heap, size)
+        size -= 1
+        now, what = key // ids, key % ids
+        if what < count:
+            free(a, state.ledger, what)
+            # Any stream of the rank may have waited for this pass or for what it freed, and any of a pool for that.
+            first = a.accounts.first[what]
+            for m in range(first - 1, a.accounts.first[what + 1]):
+                pool = a.rank[what] if m < first else a.accounts.pool[m]
+                for k in range(a.pool_stream_first[pool], a.pool_stream_first[pool + 1]):
+                    s = a.pool_streams[k]
+                    if state.wake[s] != now and state.free[s] <= now:
+                        state.wake[s] = now
+                        heap = push(heap, size, now * ids + count + s)
+                        size += 1
+            continue
+        s = what - count
+        if state.wake[s] != now or state.free[s] > now:
+            continue
+        i, again = _pick(a, policy, state, s, now)
+        state.wake[s] = NEVER
+        if i < 0:
+            if again < NEVER:
+                state.wake[s] = again
+                heap = push(heap, size, again * ids + what)
+                size += 1
+            continue
+        end = now + a.duration[i]
+        start[i] = now
+        place[i] = begins
+        begins += 1
+        _occupy(a, state, i, now)
+        heap = push(heap, size, end * ids + i)
+        size += 1
+        for e in range(a.out_first[i], a.out_first[i + 1]):
+            j = a.out_pass[e]
+            state.ready[j] = max(state.ready[j], end + a.out_lag[e])
+            state.waiting[j] -= 1
+            if state.waiting[j] == a.returns[j]:  # what is to be brought back for it is due
+                for k in range(a.pool_stream_first[a.rank[j]], a.pool_stream_first[a.rank[j] + 1]):
+                    t = a.pool_streams[k]
+                    if a.returns[j] > 0 and state.wake[t] != now and state.free[t] <= now:
+                        state.wake[t] = now
+                        heap = push(heap, size, now * ids + count + t)
+                        size += 1
+            if state.waiting[j] == 0:
+                for k in range(a.pass_stream_first[j], a.pass_stream_first[j + 1]):
+                    t = a.pass_streams[k]
+                    if state.ready[j] < state.wake[t] and state.free[t] <= state.ready[j]:
+                        state.wake[t] = state.ready[j]
+                        heap = push(heap, size, state.ready[j] * ids + count + t)
+                        size += 1
+    return start, place

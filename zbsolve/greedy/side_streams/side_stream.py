@@ -1,0 +1,285 @@
+"""Passes on side streams: all-to-alls, gradient exchanges, gathers and reductions, which take streams of their own.
+
+Schedulers that give each rank one order see the problem without them: their time becomes a lag between what they link, and
+a part of the memory is left for what they hold. Their own order follows from that of the other passes, and is made here for
+all schedulers: a pass that takes memory runs as early as hides it and as memory allows, every other one as soon as its
+inputs are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...problem import Edges, Ints, Problem
+from ...schedule import Schedule
+from ...timeline import Timeline, simulate
+from ..arrays.compressed import compressed_rows
+from ..arrays.problem_arrays import arrays_of
+from .one_order import first_uses, put_in_one_order
+from .syncs import Moments, Names, moments_in, pools_with_syncs, synced
+
+LITTLE = 0.01  # of a rank's memory is little
+ROOMS = (1.0, 0.5, 0.0)  # of the memory of side streams, but for the largest of it, is left for them
+
+
+def without_side_streams(problem: Problem) -> Problem:
+    """The problem without its passes on side streams, and without pools beside the devices. What waited for such a pass
+    waits, its time longer, for what that pass waited for. Of what they held that stays which other passes can hold in their
+    place (see `_in_their_place`)."""
+    rows = problem.side_stream
+    if not len(rows):
+        return problem
+    away = np.zeros(len(problem.passes), bool)
+    away[rows] = True
+    e, duration = problem.edges, problem.passes.duration
+    first, into, delay = compressed_rows(e.after, len(away), e.before, e.lag)
+    before, after, lag, size = e.before, e.after, e.lag, problem.device_bytes
+    while len(here := np.flatnonzero(away[before])):  # each turn goes one pass further back
+        count = first[before[here] + 1] - first[before[here]]
+        offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        source = np.repeat(first[before[here]], count) + offset
+        more = (
+            into[source],
+            np.repeat(after[here], count),
+            np.repeat(lag[here] + duration[before[here]], count) + delay[source],
+            np.zeros(len(source), np.int64),
+        )
+        rest = np.flatnonzero(~away[before])
+        columns = zip((before, after, lag, size), more, strict=True)
+        before, after, lag, size = (np.concatenate([column[rest], new]) for column, new in columns)
+    held, taker, freer = _in_their_place(problem)
+    edges = Edges.of(before, after, lag=lag, bytes=size) + Edges.of(taker, freer, bytes=problem.device_bytes[held])
+    return replace(problem, edges=edges, pools=()).only(np.flatnonzero(~away))
+
+
+def _in_their_place(problem: Problem) -> tuple[Ints, Ints, Ints]:
+    """Edges whose bytes a side pass of a microbatch takes or frees, and the two other passes that can hold these in its
+    place: they are held from the first pass of the rank that waits for the side pass that takes them, and until the first
+    one that waits for the side pass that frees them. Rows of the problem's edges, passes, passes; shape (edges,) each.
+
+    Left out is what no two passes can hold, of which one waits for the other; and all that lies beside the devices, or is
+    taken for several microbatches.
+    """
+    e, p, count = problem.edges, problem.passes, len(problem.passes)
+    aside, nothing = ~problem.computing, np.zeros(0, np.int64)
+    some = (problem.device_bytes > 0) & (aside[e.before] | aside[e.after])
+    some &= problem.in_microbatch[e.before] & problem.in_microbatch[e.after]
+    if problem.pools or not some.any():
+        return nothing, nothing, nothing
+    place, stands_for = np.arange(count), np.where(aside, -1, np.arange(count))
+    depth = arrays_of(problem).depth
+    users = np.flatnonzero(aside[e.before] & ~aside[e.after] & (p.rank[e.before] == p.rank[e.after]))
+    users = users[np.lexsort((place[e.after[users]], -depth[e.after[users]]))]
+    stands_for[e.before[users]] = e.after[users]  # the first one comes last
+    held = np.flatnonzero(some)
+    taker, freer = stands_for[e.before[held]], stands_for[e.after[held]]
+    pairs = np.sort(e.before * count + e.after)
+    wanted = taker * count + freer
+    known = pairs[np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)] == wanted
+    known &= (taker >= 0) & (freer >= 0)
+    return held[known], taker[known], freer[known]
+
+
+def with_room_for_them(problem: Problem, share: float) -> Problem | None:
+    """`without_side_streams`, with room left for what passes on side streams take, and free where no other holds it: of each
+    rank the largest of its lanes, and this share of the others. None where nothing is left."""
+    plain = without_side_streams(problem)
+    if problem.capacity is None:
+        return plain
+    most, total = _beside(problem, problem.taken, _alone(problem)[1])
+    left = np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
+    return None if left.min() < 0 else replace(plain, capacity=tuple(left.tolist()))
+
+
+def held_by_others(problem: Problem) -> bool:
+    """Whether other passes can hold all but little of what passes on side streams hold: then the problem
+    `without_side_streams` says all of memory that counts."""
+    if problem.pools or problem.capacity is None:
+        return not problem.pools
+    return bool((_beside(problem, *_alone(problem))[1] <= LITTLE * np.array(problem.capacity)).all())
+
+
+def _alone(problem: Problem) -> tuple[Ints, Ints]:
+    """Bytes that passes take and free, shape (passes,) each, but for those that others can hold in the place of passes on
+    side streams."""
+    size = problem.device_bytes.copy()
+    size[_in_their_place(problem)[0]] = 0
+    taken, freed = (np.bincount(end, size, len(problem.passes)) for end in (problem.edges.before, problem.edges.after))
+    return taken.astype(np.int64), freed.astype(np.int64)
+
+
+def _beside(problem: Problem, taken: Ints, freed: Ints) -> tuple[Ints, Ints]:
+    """What passes on side streams take or free, of bytes a pass: of each rank the largest of its lanes, and the sum."""
+    side, most = set(problem.side_stream.tolist()), np.zeros(problem.ranks, np.int64)
+    total = most.copy()
+    for rows in problem.lanes:
+        if int(rows[0]) in side:
+            rank = int(problem.passes.rank[rows[0]])
+            size = int(max(taken[rows].max(), freed[rows].max()))
+            total[rank] += size
+            most[rank] = max(most[rank], size)
+    return most, total
+
+
+def rooms_beside(problem: Problem) -> list[float]:
+    """Shares for `with_room_for_them` that are worth a try: all, then less where that is another problem."""
+    found: list[tuple[float, object]] = []
+    for share in ROOMS:
+        plain = with_room_for_them(problem, share)
+        if plain is not None and all(plain.capacity != other for _, other in found):
+            found.append((share, plain.capacity))
+    return [share for share, _ in found] or [1.0]
+
+
+def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline | None = None) -> Schedule:
+    """The schedule of `problem` with the order of `schedule`, one of the problem `without_side_streams`.
+
+    Where passes on side streams hold memory, the schedule holds if they fit beside what the order holds. timeline: of all
+    passes of `problem` in this order, which says what fits; None: as early as can be. Raises Deadlock where the given order
+    has one.
+    """
+    if not len(problem.side_stream):
+        return Schedule(problem, schedule.order, schedule.syncs)
+    given = Schedule(problem, schedule.order, schedule.syncs).sequences
+    timeline = _late_sources(problem, timeline or simulate(problem, list(given.values())))
+    row = moments_in(timeline)
+    scale = 4 * len(problem.passes) + 4  # of the row, so that all passes on side streams fit between two others, also moved
+    start, end = scale * row.start, scale * row.end
+    for rank in (pool for pool in pools_with_syncs(problem) if pool < problem.ranks):
+        behind, turn, rows = _Beside(problem, rank, timeline, row).placed()
+        start[rows] = scale * behind + 1 + 2 * turn
+        end[rows] = start[rows] + 1
+    return _in_one_row(problem, given, row, Moments(start, end), schedule.syncs)
+
+
+def in_time_order(problem: Problem, timeline: Timeline) -> Schedule:
+    """The schedule where all streams have the order of a timeline in which all pools have room, whose collectives may be in
+    several orders; it holds if they fit in one order too."""
+    row = moments_in(timeline)
+    scale = 4 * len(problem.passes) + 4  # so that all collectives can move between two others
+    return _in_one_row(problem, {}, row, Moments(scale * row.start, scale * row.end), ())
+
+
+def _in_one_row(problem: Problem, given: dict[str, Ints], row: Moments, moved: Moments, syncs: Names) -> Schedule:
+    """The schedule with the given orders, all other streams in the order of `moved` (and of `row` where that is the same)
+    with collectives put in one order, and syncs by it."""
+    start, end = moved
+    last = _behind_collectives(problem)
+    start[last] += start.max(initial=0) + 1
+    end[last] = start[last] + 1
+    put_in_one_order(problem, start, end)
+    others = {
+        stream: rows[np.lexsort((row.start[rows], start[rows]))]
+        for stream, rows in problem.members.items()
+        if stream not in given
+    }
+    return synced(problem, given | others, moved, syncs)
+
+
+def _behind_collectives(problem: Problem) -> Ints:
+    """Rows of the passes on side streams that wait for a collective, hold nothing and keep nobody waiting: they come behind
+    all others, since collectives may come later than they would by themselves."""
+    e, count = problem.edges, len(problem.passes)
+    waited = np.bincount(e.before, minlength=count) > 0
+    waits = np.bincount(e.after, problem.collective[e.before] >= 0, count) > 0
+    free = ~waited & waits & (problem.taken == 0) & (problem.freed == 0) & (problem.collective < 0)
+    found: Ints = problem.side_stream[free[problem.side_stream]]
+    return found
+
+
+def _late_sources(problem: Problem, timeline: Timeline) -> Timeline:
+    """The timeline with each side pass that waits for nothing as late as its first user allows, those of one stream one
+    behind another: what is fetched for later microbatches keeps nothing waiting."""
+    p, e, start = problem.passes, problem.edges, timeline.start.copy()
+    waits, until = np.bincount(e.after, minlength=len(p)) > 0, np.full(len(p), timeline.end.max(initial=0))
+    np.minimum.at(until, e.before, timeline.start[e.after] - e.lag)
+    sources = problem.side_stream[~waits[problem.side_stream]]
+    later: dict[int, int] = {}
+    for i in sources[np.argsort(-until[sources], kind="stable")].tolist():
+        stream = int(p.streams[i])
+        start[i] = max(0, min(later.get(stream, int(until[i])), int(until[i])) - int(p.duration[i]))
+        later[stream] = int(start[i])
+    turn = np.arange(len(p)) if timeline.turn is None else timeline.turn.copy()
+    turn[sources] -= len(p)  # before a user without length that starts at the same time
+    return replace(timeline, start=start, end=start + p.duration, turn=turn) if len(sources) else timeline
+
+
+class _Beside:
+    """A rank's passes of given order, and those on its side streams to be put between their starts and ends.
+
+    moment: the starts and ends of the given passes as places in the row of a timeline; time: µs of each; held: bytes after
+    each. at: before which of them a side pass starts; until: before which the first pass that waits for it starts; used:
+    when on any rank one does that waits for its collective, µs.
+    """
+
+    def __init__(self, problem: Problem, rank: int, timeline: Timeline, row: Moments) -> None:
+        p, e, taken, freed = problem.passes, problem.edges, problem.taken, problem.freed
+        self.problem, self.row = problem, row
+        self.capacity = 0 if problem.capacity is None else problem.capacity[rank]
+        mine = np.flatnonzero(p.rank == rank)
+        self.side = mine[np.isin(mine, problem.side_stream)]
+        own = np.setdiff1d(mine, self.side)
+        moment = np.concatenate([row.start[own], row.end[own]])
+        order = np.argsort(moment)
+        self.moment = moment[order]
+        self.time = np.concatenate([timeline.start[own], timeline.end[own]])[order]
+        known = np.isin(np.arange(len(p)), own)
+        self.used = first_uses(problem, timeline.start)
+        self.at, self.until = np.zeros(len(p), np.int64), np.full(len(p), len(order))
+        here, there = known[e.before], known[e.after]
+        np.maximum.at(self.at, e.after[here], np.searchsorted(self.moment, row.end[e.before[here]] + 1))
+        np.minimum.at(self.until, e.before[there], np.searchsorted(self.moment, row.start[e.after[there]]))
+        self.taking = taken[self.side] > 0
+        rest = self.side[~self.taking]
+        self.at[rest] = np.maximum(self.at[rest], np.searchsorted(self.time, timeline.start[rest]))
+        self._keep_in_order(timeline)
+        change = np.zeros(len(order) + 1, np.int64)
+        change[:-1] = np.concatenate([taken[own], -freed[own]])[order]
+        takers = self.side[self.taking]
+        np.add.at(change, self.until[takers], taken[takers])  # at the latest; `_put` sees how much earlier
+        np.subtract.at(change, self.at[rest], freed[rest])
+        self.held = np.cumsum(change)
+
+    def _keep_in_order(self, timeline: Timeline) -> None:
+        """Of two side passes where one waits for the other, it is never put before that."""
+        e = self.problem.edges
+        aside = np.zeros(len(self.at), bool)
+        aside[self.side] = True
+        both = np.flatnonzero(aside[e.before] & aside[e.after])
+        before, after = e.before[both], e.after[both]
+        ends = np.searchsorted(self.time, timeline.end[before])
+        while (np.maximum(ends, self.at[before]) > self.at[after]).any():  # a turn for each of a chain
+            np.maximum.at(self.at, after, np.maximum(ends, self.at[before]))
+
+    def placed(self) -> tuple[Ints, Ints, Ints]:
+        """The place in the row that each side pass starts behind (−1: before all), its turn among those of one place, and
+        the side passes, shape (side passes,) each."""
+        problem, streams = self.problem, self.problem.passes.streams
+        takers = self.side[self.taking]
+        takers = takers[np.argsort(self.until[takers], kind="stable")].tolist()
+        ends, wanted = np.append(self.time, np.inf), dict[int, float]()
+        later, earlier = dict[int, float](), dict[int, int]()
+        for i in reversed(takers):
+            stream = int(streams[i])
+            use = min(float(ends[self.until[i]]), float(self.used[i]))
+            wanted[i] = min(later.get(stream, np.inf), use) - float(problem.passes.duration[i])
+            later[stream] = wanted[i]
+        for i in takers:
+            stream = int(streams[i])
+            self.at[i] = self._put(i, max(earlier.get(stream, 0), int(self.at[i])), wanted[i])
+            earlier[stream] = int(self.at[i])
+        keys = (np.where(self.taking, self.until[self.side], self.row.start[self.side]), self.taking, self.at[self.side])
+        ordered = self.side[np.lexsort(keys)]
+        at = self.at[ordered]
+        turn = np.arange(len(at)) - np.searchsorted(at, at)
+        return np.where(at > 0, self.moment[at - 1], -1), turn, ordered
+
+    def _put(self, i: int, earliest: int, wanted: float) -> int:
+        """Before which start or end pass i takes its memory: early enough for its first user, or as early as it fits."""
+        size, at = int(self.problem.taken[i]), int(self.until[i])
+        while at > earliest and self.time[at - 1] > wanted and (at < 2 or self.held[at - 2] + size <= self.capacity):
+            at -= 1
+        self.held[at : int(self.until[i])] += size
+        return at

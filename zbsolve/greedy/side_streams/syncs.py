@@ -1,0 +1,167 @@
+"""Syncs: what a pass that takes memory waits for, where passes of several streams take or free memory of one pool.
+
+The order of one stream decides what it holds. Of two streams each has its order, but one may run ahead of the other, so the
+orders alone bound nothing. Put the starts and ends of a pool's passes in one row, as some timeline has them. Where each pass
+that takes memory waits for enough of the ends before it in the row, no timing holds more than the row does: of the passes
+that have started, take the last one in the row; what it does not wait for, and what started before it, fits beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import Ints, Problem
+from ...schedule import Schedule
+from ...tables import Bools
+from ...timeline import Timeline
+from ..arrays.compressed import compressed_rows
+from .sync_kernel import SyncTable, needed_syncs
+
+Names = tuple[tuple[str, str], ...]
+
+
+class Moments(NamedTuple):
+    """The place of each pass's start and of its end in one row of all starts and ends, shape (passes,) each."""
+
+    start: Ints
+    end: Ints
+
+
+def moments_of(start: Ints, end: Ints, turn: Ints) -> Moments:
+    """The row by times, µs: at one time ends of passes that began earlier come first, then each pass in its turn."""
+    count = len(start)
+    time = np.concatenate([start, end])
+    place = np.concatenate([2 * turn + 1, np.where(end > start, 0, 2 * turn + 2)])
+    at = np.empty(2 * count, np.int64)
+    at[np.lexsort((place, time))] = np.arange(2 * count)
+    return Moments(at[:count], at[count:])
+
+
+def moments_in(timeline: Timeline) -> Moments:
+    """The row of a timeline."""
+    turn = np.arange(len(timeline)) if timeline.turn is None else timeline.turn
+    return moments_of(timeline.start, timeline.end, turn)
+
+
+def pools_with_syncs(problem: Problem) -> list[int]:
+    """The pools (devices of ranks, and further ones) whose memory the order of one stream does not bound: passes of several
+    streams take or free it, and it does not hold all that they take."""
+    found = []
+    if problem.capacity is not None:
+        p = problem.passes
+        held = np.flatnonzero((problem.taken > 0) | (problem.freed > 0))
+        width = len(p.stream_sets)
+        several = np.bincount(np.unique(p.rank[held] * width + p.streams[held]) // width, minlength=problem.ranks) > 1
+        need = np.bincount(p.rank, problem.taken, problem.ranks)
+        found = np.flatnonzero(several & (need > problem.capacity)).tolist()
+    for pool in range(problem.ranks, len(problem.room)):
+        taken, freed = problem.moved(pool)
+        streams = np.unique(problem.passes.streams[(taken > 0) | (freed > 0)])
+        if len(streams) > 1 and taken.sum() > problem.room[pool]:
+            found.append(pool)
+    return found
+
+
+def with_syncs(schedule: Schedule) -> Schedule:
+    """The schedule with the syncs that it needs, so that no pool holds more than its capacity however long passes really
+    take; it must hold by its own timeline. Its timeline stays as it is."""
+    if not pools_with_syncs(schedule.problem):
+        return schedule
+    return synced(schedule.problem, schedule.sequences, moments_in(schedule.timeline()), schedule.syncs)
+
+
+def synced(problem: Problem, sequences: Mapping[str, Ints], row: Moments, syncs: Names = ()) -> Schedule:
+    """The schedule with these orders, and with syncs for memory by a row of starts and ends in which it fits."""
+    pools = pools_with_syncs(problem)
+    if not pools:
+        return Schedule.of(problem, sequences, syncs)
+    index, names = problem.index, problem.names
+    pairs = np.array([(index[a], index[b]) for a, b in syncs], np.int64).reshape(-1, 2)
+    ranked = _Ranked.of(problem, sequences, row)
+    for pool in pools:
+        table, members = _table(problem, pool, ranked, pairs)
+        pairs = np.concatenate([pairs, members[needed_syncs(table)]])
+    return Schedule.of(problem, sequences, [(names[a], names[b]) for a, b in pairs.tolist()])
+
+
+class _Ranked(NamedTuple):
+    """Passes of each rank in order of their starts, rows; streams: rows in order; on: which rank has passes on which stream,
+    shape (streams, ranks); before and after: who waits for whom, in compressed rows by the rank of who waits. row: starts
+    and ends."""
+
+    first: Ints
+    passes: Ints
+    streams: list[Ints]
+    on: Bools
+    arc_first: Ints
+    before: Ints
+    after: Ints
+    row: Moments
+
+    @classmethod
+    def of(cls, problem: Problem, sequences: Mapping[str, Ints], row: Moments) -> _Ranked:
+        """What edges and orders say."""
+        rank, e, by_start = problem.passes.rank, problem.edges, np.argsort(row.start)
+        orders = [rows for rows in sequences.values() if len(rows)]
+        before = np.concatenate([e.before, *(rows[:-1] for rows in orders)])
+        after = np.concatenate([e.after, *(rows[1:] for rows in orders)])
+        first, passes = compressed_rows(rank[by_start], problem.ranks, by_start)
+        arc_first, before, after = compressed_rows(rank[after], problem.ranks, before, after)
+        on = np.zeros((len(orders), problem.ranks), bool)
+        for number, rows in enumerate(orders):
+            on[number, rank[rows]] = True
+        return cls(first, passes, orders, on, arc_first, before, after, row)
+
+    def of_ranks(self, ranks: Ints) -> tuple[Ints, Ints, Ints]:
+        """Their passes in order of their starts; before and after of all that waits on them."""
+        passes = np.concatenate([self.passes[self.first[r] : self.first[r + 1]] for r in ranks])
+        rows = [slice(self.arc_first[r], self.arc_first[r + 1]) for r in ranks]
+        before, after = (np.concatenate([column[one] for one in rows]) for column in (self.before, self.after))
+        return passes[np.argsort(self.row.start[passes])], before, after
+
+
+def _table(problem: Problem, pool: int, ranked: _Ranked, pairs: Ints) -> tuple[SyncTable, Ints]:
+    """What the kernel needs to know of a pool, and the rows of its passes, in order of their starts. pairs: syncs by now,
+    shape (pairs, 2).
+
+    Passes are those of all ranks that take or free memory there, or share a stream with one that does: one of them may know
+    of another from a third.
+    """
+    rank, (taken, freed) = problem.passes.rank, problem.moved(pool)
+    own = np.unique(rank[(taken > 0) | (freed > 0)])
+    ranks = np.flatnonzero(ranked.on[ranked.on[:, own].any(axis=1)].any(axis=0))
+    members, before, after = ranked.of_ranks(ranks)
+    before, after = np.concatenate([before, pairs[:, 0]]), np.concatenate([after, pairs[:, 1]])
+    place = np.full(len(rank), -1, np.int64)
+    place[members] = np.arange(len(members))
+    within = np.flatnonzero((place[before] >= 0) & (place[after] >= 0))
+    streams = [ranked.streams[k] for k in np.flatnonzero(ranked.on[:, ranks].any(axis=1))]
+    levels, frees = _levels([rows[place[rows] >= 0] for rows in streams], freed)
+    table = SyncTable(
+        ranked.row.start[members],
+        taken[members],
+        *compressed_rows(place[after[within]], len(members), place[before[within]]),
+        *compressed_rows(place[levels[0]], len(members), levels[1], levels[2]),
+        *compressed_rows(frees[0], int(levels[1].max()) + 1, place[frees[1]], ranked.row.end[frees[1]], frees[2]),
+        problem.room[[pool]],
+    )  # type: ignore[call-arg]
+    return table, members
+
+
+def _levels(streams: list[Ints], freed: Ints) -> tuple[Ints, Ints]:
+    """Of the streams that free memory: pass, stream and level of all passes, shape (3, passes); stream, pass and sum of what
+    frees, shape (3, passes) (see `SyncTable`). freed: bytes of each pass."""
+    levels: list[Ints] = []
+    frees: list[Ints] = []
+    left = freed > 0
+    for rows in streams:
+        own = rows[left[rows]]
+        if len(own):
+            number = np.full(len(rows), len(frees))
+            levels.append(np.stack([rows, number, np.cumsum(left[rows])]))
+            frees.append(np.stack([number[: len(own)], own, np.cumsum(freed[own])]))
+            left[own] = False  # a pass of several streams frees once
+    return np.concatenate(levels, axis=1), np.concatenate(frees, axis=1)

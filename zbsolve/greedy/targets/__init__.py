@@ -1,0 +1,1 @@
+"""From target starts to schedules: decoding, justification, and annealing of targets."""

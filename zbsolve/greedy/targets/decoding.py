@@ -1,0 +1,300 @@
+"""From target starts to a schedule: serial schedule generation, then a simulation that fills gaps.
+
+`decode` takes a target start for every pass. Sorted by it, and mended where the memory does not allow it, each rank's
+passes form an order (the serial schedule-generation scheme of project scheduling; Kolisch, 1996). Then the ranks run
+their orders through time; while a rank's next pass waits for another rank, the rank may start a later one, wherever the
+rest of the order still fits the memory afterwards. On a rank with one stream the order alone decides the memory, so an
+order that fits stays one that fits, and none of this can deadlock. Squeezing a repeated building block and re-ordering
+its ramps are the steps of arXiv 2405.15362, section 3.3; here the same simulation does both.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import Ints, Problem
+from ...schedule import Schedule
+from ...util.kernels import kernel
+from ..arrays.microbatch import MicrobatchGraph
+from ..arrays.problem_arrays import NEVER
+from ..arrays.records import record
+from .tournament import bring_forward, first_at_once, first_of, put
+
+LOOKAHEAD = 512  # passes of the order that a rank looks through for a filler, at most
+
+
+class DecodeRule(NamedTuple):
+    """How ranks deviate from the order of the target starts.
+
+    early: when passes that others wait for go before sinks (weight gradients): 0 as the order says, 1 once the rank has
+      nothing more to take, 2 always.
+    slack: a filler may delay the next pass by this share of the filler's length, in 1/16.
+    fillers: 1 only sinks fill gaps, 2 whatever fits does.
+    """
+
+    early: int = 1
+    slack: int = 0
+    fillers: int = 2
+
+
+PLAIN_RULE = DecodeRule()
+
+
+class Decoded(NamedTuple):
+    """A decoded schedule: its value, µs; start times, µs, shape (lanes, microbatches); each rank's passes in order as
+    lane · microbatches + microbatch, rank after rank; and the rule that it was decoded with."""
+
+    value: int
+    start: Ints
+    order: Ints
+    rule: DecodeRule
+
+
+def decode(g: MicrobatchGraph, target: Ints, rule: DecodeRule = PLAIN_RULE) -> Decoded | None:
+    """The schedule that target starts, µs, shape (lanes, microbatches), are decoded to; None where no order of a rank's
+    lanes fits its memory."""
+    value, start, order = decode_fast(g, target, rule)
+    return None if value < 0 else Decoded(value, start, order, rule)
+
+
+def serial_order(g: MicrobatchGraph, target: Ints) -> Ints | None:
+    """Each rank's passes by target start, µs, shape (lanes, microbatches), as far as its memory allows it; as
+    `Decoded.order`. None where no order fits."""
+    order = np.empty(target.size, np.int64)
+    return order if _serial_order(g, target, order) else None
+
+
+def repeated_targets(g: MicrobatchGraph, offset: Ints, period: int) -> Ints:
+    """Target starts of a block repeated every `period` µs, shape (lanes, microbatches). With several rows of offsets,
+    shape (k, lanes), microbatches take them in turn."""
+    rows = np.ascontiguousarray(np.atleast_2d(offset), np.int64)
+    target = np.empty((rows.shape[1], g.microbatches), np.int64)
+    repeat_rows(rows, period, target)
+    return target
+
+
+def to_schedule(problem: Problem, g: MicrobatchGraph, order: Ints) -> Schedule:
+    """The schedule of an order that `decode` made."""
+    rows = g.passes.ravel()[order]
+    of_rank = np.split(rows, np.cumsum(np.diff(g.rank_lane_first) * g.microbatches)[:-1])
+    return Schedule.of(problem, {problem.passes.stream_sets[problem.passes.streams[own[0]]][0]: own for own in of_rank})
+
+
+@kernel
+def repeat_rows(rows, period, target):  # type: ignore[no-untyped-def]
+    """Fill `target`, shape (lanes, microbatches): microbatch j takes row j mod k of `rows`, shape (k, lanes), and starts
+    j periods later, µs."""
+    for j in range(target.shape[1]):
+        target[:, j] = rows[j % len(rows)] + j * period
+
+
+@kernel
+def _serial_order(g, target, order):  # type: ignore[no-untyped-def]
+    """Fill `order` with each rank's passes by target start, a pass that does not fit the memory after the ones that free
+    it. Returns False where none fits."""
+    lanes, m = target.shape
+    position = np.zeros(lanes, np.int64)
+    at = 0
+    for rank in range(len(g.capacity)):
+        a, z = g.rank_lane_first[rank], g.rank_lane_first[rank + 1]
+        used = 0
+        for _ in range((z - a) * m):
+            best = -1
+            for h in range(a, z):
+                lane = g.rank_lanes[h]
+                j = position[lane]
+                if j == m or used + g.taken[lane] > g.capacity[rank]:
+                    continue
+                if best >= 0 and target[lane, j] >= target[best, position[best]]:
+                    continue
+                local = True
+                for e in range(g.in_first[lane], g.in_first[lane + 1]):
+                    source = g.in_lane[e]
+                    local = local and (g.rank[source] != rank or position[source] > j)
+                if local:
+                    best = lane
+            if best < 0:
+                return False
+            used += g.taken[best] - g.freed[best]
+            order[at] = best * m + position[best]
+            position[best] += 1
+            at += 1
+    return True
+
+
+# What the simulation knows at one moment: three tables of records. A compiled function counts a reference to every array
+# that it is given. With this state in a tuple of arrays, decoding took four times as long.
+#
+# A lane: rank; duration, µs; taken and freed, bytes; sink, 0 or 1; before_sinks, 1 where nothing but sinks wait for the
+#   lane, so that a delay of it delays nobody else; next_pass (−1: none is left).
+_LANE = record("rank duration taken freed sink before_sinks next_pass")
+# A pass (lane · microbatches + microbatch): following and previous, its neighbours in the rest of its rank's order (−1:
+#   none); place, in the order at first; ready, when what it waits for has arrived so far, µs; waiting, for how many passes.
+_PASS = record("following previous place ready waiting")
+# A rank: first:last, its lanes in `rank_lanes`; capacity and used, bytes; head, the first pass of the rest of its order;
+#   takers, how many passes that take memory are left; begin, where the next pass goes in the order that is made; free, when
+#   its pass ends, µs; opened, when its first one started (−1: not yet).
+_RANK = record("first last capacity used head takers begin free opened")
+
+
+@kernel
+def _before_sinks(g, lane):  # type: ignore[no-untyped-def]
+    """1 where nothing but sinks wait for the lane, as for the first stage's B, else 0."""
+    for e in range(g.out_first[lane], g.out_first[lane + 1]):
+        if g.sink[g.out_lane[e]] == 0:
+            return 0
+    return 1
+
+
+@kernel
+def _tables(g, order, m):  # type: ignore[no-untyped-def]
+    """The records of lanes, passes and ranks before anything has started, with these orders, rank after rank."""
+    lanes, passes, ranks = np.empty(len(g.rank), _LANE), np.empty(len(order), _PASS), np.empty(len(g.capacity), _RANK)
+    for lane in range(len(lanes)):
+        one = lanes[lane]
+        one.taken, one.freed, one.duration, one.sink = g.taken[lane], g.freed[lane], g.duration[lane], g.sink[lane]
+        one.rank, one.next_pass, one.before_sinks = g.rank[lane], lane * m, _before_sinks(g, lane)
+        for i in range(lane * m, lane * m + m):
+            passes[i].ready = 0
+            passes[i].waiting = g.in_first[lane + 1] - g.in_first[lane]
+    for rank in range(len(ranks)):
+        one, a, z = ranks[rank], g.rank_lane_first[rank], g.rank_lane_first[rank + 1]
+        one.first, one.last, one.capacity, one.head = a, z, g.capacity[rank], order[a * m]
+        one.used, one.takers, one.begin, one.free, one.opened = 0, 0, a * m, 0, -1
+        for k in range(a * m, z * m):
+            i = order[k]
+            passes[i].place = k
+            passes[i].previous = order[k - 1] if k > a * m else -1
+            passes[i].following = order[k + 1] if k + 1 < z * m else -1
+            one.takers += g.taken[i // m] > 0
+    return lanes, passes, ranks
+
+
+@kernel
+def _fits(lanes, passes, mine, m, i):  # type: ignore[no-untyped-def]
+    """Whether the rest of the order of rank `mine` holds its memory with pass i moved before all others."""
+    change = lanes[i // m].taken - lanes[i // m].freed
+    if change <= 0:
+        return True
+    limit, held, at = mine.capacity - change, mine.used, mine.head
+    for _ in range(LOOKAHEAD):
+        if at == i:
+            return True
+        lane = lanes[at // m]
+        if held + lane.taken > limit:
+            return False
+        held += lane.taken - lane.freed
+        at = passes[at].following
+    return False
+
+
+@kernel
+def _choose(lanes, passes, mine, rank_lanes, rule, m, now):  # type: ignore[no-untyped-def]
+    """The pass that rank `mine` starts now, or −1."""
+    head = mine.head
+    leads = lanes[head // m].sink == 1
+    favour = rule.early == 2 or (rule.early == 1 and mine.takers == 0)
+    if passes[head].waiting == 0 and passes[head].ready <= now and not (favour and leads):
+        return head
+    arrival = np.int64(1) << 50  # not 60: it is multiplied below
+    later = arrival  # when the first of the others that somebody waits for arrives
+    best, filler = -1, -1
+    for h in range(mine.first, mine.last):
+        lane = lanes[rank_lanes[h]]
+        i = lane.next_pass
+        if i < 0 or passes[i].waiting > 0:
+            continue
+        if passes[i].ready > now:
+            if i == head:
+                arrival = passes[i].ready
+            elif lane.sink == 0:
+                later = min(later, passes[i].ready)
+        elif mine.used + lane.taken <= mine.capacity:
+            if lane.sink == 1:
+                if (filler < 0 or passes[i].place < passes[filler].place) and _fits(lanes, passes, mine, m, i):
+                    filler = i
+            elif (
+                (rule.fillers == 2 or favour)
+                and (best < 0 or passes[i].place < passes[best].place)
+                and _fits(lanes, passes, mine, m, i)
+            ):
+                best = i
+    if best >= 0:
+        length = lanes[best // m].duration
+        if leads or 16 * (now + length - arrival) <= rule.slack * length:
+            return best
+    if filler >= 0:
+        length = lanes[filler // m].duration
+        if favour:
+            arrival = min(arrival, later)
+        if lanes[head // m].before_sinks == 1 or 16 * (now + length - arrival) <= rule.slack * length:
+            return filler
+    return -1
+
+
+@kernel
+def _take_out(lane, passes, mine, m, i):  # type: ignore[no-untyped-def]
+    """Take pass i of `lane`, which starts now, out of the rest of the order of rank `mine`."""
+    following, previous = passes[i].following, passes[i].previous
+    mine.used += lane.taken - lane.freed
+    mine.takers -= lane.taken > 0
+    lane.next_pass = i + 1 if i % m + 1 < m else -1
+    if previous >= 0:
+        passes[previous].following = following
+    else:
+        mine.head = following
+    if following >= 0:
+        passes[following].previous = previous
+
+
+@kernel
+def decode_fast(g, target, rule):  # type: ignore[no-untyped-def]
+    """`decode`, compiled: (value, start, order) as in `Decoded`; the value is −1 where no order fits the memory."""
+    m, count = target.shape[1], target.size
+    start = np.full(target.shape, -1, np.int64)
+    order = np.empty(count, np.int64)
+    if not _serial_order(g, target, order):
+        return -1, start, order
+    lanes, passes, ranks = _tables(g, order, m)
+    rank_lanes, out_first, out_lane, out_lag = g.rank_lanes, g.out_first, g.out_lane, g.out_lag
+    wakes, done = first_at_once(len(ranks)), 0  # when each rank looks for a pass next: its pass ends, or one arrives
+    while done < count:
+        rank, now = first_of(wakes), wakes[1]
+        if now == NEVER:
+            break
+        mine = ranks[rank]
+        i = _choose(lanes, passes, mine, rank_lanes, rule, m, now)
+        if i < 0:
+            wake = NEVER
+            for h in range(mine.first, mine.last):
+                k = lanes[rank_lanes[h]].next_pass
+                if k >= 0 and passes[k].waiting == 0 and passes[k].ready > now:
+                    wake = min(wake, passes[k].ready)
+            put(wakes, rank, wake)
+            continue
+        lane, j = i // m, i % m
+        end = now + lanes[lane].duration
+        start[lane, j] = now
+        order[mine.begin] = i
+        mine.begin += 1
+        done += 1
+        if mine.opened < 0:
+            mine.opened = now
+        mine.free = end
+        _take_out(lanes[lane], passes, mine, m, i)
+        put(wakes, rank, end if mine.head >= 0 else NEVER)
+        for e in range(out_first[lane], out_first[lane + 1]):
+            k = out_lane[e] * m + j
+            passes[k].ready = max(passes[k].ready, end + out_lag[e])
+            passes[k].waiting -= 1
+            if passes[k].waiting == 0:
+                other = lanes[out_lane[e]].rank
+                bring_forward(wakes, other, max(passes[k].ready, ranks[other].free))
+    if done < count:
+        return -1, start, order
+    value = 0
+    for rank in range(len(ranks)):
+        value = max(value, ranks[rank].free - (ranks[rank].opened if g.span else 0))
+    return value, start, order
