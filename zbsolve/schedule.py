@@ -133,6 +133,12 @@ class Schedule:
         """When each pass runs, every pass as early as order and edges allow, µs. Raises Deadlock."""
         return self._timeline
 
+    def timed(self, timeline: Timeline) -> Schedule:
+        """The same schedule with the timeline that it is known to have."""
+        again = replace(self)
+        vars(again)["_timeline"] = timeline
+        return again
+
     def precedence(self) -> Precedence:
         """The graph's edges, each stream's order and the syncs as one list of arcs."""
         return Precedence.of(self.problem, list(self.sequences.values()), self._sync_rows)

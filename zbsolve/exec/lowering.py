@@ -1,5 +1,8 @@
 """Lowering: a schedule → each rank's program of passes, sends and receives, ordered by the schedule's own time.
 
+A rank's program needs its own passes and those that exchange messages with them, and when they run. So a step of very many
+microbatches is lowered from a rank's part of it (see `step_view`), all others from the whole schedule, by the same code.
+
 Messages go along the edges between ranks that carry something. Both ends of a (source, destination) pair see them in one
 order, that of the sender's passes: point-to-point messages carry no tags on NCCL. A receive is posted before the pass that
 runs when its message is sent, by the predicted timeline, and at least one pass ahead of its use. That is early enough to
@@ -25,28 +28,26 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import PER_STEP, Bools
 from ..util.errors import BadInput
-from ..verifier import verify
 from .awaits import awaits_of, begins_and_ends, crossings, shares
 from .handlers.graph import Graph
 from .handlers.table import HANDLERS, passes_where
 from .program import Action, Message, Program, VersionUse
+from .step_view import StepView
 from .update_groups import uses_of
 
 CARRIED = {"activation": "input", "gradient": "gradient"}  # what edges carry → what it is to the pass that takes it
 Incoming = Mapping[int, tuple[Message, ...]]
 
 
-def lower(schedule: Schedule, training: bool = True) -> tuple[Program, ...]:
-    """One program a rank. training: every forward needs its backward. Raises BadInput for a schedule that does not hold, or
-    that the executor cannot run."""
-    problem = schedule.problem
-    violations = verify(problem, schedule)
-    if violations:
-        raise BadInput(f"schedule: {violations[0]}")
-    check_runs(problem, training)
-    lowering = _Lowering(schedule)
-    _check_collectives(problem, lowering.orders)
-    return tuple(lowering.program(rank) for rank in range(problem.ranks))
+def lower(given: Schedule | StepView, training: bool = True) -> tuple[Program, ...]:
+    """A program for each rank whose passes are all seen: for all ranks of a schedule. training: every forward needs its
+    backward. Raises BadInput for a schedule that does not hold, or that the executor cannot run."""
+    view = StepView.of(given) if isinstance(given, Schedule) else given
+    view.check()
+    check_runs(view.step, training)
+    lowering = _Lowering(view)
+    _check_collectives(lowering.problem, lowering.orders)
+    return tuple(lowering.program(rank) for rank in view.ranks)
 
 
 def check_runs(problem: Problem, training: bool = True) -> None:
@@ -139,13 +140,14 @@ def _check_inputs(problem: Problem) -> None:
 
 
 class _Lowering:
-    """One schedule on its way to programs. orders: each rank's passes in order. takes: pass → the message with its input;
+    """What is seen of a step on its way to programs. orders: each rank's passes in order. takes: pass → the message with its input;
     gives: pass → the messages that its output goes to. companions: (stage, part) → the kinds of its passes. makers:
     pass → those passes before it whose work is released (see `Handler.release`); made: the stages that have such. hears,
     tells, going_on: see `Action`."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule, self.problem = schedule, schedule.problem
+    def __init__(self, view: StepView) -> None:
+        schedule = view.schedule
+        self.step, self.schedule, self.problem = view.step, schedule, schedule.problem
         self.handover = Handover.of(schedule, begins_and_ends(schedule)[0])
         self.orders = [tuple(self.problem.names[row] for row in rows) for rows in self.handover.orders]
         self.takes = _messages(self.problem)
@@ -179,8 +181,8 @@ class _Lowering:
             )
             for row, name in zip(rows, order, strict=True)
         ]
-        last = model_stages(problem) - 1
-        stages = tuple(s for s, ranks in enumerate(problem.stage_ranks[: last + 1]) if rank in ranks)
+        last = model_stages(self.step) - 1
+        stages = tuple(s for s, ranks in enumerate(self.step.stage_ranks[: last + 1]) if rank in ranks)
         inputs, targets = (
             tuple(
                 sorted(

@@ -40,13 +40,27 @@ from .simulation import earliest_starts, peaks, value_of
 
 def violations(long: RepeatedSchedule) -> tuple[Violation, ...]:
     """What of a repeated schedule does not hold, or ()."""
+    return _judged(long)[0]
+
+
+def checked_starts(long: RepeatedSchedule) -> Ints:
+    """Earliest starts in the order of few microbatches, µs, shape (lanes, few). Raises BadInput for a schedule that does not
+    hold."""
+    found, start = _judged(long)
+    if found:
+        raise BadInput(f"schedule: {found[0]}")
+    return start
+
+
+def _judged(long: RepeatedSchedule) -> tuple[tuple[Violation, ...], Ints]:
+    """What does not hold, and the earliest starts where there are some."""
     if wrong := tuple(_wrong_shape(long)):
-        return wrong
+        return wrong, np.zeros((0, 0), np.int64)
     start = earliest_starts(long.one, long.few, long.order)
     if start.min() < 0:
         stuck = np.argwhere(start < 0)[0]
-        return (Violation("deadlock", (_name(long, *stuck),), f"{_name(long, *stuck)} waits for itself"),)
-    return (*_memory(long), *_rounds(long, start), *_certificate(long, start))
+        return (Violation("deadlock", (_name(long, *stuck),), f"{_name(long, *stuck)} waits for itself"),), start
+    return (*_memory(long), *_rounds(long, start), *_certificate(long, start)), start
 
 
 def value_of_whole(long: RepeatedSchedule) -> int:

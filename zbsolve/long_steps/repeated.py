@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -56,6 +57,16 @@ class RepeatedSchedule:
     def passes(self) -> int:
         """How many passes the whole step has."""
         return self.microbatches * len(self.one.passes)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all but the certificate, 16 hexadecimal digits."""
+        round, mark = self.round, hashlib.sha256()
+        numbers = self.microbatches, self.few, round.every, round.period, round.copies
+        mark.update(f"{self.one.digest} {' '.join(map(str, numbers))}".encode())
+        for column in (round.begin, *self.order):
+            mark.update(np.ascontiguousarray(column, np.int64).tobytes())
+        return mark.hexdigest()[:16]
 
     @cached_property
     def streams(self) -> tuple[str, ...]:

@@ -1,0 +1,104 @@
+"""What a process sees of a step that it lowers and runs: all of it, or one rank's part of a step of very many microbatches.
+
+Both are lowered and run by the same code. Only what asks for passes of ranks that exchange nothing with this one needs all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..long_steps.rank_part import RankPart
+from ..problem import Problem
+from ..schedule import Schedule
+from ..util.errors import BadInput
+from ..verifier import verify
+from .handlers.table import HANDLERS
+
+# Fields of handlers whose passes are lowered with an eye on ranks that no message links them to.
+FAR = ("joins", "helps", "before_its_pass", "ends_with_step", "settle", "release", "does")
+
+
+@dataclass(frozen=True, eq=False)
+class StepView:
+    """A step as a process sees it.
+
+    schedule: passes in order, with their times: all of the step, or those of one rank and of others that exchange messages
+    with it. step: a problem that says what holds for all of the step: ranks, stages, routes, layers, capacity. It has all
+    microbatches, or the one that they are all like. part: where the schedule is a rank's part.
+    """
+
+    schedule: Schedule
+    step: Problem
+    part: RankPart | None = None
+
+    @classmethod
+    def of(cls, given: Schedule | RankPart) -> StepView:
+        """Of a schedule, or of a rank's part of one."""
+        if isinstance(given, Schedule):
+            return cls(given, given.problem)
+        return cls(given.schedule, given.one, given)
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks whose passes are all seen."""
+        return range(self.step.ranks) if self.part is None else (self.part.rank,)
+
+    @property
+    def microbatches(self) -> int:
+        """How many the step has."""
+        return self.schedule.problem.microbatches
+
+    @cached_property
+    def content(self) -> str:
+        """What all ranks must have alike, as text: the problem, orders and syncs, without a certificate."""
+        if self.part is not None:
+            return self.part.digest
+        order = sorted((stream, list(names)) for stream, names in self.schedule.order.items())
+        return json.dumps([self.step.digest, order, sorted(map(list, self.schedule.syncs))])
+
+    @cached_property
+    def messages(self) -> dict[tuple[int, int], int]:
+        """(source, destination) → how many messages a step has from one rank to the other, all pairs that have some."""
+        e, rank = self.step.edges, self.step.passes.rank
+        rows = np.flatnonzero(e.carrying("activation", "gradient"))
+        ends = np.stack([rank[e.before[rows]], rank[e.after[rows]]], axis=1)
+        pairs, counts = np.unique(ends[ends[:, 0] != ends[:, 1]], axis=0, return_counts=True)
+        times = 1 if self.part is None else self.microbatches
+        return {(a, b): times * n for (a, b), n in zip(pairs.tolist(), counts.tolist(), strict=True)}
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Pass that is seen → its row in the table of the whole step."""
+        index = self.schedule.problem.index
+        if self.part is None:
+            return index
+        lanes, count = self.part.lanes, self.microbatches
+        rows = (lanes[:, None] * count + np.arange(count)).ravel().tolist()
+        return dict(zip(index, rows, strict=True))
+
+    @property
+    def passes(self) -> int:
+        """How many the whole step has."""
+        return len(self.step.passes) if self.part is None else len(self.step.passes) * self.microbatches
+
+    def check(self) -> None:
+        """Raise BadInput where the schedule does not hold (a rank's part is of one that does), or where a rank's part is not
+        enough to lower it."""
+        if self.part is None:
+            if found := verify(self.step, self.schedule):
+                raise BadInput(f"schedule: {found[0]}")
+        else:
+            check_by_rank(self.step)
+
+
+def check_by_rank(one: Problem) -> None:
+    """Raise BadInput where steps of microbatches that are like `one` cannot be lowered a rank at a time."""
+    far = [kind for kind in one.passes.kinds if kind in HANDLERS and any(getattr(HANDLERS[kind], f) for f in FAR)]
+    if far:
+        name = one.names[one.rows(*far)[0]]
+        raise BadInput(f"pass {name}: run knows no passes of its kind in a file of rounds: it concerns other ranks too")
