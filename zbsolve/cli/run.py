@@ -79,68 +79,76 @@ def command(options: argparse.Namespace) -> int:
     need_torch()
     from ..exec.run.job import Options, run_on_one_device
     from ..exec.run.launch import run_local
+    from ..exec.run.numbers import RunNumbers
+    from ..exec.run.rounds import Prediction
     from ..exec.run.torchrun import run_torchrun, torchrun_environment
-    from ..long_steps.files import load_unrolled
+    from ..long_steps.files import load_either, load_unrolled
+    from ..long_steps.rank_part import CheckedRounds
+    from ..long_steps.repeated import RepeatedSchedule
+    from ..trace import Trace
 
     place = torchrun_environment()
     if not options.local and not options.one_device and place is None:
         raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
     try:
-        chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__}
+        chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__ if what != "whole_trace"}
+        chosen["whole_trace"] = options.output is not None
         if options.memory_limit is not None:
             chosen["memory_limit"] = parse_bytes(options.memory_limit, "--memory-limit")
-        if options.one_device or options.local:
+        trace: Trace | RunNumbers
+        if options.one_device:
             schedule = load_unrolled(options.schedule)
-            if options.one_device:
-                trace = run_on_one_device(schedule, options.model, Options(**chosen), options.one_device)
-            else:
-                trace = run_local(schedule, options.model, **chosen)
+            trace = run_on_one_device(schedule, options.model, Options(**chosen), options.one_device)
+            predicted = Prediction.of(schedule)
+        elif options.local:
+            found = load_either(options.schedule)
+            given = CheckedRounds.of(found) if isinstance(found, RepeatedSchedule) else found
+            trace, predicted = run_local(given, options.model, **chosen), Prediction.of(given)
         else:
-            found = run_torchrun(options.schedule, options.model, Options(**chosen))
-            if found is None:
+            ran = run_torchrun(options.schedule, options.model, Options(**chosen))
+            if ran is None:
                 return 0
-            schedule, trace = found
+            predicted, trace = ran
     except BadInput:
         if place is not None and place[0] > 0 and not options.local:
             return 2  # every rank hears of it; rank 0 says it
         raise
     check = trace.facts.get("check")
+    numbers = trace if isinstance(trace, RunNumbers) else RunNumbers.of(trace)
     with saving(*[partial(trace.save, options.output)] * bool(options.output)):
         if options.json:
-            step, facts = trace.median(), trace.facts
-            numbers = {"makespan": step.makespan, "span": step.span, "losses": trace.losses, "peaks": trace.peaks[0]}
-            print_json({**numbers, **facts})
+            said = {name: getattr(numbers, name) for name in ("makespan", "span", "losses", "peaks")}
+            print_json({**said, **numbers.facts})
         elif options.output != "-":
-            _print_run(schedule, trace)
+            _print_run(predicted, numbers)
             if options.local and not options.one_device and not options.emulate:
-                print(_crowded(math.prod(trace.facts["mesh"].values())), end="")
+                print(_crowded(math.prod(numbers.facts["mesh"].values())), end="")
     return 1 if check is not None and not check["passed"] else 0
 
 
-def _print_run(schedule: Any, trace: Any) -> None:
-    step, predicted = trace.median(), schedule.timeline()
-    mesh = trace.facts.get("mesh", {})
-    times = math.prod(mesh.values()) // schedule.problem.ranks if mesh else 1
+def _print_run(predicted: Any, trace: Any) -> None:
+    mesh, problem = trace.facts.get("mesh", {}), predicted.step
+    times = math.prod(mesh.values()) // problem.ranks if mesh else 1
     pipelines = f"{times} times " if times > 1 else ""
-    makespan = round(step.makespan)  # whole µs as in `compare`, or the two would differ by a digit
+    makespan = round(trace.makespan)  # whole µs as in `compare`, or the two would differ by a digit
     print(
-        f"{len(trace.steps)} steps on {pipelines}{schedule.problem.ranks} ranks: makespan {format_time(makespan)} "
+        f"{trace.steps} steps on {pipelines}{problem.ranks} ranks: makespan {format_time(makespan)} "
         f"(median step; predicted {format_time(predicted.makespan)}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
     )
     emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
-    same = emulated is None or schedule.problem.source.endswith(f": {trace.facts['model']}")  # or one stands in for it
+    same = emulated is None or problem.source.endswith(f": {trace.facts['model']}")  # or one stands in for it
     beside = f" (predicted {', '.join(map(format_bytes, trace.facts['predicted_peaks']))})" if same else ""
-    print(f"peak activations and messages, rank by rank: {', '.join(map(format_bytes, trace.peaks[0]))}{beside}")
+    print(f"peak activations and messages, rank by rank: {', '.join(map(format_bytes, trace.peaks))}{beside}")
     if "host_peaks" in trace.facts:
         peaks, other = (", ".join(map(format_bytes, trace.facts[f"{one}host_peaks"])) for one in ("", "predicted_"))
         print(f"peak in host memory, rank by rank: {peaks}" + (f" (predicted {other})" if same else ""))
-    sent = [whole - own for whole, own in zip(trace.facts["predicted_peaks"], predicted.peak_bytes, strict=True)]
-    for rank, room in enumerate(schedule.problem.capacity or ()):
-        if trace.peaks[0][rank] > room + sent[rank]:  # messages are not among what the capacity is for
-            held, has = exact_bytes(trace.peaks[0][rank]), exact_bytes(room)
+    sent = [whole - own for whole, own in zip(trace.facts["predicted_peaks"], predicted.peaks, strict=True)]
+    for rank, room in enumerate(problem.capacity or ()):
+        if trace.peaks[rank] > room + sent[rank]:  # messages are not among what the capacity is for
+            held, has = exact_bytes(trace.peaks[rank]), exact_bytes(room)
             print(f"WARNING: rank {rank} held {held} of activations; its capacity is {has}")
-    print(_no_replicas(schedule.problem, trace.facts), end="")
-    print(_other_split(schedule.problem.source, trace.facts["split"]), end="")
+    print(_no_replicas(problem, trace.facts), end="")
+    print(_other_split(problem.source, trace.facts["split"]), end="")
     if trace.facts["split"].startswith("auto"):
         for line in as_lines(trace.facts.get("splits", [])):
             print(f"split: {line}")

@@ -13,7 +13,6 @@ from torch import nn
 from ..build.vocabulary import model_stages
 from ..models.model import Place, ties
 from ..problem import Problem
-from ..schedule import Schedule
 from ..util.errors import BadInput
 from .backward.by_name import Parts, parts_by_name
 from .backward.layer_split import Loss
@@ -40,6 +39,7 @@ from .slices.cutting import Cutting
 from .slices.exchange import AttentionPeers
 from .slices.loss import SliceLoss
 from .slices.stage import StageSlices
+from .step_view import StepView
 from .transport.cells import shared_cells
 from .transport.clocks import clock_lead
 from .transport.mailbox import Mailbox
@@ -69,12 +69,13 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one rank makes by itself. programs: of all ranks. counts: layers of each stage. layers: this rank's, by number;
-    module: the same under their names in the whole model. tied: groups of places that hold one parameter. stage_modules:
-    what `parallelize` made of each stage, where there is one. sharded: stage → its parameters that FSDP shards, where there
-    are some. vocabulary: this rank's shard, where the vocabulary is sharded. names: of all layers in the whole model."""
+    """What one rank makes by itself. programs: of the ranks whose passes it sees. counts: layers of each stage. layers: this
+    rank's, by number; module: the same under their names in the whole model. tied: groups of places that hold one parameter.
+    stage_modules: what `parallelize` made of each stage, where there is one. sharded: stage → its parameters that FSDP
+    shards, where there are some. vocabulary: this rank's shard, where the vocabulary is sharded. names: of all layers in the
+    whole model."""
 
-    schedule: Schedule
+    view: StepView
     programs: tuple[Program, ...]
     program: Program
     counts: tuple[int, ...]
@@ -87,17 +88,19 @@ class Part:
     names: Sequence[str] = ()
 
 
-def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
+def own_part(view: StepView, wires: Wires, given: Given) -> Part:
     """This rank's part. Raises BadInput where the schedule, the model and the process group do not fit each other."""
-    problem, whole = schedule.problem, listed(given.layers)
+    problem, whole = view.step, listed(given.layers)
     counts = layer_counts(problem, None if whole is None else len(whole))
-    programs = lower(schedule)
+    programs = lower(view)
     check_sliced(problem, given.split)
     if wires.size != problem.ranks:
         raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")
     if given.parallelize is not None and given.mesh is None:
         raise BadInput("Pipeline: parallelize is for a mesh: give mesh too")
-    program, tied, how = programs[wires.rank], given.tied, Sharded.of(problem)
+    if wires.rank not in view.ranks:
+        raise BadInput(f"the schedule is the part of rank {view.ranks[0]}, and this is rank {wires.rank}")
+    program, tied, how = programs[view.ranks.index(wires.rank)], given.tied, Sharded.of(problem)
     numbers, names = layer_numbers(counts, program.stages), [str(i) for i in range(sum(counts))]
     beside = [] if how is None else how.layers(sum(counts))  # every rank has a shard of these
     if whole is None:
@@ -114,7 +117,7 @@ def own_part(schedule: Schedule, wires: Wires, given: Given) -> Part:
         module[NAME] = shard.module
         tied = tuple(group for group in tied if not shard.has(group))
     return Part(
-        schedule, programs, program, counts, {i: layers[i] for i in numbers}, module, tied, vocabulary=shard, names=names
+        view, programs, program, counts, {i: layers[i] for i in numbers}, module, tied, vocabulary=shard, names=names
     )
 
 
@@ -170,9 +173,9 @@ def sharded_part(part: Part, given: Given, replicas: Any, pipeline: Sequence[int
         if not parameters:
             continue
         found[s], where = parameters, f"rank {rank}, stage {s}: layer {parameters[0].layer} is sharded by FSDP"
-        if part.schedule.problem.round:
+        if part.view.step.round:
             raise BadInput(f"{where}, but passes U update whole parameters")
-        if part.schedule.problem.slices > 1:
+        if part.view.step.slices > 1:
             raise BadInput(f"{where}, but sequences are cut into slices")
         if part.vocabulary is not None:
             raise BadInput(f"{where}, but the vocabulary is sharded over the ranks of the pipeline")
@@ -200,8 +203,7 @@ def check_updates(problem: Problem, update: Update | None, tied: Sequence[Sequen
 
 def paired_wires(part: Part, wires: Wires, group: Any, device: torch.device) -> Wires:
     """The wires, with a carrier for each pair of ranks that exchange messages. All ranks call this. Raises LostRank."""
-    pairs = {(source, p.rank): len(sent) for p in part.programs for source, sent in p.incoming.items()}
-    return wires.paired(group, device, pairs)
+    return wires.paired(group, device, part.view.messages)
 
 
 def connected(
@@ -209,12 +211,12 @@ def connected(
 ) -> RankRunner:
     """This rank, connected to the others. wires: the plain ones; `peers` already have the paired ones. All ranks call this.
     Raises LostRank."""
-    problem, program = part.schedule.problem, part.program
+    view, problem, program = part.view, part.view.step, part.program
     stage_of = [s for s, count in enumerate(part.counts) for _ in range(count)]
     exchanged = [action.stage for action in program.actions if HANDLERS[action.kind].ends_with_step]
     common = buckets(problem.stage_ranks, stage_of, part.layers, part.tied)
     shared = Shared(wires, common, exchanged, given.device, group, peers.timeout)
-    microbatches = problem.round or problem.microbatches
+    microbatches = problem.round or view.microbatches
     parts = parts_by_name(
         given.split, tight=problem.capacity is not None, alone=given.parallelize is None and not part.sharded
     )
@@ -224,8 +226,8 @@ def connected(
     update = given.update
     versions = {} if update is None else {s: WeightVersions(one.parameters(), update) for s, one in stages.items()}
     if emulate is not None:
-        board = Board.shared(wires, len(problem.names))
-        hooks.emulated = EmulatedDevice(emulate, problem.names, board, peers.timeout.total_seconds())
+        board = Board.shared(wires, view.passes)
+        hooks.emulated = EmulatedDevice(emulate, view.rows, board, peers.timeout.total_seconds())
     state = RankState(stages, versions, [] if part.sharded else [shared.exchange])
     buffers = buffers_of(program)
     seconds = peers.timeout.total_seconds()
@@ -241,7 +243,7 @@ def connected(
     whole = None if given.mesh is None else given.mesh.whole
     mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole)
     return RankRunner(
-        schedule=part.schedule,
+        schedule=view.schedule,
         module=part.module,
         peers=peers,
         mailbox=mailbox,
@@ -249,8 +251,8 @@ def connected(
         sharding=sharding,
         # What FSDP shards is summed over ranks after its shards are there, at the end of the step.
         interpreter=Interpreter(program, state, mailbox, hooks),
-        reports=Reports(part.schedule, part.programs, peers, clock_lead(wires), emulate is not None),
-        shapes=ShapeNumbers(problem.routes, range(problem.microbatches * problem.slices), wires.rank, wires.size),
+        reports=Reports(view, part.programs, peers, clock_lead(wires), emulate is not None),
+        shapes=ShapeNumbers(problem.routes, range(view.microbatches * problem.slices), wires.rank, wires.size),
     )
 
 
@@ -274,7 +276,7 @@ def _signals(part: Part, wires: Wires, seconds: float) -> Signals | None:
     """What copies of several ranks tell each other, where some wait for others. All ranks call this."""
     if not any(action.hears for program in part.programs for action in program.actions):
         return None
-    problem = part.schedule.problem
+    problem = part.view.step
     ranks = dict(zip(problem.names, problem.passes.rank.tolist(), strict=True))
     cells = shared_cells(wires, (len(problem.names),), "offload: copies wait for those of other ranks")
     return Signals(cells, problem.index, ranks, seconds)

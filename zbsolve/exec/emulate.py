@@ -215,14 +215,14 @@ class Board:
 
 
 class EmulatedDevice:
-    """One rank's device. clock: when its last pass ended there, monotonic ns. names: the passes in table order. seconds: how
-    long to wait for another device."""
+    """One rank's device. clock: when its last pass ended there, monotonic ns. rows: pass → its column of the board. seconds:
+    how long to wait for another device."""
 
-    def __init__(self, times: Times, names: Sequence[str], board: Board, seconds: float = 300.0) -> None:
+    def __init__(self, times: Times, rows: Mapping[str, int], board: Board, seconds: float = 300.0) -> None:
         self.board, self.times = board, times
         self.clock, self.seconds, self._step = 0, seconds, 0
         self._side_clocks: dict[str, int] = {}  # stream → when its last pass ended
-        self._row = {name: i for i, name in enumerate(names)}
+        self._row = rows
         self._length = {name: us * 1000 for name, us in times.passes.items()}
         self._link = {pair: us * 1000 for pair, us in times.links.items()}
         self._first, self._began = True, 0

@@ -140,8 +140,8 @@ def _check_inputs(problem: Problem) -> None:
 
 
 class _Lowering:
-    """What is seen of a step on its way to programs. orders: each rank's passes in order. takes: pass → the message with its input;
-    gives: pass → the messages that its output goes to. companions: (stage, part) → the kinds of its passes. makers:
+    """What is seen of a step on its way to programs. orders: each rank's passes in order. takes: pass → the message with its
+    input; gives: pass → the messages that its output goes to. companions: (stage, part) → the kinds of its passes. makers:
     pass → those passes before it whose work is released (see `Handler.release`); made: the stages that have such. hears,
     tells, going_on: see `Action`."""
 

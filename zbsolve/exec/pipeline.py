@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..long_steps.rank_part import RankPart
 from ..models.model import Place
 from ..schedule import Schedule
 from ..trace import Trace
@@ -33,14 +34,15 @@ from .mesh.stage_module import Parallelize
 from .optimizer.ahead import Ahead
 from .rank import StepResult
 from .replicas import Replicas, begin_alike, optimizers_wait
-from .reports import trace_of
+from .reports import MeasuredStep, gathered, put_together, trace_of
 from .sharding.rank import Sharding
 from .slices.counting import Counting
 from .slices.cutting import Cutting
 from .splits import merged
+from .step_view import StepView
 from .torch_private import default_group
-from .transport.peers import Peers, agreed, content, together
-from .transport.wires import Wires, receive_bytes, send_bytes
+from .transport.peers import Peers, agreed, together
+from .transport.wires import Wires
 from .vocabulary.whole import WholeVocabulary
 from .weight_versions import Update
 
@@ -81,7 +83,7 @@ class Pipeline:
     def __init__(
         self,
         layers: Layers,
-        schedule: Schedule,
+        schedule: Schedule | RankPart,
         *,
         loss: Loss | None = None,
         group: Any = None,
@@ -100,7 +102,8 @@ class Pipeline:
         parallelize: Parallelize | None = None,
         data: Sequence[str] | None = None,
     ) -> None:
-        self.schedule, self.seed, self.steps, self.rounds = schedule, seed, 0, dict[Any, Any]()
+        self.view = StepView.of(schedule)
+        self.schedule, self.seed, self.steps, self.rounds = self.view.schedule, seed, 0, dict[Any, Any]()
         self.device = torch.device(device)
         self.mesh = pipeline_mesh(mesh, data, (group, replicas), self.device)
         if self.mesh is not None:
@@ -115,9 +118,9 @@ class Pipeline:
         shard = part.vocabulary
         self.vocabulary = None if shard is None else WholeVocabulary(shard, part.names, group, self.device)
         self.inputs, self.targets = part.program.inputs, part.program.targets
-        self.microbatches = range(schedule.problem.microbatches)
-        self.cutting, self.counting = Cutting.of(schedule.problem), Counting.of(loss)
-        homes = schedule.problem.stage_ranks  # behind the model's stages come shards of its vocabulary, without layers
+        self.microbatches = range(self.view.microbatches)
+        self.cutting, self.counting = Cutting.of(self.view.step), Counting.of(loss)
+        homes = self.view.step.stage_ranks  # behind the model's stages come shards of its vocabulary, without layers
         self.owners = [ranks for ranks, n in zip(homes, part.counts, strict=False) for _ in range(n)]
         self._connect(part, given, group, replicas, emulate)
         self.replicas, self.sharding = self._runner.replicas, self._runner.sharding
@@ -127,14 +130,14 @@ class Pipeline:
 
     def _own_part(self, given: Given, group: Any, replicas: Any) -> Part:
         """This rank's part of the model, sharded and made parallel, where all ranks were given the same schedule."""
-        with agreed(self.wires, "schedule", content(self.schedule)):
-            part = own_part(self.schedule, self.wires, given)
-            check_updates(self.schedule.problem, given.update, part.tied, replicas)
+        with agreed(self.wires, "schedule", self.view.content):
+            part = own_part(self.view, self.wires, given)
+            check_updates(self.view.step, given.update, part.tied, replicas)
             ranks = dist.get_process_group_ranks(default_group() if group is None else group)
             part = sharded_part(part, replace(given, parallelize=None), replicas, ranks)
         if replicas is not None:
             with self.peers.telling("building"):
-                begin_alike(replicas, part.module, content(self.schedule))
+                begin_alike(replicas, part.module, self.view.content)
         if given.parallelize is not None:
             with together(self.peers, "parallelize"):
                 part = sharded_part(parallel_part(part, given), given, replicas, ranks)
@@ -178,7 +181,7 @@ class Pipeline:
     def _shard(self, sharding: Sharding) -> None:
         """From now on sharded stages reduce their gradients when they are done, and optimizers wait for them."""
         self.peers.beside.append(sharding.break_off)
-        sharding.check_alike(content(self.schedule))
+        sharding.check_alike(self.view.content)
         self.hooks.done = sharding.done_before(self.hooks.done)
         weakref.finalize(self, optimizers_wait(sharding, weakref.WeakMethod(self.wait_gradients)).remove)
 
@@ -287,13 +290,21 @@ class Pipeline:
             mine = shares_of(targets, self.targets, count)
         return agreed_shares(mine, count, self.peers)
 
-    def trace(self, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any]) -> Trace | None:
-        """A trace of these steps on rank 0, None on the others; every rank calls it, with its own `memory`."""
-        if self.rank:
-            send_bytes(self.wires, json.dumps([memory.__dict__, self.splits]).encode(), 0)
+    def trace(
+        self, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any], whole: Schedule | None = None
+    ) -> Trace | None:
+        """A trace of these steps on rank 0, None on the others; every rank calls it, with its own `memory`. whole: the
+        schedule of the whole step on rank 0, where each rank has only its part."""
+        said = gathered(self.wires, json.dumps([memory.__dict__, self.splits]).encode())
+        steps: Sequence[MeasuredStep] = [one.seen for one in results]
+        if self.view.part is not None:
+            emulated = self.hooks.emulated is not None
+            steps = put_together([one.seen for one in results], self.wires, whole, emulated)
+        else:
+            whole = self.schedule
+        if not said or whole is None:
             return None
-        others = [json.loads(receive_bytes(self.wires, rank)) for rank in range(1, self.wires.size)]
-        memories = [memory, *(Memory(**one) for one, _ in others)]
-        if splits := merged([self.splits, *(rows for _, rows in others)]):
+        ranks = [json.loads(one) for one in said]
+        if splits := merged([rows for _, rows in ranks]):
             facts = facts | {"splits": splits}
-        return trace_of(self.schedule, [r.seen for r in results], memories, facts)
+        return trace_of(whole, steps, [Memory(**one) for one, _ in ranks], facts)

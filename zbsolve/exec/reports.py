@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from ..schedule import Schedule
+from ..tables import Bools, Ints
 from ..timeline import Floats, Timeline
 from ..trace import Trace
+from ..util.errors import BadInput
 from .handlers.table import passes_where
 from .interpreter import Record
 from .memory import Memory
 from .program import Program
+from .step_view import StepView
 from .transport.peers import Peers
+from .transport.wires import Wires, receive_bytes, send_bytes
 
-HEAD_WORDS = 2  # before the columns: when the step began, and the sum of its losses (a float64's bits)
+# Before the columns: when the step began, the sum of its losses (a float64's bits), its first start and its last end.
+HEAD_WORDS = 4
 
 
 class Reports:
-    """Sends every rank's times and losses to all ranks, after each step and while the next one runs. offset: ns that this
-    rank's clock is ahead of rank 0's. emulated: devices are, and say by themselves when a collective started."""
+    """Sends every rank's times and losses to all ranks, after each step and while the next one runs. Of a step that is seen
+    a rank at a time the heads alone: all columns are as many as the whole step's passes. offset: ns that this rank's clock
+    is ahead of rank 0's. emulated: devices are, and say by themselves when a collective started."""
 
     def __init__(
-        self, schedule: Schedule, programs: Sequence[Program], peers: Peers, offset: int, emulated: bool = False
+        self, view: StepView, programs: Sequence[Program], peers: Peers, offset: int, emulated: bool = False
     ) -> None:
-        index = schedule.problem.index
-        self.schedule = schedule
-        self.rows = [np.array([index[action.name] for action in p.actions], np.int64) for p in programs]
-        self.goes_on = [np.array([action.goes_on for action in p.actions], bool) for p in programs]
-        self.peers, self.emulated = peers, emulated
-        self._offset = offset
-        self._width = HEAD_WORDS + 4 * max(len(rows) for rows in self.rows)
+        self.view, self.peers, self._offset = view, peers, offset
+        self.table = Table.of(view.schedule, programs, emulated)
+        self._width = HEAD_WORDS + (0 if view.part else 4 * max(len(rows) for rows in self.table.rows))
 
     def start(self, record: Record, loss: torch.Tensor | None) -> StepReport:
         """Hand over one step. All ranks call this; nothing waits. loss: the sum of this rank's losses."""
@@ -42,24 +45,75 @@ class Reports:
         if self._offset:
             times = columns[: len(columns) - len(record.waited)]
             times[times > 0] -= self._offset
-        words = np.zeros(self._width, np.int64)
+        n = len(record.start)
+        words = np.zeros(max(self._width, HEAD_WORDS + 4 * n), np.int64)
         words[0] = columns[0]
         words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
+        words[2:4] = columns[1 : n + 1].min(), columns[n + 1 : 2 * n + 1].max()
         words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
         mine = torch.from_numpy(words)
         everything = torch.empty((self.peers.wires.size, self._width), dtype=torch.int64)
-        work = self.peers.wires.control.allgather([list(everything.unbind())], [mine])
+        work = self.peers.wires.control.allgather([list(everything.unbind())], [mine[: self._width]])
         return StepReport(self, work, everything, mine)
 
 
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Where what ranks report belongs in a schedule's table of passes. rows, goes_on: of each rank's passes in the order of
+    its program. emulated: see `Reports`."""
+
+    schedule: Schedule
+    rows: Sequence[Ints]
+    goes_on: Sequence[Bools]
+    emulated: bool
+
+    @classmethod
+    def of(cls, schedule: Schedule, programs: Sequence[Program], emulated: bool) -> Table:
+        """That of these programs' passes."""
+        index = schedule.problem.index
+        rows = [np.array([index[action.name] for action in p.actions], np.int64) for p in programs]
+        return cls(schedule, rows, [np.array([action.goes_on for action in p.actions], bool) for p in programs], emulated)
+
+    def columns(self, words: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+        """`StepReport.columns` of what all ranks reported, shape (ranks, width)."""
+        problem = self.schedule.problem
+        start, end, arrived, host = (np.zeros(len(problem.passes)) for _ in range(4))
+        joined, only_time = passes_where(problem, "ends_with_step"), passes_where(problem, "only_time")
+        joins = passes_where(problem, "joins")
+        zero = int(words[:, 0].min())
+        began = (words[:, 0] - zero) / 1000
+        for rank, rows in enumerate(self.rows):
+            n = len(rows)
+            for i, column in enumerate((start, end, arrived)):
+                column[rows] = (words[rank, HEAD_WORDS + i * n : HEAD_WORDS + (i + 1) * n] - zero) / 1000
+            waited = words[rank, HEAD_WORDS + 3 * n : HEAD_WORDS + 4 * n] / 1000
+            left = np.where(self.goes_on[rank], start[rows], end[rows])  # when this rank went on
+            # The others may be recorded while the rank did something else.
+            ran = np.flatnonzero(~(only_time | joins | joined)[rows])
+            host[rows[ran]] = start[rows[ran]] - np.append(began[rank], left[ran][:-1]) - waited[ran]
+        for stage in np.unique(problem.passes.stage[joined]):  # they begin when the last of their ranks joins
+            rows = np.flatnonzero(joined & (problem.passes.stage == stage))
+            start[rows] = start[rows].max()
+        ready = np.maximum(arrived, began[problem.passes.rank])
+        before, after = problem.edges.before, problem.edges.after
+        together = joins[after] & (not self.emulated)  # it begins when all is there that goes into it
+        np.maximum.at(start, after[together], end[before[together]])
+        end = np.maximum(start, end)
+        here = problem.passes.rank[before] == problem.passes.rank[after]
+        np.maximum.at(ready, after[here], end[before[here]])
+        ready[joined] = start[joined]
+        return start, end, ready, host
+
+
 class StepReport:
-    """One step as all ranks saw it. It is complete after `wait`; all else waits for it."""
+    """One step as all ranks saw it. It is complete after `wait`; all else waits for it. mine: what this rank reported, its
+    head and its columns."""
 
     def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: torch.Tensor) -> None:
         self._reports = reports
         self._work = work
         self._everything = everything
-        self._mine = mine
+        self.mine = mine
 
     def wait(self) -> None:
         """Wait until every rank's part is here. Raises RunFailed where a rank failed."""
@@ -72,47 +126,63 @@ class StepReport:
         """The mean of the microbatches' losses."""
         self.wait()
         total = float(self._everything[:, 1].contiguous().view(torch.float64).sum())
-        return total / self._reports.schedule.problem.microbatches
+        return total / self._reports.view.microbatches
+
+    @cached_property
+    def windows(self) -> Floats:
+        """When each rank started its first pass and ended its last one, µs since the first rank began, shape (ranks, 2)."""
+        self.wait()
+        words = self._everything.numpy()
+        return np.asarray((words[:, 2:HEAD_WORDS] - words[:, 0].min()) / 1000)
 
     @cached_property
     def columns(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Start, end and ready of every pass, µs since the first rank began, and the host time before it (see `Trace.host`),
         µs. Each has shape (passes,), in the problem's table order."""
         self.wait()
-        problem = self._reports.schedule.problem
-        words = self._everything.numpy()
-        start, end, arrived, host = (np.zeros(len(problem.passes)) for _ in range(4))
-        joined, only_time = passes_where(problem, "ends_with_step"), passes_where(problem, "only_time")
-        joins = passes_where(problem, "joins")
-        zero = int(words[:, 0].min())
-        began = (words[:, 0] - zero) / 1000
-        for rank, rows in enumerate(self._reports.rows):
-            n = len(rows)
-            for i, column in enumerate((start, end, arrived)):
-                column[rows] = (words[rank, HEAD_WORDS + i * n : HEAD_WORDS + (i + 1) * n] - zero) / 1000
-            waited = words[rank, HEAD_WORDS + 3 * n : HEAD_WORDS + 4 * n] / 1000
-            left = np.where(self._reports.goes_on[rank], start[rows], end[rows])  # when this rank went on
-            # The others may be recorded while the rank did something else.
-            ran = np.flatnonzero(~(only_time | joins | joined)[rows])
-            host[rows[ran]] = start[rows[ran]] - np.append(began[rank], left[ran][:-1]) - waited[ran]
-        for stage in np.unique(problem.passes.stage[joined]):  # they begin when the last of their ranks joins
-            rows = np.flatnonzero(joined & (problem.passes.stage == stage))
-            start[rows] = start[rows].max()
-        ready = np.maximum(arrived, began[problem.passes.rank])
-        before, after = problem.edges.before, problem.edges.after
-        together = joins[after] & (not self._reports.emulated)  # it begins when all is there that goes into it
-        np.maximum.at(start, after[together], end[before[together]])
-        end = np.maximum(start, end)
-        here = problem.passes.rank[before] == problem.passes.rank[after]
-        np.maximum.at(ready, after[here], end[before[here]])
-        ready[joined] = start[joined]
-        return start, end, ready, host
+        if self._reports.view.part is not None:
+            raise BadInput("step: of a file of rounds each rank knows its own passes' times alone")
+        return self._reports.table.columns(self._everything.numpy())
 
     @cached_property
     def timeline(self) -> Timeline:
         """When each pass of every rank ran."""
         start, end, *_ = self.columns
-        return Timeline(self._reports.schedule.problem, start, end)
+        return Timeline(self._reports.view.schedule.problem, start, end)
+
+
+def gathered(wires: Wires, body: bytes) -> list[bytes]:
+    """What all ranks say, on rank 0; nothing on the others. All ranks call this. Raises LostRank."""
+    if wires.rank:
+        send_bytes(wires, body, 0)
+        return []
+    return [body, *(receive_bytes(wires, rank) for rank in range(1, wires.size))]
+
+
+class WholeStep(NamedTuple):
+    """A step put together of what ranks know of it: see `MeasuredStep`."""
+
+    timeline: Timeline
+    columns: tuple[Floats, Floats, Floats, Floats]
+    loss: float
+
+
+def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None, emulated: bool) -> list[WholeStep]:
+    """Steps of which each rank knows its own part, on rank 0 where it has the schedule of the whole step; nothing on other
+    ranks. All ranks call this. Raises LostRank."""
+    said = gathered(wires, np.stack([one.mine.numpy() for one in steps]).tobytes())
+    losses = [one.loss for one in steps]
+    if not said or schedule is None:
+        return []
+    rows = list(schedule.sequences.values())
+    table = Table(schedule, rows, [np.zeros(len(own), bool) for own in rows], emulated)
+    words = np.zeros((len(steps), len(rows), HEAD_WORDS + 4 * max(map(len, rows))), np.int64)
+    for rank, one in enumerate(said):
+        columns = np.frombuffer(one, np.int64).reshape(len(steps), -1)
+        words[:, rank, : columns.shape[1]] = columns
+    found = [table.columns(one) for one in words]
+    problem = schedule.problem
+    return [WholeStep(Timeline(problem, *one[:2]), one, loss) for one, loss in zip(found, losses, strict=True)]
 
 
 class MeasuredStep(Protocol):

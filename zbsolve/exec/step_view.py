@@ -12,9 +12,11 @@ from functools import cached_property
 
 import numpy as np
 
+from ..build.forwards import forwards_only
 from ..long_steps.rank_part import RankPart
 from ..problem import Problem
 from ..schedule import Schedule
+from ..timeline import Timeline
 from ..util.errors import BadInput
 from ..verifier import verify
 from .handlers.table import HANDLERS
@@ -85,6 +87,19 @@ class StepView:
     def passes(self) -> int:
         """How many the whole step has."""
         return len(self.step.passes) if self.part is None else len(self.step.passes) * self.microbatches
+
+    def forwards(self, count: int) -> StepView:
+        """The forwards of `count` microbatches alone, in the same order. In a rank's part they keep the step's times: any
+        that follow one order on all ranks will do."""
+        problem, order = forwards_only(self.schedule.problem, count), self.schedule.order
+        kept = {stream: tuple(name for name in names if name in problem.index) for stream, names in order.items()}
+        schedule = Schedule(problem, {stream: names for stream, names in kept.items() if names})
+        if self.part is None:
+            return StepView.of(schedule)
+        timeline, index = self.schedule.timeline(), self.schedule.problem.index
+        rows = [index[name] for name in problem.names]
+        known = Timeline(problem, timeline.start[rows], timeline.end[rows])
+        return StepView(schedule.timed(known), forwards_only(self.step, 1), self.part)
 
     def check(self) -> None:
         """Raise BadInput where the schedule does not hold (a rank's part is of one that does), or where a rank's part is not

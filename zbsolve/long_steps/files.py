@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from typing import Any
 
@@ -65,6 +67,19 @@ def save(long: RepeatedSchedule, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str]) -> RepeatedSchedule:
     """Read a file of a repeated schedule. Raises BadInput."""
+    long, said = _read(path)
+    return _with_order(long, said, str(path))
+
+
+def load_step(path: str | os.PathLike[str]) -> tuple[RepeatedSchedule, str]:
+    """A repeated schedule without its orders, which take the most memory, and a digest of all that its file says. Raises
+    BadInput."""
+    long, said = _read(path)
+    return long, hashlib.sha256(json.dumps([long.digest, said]).encode()).hexdigest()[:16]
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[RepeatedSchedule, dict[str, str]]:
+    """A repeated schedule without its orders, and these as texts."""
     where, body = str(path), read_one_of(path, (KIND,))[1]
     certificate = body.get("certificate")
     derived = {name: certificate.pop(name, None) for name in ("gap", "status")} if isinstance(certificate, dict) else {}
@@ -78,8 +93,7 @@ def load(path: str | os.PathLike[str]) -> RepeatedSchedule:
         raise BadInput(f"{where}: field 'few': an order of more than {MAX_PASSES} passes")
     begin = unpacked(form.round.begin, f"{where}: round.begin") if isinstance(form.round.begin, str) else form.round.begin
     round = Round(form.round.microbatches, form.round.period, np.array(begin, np.int64), form.round.copies)
-    long = RepeatedSchedule(one, form.microbatches, form.few, (), round, form.certificate)
-    return _with_order(long, form.order, where)
+    return RepeatedSchedule(one, form.microbatches, form.few, (), round, form.certificate), form.order
 
 
 def _with_order(long: RepeatedSchedule, said: dict[str, str], where: str) -> RepeatedSchedule:
@@ -93,14 +107,24 @@ def _with_order(long: RepeatedSchedule, said: dict[str, str], where: str) -> Rep
     return RepeatedSchedule(long.one, long.microbatches, long.few, tuple(order), long.round, long.certificate)
 
 
+def load_either(path: str | os.PathLike[str]) -> Schedule | RepeatedSchedule:
+    """A schedule's file, or a repeated schedule's. Raises BadInput."""
+    return load(path) if str(path) != "-" and document_kind(path) == KIND else Schedule.load(path)
+
+
 def load_unrolled(path: str | os.PathLike[str]) -> Schedule:
     """A schedule's file, or a repeated schedule's with all its passes. Raises BadInput, also where those are too many."""
-    if str(path) == "-" or document_kind(path) != KIND:
-        return Schedule.load(path)
-    long = load(path)
+    found = load_either(path)
+    if isinstance(found, Schedule):
+        return found
+    check_unrolled(found, str(path))
+    return found.unrolled()
+
+
+def check_unrolled(long: RepeatedSchedule, where: str) -> None:
+    """Raise BadInput where the passes are too many to be taken one by one."""
     if long.passes > MAX_UNROLLED:
-        raise BadInput(f"{path}: {long.passes:,} passes are more than can be taken one by one ({MAX_UNROLLED:,})")
-    return long.unrolled()
+        raise BadInput(f"{where}: {long.passes:,} passes are more than can be taken one by one ({MAX_UNROLLED:,})")
 
 
 def as_json(long: RepeatedSchedule) -> dict[str, Any]:

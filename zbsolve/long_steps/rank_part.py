@@ -8,7 +8,6 @@ each further copy P µs later than in the one before, and R P µs later behind a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -39,15 +38,10 @@ class RankPart:
     start: Ints
     digest: str
 
-    @classmethod
-    def of(cls, long: RepeatedSchedule, rank: int) -> RankPart:
-        """That of a rank. Raises BadInput for a schedule that does not hold."""
-        return next(parts(long, [rank]))
-
     @property
     def further(self) -> int:
         """How many rounds the whole step has beyond those of the order of few microbatches."""
-        return (self.microbatches - self.start.shape[1]) // self.round.every
+        return (self.microbatches - int(self.start.shape[1])) // self.round.every
 
     @cached_property
     def starts(self) -> Ints:
@@ -87,9 +81,25 @@ def near_lanes(one: Problem, rank: int) -> Ints:
     return np.unique(np.concatenate([np.flatnonzero(own), e.before[touching], e.after[touching]])).astype(np.int64)
 
 
-def parts(long: RepeatedSchedule, ranks: Iterable[int]) -> Iterator[RankPart]:
-    """The parts of these ranks, one after the other. Raises BadInput for a schedule that does not hold."""
-    start, digest = checked_starts(long), long.digest
-    for rank in ranks:
-        lanes = near_lanes(long.one, rank)
-        yield RankPart(long.one, long.microbatches, long.round, rank, lanes, start[lanes], digest)
+@dataclass(frozen=True, eq=False)
+class CheckedRounds:
+    """A repeated schedule that holds. start: earliest starts in the order of few microbatches, µs, shape (lanes, few)."""
+
+    long: RepeatedSchedule
+    start: Ints
+
+    @classmethod
+    def of(cls, long: RepeatedSchedule) -> CheckedRounds:
+        """Raises BadInput for a schedule that does not hold."""
+        return cls(long, checked_starts(long))
+
+    def part(self, rank: int) -> RankPart:
+        """A rank's part."""
+        long, lanes = self.long, near_lanes(self.long.one, rank)
+        return RankPart(long.one, long.microbatches, long.round, rank, lanes, self.start[lanes], long.digest)
+
+    @cached_property
+    def makespan(self) -> int:
+        """Of the whole step, µs: first start to last end over all ranks."""
+        end = self.start[:, -1] + self.long.one.passes.duration
+        return int(end.max() - self.start[:, 0].min()) + self.long.further * self.long.round.period

@@ -60,7 +60,7 @@ def forward(
         mine |= {start + m: y for m, y in one.outputs.items()}
         total.add(0.0)  # no rank runs ahead of the others by more than a round
     total.whole()
-    owners = pipeline.schedule.problem.stage_ranks[-1]
+    owners = pipeline.view.step.stage_ranks[-1]
     takers = range(pipeline.wires.size) if everywhere else owners
     with pipeline.peers.telling(WHAT):
         found = handed_out(pipeline, mine, owners, takers)
@@ -90,7 +90,7 @@ class _Batch:
         if pipeline.vocabulary is not None and not with_loss:
             way = "load a checkpoint into a pipeline whose last stage has it"
             raise BadInput(f"forward: the vocabulary is sharded, so no rank has all logits: {way}")
-        usual = pipeline.schedule.problem.microbatches if microbatches is None else microbatches
+        usual = pipeline.view.microbatches if microbatches is None else microbatches
         with together(pipeline.peers, WHAT):
             first = _parts(inputs, "inputs", usual) if pipeline.inputs else []
             last = _parts(targets, "targets", usual) if with_loss and pipeline.targets else []
@@ -126,7 +126,7 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
     """Run the batch in rounds of at most as many microbatches as a step has. The number of its first microbatch, and each
     round."""
     pipeline.finish()
-    most, device = pipeline.schedule.problem.microbatches, pipeline.device
+    most, device = pipeline.view.microbatches, pipeline.device
     with _eval_mode(pipeline.module), torch_random_kept():
         for start in range(0, batch.count, most):
             count = min(most, batch.count - start)

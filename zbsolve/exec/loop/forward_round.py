@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...build.forwards import forwards_only
-from ...schedule import Schedule
 from ..backward.forward_stage import ForwardStage
 from ..feed import ShapeNumbers
 from ..handlers.handler import Data, RankState, sum_of
@@ -36,16 +34,15 @@ class ForwardRound:
     @classmethod
     def of(cls, pipeline: OnRank, count: int, with_loss: bool) -> ForwardRound:
         """The round of `count` microbatches, at most as many as a step has, to their losses or to their outputs."""
-        problem, peers = forwards_only(pipeline.schedule.problem, count), pipeline.peers
-        order = {s: tuple(n for n in names if n in problem.index) for s, names in pipeline.schedule.order.items()}
-        program = lower(Schedule(problem, {s: names for s, names in order.items() if names}), training=False)[pipeline.rank]
+        view, peers = pipeline.view.forwards(count), pipeline.peers
+        program = lower(view, training=False)[view.ranks.index(pipeline.rank)]
         mesh = None if pipeline.mesh is None else pipeline.mesh.whole
         mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds(), mesh)
         shard = pipeline.vocabulary_shard
-        stages = {s: ForwardStage(one, with_loss, s == problem.stages - 1) for s, one in pipeline.stages.items()}
+        stages = {s: ForwardStage(one, with_loss, s == view.step.stages - 1) for s, one in pipeline.stages.items()}
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
         parts = range(count * pipeline.cutting.count)
-        shapes = ShapeNumbers(problem.routes, parts, pipeline.rank, peers.wires.size)
+        shapes = ShapeNumbers(view.step.routes, parts, pipeline.rank, peers.wires.size)
         state = RankState(stages, vocabulary=None if shard is None else shard.for_forwards())
         return cls(stages, Interpreter(program, state, mailbox, hooks), mailbox, shapes, pipeline.cutting)
 

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ...schedule import Schedule
 from ..backward.stage import Stage
 from ..interpreter import Hooks
 from ..mesh.place import PipelineMesh
@@ -17,6 +16,7 @@ from ..sharding.rank import Sharding
 from ..shared import Shared
 from ..slices.counting import Counting
 from ..slices.cutting import Cutting
+from ..step_view import StepView
 from ..transport.peers import Peers
 from ..transport.wires import Wires
 from ..vocabulary.rank import VocabularyShard
@@ -29,7 +29,7 @@ class OnRank(Protocol):
     that were made so far. cutting: how sequences are cut into slices. counting: which labels count
     in the loss."""
 
-    schedule: Schedule
+    view: StepView
     group: Any
     mesh: PipelineMesh | None
     device: torch.device

@@ -37,6 +37,7 @@ from ..shared import Bucket, buckets
 from ..slices.counting import Counting
 from ..slices.cutting import Cutting
 from ..splits import Row
+from ..step_view import StepView
 from .streams import Streams
 
 
@@ -102,6 +103,7 @@ class OneDevice:
     ) -> None:
         problem = schedule.problem
         self.schedule, self.streams, self.seed, self.steps, self.device = schedule, streams, seed, 0, streams.device
+        self.view = StepView.of(schedule)
         if problem.round:
             raise BadInput("one device: passes U need a process for each rank")
         if passes_where(problem, "does", "offload").any():
@@ -120,7 +122,7 @@ class OneDevice:
         check_sliced(problem, split)
         self.cutting, self.counting = Cutting.of(problem), Counting.of(model.loss)
         parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss)
-        for program in lower(schedule):
+        for program in lower(self.view):
             mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
             stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts)
             slice_stages(stages, problem)

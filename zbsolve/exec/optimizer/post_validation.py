@@ -63,6 +63,8 @@ class PostValidated(Optimizer):
             raise BadInput("PostValidated: neither max_norm nor skip_nonfinite: there is nothing to validate")
         if max_norm is not None and not max_norm > 0:
             raise BadInput(f"PostValidated: max_norm {max_norm} must be positive")
+        if pipeline.view.part is not None:
+            raise BadInput("PostValidated: it looks at all ranks' programs, and of a file of rounds each rank has its own")
         self.optimizer = optimizer
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
         self.last: Validated | None = None

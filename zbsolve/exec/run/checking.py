@@ -43,7 +43,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     others each pipeline is compared, and the verdict is that of the worst.
     """
     whole, right, mesh, uneven = None, 0.0, None, None
-    what = check.weight if pipeline.schedule.problem.round > 0 else check.gradient
+    what = check.weight if pipeline.view.step.round > 0 else check.gradient
     if isinstance(pipeline, Pipeline):
         pipeline.wait_gradients()
         mesh, (loss,) = pipeline.mesh, mean_over_data(pipeline, [loss])
@@ -94,12 +94,12 @@ def _reference(
     """The layers of the unsplit model after its first step on the batches of all places, the loss of that step, and
     `uneven_loss` before it. other: the model anew, so its parameters are the starting ones. kind: of its
     parameters and batches, if not their own. Raises BadInput."""
-    problem = pipeline.schedule.problem
+    problem = pipeline.view.step
     whole = [layer.to(pipeline.device, kind) for layer in other.build()]
     trained = {id(p) for p in pipeline.parameters()}
     if any(id(p) in trained for layer in whole for p in layer.parameters()):
         raise BadInput(f"model '{other.name}': its function must make new layers on every call, for the check")
-    batches = {m: other.batch(m, 0) for m in range(places * problem.microbatches)}
+    batches = {m: other.batch(m, 0) for m in range(places * len(pipeline.microbatches))}
     inputs, targets = ({m: cast(moved(pair[i], pipeline.device), kind) for m, pair in batches.items()} for i in range(2))
     data = Data(inputs, targets, step_seed(seed, 0))
     uneven = check.uneven_loss(whole, data, other.loss)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ...long_steps.rank_part import RankPart
 from ...models.by_name import load
 from ...models.model import Model
 from ...schedule import Schedule
@@ -35,8 +36,10 @@ from ..optimizer.by_name import OPTIMIZERS
 from ..pipeline import Pipeline
 from ..reports import trace_of
 from ..splits import SPLITS
+from ..step_view import StepView
 from .checking import checked, mean_over_data
 from .host import keep_freed_memory
+from .numbers import RunNumbers, run_numbers
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Options:
     the ranks to start, join and build, and for the check. emulate: "schedule" or a profile's file, whose times passes take;
     None: this machine's own. watch: name the pass that makes the first NaN or inf. mesh: its dimensions, the outermost
     first, as `pp=2,tp=2`; replicas: short for a mesh `dp=<replicas>,pp=<ranks of the schedule>`. split: how the backward is
-    split (see `Pipeline`). memory_limit: bytes of activations that each rank has; None: what this machine has.
+    split (see `Pipeline`). memory_limit: bytes of activations that each rank has; None: what this machine has. whole_trace:
+    of a file of rounds, put the times of all passes together on rank 0, else numbers alone; all other runs leave a trace.
     """
 
     steps: int = 5
@@ -66,6 +70,7 @@ class Options:
     split: str = "layers"
     mesh: str = ""
     memory_limit: int | None = None
+    whole_trace: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0:
@@ -96,18 +101,26 @@ class Options:
         return OPTIMIZERS[self.optimizer](parameters, lr=self.lr)
 
 
-def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable[[str], None]) -> Trace | None:
+def run_rank(
+    schedule: Schedule | RankPart,
+    spec: str,
+    options: Options,
+    announce: Callable[[str], None],
+    whole: Callable[[], Schedule] | None = None,
+) -> Trace | RunNumbers | None:
     """The whole job of one rank; the default process group is up. Rank 0 returns the trace, of the first pipeline but
-    with the losses' mean over all; the others None.
+    with the losses' mean over all, or for a rank's part the numbers; the others None. whole: on rank 0, makes the schedule
+    that `schedule` is a part of.
 
     Raises BadInput for a schedule that does not fit the model, RunFailed naming rank, pass and cause.
     """
     announce("building")
     keep_freed_memory()
     model = load(spec, options.seed)
-    layer_counts(schedule.problem, len(model.layers))
-    times = None if options.emulate is None else Times.of(schedule, options.emulate)
-    sizes = options.sizes(schedule.problem.ranks)
+    view = StepView.of(schedule)
+    layer_counts(view.step, len(model.layers))
+    times = None if options.emulate is None else Times.of(view.schedule, options.emulate)
+    sizes = options.sizes(view.step.ranks)
     pipeline = Pipeline(
         model.build,
         schedule,
@@ -120,7 +133,7 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
         hooks=Hooks(announce=announce, limit=options.memory_limit),
         emulate=times,
         watch=options.watch,
-        update=options.make_optimizer if schedule.problem.round else None,
+        update=options.make_optimizer if view.step.round else None,
         split=options.split,
     )
     trained = train(pipeline, model, options)
@@ -130,7 +143,11 @@ def run_rank(schedule: Schedule, spec: str, options: Options, announce: Callable
     if times is not None and pipeline.hooks.emulated is not None:
         facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}
     timed = trained.results[options.warmup :]
-    trace = pipeline.trace(timed, trained.memory, facts)
+    trace: Trace | RunNumbers | None
+    if isinstance(schedule, Schedule) or options.whole_trace:
+        trace = pipeline.trace(timed, trained.memory, facts, whole() if whole is not None and options.whole_trace else None)
+    else:
+        trace = run_numbers(pipeline, timed, trained.memory, facts)
     losses = mean_over_data(pipeline, [result.loss for result in timed])
     first = pipeline.mesh is not None and pipeline.mesh.first
     return replace(trace, losses=tuple(losses)) if trace is not None and first else None
@@ -244,7 +261,7 @@ def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, trained:
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "peaks_are": "live bytes after each pass of one further step, without parameters and gradients",
-        **{f.name: getattr(options, f.name) for f in fields(options) if f.name != "check"},
+        **{f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("check", "whole_trace")},
     }
     if isinstance(pipeline, Pipeline) and pipeline.mesh is not None:
         facts |= {"mesh": pipeline.mesh.sizes, "replicas": pipeline.mesh.places}

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+from ...long_steps.files import save
+from ...long_steps.rank_part import CheckedRounds
 from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
@@ -22,6 +24,8 @@ from ...util.machine import child_environment
 from ...util.temporary import temporary_folder
 from ..mesh.sizes import named_rank, process_of
 from ..transport.failure import RunFailed
+from .numbers import RunNumbers
+from .rounds import step_of
 from .torchrun import LATE_SECONDS, allowed, fit
 
 if TYPE_CHECKING:
@@ -33,8 +37,19 @@ MAX_PROCESSES = 1000
 REPORT_SECONDS = 1.5  # between a rank's end and the end of the others, for their reports
 
 
-def run_local(schedule: Schedule, spec: str, **chosen: Any) -> Trace:
-    """Run `schedule` with the model called `spec` on one process a rank, one thread each, and return what was measured.
+@overload
+def run_local(given: Schedule, spec: str, **chosen: Any) -> Trace:
+    """All passes of a schedule are seen."""
+
+
+@overload
+def run_local(given: CheckedRounds, spec: str, **chosen: Any) -> Trace | RunNumbers:
+    """Of rounds each rank sees its own."""
+
+
+def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trace | RunNumbers:
+    """Run a schedule with the model called `spec` on one process a rank, one thread each, and return what was measured. Of
+    rounds these are numbers, or with `whole_trace` a trace.
 
     chosen: fields of `job.Options`. Raises BadInput, and RunFailed in one line naming rank, pass and cause. In any case,
     also where it is interrupted, no process and no file stays behind; what stays where it is killed the next one removes.
@@ -42,15 +57,19 @@ def run_local(schedule: Schedule, spec: str, **chosen: Any) -> Trace:
     from .job import Options
 
     options = Options(**chosen)
-    sizes = options.sizes(schedule.problem.ranks)
+    one = step_of(given).ranks
+    sizes = options.sizes(one)
     if (ranks := math.prod(sizes.values())) > MAX_PROCESSES:
         raise BadInput(
-            f"--local: {options.mesh_words(schedule.problem.ranks)} are {ranks} processes here, "
+            f"--local: {options.mesh_words(one)} are {ranks} processes here, "
             f"more than {MAX_PROCESSES}: use torchrun on several machines"
         )
-    fit(schedule, spec, options)
+    fit(given, spec, options)
     with temporary_folder("run") as folder:
-        schedule.save(folder / "schedule.json")
+        if isinstance(given, Schedule):
+            given.save(folder / "schedule.json")
+        else:
+            save(given.long, folder / "schedule.json")
         write_text(folder / "job.json", json.dumps({"spec": spec, "ranks": ranks, "options": asdict(options)}))
         (folder / "now").write_bytes(bytes(NOTE_BYTES * ranks))
         children: list[subprocess.Popen[bytes]] = []
@@ -60,7 +79,8 @@ def run_local(schedule: Schedule, spec: str, **chosen: Any) -> Trace:
             _wait_for_all(children, folder, options, sizes)
         finally:
             _end(children)
-        return Trace.load(folder / "trace.json")
+        numbers = folder / "numbers.json"
+        return RunNumbers.load(numbers) if numbers.exists() else Trace.load(folder / "trace.json")
 
 
 def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:

@@ -8,19 +8,24 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ...long_steps.files import load_unrolled
+from ...long_steps.files import check_unrolled
+from ...long_steps.rank_part import RankPart
+from ...long_steps.repeated import RepeatedSchedule
 from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
 from ..mesh.sizes import located, others_of
 from ..transport.failure import LostRank, one_line
+from .numbers import RunNumbers
+from .rounds import Given, Prediction, Rounds, own_part, read_schedule, step_of
 
 if TYPE_CHECKING:
+    from ..transport.wires import Wires
     from .job import Options
 
 Announce = Callable[[str], None]
@@ -35,8 +40,9 @@ def torchrun_environment() -> tuple[int, int] | None:
     return (int(rank), int(ranks)) if rank.isdigit() and ranks.isdigit() else None
 
 
-def run_torchrun(path: str, spec: str, options: Options) -> tuple[Schedule, Trace] | None:
-    """Run the schedule in file `path` as one of torchrun's ranks. Rank 0 returns schedule and trace, the others None.
+def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Trace | RunNumbers] | None:
+    """Run the schedule in file `path` as one of torchrun's ranks. Rank 0 returns what was predicted and what was measured
+    (see `job.run_rank`), the others None.
 
     Raises BadInput, on all ranks where one cannot begin, and RunFailed in one line naming rank, pass and cause.
     """
@@ -44,25 +50,29 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Schedule, Trac
     if place is None:
         raise BadInput("run: not started by torchrun")
     rank, ranks = place
-    schedules: list[Schedule] = []
+    predicted: list[Prediction] = []
 
-    def prepare() -> Schedule:
-        schedules.append(load_unrolled(path))
-        one = schedules[0].problem.ranks
+    def prepare() -> Schedule | Rounds:
+        given = read_schedule(path, rank)
+        one = step_of(given).ranks
         wanted = math.prod(options.sizes(one).values())
         if ranks != wanted:
             started = f"torchrun started {ranks} (--nproc-per-node {wanted} on one machine)"
             each = f", {options.replicas} times" if options.replicas > 1 else ""
             asked = f"--mesh {options.mesh} has {wanted}" if options.mesh else f"the schedule is for {one}"
             raise BadInput(f"run: {asked} ranks{each}, but {started}")
-        fit(schedules[0], spec, options)
-        return schedules[0]
+        fit(given, spec, options)
+        if rank == 0:
+            whole = given.checked if isinstance(given, Rounds) else given
+            assert whole is not None
+            predicted.append(Prediction.of(whole))
+        return given
 
-    trace = run_group(rank, ranks, "env://", prepare, spec, options, lambda name: None)
-    return None if trace is None else (schedules[0], trace)
+    found = run_group(rank, ranks, "env://", prepare, spec, options, lambda name: None)
+    return None if found is None else (predicted[0], found)
 
 
-def fit(schedule: Schedule, spec: str, options: Options) -> None:
+def fit(given: Given, spec: str, options: Options) -> None:
     """Raise BadInput where schedule, model and options do not fit each other, before anything runs."""
     from ...models.by_name import load
     from ..emulate import Times
@@ -70,21 +80,49 @@ def fit(schedule: Schedule, spec: str, options: Options) -> None:
     from ..lowering import lower
     from .host import check_host_memory
 
-    model = load(spec, options.seed)
-    spread = others_of(options.sizes(schedule.problem.ranks))
+    model, step = load(spec, options.seed), step_of(given)
+    spread = others_of(options.sizes(step.ranks))
     if spread and model.parallelize is None:
         raise BadInput(f"--mesh {options.mesh}: model '{spec}' has no parallelize(stage, mesh), which {spread[0]} needs")
-    lower(schedule)
-    layer_counts(schedule.problem, len(model.layers))
+    if isinstance(given, Schedule):
+        lower(given)
+    else:
+        _check_rounds(given.long, options)
+    layer_counts(step, len(model.layers))
+    if not isinstance(given, Schedule):
+        return
     if options.emulate is not None:
-        Times.of(schedule, options.emulate)
-    elif schedule.problem.source == "" or schedule.problem.source.endswith(f": {spec}"):  # else another model stands in
-        check_host_memory(schedule)
+        Times.of(given, options.emulate)
+    elif step.source == "" or step.source.endswith(f": {spec}"):  # else another model stands in
+        check_host_memory(given)
+
+
+def _check_rounds(long: RepeatedSchedule, options: Options) -> None:
+    """Raise BadInput where a rank at a time a file of rounds does not run, or where the options ask for what is known only
+    with all its passes."""
+    from ..emulate import OWN_TIMES
+    from ..lowering import check_runs
+    from ..step_view import check_by_rank
+
+    check_runs(long.one)
+    check_by_rank(long.one)
+    if options.whole_trace:
+        check_unrolled(long, "run -o: a trace has a row for each pass")
+    if options.emulate is not None:
+        check_unrolled(long, "run --emulate: devices tell each other of each pass")
+        if options.emulate != OWN_TIMES:
+            raise BadInput(f"run --emulate {options.emulate}: of a file of rounds devices have its own times: {OWN_TIMES}")
 
 
 def run_group(
-    rank: int, ranks: int, rendezvous: str, prepare: Callable[[], Schedule], spec: str, options: Options, announce: Announce
-) -> Trace | None:
+    rank: int,
+    ranks: int,
+    rendezvous: str,
+    prepare: Callable[[], Schedule | Rounds],
+    spec: str,
+    options: Options,
+    announce: Announce,
+) -> Trace | RunNumbers | None:
     """Join the process group, run this rank, leave. rendezvous: where ranks meet, as torch's `init_method`. prepare: what
     each rank does before; all ranks hear where it fails. announce: called with what the rank does.
 
@@ -109,9 +147,11 @@ def run_group(
     try:
         with Peers(wires, options.start_timeout).telling(lambda: clock.name):
             with agreed(wires, "job", json.dumps([spec, asdict(options)])):
-                schedule = prepare()
-                sizes |= options.sizes(schedule.problem.ranks)
-            trace = run_rank(schedule, spec, options, clock.announce)
+                given = prepare()
+                sizes |= options.sizes(step_of(given).ranks)
+            mine, whole = _own(given, wires, sizes)
+            del given  # what all ranks' orders take goes before the model is built
+            trace = run_rank(mine, spec, options, clock.announce, whole)
             clock.announce("leaving")
             wires.wait(wires.control.barrier())
     except ZbsolveError as error:
@@ -120,6 +160,16 @@ def run_group(
     dist.destroy_process_group()
     clock.stop()
     return trace
+
+
+def _own(
+    given: Schedule | Rounds, wires: Wires, sizes: Mapping[str, int]
+) -> tuple[Schedule | RankPart, Callable[[], Schedule] | None]:
+    """What this process runs of a schedule, and on rank 0 what makes the whole of it where that is a part. sizes: of the
+    mesh. All processes call this."""
+    if isinstance(given, Schedule):
+        return given, None
+    return own_part(given, wires, sizes), None if given.checked is None else given.whole
 
 
 class Watchdog:

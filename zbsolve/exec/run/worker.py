@@ -24,8 +24,8 @@ MAX_DETAILS = 100_000  # characters of a traceback; those of the innermost lines
 
 
 def main(folder: Path, rank: int) -> int:
-    """Run the rank; the exit code. Rank 0 leaves `trace.json`, and a rank that fails `failure.RANK`; each whole or not at
-    all."""
+    """Run the rank; the exit code. Rank 0 leaves `trace.json` or `numbers.json`, and a rank that fails `failure.RANK`; each
+    whole or not at all."""
     end_with_parent()
     local_network()
     try:
@@ -42,8 +42,9 @@ def main(folder: Path, rank: int) -> int:
 
 
 def _run(folder: Path, rank: int) -> None:
-    from ...schedule import Schedule
     from .job import Options
+    from .numbers import RunNumbers
+    from .rounds import read_schedule
 
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     announce = _announcer(folder, rank)
@@ -52,12 +53,14 @@ def _run(folder: Path, rank: int) -> None:
         rank,
         job["ranks"],
         f"file://{folder / 'store'}",
-        partial(Schedule.load, folder / "schedule.json"),
+        partial(read_schedule, str(folder / "schedule.json"), rank),
         job["spec"],
         Options(**job["options"]),
         announce,
     )
-    if trace is not None:
+    if isinstance(trace, RunNumbers):
+        trace.save(folder / "numbers.json")
+    elif trace is not None:
         trace.save(folder / "trace.json")
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from ...schedule import Schedule
 from ...util.errors import BadInput, ZbsolveError
 from .failure import LostRank, RunFailed, one_line
 from .wires import BROKE, Wires, broken
@@ -26,12 +25,6 @@ from .wires import BROKE, Wires, broken
 NOTES_SECONDS = 1.0  # for the others' notes to come
 SAID_BYTES = 2048  # a rank, for what all hear of it: 300 characters, however they are written
 Note = dict[str, Any]
-
-
-def content(schedule: Schedule) -> str:
-    """A schedule without its certificate, as text: its problem, orders and syncs."""
-    order = sorted((stream, list(names)) for stream, names in schedule.order.items())
-    return json.dumps([schedule.problem.digest, order, sorted(map(list, schedule.syncs))])
 
 
 @contextmanager
