@@ -89,7 +89,7 @@ def _picture(options: argparse.Namespace) -> Callable[[ScheduleComparison], None
 def _run(options: argparse.Namespace) -> tuple[Schedule, Trace] | None:
     """A schedule and a run of it, where these are named; None: schedules are. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
-    from ..schedule import Schedule
+    from ..long_steps.files import load_unrolled
     from ..trace import Trace
     from ..util.files import document_kind
 
@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace) -> tuple[Schedule, Trace] | None:
     if foreign is None and ran != "-" and document_kind(ran) != "trace":
         return None
     mine = others_trace(planned[0])
-    schedule = Schedule.load(planned[0]) if mine is None else mine.planned()
+    schedule = load_unrolled(planned[0]) if mine is None else mine.planned()
     return schedule, Trace.load(ran) if foreign is None else foreign.of_problem(schedule.problem, ran)
 
 
