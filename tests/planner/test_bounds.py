@@ -92,8 +92,9 @@ def shards_of_profile(profile: Profile) -> Shards:
     row = costs.shards[0]
     one, sent = row.one, row.broadcast
     gap, held = 2 * sent + one.S + row.statistics, 2 * costs.hidden_bytes + one.held
-    states = profile.states * row.parameter_bytes
-    return Shards(*(np.array([int(x)]) for x in (one.S, one.T, gap, row.lookup + sent, states, one.transient, held)))
+    states, pending = profile.states * row.parameter_bytes, costs.hidden_bytes + one.held
+    columns = one.S, one.T, gap, row.lookup + sent, states, one.transient, held, pending
+    return Shards(*(np.array([int(x)]) for x in columns))
 
 
 def exchanges_of_profile(profile: Profile, layout: Layout) -> Exchanges:
@@ -124,7 +125,7 @@ def costs_of_profile(profile: Profile, layout: Layout) -> Costs:
     states = [profile.states * one.parameter_bytes for one in (block, first)]
     sizes = row(profile.link.latency, *states), row(block.transient, 2 * block.output_bytes)
     chain = first.F + (len(profile.layers) - 2) * (block.F + block.B) + last.F + last.B
-    part = Slices(*row(block.F, block.B, first.F, profile.link.latency, chain))
+    part = Slices(*row(block.F, block.B, first.F, profile.link.latency, chain, block.F, block.B))
     ends = shard, *row(1), part, copies_of(*held, most, table, cluster), exchanges_of_profile(profile, layout)
     kept = kept_of(*held, pending, table)
     return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), kept, *sizes[1], *ends)
@@ -294,6 +295,22 @@ def test_idle_time_of_three_ranks(block: Layer, head: Layer, memory: int, least:
     costs, table = costs_of_profile(profile, layout), table_of([layout])
     assert least_value(profile, layout, memory, fused=False, search=exact_streams.optimum) == least
     assert int(pipeline_bounds(costs, table, memory)[0][0]) == bound
+
+
+def test_a_stage_keeps_each_slice_until_it_comes_back() -> None:
+    """96 blocks on 32 ranks are three on each, or four on some. The first rank keeps each quarter of a microbatch while that
+    goes through all blocks and back, which takes a quarter of all their passes in the mean, but for rounding."""
+    shape, cluster = SHAPES["gpt-175b"], A100
+    table = table_of([Layout(16, 1, 32, 1, SINGLE, 1, 96, zero=1, vocabulary=SHARDED, slices=4)])
+    costs = costs_of(shape, table, cluster)
+    found, rule = pipeline_bounds(costs, table, cluster.memory)
+    F, B, W = (int(one[0]) for one in costs.block)
+    room = cluster.memory - 3 * costs.states[0] - costs.shard.states[0] - costs.shard.transient[0] - 2 * costs.waiting[0]
+    way = 96 * (F + B) / 4 + 2 * 31 * costs.part.sent[0] + costs.shard.gap[0] - 2 * 32
+    held = 96 * 3 * way / (room / costs.kept.stays[0])
+    assert found[0] >= min(held, 96 * 4 * (F + B + W))
+    assert held > 1.05 * pipeline_bounds(costs, table, None)[0][0]
+    assert RULES[rule[0]] == MEMORY
 
 
 @pytest.mark.parametrize("placement", [LOOP, VEE])

@@ -8,35 +8,50 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...util.kernels import inner_kernel, kernel
-from .bound_row import CHAIN, LAST_EXCHANGE, SERIAL, SINGLE, SLICES, L, P, V
+from ...util.kernels import kernel
+from .bound_row import CHAIN, LAST_EXCHANGE, SERIAL, SINGLE, SLICES, L, P
 from .chunk_kernels import possible_chunks
-from .pair_kernels import MAX_SLACK, possible_pairs
 from .peak_kernels import fitting, spread, staying
+from .split_kernels import MAX_SLACK, possible_split
 from .stage_kernels import possible_single
 
 NEVER = -1  # no makespan is enough: one microbatch does not fit
+FIRST_STEP = 1 << 10  # one part in so many of a makespan
 
 
 @kernel
 def least_makespans(rows):  # type: ignore[no-untyped-def]
-    """µs that no schedule of any partition of a row undercuts; `NEVER` where none fits. rows: shape (layouts, COLUMNS)."""
+    """µs that no schedule of any partition of a row undercuts; `NEVER` where none fits. rows: shape (layouts, COLUMNS). What
+    takes longest to look at is looked at where all else leaves a makespan possible."""
     found = np.zeros(len(rows), np.int64)
     scratch = np.zeros(scratch_size(rows), np.int64)
     for i in range(len(rows)):
         row = rows[i]
-        low, high = row[CHAIN] - 1, row[SERIAL]
-        if not possible(row, high, scratch):
+        most = row[SERIAL]
+        if not possible(row, most, scratch):
             found[i] = NEVER
             continue
-        while high - low > 1:
-            middle = (low + high) // 2
-            if possible(row, middle, scratch):
-                high = middle
-            else:
-                low = middle
-        found[i] = high
+        least = least_between(row, row[CHAIN] - 1, most, False, scratch)
+        if least < most and not possible(row, least, scratch):
+            step = 1 + least // FIRST_STEP
+            while least + step < most and not possible(row, least + step, scratch):
+                step, least = 2 * step, least + step
+            least = least_between(row, least, min(most, least + step), True, scratch)
+        found[i] = least
     return found
+
+
+@kernel
+def least_between(row, low, high, all_rules, scratch):  # type: ignore[no-untyped-def]
+    """The least possible makespan above `low`, where `high` is possible. all_rules: whether splits of ranks between their
+    stages are looked at, too."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if possible(row, middle, scratch) if all_rules else possible_ranks(row, middle, scratch):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 @kernel
@@ -45,15 +60,19 @@ def scratch_size(rows):  # type: ignore[no-untyped-def]
     return 1 + rows[:, P].max() + 2 * (MAX_SLACK + 1) * (rows[:, L].max() + 1)
 
 
-@inner_kernel
+@kernel
 def possible(row, x, scratch):  # type: ignore[no-untyped-def]
     """Whether no condition forbids a makespan of x µs. scratch: `scratch_size` whole numbers that are overwritten."""
+    return possible_ranks(row, x, scratch) and (row[SINGLE] or possible_split(row, x, scratch))
+
+
+@kernel
+def possible_ranks(row, x, scratch):  # type: ignore[no-untyped-def]
+    """The same without a look at how each rank's blocks lie on its stages."""
     way = x - row[LAST_EXCHANGE]
     if way < row[CHAIN] + (spread(row, float(staying(row, way)), fitting(row)) if row[SLICES] == 1 else 0.0):
         return False
-    if row[SINGLE]:
-        return possible_single(row, x)
-    return possible_chunks(row, x, scratch) and (row[V] != 2 or possible_pairs(row, x, scratch))
+    return possible_single(row, x) if row[SINGLE] else possible_chunks(row, x, scratch)
 
 
 @kernel

@@ -25,8 +25,10 @@ STAYS, HEAD_STAYS, OUT, BACK, SOME, COPIED = range(35, 41)
 # µs of gradients' exchange at the end of a step: of a block, of the embedding or the head, of any stage at least, and behind
 # the last B of the first stage at least.
 EXCHANGE, TABLE_EXCHANGE, LEAST_EXCHANGE, LAST_EXCHANGE = range(41, 45)
-PENDING = 45  # bytes of a microbatch that a block keeps from B to W
-COLUMNS = 46
+# Bytes of a microbatch that a block keeps from B to W, and that a shard of the vocabulary keeps from S to T.
+PENDING, SHARD_PENDING = range(45, 47)
+LATE_F, LATE_B = range(47, 49)  # µs of a block's F and B of the last slice at least
+COLUMNS = 49
 NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
 
 
@@ -43,7 +45,7 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
         *(part.F, part.B, part.embedding, part.sent, costs.slices, costs.embedding.W),
         *(kept.stays, kept.head_stays, costs.copies.out, costs.copies.back, costs.copies.some, kept.copied),
         *(costs.exchange.block, costs.exchange.table, costs.exchange.least, costs.exchange.last),
-        kept.pending,
+        *(kept.pending, shard.pending, part.late_F, part.late_B),
     )
     rows = np.empty((len(costs.sent), COLUMNS), np.int64)
     for at, column in enumerate(columns):

@@ -2,13 +2,21 @@
 
 Until its first B a rank has had nothing but Fs, and S and T of a sharded vocabulary. No B is before the first microbatch has
 been through all stages. Until then no byte of a block is free again (with offload: but what copies took away), so the rank
-did no more F than fits. It is the same the other way round: behind its last F a rank has nothing but B and W of what it
-keeps then, and S and T. The last F comes before a microbatch's way back through all stages. Between both ends the rank may
-work all the time.
+did no more F than fits, and S and T of no more microbatches than fit on all its stages. It is the same the other way round:
+behind its last F a rank has nothing but B and W of what it keeps then, S of the microbatches that are on all its stages, and
+T of those and of others whose S left something for it in memory. The last F comes before a microbatch's way back through all
+stages. Between both ends the rank may work all the time.
 
-In slices the first B of a microbatch waits for all its slices, which follow one another on the stage with most blocks. Those
-of a microbatch whose F is done and whose B is not are its first ones, of even length; they take no greater part of F and B
-than of the bytes, as attention takes longest in the last ones.
+The same holds of the first B and the last F of each of a rank's stages (a window). B of a microbatch come in the order of
+its stages, the last one first, so before the first B of a stage there was none of an earlier stage of the rank: it keeps all
+that its stages up to that one did. On its later stages it has had all passes of a microbatch at most, of those that are kept
+on all stages up to the window's. Behind the last F of a stage there is none of an earlier one, and later stages have passes
+only of microbatches that are kept on the window's and on all before.
+
+In slices the first B of a microbatch waits for all its slices, which follow one another on every stage, and the first one
+comes to a stage when it has been through all before. From there on the last one, which takes longest, goes to the end. The
+way back is the same, the last slice first. Slices of a microbatch whose F is done and whose B is not are its first ones, of
+even length; they take no greater part of F and B than of the bytes, as attention takes longest in the last ones.
 """
 
 from __future__ import annotations
@@ -26,6 +34,8 @@ from .bound_row import (
     HF,
     HW,
     LAST_EXCHANGE,
+    LATE_B,
+    LATE_F,
     LEAST_EXCHANGE,
     LOOKUP,
     OUT,
@@ -36,6 +46,7 @@ from .bound_row import (
     PENDING,
     SENT,
     SHARD,
+    SHARD_PENDING,
     SHARD_S,
     SINGLE,
     SLICES,
@@ -68,18 +79,28 @@ def works_in_time(row, x, r, most, head, room, behind):  # type: ignore[no-untyp
     while low < high:
         middle = (low + high + 1) // 2
         after = max(0, behind - middle) if row[SINGLE] else behind
-        out, back = before_backward(row, r, after), behind_forward(row, r, after)
+        first, stages = (row[L] - behind, min(middle, behind)) if row[SINGLE] else (0, 0), stages_behind(row, r)
+        out, back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
         left = room_beside(row, middle, room)
-        there = blocks_there(row, left)
-        idle = idle_before(row, r, middle, there, head, out)
+        there, window = blocks_there(row, left), all_stages(row, r, middle)
+        idle = idle_before(row, r, window, there, head, out)
         ends = x - row[LAST_EXCHANGE] - back  # its last F
         if out <= ends:
-            idle += idle_behind(row, r, middle, there, left, x - row[LEAST_EXCHANGE] - ends)
+            idle += idle_behind(row, r, window, there, left, x - row[LEAST_EXCHANGE] - ends)
         if idle + float(work_of(row, r, middle)) <= float(x - row[LEAST_EXCHANGE]):
             low = middle
         else:
             high = middle - 1
     return low
+
+
+@inner_kernel
+def all_stages(row, r, blocks):  # type: ignore[no-untyped-def]
+    """The window of the last of a rank's stages, where nobody knows how its blocks lie on them: but the first and the last
+    stage, each has one at least."""
+    if row[SINGLE]:
+        return blocks, blocks, 0, 0, 1.0 / max(1, blocks)
+    return blocks, 0, 0, 0, 1.0 + (1.0 / max(1, blocks) if stages_behind(row, r) == 0 else 0.0)
 
 
 @inner_kernel
@@ -98,50 +119,97 @@ def work_of(row, r, blocks):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def before_backward(row, r, after):  # type: ignore[no-untyped-def]
-    """µs before the first B of rank r at least. after: blocks on stages behind all of its own, at least."""
-    whole, most = row[SLICES] == 1, -(-row[L] // (row[P] * row[V]))  # blocks on some stage
-    found = row[LOOKUP] + row[PART_EF] + (row[L] + (row[SLICES] - 1) * most) * row[PART_F] + row[GAP]
-    found += (row[P] * row[V] - 1 - row[VEE] + stages_behind(row, r)) * row[PART_SENT] + after * row[PART_B]
-    return found + (row[HF] + (row[HB] if stages_behind(row, r) else 0) if whole else 0)
+def before_backward(row, first, behind, after):  # type: ignore[no-untyped-def]
+    """µs before the first B of a stage of a rank at least, with so many stages behind it that a message goes to, which have
+    `after` blocks at least. first: as in `through_all`."""
+    found = row[LOOKUP] + row[PART_EF] + through_all(row, first, row[F], row[PART_F], row[LATE_F]) + row[GAP]
+    found += (row[P] * row[V] - 1 - row[VEE] + behind) * row[PART_SENT] + after * row[LATE_B]
+    return found + (row[HF] + (row[HB] if behind else 0) if row[SLICES] == 1 else 0)
 
 
 @inner_kernel
-def behind_forward(row, r, after):  # type: ignore[no-untyped-def]
-    """µs from the last F of rank r to the end of the first stage's last B at least. Its own message is part of its F. after:
-    as in `before_backward`."""
-    whole, most = row[SLICES] == 1, -(-row[L] // (row[P] * row[V]))
-    found = row[LOOKUP] + (row[L] + (row[SLICES] - 1) * most) * row[PART_B] + row[GAP]
-    found += (row[P] * row[V] - 1 - row[VEE] + max(0, stages_behind(row, r) - 1)) * row[PART_SENT] + after * row[PART_F]
-    return found + (row[HB] + (row[HF] if stages_behind(row, r) else 0) if whole else 0)
+def behind_forward(row, first, behind, after):  # type: ignore[no-untyped-def]
+    """µs from the last F of a stage to the end of the first stage's last B at least. Its own message is part of its F.
+    first, behind, after: as in `before_backward`."""
+    found = row[LOOKUP] + through_all(row, first, row[B], row[PART_B], row[LATE_B]) + row[GAP]
+    found += (row[P] * row[V] - 1 - row[VEE] + max(0, behind - 1)) * row[PART_SENT] + after * row[LATE_F]
+    return found + (row[HB] + (row[HF] if behind else 0) if row[SLICES] == 1 else 0)
 
 
 @inner_kernel
-def idle_before(row, r, blocks, there, head, begins):  # type: ignore[no-untyped-def]
-    """µs that rank r with so many blocks is idle before its first B, which begins after `begins` µs or later. there: blocks
+def through_all(row, first, whole, part, late):  # type: ignore[no-untyped-def]
+    """µs that all slices of a microbatch take through all blocks, one way. whole, part, late: of a block, of all slices, of
+    each at least, and of the last one. On one stage they follow one another: on one with most blocks, or on a rank's first,
+    where that is known. first: blocks before that stage, and on it."""
+    before, here = first
+    most = -(-row[L] // (row[P] * row[V]))  # blocks on some stage
+    if row[SLICES] == 1:
+        return row[L] * whole
+    there = before * part + here * whole - row[SLICES] + (row[L] - before - here) * late  # each slice is rounded
+    return max((row[L] + (row[SLICES] - 1) * most) * part, there)
+
+
+@inner_kernel
+def idle_before(row, r, window, there, head, begins):  # type: ignore[no-untyped-def]
+    """µs that rank r is idle before the first B of a window's stage, which begins after `begins` µs or later. there: blocks
     of microbatches that it keeps between F and B at a time, at most."""
-    if blocks <= 0:
+    kept, first, _, _, share = window
+    if kept <= 0:
         return float(head)
-    fits = there + copied_in(row, begins, row[OUT])
-    done = fits * float(row[F] + row[SENT]) + fits / blocks * float(row[SHARD]) + roundings(row)
-    first, last = row[EF] + row[SENT] if r == 0 else 0, 0 if stages_behind(row, r) else row[HF]
-    done += float(row[M] * (first + last))  # on stages without blocks
+    fits = min(there + copied_in(row, begins, row[OUT]), float(row[M] * kept))
+    whole = microbatches(row, fits, kept)
+    fits = whole * kept if kept == first else fits
+    done = fits * (float(row[F]) + share * float(row[SENT])) + whole * behind_window(row, r, window)
+    done += whole * float(row[SHARD]) + roundings(row)
+    if r == 0:  # its first stage may have no block
+        done += min(float(row[M]), fits / first) * float(row[EF]) if first > 0 else float(row[M] * (row[EF] + row[SENT]))
+    done += whole * float(row[HF]) if stages_behind(row, r) == 0 else 0.0
     return max(float(head), float(begins) - done * (1 + ROUNDING))
 
 
 @inner_kernel
-def idle_behind(row, r, blocks, there, left, time):  # type: ignore[no-untyped-def]
-    """µs that rank r with so many blocks is idle of the `time` behind its last F. What it works on then is a block that is
-    kept from F to B, or from B to W, in `left` bytes. there: as in `idle_before`."""
+def idle_behind(row, r, window, there, left, time):  # type: ignore[no-untyped-def]
+    """µs that rank r is idle of the `time` behind the last F of a window's stage. What it works on then is kept from F to B,
+    from B to W or from S to T, in `left` bytes. there: as in `idle_before`."""
+    kept, _, _, _, share = window
     pending = float(row[PENDING] - (row[SLICES] if row[SLICES] > 1 else 0))
-    if blocks <= 0 or pending <= 0.0:
+    if kept <= 0 or pending <= 0.0:
         return 0.0
-    copied, each, weight = copied_in(row, time, row[BACK]), float(row[B] + row[W] + row[SENT]), float(row[W]) / pending
-    done = max(there * each + max(0.0, left - there * kept_of_block(row)) * weight, left * weight) + copied * each
-    done += (there + copied) / blocks * float(row[SHARD_S]) + roundings(row)
-    first, last = row[EW] if r == 0 else 0, 0 if stages_behind(row, r) else row[HB] + row[HW] + row[SENT]
-    done += float(row[M] * (row[SHARD] - row[SHARD_S] + first + last))
+    copied, weight = copied_in(row, time, row[BACK]), float(row[W]) / pending
+    here = min(there, float(row[M] * kept))
+    whole = microbatches(row, min(there + copied, float(row[M] * kept)), kept)
+    shards = float(row[SHARD] - row[SHARD_S])
+    done = kept_work(row, here, left, weight) + float(row[M]) * shards
+    if row[SHARD_PENDING] > 0:
+        done = min(done, kept_work(row, here, left, max(weight, shards / float(row[SHARD_PENDING]))) + whole * shards)
+    done += copied * float(row[B] + row[W]) + (here + copied) * share * float(row[SENT])
+    done += whole * (behind_window(row, r, window) + float(row[SHARD_S])) + roundings(row)
+    done += float(row[M] * row[EW]) if r == 0 else 0.0
+    done += whole * float(row[HB]) + float(row[M] * row[HW]) if stages_behind(row, r) == 0 else 0.0
     return max(0.0, float(time) - done * (1 + ROUNDING))
+
+
+@inner_kernel
+def kept_work(row, there, left, rate):  # type: ignore[no-untyped-def]
+    """µs of B and W of what is kept in `left` bytes: of up to `there` blocks from F to B, and `rate` µs of a byte beside."""
+    each = float(row[B] + row[W])
+    return max(there * each + max(0.0, left - there * kept_of_block(row)) * rate, left * rate)
+
+
+@inner_kernel
+def microbatches(row, fits, kept):  # type: ignore[no-untyped-def]
+    """Microbatches that are kept on all stages of a window at a time, where `fits` blocks of them are, at most."""
+    return np.floor(fits / float(kept)) if row[SLICES] == 1 else fits / float(kept)
+
+
+@inner_kernel
+def behind_window(row, r, window):  # type: ignore[no-untyped-def]
+    """µs that a microbatch's passes take on those stages of rank r that come behind a window's."""
+    _, _, later, turns, _ = window
+    if turns == 0:
+        return 0.0
+    head = row[HF] + row[HB] + row[HW] if stages_behind(row, r) == 0 else 0
+    return float(later * (row[F] + row[B] + row[W]) + 2 * turns * row[SENT] + head)
 
 
 @inner_kernel

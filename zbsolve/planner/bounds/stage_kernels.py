@@ -43,7 +43,8 @@ from .bound_row import (
     P,
     W,
 )
-from .idle_kernels import works_in_time
+from .held_kernels import held_in_time, kept_for
+from .idle_kernels import ANY, blocks_there, room_beside, works_in_time
 from .offload_kernels import in_time
 
 MANY = 1 << 31  # blocks: more than any model has
@@ -126,7 +127,21 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     most = min(most, max(0, at_most(room - beside - row[TRANSIENT], row[STATES] + row[KEPT])))
     most = in_time(row, x, room, most)
     most = works_in_time(row, x, r, most, head, room, row[L] - before)
+    span = head, way - drain, work
+    while most > 0 and not stage_holds(row, r, most, before, room, span):
+        most -= 1
     return min(most, max(0, at_most(room - some - row[TRANSIENT], row[STATES] + at_once * row[STAYS])))
+
+
+@inner_kernel
+def stage_holds(row, r, blocks, before, room, span):  # type: ignore[no-untyped-def]
+    """Whether stage r of so many blocks, with so many before it, has memory for what it keeps over time. room: bytes for
+    blocks and their states; span: as in `held_in_time`."""
+    left = room_beside(row, blocks, room)
+    there = blocks_there(row, left)
+    there = there // blocks * blocks if row[SLICES] == 1 and there < ANY else there
+    held = float(blocks) * (kept_for(row, row[L] - before, row[P] - 1 - r) + float(0 if r == 0 else row[PART_SENT]))
+    return held_in_time(row, span, (blocks, blocks), (held, float(blocks * blocks)), (there, left))
 
 
 @inner_kernel

@@ -17,13 +17,16 @@ ROUNDED = 1.0  # µs: a stage's slice is between two rounded times, so a layer's
 
 class Slices(NamedTuple):
     """Of a slice, whole µs that no slice undercuts: F, B of a block, embedding's F; sent: of its message. chain: of the last
-    slice, which takes longest, through all layers and back. Of whole sequences these are the passes themselves."""
+    slice, which takes longest, through all layers and back; late_F, late_B: of its F and B of a block. Of whole sequences
+    these are the passes themselves."""
 
     F: Ints
     B: Ints
     embedding: Ints
     sent: Ints
     chain: Ints
+    late_F: Ints
+    late_B: Ints
 
 
 def slices_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluster, message: Ints) -> Slices:
@@ -32,7 +35,8 @@ def slices_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluster, 
     first, block, last = (_ends(one, layout.slices) for one in (costs.first, costs.block, costs.last))
     chain = blocks * (block[1].F + block[1].B) + whole_vocabulary * (first[1].F + last[1].F + last[1].B)
     sent = np.where(np.asarray(layout.pp) > 1, np.rint(message / message_rate(layout, cluster)), 0)
-    columns = np.broadcast_arrays(block[0].F, block[0].B, whole_vocabulary * first[0].F, sent, chain)
+    late = block[1].F, block[1].B
+    columns = np.broadcast_arrays(block[0].F, block[0].B, whole_vocabulary * first[0].F, sent, chain, *late)
     return Slices(*(np.atleast_1d(one).astype(np.int64) for one in columns))
 
 

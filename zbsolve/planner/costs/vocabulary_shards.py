@@ -30,7 +30,7 @@ class Shards(NamedTuple):
     block's forward to its backward at least: the broadcast of hidden states, S and the barrier. lookup: µs of a slice's
     collectives of the embedding, there and back. states: bytes of the shard's parameters with gradients and optimizer
     states, never more than a profile says; transient: that a pass of it takes while it runs; held: that it holds while the
-    first microbatch's last S runs."""
+    first microbatch's last S runs; pending: that S leaves for T of a microbatch, rounded down."""
 
     S: Many
     T: Many
@@ -39,6 +39,7 @@ class Shards(NamedTuple):
     states: Many
     transient: Many
     held: Many
+    pending: Many
 
 
 class _Shard(NamedTuple):
@@ -64,8 +65,9 @@ def shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Shards:
     lookup = np.rint(one.lookup + one.broadcast)
     states = np.floor(state_bytes(layout) / WEIGHT_BYTES * np.ceil(one.parameters))
     held = 2 * np.ceil(one.hidden) + np.ceil(one.kept)
+    pending = np.floor(layout.slices * (one.hidden + one.kept))
     passes = layout.slices * S, layout.slices * T
-    return Shards(*(on * column for column in (*passes, gap, lookup, states, np.ceil(one.transient), held)))
+    return Shards(*(on * column for column in (*passes, gap, lookup, states, np.ceil(one.transient), held, pending)))
 
 
 def rest_bytes(shape: Shape, layout: Layout) -> Held:
