@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import permutations, product
 
-from zbsolve import Problem
+from zbsolve import Problem, Schedule
 
 from .exhaustive import orders
 
@@ -19,15 +19,22 @@ NONE = -(1 << 40)  # µs: no path
 
 def least_span(problem: Problem) -> Fraction | None:
     """µs; None where no order whose lanes run in table order fits the memory. One stream a rank."""
-    edges = list(zip(*(c.tolist() for c in (problem.edges.before, problem.edges.after, problem.edges.lag)), strict=True))
-    found = [_span(problem, edges, chosen) for chosen in product(*(orders(problem, s, True) for s in problem.streams))]
+    found = [_span(problem, chosen) for chosen in product(*(orders(problem, s, True) for s in problem.streams))]
     return min((one for one in found if one is not None), default=None)
 
 
-def _span(problem: Problem, edges: list[tuple[int, int, int]], chosen: tuple[list[int], ...]) -> Fraction | None:
+def least_span_of(schedule: Schedule) -> Fraction:
+    """µs, of one schedule's order. One stream a rank."""
+    found = _span(schedule.problem, tuple(rows.tolist() for rows in schedule.sequences.values()))
+    assert found is not None
+    return found
+
+
+def _span(problem: Problem, chosen: tuple[list[int], ...]) -> Fraction | None:
     """Of one order; None where passes wait in a circle."""
     inputs: list[list[tuple[int, int]]] = [[] for _ in problem.passes]
-    for a, b, lag in edges:
+    edges = problem.edges
+    for a, b, lag in zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True):
         inputs[b].append((a, lag))
     for order in chosen:
         for a, b in zip(order, order[1:], strict=False):
