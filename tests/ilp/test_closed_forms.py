@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pytest
 
 from zbsolve import Infeasible
 from zbsolve.ilp.bounds import closed_forms
-from zbsolve.ilp.bounds.bound import AREA
-from zbsolve.ilp.bounds.closed_forms import all_closed_forms, closed_form, each_closed_form
+from zbsolve.ilp.bounds.bound import AREA, Bound
+from zbsolve.ilp.bounds.closed_forms import all_closed_forms, closed_form, closed_forms_within, each_closed_form
+from zbsolve.ilp.bounds.energy import paths_within
+from zbsolve.ilp.bounds.necessary_arcs import WHOLE_STEP, necessary_arcs_of
 from zbsolve.problem import Problem
 from zbsolve.search.certify import work_bound
 from zbsolve.search.solver import solve
@@ -19,7 +24,7 @@ from zbsolve.search.state import State
 from zbsolve.util.clock import Clock
 
 from ..support.exact import optimum
-from ..support.problems import random_problem, uniform
+from ..support.problems import random_offloaded, random_problem, random_sharded, uneven_microbatches, uniform
 
 
 def windows_walked(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -36,14 +41,79 @@ def windows_walked(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> list[in
     return seen
 
 
-def test_windows_of_outer_ranks_come_first_and_each_costs_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+def of_all_windows(problem: Problem) -> list[Bound]:
+    """The closed forms of the span in each rank's window."""
+    return [bound for rank in range(problem.ranks) for bound in closed_forms_within(problem, rank)]
+
+
+def every_closed_form(problem: Problem) -> list[Bound]:
+    """The closed forms, of the span those of all windows."""
+    return of_all_windows(problem) if problem.objective == "span" else list(all_closed_forms(problem))
+
+
+def random_spans(count: int, ranks: int, microbatches: int) -> Iterator[Problem]:
+    """Random problems of the span, some with microbatches that differ, with copies or with shards."""
+    makers = (
+        random_problem,
+        lambda seed, ranks, microbatches: uneven_microbatches(seed, min(4, ranks), microbatches),
+        lambda seed, ranks, microbatches: random_offloaded(seed, min(3, ranks), min(4, microbatches)),
+        lambda seed, ranks, microbatches: random_sharded(seed, min(3, ranks), min(4, microbatches)),
+    )
+    for seed in range(count):
+        with suppress(Infeasible):
+            yield dataclasses.replace(makers[seed % 4](seed, ranks, microbatches), objective="span")
+
+
+def test_windows_of_a_plain_step_but_the_first_cannot_give_more(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = uniform("single", 12, 24, (10, 10, 9), 12, "span")
-    best = closed_form(problem).value  # of all windows
+    best = max(bound.value for bound in of_all_windows(problem))
     seen = windows_walked(problem, monkeypatch)
     found = next(bound for bound in each_closed_form(problem) if bound.value == best)
     assert (found.ranks, seen) == ((0,), [0])
-    list(each_closed_form(problem))
-    assert seen[1:] == [0, 11, *range(1, 11)]
+    assert closed_form(problem).value == best
+    assert set(seen) == {0, WHOLE_STEP}  # the whole step says what other windows reach at most
+
+
+def test_windows_left_out_give_no_more() -> None:
+    """The best closed form is the best of all windows, of which most are left out."""
+    looked, windows = 0, 0
+    for problem in random_spans(160, 7, 9):
+        best = max(bound.value for bound in (Bound(0, ""), *of_all_windows(problem)))
+        assert closed_form(problem).value == best
+        looked += len({bound.ranks[0] for bound in all_closed_forms(problem) if bound.ranks})
+        windows += problem.ranks
+    assert 0.2 * windows < looked < 0.8 * windows
+
+
+def test_no_closed_form_in_any_window_is_above_the_optimum() -> None:
+    tight = 0
+    for problem in random_spans(240, 3, 3):
+        best = optimum(problem) if len(problem.passes) <= 16 and not len(problem.side_stream) else None
+        if best is not None:
+            values = [bound.value for bound in of_all_windows(problem)]
+            assert max(values) <= best
+            tight += max(values) == best
+    assert tight > 30
+
+
+def test_paths_within_a_microbatch_are_the_longest() -> None:
+    """Against all paths from each pass, however many pairs it has and where they end."""
+    for problem in random_spans(120, 4, 4):
+        arcs, duration, microbatch = necessary_arcs_of(problem), problem.passes.duration, problem.passes.microbatch
+        inside = np.argwhere(microbatch[:, None] == microbatch).T
+        drawn = np.random.default_rng(len(duration)).permutation(inside.shape[1])[: 3 * len(duration)]
+        before, after = inside[:, drawn]
+        found = paths_within(problem, before, after)
+        for source in np.unique(before).tolist():
+            longest = {source: 0}  # to the start of each pass
+            for i in arcs.order.tolist():
+                for e in range(arcs.out_first[i], arcs.out_first[i + 1]) if i in longest else ():
+                    j = int(arcs.out_pass[e])
+                    if microbatch[j] == microbatch[source]:
+                        longest[j] = max(longest.get(j, 0), longest[i] + int(duration[i] + arcs.out_lag[e]))
+            for k in np.flatnonzero(before == source).tolist():
+                end = int(after[k])
+                assert found[k] == longest[end] + duration[end] if end in longest else found[k] < 0
 
 
 def test_a_search_looks_at_no_more_windows_once_its_value_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +148,7 @@ def test_energy_of_bytes_whose_sums_no_float_holds_is_no_higher_and_hardly_lower
         if problem.capacity is None or len(problem.passes) > 18:
             continue
         plain, odd = (
-            {(b.kind, b.ranks): b.value for b in all_closed_forms(one) if b.kind == AREA}
+            {(b.kind, b.ranks): b.value for b in every_closed_form(one) if b.kind == AREA}
             for one in (problem, with_odd_bytes(problem, 1 << 44))
         )
         assert all(odd[key] <= plain[key] and odd[key] >= 0.99 * plain[key] - 1 for key in plain if key in odd)

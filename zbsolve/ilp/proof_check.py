@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ from .bounds.bound import (
     value_unit,
     with_assumption,
 )
-from .bounds.closed_forms import each_closed_form
+from .bounds.closed_forms import closed_forms_within, each_closed_form
 from .bounds.many import bound_of_many, repeated_microbatch
 from .bounds.memory_arcs import INFINITE
 from .ranks.groups import group_bound, group_of, lanes_of_group
@@ -79,12 +80,18 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
         return many  # of large steps far sooner
     found = [Bound(0, NOT_PROVEN, bound.kind, bound.ranks)]
     with suppress(TimeUp):
-        for one in each_closed_form(problem, Clock(seconds)):
+        for one in _closed_forms(problem, bound.ranks, Clock(seconds)):
             if (one.kind, one.ranks) == (bound.kind, bound.ranks):
                 found.append(one)
                 if one.value >= bound.value:
                     break
     return max(found, key=lambda one: one.value)
+
+
+def _closed_forms(problem: Problem, ranks: tuple[int, ...], clock: Clock) -> Iterator[Bound]:
+    """The closed forms that keep these ranks are among these: of the span those in the window of the first."""
+    within = problem.objective == "span" and ranks
+    return closed_forms_within(problem, ranks[0], clock) if within else each_closed_form(problem, clock)
 
 
 def _of_many(problem: Problem) -> Bound | None:

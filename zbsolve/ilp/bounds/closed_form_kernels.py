@@ -9,7 +9,7 @@ import numpy as np
 
 from ...problem import Ints
 from ...util.kernels import kernel
-from .necessary_arcs import NO_PATH
+from .longest_paths import NO_PATH
 
 
 class ByMicrobatch(NamedTuple):
@@ -112,7 +112,9 @@ def longest_paths_between(before, after, groups, arcs, duration):  # type: ignor
         last = e
         while last < len(before) and before[last] == source:
             last += 1
-        stop = groups.first[microbatch[source] + 1]
+        stop = place[source] + 1
+        for k in range(e, last):
+            stop = max(stop, place[after[k]] + 1)
         reached[source] = 0
         for at in range(place[source], stop):
             i = members[at]
@@ -121,7 +123,7 @@ def longest_paths_between(before, after, groups, arcs, duration):  # type: ignor
             leave = reached[i] + duration[i]
             for k in range(out_first[i], out_first[i + 1]):
                 j = out_pass[k]
-                if microbatch[j] == microbatch[source] and leave + out_lag[k] > reached[j]:
+                if microbatch[j] == microbatch[source] and place[j] < stop and leave + out_lag[k] > reached[j]:
                     reached[j] = leave + out_lag[k]
         for k in range(e, last):
             result[k] = reached[after[k]] + duration[after[k]]

@@ -3,8 +3,6 @@
 There are three sources. The problem's edges. Each lane's chain, for its passes share a stream and run in order. And
 memory: where what the passes up to `b` have taken and what `a` and the passes after it free do not fit together, `b`
 waits for `a`.
-
-Longest paths see machines too: what must run on a pass's own stream before it, after some point in time, takes its work.
 """
 
 from __future__ import annotations
@@ -21,9 +19,10 @@ from ...util.clock import Clock
 from ...util.columns import runs
 from ...util.kernels import kernel
 from .beside import topological_order
+from .longest_paths import NO_PATH, Direction, Walk, longest_paths, walk_of
 from .memory_arcs import INFINITE, Arcs, add_memory_arcs
 
-NO_PATH = -(1 << 60)  # µs: the length of a path that does not exist, and a start that nothing limits
+WHOLE_STEP = -1  # in place of a rank whose window it is
 ROUNDS, MAX_LANES = 4, 500  # looks for arcs that memory forces; of more lanes only one
 MAX_ORDERED_LANES = 4_000  # of more, pairs take minutes and gigabytes: only the graph is walked
 
@@ -54,29 +53,15 @@ class NecessaryArcs(NamedTuple):
     tail: Ints
 
 
-class _Direction(NamedTuple):
-    """Necessary arcs as a walk in one direction of time needs them; see `NecessaryArcs`. Backwards in time all is reversed.
+class _Known(NamedTuple):
+    """A problem's necessary arcs, and the walks along them forwards and backwards in time."""
 
-    order: passes, each behind those it waits for, whose arcs are first, source and lag. lane_passes: the lanes' passes one
-    lane after the other, in the order of the walk, lane l's from lane_first[l] on; place: positions in that order.
-    """
-
-    order: Ints
-    first: Ints
-    source: Ints
-    lag: Ints
-    duration: Ints
-    lane: Ints
-    place: Ints
-    length: Ints
-    shift: Ints
-    mate_first: Ints
-    mates: Ints
-    lane_passes: Ints
-    lane_first: Ints
+    arcs: NecessaryArcs
+    forwards: Walk
+    backwards: Walk
 
 
-_known: WeakKeyDictionary[Problem, NecessaryArcs] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Problem, _Known] = WeakKeyDictionary()
 
 
 def necessary_arcs_of(problem: Problem, clock: Clock | None = None) -> NecessaryArcs:
@@ -87,12 +72,12 @@ def necessary_arcs_of(problem: Problem, clock: Clock | None = None) -> Necessary
         if found is None:  # too many, or lanes against the graph: no schedule runs them in order, so only that is sure
             found = _arcs(problem, clock, lanes=False)
         assert found is not None  # a graph with a cycle has no `ProblemArrays`
-        zero = np.zeros(len(problem.passes), np.int64)
-        head = least_starts(problem, found, zero)
+        zero, walk = np.zeros(len(problem.passes), np.int64), walk_of(_forwards(problem, found))
+        found = found._replace(head=longest_paths(walk, zero))
         clock.check()
-        tail = least_tails(problem, found, zero)
-        _known[problem] = found._replace(head=head, tail=tail)
-    return _known[problem]
+        back = walk_of(_backwards(problem, found))
+        _known[problem] = _Known(found._replace(tail=longest_paths(back, zero)), walk, back)
+    return _known[problem].arcs
 
 
 def _arcs(problem: Problem, clock: Clock, lanes: bool = True) -> NecessaryArcs | None:
@@ -127,43 +112,35 @@ def _arcs(problem: Problem, clock: Clock, lanes: bool = True) -> NecessaryArcs |
     )
 
 
-def least_starts(problem: Problem, a: NecessaryArcs, begin: Ints) -> Ints:
-    """The least start of each pass, µs, shape (passes,), where pass i starts at begin[i] or later (`NO_PATH`: nothing is
-    known of it, and then its least start may be `NO_PATH` too)."""
+def _forwards(problem: Problem, a: NecessaryArcs) -> Direction:
     rows = np.concatenate(problem.lanes)
-    way = _Direction(
+    return Direction(
         *(a.order, a.in_first, a.in_pass, a.in_lag, problem.passes.duration, a.lane, a.place, a.length, a.shift),
         *(a.mate_first, a.mates, rows, np.cumsum(a.length) - a.length),
     )
-    result: Ints = _longest_paths(way, begin)
-    return result
 
 
-def least_tails(problem: Problem, a: NecessaryArcs, begin: Ints) -> Ints:
-    """The least time from each pass's end to a moment that is begin[i] or more after the end of pass i, µs, shape
-    (passes,): `least_starts`, backwards in time."""
+def _backwards(problem: Problem, a: NecessaryArcs) -> Direction:
     rows = np.concatenate([lane[::-1] for lane in problem.lanes])
     order, shift = np.ascontiguousarray(a.order[::-1]), np.ascontiguousarray(a.shift.T)  # other layouts compile anew
-    way = _Direction(
+    return Direction(
         *(order, a.out_first, a.out_pass, a.out_lag, problem.passes.duration, a.lane),
         *(a.length[a.lane] - 1 - a.place, a.length, shift, a.mate_first, a.mates),
         *(rows, np.cumsum(a.length) - a.length),
     )
-    result: Ints = _longest_paths(way, begin)
-    return result
 
 
 def heads_and_tails(problem: Problem, rank: int) -> tuple[Ints, Ints]:
     """Least time before each pass's start and after its end, µs, shape (passes,) each.
 
-    For the makespan they count from the step's begin and to its end. For the span they count from the first start of
-    `rank` and to its last end (`NO_PATH`: none leads there).
+    For the makespan, and for no rank (`WHOLE_STEP`), they count from the step's begin and to its end. For the span they
+    count from the first start of `rank` and to its last end (`NO_PATH`: none leads there).
     """
     a = necessary_arcs_of(problem)
-    if problem.objective == "makespan":
+    if problem.objective == "makespan" or rank == WHOLE_STEP:
         return a.head, a.tail
-    begin = np.where(problem.passes.rank == rank, 0, NO_PATH)
-    return least_starts(problem, a, begin), least_tails(problem, a, begin)
+    begin, known = np.where(problem.passes.rank == rank, 0, NO_PATH), _known[problem]
+    return longest_paths(known.forwards, begin), longest_paths(known.backwards, begin)
 
 
 def ordered_passes(problem: Problem, rank: int) -> Ints:
@@ -241,48 +218,3 @@ def _close_shifts(shift):  # type: ignore[no-untyped-def]
                 for j in range(len(shift)):
                     if shift[i, k] + shift[k, j] < shift[i, j]:
                         shift[i, j] = shift[i, k] + shift[k, j]
-
-
-@kernel
-def _longest_paths(way, begin):  # type: ignore[no-untyped-def]
-    """Longest paths to each pass's start, µs, shape (passes,), with machines: of the passes of its own stream that come
-    before it, those that cannot start before h all run between h and its start.
-
-    Lanes are walked in order, so from one pass of a lane to the next, the passes before it grow by at most one a lane. Of
-    the possible h two are followed: the least, with all the work; and the one that gave most so far.
-    """
-    duration, shift, length, mates = way.duration, way.shift, way.length, way.mates
-    start = begin.copy()
-    lanes = len(length)
-    least, all_work = np.full(lanes, INFINITE), np.zeros(lanes, np.int64)
-    since, work = np.full(lanes, NO_PATH), np.zeros(lanes, np.int64)
-    for i in way.order:
-        at = start[i]
-        for e in range(way.first[i], way.first[i + 1]):
-            j = way.source[e]
-            if start[j] > NO_PATH:
-                at = max(at, start[j] + duration[j] + way.lag[e])
-        one = way.lane[i]
-        newest, newest_work = np.int64(INFINITE), np.int64(0)
-        for m in range(way.mate_first[one], way.mate_first[one + 1]):
-            mate = mates[m]
-            gap = shift[mate, one] if mate != one else 1
-            k = way.place[i] - gap
-            if k < 0 or k >= length[mate]:
-                continue
-            j = way.lane_passes[way.lane_first[mate] + k]
-            if start[j] == NO_PATH:
-                continue
-            least[one] = min(least[one], start[j])
-            all_work[one] += duration[j]
-            newest = min(newest, start[j])
-            newest_work += duration[j]
-            if start[j] >= since[one]:
-                work[one] += duration[j]
-        if newest < INFINITE:
-            for h, w in ((least[one], all_work[one]), (newest, newest_work)):
-                if since[one] == NO_PATH or h + w > since[one] + work[one]:
-                    since[one], work[one] = h, w
-            at = max(at, since[one] + work[one])
-        start[i] = at
-    return start

@@ -70,9 +70,11 @@ def higher_bounds(
         yield best
     search = _GroupSearch(problem, best, incumbent, clock, clock.used + seconds)
     of_forms = [group_of(problem, bound) for bound in forms if bound.ranks]
-    alone = list(dict.fromkeys(one._replace(ranks=one.ranks[:1]) for one in of_forms))[: SINGLE_RANKS * problem.ranks]
-    if not alone:  # no rank has one stream alone: nothing to keep whole
+    if not of_forms:  # no rank has one stream alone: nothing to keep whole
         return
+    first_ranks = (one._replace(ranks=one.ranks[:1]) for one in of_forms)
+    own = (Group((rank,)) for rank in range(problem.ranks))  # closed forms may leave out windows that are not the best
+    alone = list(dict.fromkeys([*first_ranks, *own]))[: SINGLE_RANKS * problem.ranks]
     states, settled, kinds = FIRST_STATES, False, KINDS if problem.objective == "span" else KINDS[:2]
     gained = dict.fromkeys(kinds, 1)
     before = search.ceiling
