@@ -12,8 +12,8 @@ from .bound import CHOICES, Bound
 from .closed_forms import closed_form
 from .copies import Copies, in_one_pool, with_more_room, without_copies
 from .copy_work import Device, device_of, least_work
-from .longest_paths import NO_PATH
 from .necessary_arcs import heads_and_tails
+from .path_walks import NO_PATH
 
 ANY_CHOICE = "whatever is copied"
 SLACK = 1e-6  # µs, and relative: work is a float

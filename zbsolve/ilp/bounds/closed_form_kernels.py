@@ -9,7 +9,7 @@ import numpy as np
 
 from ...problem import Ints
 from ...util.kernels import kernel
-from .longest_paths import NO_PATH
+from .path_walks import NO_PATH
 
 
 class ByMicrobatch(NamedTuple):

@@ -17,9 +17,9 @@ from .bound import IDLE, PATH, WORK, Bound
 from .closed_form_kernels import one_machine
 from .full_memory import Reach, idle_between, reach_of
 from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
-from .longest_paths import NO_PATH
 from .memory_arcs import INFINITE
 from .necessary_arcs import WHOLE_STEP, heads_and_tails, necessary_arcs_of, ordered_passes
+from .path_walks import NO_PATH
 from .pool_energy import PoolStays, bounds_of_pools, stays_of_pools
 
 LONGEST_CHAIN = "the longest chain of passes that wait for each other, or for memory to be freed, takes as long"

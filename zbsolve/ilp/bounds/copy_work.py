@@ -23,7 +23,7 @@ from ...timeline import Floats
 from .closed_form_kernels import most_energy
 from .copies import Copies
 from .energy import least_lifespans, paths_within
-from .longest_paths import NO_PATH
+from .path_walks import NO_PATH
 
 MULTIPLIERS = 96  # tried, in geometric steps
 ROUNDING = 0.5  # µs that a copy may be shorter than its fraction of the whole

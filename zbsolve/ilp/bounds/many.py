@@ -27,7 +27,7 @@ from .beside import topological_order
 from .bound import AREA, BUSIEST, IDLE, WORK, Bound, rounded_up, value_unit
 from .energy import energy_of
 from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
-from .longest_paths import NO_PATH
+from .path_walks import NO_PATH
 
 SAFETY = 1 - 1e-9  # of sums of floating numbers, which may only be too small
 

@@ -19,8 +19,8 @@ from ...util.clock import Clock
 from ...util.columns import runs
 from ...util.kernels import kernel
 from .beside import topological_order
-from .longest_paths import NO_PATH, Direction, Walk, longest_paths, walk_of
 from .memory_arcs import INFINITE, Arcs, add_memory_arcs
+from .path_walks import NO_PATH, Direction, Walk, longest_paths, walk_of
 
 WHOLE_STEP = -1  # in place of a rank whose window it is
 ROUNDS, MAX_LANES = 4, 500  # looks for arcs that memory forces; of more lanes only one

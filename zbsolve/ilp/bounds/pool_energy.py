@@ -23,7 +23,7 @@ from ...tables import Bools
 from .beside import held_beside
 from .bound import AREA, Bound
 from .energy import Energy, energy_machine, energy_of, energy_window, least_lifespans, paths_within
-from .longest_paths import NO_PATH
+from .path_walks import NO_PATH
 
 MAX_ROWS = 1_000_000  # of pools together: beyond, a further pool is looked at with all its devices alone
 

@@ -17,9 +17,9 @@ from ...timeline import Floats
 from ..bounds.beside import bytes_within, held_beside
 from ..bounds.bound import serial_length
 from ..bounds.energy import paths_within
-from ..bounds.longest_paths import NO_PATH
 from ..bounds.memory_arcs import INFINITE
 from ..bounds.necessary_arcs import heads_and_tails
+from ..bounds.path_walks import NO_PATH
 
 WINDOW_BEGIN = 1 << 28  # µs: when a further window begins on its own clock (see `Windows`)
 
