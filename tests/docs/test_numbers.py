@@ -52,6 +52,23 @@ def test_published_models() -> None:
         assert proven == (model not in ("llama3-70b", "mixtral-8x7b"))
 
 
+def test_a_ranks_part_of_a_very_long_step() -> None:
+    rows, text = kept("rank_parts")["rows"], sentences("docs/running.md")
+    first, other = ([row[who] for name, row in rows.items() if "1024 ranks" in name] for who in ("rank 0", "rank 512"))
+
+    def least_and_most(found: list[dict[str, float]], what: str) -> tuple[float, float]:
+        return min(one[what] for one in found), max(one[what] for one in found)
+
+    (low, high), (small, large) = least_and_most(other, "CPU seconds"), least_and_most(other, "memory")
+    assert f"program takes {low:.1f} to {high:.1f} s of a processor and {small / 1e6:.0f} to {large / 1e6:.0f} MB" in text
+    (low, high), (small, large) = least_and_most(first, "CPU seconds"), least_and_most(first, "memory")
+    assert f"check {low:.1f} to {high:.1f} s and {small / 1e9:.2f} to {large / 1e9:.1f} GB" in text
+    row = rows["single, 64 ranks, 1024 microbatches"]
+    own, whole = row["rank 32"], row["all at once"]
+    assert f"takes {own['CPU seconds']:.2f} s and {own['memory'] / 1e6:.0f} MB" in text
+    assert f"took {whole['CPU seconds']:.1f} s and {whole['memory'] / 1e6:.0f} MB" in text
+
+
 def test_emulated_devices() -> None:
     rows = kept("emulate")["rows"]
     lines = shown("docs/emulation.md", "emulate")[1:]
