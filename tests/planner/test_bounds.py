@@ -359,6 +359,29 @@ def test_no_partition_of_two_stages_a_rank_is_below_the_bound(case: tuple[int, .
     assert near >= 2  # bounds that are always loose prove little
 
 
+@pytest.mark.parametrize("case", [(2, 3, LOOP, 2, 5), (2, 2, LOOP, 3, 3), (2, 2, VEE, 2, 5), (2, 2, VEE, 3, 3)], ids=str)
+def test_blocks_alone_on_several_stages_a_rank(case: tuple[int, ...]) -> None:
+    """Nothing but blocks, in room for a few of them: there bounds of idle time and of memory over time are sharpest."""
+    pp, chunks, placement, count, blocks = case
+    layout, near = Layout(1, 1, pp, chunks, placement, 1, count), 0
+    table = table_of([layout])
+    for trial in range(15):
+        rng = np.random.default_rng((trial, *case))
+        times, held = (int(one) for one in rng.integers(1, 9, 3)), (int(rng.integers(1, 4)), int(rng.integers(0, 3)))
+        F, B, W = times
+        block = Layer("block", F, B, W, B + W, *held, 0, 0)
+        nothing = Layer("nothing", 0, 0, 0, 0, 0, 0, 0, 0)
+        link = Link(int(rng.integers(0, 3)), 1e12, blocking=True)
+        profile = Profile("given", "blocks", (nothing, *[block] * blocks, nothing), link, 2.0, None, {}, {})
+        costs = costs_of_profile(profile, layout)
+        memory = int(least_bytes(costs, table)[0]) + int(rng.integers(0, 8))
+        bound = int(pipeline_bounds(costs, table, memory)[0][0])
+        best = least_value(profile, layout, memory, fused=True, search=exact_streams.optimum)
+        assert NEVER < bound <= best
+        near += bound >= 0.9 * best
+    assert near >= 3  # bounds that are always loose prove little
+
+
 def test_simple_bounds_are_no_higher_and_rules_say_what_binds() -> None:
     """The search by halving includes each simple bound. Less memory never lowers a bound."""
     shape = SMALL
