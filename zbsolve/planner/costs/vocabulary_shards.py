@@ -65,7 +65,8 @@ def shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Shards:
     lookup = np.rint(one.lookup + one.broadcast)
     states = np.floor(state_bytes(layout) / WEIGHT_BYTES * np.ceil(one.parameters))
     held = 2 * np.ceil(one.hidden) + np.ceil(one.kept)
-    pending = np.floor(layout.slices * (one.hidden + one.kept))
+    rounded = np.where(np.asarray(layout.slices) > 1, 2 * layout.slices, 0)  # hidden states and logits of each slice
+    pending = np.maximum(0, np.floor(layout.slices * (one.hidden + one.kept)) - rounded)
     passes = layout.slices * S, layout.slices * T
     return Shards(*(on * column for column in (*passes, gap, lookup, states, np.ceil(one.transient), held, pending)))
 
