@@ -15,10 +15,10 @@ from zbsolve.planner.bounds.bound_kernels import NEVER
 from zbsolve.planner.bounds.bound_row import chain_bounds
 from zbsolve.planner.bounds.layout_rules import MEMORY, RULES, layout_bounds, pipeline_bounds, work_bounds
 from zbsolve.planner.candidate import behind_of, step_of
-from zbsolve.planner.costs.exchange_costs import Exchanges, replicas_of
+from zbsolve.planner.costs.exchange_costs import Exchanges, replicas_of, shards_of
 from zbsolve.planner.costs.host_copies import copies_of, kept_of
 from zbsolve.planner.costs.layer_times import Times
-from zbsolve.planner.costs.rank_costs import Costs, costs_of, least_bytes
+from zbsolve.planner.costs.rank_costs import Costs, costs_of, gathered_of, least_bytes
 from zbsolve.planner.costs.slice_parts import Slices
 from zbsolve.planner.costs.vocabulary_shards import Shards
 from zbsolve.planner.layout import FULL_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
@@ -32,12 +32,15 @@ from ..support.partitions import partitions
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6)
 NO_MEMORY = 10**9
+LITTLE = (24 * 10**9, 28 * 10**9)  # for GPT 18.4B on 8 ranks
+GRADIENTS = SMALL  # whose gradients are twice as many bytes as its parameters
 # Ranks, chunks, placement, microbatches, blocks: what exhaustive search can do.
 CASES = [
     *[(1, 1, SINGLE, 2, 2), (2, 1, SINGLE, 2, 2), (2, 1, SINGLE, 3, 1), (2, 1, SINGLE, 2, 4), (3, 1, SINGLE, 2, 2)],
     *[(3, 1, SINGLE, 2, 3), (2, 2, VEE, 2, 2), (2, 2, VEE, 1, 4), (2, 2, LOOP, 2, 2), (2, 2, LOOP, 1, 4)],
 ]
 EXCHANGED = [(1, 1, SINGLE, 2, 2), (2, 1, SINGLE, 2, 2), (3, 1, SINGLE, 1, 2), (2, 2, VEE, 1, 3), (2, 2, LOOP, 1, 3)]
+GATHERED = [*EXCHANGED[1:4], (2, 2, VEE, 2, 2), (2, 2, LOOP, 2, 2)]
 SEARCHED = [(2, 2, VEE, 4, 6), (2, 2, LOOP, 5, 6), (3, 2, VEE, 6, 8), (2, 1, SINGLE, 6, 6), (3, 1, SINGLE, 5, 7)]
 
 
@@ -98,13 +101,16 @@ def shards_of_profile(profile: Profile) -> Shards:
 
 
 def exchanges_of_profile(profile: Profile, layout: Layout) -> Exchanges:
-    """Of a profile whose `shard_link` sums gradients in whole µs a byte. Its vocabulary is whole."""
-    replicas = replicas_of(layout)
-    each = 2 * (replicas - 1) / replicas / profile.shard_link.bytes_per_us if profile.shard_link else 0.0
+    """Of a profile whose `shard_link` sums gradients, or gathers parameters, in whole µs a byte. Its vocabulary is whole."""
+    replicas, shards = replicas_of(layout), shards_of(layout)
+    turns = 2 * (replicas - 1) / replicas + (shards - 1) / shards
+    each = turns / profile.shard_link.bytes_per_us if profile.shard_link else 0.0
     first, block, last = (int(each * profile.layers[i].parameter_bytes) for i in (0, 1, -1))
     alone = 0 if profile.tied and layout.placement == VEE else first
     total = first + (len(profile.layers) - 2) * block + last
-    return Exchanges(*(np.array([one]) for one in (block, first, min(block, alone), first, total)))
+    gathers = (block, first) if shards > 1 else (0, 0)
+    columns = block, first, min(block, alone), first, 2 * total if shards > 1 else total, *gathers
+    return Exchanges(*(np.array([one]) for one in columns))
 
 
 def costs_of_profile(profile: Profile, layout: Layout) -> Costs:
@@ -122,13 +128,16 @@ def costs_of_profile(profile: Profile, layout: Layout) -> Costs:
     table, host = table_of([layout]), profile.host
     cluster = A100 if host is None else replace(A100, copies=Link(host.latency, host.d2h_both))
     most = sum(one.held_until_B + one.held_until_W for one in profile.layers)
-    states = [profile.states * one.parameter_bytes for one in (block, first)]
+    always, *sometimes = (int(one[0]) for one in gathered_of(GRADIENTS, table))
+    states = [(profile.states / shards_of(layout) + always) * one.parameter_bytes for one in (block, first)]
+    away = host.memory if host and host.memory and layout.offload else 0
+    gathered = row(*(one * block.parameter_bytes for one in sometimes), away)
     sizes = row(profile.link.latency, *states), row(block.transient, 2 * block.output_bytes)
     chain = first.F + (len(profile.layers) - 2) * (block.F + block.B) + last.F + last.B
     part = Slices(*row(block.F, block.B, first.F, profile.link.latency, chain, block.F, block.B))
     ends = shard, *row(1), part, copies_of(*held, most, table, cluster), exchanges_of_profile(profile, layout)
     kept = kept_of(*held, pending, table)
-    return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), kept, *sizes[1], *ends)
+    return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), kept, *sizes[1], *ends, *gathered)
 
 
 def least_value(
@@ -189,6 +198,54 @@ def test_no_partition_and_no_schedule_exchanges_gradients_below_the_bound(case: 
             assert NEVER < bound <= best or np.isinf(best)
             tight += bound >= 0.9 * best
     assert tight > 1 or chunks > 1  # bounds that are always loose prove little
+
+
+@pytest.mark.parametrize("case", GATHERED, ids=str)
+def test_no_partition_and_no_schedule_gathers_below_the_bound(case: tuple[int, ...]) -> None:
+    """Stages that gather their parameters once and reduce their gradients once, which take twice the bytes, from nothing to
+    most of the step and of the memory."""
+    pp, chunks, placement, count, blocks = case
+    layout, rng, near = Layout(2, 1, pp, chunks, placement, 1, count, zero=2), np.random.default_rng(case), 0
+    table = table_of([layout])
+    for trial in range(6):
+        link = Link(0.0, 1 / (2 * int(rng.choice([1, 3, 30]))))
+        profile = replace(
+            random_profile(rng, blocks, bool(trial % 2), int(rng.integers(0, 3))), shard_link=link, gradients=2.0
+        )
+        costs = costs_of_profile(profile, layout)
+        least = int(least_bytes(costs, table)[0])
+        for memory in (NO_MEMORY, least + int(rng.integers(0, 12)), least - 1):
+            bound = int(pipeline_bounds(costs, table, memory)[0][0])
+            best = least_value(profile, layout, memory, fused=trial % 3 == 0 or chunks > 1, search=exact_streams.optimum)
+            assert (bound == NEVER) <= np.isinf(best)
+            assert bound <= best
+            assert memory >= least or np.isinf(best)
+            near += bound >= 0.85 * best
+    assert near > 2 or chunks > 1  # bounds that are always loose prove little
+
+
+def test_gathers_come_before_the_first_pass_and_take_memory() -> None:
+    """A rank gathers its blocks before its first pass and reduces them behind its last one. Their parameters and gradients
+    lie beside 18 bytes a parameter over 8 replicas."""
+    shape, cluster = SHAPES["gpt-18.4b"], A100
+    layout = Layout(8, 1, 8, 1, SINGLE, 1, 64, zero=2)
+    table = table_of([layout])
+    costs = costs_of(shape, table, cluster)
+    assert costs.states[0] == 18 * shape.matrices // 8 + 6 * shape.matrices
+    bound, exchange = int(pipeline_bounds(costs, table, None)[0][0]), costs.exchange
+    without = costs._replace(exchange=type(exchange)(*(0 * one for one in exchange)))
+    assert bound >= 64 * 5 * int(costs.block.work[0]) + 5 * int((exchange.gather + exchange.block)[0])
+    assert bound >= int(pipeline_bounds(without, table, None)[0][0]) + int((exchange.table_gather + exchange.least)[0])
+    several = table_of([layout._replace(chunks=2, placement=LOOP)])
+    costs = costs_of(shape, several, cluster)
+    assert costs.states[0] == 18 * shape.matrices // 8
+    assert costs.gathered[0] == 2 * shape.matrices
+    assert costs.unreduced[0] == 4 * shape.matrices
+    reduced = costs._replace(unreduced=0 * costs.unreduced)  # gradients are there for no time
+    kept = reduced._replace(gathered=0 * costs.gathered)  # nor are parameters
+    little, more = ([int(pipeline_bounds(one, several, size)[0][0]) for one in (costs, reduced, kept)] for size in LITTLE)
+    assert little[0] == NEVER < little[2] < 0.9 * little[1]
+    assert more[0] > 1.4 * more[1] > 1.4 * more[2]
 
 
 def vee_with_slow_messages() -> Profile:

@@ -34,16 +34,17 @@ def random_layout(what: str, seed: int) -> tuple[Shape, Cluster, Layout, tuple[i
     launch, host, share = float(rng.choice([0, 3, 300])), float(rng.choice([0, 0, 1500])), rng.choice([0.02, 0.1, 0.3, 1])
     assert A100.copies is not None
     copies = Link(float(rng.choice([0, 10])), A100.copies.bytes_per_us * share)
-    replicas = 2 if what == "replicas" else 1
+    replicas = 2 if what in ("replicas", "gathers") else 1
     slower = float(rng.choice([0.003, 0.03, 0.3, 1])) if replicas > 1 else 1.0
     inside = Link(A100.inside.latency, slower * A100.inside.bytes_per_us)
     cluster = replace(A100, launch=launch, host=host, copies=copies, inside=inside)
     table = layouts(shape, 2 * replicas, replicas * int(rng.choice([1, 2])), cluster)
     has = {"offload": table.offload != NO_OFFLOAD, "vocabulary": table.vocabulary == SHARDED, "slices": table.slices > 1}
-    has["replicas"] = (table.dp == replicas) & (table.zero < 3) & (table.slices == 1)
+    has["replicas"] = (table.dp == replicas) & (table.zero < 3) & (table.slices == 1) & ~table.gathers_by_stage
+    has["gathers"] = table.gathers_by_stage
     size = table.count * table.slices * table.stages * (1 + (table.vocabulary == SHARDED)) * (1 + (table.offload > 0))
-    size = replicas * size  # passes C
-    able = np.flatnonzero(has[what] & (table.pp == 2) & (size <= 8))
+    size = replicas * size  # passes C, or AG and RS
+    able = np.flatnonzero(has[what] & (table.pp == 2) & (size <= (12 if what == "gathers" else 8)))
     layout = table.row(int(rng.choice(able)))
     least = int(least_bytes(costs_of(shape, table_of([layout]), cluster), table_of([layout]))[0])
     return shape, cluster, layout, (least - 1, int(least * rng.choice([1.02, 1.1, 1.3, MUCH])))
@@ -61,7 +62,7 @@ def least_value(shape: Shape, cluster: Cluster, layout: Layout, memory: int, fus
     return best
 
 
-@pytest.mark.parametrize("what", ["offload", "vocabulary", "slices", "replicas"])
+@pytest.mark.parametrize("what", ["offload", "vocabulary", "slices", "replicas", "gathers"])
 def test_no_partition_and_no_schedule_is_below_the_bound(what: str) -> None:
     near = 0
     for seed in range(SEEDS):

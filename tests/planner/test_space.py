@@ -14,6 +14,7 @@ from zbsolve.layer import layer_ranges
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.dominance import dominators
 from zbsolve.planner.candidate import behind_of, step_of
+from zbsolve.planner.costs.exchange_costs import shards_of
 from zbsolve.planner.costs.layer_times import after_exchange
 from zbsolve.planner.costs.rank_costs import Costs, costs_of, least_bytes
 from zbsolve.planner.costs.rank_roles import fullest, roles
@@ -113,8 +114,11 @@ def test_every_layout_is_legal_and_none_is_missing() -> None:
         places = 1 + (0 if pp == 1 else (8 // pp - 1) + (2 * pp <= 8))
         sliced = len(SLICES) if size == 1 and pp > 1 else 0
         ways = sliced + (len(OFFLOADS) if pp > 1 else 1)  # slices offload nothing
-        assert len(mine) == places * 3 * (1 + (tp > 1)) * (4 if dp > 1 else 1) * (1 + (pp > 1)) * ways
-        assert sum(one.vocabulary == SHARDED for one in mine) == (len(mine) // 2 if pp > 1 else 0)
+        each, by_stage = places * 3 * (1 + (tp > 1)), pp > 1 and dp > 1  # ZeRO 2 by stage: whole vocabularies and sequences
+        full = ((4 if dp > 1 else 1) - by_stage) * (1 + (pp > 1)) * ways
+        assert len(mine) == each * (full + by_stage * len(OFFLOADS))
+        assert sum(one.vocabulary == SHARDED for one in mine) == (each * full // 2 if pp > 1 else 0)
+        assert all(one.vocabulary == WHOLE and one.slices == 1 for one in mine if one.gathers_by_stage)
         assert {one.slices for one in mine} == ({1, *SLICES} if sliced else {1})
         assert {one.offload for one in mine} == (set(range(len(OFFLOADS))) if pp > 1 else {NO_OFFLOAD})
     assert not layouts(SMALL, devices, batch, replace(A100, copies=None)).offload.any()
@@ -218,7 +222,13 @@ def test_costs_are_those_of_the_profiles() -> None:
             for kept in ((costs.kept.moment, costs.kept.head_moment), (costs.kept.stays, costs.kept.head_stays)):
                 assert kept[0][i] == block.held_until_B + block.held_until_W
                 assert kept[1][i] == head.held_until_B + head.held_until_W
-        assert 0 <= profile.states * block.parameter_bytes - costs.states[i] < 1
+        beside, layout = 0.0, table.row(i)
+        if layout.gathers_by_stage:  # parameters, and twice as many bytes of gradients
+            beside = {NO_OFFLOAD: 3.0}.get(layout.offload, 1.0) if layout.placement == SINGLE else 0.0
+            assert costs.gathered[i] == (layout.placement != SINGLE) * block.parameter_bytes
+            assert profile.gradients == 2
+        states = profile.states / shards_of(layout) + beside
+        assert 0 <= states * block.parameter_bytes - costs.states[i] < 1
         if table.pp[i] > 1:
             assert costs.sent[i] == slices * round(profile.link.message(part.layers[1]))
         assert costs.transient[i] == part.layers[1].transient

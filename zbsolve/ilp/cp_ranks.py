@@ -24,17 +24,21 @@ from .cp import build_cp
 
 SolverFor = Callable[[float, float | None], cp_model.CpSolver]  # of seconds; and of effort, where that is the limit
 MAX_RANK_PASSES = 400  # of one rank: CP-SAT tells little of more
+MAX_GATHERED_PASSES = 64  # the same where nothing beside computing is of a microbatch
 MAX_FAILURES = 2  # tries of a rank without an answer
 TRY_SHARE, MIN_SECONDS = 0.25, 0.02  # of the time left for one try; and less is not worth one
 
 
 def holds_beside(problem: Problem) -> bool:
-    """Whether memory with a limit is held by passes on side streams, or in further pools, and ranks are small enough."""
-    e, computing = problem.edges, problem.computing
+    """Whether memory with a limit is held by passes on side streams, or in further pools, and ranks are small enough. Where
+    only passes of the whole step hold it (gathered parameters, gradients), ranks have to be smaller: CP-SAT then takes
+    minutes that its deterministic time does not count, and tells little."""
+    e, computing, repeated = problem.edges, problem.computing, problem.in_microbatch
     mine = (e.bytes > 0) & ~(computing[e.before] & computing[e.after])
     room = problem.room
     where = np.where(e.pool > 0, problem.ranks - 1 + e.pool, problem.passes.rank[e.before])
-    small = np.bincount(problem.passes.rank).max() <= MAX_RANK_PASSES
+    moving = bool((repeated[e.before] & repeated[e.after])[mine].any())
+    small = np.bincount(problem.passes.rank).max() <= (MAX_RANK_PASSES if moving else MAX_GATHERED_PASSES)
     return bool(small and (room[where[mine]] < UNLIMITED).any())
 
 

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
     from ..planner.choice import Choice
 
+# A kind of passes of a data-parallel group, and what is said where they are left out.
+GROUP_NOTES = (
+    ("C", "C", "sum gradients over replicas", "sums them"),
+    ("RS", "AG and RS", "gather parameters and reduce gradients", "does both"),
+)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -66,18 +72,22 @@ def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport
 
 def export(schedule: Schedule, to: str, options: Options | None = None) -> Export:
     """`schedule` for the target called `to`. Raises BadInput, naming the pass, for what the target cannot express, with what
-    its best order costs; Deadlock where its ranks would wait for ever. Sums over replicas are left out, as a note says."""
-    from .order import without_sums
+    its best order costs; Deadlock where its ranks would wait for ever. What ranks of a data-parallel group exchange is left
+    out, as a note says."""
+    from .order import group_passes
 
     one, options = target(to), options or Options()
     if one.needs_plan and options.plan is None:
         raise BadInput(f"schedule: {one.engine}'s file is a whole layout: give the plan.json that zbsolve plan -o writes")
     module = _module(one)
     made = _made(schedule, one, options, module)
-    if without_sums(schedule) is schedule:
-        return made
-    note = f"passes C, which sum gradients over replicas, are left out: {one.engine} sums them by itself"
-    return replace(made, notes=(*made.notes, note))
+    kinds = {schedule.problem.passes[row].kind for row in group_passes(schedule.problem).tolist()}
+    notes = (
+        f"passes {named}, which {does}, are left out: {one.engine} {by_itself} by itself"
+        for (kind, named, does, by_itself) in GROUP_NOTES
+        if kind in kinds
+    )
+    return replace(made, notes=(*made.notes, *notes))
 
 
 def _module(one: Target) -> Any:
@@ -87,14 +97,14 @@ def _module(one: Target) -> Any:
 
 def _made(schedule: Schedule, one: Target, options: Options, module: Any) -> Export:
     """What the target's module writes, or what takes its place. Raises as `export`."""
-    from .order import Refused, without_sums
+    from .order import Refused, without_group_passes
 
     try:
         made: Export = module.write(schedule, options)
     except Refused as error:
         if one.has_plan and options.plan is not None:
             return _other_plan(options.plan, one, options, module, error)
-        return _instead(without_sums(schedule), one, options, module, error)
+        return _instead(without_group_passes(schedule), one, options, module, error)
     return _with_layers_note(made, schedule, one)
 
 

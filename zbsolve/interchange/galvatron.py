@@ -102,6 +102,6 @@ def _says(layout: Layout) -> list[str]:
     """What Galvatron does otherwise than the plan's layout says."""
     if layout.zero == 1:
         return ["Galvatron's zero2 with async_grad_reduce, its default, reduces once a step: that is ZeRO 1"]
-    if layout.zero == 2:
+    if layout.zero == 2 and not layout.gathers_by_stage:
         return ["set async_grad_reduce to False, or Galvatron keeps gradients whole until the step's end, as ZeRO 1 does"]
     return []

@@ -14,6 +14,7 @@ import numpy as np
 from ..placement import describe
 from ..problem import Problem, pass_name
 from ..schedule import Schedule
+from ..tables import Ints
 from ..util.errors import BadInput, Deadlock
 from ..verifier import verify
 from .targets import ANY, Target
@@ -104,13 +105,13 @@ def _spans(schedule: Schedule) -> Spans:
 
 
 def order_for(schedule: Schedule, target: Target) -> Order:
-    """`schedule` as `target` takes it, without sums of gradients over replicas: engines make these by themselves. Raises
+    """`schedule` as `target` takes it, without the passes of a data-parallel group: engines run these by themselves. Raises
     BadInput for a schedule that does not hold; Refused, naming the pass or edge, for what the target cannot express;
     Deadlock where its ranks would wait for ever."""
     violations = verify(schedule.problem, schedule)
     if violations:
         raise BadInput(f"schedule: {violations[0]}")
-    schedule = without_sums(schedule)
+    schedule = without_group_passes(schedule)
     problem = schedule.problem
     placement = _placement(problem, target)
     _check_edges(schedule, target)
@@ -125,15 +126,21 @@ def order_for(schedule: Schedule, target: Target) -> Order:
     return Order(schedule, cells, placement, order)
 
 
-def without_sums(schedule: Schedule) -> Schedule:
-    """The schedule without passes C of stages that live on one rank: sums over replicas, for which nothing waits. The
-    schedule itself where there are none."""
-    problem = schedule.problem
+def group_passes(problem: Problem) -> Ints:
+    """Rows of passes in which ranks of a data-parallel group exchange something: gathers and reductions of sharded
+    parameters, and C of stages that live on one rank, sums over replicas."""
     homes = np.array([len(ranks) for ranks in problem.stage_ranks])
     sums = problem.passes.are("C") & (homes[problem.passes.stage] == 1)
-    if not sums.any():
+    return np.flatnonzero(sums | problem.passes.are("AG", "AGB", "RS"))
+
+
+def without_group_passes(schedule: Schedule) -> Schedule:
+    """The schedule without these. The schedule itself where there are none."""
+    problem = schedule.problem
+    alone = group_passes(problem)
+    if not len(alone):
         return schedule
-    rest = problem.only(np.flatnonzero(~sums))
+    rest = problem.only(np.setdiff1d(np.arange(len(problem.passes)), alone))
     streams = rest.passes.stream_sets[: int(rest.passes.streams.max()) + 1]  # as before the builder put sums in
     rest = replace(rest, passes=replace(rest.passes, stream_sets=streams))
     order = {stream: [name for name in schedule.order[stream] if name in rest.index] for stream in rest.streams}

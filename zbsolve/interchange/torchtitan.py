@@ -150,9 +150,9 @@ def _says(plan: Choice) -> tuple[str, ...]:
         each = candidate_of(plan.shape, layout._replace(zero=2), plan.cluster, plan.memory, method="greedy", effort=0.1)
         cost = "does not fit the memory" if each is None else cost_of_step(each.value, plan)
         found.append(f"torchtitan without a pipeline reduces gradients in each microbatch, which {cost}")
-    if layout.pp > 1 and layout.zero >= 2:
+    if layout.pp > 1 and layout.zero == 3:
         found.append(
-            f"torchtitan reduces gradients behind the last microbatch, not in each as ZeRO {layout.zero} does: each rank "
+            "torchtitan reduces gradients behind the last microbatch, not in each as ZeRO 3 does: each rank "
             "keeps them whole until then, which the plan's memory does not count"
         )
     if layout.recompute == SELECTIVE:

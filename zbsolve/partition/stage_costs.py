@@ -32,6 +32,10 @@ class Layered(Protocol):
         """Bytes of parameters, gradients and optimizer state for each byte of parameters."""
 
     @property
+    def gradients(self) -> float:
+        """Bytes of a gradient before it is reduced for each byte of its parameter."""
+
+    @property
     def tied(self) -> Tied:
         """What layers share."""
 
@@ -48,7 +52,7 @@ class Layered(Protocol):
 class StageCosts:
     """Layers on the stages of a pipeline: what is partitioned, and for what.
 
-    layers, link, states, tied, rank_factors, microbatch_factors: as in a `Profile`. routes: stage → rank, as
+    layers, link, states, tied, rank_factors, microbatch_factors, gradients: as in a `Profile`. routes: stage → rank, as
     `placement.check_routes` gives them; microbatches of a step; limit: bytes a rank, or None; fused: one backward BW in
     place of B and W; shards: ranks of the data-parallel group over which a stage's parameters are sharded; vocabulary: what
     each rank has of a sharded one beside its stages.
@@ -66,6 +70,7 @@ class StageCosts:
     fused: bool = False
     shards: int = 1
     vocabulary: Shard = NO_SHARD
+    gradients: float = 1.0
 
     @classmethod
     def of(
@@ -91,7 +96,7 @@ class StageCosts:
             )
         parts = (model.layers, model.link, model.states, model.tied, model.rank_factors, lengths)
         fused = fused or not split_known(model.layers)
-        return cls(*parts, routes, microbatches, limit, fused, shards, vocabulary)
+        return cls(*parts, routes, microbatches, limit, fused, shards, vocabulary, model.gradients)
 
     @property
     def stages(self) -> int:
@@ -142,7 +147,7 @@ class StageCosts:
     @cached_property
     def memory(self) -> StageMemory:
         """What stages keep and need, bytes."""
-        return StageMemory(self.layers, self.states, self.tied, self.shards, self.vocabulary)
+        return StageMemory(self.layers, self.states, self.tied, self.shards, self.vocabulary, self.gradients)
 
     def in_flight(self, stage: int) -> int:
         """Microbatches whose activations a stage is taken to hold at once: as 1F1B does where each stage has its own rank

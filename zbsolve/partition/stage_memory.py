@@ -38,7 +38,8 @@ class StageMemory:
 
     layers: of the whole model. states: bytes of parameters, gradients and optimizer state for each byte of parameters.
     tied: as in a `Profile`. A layer's bytes are in `Layer`. shards: ranks over which all of these are sharded. vocabulary:
-    what each rank has of it beside its stages.
+    what each rank has of it beside its stages. gradients: bytes of a gradient before it is reduced for each byte of its
+    parameter.
     """
 
     layers: tuple[Layer, ...]
@@ -46,6 +47,7 @@ class StageMemory:
     tied: Tied = ()
     shards: int = 1
     vocabulary: Shard = NO_SHARD
+    gradients: float = 1.0
 
     def _total(self, *names: str) -> Floats:
         """[a]: the sum of these bytes over the layers before a."""
@@ -101,11 +103,15 @@ class StageMemory:
     def gathered(self, *stages: tuple[Place, Place]) -> Any:
         """Bytes of sharded parameters, gathered, and of their gradients before they are reduced, of all these stages at
         once; 0 where nothing is sharded."""
-        return 2 * self._parameters(*stages) if self.shards > 1 else 0 * self._parameters(*stages)
+        return (1 + self.gradients) * self._parameters(*stages) if self.shards > 1 else 0 * self._parameters(*stages)
 
     def parameters(self, counts: Sequence[int]) -> list[int]:
         """Bytes of the parameters of each stage with so many layers."""
         return [int(self._parameters((here.start, here.stop))) for here in layer_ranges(counts)]
+
+    def unreduced(self, counts: Sequence[int]) -> list[int]:
+        """Bytes of the gradients of each stage with so many layers before they are reduced."""
+        return [int(self.gradients * size) for size in self.parameters(counts)]
 
     def own_parameters(self, counts: Sequence[int], routes: Sequence[Sequence[int]]) -> list[int]:
         """Bytes of the parameters of each stage with so many layers, without those that an earlier stage of its rank holds

@@ -20,7 +20,7 @@ from ..step import Step
 from ..util.errors import Infeasible
 from ..verifier import verify
 from .clusters.cluster import Cluster
-from .costs.exchange_costs import replicas_of
+from .costs.exchange_costs import replicas_of, shards_of
 from .costs.layer_bytes import WEIGHT_BYTES
 from .costs.layer_costs import Model
 from .costs.layer_times import after_exchange
@@ -63,14 +63,25 @@ class Candidate:
         return float(timeline.end.max() - timeline.end[computing].max())
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the fullest rank, and its parts: states, activations at their peak, and messages with what passes take
-        while they run."""
+        """Bytes of the fullest rank, and its parts: states; gathered parameters and gradients that are not reduced yet, and
+        activations, both at the peak of their sum; and messages with what passes take while they run."""
         counts, costs = self.schedule.problem.layers, self.step.costs(self.profile)
         fixed, moving = costs.memory.of_ranks(counts, costs.routes)
-        parts = np.stack([fixed, self.schedule.timeline().peak_bytes, moving])
-        rank = int(parts.sum(axis=0).argmax())
-        names = ("states", "activations", "messages and inside passes")
-        return dict(zip(names, (int(one) for one in np.ceil(parts[:, rank])), strict=True))
+        rank = int((np.array(fixed) + self.schedule.timeline().peak_bytes + moving).argmax())
+        held = self._held(rank)
+        names = ("states", "gathered", "activations", "messages and inside passes")
+        parts = fixed[rank], *held, moving[rank]
+        return dict(zip(names, (int(one) for one in np.ceil(parts)), strict=True))
+
+    def _held(self, rank: int) -> tuple[int, int]:
+        """Bytes of gathered parameters with gradients that are not reduced, and of activations, when a rank holds most."""
+        timeline = self.schedule.timeline()
+        edges, repeated = timeline.problem.edges, timeline.problem.in_microbatch
+        gathered = edges.bytes * ~(repeated[edges.before] & repeated[edges.after])
+        activations = replace(timeline.problem, edges=replace(edges, bytes=edges.bytes - gathered))
+        (_, held), (_, rest) = timeline.memory(rank), replace(timeline, problem=activations).memory(rank)
+        at = int(held.argmax())
+        return int(held[at] - rest[at]), int(rest[at])
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +126,8 @@ def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = Non
     vocabulary = "sharded" if layout.vocabulary else None
     placed = int(layout.pp), int(layout.count), layout.spot
     offload = OFFLOADS[int(layout.offload)]
-    further: dict[str, Any] = {"vocabulary": vocabulary, "slices": int(layout.slices), "replicas": replicas_of(layout)}
+    further: dict[str, Any] = {"vocabulary": vocabulary, "slices": int(layout.slices)}
+    further |= {"replicas": replicas_of(layout), "shards": shards_of(layout)}
     return Step(*placed, partition, memory, fused=fused, offload=offload, **further)
 
 
@@ -144,4 +156,5 @@ def behind_of(
     gives it. each: µs of a parameter's update, where that was measured."""
     costs = step.costs(profile)
     fixed, _ = costs.memory.of_ranks(problem.layers, costs.routes)
-    return float(after_exchange(max(fixed) / profile.states / WEIGHT_BYTES, layout, cluster, each))
+    parameters = max(fixed) * step.shards / profile.states / WEIGHT_BYTES
+    return float(after_exchange(parameters, layout, cluster, each))

@@ -59,6 +59,12 @@ class Layout(NamedTuple):
         return self.pp * self.chunks
 
     @property
+    def gathers_by_stage(self) -> Many:
+        """Whether stages gather their parameters once a step and reduce their gradients once, in passes of the graph: ZeRO 2
+        of a pipeline, as FSDP's `reshard_after_forward=False`."""
+        return (np.asarray(self.zero) == 2) & (np.asarray(self.pp) > 1) & (np.asarray(self.dp) > 1)
+
+    @property
     def spot(self) -> str:
         """The placement as `Step` takes it."""
         name = PLACEMENTS[int(self.placement)]

@@ -25,9 +25,10 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Layout:
     are as many as there are layers (embedding and head are one each) or fewer, on one stage a rank, in loops of up to
     `MAX_CHUNKS` stages a rank, or in a V. Microbatches divide a replica's batch. Of a profiled model tensor ranks and
     sequences a microbatch are those that its profiles know. On several pipeline ranks the vocabulary is whole or sharded
-    over them, and sequences that are a microbatch each run whole or in slices, where the model knows what that costs. Where
-    the cluster knows its link to host memory, stages of whole sequences offload nothing, half or all of what they keep.
-    Raises BadInput where there is none.
+    over them, and sequences that are a microbatch each run whole or in slices, where the model knows what that costs; but
+    stages that gather their parameters (ZeRO 2 of a pipeline) have whole vocabularies and sequences. Where the cluster knows
+    its link to host memory, stages of whole sequences offload nothing, half or all of what they keep. Raises BadInput where
+    there is none.
     """
     if not (1 <= devices <= MOST and 1 <= batch <= MOST):
         raise BadInput(f"devices {devices}, batch {batch}: at least 1 of each is needed, and {MOST} at most")
@@ -43,14 +44,15 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Layout:
 
 def _with_vocabularies(table: Layout) -> Layout:
     """Each layout, and behind those of several pipeline ranks one with a sharded vocabulary."""
-    found, turn = _repeated(table, 1 + (table.pp > 1))
+    found, turn = _repeated(table, np.where((table.pp > 1) & ~table.gathers_by_stage, 2, 1))
     return found._replace(vocabulary=np.array([WHOLE, SHARDED])[turn])
 
 
 def _with_slices(table: Layout, slices: tuple[int, ...]) -> Layout:
     """Each layout, and behind those whose microbatches are sequences the same in slices."""
     numbers = np.array([1, *slices])
-    found, turn = _repeated(table, np.where((table.pp > 1) & (table.size == 1), len(numbers), 1))
+    able = (table.pp > 1) & (table.size == 1) & ~table.gathers_by_stage
+    found, turn = _repeated(table, np.where(able, len(numbers), 1))
     return found._replace(slices=numbers[turn])
 
 

@@ -132,6 +132,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     host: HostForm | None = None
     microbatch_factors: list[Factor] = []
     vocabulary: VocabularyForm | None = None
+    gradients: AMOUNT = 1.0
 
 
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:

@@ -55,7 +55,8 @@ class Profile:
     host: between a device and its node's host memory, for offload; None: not known, and nothing is offloaded.
     microbatch_factors: how much longer each microbatch computes than the layers say, where they differ in length: then steps
     have so many microbatches; () where all are alike. Bytes and messages are the same for all. vocabulary: what output
-    layer, loss and embedding cost that are sharded over all ranks; None: not known.
+    layer, loss and embedding cost that are sharded over all ranks; None: not known. gradients: bytes of a gradient for each
+    byte of its parameter, where parameters are sharded and it is not reduced yet: 2 where 16 bits are summed in 32.
     """
 
     source: str
@@ -72,6 +73,7 @@ class Profile:
     host: HostLink | None = None
     microbatch_factors: tuple[float, ...] = ()
     vocabulary: VocabularyCosts | None = None
+    gradients: float = 1.0
 
     @property
     def fused_only(self) -> bool:
@@ -228,6 +230,8 @@ class Profile:
         for name in ("shard_link", "host", "microbatch_factors", "vocabulary"):
             if not body[name]:
                 del body[name]
+        if self.gradients == 1:
+            del body["gradients"]
         return body
 
     @classmethod
@@ -256,6 +260,7 @@ class Profile:
             host_from(form.host, where),
             tuple(form.microbatch_factors),
             vocabulary_from(form.vocabulary, len(layers), where),
+            form.gradients,
         )
 
 

@@ -72,9 +72,10 @@ def _best(plan: Plan) -> Iterator[str]:
 
 
 def _exposed(best: Candidate, cluster: Cluster) -> str:
-    """How much of the exchange of gradients nothing hides, of how much, and what contention it is counted with."""
+    """How much of the exchange of gradients (and of gathers) nothing hides, of how much, and what contention it is counted
+    with."""
     problem = best.schedule.problem
-    rows = problem.rows("C")
+    rows = problem.rows("C", "RS")
     if not len(rows):
         return ""
     busiest = int(np.bincount(problem.passes.rank[rows], problem.passes.duration[rows]).max())

@@ -70,7 +70,7 @@ def possible(row, x, scratch):  # type: ignore[no-untyped-def]
 def possible_ranks(row, x, scratch):  # type: ignore[no-untyped-def]
     """The same without a look at how each rank's blocks lie on its stages."""
     way = x - row[LAST_EXCHANGE]
-    if way < row[CHAIN] + (spread(row, float(staying(row, way)), fitting(row)) if row[SLICES] == 1 else 0.0):
+    if way < row[CHAIN] + (spread(row, float(staying(row, way)), fitting(row), 0) if row[SLICES] == 1 else 0.0):
         return False
     return possible_single(row, x) if row[SINGLE] else possible_chunks(row, x, scratch)
 

@@ -28,7 +28,10 @@ EXCHANGE, TABLE_EXCHANGE, LEAST_EXCHANGE, LAST_EXCHANGE = range(41, 45)
 # Bytes of a microbatch that a block keeps from B to W, and that a shard of the vocabulary keeps from S to T.
 PENDING, SHARD_PENDING = range(45, 47)
 LATE_F, LATE_B = range(47, 49)  # µs of a block's F and B of the last slice at least
-COLUMNS = 49
+# µs before the first stage's first F, which gathers the embedding's parameters, and of a block's gather; bytes of a block's
+# gathered parameters and of its gradients that are not in STATES; of activations that a rank may have in host memory.
+START, GATHER, GATHERED, UNREDUCED, AWAY = range(49, 54)
+COLUMNS = 54
 NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
 
 
@@ -45,7 +48,8 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
         *(part.F, part.B, part.embedding, part.sent, costs.slices, costs.embedding.W),
         *(kept.stays, kept.head_stays, costs.copies.out, costs.copies.back, costs.copies.some, kept.copied),
         *(costs.exchange.block, costs.exchange.table, costs.exchange.least, costs.exchange.last),
-        *(kept.pending, shard.pending, part.late_F, part.late_B),
+        *(kept.pending, shard.pending, part.late_F, part.late_B, costs.exchange.table_gather, costs.exchange.gather),
+        *(costs.gathered, costs.unreduced, costs.away),
     )
     rows = np.empty((len(costs.sent), COLUMNS), np.int64)
     for at, column in enumerate(columns):
@@ -56,8 +60,9 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Ints:
 def chain_bounds(costs: Costs, layout: Layout) -> Ints:
     """µs of one microbatch, forward and back, without W: the same for every partition. Of slices the last one's, which are
     behind its F and before all other slices' B. Of a sharded vocabulary the embedding's collectives come before and behind,
-    the shards' passes in between. With offload the last stage's copies are in between."""
-    collectives = costs.shard.gap + 2 * costs.shard.lookup
+    the shards' passes in between. With offload the last stage's copies are in between. The first stage's gather comes before
+    all."""
+    collectives = costs.shard.gap + 2 * costs.shard.lookup + costs.exchange.table_gather
     found: Ints = costs.part.chain + 2 * _messages(layout) * costs.part.sent + collectives + costs.copies.chain
     return found
 

@@ -6,10 +6,12 @@ from ...util.kernels import inner_kernel
 from .bound_row import (
     CAPACITY,
     CHAIN,
+    COPIED,
     EF,
     EW,
     EXCHANGE,
     GAP,
+    GATHERED,
     HB,
     HEAD,
     HEAD_STAYS,
@@ -30,6 +32,7 @@ from .bound_row import (
     SHARD_S,
     SLICES,
     SOME,
+    START,
     STATES,
     STAYS,
     TABLE,
@@ -46,7 +49,7 @@ from .bound_row import (
     V,
     W,
 )
-from .idle_kernels import stages_behind, works_in_time
+from .idle_kernels import gathered_fit, stages_behind, works_in_time
 from .offload_kernels import in_time
 from .peak_kernels import ROUNDING, spread, staying
 from .stage_kernels import at_most, turns_within
@@ -84,8 +87,9 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
     fits = 0
     for r in range(p):
         fewest = max(0, blocks_of_rank(row, x, r) - (taken - blocks))
-        fits += (room_of_rank(row, r) - fewest * row[STATES] - (row[TRANSIENT] if fewest > 0 else 0)) // row[STAYS]
-    if way < row[CHAIN] + spread(row, float(blocks), float(fits)):
+        each = row[STATES] + row[GATHERED]  # at a peak all stages keep its microbatch
+        fits += (room_of_rank(row, r) - fewest * each - (row[TRANSIENT] if fewest > 0 else 0)) // row[STAYS]
+    if way < row[CHAIN] + spread(row, float(blocks), float(fits), p):
         return False
     return rounds_fit(row, x, taken - blocks, scratch)
 
@@ -109,7 +113,7 @@ def rounds_fit(row, x, slack, cum):  # type: ignore[no-untyped-def]
             if turn < row[V] - 1 and r == (0 if row[VEE] else p - 1):
                 room += row[HEAD]  # not there yet
             sent = turn * p + at - (1 if back else 0)  # of a V the turn is on one rank
-            behind = row[EF] + min(total, blocks) * (row[F] + row[B]) + 2 * sent * row[SENT] + 2 * row[LOOKUP]
+            behind = row[START] + row[EF] + min(total, blocks) * (row[F] + row[B]) + 2 * sent * row[SENT] + 2 * row[LOOKUP]
             turns = turns_within(row, x - row[LAST_EXCHANGE] - behind, row[CHAIN] - behind)
             if turns >= 1:
                 at_once = -(-m // turns)
@@ -133,7 +137,7 @@ def room_of_rank(row, r):  # type: ignore[no-untyped-def]
 def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     """How many blocks rank r may have at most on all its stages; −1: not even none."""
     p, m, vee = row[P], row[M], row[VEE] == 1
-    head, drain = row[LOOKUP], row[LOOKUP]
+    head, drain = row[START] + row[LOOKUP], row[LOOKUP]
     if r > 0:
         head += row[PART_EF] + (r - 1) * row[PART_F] + r * row[PART_SENT]
         drain += (r - 1) * (row[PART_B] + row[PART_SENT])
@@ -158,8 +162,12 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
     room = room_of_rank(row, r)
     if room < row[SHARD_HELD] or most < 0:
         return -1
-    most = min(most, max(0, at_most(room - row[SHARD_HELD] - row[TRANSIENT], row[STATES] + row[KEPT])))
+    # When the first microbatch's last F ends; with copies it may be away then.
+    each = max(row[GATHERED], row[KEPT]) if row[COPIED] > 0 else row[GATHERED] + row[KEPT]
+    most = min(most, max(0, at_most(room - row[SHARD_HELD] - row[TRANSIENT], row[STATES] + each)))
     free = room + (row[HEAD] if last else 0)  # at another moment than the head's
+    while not gathered_fit(row, most, free):
+        most -= 1
     most = in_time(row, x, free, most)
     most = works_in_time(row, x, r, most, head, free, max(0, stages_behind(row, r) - 1))  # all but the last have blocks
     if vee and r == 0 and row[SLICES] == 1 and row[STAYS] > 0 and not row[SOME]:
@@ -194,7 +202,7 @@ def exchanges_fit(row, x, blocks, head, beside, tables):  # type: ignore[no-unty
     """
     m, turns, ended = row[M], row[V], 0
     work, late = m * (row[F] + row[B] + row[W]), m * (row[B] + row[W])
-    first = row[LOOKUP] + row[PART_EF] + row[L] * row[PART_F] + row[GAP] + (row[HF] if row[SLICES] == 1 else 0)
+    first = row[START] + row[LOOKUP] + row[PART_EF] + row[L] * row[PART_F] + row[GAP] + (row[HF] if row[SLICES] == 1 else 0)
     first += (row[P] * turns - 1 - row[VEE]) * row[PART_SENT]
     for turn in range(turns):
         left = x - row[EXCHANGE] * (blocks - ended) - (tables if turn == 0 else 0)
@@ -221,7 +229,7 @@ def starts_in_time(row, x, most, room):  # type: ignore[no-untyped-def]
             continue
         each = row[EF] + first * row[F] + row[SENT]
         several = m if first == 0 else min(m, free // (first * row[KEPT]))
-        comes = row[LOOKUP] + row[EF] + (row[L] - last) * row[F] + (stages - 2) * row[SENT]
+        comes = row[START] + row[LOOKUP] + row[EF] + (row[L] - last) * row[F] + (stages - 2) * row[SENT]
         if comes + work - min(several * each, comes) <= x:
             return True
     return False

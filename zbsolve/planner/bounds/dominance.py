@@ -50,7 +50,8 @@ def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tupl
 
 def _groups(layout: Layout) -> list[Ints]:
     """Rows of a table that agree in `GROUP`."""
-    keys = np.stack([np.asarray(getattr(layout, name)) for name in GROUP], axis=1)
+    columns = [*(getattr(layout, name) for name in GROUP), layout.gathers_by_stage]  # which have passes AG and RS
+    keys = np.stack([np.asarray(one) for one in columns], axis=1)
     _, group = np.unique(keys, axis=0, return_inverse=True)
     order = np.argsort(group.ravel(), kind="stable")
     return np.split(order, np.flatnonzero(np.diff(group.ravel()[order])) + 1)

@@ -5,7 +5,9 @@ been through all stages. Until then no byte of a block is free again (with offlo
 did no more F than fits, and S and T of no more microbatches than fit on all its stages. It is the same the other way round:
 behind its last F a rank has nothing but B and W of what it keeps then, S of the microbatches that are on all its stages, and
 T of those and of others whose S left something for it in memory. The last F comes before a microbatch's way back through all
-stages. Between both ends the rank may work all the time.
+stages. Between both ends the rank may work all the time. Where stages gather their
+parameters, all stages of the rank have theirs at both ends: its first B is its last stage's, of a microbatch that all of its
+stages keep, and so is its last F.
 
 The same holds of the first B and the last F of each of a rank's stages (a window). B of a microbatch come in the order of
 its stages, the last one first, so before the first B of a stage there was none of an earlier stage of the rank: it keeps all
@@ -25,11 +27,13 @@ import numpy as np
 
 from ...util.kernels import inner_kernel
 from .bound_row import (
+    AWAY,
     BACK,
     COPIED,
     EF,
     EW,
     GAP,
+    GATHERED,
     HB,
     HF,
     HW,
@@ -50,9 +54,11 @@ from .bound_row import (
     SHARD_S,
     SINGLE,
     SLICES,
+    START,
     STATES,
     STAYS,
     TRANSIENT,
+    UNREDUCED,
     VEE,
     B,
     F,
@@ -81,11 +87,13 @@ def works_in_time(row, x, r, most, head, room, behind):  # type: ignore[no-untyp
         after = max(0, behind - middle) if row[SINGLE] else behind
         first, stages = (row[L] - behind, min(middle, behind)) if row[SINGLE] else (0, 0), stages_behind(row, r)
         out, back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
-        left = room_beside(row, middle, room)
+        left = max(0.0, room_beside(row, middle, room) - float(middle * row[GATHERED]))
         there, window = blocks_there(row, left), all_stages(row, r, middle)
         idle = idle_before(row, r, window, there, head, out)
         ends = x - row[LAST_EXCHANGE] - back  # its last F
         if out <= ends:
+            left = max(0.0, left - gradients_there(row, middle, room))
+            there = blocks_there(row, left)
             idle += idle_behind(row, r, window, there, left, x - row[LEAST_EXCHANGE] - ends)
         if idle + float(work_of(row, r, middle)) <= float(x - row[LEAST_EXCHANGE]):
             low = middle
@@ -122,7 +130,7 @@ def work_of(row, r, blocks):  # type: ignore[no-untyped-def]
 def before_backward(row, first, behind, after):  # type: ignore[no-untyped-def]
     """µs before the first B of a stage of a rank at least, with so many stages behind it that a message goes to, which have
     `after` blocks at least. first: as in `through_all`."""
-    found = row[LOOKUP] + row[PART_EF] + through_all(row, first, row[F], row[PART_F], row[LATE_F]) + row[GAP]
+    found = row[START] + row[LOOKUP] + row[PART_EF] + through_all(row, first, row[F], row[PART_F], row[LATE_F]) + row[GAP]
     found += (row[P] * row[V] - 1 - row[VEE] + behind) * row[PART_SENT] + after * row[LATE_B]
     return found + (row[HF] + (row[HB] if behind else 0) if row[SLICES] == 1 else 0)
 
@@ -216,6 +224,27 @@ def behind_window(row, r, window):  # type: ignore[no-untyped-def]
 def room_beside(row, blocks, room):  # type: ignore[no-untyped-def]
     """Bytes for what passes of so many blocks keep. room: for blocks and their states."""
     return float(max(0, room - blocks * row[STATES] - row[TRANSIENT]))
+
+
+@inner_kernel
+def gathered_fit(row, blocks, room):  # type: ignore[no-untyped-def]
+    """Whether so many blocks' gathered parameters and gradients fit on a rank when the first B of some stage begins. room:
+    bytes for blocks and their states."""
+    beside = float(blocks * (row[STATES] + row[GATHERED]) + row[TRANSIENT])
+    return blocks == 0 or beside + gradients_there(row, blocks, room) <= float(room)
+
+
+@inner_kernel
+def gradients_there(row, blocks, room):  # type: ignore[no-untyped-def]
+    """Bytes of gradients that a rank with so many blocks has when its last F ends, at least. A stage that has none then had
+    no B, so it keeps all microbatches, on the device or in host memory: so many blocks as these hold. Of several stages also
+    when the first B of some stage begins: before the lowest of them, either no stage behind it has reduced, or it and all
+    before it keep all microbatches. room: bytes for blocks and their states."""
+    if row[UNREDUCED] == 0:
+        return 0.0
+    kept = max(row[STAYS], row[COPIED])
+    empty = max(0, room - blocks * row[STATES] + row[AWAY]) // (row[M] * kept + row[GATHERED]) if kept > 0 else blocks
+    return float(max(0, blocks - empty) * row[UNREDUCED])
 
 
 @inner_kernel

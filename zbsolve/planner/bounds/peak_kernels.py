@@ -2,26 +2,70 @@
 
 from __future__ import annotations
 
-from ...util.kernels import inner_kernel
-from .bound_row import CAPACITY, HEAD_STAYS, OUT, SOME, STATES, STAYS, TABLE, TIED, VEE, WAITING, B, F, L, M, P, V
+import numpy as np
 
+from ...util.kernels import inner_kernel
+from .bound_row import (
+    CAPACITY,
+    COPIED,
+    GATHERED,
+    HEAD_STAYS,
+    OUT,
+    SOME,
+    STATES,
+    STAYS,
+    TABLE,
+    TIED,
+    UNREDUCED,
+    VEE,
+    WAITING,
+    B,
+    F,
+    L,
+    M,
+    P,
+    V,
+)
+
+MAX_FIRST = 8  # peaks that are looked at, from which on gradients are there
 MAX_NEIGHBOURS = 6  # of a peak on each side, that are looked at
 ANY = 1e18  # blocks
 ROUNDING = 1e-9  # of sums of floating numbers
 
 
 @inner_kernel
-def spread(row, blocks, fits):  # type: ignore[no-untyped-def]
-    """µs from the first to the last peak of all microbatches at least, where each keeps L = `blocks` from F to B, and `fits`
-    fit on all ranks together. A microbatch peaks when its last F ends.
+def spread(row, blocks, fits, slack):  # type: ignore[no-untyped-def]
+    """µs from the first to the last peak of all microbatches at least, where each keeps `blocks` blocks from F to B, and
+    `fits` fit on all ranks together. A microbatch peaks when its last F ends. slack: how many blocks more than `fits` fit
+    where ranks need not have whole ones.
 
-    Then all of them are kept; t µs before, at least L − t / F, and t µs behind, at least L − t / B. So, for any a peaks
+    Where stages gather, their gradients take memory too. A stage that had no B when k microbatches have peaked keeps k of
+    them; so these are `fits` / k blocks at most, and from the k-th peak on the gradients of all others leave less room.
+    """
+    count = row[M]
+    best = _spread_of(row, count, blocks, fits)
+    if row[UNREDUCED] > 0 and row[COPIED] == 0 and row[STAYS] > 0:
+        for k in range(1, min(count, MAX_FIRST) + 1):
+            empty = min(float(row[L]), np.floor((fits + slack) / k))
+            less = fits + slack - (float(row[L]) - empty) * float(row[UNREDUCED]) / float(row[STAYS])
+            if less + ROUNDING * fits < blocks:
+                return ANY
+            best = max(best, _spread_of(row, k, blocks, fits) + _spread_of(row, count - k + 1, blocks, less))
+    return best
+
+
+@inner_kernel
+def _spread_of(row, count, blocks, fits):  # type: ignore[no-untyped-def]
+    """µs from the first to the last of `count` peaks that follow one another, where each microbatch keeps L = `blocks` from
+    F to B, and `fits` fit on all ranks together, at least.
+
+    At a peak all of them are kept; t µs before, at least L − t / F, and t µs behind, at least L − t / B. So, for any a peaks
     before a peak and b behind it, (1 + a + b) L − Σ distances / (B or F) ≤ fits. Summed over all peaks that have so many
     neighbours, each distance between neighbours counts a (a + 1) / 2 times over B and b (b + 1) / 2 times over F at most.
     With one neighbour each, the first and the last distance count over one of both only, and no distance is below
     max(F, B) (2 L − fits).
     """
-    forward, backward, count = float(row[F]), float(row[B]), row[M]
+    forward, backward = float(row[F]), float(row[B])
     nearest = max(0.0, max(forward, backward) * (2 * blocks - fits))
     best = (count - 1) * nearest
     for a in range(MAX_NEIGHBOURS):
@@ -52,5 +96,6 @@ def fitting(row):  # type: ignore[no-untyped-def]
         return ANY
     tables = 1 if row[TIED] and (row[VEE] or row[P] == 1) else 2
     ends = 2 * (row[P] * row[V] - 1)
-    room = row[P] * row[CAPACITY] - row[L] * row[STATES] - tables * row[TABLE] - ends * row[WAITING] - row[HEAD_STAYS]
+    states = row[L] * (row[STATES] + row[GATHERED]) + tables * row[TABLE]  # at a peak all stages keep its microbatch
+    room = row[P] * row[CAPACITY] - states - ends * row[WAITING] - row[HEAD_STAYS]
     return float(room) / float(row[STAYS])

@@ -14,7 +14,7 @@ from ...util.errors import Infeasible
 from ...util.text import exact_bytes
 from ..clusters.cluster import Cluster
 from ..costs.layer_costs import Model
-from ..costs.rank_costs import Costs, costs_of, fixed_bytes, least_bytes, shards_beside
+from ..costs.rank_costs import Costs, costs_of, fixed_bytes, least_bytes, least_there, shards_beside
 from ..costs.rank_roles import roles
 from ..costs.vocabulary_shards import Shards
 from ..layout import Layout
@@ -109,7 +109,8 @@ def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:
     on, shard = roles(layout), Shards(*(int(one[0]) for one in costs.shard))
     none = fixed_bytes(costs, on, 0)[:, 0] + shard.states
     fixed = fixed_bytes(costs, on, 1)[:, 0] + shard.states + int(shards_beside(costs, layout)[0])
-    unit, transient = int((costs.states + costs.kept.moment)[0]), max(int(costs.transient[0]), shard.transient)
+    beside_states = int(least_there(costs, layout)[0])
+    unit, transient = int(costs.states[0]) + beside_states, max(int(costs.transient[0]), shard.transient)
     beside = fixed + shard.transient
     blocks = np.minimum(np.maximum((need - fixed - transient) // unit, 0), costs.blocks)
     filled = np.where(on.number[:, 0] > 0, np.where(blocks > 0, fixed + blocks * unit + transient, beside), 0)
@@ -117,7 +118,8 @@ def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:
     waiting = int(on.ends[role, 0] * costs.waiting[0])
     return {
         "parameters and optimizer states": int(blocks[role] * costs.states[0] + none[role]) - waiting,
-        "activations of one microbatch": int(blocks[role] * costs.kept.moment[0]),
+        "activations of one microbatch": int(blocks[role] * (beside_states - costs.gathered[0])),
+        "gathered parameters": int(blocks[role] * costs.gathered[0]),
         "what a pass takes while it runs": transient if blocks[role] else shard.transient,
         "the logits": int(fixed[role] - none[role]),
         "messages that wait": waiting,

@@ -34,6 +34,7 @@ from .bound_row import (
     SHARD,
     SHARD_S,
     SLICES,
+    START,
     VEE,
     L,
     M,
@@ -126,7 +127,7 @@ def rank_fits(row, x, r, split, before, after):  # type: ignore[no-untyped-def]
     least = min(min(first, last), 1 if row[V] > 2 else last)  # blocks on its stage with fewest
     way, all_work = x - row[LAST_EXCHANGE], x - row[LEAST_EXCHANGE]
     done = x - max(row[LEAST_EXCHANGE], least * row[EXCHANGE])  # passes that an exchange of the rank waits for
-    head, drain = row[LOOKUP], row[LOOKUP]  # before its first F; after its last B
+    head, drain = row[START] + row[LOOKUP], row[LOOKUP]  # before its first F; after its last B
     if r > 0:
         head += row[PART_EF] + before * row[PART_F] + r * row[PART_SENT]
         drain += before * row[PART_B] + (r - 1) * row[PART_SENT]

@@ -10,6 +10,7 @@ from .bound_row import (
     EF,
     EW,
     EXCHANGE,
+    GATHER,
     HB,
     HEAD,
     HEAD_STAYS,
@@ -29,6 +30,7 @@ from .bound_row import (
     SHARD_HELD,
     SHARD_S,
     SLICES,
+    START,
     STATES,
     STAYS,
     TABLE,
@@ -44,7 +46,7 @@ from .bound_row import (
     W,
 )
 from .held_kernels import held_in_time, kept_for
-from .idle_kernels import ANY, blocks_there, room_beside, works_in_time
+from .idle_kernels import ANY, blocks_there, gathered_fit, room_beside, works_in_time
 from .offload_kernels import in_time
 
 MANY = 1 << 31  # blocks: more than any model has
@@ -87,7 +89,7 @@ def possible_single(row, x):  # type: ignore[no-untyped-def]
 def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     """How many blocks stage r may have at most, with so many before it; −1: not even none."""
     p, m, last = row[P], row[M], r == row[P] - 1
-    head, drain = row[LOOKUP], row[LOOKUP]  # before its first F; after its last B
+    head, drain = row[START] + row[LOOKUP], row[LOOKUP]  # before its first F; after its last B
     if r > 0:
         head += row[PART_EF] + row[PART_F] * before + r * row[PART_SENT]
         drain += row[PART_B] * before + (r - 1) * row[PART_SENT]
@@ -125,6 +127,8 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     if room < max(beside, some):
         return -1
     most = min(most, max(0, at_most(room - beside - row[TRANSIENT], row[STATES] + row[KEPT])))
+    while not gathered_fit(row, most, room):
+        most -= 1
     most = in_time(row, x, room, most)
     most = works_in_time(row, x, r, most, head, room, row[L] - before)
     span = head, way - drain, work
@@ -160,6 +164,8 @@ def exchanged_in_time(row, x, r, before, head, drain):  # type: ignore[no-untype
     work = m * (forward + backward + weight + row[SHARD_S])
     each, shard = m * (row[F] + row[B] + row[W]) + row[EXCHANGE], row[LAST_EXCHANGE] - row[TABLE_EXCHANGE]
     most = at_most(room - head - work, each)
+    gathers = row[START] if r == 0 or last else 0  # its own gather comes before all its passes
+    most = min(most, at_most(room - gathers - work, each + row[GATHER]))
     if shard > 0:  # behind the stage's, or before
         most = min(most, max(at_most(room - shard - head - work, each), at_most(x - shard - row[CHAIN], row[EXCHANGE])))
     if row[SLICES] > 1:

@@ -67,14 +67,15 @@ def head_bytes(shape: Shape, layout: Layout) -> Held:
 
 
 def gathered_bytes(parameters: Many, layout: Layout) -> Many:
-    """What a pass has of a block's sharded parameters (ZeRO 3) and of its gradients before they are reduced (ZeRO 2, 3).
-    parameters: of a rank's part of the block."""
+    """What a pass has of a block's sharded parameters (ZeRO 3) and of its gradients before they are reduced (ZeRO 2, 3), if
+    passes gather and reduce. parameters: of a rank's part of the block."""
     weights = np.where(layout.zero == 3, WEIGHT_BYTES * parameters, 0.0)
-    return weights + np.where(layout.zero >= 2, HALF * parameters, 0.0)
+    return weights + np.where((layout.zero >= 2) & ~layout.gathers_by_stage, HALF * parameters, 0.0)
 
 
 def state_bytes(layout: Layout, parts: tuple[float, float, float] = (2, 4, 12)) -> Many:
     """Bytes for each parameter of a rank: weights, gradients and optimizer states, `parts`, which ZeRO shards over replicas
-    in turn: 18 a parameter, or 6 + 12 / dp with ZeRO 1."""
-    over = [np.where(layout.zero >= stage, layout.dp, 1) for stage in (3, 2, 1)]
+    in turn: 18 a parameter, or 6 + 12 / dp with ZeRO 1. All of it where stages gather: what they gathered comes on top."""
+    by_stage = layout.gathers_by_stage
+    over = [np.where((layout.zero >= stage) | by_stage, layout.dp, 1) for stage in (3, 2, 1)]
     return sum(size / part for size, part in zip(parts, over, strict=True))

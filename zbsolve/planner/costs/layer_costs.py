@@ -22,7 +22,7 @@ from .vocabulary_shards import Shards, rest_bytes, shard_bytes, shards_of, vocab
 Model = Shape | ProfiledModel
 NOTHING = Held(0, 0, 0, 0)
 KINDS = ("F", "B", "W", "BW", "attention_F", "attention_B")
-DECIDING = ("dp", "tp", "size", "recompute", "zero")  # fields of a layout that layers from profiles depend on
+DECIDING = ("dp", "tp", "pp", "size", "recompute", "zero")  # fields of a layout that layers from profiles depend on
 
 
 class LayerCosts(NamedTuple):

@@ -113,8 +113,8 @@ def exchange_pass(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
 
 
 def _turns(layout: Layout) -> Many:
-    """Gradients are reduced and scattered, parameters gathered. ZeRO 2 has reduced inside the passes, ZeRO 3 gathers there
-    too."""
+    """Gradients are reduced and scattered, parameters gathered. ZeRO 2 has one of both in a pass: what passes of one stage
+    have reduced is gathered, and a pipeline's stages gather in another pass. ZeRO 3 does both inside the passes."""
     return np.where(layout.zero == 3, 0, np.where(layout.zero == 2, 1, 2))
 
 
@@ -136,10 +136,11 @@ def after_exchange(parameters: Many, layout: Layout, cluster: Cluster, each: flo
 
 
 def sharded(parameters: Many, layout: Layout, cluster: Cluster) -> tuple[Many, Many]:
-    """A gather of a block's parameters in each pass (ZeRO 3), a reduction of its gradients in each backward (ZeRO 2, 3).
-    parameters: of a rank's part of the block."""
+    """A gather of a block's parameters in each pass (ZeRO 3), a reduction of its gradients in each backward (ZeRO 3, and 2
+    where stages do not gather). parameters: of a rank's part of the block."""
     turn = _replica_turn(parameters, layout, cluster) * (1 - cluster.overlap)
-    return np.where(layout.zero == 3, turn, 0.0), np.where(layout.zero >= 2, turn, 0.0)
+    inside = (layout.zero >= 2) & ~layout.gathers_by_stage
+    return np.where(layout.zero == 3, turn, 0.0), np.where(inside, turn, 0.0)
 
 
 def _replica_turn(parameters: Many, layout: Layout, cluster: Cluster) -> Many:

@@ -11,9 +11,10 @@ from ...partition.stage_memory import MESSAGES
 from ...tables import Ints
 from ...util.errors import BadInput
 from ..clusters.cluster import Cluster
-from ..layout import NO_OFFLOAD, Layout
+from ..layout import NO_OFFLOAD, SINGLE, Layout, Many
 from .exchange_costs import Exchanges, exchanges_of
 from .host_copies import Copies, Kept, copies_of, kept_of
+from .layer_bytes import WEIGHT_BYTES
 from .layer_costs import LayerCosts, Model, model_costs
 from .layer_times import Times
 from .rank_roles import Roles, fullest, roles
@@ -32,7 +33,8 @@ class Costs(NamedTuple):
     of a microbatch that a block and the head keep from F to B. transient: bytes that a pass takes while it runs; waiting: of
     messages at an end of a stage. shard: what each rank has of a sharded vocabulary; zeros where it is whole. slices: of
     each microbatch, whose passes and messages count all slices; part: what a slice takes at least. copies: to host memory.
-    exchange: of gradients, at the end of the step.
+    exchange: of gradients, at the end of the step. gathered, unreduced: bytes of a block's gathered parameters and of its
+    gradients that are not in `states`, where stages gather. away: bytes of activations that a rank may have in host memory.
     """
 
     blocks: int
@@ -51,6 +53,9 @@ class Costs(NamedTuple):
     part: Slices
     copies: Copies
     exchange: Exchanges
+    gathered: Ints
+    unreduced: Ints
+    away: Ints
 
 
 def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
@@ -70,14 +75,15 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     most = first.kept + model.layers * block.kept + last.kept + found.rest_kept
     ends = _all_slices(first, slices)
     head = Times(*(_ints(whole_vocabulary * one) for one in _all_slices(last, slices)))
+    gathers = gathered_of(model, layout)
     costs = Costs(
         model.layers,
         Times(*map(_ints, _all_slices(block, slices))),
         Times(_ints(whole_vocabulary * ends.F), 0 * head.F, _ints(whole_vocabulary * (ends.B + ends.W))),
         head,
         sent=_ints(slices * part.sent),
-        states=_ints(np.floor(found.states * block.parameter_bytes)),
-        table_states=_ints(whole_vocabulary * np.floor(found.states * table)),
+        states=_ints(np.floor(found.states * block.parameter_bytes) + np.floor(gathers.always * block.parameter_bytes)),
+        table_states=_ints(whole_vocabulary * (np.floor(found.states * table) + np.floor(gathers.always * table))),
         tied=bool(np.any(found.shared)),
         kept=kept_of(kept, head_kept, pending, layout),
         transient=_ints(part_of_transient(block, layout)),
@@ -87,11 +93,33 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
         part=part,
         copies=copies_of(kept, head_kept, most, layout, cluster),
         exchange=exchanges_of(found, model.layers, layout, cluster),
+        gathered=_ints(gathers.parameters * block.parameter_bytes),
+        unreduced=_ints(gathers.gradients * block.parameter_bytes),
+        away=_ints((np.asarray(layout.offload) != NO_OFFLOAD) * float(min(MOST - 1, cluster.host_memory or MOST))),
     )
     passes = model.layers * costs.block.work + costs.embedding.work + head.work + 2 * layout.stages * costs.sent
     shards = slices * (costs.shard.gap + 2 * costs.shard.lookup) + layout.pp * (costs.shard.S + costs.shard.T)
     _ints(1.0 * layout.count * (passes + shards + costs.copies.most) + costs.exchange.most)
     return costs
+
+
+class Gathered(NamedTuple):
+    """Bytes for each byte of a layer's parameters, where stages gather these once and reduce gradients once. always: that
+    its rank has whenever it keeps a microbatch; parameters, gradients: what it has at some times beside that."""
+
+    always: Many
+    parameters: Many
+    gradients: Many
+
+
+def gathered_of(model: Model, layout: Layout) -> Gathered:
+    """Parameters are there from a stage's first F to its last W, gradients from its first B until they are reduced. Where a
+    rank has one stage and copies nothing, what it keeps only grows until the first B: so whatever it keeps at any time fits
+    beside both. With copies parameters alone are always there. Of several stages, some may be empty."""
+    by_stage, single = layout.gathers_by_stage, np.asarray(layout.placement) == SINGLE
+    stays = np.asarray(layout.offload) == NO_OFFLOAD
+    each = model.state_parts[1] / WEIGHT_BYTES
+    return Gathered(by_stage * single * (1 + stays * each), 1 * (by_stage & ~single), by_stage * (~single | ~stays) * each)
 
 
 def _all_slices(layer: LayerCosts, slices: Ints) -> Times:
@@ -106,7 +134,16 @@ def least_bytes(costs: Costs, layout: Layout) -> Ints:
     on, shard = roles(layout), costs.shard
     fixed = fixed_bytes(costs, on, 1) + shard.states + shard.transient + shards_beside(costs, layout)
     first = np.maximum(0, costs.transient - shard.transient)
-    return fullest(costs.blocks, costs.states + costs.kept.moment, fixed, on.number, first)
+    return fullest(costs.blocks, costs.states + least_there(costs, layout), fixed, on.number, first)
+
+
+def least_there(costs: Costs, layout: Layout) -> Ints:
+    """Bytes that a block has beside its states at some time at least: a microbatch, and gathered parameters, which are there
+    when the first microbatch's last F ends; with offload the microbatch may be away then, but not when its own F ends."""
+    both = np.asarray(layout.offload) == NO_OFFLOAD
+    moment, gathered = costs.kept.moment, costs.gathered
+    found: Ints = np.where(both, moment + gathered, np.maximum(moment, gathered))
+    return found
 
 
 def shards_beside(costs: Costs, layout: Layout) -> Ints:

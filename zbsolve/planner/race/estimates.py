@@ -69,18 +69,18 @@ def _room(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     layout, costs = bounds.layout, bounds.costs
     blocks = costs.blocks / layout.pp
     kept = costs.kept.moment * np.where(layout.offload > 0, layout.chunks, 1)
-    room: NDArray[np.float64] = np.floor(
-        (memory - blocks * costs.states - costs.table_states) / (blocks / layout.chunks * kept)
-    )
+    states = blocks * (costs.states + costs.gathered) + costs.table_states
+    room: NDArray[np.float64] = np.floor((memory - states) / (blocks / layout.chunks * kept))
     return room
 
 
 def _exposed(layout: Layout, costs: Costs) -> NDArray[np.float64]:
-    """µs of the exchange of gradients behind the last compute pass, beyond the least that bounds have. Stages of a rank end
+    """µs of gathers before the first compute pass and of the exchange of gradients behind the last one, beyond the least
+    that bounds have. Stages of a rank end
     one after the other, when the last microbatches of a round have come through the next one."""
     blocks = costs.blocks / layout.stages
     each = blocks * costs.exchange.block + costs.exchange.table / layout.chunks
     between = np.minimum(layout.pp, layout.count) * blocks * (costs.block.B + costs.block.W)
     waiting = (layout.chunks - 1) * np.maximum(0.0, each - between)
-    found: NDArray[np.float64] = np.maximum(0.0, each - costs.exchange.least) + waiting
+    found: NDArray[np.float64] = np.maximum(0.0, each - costs.exchange.least) + waiting + blocks * costs.exchange.gather
     return found
