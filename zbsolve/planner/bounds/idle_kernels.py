@@ -76,30 +76,32 @@ ANY = 1e18  # blocks
 @inner_kernel
 def works_in_time(row, x, r, most, head, room, behind):  # type: ignore[no-untyped-def]
     """The largest number of blocks, up to `most`, that rank r has time for where the makespan is x; −1: not even for none.
-    More blocks are more work and leave less room.
+    Fewer blocks are less work, but less of it may be done at both ends: with few microbatches, fewer may not do, so numbers
+    are tried one by one.
 
     head: µs before its first pass; room: bytes for blocks and their states; behind: blocks on stages behind all of its own,
     at least (of one stage a rank: and its own).
     """
-    low, high = -1, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        after = max(0, behind - middle) if row[SINGLE] else behind
-        first, stages = (row[L] - behind, min(middle, behind)) if row[SINGLE] else (0, 0), stages_behind(row, r)
-        out, back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
-        left = max(0.0, room_beside(row, middle, room) - float(middle * row[GATHERED]))
-        there, window = blocks_there(row, left), all_stages(row, r, middle)
-        idle = idle_before(row, r, window, there, head, out)
-        ends = x - row[LAST_EXCHANGE] - back  # its last F
-        if out <= ends:
-            left = max(0.0, left - gradients_there(row, middle, room))
-            there = blocks_there(row, left)
-            idle += idle_behind(row, r, window, there, left, x - row[LEAST_EXCHANGE] - ends)
-        if idle + float(work_of(row, r, middle)) <= float(x - row[LEAST_EXCHANGE]):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    while most >= 0 and not has_time(row, x, r, most, head, room, behind):
+        most -= 1
+    return most
+
+
+@inner_kernel
+def has_time(row, x, r, blocks, head, room, behind):  # type: ignore[no-untyped-def]
+    """Whether rank r has time for so many blocks. The others: as in `works_in_time`."""
+    after = max(0, behind - blocks) if row[SINGLE] else behind
+    first, stages = (row[L] - behind, min(blocks, behind)) if row[SINGLE] else (0, 0), stages_behind(row, r)
+    out, back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
+    left = max(0.0, room_beside(row, blocks, room) - float(blocks * row[GATHERED]))
+    there, window = blocks_there(row, left), all_stages(row, r, blocks)
+    idle = idle_before(row, r, window, there, head, out)
+    ends = x - row[LAST_EXCHANGE] - back  # its last F
+    if out <= ends:
+        left = max(0.0, left - gradients_there(row, blocks, room))
+        there = blocks_there(row, left)
+        idle += idle_behind(row, r, window, there, left, x - row[LEAST_EXCHANGE] - ends)
+    return idle + float(work_of(row, r, blocks)) <= float(x - row[LEAST_EXCHANGE])
 
 
 @inner_kernel
