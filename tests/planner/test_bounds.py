@@ -10,7 +10,7 @@ import pytest
 
 import zbsolve
 from zbsolve import Infeasible, Layer, Link, Profile
-from zbsolve.planner import CLUSTERS, SHAPES, Layout, Shape, layout_profile
+from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.bound_kernels import NEVER
 from zbsolve.planner.bounds.bound_row import chain_bounds
 from zbsolve.planner.bounds.layout_rules import MEMORY, RULES, layout_bounds, pipeline_bounds, work_bounds
@@ -21,9 +21,10 @@ from zbsolve.planner.costs.layer_times import Times
 from zbsolve.planner.costs.rank_costs import Costs, costs_of, gathered_of, least_bytes
 from zbsolve.planner.costs.slice_parts import Slices
 from zbsolve.planner.costs.vocabulary_shards import Shards
-from zbsolve.planner.layout import FULL_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
+from zbsolve.planner.layout import FULL, FULL_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
 from zbsolve.planner.space import layouts
 from zbsolve.profile.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
+from zbsolve.verifier import verify
 
 from ..support import exact_streams
 from ..support.exhaustive import optimum
@@ -368,6 +369,35 @@ def test_a_stage_keeps_each_slice_until_it_comes_back() -> None:
     assert found[0] >= min(held, 96 * 4 * (F + B + W))
     assert held > 1.05 * pipeline_bounds(costs, table, None)[0][0]
     assert RULES[rule[0]] == MEMORY
+
+
+SLOW_NODES = replace(A100, node=2, launch=3.0, messages=80.0, inside=Link(30.0, 1_800.0), between=Link(30.0, 800.0))
+UNEVEN_NODES = replace(A100, node=2, host=500.0, messages=800.0, inside=Link(30.0, 18_000.0), between=Link(30.0, 8_000.0))
+SMALL_LAYERS, LARGE_LAYERS = Shape.gpt(256, 8, 11, 256, 1024), Shape.gpt(1024, 8, 10, 256)
+IN_THREES, IN_SIXES = Layout(1, 1, 4, 3, LOOP, 2, 4, FULL), Layout(2, 1, 2, 6, LOOP, 2, 2, FULL, zero=3)
+IN_FIVES, IN_A_V = Layout(1, 2, 2, 5, LOOP, 2, 2, FULL), Layout(1, 1, 4, 2, VEE, 2, 2, FULL, vocabulary=SHARDED)
+# Steps of few microbatches and long messages: shape, cluster, layout, memory, layers a stage.
+LONG_MESSAGES = [
+    (SMALL_LAYERS, SLOW_NODES, IN_THREES, 72_876_032, (2, *[1] * 11)),
+    (SMALL_LAYERS, SLOW_NODES, IN_SIXES, 72_876_032, (2, *[1] * 11)),
+    (LARGE_LAYERS, UNEVEN_NODES, IN_FIVES, 1_301_073_100, (2, *[1] * 8, 2)),
+    (LARGE_LAYERS, UNEVEN_NODES, IN_A_V, 1_301_073_100, (2, 1, 1, 1, 1, 1, 2, 3)),
+]
+
+
+@pytest.mark.parametrize("case", LONG_MESSAGES, ids=lambda case: str(case[2]))
+def test_a_rank_may_have_time_for_more_blocks_but_not_for_fewer(
+    case: tuple[Shape, Cluster, Layout, int, tuple[int, ...]],
+) -> None:
+    """What a rank does at both ends of a step of few microbatches grows with its blocks by more than its work between does:
+    numbers of blocks that were halved gave bounds above these schedules."""
+    shape, cluster, layout, memory, layers = replace(case[0], tied=False), *case[1:]
+    profile, table = layout_profile(shape, layout, cluster), table_of([layout])
+    bound = int(pipeline_bounds(costs_of(shape, table, cluster), table, memory)[0][0])
+    problem = step_of(layout, memory, layers, fused=False).problem(profile)
+    schedule = zbsolve.solve(problem, effort=0.01, prefer=None)
+    assert verify(problem, schedule) == ()
+    assert 0.85 * schedule.timeline().makespan < bound <= schedule.timeline().makespan
 
 
 @pytest.mark.parametrize("placement", [LOOP, VEE])

@@ -5,9 +5,8 @@ been through all stages. Until then no byte of a block is free again (with offlo
 did no more F than fits, and S and T of no more microbatches than fit on all its stages. It is the same the other way round:
 behind its last F a rank has nothing but B and W of what it keeps then, S of the microbatches that are on all its stages, and
 T of those and of others whose S left something for it in memory. The last F comes before a microbatch's way back through all
-stages. Between both ends the rank may work all the time. Where stages gather their
-parameters, all stages of the rank have theirs at both ends: its first B is its last stage's, of a microbatch that all of its
-stages keep, and so is its last F.
+stages. Between both ends the rank may work all the time. Where stages gather their parameters, all stages of the rank have
+theirs at both ends: its first B is its last stage's, of a microbatch that all of its stages keep, and so is its last F.
 
 The same holds of the first B and the last F of each of a rank's stages (a window). B of a microbatch come in the order of
 its stages, the last one first, so before the first B of a stage there was none of an earlier stage of the rank: it keeps all
