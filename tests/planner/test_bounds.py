@@ -371,8 +371,12 @@ def test_a_stage_keeps_each_slice_until_it_comes_back() -> None:
     assert RULES[rule[0]] == MEMORY
 
 
-SLOW_NODES = replace(A100, node=2, launch=3.0, messages=80.0, inside=Link(30.0, 1_800.0), between=Link(30.0, 800.0))
-UNEVEN_NODES = replace(A100, node=2, host=500.0, messages=800.0, inside=Link(30.0, 18_000.0), between=Link(30.0, 8_000.0))
+SLOW_NODES = replace(
+    A100, node=2, launch=3.0, host=0.0, messages=80.0, inside=Link(30.0, 1_800.0), between=Link(30.0, 800.0)
+)
+UNEVEN_NODES = replace(
+    A100, node=2, launch=0.0, host=500.0, messages=800.0, inside=Link(30.0, 18_000.0), between=Link(30.0, 8_000.0)
+)
 SMALL_LAYERS, LARGE_LAYERS = Shape.gpt(256, 8, 11, 256, 1024), Shape.gpt(1024, 8, 10, 256)
 IN_THREES, IN_SIXES = Layout(1, 1, 4, 3, LOOP, 2, 4, FULL), Layout(2, 1, 2, 6, LOOP, 2, 2, FULL, zero=3)
 IN_FIVES, IN_A_V = Layout(1, 2, 2, 5, LOOP, 2, 2, FULL), Layout(1, 1, 4, 2, VEE, 2, 2, FULL, vocabulary=SHARDED)
