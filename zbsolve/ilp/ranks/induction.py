@@ -38,6 +38,7 @@ MAX_FIRST_STATES = 50_000  # partial orders for one look at what the fewest micr
 MANY_WAVES = 12  # more waves of microbatches than this are many
 ALIKE_SHARE = 0.75  # of the most microbatches: down to so many are refuted at once
 FIRST_PARTS = 500  # to so many parts of it the value of the fewest microbatches is found
+MIN_WAVES = 3  # of microbatches, for an induction
 FIRST_SHARE = 8  # that look takes this part of all states at most
 
 
@@ -68,6 +69,8 @@ def waves_of(lanes: Lanes) -> Waves | None:
     """What an induction over these lanes' microbatches needs. None where they do not allow one: all must come after lane 0,
     which memory stops, and each microbatch must free what it takes."""
     count, m = lanes.head.shape
+    if m < MIN_WAVES:
+        return None
     far, duration = lanes.lag.copy(), lanes.duration
     for k in range(count):
         into, out = far[:, k, None], far[k]
@@ -83,7 +86,7 @@ def waves_of(lanes: Lanes) -> Waves | None:
         return None
     waits = _memory_waits(lanes, far)
     shift = min((k for t, _, k in waits if t == 0), default=0)
-    if shift == 0 or m < 3 * shift:
+    if shift == 0 or m < MIN_WAVES * shift:
         return None
     return Waves(lanes, far, waits, shift, int(lanes.head[0, 0]))
 
@@ -99,12 +102,13 @@ def _memory_waits(lanes: Lanes, far: Ints) -> list[tuple[int, int, int]]:
     up to t take and lanes from f on free, which is more than the capacity."""
     found = []
     for rank, capacity in enumerate(lanes.capacity.tolist()):
-        rows = [row for row in lanes.held.tolist() if lanes.rank[row[0]] == rank]
-        for t in sorted({row[0] for row in rows}):
-            for f in sorted({row[1] for row in rows}):
-                held = [size for a, b, size, _ in rows if (a == t or far[a, t] >= 0) and (b == f or far[f, b] >= 0)]
-                if sum(held) > 0:
-                    found.append((t, f, capacity // sum(held)))
+        taker, freer, size, _ = lanes.held[lanes.rank[lanes.held[:, 0]] == rank].T
+        takers, freers = np.unique(taker), np.unique(freer)
+        takes = (taker == takers[:, None]) | (far[taker[None], takers[:, None]] >= 0)
+        frees = (freer[:, None] == freers) | (far[freers[None], freer[:, None]] >= 0)
+        held = (takes * size) @ frees.astype(np.int64)
+        for a, b in np.argwhere(held > 0).tolist():
+            found.append((int(takers[a]), int(freers[b]), capacity // int(held[a, b])))
     return found
 
 
