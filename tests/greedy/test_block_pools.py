@@ -80,7 +80,7 @@ def test_settling_keeps_a_block_legal_and_uses_less(seed: int) -> None:
 def test_what_is_fetched_comes_right_before_its_first_user() -> None:
     _, g, pools = drawn(1)
     offset, period = np.zeros(len(g.duration), np.int64), 4 * least_period(g, pools)
-    assert memory_fit(g, pools, np.arange(len(offset)), period, offset) == 0
+    assert memory_fit(g, pools, np.arange(len(offset)), period, offset)
     fetches = np.flatnonzero(pools.fetch)
     assert len(fetches)
     for lane in fetches:

@@ -35,30 +35,28 @@ class _Placing(NamedTuple):
 
 @kernel
 def memory_fit(g, pools, order, period, offset):  # type: ignore[no-untyped-def]
-    """Fill `offset`, µs, shape (lanes,): lanes in this order, an order in which none comes before its inputs. Returns how
-    many found no place, and overlap others or exceed a pool."""
+    """Fill `offset`, µs, shape (lanes,): lanes in this order, an order in which none comes before its inputs.
+
+    Returns whether all found a place. The first that finds none ends it: each after it would go through a whole period, too.
+    """
     lanes, most = len(offset), len(pools.least)
     scratch = np.empty((3, most), np.int64)
     w = _Placing(
         np.zeros(lanes, np.bool_), np.zeros(lanes, np.int64), np.full(lanes, NOBODY), scratch[0], scratch[1], scratch[2]
     )
-    misfits = 0
     for lane in order:
         at = 0
         for e in range(g.in_first[lane], g.in_first[lane + 1]):
             at = max(at, offset[g.in_lane[e]] + g.duration[g.in_lane[e]] + g.in_lag[e])
         w.ready[lane] = offset[lane] = at
-        if not pools.fetch[lane]:
-            misfits += not _place(g, pools, w, lane, period, offset)
-    for lane in range(lanes):
-        misfits += not w.placed[lane]
-    return misfits
+        if not pools.fetch[lane] and not _place(g, pools, w, lane, period, offset):
+            return False
+    return w.placed.all()
 
 
 @kernel
 def _place(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
-    """Place a lane, and what it needs fetched. Returns whether there is a place; else it stays where its inputs are there,
-    and fetches where they can be."""
+    """Place a lane, and what it needs fetched. Returns whether there is a place."""
     first = at = w.ready[lane]
     while at < first + period:
         at = free_from(g, w.placed, lane, at, first + period, period, offset)
@@ -74,9 +72,6 @@ def _place(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
             wait = max(1, period // FETCH_STEPS)
         _take_back(g, pools, w, lane, offset)
         at += wait
-    offset[lane], w.placed[lane] = first, True
-    for e in range(g.in_first[lane], g.in_first[lane + 1]):
-        w.placed[g.in_lane[e]] = True
     return False
 
 

@@ -53,7 +53,7 @@ def ways(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list[Make]:
     def fitted(period: int) -> Ints | None:
         for order in _orders(g):
             offset = np.zeros(len(g.duration), np.int64)
-            if memory_fit(g, pools, order, period, offset) == 0:
+            if memory_fit(g, pools, order, period, offset):
                 return offset
         return None
 
