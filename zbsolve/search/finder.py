@@ -21,12 +21,14 @@ from ..greedy.lists.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.lists.serial_microbatches import one_after_another
 from ..greedy.lists.serial_orders import serial_schedule, serial_targets
+from ..greedy.orders.tabu_search import better_orders
 from ..greedy.side_streams.side_stream import held_by_others, rooms_beside, with_room_for_them, with_side_streams
 from ..greedy.side_streams.syncs import pools_with_syncs
 from ..greedy.targets.decoding import DecodeRule, decode, repeated_targets, to_schedule
 from ..problem import Ints
 from ..schedule import Schedule
 from ..systems.table import presets_of
+from ..util.clock import Clock
 from ..util.errors import NotFound
 from .extension import extended
 from .state import BLOCK_SOLVER, LARGE_PASSES, State
@@ -40,6 +42,7 @@ SOURCES_SHARE = 0.7  # of the time: what is left is for neighbourhoods of the be
 MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time is for the makespan's search, where it has so many decodings
 MAKESPAN_SOLVER = "makespan search"
 SERIAL_SOLVER = "serial generation"
+TABU_SOLVER = "tabu search"
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Where what is there takes so many times its bound, a share of the time is for paced blocks; so many come until one holds.
 POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
@@ -129,13 +132,43 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     yield from _sources(state, seed, starts, until - clock.used)
     # A question about memory has no use for them: near what is just possible CP-SAT counts little of the time that it takes.
     if len(problem.passes) <= LARGE_PASSES and state.schedule is not None and state.enough is None:
-        from ..ilp.neighbourhood_search import better_neighbours
+        yield from _in_turns(clock, [_neighbours(state, seed), _moved(state, seed, clock.left)])
 
-        first = state.schedule
-        for schedule in better_neighbours(lambda: state.schedule or first, clock, seed, lambda: state.target):
-            if schedule is not None:
-                state.offer(schedule, "lns")
-            yield
+
+def _in_turns(clock: Clock, arms: list[Iterator[None]]) -> Iterator[None]:
+    """Arms until all end, always the one that has had the least time so far."""
+    used = [0.0] * len(arms)
+    while arms:
+        turn, began = int(np.argmin(used)), clock.used
+        try:
+            next(arms[turn])
+            used[turn] += clock.used - began
+        except StopIteration:
+            del arms[turn], used[turn]
+        yield
+
+
+def _neighbours(state: State, seed: int) -> Iterator[None]:
+    """Neighbourhoods of the best schedule."""
+    from ..ilp.neighbourhood_search import better_neighbours
+
+    first = state.schedule
+    assert first is not None
+    for schedule in better_neighbours(lambda: state.schedule or first, state.clock, seed, lambda: state.target):
+        if schedule is not None:
+            state.offer(schedule, "lns")
+        yield
+
+
+def _moved(state: State, seed: int, seconds: float) -> Iterator[None]:
+    """Moves along critical paths of the best schedule, for so many seconds."""
+    first = state.schedule
+    if first is None:
+        return
+    for schedule in better_orders(lambda: state.schedule or first, state.clock, seconds, seed, lambda: state.target):
+        if schedule is not None:
+            state.offer(schedule, TABU_SOLVER)
+        yield
 
 
 def _of_makespan(state: State, search: Callable[[State], Iterator[None]]) -> Iterator[None]:
@@ -163,6 +196,7 @@ def _sources(state: State, seed: int, starts: list[Policy], seconds: float) -> I
     plainly = held_by_others(problem)
     rooms = rooms_beside(problem)[: 1 if problem.pools or plainly else None]
     sources = [_blocks(state, seed, seconds, room) for room in rooms]
+    sources.append(_moved(state, seed, seconds))
     if several := bool(pools_with_syncs(problem)):
         sources += [_beside(state, seed, seconds, room) for room in rooms]
     if not (several and plainly):

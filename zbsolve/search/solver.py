@@ -19,6 +19,7 @@ from ..greedy.blocks.block_search import try_each_annealing
 from ..greedy.blocks.paced import try_each_way
 from ..greedy.lists.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import starting_policies
+from ..greedy.orders.tabu_search import try_moves
 from ..greedy.side_streams.syncs import with_syncs
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
@@ -221,6 +222,7 @@ def compiled() -> None:
         for _ in higher_bounds(problem, Bound(0, ""), Clock(1.0, 1.0), 0.1):
             pass
     try_each_annealing(tiny)
+    try_moves(list_schedule(tiny, deepest_first(tiny)))
     try_each_way(tiny)
     for _ in presets_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement="vee", microbatches=2)):  # some have kernels
         pass

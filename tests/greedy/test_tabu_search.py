@@ -1,0 +1,162 @@
+"""Moves along critical paths: what holds, what times follow, and what a search over them reaches."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from zbsolve import Problem, Schedule, pipeline, verify
+from zbsolve.build import Host, with_offload
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.lists.serial_microbatches import one_after_another
+from zbsolve.greedy.orders.critical_moves import estimate, move, possible
+from zbsolve.greedy.orders.order_tables import OrderTables, decided_by_orders, schedule_of, tables_of
+from zbsolve.greedy.orders.order_times import CIRCLE, hold, retime, time_all
+from zbsolve.greedy.orders.tabu_search import REACH, better_orders
+from zbsolve.systems import preset
+from zbsolve.util.clock import Clock
+from zbsolve.util.errors import NotFound
+
+from ..support.exhaustive import optimum
+from ..support.problems import SMALL, random_problem, uniform
+from ..support.vocabulary_problems import random_vocabulary
+
+
+def begun(seed: int) -> Schedule | None:
+    """A first schedule of a random problem, if the list scheduler has one and orders decide it."""
+    problem = random_problem(seed, 4, 8)
+    try:
+        return list_schedule(problem, deepest_first(problem)) if decided_by_orders(problem) else None
+    except NotFound:
+        return None
+
+
+STARTS = [one for one in map(begun, range(60)) if one is not None]
+
+
+def moves(t: OrderTables, reach: int) -> list[tuple[int, int, bool]]:
+    """All moves that hold."""
+    ends = [(s["first"], s["last"]) for s in t.streams]
+    pairs = [(a, b) for first, last in ends for a in range(first, last) for b in range(a + 1, min(last, a + 1 + reach))]
+    return [(a, b, forward) for (a, b), forward in product(pairs, (True, False)) if possible(t, a, b, forward)]
+
+
+def walk(t: OrderTables, a: int, b: int, forward: bool) -> int:
+    """The value, µs, after a move; before it where it closes a circle."""
+    move(t, a, b, forward)
+    value = retime(t, a, b + 1)
+    if value == CIRCLE:
+        move(t, a, b, not forward)
+        return int(time_all(t))
+    hold(t, t.passes["stream"][t.order[a]])
+    return int(value)
+
+
+def test_there_are_problems_of_each_kind_to_move_about_in() -> None:
+    assert len(STARTS) > 30
+    assert {one.problem.objective for one in STARTS} == {"makespan", "span"}
+    assert sum(one.problem.capacity is not None for one in STARTS) > 10
+
+
+@pytest.mark.parametrize("which", range(20))
+def test_times_after_moves_are_those_of_the_schedule(which: int) -> None:
+    begin = STARTS[which]
+    problem, t, random = begin.problem, tables_of(begin), np.random.default_rng(0)
+    assert time_all(t) == begin.timeline().value
+    for _ in range(12):
+        known = moves(t, 6)
+        if not known:
+            break
+        value = walk(t, *known[int(random.integers(len(known)))])
+        now = schedule_of(problem, t, t.order)
+        assert not verify(problem, now)
+        assert value == now.timeline().value
+        assert (t.passes["head"] == now.timeline().start).all()
+        again = tables_of(now)
+        assert time_all(again) == value
+        assert (again.passes["tail"] == t.passes["tail"]).all()
+        assert (again.held == t.held).all()
+
+
+def test_every_move_holds() -> None:
+    tried = 0
+    for begin in STARTS[20:26]:
+        t = tables_of(begin)
+        time_all(t)
+        for a, b, forward in moves(t, 8):
+            order = t.order.copy()
+            order[a : b + 1] = np.roll(order[a : b + 1], -1 if forward else 1)
+            if t.passes["duration"].all():
+                assert not verify(begin.problem, schedule_of(begin.problem, t, order))
+                tried += 1
+    assert tried > 200
+
+
+def test_neighbours_that_change_places_take_as_long_as_estimated_or_longer() -> None:
+    tight, ends = 0, np.empty(REACH + 1, np.int64)
+    for begin in STARTS[:20]:
+        t = tables_of(begin)
+        before = int(time_all(t))
+        for a, b, forward in moves(t, 1):
+            found = int(estimate(t, a, b, forward, 1 << 60, ends))
+            value = walk(t, a, b, forward)
+            if begin.problem.objective == "makespan":
+                assert value >= found
+                tight += value == found != before
+            walk(t, a, b, not forward)
+    assert tight > 50
+
+
+def searched(begin: Schedule, seconds: float, target: int) -> Schedule:
+    """The best of a search with so much effort; each that it yields holds and is shorter than the last."""
+    best = begin
+    for found in better_orders(lambda: begin, Clock(1.0, seconds), seconds, 0, lambda: target):
+        if found is not None:
+            assert not verify(begin.problem, found)
+            assert found.timeline().value < best.timeline().value
+            best = found
+    return best
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_steps_become_as_short_as_any(name: str) -> None:
+    problem = SMALL[name]
+    assert decided_by_orders(problem)
+    begin, least = one_after_another(problem), optimum(problem)
+    assert begin is not None
+    assert least is not None
+    assert searched(begin, 0.5, least).timeline().value == least
+
+
+def test_a_v_in_three_quarters_of_the_memory_reaches_its_bound() -> None:
+    """Building blocks end at 37,484 µs after ten seconds."""
+    memory = {"held_until_B": 6, "held_until_W": 4, "capacity": 60}
+    problem = pipeline([500] * 8, 500, 450, comm=2, placement="vee", microbatches=12, objective="span", **memory)
+    begin, bound = preset("v-half", problem), 37_236
+    assert searched(begin, 10.0, bound).timeline().value == bound < begin.timeline().value
+
+
+def test_what_others_find_meanwhile_is_gone_on_from() -> None:
+    problem = uniform("vee", 4, 8, (3, 4, 2), 8)
+    slow, quick = one_after_another(problem), list_schedule(problem, deepest_first(problem))
+    assert slow is not None
+    handed = iter([slow, quick])
+    search = better_orders(lambda: next(handed, quick), Clock(1.0, 0.1), 0.1, 0, lambda: 0)
+    for found in search:
+        assert found is None or found.timeline().value < quick.timeline().value
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        random_vocabulary(1),
+        with_offload(uniform("single", 2, 3, (2, 3, 1), 2), 2, 2, host=Host(2)),
+    ],
+    ids=["collectives", "host memory"],
+)
+def test_where_orders_alone_do_not_decide_nothing_is_moved(problem: Problem) -> None:
+    assert not decided_by_orders(problem)
+    begin = list_schedule(problem, deepest_first(problem))
+    assert list(better_orders(lambda: begin, Clock(1.0, 0.1), 0.1, 0, lambda: 0)) == []

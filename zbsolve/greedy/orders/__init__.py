@@ -1,0 +1,1 @@
+"""Orders of passes, improved move by move along critical paths: tabu search."""

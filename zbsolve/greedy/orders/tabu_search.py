@@ -1,0 +1,236 @@
+"""Tabu search over the orders of passes: one move after the other along a critical path, for as long as there is time.
+
+A step is as long as its longest path. It gets shorter only where a run of passes on that path which follow each other on one
+stream, a block, begins or ends with another pass. So a pass is moved behind its block's last one or before its first one,
+or the first or last one inwards (neighbourhood N6 of job shops: Balas and Vazacopoulos, 1998), whichever makes the shortest
+step, even if that is longer than before. For some turns nothing may go back (tabu; Nowicki and Smutnicki, 1996). On a rank
+with one stream the order alone decides the memory, so moves beyond it are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import Ints
+from ...schedule import Schedule
+from ...util.clock import Clock
+from ...util.kernels import kernel
+from .critical_moves import estimate, move, possible
+from .order_tables import OrderTables, decided_by_orders, schedule_of, tables_of
+from .order_times import CIRCLE, hold, retime, time_all
+
+SECONDS_PER_PASS = 2.5e-8  # that a turn takes, about
+TURN_SECONDS, MIN_TURNS = 0.1, 20  # of turns between two looks at what others have found; a step that fits fewer is too long
+REACH = 16  # places that a pass moves at most
+TABU = (8, 24)  # turns in which a move is not taken back, at least and at most
+PATIENCE = 3_000  # turns without a better step, after which the search goes back to the best and away from it at random
+KICKS = (1, 24)  # random moves away from it, at least and at most
+TRIES = 200  # for a random move that holds
+SLOTS = 1 << 18  # of the table of what is tabu; two pairs of passes in one slot are tabu together
+
+
+class Tabu(NamedTuple):
+    """What a search knows beside its tables: the best order; until which turn a pair of passes (see `_slot`) is tabu;
+    numbers: the best value, µs, the turn, the turn of the last gain; scratch: a critical path, and ends of moved passes."""
+
+    best: Ints
+    until: Ints
+    numbers: Ints
+    path: Ints
+    ends: Ints
+
+
+def better_orders(
+    known: Callable[[], Schedule], clock: Clock, seconds: float, seed: int, target: Callable[[], int]
+) -> Iterator[Schedule | None]:
+    """Better schedules than `known()`, which others may improve meanwhile, for `seconds` of the clock; None after turns
+    without one. Ends at the value `target()`, µs, and at once where orders alone do not decide the memory, or of a very long
+    step."""
+    schedule = known()
+    problem, until = schedule.problem, clock.used + seconds
+    turn = len(problem.passes) * SECONDS_PER_PASS
+    turns = int(TURN_SECONDS / turn)
+    if turns < MIN_TURNS or not decided_by_orders(problem):
+        return
+    tables, value = tables_of(schedule), int(schedule.timeline().value)
+    state = _begun(tables, value)
+    random = np.random.default_rng(seed)
+    while clock.left > 0 and clock.used < until and value > target():
+        found = known()
+        if found.timeline().value < value:
+            value, tables = int(found.timeline().value), tables_of(found)
+            state = _begun(tables, value)
+        clock.spend(turns * turn)
+        search_orders(tables, state, turns, target(), int(random.integers(1 << 31)))
+        if state.numbers[0] < value:
+            value = int(state.numbers[0])
+            yield schedule_of(problem, tables, state.best)
+        else:
+            yield None
+
+
+def try_moves(schedule: Schedule) -> None:
+    """A few turns, so that kernels are compiled."""
+    tables = tables_of(schedule)
+    search_orders(tables, _begun(tables, int(schedule.timeline().value)), 2, 0, 0)
+
+
+def _begun(tables: OrderTables, value: int) -> Tabu:
+    """What a search knows when it begins with an order of this value, µs."""
+    numbers = np.array([value, 0, 0], np.int64)
+    scratch = np.empty(len(tables.order), np.int64), np.empty(REACH + 1, np.int64)
+    return Tabu(tables.order.copy(), np.zeros(SLOTS, np.int64), numbers, *scratch)
+
+
+@kernel
+def search_orders(t, state, turns, target, seed):  # type: ignore[no-untyped-def]
+    """Take so many turns from the order in the tables, and keep the best one; fewer where it is `target` µs long."""
+    np.random.seed(seed)
+    value, best = time_all(t), state.numbers[0]
+    for _ in range(turns):
+        state.numbers[1] += 1
+        if best <= target:
+            return
+        if state.numbers[1] - state.numbers[2] > PATIENCE:
+            value = _begin_again(t, state)
+        a, b, forward = _best_move(t, state, value, best)
+        if a < 0:
+            a, b, forward = _random_move(t)
+        value = _made(t, state, a, b, forward, value)
+        if value < best:
+            state.numbers[0] = best = value
+            state.numbers[2] = state.numbers[1]
+            state.best[:] = t.order
+
+
+@kernel
+def _begin_again(t, state):  # type: ignore[no-untyped-def]
+    """Go back to the best order, and some random moves away from it. Returns the value, µs."""
+    state.numbers[2] = state.numbers[1]
+    state.until[:] = 0
+    t.order[:] = state.best
+    for k in range(len(t.order)):
+        t.passes[t.order[k]].place = k
+    value = time_all(t)
+    for _ in range(KICKS[0] + np.random.randint(KICKS[1] - KICKS[0] + 1)):
+        a, b, forward = _random_move(t)
+        value = _made(t, state, a, b, forward, value)
+    return value
+
+
+@kernel
+def _made(t, state, a, b, forward, value):  # type: ignore[no-untyped-def]
+    """Make a move, after which going back is tabu for some turns, and return the value, µs. Where it closes a circle, or is
+    none (a < 0), all stays as it was."""
+    if a < 0:
+        return value
+    move(t, a, b, forward)
+    new = retime(t, a, b + 1)
+    if new == CIRCLE:
+        move(t, a, b, not forward)
+        return time_all(t)
+    hold(t, t.passes[t.order[a]].stream)
+    until = state.numbers[1] + TABU[0] + np.random.randint(TABU[1] - TABU[0] + 1)
+    for k in range(a, b):
+        if forward:
+            state.until[_slot(t.order[b], t.order[k])] = until
+        else:
+            state.until[_slot(t.order[k + 1], t.order[a])] = until
+    return new
+
+
+@kernel
+def _slot(one, other):  # type: ignore[no-untyped-def]
+    """Where it says until when no move takes pass `one` from behind pass `other` to before it."""
+    return ((one * np.int64(1_000_003) + other) * np.int64(2_654_435_761) >> 7) & (SLOTS - 1)
+
+
+@kernel
+def _is_tabu(t, state, a, b, forward):  # type: ignore[no-untyped-def]
+    """Whether a move takes a pass back over one that it was moved behind, or before, a short while ago."""
+    for k in range(a, b):
+        pair = _slot(t.order[k + 1], t.order[a]) if forward else _slot(t.order[b], t.order[k])
+        if state.until[pair] > state.numbers[1]:
+            return True
+    return False
+
+
+@kernel
+def _best_move(t, state, value, best):  # type: ignore[no-untyped-def]
+    """Of the moves in the blocks of a critical path that are not tabu, or may give a better step than the best, that of the
+    least estimate; of equals a random one. Where all are tabu any of them; a = −1 where there is none."""
+    length = _critical_path(t, value, state.path)
+    move_a, move_b, move_forward, least, equals = -1, -1, True, np.int64(1) << 60, 0
+    other_a, other_b, other_forward, seen = -1, -1, True, 0
+    high = length - 1
+    while high >= 0:
+        low = high
+        while low > 0 and t.passes[state.path[low - 1]].place == t.passes[state.path[low]].place + 1:
+            low -= 1
+        first, last = t.passes[state.path[high]].place, t.passes[state.path[low]].place
+        high = low - 1
+        for step in range(1, min(REACH, last - first) + 1):
+            for way in range(4):
+                forward = way < 2
+                a = first if way == 1 or way == 2 else last - step
+                b = a + step
+                # Neighbours change places once; moves over the whole block are the same at both of its ends.
+                if (step == 1 and not forward) or (step == last - first and way % 2 == 1):
+                    continue
+                if not possible(t, a, b, forward):
+                    continue
+                seen += 1
+                if np.random.randint(seen) == 0:
+                    other_a, other_b, other_forward = a, b, forward
+                found = estimate(t, a, b, forward, least, state.ends)
+                if found > least or (found >= best and _is_tabu(t, state, a, b, forward)):
+                    continue
+                equals = 1 if found < least else equals + 1
+                if found < least or np.random.randint(equals) == 0:
+                    move_a, move_b, move_forward, least = a, b, forward, found
+    return (other_a, other_b, other_forward) if move_a < 0 else (move_a, move_b, move_forward)
+
+
+@kernel
+def _critical_path(t, value, path):  # type: ignore[no-untyped-def]
+    """Fill `path` with a random critical path, its last pass first, and return its length."""
+    passes, links, streams, order = t.passes, t.links, t.streams, t.order
+    at, count = np.int64(-1), 0
+    for s in range(len(streams)):
+        last = order[streams[s].last - 1]
+        if passes[last].head + passes[last].duration - streams[s].origin == value:
+            count += 1
+            if np.random.randint(count) == 0:
+                at = last
+    length = 0
+    while at >= 0:
+        path[length] = at
+        length += 1
+        one, at, count = passes[at], np.int64(-1), 0
+        if one.place > streams[one.stream].first:
+            before = order[one.place - 1]
+            if passes[before].head + passes[before].duration == one.head:
+                at, count = before, 1
+        for x in range(one.in_first, one.in_last):
+            before = links[x].other
+            if passes[before].head + passes[before].duration + links[x].lag == one.head:
+                count += 1
+                if np.random.randint(count) == 0:
+                    at = before
+    return length
+
+
+@kernel
+def _random_move(t):  # type: ignore[no-untyped-def]
+    """A random move that holds; a = −1 where none is found."""
+    for _ in range(TRIES):
+        a = np.random.randint(len(t.order))
+        stream = t.streams[t.passes[t.order[a]].stream]
+        b = min(stream.last - 1, a + 1 + np.random.randint(REACH))
+        forward = np.random.randint(2) == 0
+        if b > a and possible(t, a, b, forward):
+            return a, b, forward
+    return -1, -1, True
