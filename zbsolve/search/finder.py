@@ -161,14 +161,15 @@ def _neighbours(state: State, seed: int) -> Iterator[None]:
 
 
 def _moved(state: State, seed: int, seconds: float) -> Iterator[None]:
-    """Moves along critical paths of the best schedule, for so many seconds."""
+    """Moves along critical paths of the best schedule, for so many seconds, others in turn when they gain nothing."""
     first = state.schedule
     if first is None:
         return
     for schedule in better_orders(lambda: state.schedule or first, state.clock, seconds, seed, lambda: state.target):
-        if schedule is not None:
+        if schedule is None:
+            yield
+        else:
             state.offer(schedule, TABU_SOLVER)
-        yield
 
 
 def _of_makespan(state: State, search: Callable[[State], Iterator[None]]) -> Iterator[None]:
