@@ -18,7 +18,7 @@ from ..build.plain import pipeline
 from ..greedy.blocks.block_search import try_each_annealing
 from ..greedy.blocks.paced import try_each_way
 from ..greedy.lists.list_scheduler import Policy, deepest_first, list_schedule
-from ..greedy.lists.policy_annealing import starting_policies
+from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.orders.tabu_search import try_moves
 from ..greedy.side_streams.syncs import with_syncs
 from ..ilp.bounds.bound import Bound
@@ -223,6 +223,7 @@ def compiled() -> None:
             pass
     try_each_annealing(tiny)
     try_moves(list_schedule(tiny, deepest_first(tiny)))
+    next(improve_policies(tiny, starting_policies(tiny), Clock(1.0, 0.02), 0, 0.02))
     try_each_way(tiny)
     for _ in presets_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement="vee", microbatches=2)):  # some have kernels
         pass
