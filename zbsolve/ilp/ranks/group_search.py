@@ -22,11 +22,10 @@ from .groups import (
 )
 from .induction import has_many_waves, refute_by_induction
 from .refutation import NO_INCUMBENT, Answer, refute
+from .turns import ALONE, FIRST_STATES, KINDS, LEAN, OWN, STATES_FACTOR, Share, next_kind
 from .window_search import FIRST_BREADTH, WindowSearch
 
 SECONDS_PER_STATE = 1.5e-6  # that one partial order counts for
-# Partial orders in one try: at first, how many times as many next, at most (a few GB at worst).
-FIRST_STATES, STATES_FACTOR, MAX_STATES = 3_000, 6, 8_000_000
 MIN_STATES = 1_000  # a try with fewer is not worth its set-up
 MAX_FAILURES = 3  # groups that may take all their states without a bound before others of their size are left
 # Share of the time, and seconds at least, after which the searches are given up where none has gained on the closed forms.
@@ -39,15 +38,15 @@ RANK_FACTOR, DEEP_SHARE, DEEP_BREADTH = 30, 0.7, 128
 # partial orders at least two of them may take to refute the ceiling.
 OWN_BREADTH, REACH_STATES = 1, 100_000
 GAP_PARTS = 64  # a group of ranks that can gain less than this part of the gap is left
+LONG_LOOK = STATES_FACTOR * FIRST_STATES  # one try had before the look at a long problem, which takes most of the time
 LOOK_SHARE = 0.3  # of the time left may go into a first look at whether all ranks refute the incumbent's value
 LOOK_BREADTH, LOOK_STATES = 16, 2.5  # times the breadth of that look, and its states, that an answer takes at most
 PROBE_STATES = 100_000  # that show how fast an induction is
 SETTLED = 0.98  # times its value a round before: an incumbent above that is worth a look
 # Shares of the time left for one try of an induction: of the first rank, of all in a long problem, of all in another.
-FIRST_RANK_SHARE, LONG_SHARE, SHORT_SHARE = 0.1, 0.95, 0.5
+FIRST_RANK_SHARE, LONG_SHARE, SHORT_SHARE = 0.1, 0.75, 0.5
 MAX_INDUCTION_LANES = 24
 INDUCTION_GOAL = 0.99  # of the incumbent's value is asked for where the value itself takes too many partial orders
-KINDS = LEAN, WHOLE, OWN = "lean", "whole", "in their own windows"  # of groups
 SINGLE_RANKS = 2  # times as many single ranks are searched at most as there are ranks: one may stand in several windows
 # So many single ranks of the best closed forms come first, with so many partial orders a try.
 PROMISING, PROMISING_STATES = 2, 30_000
@@ -75,23 +74,8 @@ def higher_bounds(
     first_ranks = (one._replace(ranks=one.ranks[:1]) for one in of_forms)
     own = (Group((rank,)) for rank in range(problem.ranks))  # closed forms may leave out windows that are not the best
     alone = list(dict.fromkeys([*first_ranks, *own]))[: SINGLE_RANKS * problem.ranks]
-    states, settled, kinds = FIRST_STATES, False, KINDS if problem.objective == "span" else KINDS[:2]
-    gained = dict.fromkeys(kinds, 1)
-    before = search.ceiling
     yield from search.raise_windows(alone[:PROMISING], PROMISING_STATES)
-    while states <= MAX_STATES and not search.over:
-        if states > FIRST_STATES and not settled and search.ceiling > SETTLED * before:
-            settled = yield from search.try_incumbent(all_ranks(problem, [search.start(of_forms[0]), *alone]))
-        before = search.ceiling
-        if len(search.best.ranks) < 2 or states == FIRST_STATES:
-            yield from search.raise_windows(alone, states)
-        for kind in kinds:
-            if gained[kind] > 0 or not any(gained.values()):  # else the other kinds go on alone while they gain
-                began = search.best.value
-                yield from search.grow(search.start(of_forms[0]), kind, states)
-                gained[kind] = search.best.value - began
-        yield from search.deepen()
-        states *= STATES_FACTOR
+    yield from search.take_turns(alone, of_forms[0])
 
 
 class _GroupSearch:
@@ -105,7 +89,7 @@ class _GroupSearch:
         self.roots: dict[str, Group] = {}  # what groups of each kind are grown from
         self.answered: dict[Group, int] = {}  # partial orders that it took last to see that a window fits a group
         self.breadth = FIRST_BREADTH  # what the last group's answer took: the next one's first try
-        self.rate = 500_000.0  # states a second, measured
+        self.rate, self.tried = 500_000.0, 0  # states a second, measured; states in all
         self.form, self.give_up = best, clock.used + max(GIVE_UP_SECONDS, GIVE_UP_SHARE * (until - clock.used))
 
     @property
@@ -128,8 +112,37 @@ class _GroupSearch:
     def count_states(self, tried: int, began: float) -> None:
         """Count partial orders tried since `began`, and learn how long they take."""
         self.clock.spend(tried * SECONDS_PER_STATE)
+        self.tried += tried
         if tried >= 20_000:
             self.rate = tried / max(1e-9, self.clock.used - began)
+
+    def take_turns(self, alone: list[Group], otherwise: Group) -> Iterator[Bound]:
+        """Higher bounds from single ranks and from groups of each kind in turn. `otherwise`: what groups start from where no
+        bound names ranks."""
+        shares = {kind: Share() for kind in KINDS if kind != OWN or self.problem.objective == "span"}
+        settled, looked, before, idle = False, FIRST_STATES, self.ceiling, 0
+        while not self.over:
+            single = len(self.best.ranks) < 2
+            if single:
+                shares[ALONE].gained = self.best.value - self.form.value
+            kind = next_kind(shares, single)
+            if kind is None:
+                return
+            share = shares[kind]
+            if share.states > looked:
+                if not settled and self.ceiling > SETTLED * before:
+                    settled = yield from self.try_incumbent(all_ranks(self.problem, [self.start(otherwise), *alone]), looked)
+                looked, before = share.states, self.ceiling
+            began, tried = self.best.value, self.tried
+            if kind == ALONE:
+                yield from self.raise_windows(alone, share.states, failures=INFINITE if share.first else MAX_FAILURES)
+                yield from self.raise_windows([self.start(otherwise)], STATES_FACTOR * share.states)
+            else:
+                yield from self.grow(self.start(otherwise), kind, share.states)
+            share.count(self.best.value - began, self.tried - tried)
+            idle = 0 if self.best.value > began else idle + 1
+            if idle >= len(shares) and looked > FIRST_STATES:
+                yield from self.deepen()
 
     def start(self, otherwise: Group) -> Group:
         """The ranks of the best bound; `otherwise` where it names none."""
@@ -143,7 +156,8 @@ class _GroupSearch:
         most = min(MAX_LEAN_RANKS if kind == LEAN else MAX_WHOLE_RANKS, self.problem.ranks)
         for size in range(2 if len(root.ranks) < 3 else min(most, len(root.ranks) + 1), 1 + most):
             before = self.best
-            yield from self.raise_windows(grown(self.problem, root, size), states, once=size > 2)
+            large, groups = size > 2, grown(self.problem, root, size)
+            yield from self.raise_windows(groups, states, MAX_FAILURES if large else INFINITE, once=large)
             if self.best is not before:
                 root = group_of(self.problem, self.best)
             elif len(root.ranks) < size:
@@ -182,20 +196,23 @@ class _GroupSearch:
             if self.best is before:
                 return
 
-    def raise_windows(self, groups: list[Group], states: int, once: bool = False) -> Iterator[Bound]:
+    def raise_windows(
+        self, groups: list[Group], states: int, failures: int = INFINITE, once: bool = False
+    ) -> Iterator[Bound]:
         """Higher bounds from each group in turn, as long as it gives one with `states` partial orders a try.
 
-        Ends after a few groups took all their states without a bound (the others are as large); once: after the first bound.
+        Ends after so many failures: groups that took all their states without a bound (the others are as large); once: after
+        the first group that gives a bound. What gave one is asked for less, too, where the next takes too many states.
         """
-        failures = 0
+        first = self.best
         for group in groups:
-            if self.over:
+            if self.over or failures <= 0 or (once and self.best is not first):
                 return
             search = self.search_of(group)
-            while search is not None and failures < MAX_FAILURES and not self.over:
+            while search is not None and failures > 0 and not self.over:
                 grain = max(self.unit, (self.ceiling - self.best.value) // GAP_PARTS)
-                window = search.next_window(self.best.value - 1, grain)
                 allowed = min(states, self.affordable)
+                window = search.next_window(self.best.value - 1, grain, allowed)
                 if window is None or allowed < MIN_STATES:
                     break
                 began = self.clock.used
@@ -205,13 +222,12 @@ class _GroupSearch:
                     self.best = group_bound(self.problem, group, window + 1)
                     self.breadth = search.breadth if len(group.ranks) > 1 else FIRST_BREADTH
                     yield self.best
-                    if once:
-                        return
                 elif answer is Answer.FITS:
                     self.answered[group] = tried
                 else:
-                    failures += once and 2 * tried > states
-                    if 4 * tried > states or window - self.best.value < search.min_step:
+                    large = 4 * tried > states or window - self.best.value < search.min_step
+                    if large and group_of(self.problem, self.best) != group:
+                        failures -= 2 * tried > states
                         break
 
     def search_of(self, group: Group) -> WindowSearch | None:
@@ -229,7 +245,7 @@ class _GroupSearch:
             search.fits = min(search.fits, self.ceiling)
         return search
 
-    def try_incumbent(self, groups: list[Group]) -> Generator[Bound, None, bool]:
+    def try_incumbent(self, groups: list[Group], looked: int) -> Generator[Bound, None, bool]:
         """The incumbent's value itself as a bound, from the first of the groups that gives it.
 
         It is tried where a look with a small breadth gives hope that there is time for it: smaller steps would spend most
@@ -241,6 +257,8 @@ class _GroupSearch:
                 return True
             before = self.ceiling
             if has_many_waves(lanes):  # the value itself would take too many states
+                if looked < LONG_LOOK:
+                    return False
                 yield from self.try_induction(group)
                 return self.ceiling > SETTLED * before
             window, states, answer = before - 1, int(LOOK_SHARE * self.affordable), Answer.MERGED

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...problem import Ints
+from ..bounds.memory_arcs import INFINITE
 from .induction import has_many_waves, refute_by_induction
 from .lanes import Lanes
 from .refutation import NO_INCUMBENT, Answer, refute
@@ -19,6 +20,7 @@ class WindowSearch:
 
     fits: a window that is known to fit, or to be of no use. Steps double while windows are refuted (`min_step` at first),
     and between a refuted window and `fits` they are halved. breadth: what the last answer took. incumbent: see `refute`.
+    hard: the window that had no answer last, with `hard_states` partial orders.
     """
 
     lanes: Lanes
@@ -27,18 +29,21 @@ class WindowSearch:
     step: int = 0
     breadth: int = FIRST_BREADTH
     incumbent: Ints = field(default_factory=lambda: NO_INCUMBENT)
+    hard: int = INFINITE
+    hard_states: int = 0
 
     @cached_property
     def long(self) -> bool:
         """Whether induction is worth a try: there are many waves of microbatches."""
         return has_many_waves(self.lanes)
 
-    def next_window(self, refuted: int, grain: int = 0) -> int | None:
-        """The window, µs, to try next; None where no more than `grain` is left to gain."""
-        if self.fits - refuted <= max(1, grain):
+    def next_window(self, refuted: int, grain: int, states: int) -> int | None:
+        """The window, µs, to try next with so many states; None where no more than `grain` is left to gain."""
+        end = self.fits if states > self.hard_states else min(self.fits, self.hard)
+        if end - refuted <= max(1, grain):
             return None
         window = refuted + max(self.min_step, self.step)
-        return (refuted + self.fits) // 2 if window >= self.fits else window
+        return (refuted + end) // 2 if window >= end else window
 
     def attempt(self, window: int, states: int) -> tuple[Answer, int]:
         """Whether the window is refuted with so many states, and how many were tried.
@@ -59,7 +64,7 @@ class WindowSearch:
                     break
             breadth *= BREADTH_FACTOR
         if answer in (Answer.MERGED, Answer.TOO_MANY):
-            self.step //= 4
+            self.step, self.hard, self.hard_states = self.step // 4, window, states
             return answer, tried
         self.breadth = breadth
         if answer is Answer.REFUTED:

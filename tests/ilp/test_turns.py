@@ -1,0 +1,64 @@
+"""Tests that searches over ranks share their partial orders by what they gain, and ask for less where that was too much."""
+
+import numpy as np
+from zbsolve import pipeline
+from zbsolve.ilp.bounds.closed_forms import closed_form
+from zbsolve.ilp.ranks.group_search import higher_bounds
+from zbsolve.ilp.ranks.lanes import lanes_of
+from zbsolve.ilp.ranks.refutation import Answer
+from zbsolve.ilp.ranks.turns import ALONE, FIRST_STATES, KINDS, MAX_STATES, OWN, STATES_FACTOR, WHOLE, Share, next_kind
+from zbsolve.ilp.ranks.window_search import WindowSearch
+from zbsolve.util.clock import Clock
+
+from ..support.problems import uniform
+
+
+def turns(gains, rounds, alone=True):
+    """The kinds in their turns, where each try of a kind takes as many partial orders and gains as much as is given."""
+    shares, taken = {kind: Share() for kind in KINDS}, []
+    for _ in range(rounds):
+        kind = next_kind(shares, alone)
+        taken.append(kind)
+        shares[kind].count(gains.get(kind, 0), 10 * shares[kind].states)
+    return taken, shares
+
+
+def test_each_kind_has_one_turn_first_and_what_gains_has_its_next_before_the_others():
+    taken, shares = turns({WHOLE: 100}, 12)
+    assert taken[:4] == list(KINDS)
+    second, third = ({kind: [i for i, one in enumerate(taken) if one == kind][n] for kind in KINDS} for n in (1, 2))
+    assert min(second, key=second.get) == min(third, key=third.get) == WHOLE
+    assert all(share.states > STATES_FACTOR * FIRST_STATES for share in shares.values())  # the others may gain with more
+
+
+def test_kinds_that_gain_alike_have_turns_alike():
+    taken, _ = turns(dict.fromkeys(KINDS, 5), 12)
+    assert all(taken.count(kind) == 3 for kind in KINDS)
+
+
+def test_single_ranks_have_one_turn_where_a_group_is_better_and_turns_end():
+    taken, shares = turns({OWN: 1}, 16, alone=False)
+    assert taken.count(ALONE) == 1
+    assert next_kind(shares, alone=False) is None
+    assert all(shares[kind].states > MAX_STATES for kind in KINDS if kind != ALONE)
+
+
+def test_a_window_of_too_many_orders_is_approached_with_as_many_and_tried_again_with_more():
+    problem = uniform("loop", 4, 12, (3, 4, 2), 4, "span")
+    low, lanes = closed_form(problem).value, lanes_of(problem, (0,))
+    search = WindowSearch(lanes, low + 100, min_step=40)
+    window = search.next_window(low, 1, 20)
+    assert window == low + 40
+    answer, _ = search.attempt(window, 20)
+    assert answer is Answer.TOO_MANY
+    assert search.next_window(low, 1, 20) == low + 20  # halfway, below the least step
+    assert search.next_window(low, 40, 20) is None  # no more than this is left to gain with so few
+    assert search.next_window(low, 40, 21) == low + 40
+
+
+def test_the_look_at_all_ranks_comes_before_larger_groups():
+    """Half of 1F1B's memory: all ranks prove the value at once. Whole groups of three and four took four times as long."""
+    memory = {"held_until_B": 6, "held_until_W": 4, "capacity": 30}
+    problem = pipeline([20] * 6, [24] * 6, [16] * 6, comm=1, microbatches=15, **memory)
+    *_, best = higher_bounds(problem, closed_form(problem), Clock(60.0, 0.25), 0.25, np.array([1654]))
+    assert (best.value, sorted(best.ranks)) == (1654, list(range(6)))
