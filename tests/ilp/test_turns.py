@@ -1,6 +1,7 @@
 """Tests that searches over ranks share their partial orders by what they gain, and ask for less where that was too much."""
 
 import numpy as np
+
 from zbsolve import pipeline
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.ranks.group_search import higher_bounds
