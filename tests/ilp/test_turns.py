@@ -7,7 +7,17 @@ from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.ranks.group_search import higher_bounds
 from zbsolve.ilp.ranks.lanes import lanes_of
 from zbsolve.ilp.ranks.refutation import Answer
-from zbsolve.ilp.ranks.turns import ALONE, FIRST_STATES, KINDS, MAX_STATES, OWN, STATES_FACTOR, WHOLE, Share, next_kind
+from zbsolve.ilp.ranks.turns import (
+    ALONE,
+    FIRST_STATES,
+    KINDS_OF_GROUPS,
+    MAX_STATES,
+    OWN,
+    STATES_FACTOR,
+    WHOLE,
+    Share,
+    next_kind,
+)
 from zbsolve.ilp.ranks.window_search import WindowSearch
 from zbsolve.util.clock import Clock
 
@@ -16,7 +26,7 @@ from ..support.problems import uniform
 
 def turns(gains, rounds, alone=True):
     """The kinds in their turns, where each try of a kind takes as many partial orders and gains as much as is given."""
-    shares, taken = {kind: Share() for kind in KINDS}, []
+    shares, taken = {kind: Share() for kind in KINDS_OF_GROUPS}, []
     for _ in range(rounds):
         kind = next_kind(shares, alone)
         taken.append(kind)
@@ -26,22 +36,24 @@ def turns(gains, rounds, alone=True):
 
 def test_each_kind_has_one_turn_first_and_what_gains_has_its_next_before_the_others():
     taken, shares = turns({WHOLE: 100}, 12)
-    assert taken[:4] == list(KINDS)
-    second, third = ({kind: [i for i, one in enumerate(taken) if one == kind][n] for kind in KINDS} for n in (1, 2))
+    assert taken[:4] == list(KINDS_OF_GROUPS)
+    second, third = (
+        {kind: [i for i, one in enumerate(taken) if one == kind][n] for kind in KINDS_OF_GROUPS} for n in (1, 2)
+    )
     assert min(second, key=second.get) == min(third, key=third.get) == WHOLE
     assert all(share.states > STATES_FACTOR * FIRST_STATES for share in shares.values())  # the others may gain with more
 
 
 def test_kinds_that_gain_alike_have_turns_alike():
-    taken, _ = turns(dict.fromkeys(KINDS, 5), 12)
-    assert all(taken.count(kind) == 3 for kind in KINDS)
+    taken, _ = turns(dict.fromkeys(KINDS_OF_GROUPS, 5), 12)
+    assert all(taken.count(kind) == 3 for kind in KINDS_OF_GROUPS)
 
 
 def test_single_ranks_have_one_turn_where_a_group_is_better_and_turns_end():
     taken, shares = turns({OWN: 1}, 16, alone=False)
     assert taken.count(ALONE) == 1
     assert next_kind(shares, alone=False) is None
-    assert all(shares[kind].states > MAX_STATES for kind in KINDS if kind != ALONE)
+    assert all(shares[kind].states > MAX_STATES for kind in KINDS_OF_GROUPS if kind != ALONE)
 
 
 def test_a_window_of_too_many_orders_is_approached_with_as_many_and_tried_again_with_more():

@@ -22,7 +22,7 @@ from .groups import (
 )
 from .induction import has_many_waves, refute_by_induction
 from .refutation import NO_INCUMBENT, Answer, refute
-from .turns import ALONE, FIRST_STATES, KINDS, LEAN, OWN, STATES_FACTOR, Share, next_kind
+from .turns import ALONE, FIRST_STATES, KINDS_OF_GROUPS, LEAN, OWN, STATES_FACTOR, Share, next_kind
 from .window_search import FIRST_BREADTH, WindowSearch
 
 SECONDS_PER_STATE = 1.5e-6  # that one partial order counts for
@@ -119,7 +119,7 @@ class _GroupSearch:
     def take_turns(self, alone: list[Group], otherwise: Group) -> Iterator[Bound]:
         """Higher bounds from single ranks and from groups of each kind in turn. `otherwise`: what groups start from where no
         bound names ranks."""
-        shares = {kind: Share() for kind in KINDS if kind != OWN or self.problem.objective == "span"}
+        shares = {kind: Share() for kind in KINDS_OF_GROUPS if kind != OWN or self.problem.objective == "span"}
         settled, looked, before, idle = False, FIRST_STATES, self.ceiling, 0
         while not self.over:
             single = len(self.best.ranks) < 2
