@@ -23,7 +23,9 @@ from .order_tables import OrderTables, decided_by_orders, schedule_of, tables_of
 from .order_times import CIRCLE, hold, retime, time_all
 
 SECONDS_PER_PASS = 2.5e-8  # that a turn takes, about
-TURN_SECONDS, MIN_TURNS = 0.1, 20  # of turns between two looks at what others have found; a step that fits fewer is too long
+# Between two looks at what others have found: seconds at most, and share of what is left; turns at least. A step of which
+# fewer fit into those seconds is too long.
+TURN_SECONDS, TURN_SHARE, MIN_TURNS = 0.1, 0.1, 20
 REACH = 16  # places that a pass moves at most
 TABU = (8, 24)  # turns in which a move is not taken back, at least and at most
 PATIENCE = 3_000  # turns without a better step, after which the search goes back to the best and away from it at random
@@ -52,8 +54,7 @@ def better_orders(
     schedule = known()
     problem, until = schedule.problem, clock.used + seconds
     turn = len(problem.passes) * SECONDS_PER_PASS
-    turns = int(TURN_SECONDS / turn)
-    if turns < MIN_TURNS or not decided_by_orders(problem):
+    if MIN_TURNS * turn > TURN_SECONDS or not decided_by_orders(problem):
         return
     tables, value = tables_of(schedule), int(schedule.timeline().value)
     state = _begun(tables, value)
@@ -63,6 +64,7 @@ def better_orders(
         if found.timeline().value < value:
             value, tables = int(found.timeline().value), tables_of(found)
             state = _begun(tables, value)
+        turns = max(MIN_TURNS, int(min(TURN_SECONDS, TURN_SHARE * clock.left) / turn))
         clock.spend(turns * turn)
         search_orders(tables, state, turns, target(), int(random.integers(1 << 31)))
         if state.numbers[0] < value:
