@@ -1,6 +1,7 @@
 """Tests that searches over ranks share their partial orders by what they gain, and ask for less where that was too much."""
 
 import numpy as np
+import pytest
 
 from zbsolve import pipeline
 from zbsolve.ilp.bounds.closed_forms import closed_form
@@ -75,3 +76,13 @@ def test_the_look_at_all_ranks_comes_before_larger_groups():
     problem = pipeline([20] * 6, [24] * 6, [16] * 6, comm=1, microbatches=15, **memory)
     *_, best = higher_bounds(problem, closed_form(problem), Clock(60.0, 0.25), 0.25, np.array([1654]))
     assert (best.value, sorted(best.ranks)) == (1654, list(range(6)))
+
+
+@pytest.mark.slow
+def test_three_whole_ranks_of_four_are_searched_as_soon_as_two_have_no_more_to_give():
+    """A V in half of 1F1B's memory. Two ranks prove 42552; other pairs, and three lean ranks, take time and give nothing."""
+    memory = {"held_until_B": 6, "held_until_W": 4, "capacity": 40, "objective": "span"}
+    problem = pipeline([500] * 8, [550] * 8, [300] * 8, comm=2, placement="vee", microbatches=12, **memory)
+    *_, best = higher_bounds(problem, closed_form(problem), Clock(60.0, 6.0), 6.0, np.array([43102]))
+    assert best.value > 42552
+    assert best.ranks == (0, 3, 2, 1)

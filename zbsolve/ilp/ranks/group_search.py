@@ -141,7 +141,8 @@ class _GroupSearch:
                 yield from self.grow(self.start(otherwise), kind, share.states)
             share.count(self.best.value - began, self.tried - tried)
             idle = 0 if self.best.value > began else idle + 1
-            if idle >= len(shares) and looked > FIRST_STATES:
+            most_ranks = 2 * (1 + len(self.start(otherwise).ranks)) > self.problem.ranks  # one more sees most of the step
+            if looked > FIRST_STATES and (most_ranks or idle >= len(shares)):
                 yield from self.deepen()
 
     def start(self, otherwise: Group) -> Group:
