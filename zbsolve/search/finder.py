@@ -28,7 +28,6 @@ from ..greedy.targets.decoding import DecodeRule, decode, repeated_targets, to_s
 from ..problem import Ints
 from ..schedule import Schedule
 from ..systems.table import presets_of
-from ..util.clock import Clock
 from ..util.errors import NotFound
 from .extension import extended
 from .state import BLOCK_SOLVER, LARGE_PASSES, State
@@ -130,19 +129,22 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
         yield from _of_makespan(state, search)
         yield from extended(state, search)
     yield from _sources(state, seed, starts, until - clock.used)
-    # A question about memory has no use for them: near what is just possible CP-SAT counts little of the time that it takes.
-    if len(problem.passes) <= LARGE_PASSES and state.schedule is not None and state.enough is None:
-        yield from _in_turns(clock, [_neighbours(state, seed), _moved(state, seed, clock.left)])
+    if state.schedule is not None and state.enough is None:
+        # A question about memory has no use for neighbourhoods: near what is just possible CP-SAT counts little of the time
+        # that it takes.
+        near = [_neighbours(state, seed)] if len(problem.passes) <= LARGE_PASSES else []
+        yield from _in_turns(state, [*near, _moved(state, seed, clock.left)])
 
 
-def _in_turns(clock: Clock, arms: list[Iterator[None]]) -> Iterator[None]:
-    """Arms until all end, always the one that has had the least time so far."""
+def _in_turns(state: State, arms: list[Iterator[None]]) -> Iterator[None]:
+    """Arms until all end or nothing is left to gain, always the one that has had the least time so far: none waits for
+    another that gains little by little."""
     used = [0.0] * len(arms)
-    while arms:
-        turn, began = int(np.argmin(used)), clock.used
+    while arms and not state.done:
+        turn, began = int(np.argmin(used)), state.clock.used
         try:
             next(arms[turn])
-            used[turn] += clock.used - began
+            used[turn] += state.clock.used - began
         except StopIteration:
             del arms[turn], used[turn]
         yield
@@ -161,15 +163,14 @@ def _neighbours(state: State, seed: int) -> Iterator[None]:
 
 
 def _moved(state: State, seed: int, seconds: float) -> Iterator[None]:
-    """Moves along critical paths of the best schedule, for so many seconds, others in turn when they gain nothing."""
+    """Moves along critical paths of the best schedule, for so many seconds."""
     first = state.schedule
     if first is None:
         return
     for schedule in better_orders(lambda: state.schedule or first, state.clock, seconds, seed, lambda: state.target):
-        if schedule is None:
-            yield
-        else:
+        if schedule is not None:
             state.offer(schedule, TABU_SOLVER)
+        yield
 
 
 def _of_makespan(state: State, search: Callable[[State], Iterator[None]]) -> Iterator[None]:
@@ -197,7 +198,8 @@ def _sources(state: State, seed: int, starts: list[Policy], seconds: float) -> I
     plainly = held_by_others(problem)
     rooms = rooms_beside(problem)[: 1 if problem.pools or plainly else None]
     sources = [_blocks(state, seed, seconds, room) for room in rooms]
-    sources.append(_moved(state, seed, seconds))
+    if len(problem.passes) <= LARGE_PASSES:  # of a larger step blocks gain more; then moves come behind them
+        sources.append(_moved(state, seed, seconds))
     if several := bool(pools_with_syncs(problem)):
         sources += [_beside(state, seed, seconds, room) for room in rooms]
     if not (several and plainly):
@@ -206,13 +208,7 @@ def _sources(state: State, seed: int, starts: list[Policy], seconds: float) -> I
         sources += [_shifted(state, seed, seconds)] if several else []
         # Trying policies takes long on a large problem: blocks need not wait for them, but they do not know of pools.
         sources.insert(0 if problem.pools else len(sources), annealed)
-    while sources and not state.done:
-        for source in list(sources):
-            try:
-                next(source)
-            except StopIteration:
-                sources.remove(source)
-            yield
+    yield from _in_turns(state, sources)
 
 
 def _annealed(state: State, seed: int, seconds: float, starts: list[Policy]) -> Iterator[None]:
