@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from zbsolve import Problem, Schedule, pipeline, verify
+from zbsolve import Edge, Pass, Problem, Schedule, pipeline, verify
 from zbsolve.build import Host, with_offload
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.lists.serial_microbatches import one_after_another
@@ -160,3 +161,17 @@ def test_where_orders_alone_do_not_decide_nothing_is_moved(problem: Problem) -> 
     assert not decided_by_orders(problem)
     begin = list_schedule(problem, deepest_first(problem))
     assert list(better_orders(lambda: begin, Clock(1.0, 0.1), 0.1, 0, lambda: 0)) == []
+
+
+def test_turns_end_where_no_move_holds() -> None:
+    """One microbatch on one rank: each pass waits for the one before it."""
+    problem = uniform("single", 1, 1)
+    begin = list_schedule(problem, deepest_first(problem))
+    assert list(better_orders(lambda: begin, Clock(1.0, 10.0), 10.0, 0, lambda: 0)) == [None]
+
+
+def test_a_stream_of_two_ranks_is_left_alone() -> None:
+    passes = [Pass("F", 0, 0, 0, 3), Pass("F", 1, 0, 1, 2)]
+    shared = [replace(one, streams=("compute:0",)) for one in passes]
+    assert decided_by_orders(Problem.of(passes, [Edge("0F0", "1F0")]))
+    assert not decided_by_orders(Problem.of(shared, [Edge("0F0", "1F0")]))

@@ -40,9 +40,12 @@ class OrderTables(NamedTuple):
 
 
 def decided_by_orders(problem: Problem) -> bool:
-    """Whether the order of each stream alone decides its memory, and streams share nothing else: one stream a pass, no
-    collectives, no further pools, and on each rank one stream that takes memory or room for all."""
-    single = all(len(streams) == 1 for streams in problem.passes.stream_sets)
+    """Whether the order of each stream alone decides its memory, and streams share nothing else: one stream a pass, one rank
+    a stream, no collectives, no further pools, and on each rank one stream that takes memory or room for all."""
+    p = problem.passes
+    single = all(len(streams) == 1 for streams in p.stream_sets)
+    pairs = np.unique(p.streams * problem.ranks + p.rank)
+    single = single and len(pairs) == len(np.unique(p.streams))
     return single and not problem.pools and not pools_with_syncs(problem) and bool((problem.collective < 0).all())
 
 

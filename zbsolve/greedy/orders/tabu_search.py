@@ -22,7 +22,7 @@ from .critical_moves import estimate, move, possible
 from .order_tables import OrderTables, decided_by_orders, schedule_of, tables_of
 from .order_times import CIRCLE, hold, retime, time_all
 
-SECONDS_PER_PASS = 2.5e-8  # that a turn takes, about
+SECONDS_PER_TURN, SECONDS_PER_PASS = 4e-6, 2.5e-8  # that a turn takes, about
 # Between two looks at what others have found: seconds at most, and share of what is left; turns at least. A step of which
 # fewer fit into those seconds is too long.
 TURN_SECONDS, TURN_SHARE, MIN_TURNS = 0.1, 0.1, 20
@@ -49,11 +49,11 @@ def better_orders(
     known: Callable[[], Schedule], clock: Clock, seconds: float, seed: int, target: Callable[[], int]
 ) -> Iterator[Schedule | None]:
     """Better schedules than `known()`, which others may improve meanwhile, for `seconds` of the clock; None after turns
-    without one. Ends at the value `target()`, µs, and at once where orders alone do not decide the memory, or of a very long
-    step."""
+    without one. Ends at the value `target()`, µs, where no move holds, and at once where orders alone do not decide the
+    memory, or of a very long step."""
     schedule = known()
     problem, until = schedule.problem, clock.used + seconds
-    turn = len(problem.passes) * SECONDS_PER_PASS
+    turn = SECONDS_PER_TURN + len(problem.passes) * SECONDS_PER_PASS
     if MIN_TURNS * turn > TURN_SECONDS or not decided_by_orders(problem):
         return
     tables, value = tables_of(schedule), int(schedule.timeline().value)
@@ -66,12 +66,14 @@ def better_orders(
             state = _begun(tables, value)
         turns = max(MIN_TURNS, int(min(TURN_SECONDS, TURN_SHARE * clock.left) / turn))
         clock.spend(turns * turn)
-        search_orders(tables, state, turns, target(), int(random.integers(1 << 31)))
+        goes_on = search_orders(tables, state, turns, target(), int(random.integers(1 << 31)))
         if state.numbers[0] < value:
             value = int(state.numbers[0])
             yield schedule_of(problem, tables, state.best)
         else:
             yield None
+        if not goes_on:
+            return
 
 
 def try_moves(schedule: Schedule) -> None:
@@ -89,23 +91,27 @@ def _begun(tables: OrderTables, value: int) -> Tabu:
 
 @kernel
 def search_orders(t, state, turns, target, seed):  # type: ignore[no-untyped-def]
-    """Take so many turns from the order in the tables, and keep the best one; fewer where it is `target` µs long."""
+    """Take so many turns from the order in the tables, and keep the best; fewer where it is `target` µs long. False where
+    no move holds any more."""
     np.random.seed(seed)
     value, best = time_all(t), state.numbers[0]
     for _ in range(turns):
         state.numbers[1] += 1
         if best <= target:
-            return
+            return True
         if state.numbers[1] - state.numbers[2] > PATIENCE:
             value = _begin_again(t, state)
         a, b, forward = _best_move(t, state, value, best)
         if a < 0:
             a, b, forward = _random_move(t)
+            if a < 0:
+                return False
         value = _made(t, state, a, b, forward, value)
         if value < best:
             state.numbers[0] = best = value
             state.numbers[2] = state.numbers[1]
             state.best[:] = t.order
+    return True
 
 
 @kernel
