@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...util.kernels import kernel
+from ...util.kernels import inner_kernel, kernel
 
 NO_TIME = np.int64(-1) << 60
 
@@ -20,19 +20,13 @@ def possible(t, a, b, forward):  # type: ignore[no-untyped-def]
     return _behind(t, a, b) if forward else _before(t, a, b)
 
 
-@kernel
+@inner_kernel
 def _behind(t, a, b):  # type: ignore[no-untyped-def]
     """Whether a pass may go behind others: no path leads from what waits for it to the last of them."""
     passes, links, order = t.passes, t.links, t.order
     one, last = passes[order[a]], passes[order[b]]
-    room = t.streams[one.stream].capacity
-    used = t.held[a]
-    for k in range(a + 1, b + 1):
-        other = passes[order[k]]
-        if other.lane == one.lane or used + other.taken > room:
-            return False
-        used += other.taken - other.freed
-    if used + one.taken > room:
+    used = _held_after(t, one, a + 1, b + 1, t.held[a])
+    if used < 0 or used + one.taken > t.streams[one.stream].capacity:
         return False
     for x in range(one.out_first, one.out_last):
         after = passes[links[x].other]
@@ -41,21 +35,14 @@ def _behind(t, a, b):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel
+@inner_kernel
 def _before(t, a, b):  # type: ignore[no-untyped-def]
     """Whether a pass may go before others: no path leads from the first of them to what it waits for."""
     passes, links, order = t.passes, t.links, t.order
     one, first = passes[order[b]], passes[order[a]]
-    room = t.streams[one.stream].capacity
     used = t.held[a] + one.taken
-    if used > room:
+    if used > t.streams[one.stream].capacity or _held_after(t, one, a, b, used - one.freed) < 0:
         return False
-    used -= one.freed
-    for k in range(a, b):
-        other = passes[order[k]]
-        if other.lane == one.lane or used + other.taken > room:
-            return False
-        used += other.taken - other.freed
     for x in range(one.in_first, one.in_last):
         before = passes[links[x].other]
         if links[x].other == order[a] or first.head + first.duration < before.head + before.duration:
@@ -63,41 +50,51 @@ def _before(t, a, b):  # type: ignore[no-untyped-def]
     return True
 
 
+@inner_kernel
+def _held_after(t, one, first, last, used):  # type: ignore[no-untyped-def]
+    """Bytes held when passes first:last of `order` have run, with `used` before them; −1 where they do not fit, or one is of
+    the lane of pass `one`."""
+    room = t.streams[one.stream].capacity
+    for k in range(first, last):
+        other = t.passes[t.order[k]]
+        if other.lane == one.lane or used + other.taken > room:
+            return np.int64(-1)
+        used += other.taken - other.freed
+    return used
+
+
 @kernel
 def estimate(t, a, b, forward, limit, ends):  # type: ignore[no-untyped-def]
     """The longest path through the passes that move, µs, about; less of it where that is over the limit already. ends:
     scratch, shape (places,)."""
-    order, shift = t.order, 1 if forward else 0
-    stream = t.streams[t.passes[order[a]].stream]
-    one = order[a] if forward else order[b]
-    end = NO_TIME
+    stream = t.streams[t.passes[t.order[a]].stream]
+    end = behind = longest = NO_TIME
     if a > stream.first:
-        before = t.passes[order[a - 1]]
+        before = t.passes[t.order[a - 1]]
         end = before.head + before.duration
-    if not forward:
-        end = ends[b - a] = _end(t, one, end)
-    for k in range(b - a):
-        end = ends[k] = _end(t, order[a + shift + k], end)
-    if forward:
-        end = ends[b - a] = _end(t, one, end)
-    behind = NO_TIME
+    for k in range(a, b + 1):
+        end = ends[k - a] = _end(t, _moved_to(t, a, b, forward, k), end)
     if b + 1 < stream.last:
-        after = t.passes[order[b + 1]]
+        after = t.passes[t.order[b + 1]]
         behind = after.duration + after.tail
-    longest = NO_TIME
-    if forward:
-        tail = _tail(t, one, behind)
-        longest, behind = ends[b - a] + tail, t.passes[one].duration + tail
-    for k in range(b - a - 1, -1, -1):
-        i = order[a + shift + k]
+    for k in range(b, a - 1, -1):
+        i = _moved_to(t, a, b, forward, k)
         tail = _tail(t, i, behind)
-        longest, behind = max(longest, ends[k] + tail), t.passes[i].duration + tail
+        longest, behind = max(longest, ends[k - a] + tail), t.passes[i].duration + tail
         if longest > limit:
             return longest
-    return longest if forward else max(longest, ends[b - a] + _tail(t, one, behind))
+    return longest
 
 
-@kernel
+@inner_kernel
+def _moved_to(t, a, b, forward, k):  # type: ignore[no-untyped-def]
+    """The pass that a move brings to place k."""
+    if forward:
+        return t.order[k + 1 if k < b else a]
+    return t.order[k - 1 if k > a else b]
+
+
+@inner_kernel
 def _end(t, i, free):  # type: ignore[no-untyped-def]
     """When pass i ends where its stream is free from a time on, µs."""
     one, start = t.passes[i], max(np.int64(0), free)
@@ -107,7 +104,7 @@ def _end(t, i, free):  # type: ignore[no-untyped-def]
     return start + one.duration
 
 
-@kernel
+@inner_kernel
 def _tail(t, i, behind):  # type: ignore[no-untyped-def]
     """The tail of pass i, µs, where what follows on its stream takes so long."""
     one = t.passes[i]
@@ -121,16 +118,9 @@ def _tail(t, i, behind):  # type: ignore[no-untyped-def]
 @kernel
 def move(t, a, b, forward):  # type: ignore[no-untyped-def]
     """Make the move, in `order`. Moving the other way takes it back."""
-    order, passes = t.order, t.passes
-    if forward:
-        one = order[a]
-        for k in range(a, b):
-            order[k] = order[k + 1]
-            passes[order[k]].place = k
-        order[b], passes[one].place = one, b
-    else:
-        one = order[b]
-        for k in range(b, a, -1):
-            order[k] = order[k - 1]
-            passes[order[k]].place = k
-        order[a], passes[one].place = one, a
+    first, last, step = (a, b, 1) if forward else (b, a, -1)
+    one = t.order[first]
+    for k in range(first, last, step):
+        t.order[k] = t.order[k + step]
+        t.passes[t.order[k]].place = k
+    t.order[last], t.passes[one].place = one, last

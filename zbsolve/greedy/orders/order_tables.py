@@ -44,9 +44,8 @@ def decided_by_orders(problem: Problem) -> bool:
     a stream, no collectives, no further pools, and on each rank one stream that takes memory or room for all."""
     p = problem.passes
     single = all(len(streams) == 1 for streams in p.stream_sets)
-    pairs = np.unique(p.streams * problem.ranks + p.rank)
-    single = single and len(pairs) == len(np.unique(p.streams))
-    return single and not problem.pools and not pools_with_syncs(problem) and bool((problem.collective < 0).all())
+    own = len(np.unique(p.streams * problem.ranks + p.rank)) == len(np.unique(p.streams))
+    return single and own and not problem.pools and not pools_with_syncs(problem) and bool((problem.collective < 0).all())
 
 
 def tables_of(schedule: Schedule) -> OrderTables:

@@ -250,7 +250,8 @@ class _GroupSearch:
         """The incumbent's value itself as a bound, from the first of the groups that gives it.
 
         It is tried where a look with a small breadth gives hope that there is time for it: smaller steps would spend most
-        of the time on windows of no interest. Returns False where the value fell meanwhile, so another look is worth it.
+        of the time on windows of no interest. Returns False where the value fell meanwhile, so another look is worth it, or
+        where a long problem has had less than `LONG_LOOK` yet. looked: partial orders of one try when the last look was.
         """
         for group in groups:
             lanes = None if self.over or self.incumbent[0] >= INFINITE else lanes_of_group(self.problem, group)

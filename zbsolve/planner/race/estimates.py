@@ -76,8 +76,8 @@ def _room(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
 
 def _exposed(layout: Layout, costs: Costs) -> NDArray[np.float64]:
     """µs of gathers before the first compute pass and of the exchange of gradients behind the last one, beyond the least
-    that bounds have. Stages of a rank end
-    one after the other, when the last microbatches of a round have come through the next one."""
+    that bounds have. Stages of a rank end one after the other, when the last microbatches of a round have come through the
+    next one."""
     blocks = costs.blocks / layout.stages
     each = blocks * costs.exchange.block + costs.exchange.table / layout.chunks
     between = np.minimum(layout.pp, layout.count) * blocks * (costs.block.B + costs.block.W)
