@@ -7,7 +7,7 @@
     torchrun --nproc-per-node 4 examples/train_gpt.py solved.json     # by the schedule that was found for it
     torchrun --nproc-per-node 2 examples/train_gpt.py --checkpoint gpt --steps 100    # saves; begun anew, it goes on
 
-The model is made on the meta device: each rank gives memory to its own layers alone. The text is this project's README.
+The model is made on the meta device: each rank gives memory to its own layers alone. The text is this project's licence.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def batch(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
 
 def corpus() -> Tensor:
-    """Bytes of the README."""
-    text = (Path(__file__).parent.parent / "README.md").read_bytes()
+    """Bytes of the licence: a text that does not change, so that runs can be compared."""
+    text = (Path(__file__).parent.parent / "LICENSE").read_bytes()
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 

@@ -7,7 +7,7 @@ rates, evaluation and checkpoints.
     torchrun --nproc-per-node 8 examples/train_llama.py --checkpoint llama --mesh pp=4,dp=2      # goes on from step 10
     torchrun --nproc-per-node 8 examples/train_llama.py --split graph                # the backward split by its graph
 
-The model is made on the meta device: each rank gives memory to its own stages alone. The text is this project's README.
+The model is made on the meta device: each rank gives memory to its own stages alone. The text is this project's licence.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def parallelize(stage: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def corpus() -> Tensor:
-    """Bytes of the README."""
-    text = (Path(__file__).parent.parent / "README.md").read_bytes()
+    """Bytes of the licence: a text that does not change, so that runs can be compared."""
+    text = (Path(__file__).parent.parent / "LICENSE").read_bytes()
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 

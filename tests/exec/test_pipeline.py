@@ -34,10 +34,14 @@ def test_the_example_trains_as_in_one_process(two: dict[str, list[Any]]) -> None
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    expected = plain(12)
-    torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float64)
+    try:
+        expected = plain(12)
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(torch.float32)
     assert two["example"][0] == two["example"][1]
-    assert two["example"][0] == pytest.approx(expected, rel=1e-5)
+    assert two["example"][0] == pytest.approx(expected, rel=1e-10)
     assert expected[-1] < expected[0] - 1  # it learns
 
 
