@@ -32,6 +32,17 @@ def test_an_order_is_the_mapping_of_its_names(problem: Problem) -> None:
     assert ("compute:1" in order, "compute:9" in order, len(order)) == (True, False, 3)
 
 
+def test_an_order_owns_its_rows(problem: Problem) -> None:
+    """A search goes on in the arrays that it made a schedule from."""
+    names = dict(preset("zb-h1", problem).order)
+    rows = {stream: one.copy() for stream, one in preset("zb-h1", problem).sequences.items()}
+    found = Schedule.of(problem, rows)
+    for one in rows.values():
+        one[:] = one[::-1].copy()
+    assert verify(problem, found) == ()
+    assert found.order == names
+
+
 def test_an_order_holds_for_other_times_of_the_same_passes(problem: Problem) -> None:
     """By row where the tables agree, by name where they do not."""
     found = Schedule.of(problem, preset("1f1b", problem).sequences)

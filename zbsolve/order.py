@@ -29,7 +29,8 @@ class Order(Mapping[str, tuple[str, ...]]):
 
     def __init__(self, problem: Problem, rows: Mapping[str, Ints]) -> None:
         self._problem = problem
-        self._rows = {stream: np.asarray(one, np.int64) for stream, one in rows.items()}
+        # Its own: a search goes on in the tables that rows come from.
+        self._rows = {stream: np.array(one, np.int64) for stream, one in rows.items()}
 
     @cached_property
     def _names(self) -> dict[str, tuple[str, ...]]:

@@ -121,6 +121,16 @@ def searched(begin: Schedule, seconds: float, target: int) -> Schedule:
     return best
 
 
+def test_what_was_found_stays_as_it_was() -> None:
+    """Few turns at a time: the search finds much behind what it has said."""
+    begin, said = one_after_another(uniform("vee", 4, 12)), []
+    assert begin is not None
+    for found in better_orders(lambda: begin, Clock(1.0, 0.01), 0.01, 0, lambda: 0):
+        said += [] if found is None else [(found, found.timeline().value)]
+    assert len(said) > 5
+    assert all(Schedule(one.problem, one.order).timeline().value == value for one, value in said)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_small_steps_become_as_short_as_any(name: str) -> None:
     problem = SMALL[name]
