@@ -47,11 +47,11 @@ def moves(t: OrderTables, reach: int) -> list[tuple[int, int, bool]]:
 def walk(t: OrderTables, a: int, b: int, forward: bool) -> int:
     """The value, µs, after a move; before it where it closes a circle."""
     move(t, a, b, forward)
-    value = retime(t, a, b + 1)
+    value = retime(t, a, b, 1 if forward else b - a)
     if value == CIRCLE:
         move(t, a, b, not forward)
         return int(time_all(t))
-    hold(t, t.passes["stream"][t.order[a]])
+    hold(t, a, b + 1)
     return int(value)
 
 

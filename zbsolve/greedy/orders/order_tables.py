@@ -28,6 +28,7 @@ class OrderTables(NamedTuple):
 
     passes, links, streams: records. order: passes, stream after stream, each as it runs; held: bytes held on the stream
     before the pass at a place starts; sorted: passes, each behind all that it waits for. span: whether it is the objective.
+    marks, of places in `sorted`, and scratch, shape (passes,): for mending times.
     """
 
     passes: NDArray[Any]
@@ -37,6 +38,8 @@ class OrderTables(NamedTuple):
     held: Ints
     sorted: Ints
     span: bool
+    marks: NDArray[np.uint8]
+    scratch: Ints
 
 
 def decided_by_orders(problem: Problem) -> bool:
@@ -69,7 +72,8 @@ def tables_of(schedule: Schedule) -> OrderTables:
     streams["first"], streams["last"] = ends - [len(rows) for rows in sequences], ends
     streams["rank"] = [a.rank[rows[0]] for rows in sequences]
     streams["capacity"] = a.capacity[streams["rank"]] if problem.capacity is not None else UNLIMITED
-    return OrderTables(passes, links, streams, order, np.zeros(n, np.int64), np.arange(n), problem.objective == "span")
+    held, line, span = np.zeros(n, np.int64), np.arange(n), problem.objective == "span"
+    return OrderTables(passes, links, streams, order, held, line, span, np.zeros(n, np.uint8), np.empty(n, np.int64))
 
 
 def schedule_of(problem: Problem, tables: OrderTables, order: Ints) -> Schedule:

@@ -1,10 +1,14 @@
-"""The times of an order: longest paths from its begin and to its end, mended after a move. Compiled."""
+"""The times of an order: longest paths from its begin and to its end, mended after a move. Compiled.
+
+`sorted` has each pass behind all that it waits for. A move changes it between the two places that its pass comes from and
+goes to alone (Pearce and Kelly, 2006). Times change where one that they follow from did.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...util.kernels import kernel
+from ...util.kernels import inner_kernel, kernel
 
 CIRCLE = -1  # in place of a value: passes wait for each other in a circle
 
@@ -12,89 +16,157 @@ CIRCLE = -1  # in place of a value: passes wait for each other in a circle
 @kernel
 def time_all(t):  # type: ignore[no-untyped-def]
     """Times of all passes, bytes held at all places, and the value, µs; `CIRCLE` where there is none."""
-    for i in range(len(t.order)):
-        t.sorted[i] = i
-        t.passes[i].level = i
+    if not _sort(t):
+        return np.int64(CIRCLE)
     for s in range(len(t.streams)):
-        hold(t, s)
-    return retime(t, 0, -1)
+        hold(t, t.streams[s].first, t.streams[s].last)
+    t.marks[:] = 1
+    _heads(t, 0, len(t.order))
+    value, _ = _value(t)
+    t.marks[:] = 1
+    _tails(t, len(t.order) - 1, len(t.order))
+    return value
 
 
 @kernel
-def hold(t, s):  # type: ignore[no-untyped-def]
-    """The bytes held before each pass of stream s."""
+def hold(t, first, last):  # type: ignore[no-untyped-def]
+    """The bytes held before each of the passes first:last of `order`, which are on one stream."""
     used = np.int64(0)
-    for k in range(t.streams[s].first, t.streams[s].last):
+    if first > t.streams[t.passes[t.order[first]].stream].first:
+        before = t.passes[t.order[first - 1]]
+        used = t.held[first - 1] + before.taken - before.freed
+    for k in range(first, last):
         t.held[k] = used
         used += t.passes[t.order[k]].taken - t.passes[t.order[k]].freed
 
 
 @kernel
-def retime(t, first, last):  # type: ignore[no-untyped-def]
-    """Times after passes first:last of `order` changed places, and the value, µs; `CIRCLE` where there is none. last −1: all
-    times are made anew.
-
-    Heads change only behind the first of them in `sorted`, tails only before the last of them as it is sorted anew.
-    """
-    passes, n = t.passes, len(t.order)
-    low = n if last >= 0 else 0
-    for k in range(first, last):
-        low = min(low, passes[t.order[k]].level)
-    if not _heads(t, low):
+def retime(t, a, b, count):  # type: ignore[no-untyped-def]
+    """The value, µs, where the last `count` passes of places a … b of `order` were the first, and the times that follow;
+    `CIRCLE`, and times as before, where passes now wait for each other in a circle."""
+    passes, order, n = t.passes, t.order, len(t.order)
+    if not _sort_behind(t, b, count):
         return np.int64(CIRCLE)
+    streams, stream = t.streams, t.streams[passes[order[a]].stream]
+    low, high, last = n, 0, min(b + 1, stream.last - 1)
+    for k in range(a, last + 1):
+        level = passes[order[k]].level
+        t.marks[level], low = 1, min(low, level)
+    _heads(t, low, last + 1 - a)
     value, moved = _value(t)
-    high = 0 if last >= 0 and not moved else n - 1
-    for k in range(first, last):
-        high = max(high, passes[t.order[k]].level)
-    _tails(t, high)
+    first, count = max(a - 1, stream.first), 0
+    for k in range(first, b + 1):
+        level = passes[order[k]].level
+        t.marks[level], high = 1, max(high, level)
+        count += 1
+    if moved:
+        for s in range(len(streams)):
+            level = passes[order[streams[s].last - 1]].level
+            if t.marks[level] == 0:
+                t.marks[level], high = 1, max(high, level)
+                count += 1
+    _tails(t, high, count)
     return value
 
 
 @kernel
-def _heads(t, low):  # type: ignore[no-untyped-def]
-    """Sort the passes from place `low` of `sorted` on anew and give them heads (Kahn, 1962). False where some are left."""
+def _sort(t):  # type: ignore[no-untyped-def]
+    """Sort all passes (Kahn, 1962). False where some are left."""
     passes, links, streams, order, line = t.passes, t.links, t.streams, t.order, t.sorted
-    n, ready = len(order), low
-    for at in range(low, n):
-        i = line[at]
+    n, ready, at = len(order), 0, 0
+    for i in range(n):
         one = passes[i]
-        one.head, one.waiting = 0, 0
-        for x in range(one.in_first, one.in_last):
-            other = passes[links[x].other]
-            if other.level >= low:
-                one.waiting += 1
-            else:
-                one.head = max(one.head, other.head + other.duration + links[x].lag)
-        if one.place > streams[one.stream].first:
-            other = passes[order[one.place - 1]]
-            if other.level >= low:
-                one.waiting += 1
-            else:
-                one.head = max(one.head, other.head + other.duration)
+        one.waiting = one.in_last - one.in_first + (one.place > streams[one.stream].first)
         if one.waiting == 0:
             line[ready] = i
             ready += 1
-    at = low
     while at < ready:
         one = passes[line[at]]
         one.level = at
         at += 1
-        end = one.head + one.duration
-        for x in range(one.out_first, one.out_last):
-            other = passes[links[x].other]
-            other.head = max(other.head, end + links[x].lag)
-            other.waiting -= 1
-            if other.waiting == 0:
-                line[ready] = links[x].other
-                ready += 1
-        if one.place + 1 < streams[one.stream].last:
-            other = passes[order[one.place + 1]]
-            other.head = max(other.head, end)
-            other.waiting -= 1
-            if other.waiting == 0:
-                line[ready] = order[one.place + 1]
+        for x in range(one.out_first, one.out_last + 1):
+            if x < one.out_last:
+                i = links[x].other
+            elif one.place + 1 < streams[one.stream].last:
+                i = order[one.place + 1]
+            else:
+                break
+            passes[i].waiting -= 1
+            if passes[i].waiting == 0:
+                line[ready] = i
                 ready += 1
     return ready == n
+
+
+@kernel
+def _sort_behind(t, b, count):  # type: ignore[no-untyped-def]
+    """Sort anew where the last `count` passes up to place b were some places ahead: they and what waits for them go behind
+    the others. False, and all as it was, where one of the others waits for them."""
+    passes, links, order, line, marks = t.passes, t.links, t.order, t.sorted, t.marks
+    low, high = passes[order[b - count + 1]].level, passes[order[b - count]].level
+    for k in range(b - count + 1, b + 1):
+        marks[passes[order[k]].level] = 1
+    for at in range(low, high + 1):
+        one = passes[line[at]]
+        for x in range(one.in_first, one.in_last):
+            marks[at] |= marks[passes[links[x].other].level]
+        if one.place > t.streams[one.stream].first:
+            marks[at] |= marks[passes[order[one.place - 1]].level]
+    holds = marks[high] == 0
+    if holds:
+        _part(t, low, high)
+    marks[low : high + 1] = 0
+    return holds
+
+
+@inner_kernel
+def _part(t, low, high):  # type: ignore[no-untyped-def]
+    """Places low … high of `sorted` with those that are marked behind the others, else in their order."""
+    line, later, at = t.sorted, 0, low
+    for k in range(low, high + 1):
+        i = line[k]
+        if t.marks[k]:
+            t.scratch[later] = i
+            later += 1
+        else:
+            line[at] = i
+            t.passes[i].level = at
+            at += 1
+    for k in range(later):
+        line[at + k] = t.scratch[k]
+        t.passes[t.scratch[k]].level = at + k
+
+
+@kernel
+def _heads(t, low, count):  # type: ignore[no-untyped-def]
+    """Heads of the passes marked in `sorted`, `count` of them, none before place `low`, and of what follows from them. No
+    mark is left."""
+    passes, links, streams, order, marks = t.passes, t.links, t.streams, t.order, t.marks
+    at = low - 1
+    while count > 0:
+        at += 1
+        if marks[at] == 0:
+            continue
+        marks[at] = 0
+        count -= 1
+        one, head = passes[t.sorted[at]], np.int64(0)
+        for x in range(one.in_first, one.in_last):
+            other = passes[links[x].other]
+            head = max(head, other.head + other.duration + links[x].lag)
+        if one.place > streams[one.stream].first:
+            other = passes[order[one.place - 1]]
+            head = max(head, other.head + other.duration)
+        if head == one.head:
+            continue
+        one.head = head
+        for x in range(one.out_first, one.out_last):
+            level = passes[links[x].other].level
+            count += 1 - marks[level]
+            marks[level] = 1
+        if one.place + 1 < streams[one.stream].last:
+            level = passes[order[one.place + 1]].level
+            count += 1 - marks[level]
+            marks[level] = 1
 
 
 @kernel
@@ -117,11 +189,18 @@ def _value(t):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _tails(t, high):  # type: ignore[no-untyped-def]
-    """Tails of the passes up to place `high` of `sorted`."""
-    passes, links, streams, order, line = t.passes, t.links, t.streams, t.order, t.sorted
-    for at in range(high, -1, -1):
-        one = passes[line[at]]
+def _tails(t, high, count):  # type: ignore[no-untyped-def]
+    """Tails of the passes marked in `sorted`, `count` of them, none behind place `high`, and of what they follow from. No
+    mark is left."""
+    passes, links, streams, order, marks = t.passes, t.links, t.streams, t.order, t.marks
+    at = high + 1
+    while count > 0:
+        at -= 1
+        if marks[at] == 0:
+            continue
+        marks[at] = 0
+        count -= 1
+        one = passes[t.sorted[at]]
         tail = -streams[one.stream].origin
         for x in range(one.out_first, one.out_last):
             other = passes[links[x].other]
@@ -129,4 +208,14 @@ def _tails(t, high):  # type: ignore[no-untyped-def]
         if one.place + 1 < streams[one.stream].last:
             other = passes[order[one.place + 1]]
             tail = max(tail, other.duration + other.tail)
+        if tail == one.tail:
+            continue
         one.tail = tail
+        for x in range(one.in_first, one.in_last):
+            level = passes[links[x].other].level
+            count += 1 - marks[level]
+            marks[level] = 1
+        if one.place > streams[one.stream].first:
+            level = passes[order[one.place - 1]].level
+            count += 1 - marks[level]
+            marks[level] = 1

@@ -136,11 +136,11 @@ def _made(t, state, a, b, forward, value):  # type: ignore[no-untyped-def]
     if a < 0:
         return value
     move(t, a, b, forward)
-    new = retime(t, a, b + 1)
+    new = retime(t, a, b, 1 if forward else b - a)
     if new == CIRCLE:
         move(t, a, b, not forward)
-        return time_all(t)
-    hold(t, t.passes[t.order[a]].stream)
+        return value
+    hold(t, a, b + 1)
     until = state.numbers[1] + TABU[0] + np.random.randint(TABU[1] - TABU[0] + 1)
     for k in range(a, b):
         if forward:
