@@ -30,7 +30,7 @@ from ..schedule import Schedule
 from ..systems.table import presets_of
 from ..util.errors import NotFound
 from .extension import extended
-from .state import BLOCK_SOLVER, LARGE_PASSES, State
+from .state import BLOCK_SOLVER, LARGE_PASSES, LNS_SOLVER, TABU_SOLVER, State
 
 TRIED_BESIDE = 8  # starting policies that are tried with side streams put in behind
 # By how many mean passes what needs a new gather is put off, and starts are shifted at random.
@@ -41,7 +41,6 @@ SOURCES_SHARE = 0.7  # of the time: what is left is for neighbourhoods of the be
 MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time is for the makespan's search, where it has so many decodings
 MAKESPAN_SOLVER = "makespan search"
 SERIAL_SOLVER = "serial generation"
-TABU_SOLVER = "tabu search"
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Where what is there takes so many times its bound, a share of the time is for paced blocks; so many come until one holds.
 POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
@@ -124,16 +123,27 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     neighbourhoods of the best."""
     problem, clock = state.problem, state.clock
     until = clock.used + SOURCES_SHARE * clock.left
+    moved = _moved(state, seed, clock.left)
     if state.enough is None:
         search = partial(_search_small, seed=seed)
         yield from _of_makespan(state, search)
         yield from extended(state, search)
-    yield from _sources(state, seed, starts, until - clock.used)
+    yield from _sources(state, seed, starts, until - clock.used, moved)
     if state.schedule is not None and state.enough is None:
         # A question about memory has no use for neighbourhoods: near what is just possible CP-SAT counts little of the time
         # that it takes.
         near = [_neighbours(state, seed)] if len(problem.passes) <= LARGE_PASSES else []
-        yield from _in_turns(state, [*near, _moved(state, seed, clock.left)])
+        yield from _in_turns(state, [*near, moved])
+
+
+def _until(state: State, moment: float, arm: Iterator[None]) -> Iterator[None]:
+    """An arm's steps until the clock has come to a moment."""
+    while state.clock.used < moment:
+        try:
+            next(arm)
+        except StopIteration:
+            return
+        yield
 
 
 def _in_turns(state: State, arms: list[Iterator[None]]) -> Iterator[None]:
@@ -158,7 +168,7 @@ def _neighbours(state: State, seed: int) -> Iterator[None]:
     assert first is not None
     for schedule in better_neighbours(lambda: state.schedule or first, state.clock, seed, lambda: state.target):
         if schedule is not None:
-            state.offer(schedule, "lns")
+            state.offer(schedule, LNS_SOLVER)
         yield
 
 
@@ -167,7 +177,8 @@ def _moved(state: State, seed: int, seconds: float) -> Iterator[None]:
     first = state.schedule
     if first is None:
         return
-    for schedule in better_orders(lambda: state.schedule or first, state.clock, seconds, seed, lambda: state.target):
+    others = (lambda: state.schedule or first, state.clock, seconds, seed, lambda: state.target, state.starts)
+    for schedule in better_orders(*others):
         if schedule is not None:
             state.offer(schedule, TABU_SOLVER)
         yield
@@ -188,10 +199,12 @@ def _search_small(state: State, seed: int) -> Iterator[None]:
     """A search for a problem with fewer microbatches, without neighbourhoods: one of them takes as long as all of it."""
     starts: list[Policy] = []
     yield from quick(state, starts, policies=True)
-    yield from _sources(state, seed, starts, state.clock.left)
+    yield from _sources(state, seed, starts, state.clock.left, _moved(state, seed, state.clock.left))
 
 
-def _sources(state: State, seed: int, starts: list[Policy], seconds: float) -> Iterator[None]:
+def _sources(
+    state: State, seed: int, starts: list[Policy], seconds: float, moved: Iterator[None]
+) -> Iterator[None]:
     """Annealed policies, building blocks, and what else the problem asks for, in turn, for so many seconds."""
     problem = state.problem
     # Shares of the room are for what passes on side streams take; with pools they free it too.
@@ -199,7 +212,7 @@ def _sources(state: State, seed: int, starts: list[Policy], seconds: float) -> I
     rooms = rooms_beside(problem)[: 1 if problem.pools or plainly else None]
     sources = [_blocks(state, seed, seconds, room) for room in rooms]
     if len(problem.passes) <= LARGE_PASSES:  # of a larger step blocks gain more; then moves come behind them
-        sources.append(_moved(state, seed, seconds))
+        sources.append(_until(state, state.clock.used + seconds, moved))
     if several := bool(pools_with_syncs(problem)):
         sources += [_beside(state, seed, seconds, room) for room in rooms]
     if not (several and plainly):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..greedy.lists.list_scheduler import Policy, list_schedule
 from ..greedy.side_streams.one_order import same_order, without_orders_beside
@@ -25,6 +27,8 @@ from ..verifier import verify
 from .peak_levels import fullness
 
 LARGE_PASSES = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
+STARTS = 8  # for moves to start from, good or not, that are kept until they are looked at
+NEAR_SOLVERS = LNS_SOLVER, TABU_SOLVER = "lns", "tabu search"  # what they find is near to what was known
 BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not start from again
 
 
@@ -81,6 +85,7 @@ class State:
     stoppers: list[Callable[[], None]] = field(default_factory=list)
     exact_threads: int = 0  # that CP-SAT runs on now, the prover's own among them
     leads: list[Schedule] = field(default_factory=list)  # for blocks to improve: named ones even where memory is exceeded
+    starts: deque[Schedule] = field(default_factory=partial(deque, maxlen=STARTS))  # for moves: the last that others found
     unit: int = field(init=False)  # µs that divide every value
 
     def __post_init__(self) -> None:
@@ -96,6 +101,8 @@ class State:
             value = int(schedule.timeline().value)
         except Deadlock:  # in tight memory collectives of one order may wait in a circle
             return
+        if solver not in NEAR_SOLVERS:
+            self.starts.append(schedule)
         if self.schedule is not None and value >= self.value:
             self._offer_lean(schedule, value, solver)
             return
