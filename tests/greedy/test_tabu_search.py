@@ -13,9 +13,10 @@ from zbsolve.build import Host, with_offload
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.lists.serial_microbatches import one_after_another
 from zbsolve.greedy.orders.critical_moves import estimate, move, possible
+from zbsolve.greedy.orders.many_starts import better_orders
 from zbsolve.greedy.orders.order_tables import OrderTables, decided_by_orders, schedule_of, tables_of
 from zbsolve.greedy.orders.order_times import CIRCLE, hold, retime, time_all
-from zbsolve.greedy.orders.tabu_search import REACH, better_orders
+from zbsolve.greedy.orders.tabu_search import REACH
 from zbsolve.systems import preset
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import NotFound
@@ -81,6 +82,34 @@ def test_times_after_moves_are_those_of_the_schedule(which: int) -> None:
         assert (again.held == t.held).all()
 
 
+def test_passes_that_would_wait_for_each_other_are_found() -> None:
+    """Any move, whether it holds or not: times are as those made anew, or as before."""
+    random, circles, moved = np.random.default_rng(1), 0, 0
+    for begin in STARTS:
+        t = tables_of(begin)
+        time_all(t)
+        for _ in range(60):
+            stream = t.streams[int(random.integers(len(t.streams)))]
+            a, b = sorted(random.integers(stream["first"], stream["last"], 2).tolist())
+            if a == b:
+                continue
+            forward, times = bool(random.integers(2)), t.passes[["head", "tail"]].copy()
+            move(t, a, b, forward)
+            again = t._replace(passes=t.passes.copy(), sorted=t.sorted.copy(), held=t.held.copy(), streams=t.streams.copy())
+            value = retime(t, a, b, 1 if forward else b - a)
+            assert value == time_all(again)
+            if value == CIRCLE:
+                move(t, a, b, not forward)
+            else:
+                hold(t, a, b + 1)
+                times = again.passes[["head", "tail"]]
+                assert (t.held == again.held).all()
+            assert (t.passes[["head", "tail"]] == times).all()
+            circles, moved = circles + (value == CIRCLE), moved + (value != CIRCLE)
+    assert circles > 200
+    assert moved > 200
+
+
 def test_every_move_holds() -> None:
     tried = 0
     for begin in STARTS[20:26]:
@@ -113,7 +142,7 @@ def test_neighbours_that_change_places_take_as_long_as_estimated_or_longer() -> 
 def searched(begin: Schedule, seconds: float, target: int) -> Schedule:
     """The best of a search with so much effort; each that it yields holds and is shorter than the last."""
     best = begin
-    for found in better_orders(lambda: begin, Clock(1.0, seconds), seconds, 0, lambda: target):
+    for found in better_orders(lambda: begin, [], Clock(1.0, seconds), 0, lambda: target):
         if found is not None:
             assert not verify(begin.problem, found)
             assert found.timeline().value < best.timeline().value
@@ -125,7 +154,7 @@ def test_what_was_found_stays_as_it_was() -> None:
     """Few turns at a time: the search finds much behind what it has said."""
     begin, said = one_after_another(uniform("vee", 4, 12)), []
     assert begin is not None
-    for found in better_orders(lambda: begin, Clock(1.0, 0.01), 0.01, 0, lambda: 0):
+    for found in better_orders(lambda: begin, [], Clock(1.0, 0.01), 0, lambda: 0):
         said += [] if found is None else [(found, found.timeline().value)]
     assert len(said) > 5
     assert all(Schedule(one.problem, one.order).timeline().value == value for one, value in said)
@@ -154,7 +183,7 @@ def test_what_others_find_meanwhile_is_gone_on_from() -> None:
     slow, quick = one_after_another(problem), list_schedule(problem, deepest_first(problem))
     assert slow is not None
     handed = iter([slow, quick])
-    search = better_orders(lambda: next(handed, quick), Clock(1.0, 0.1), 0.1, 0, lambda: 0)
+    search = better_orders(lambda: next(handed, quick), [], Clock(1.0, 0.1), 0, lambda: 0)
     for found in search:
         assert found is None or found.timeline().value < quick.timeline().value
 
@@ -170,14 +199,30 @@ def test_what_others_find_meanwhile_is_gone_on_from() -> None:
 def test_where_orders_alone_do_not_decide_nothing_is_moved(problem: Problem) -> None:
     assert not decided_by_orders(problem)
     begin = list_schedule(problem, deepest_first(problem))
-    assert list(better_orders(lambda: begin, Clock(1.0, 0.1), 0.1, 0, lambda: 0)) == []
+    assert list(better_orders(lambda: begin, [], Clock(1.0, 0.1), 0, lambda: 0)) == []
+
+
+def test_other_schedules_are_starts_where_they_fit_the_memory() -> None:
+    """One microbatch after the other leads nowhere in so little time."""
+    memory = {"held_until_B": 6, "held_until_W": 4, "capacity": 60}
+    problem = pipeline([500] * 8, 500, 450, comm=2, placement="vee", microbatches=12, **memory)
+    slow, start, too_much = one_after_another(problem), preset("v-half", problem), preset("zb-v", problem)
+    assert slow is not None
+    assert max(too_much.timeline().peak_bytes) > 60
+    assert too_much.timeline().value < start.timeline().value
+    starts, best = [too_much, start], slow
+    for found in better_orders(lambda: slow, starts, Clock(1.0, 0.005), 0, lambda: 0):
+        best = best if found is None else found
+    assert starts == []
+    assert not verify(problem, best)
+    assert best.timeline().value <= start.timeline().value < searched(slow, 0.005, 0).timeline().value
 
 
 def test_turns_end_where_no_move_holds() -> None:
     """One microbatch on one rank: each pass waits for the one before it."""
     problem = uniform("single", 1, 1)
     begin = list_schedule(problem, deepest_first(problem))
-    assert list(better_orders(lambda: begin, Clock(1.0, 10.0), 10.0, 0, lambda: 0)) == [None]
+    assert list(better_orders(lambda: begin, [], Clock(1.0, 10.0), 0, lambda: 0)) == [None]
 
 
 def test_a_stream_of_two_ranks_is_left_alone() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain, product, takewhile
 from math import inf
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..greedy.lists.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.lists.serial_microbatches import one_after_another
 from ..greedy.lists.serial_orders import serial_schedule, serial_targets
-from ..greedy.orders.tabu_search import better_orders
+from ..greedy.orders.many_starts import better_orders
 from ..greedy.side_streams.side_stream import held_by_others, rooms_beside, with_room_for_them, with_side_streams
 from ..greedy.side_streams.syncs import pools_with_syncs
 from ..greedy.targets.decoding import DecodeRule, decode, repeated_targets, to_schedule
@@ -123,7 +123,7 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     neighbourhoods of the best."""
     problem, clock = state.problem, state.clock
     until = clock.used + SOURCES_SHARE * clock.left
-    moved = _moved(state, seed, clock.left)
+    moved = _moved(state, seed)
     if state.enough is None:
         search = partial(_search_small, seed=seed)
         yield from _of_makespan(state, search)
@@ -134,16 +134,6 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
         # that it takes.
         near = [_neighbours(state, seed)] if len(problem.passes) <= LARGE_PASSES else []
         yield from _in_turns(state, [*near, moved])
-
-
-def _until(state: State, moment: float, arm: Iterator[None]) -> Iterator[None]:
-    """An arm's steps until the clock has come to a moment."""
-    while state.clock.used < moment:
-        try:
-            next(arm)
-        except StopIteration:
-            return
-        yield
 
 
 def _in_turns(state: State, arms: list[Iterator[None]]) -> Iterator[None]:
@@ -172,13 +162,12 @@ def _neighbours(state: State, seed: int) -> Iterator[None]:
         yield
 
 
-def _moved(state: State, seed: int, seconds: float) -> Iterator[None]:
-    """Moves along critical paths of the best schedule, for so many seconds."""
+def _moved(state: State, seed: int) -> Iterator[None]:
+    """Moves along critical paths of the best schedule and of others."""
     first = state.schedule
     if first is None:
         return
-    others = (lambda: state.schedule or first, state.clock, seconds, seed, lambda: state.target, state.starts)
-    for schedule in better_orders(*others):
+    for schedule in better_orders(lambda: state.schedule or first, state.starts, state.clock, seed, lambda: state.target):
         if schedule is not None:
             state.offer(schedule, TABU_SOLVER)
         yield
@@ -199,20 +188,20 @@ def _search_small(state: State, seed: int) -> Iterator[None]:
     """A search for a problem with fewer microbatches, without neighbourhoods: one of them takes as long as all of it."""
     starts: list[Policy] = []
     yield from quick(state, starts, policies=True)
-    yield from _sources(state, seed, starts, state.clock.left, _moved(state, seed, state.clock.left))
+    yield from _sources(state, seed, starts, state.clock.left, _moved(state, seed))
 
 
-def _sources(
-    state: State, seed: int, starts: list[Policy], seconds: float, moved: Iterator[None]
-) -> Iterator[None]:
-    """Annealed policies, building blocks, and what else the problem asks for, in turn, for so many seconds."""
+def _sources(state: State, seed: int, starts: list[Policy], seconds: float, moved: Iterator[None]) -> Iterator[None]:
+    """Annealed policies, building blocks, moves, and what else the problem asks for, in turn, for so many seconds."""
     problem = state.problem
     # Shares of the room are for what passes on side streams take; with pools they free it too.
     plainly = held_by_others(problem)
     rooms = rooms_beside(problem)[: 1 if problem.pools or plainly else None]
     sources = [_blocks(state, seed, seconds, room) for room in rooms]
-    if len(problem.passes) <= LARGE_PASSES:  # of a larger step blocks gain more; then moves come behind them
-        sources.append(_until(state, state.clock.used + seconds, moved))
+    # Of a larger step blocks gain more; then moves come behind them.
+    if len(problem.passes) <= LARGE_PASSES and state.schedule is not None:
+        until = state.clock.used + seconds
+        sources.append(takewhile(lambda _: state.clock.used < until, moved))
     if several := bool(pools_with_syncs(problem)):
         sources += [_beside(state, seed, seconds, room) for room in rooms]
     if not (several and plainly):

@@ -19,7 +19,7 @@ from ..greedy.blocks.block_search import try_each_annealing
 from ..greedy.blocks.paced import try_each_way
 from ..greedy.lists.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
-from ..greedy.orders.tabu_search import try_moves
+from ..greedy.orders.many_starts import try_moves
 from ..greedy.side_streams.syncs import with_syncs
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds

@@ -1,4 +1,4 @@
-"""Tabu search over the orders of passes: one move after the other along a critical path, for as long as there is time.
+"""Tabu search over the orders of passes: one move after the other along a critical path. Compiled.
 
 A step is as long as its longest path. It gets shorter only where a run of passes on that path which follow each other on one
 stream, a block, begins or ends with another pass. So a pass is moved behind its block's last one or before its first one,
@@ -9,25 +9,16 @@ with one stream the order alone decides the memory, so moves beyond it are left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableSequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ...problem import Ints
-from ...schedule import Schedule
-from ...util.clock import Clock
 from ...util.kernels import kernel
 from .critical_moves import estimate, move, possible
-from .order_tables import OrderTables, decided_by_orders, schedule_of, tables_of
+from .order_tables import OrderTables
 from .order_times import CIRCLE, hold, retime, time_all
 
-SECONDS_PER_TURN, SECONDS_PER_PASS = 4e-6, 2.5e-8  # that a turn takes, about
-# Between two looks at what others have found: seconds at most, and share of what is left; turns at least. A step of which
-# fewer fit into those seconds is too long.
-TURN_SECONDS, TURN_SHARE, MIN_TURNS = 0.1, 0.1, 20
-FIRST_TURNS = 0.25  # of as many turns a search from another schedule has at first
-MOST_SEARCHES = 6  # from different schedules
 REACH = 16  # places that a pass moves at most
 TABU = (8, 24)  # turns in which a move is not taken back, at least and at most
 PATIENCE = 1_000  # turns without a better step, after which the search goes back to the best and away from it at random
@@ -47,72 +38,7 @@ class Tabu(NamedTuple):
     ends: Ints
 
 
-class _Search:
-    """One search: its tables, what it knows, its best value, µs, and the turns that it has had."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.tables, self.value, self.turns = tables_of(schedule), int(schedule.timeline().value), 0
-        self.begun = self.value
-        self.state = _begun(self.tables, self.value)
-
-
-def better_orders(
-    known: Callable[[], Schedule],
-    clock: Clock,
-    seconds: float,
-    seed: int,
-    target: Callable[[], int],
-    starts: MutableSequence[Schedule],
-) -> Iterator[Schedule | None]:
-    """Better schedules than `known()`, which others may improve meanwhile, for `seconds` of the clock; None after turns
-    without one. `starts`, which grows meanwhile and is emptied here, are other schedules to search from: a good one may lead
-    nowhere, and a worse one far. The best search has half of the turns, the next a quarter, and so on. Ends at the value
-    `target()`, µs, where no move holds, and at once where orders alone do not decide the memory, or of a very long step."""
-    schedule = known()
-    problem, until = schedule.problem, clock.used + seconds
-    turn = SECONDS_PER_TURN + len(problem.passes) * SECONDS_PER_PASS
-    if MIN_TURNS * turn > TURN_SECONDS or not decided_by_orders(problem):
-        return
-    searches, value = [_Search(schedule)], int(schedule.timeline().value)
-    random = np.random.default_rng(seed)
-    while searches and clock.left > 0 and clock.used < until and value > target():
-        value = min(value, int(known().timeline().value))
-        _add(searches, starts, known())
-        _, one = min(enumerate(searches), key=lambda ranked: ranked[1].turns << ranked[0])
-        share = 1.0 if one.turns else FIRST_TURNS
-        turns = max(MIN_TURNS, int(share * min(TURN_SECONDS, TURN_SHARE * clock.left) / turn))
-        clock.spend(turns * turn)
-        one.turns += turns
-        goes_on = search_orders(one.tables, one.state, turns, target(), int(random.integers(1 << 31)))
-        one.value = int(one.state.numbers[0])
-        found = one.value < value
-        if found:
-            value = one.value
-        yield schedule_of(problem, one.tables, one.state.best) if found else None
-        if not goes_on:
-            searches.remove(one)
-
-
-def _add(searches: list[_Search], starts: MutableSequence[Schedule], best: Schedule) -> None:
-    """Add a search from each start that is like none, and keep the best of all searches, the best one first. Where the best
-    schedule is better, and none of the starts, the first search goes on from it."""
-    if best.timeline().value < min(one.value for one in searches) and best not in starts:
-        searches[0] = _Search(best)
-    while starts:
-        new = starts.pop()
-        if all(new.timeline().value not in (one.begun, one.value) for one in searches):
-            searches.append(_Search(new))
-    searches.sort(key=lambda one: one.value)
-    searches[:] = [one for k, one in enumerate(searches) if k < MOST_SEARCHES or not one.turns]
-
-
-def try_moves(schedule: Schedule) -> None:
-    """A few turns, so that kernels are compiled."""
-    tables = tables_of(schedule)
-    search_orders(tables, _begun(tables, int(schedule.timeline().value)), 2, 0, 0)
-
-
-def _begun(tables: OrderTables, value: int) -> Tabu:
+def begun(tables: OrderTables, value: int) -> Tabu:
     """What a search knows when it begins with an order of this value, µs."""
     numbers = np.array([value, 0, 0], np.int64)
     scratch = np.empty(len(tables.order), np.int64), np.empty(REACH + 1, np.int64)
