@@ -2,66 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from itertools import islice
 
 import numpy as np
 
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS
-from ..greedy.blocks.steady_state import targets_cut_by_time
+from ..greedy.blocks.steady_state import microbatches_in_flight, targets_cut_by_time
 from ..greedy.targets.decoding import Decoded, decode, to_schedule
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.clock import Clock
 from .state import State
 
-SIZES = (2.5, 2.0, 3.0, 2.25)  # times the ranks: microbatches of small problems
+# Times the ranks, or twice what is in flight where that is less: microbatches of small problems.
+SIZES = (2.5, 2.0, 3.0, 2.25)
 MAX_SIZE_SHARE = 0.85  # of the microbatches: a larger problem saves too little
-SEARCH_SHARE, EXTENSION_SHARE = 0.06, 0.015  # of all time for one small problem, and for repeating what it gives
-MIN_DECODINGS = 10_000  # that there is time for: with fewer the time is better spent on blocks
+SEARCH_SHARE = 0.08  # of all time for a first look at one small problem
+MIN_DECODINGS = 2_000  # that there is time for: with fewer the time is better spent on blocks
+CUTS = 16  # parts of a small schedule that are repeated; the first few are the best ones as a rule
 CUT_RULES = (RULES[2], RULES[1], RULES[0])
+PAUSE = 2.0  # times what repeating takes: a small search goes on for as long before what it found is repeated again
+
+Search = Callable[[State], Iterator[None]]
 
 
 def sizes_of(problem: Problem) -> list[int]:
     """Numbers of microbatches of small problems that are worth solving first; none where microbatches differ, or where
     passes run beside compute."""
-    if not problem.alike or len(problem.side_stream):
+    graph = None if len(problem.side_stream) else microbatch_graph(problem)
+    if graph is None or not problem.alike:
         return []
-    few = dict.fromkeys(round(times * problem.ranks) for times in SIZES)
+    most = min(problem.ranks, 2 * microbatches_in_flight(graph))
+    few = dict.fromkeys(round(times * most) for times in SIZES)
     return [one for one in few if 2 < one <= MAX_SIZE_SHARE * problem.microbatches]
 
 
-def extended(state: State, search: Callable[[State], Iterator[None]]) -> Iterator[None]:
-    """Offer schedules of small problems with their steady states repeated, as long as that gains. `search` solves a small
-    problem, step by step."""
-    g, total = microbatch_graph(state.problem), state.clock.left
-    if g is None or total < MIN_DECODINGS * g.passes.size * SECONDS_PER_DECODED_PASS:
-        return
-    for few in sizes_of(state.problem):
+def extended(state: State, search: Search) -> Generator[None, None, int]:
+    """Offer schedules of two small problems with their steady states repeated, and of more as long as that gains. `search`
+    solves a small problem, step by step. Returns the microbatches of the one that is worth more time; 0: none is."""
+    total = state.clock.left
+    few_decodings = total < MIN_DECODINGS * len(state.problem.passes) * SECONDS_PER_DECODED_PASS
+    sizes, best = [] if few_decodings else sizes_of(state.problem), 0
+    for tried, few in enumerate(sizes, 1):
         before = state.value
-        small = state.beside(state.problem.head(few), SEARCH_SHARE * total, search)
+        yield from repeated(state, few, SEARCH_SHARE * total, search)
+        gained = state.value != before
+        best = few if gained or not best else best
+        if state.done or (tried > 1 and not gained):
+            break
+    return best
+
+
+def repeated(state: State, few: int, seconds: float, search: Search) -> Iterator[None]:
+    """Search the problem of `few` microbatches for so many seconds, and offer what is better with its steady state
+    repeated, now and then and in the end."""
+    g = microbatch_graph(state.problem)
+    if g is None:
+        return
+    pause = PAUSE * CUTS * len(CUT_RULES) * g.passes.size * SECONDS_PER_DECODED_PASS
+    last, when, small = -1, 0.0, None
+    for small in state.beside(state.problem.head(few), seconds, search):
+        if small.value != last and small.clock.used - when > pause:
+            last, when = small.value, small.clock.used
+            _offer_repeated(state, g, small.schedule)
         yield
-        if small is not None and not state.done:
-            best = _repeated(g, small, state.clock, EXTENSION_SHARE * total)
-            if best is not None:
-                state.offer(to_schedule(state.problem, g, best.order), "extension")
-            yield
-        if state.done or state.value == before:
-            return
+    if small is not None and small.value != last and not state.done:
+        _offer_repeated(state, g, small.schedule)
+        yield
 
 
-def _repeated(g: MicrobatchGraph, small: Schedule, clock: Clock, seconds: float) -> Decoded | None:
-    """The best schedule with a steady state of `small` repeated that is found in so many seconds."""
+def _offer_repeated(state: State, g: MicrobatchGraph, small: Schedule | None) -> None:
+    """Offer the best that is made of a small schedule, if there is one."""
+    best = None if small is None else _best_repeated(g, small, state.bound.value, state.clock)
+    if best is not None:
+        state.offer(to_schedule(state.problem, g, best.order), "extension")
+
+
+def _best_repeated(g: MicrobatchGraph, small: Schedule, least: int, clock: Clock) -> Decoded | None:
+    """The best schedule with a steady state of `small` repeated; none takes less than `least` µs."""
     few = microbatch_graph(small.problem)
     assert few is not None
-    start, until = np.asarray(small.timeline().start)[few.passes], clock.used + seconds
+    start = np.asarray(small.timeline().start)[few.passes]
+    targets = targets_cut_by_time(start, g.microbatches, least, microbatches_in_flight(g))
     best: Decoded | None = None
-    for target in targets_cut_by_time(start, g.microbatches):
+    for target in islice(targets, CUTS):
         for rule in CUT_RULES:
             found = decode(g, target, rule)
             clock.spend(g.passes.size * SECONDS_PER_DECODED_PASS)
             if found is not None and (best is None or found.value < best.value):
                 best = found
-        if clock.used > until:
-            break
     return best

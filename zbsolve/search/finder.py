@@ -29,7 +29,7 @@ from ..problem import Ints
 from ..schedule import Schedule
 from ..systems.table import presets_of
 from ..util.errors import NotFound
-from .extension import extended
+from .extension import extended, repeated
 from .state import BLOCK_SOLVER, LARGE_PASSES, LNS_SOLVER, TABU_SOLVER, State
 
 TRIED_BESIDE = 8  # starting policies that are tried with side streams put in behind
@@ -123,12 +123,12 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     neighbourhoods of the best."""
     problem, clock = state.problem, state.clock
     until = clock.used + SOURCES_SHARE * clock.left
-    moved = _moved(state, seed)
+    moved, few = _moved(state, seed), 0
     if state.enough is None:
         search = partial(_search_small, seed=seed)
         yield from _of_makespan(state, search)
-        yield from extended(state, search)
-    yield from _sources(state, seed, starts, until - clock.used, moved)
+        few = yield from extended(state, search)
+    yield from _sources(state, seed, starts, until - clock.used, moved, few)
     if state.schedule is not None and state.enough is None:
         # A question about memory has no use for neighbourhoods: near what is just possible CP-SAT counts little of the time
         # that it takes.
@@ -178,8 +178,10 @@ def _of_makespan(state: State, search: Callable[[State], Iterator[None]]) -> Ite
     now and then the searches of the span end where windows are longer than there."""
     problem, total = state.problem, state.clock.left
     if problem.objective == "span" and total > MIN_DECODINGS * len(problem.passes) * SECONDS_PER_DECODED_PASS:
-        found = state.beside(replace(problem, objective="makespan"), MAKESPAN_SHARE * total, search)
-        yield
+        found: Schedule | None = None
+        for other in state.beside(replace(problem, objective="makespan"), MAKESPAN_SHARE * total, search):
+            found = other.schedule
+            yield
         if found is not None:
             state.offer(Schedule(problem, found.order, found.syncs), MAKESPAN_SOLVER)
 
@@ -191,8 +193,11 @@ def _search_small(state: State, seed: int) -> Iterator[None]:
     yield from _sources(state, seed, starts, state.clock.left, _moved(state, seed))
 
 
-def _sources(state: State, seed: int, starts: list[Policy], seconds: float, moved: Iterator[None]) -> Iterator[None]:
-    """Annealed policies, building blocks, moves, and what else the problem asks for, in turn, for so many seconds."""
+def _sources(
+    state: State, seed: int, starts: list[Policy], seconds: float, moved: Iterator[None], few: int = 0
+) -> Iterator[None]:
+    """Annealed policies, building blocks, moves, and what else the problem asks for, in turn, for so many seconds. few:
+    microbatches of a small problem whose steady state is repeated; 0: of none."""
     problem = state.problem
     # Shares of the room are for what passes on side streams take; with pools they free it too.
     plainly = held_by_others(problem)
@@ -210,6 +215,8 @@ def _sources(state: State, seed: int, starts: list[Policy], seconds: float, move
         sources += [_shifted(state, seed, seconds)] if several else []
         # Trying policies takes long on a large problem: blocks need not wait for them, but they do not know of pools.
         sources.insert(0 if problem.pools else len(sources), annealed)
+    if few:
+        sources.append(repeated(state, few, seconds / (1 + len(sources)), partial(_search_small, seed=seed)))
     yield from _in_turns(state, sources)
 
 

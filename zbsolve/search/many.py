@@ -9,6 +9,7 @@ as are wanted go in between, each a period longer (`long_steps.check` says why).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from ..systems.long_steps import LongSystem, lane_order, long_systems_of
 from ..systems.table import presets_of
 from ..util.clock import Clock
 from ..util.errors import BadInput, NotFound, interruption
+from .extension import CUT_RULES, CUTS
 from .many_state import MULTIPLE, ManySearch, Progress
 from .solver import ready, solve
 
@@ -50,7 +52,6 @@ SECONDS_PER_NAMED_PASS = 2e-6  # of work that making and simulating a named sche
 BLOCK_SHARE = 0.25  # of the time is for blocks
 SOLVE_SHARE = 0.45  # of the time is for the small step
 BLOCK_ROUNDS, MAX_BLOCK_LANES = 300, 1500  # of annealing a block; lanes of steps whose blocks are searched
-CUT_RULES = (RULES[2], RULES[1], RULES[0])
 JUSTIFIED = RULES[2]  # with which most justified orders show rounds
 
 
@@ -207,13 +208,15 @@ def _from_small(search: ManySearch, few: int, depth: int) -> Iterator[None]:
     by_rank = [rows // few for rows in schedule.sequences.values()]
     search.offer(few, np.concatenate(by_rank), "a small step")
     yield
-    g = of_length(search.graph, few)
+    g, flight = of_length(search.graph, few), microbatches_in_flight(search.graph)
     start = np.asarray(schedule.timeline().start)[g.passes]
     for times in LONGER:
         longer = of_length(search.graph, search.length(few + times * depth))
         if longer.passes.size > MAX_SHOWN:
             return
-        for target in targets_cut_by_time(start, longer.microbatches):
+        least = search.bound.value / search.microbatches * longer.microbatches
+        targets = targets_cut_by_time(start, longer.microbatches, least, flight)
+        for target in islice(targets, CUTS):
             yield from _decoded(search, longer, target, CUT_RULES, "a small step's steady state")
 
 

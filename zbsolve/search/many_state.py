@@ -10,6 +10,7 @@ import numpy as np
 
 from ..greedy.arrays.microbatch import MicrobatchGraph
 from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
+from ..greedy.blocks.steady_state import microbatches_in_flight
 from ..handover import lacking
 from ..ilp.bounds.bound import Bound
 from ..long_steps.repeated import RepeatedSchedule, Round
@@ -56,6 +57,11 @@ class ManySearch:
         """Whether nothing is left to find, or no time."""
         return self.clock.left <= 0 or (self.best is not None and self.best.value <= self.bound.value)
 
+    @property
+    def every(self) -> tuple[int, ...]:
+        """Microbatches of a round that are looked for: few, as many as are in flight at once, and as many as ranks."""
+        return (*EVERY, microbatches_in_flight(self.graph), self.one.ranks)
+
     def length(self, wanted: float) -> int:
         """About so many microbatches, as many as leave whole rounds."""
         few, groups = max(MULTIPLE, round(wanted)), lcm(MULTIPLE, self.one.ranks)
@@ -72,7 +78,7 @@ class ManySearch:
         order = tuple(np.split(lanes, ends))
         start = earliest_starts(self.one, few, order)
         self.clock.spend(lanes.size * SECONDS_PER_DECODED_PASS)
-        found = _with_rounds(self, order, start, rounds or (*EVERY, self.one.ranks))
+        found = _with_rounds(self, order, start, rounds or self.every)
         self.shown += found is not None
         if found is None or (self.best is not None and found.value >= self.best.value) or not self._messages_fit(found):
             return

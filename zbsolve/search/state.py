@@ -158,16 +158,23 @@ class State:
         if self.progress is not None:
             self.progress(self)
 
-    def beside(self, problem: Problem, seconds: float, search: Callable[[State], Iterator[None]]) -> Schedule | None:
-        """The best schedule of another problem that `search`, step by step, finds in so many seconds of this clock."""
-        other = State(problem, Clock(seconds, seconds if self.clock.counted else None), Bound(0, ""), contest=self.contest)
+    def beside(self, problem: Problem, seconds: float, search: Callable[[State], Iterator[None]]) -> Iterator[State]:
+        """What `search`, step by step, finds of another problem in so many seconds of this clock: its state after each step.
+        Its own clock rests between two steps, so others may have turns."""
+        clock = Clock(seconds, seconds if self.clock.counted else None)
+        other = State(problem, clock, Bound(0, ""), contest=self.contest)
         other.raise_closed_forms()
-        for _ in search(other):
-            if other.done or self.done:
-                break
-        if self.clock.counted:
-            self.clock.spend(other.clock.used)
-        return other.schedule
+        steps, counted = search(other), 0.0
+        while not (other.done or self.done):
+            ended = next(steps, other) is other
+            if clock.counted:
+                self.clock.spend(clock.used - counted)
+                counted = clock.used
+            clock.pause()
+            yield other
+            clock.go_on()
+            if ended:
+                return
 
     @contextmanager
     def searching_exactly(self) -> Iterator[int]:

@@ -24,6 +24,7 @@ class Clock:
         self._began = time.monotonic()
         self._spent = 0.0
         self._stopped = False
+        self._paused: float | None = None
 
     def spend(self, seconds: float) -> None:
         """Count work that takes about so many seconds; real clocks count by themselves."""
@@ -39,10 +40,21 @@ class Clock:
         """No time is left from now on."""
         self._stopped = True
 
+    def pause(self) -> None:
+        """Real time does not count from now on, until `go_on`."""
+        self._paused = time.monotonic()
+
+    def go_on(self) -> None:
+        """Real time counts again."""
+        if self._paused is not None:
+            self._began += time.monotonic() - self._paused
+            self._paused = None
+
     @property
     def used(self) -> float:
         """Seconds so far."""
-        return self._spent if self.counted else time.monotonic() - self._began
+        now = time.monotonic() if self._paused is None else self._paused
+        return self._spent if self.counted else now - self._began
 
     @property
     def left(self) -> float:

@@ -15,7 +15,8 @@ from ..arrays.microbatch import MicrobatchGraph, rank_work
 from .building_block import earliest_offsets
 
 MAX_REPEATED = 8  # microbatches of a repeated part at most
-MAX_REPEATED_BY_TIME, MOMENTS = 4, 38  # the same where a schedule is cut at a moment; moments that are tried
+# The same where a schedule is cut at a moment, beside as many as are in flight; moments that are tried.
+MAX_REPEATED_BY_TIME, MOMENTS = 16, 38
 FLIGHT_FACTORS = (4, 3, 2)  # samples have so many times the microbatches that are in flight at once
 MAX_SAMPLE_SHARE = 0.6  # of the microbatches: a larger sample saves too little
 
@@ -65,20 +66,25 @@ def _with_part_repeated(start: Ints, m: int, c: int, q: int) -> Ints:
     return target
 
 
-def targets_cut_by_time(start: Ints, microbatches: int) -> Iterator[Ints]:
+def targets_cut_by_time(start: Ints, microbatches: int, least: float = 0.0, flight: int = 1) -> Iterator[Ints]:
     """Target starts, µs, shape (lanes, microbatches), from start times of fewer microbatches, cut at a moment.
 
     A steady state up to a moment with a cool-down behind it has other microbatches in each lane by then. So each lane's
     passes up to the moment stay, its next q are repeated until there are enough, a period later each time, and the rest
-    comes behind. The most periodic and shortest of such parts first.
+    comes behind. least: what so many microbatches take at least, µs; flight: how many are in flight at once, which is how
+    many a steady state in little memory repeats. The likeliest parts come first: none that would take less than `least`,
+    since ramps do; then those of all lanes; of these the one whose slowest lane is the fastest.
     """
-    found: dict[tuple[int, bytes], tuple[float, int, Ints]] = {}
+    few, found = start.shape[1], {}
+    rest, span = microbatches - few, float(start.max() - start.min())
     for moment in np.linspace(start.min(), start.max(), MOMENTS + 2)[1:-1]:
         begun = (start < moment).sum(axis=1)
-        for q in range(1, MAX_REPEATED_BY_TIME + 1):
+        for q in sorted({*range(1, MAX_REPEATED_BY_TIME + 1), flight}):
             step = _steps(start, begun, q)
             if 2 * len(step) >= len(start):
-                found[q, begun.tobytes()] = float(step.mean() + 0.3 * step.std()) / q, q, begun
+                no_steady_state = span + rest * float(np.median(step)) / q < least
+                score = no_steady_state, len(step) < len(start), float(step.max()) / q
+                found[q, begun.tobytes()] = score, q, begun
     for _, q, begun in sorted(found.values(), key=lambda one: one[:2]):
         yield _with_lanes_repeated(start, microbatches, begun, q)
 
