@@ -1,0 +1,171 @@
+"""ZB-H1 with a gap: one forward less in flight before the last ones, where 1F1B's memory is all there is.
+
+ZB-H1 (arXiv 2401.10241) keeps p − r microbatches in flight on rank r to the end. Then rank 0 has too little work behind its
+last forward where weight gradients that wait hold little. Here all ranks but the last run the backwards up to that of
+microbatch m − p one forward earlier. So the first rank comes down to p − 1 in flight, and in the room so many weight
+gradients wait for the drain. See docs/tight-memory.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..problem import Problem
+from ..schedule import Schedule
+from ..tables import Ints
+from ..util.errors import NotFound
+from ..util.kernels import inner_kernel, kernel
+from .plain_step import check_plain
+from .step_times import B, F, StepTimes, W, step_times
+
+EARLY = (2, 3, 0)  # backwards that come one forward earlier: what is tried
+TARGETS = 9  # values that weight gradients are placed for, of each
+
+
+def zb_gap(problem: Problem) -> Schedule:
+    """ZB-H1 with a gap, by the times of the step and within its memory: the shortest of a few. Raises BadInput where it is
+    no step of F, B and W with one stage a rank, and NotFound where the memory is too small."""
+    check_plain(problem, "zb-gap", "single")
+    step, rows = step_times(problem, "zb-gap")
+    turns = _shortest(step, [_counts(step, problem.microbatches, early) for early in EARLY])
+    p = problem.ranks
+    order = {}
+    for rank in range(p):
+        own = np.empty(turns.shape[1], np.int64)
+        for kind in (F, B, W):
+            own[turns[rank] == kind] = rows[kind * p + rank]
+        order[f"compute:{rank}"] = own
+    return Schedule.of(problem, order)
+
+
+def _shortest(step: StepTimes, tries: list[Ints]) -> Ints:
+    """The passes of each rank in order, as kinds, shape (ranks, 3 m), of the shortest schedule with one of these counts."""
+    value, best = -1, np.empty((0, 0), np.int64)
+    for counts in tries:
+        late = _latest(step, counts)
+        least, (most, _) = -int(late.min()), _placed(step, counts, late, 0)
+        for target in (0, *np.linspace(least, max(least, most), TARGETS).astype(np.int64).tolist()):
+            new, turns = _placed(step, counts, late, target)
+            if new >= 0 and (value < 0 or new < value):
+                value, best = new, turns
+    if value < 0:
+        raise NotFound("zb-gap: the memory of a rank is full, and nothing there frees any")
+    return best
+
+
+def _counts(step: StepTimes, m: int, early: int) -> Ints:
+    """How many forwards of a rank come before each of its backwards, shape (ranks, m).
+
+    Rank r has p − r more than backwards, and one less before the `early` backwards up to that of microbatch m − p, as far as
+    the gap in the forwards reaches its backwards then. In the first round it has as many more as are there before the first
+    backward and fit.
+    """
+    p = step.duration.shape[1]
+    rank, j = np.arange(p)[:, None], np.arange(m)
+    gap = m - p
+    lower = (j > gap - early) & (j <= gap) & (gap <= j + p - 2 - rank)
+    counts = j + np.minimum(p - rank, _fits(step)[:, None]) - lower
+    warm = np.minimum(p, j + _warm_up(step)[:, None])
+    return np.minimum(m, np.maximum(j + 1, np.maximum(counts, warm)))
+
+
+def _fits(step: StepTimes) -> Ints:
+    """How many microbatches fit each rank, one at least."""
+    return np.maximum(1, step.room // np.maximum(1, step.taken[F]))
+
+
+def _warm_up(step: StepTimes) -> Ints:
+    """Forwards of each rank that are there before its first backward and fit."""
+    duration, lag = step.duration, step.lag
+    begin = np.cumsum(duration[F]) - duration[F] + np.cumsum(lag[F])
+    up = (duration[B][1:] + lag[B][:-1])[::-1]
+    back = begin[-1] + duration[F, -1] + np.concatenate([[0], np.cumsum(up)])[::-1]
+    return np.clip((back - begin) // np.maximum(1, np.maximum.accumulate(duration[F])), 1, _fits(step))
+
+
+@kernel
+def _latest(step, counts):  # type: ignore[no-untyped-def]
+    """The latest starts of forwards and backwards where the whole step ends at 0, µs, shape (2, ranks, m): each rank runs
+    them in its order, with time for the weight gradients of all backwards to come."""
+    p, m = counts.shape
+    late = np.zeros((2, p, m), np.int64)
+    forwards, backwards = np.full(p, m), np.full(p, m)  # those before these are not placed yet
+    until, work = np.zeros(p, np.int64), np.zeros(p, np.int64)
+    placed = -1
+    while placed != (forwards + backwards).sum():
+        placed = (forwards + backwards).sum()
+        for r in range(p):
+            while forwards[r] + backwards[r] > 0:
+                i, j = backwards[r] - 1, forwards[r] - 1
+                kind = F if i < 0 or counts[r, i] <= j else B
+                if kind == F:
+                    if r < p - 1 and forwards[r + 1] > j:
+                        break
+                    follows = late[F, r + 1, j] - step.lag[F, r + 1] if r < p - 1 else late[B, r, j] - step.lag[B, r]
+                else:
+                    if r > 0 and backwards[r - 1] > i:
+                        break
+                    follows = late[B, r - 1, i] - step.lag[B, r - 1] if r > 0 else -step.duration[W, 0]
+                    work[r] += step.duration[W, r]
+                work[r] += step.duration[kind, r]
+                until[r] = min(min(until[r], follows) - step.duration[kind, r], -work[r])
+                late[kind, r, j if kind == F else i] = until[r]
+                if kind == F:
+                    forwards[r] = j
+                else:
+                    backwards[r] = i
+    return late
+
+
+@inner_kernel
+def _arrival(step, end, r, kind, j):  # type: ignore[no-untyped-def]
+    """When what a rank's F or B of microbatch j waits for is there, µs; −1 where that is not placed yet."""
+    p = end.shape[1]
+    if kind == F:
+        if r == 0:
+            return np.int64(0)
+        at, lag = end[F, r - 1, j], step.lag[F, r]
+    elif r == p - 1:
+        at, lag = end[F, r, j], step.lag[B, r]
+    else:
+        at, lag = end[B, r + 1, j], step.lag[B, r]
+    return np.int64(-1) if at < 0 else at + lag
+
+
+@kernel
+def _placed(step, counts, late, target):  # type: ignore[no-untyped-def]
+    """The value, µs, −1 where the memory is too small, and the passes of each rank in order, as kinds, shape (ranks, 3 m).
+
+    Forwards and backwards run in the order that `counts` says. A rank that must wait for the next one runs a weight gradient
+    where that ends in time for it, or at least in time for a step of `target` µs; and one that has no room for a forward runs
+    as many as it takes.
+    """
+    p, m = counts.shape
+    end, now, held = np.full((2, p, m), -1), np.zeros(p, np.int64), np.zeros(p, np.int64)
+    done, turns = np.zeros((3, p), np.int64), np.zeros((p, 3 * m), np.int64)
+    placed = -1
+    while placed != done.sum():
+        placed = done.sum()
+        for r in range(p):
+            while done[W, r] < m:
+                begin, kind, i = now[r], W, done[B, r]
+                if i < m:
+                    kind = F if done[F, r] < counts[r, i] else B
+                    arrival = _arrival(step, end, r, kind, done[kind, r])
+                    if arrival < 0:
+                        break
+                    full = held[r] + step.taken[kind, r] > step.room[r]
+                    behind = now[r] + step.duration[W, r]
+                    in_time = behind <= max(arrival, late[kind, r, done[kind, r]] + target)
+                    begin = max(begin, arrival)
+                    if done[W, r] < i and (full or (arrival > now[r] and in_time)):
+                        begin, kind = now[r], W
+                    elif full:
+                        return np.int64(-1), turns
+                turns[r, done[:, r].sum()] = kind
+                now[r] = begin + step.duration[kind, r]
+                held[r] += step.taken[kind, r] - step.freed[kind, r]
+                if kind < W:
+                    end[kind, r, done[kind, r]] = now[r]
+                done[kind, r] += 1
+    return (now.max() if placed == 3 * p * m else np.int64(-1)), turns
