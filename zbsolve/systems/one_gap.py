@@ -16,7 +16,7 @@ from ..tables import Ints
 from ..util.errors import NotFound
 from ..util.kernels import inner_kernel, kernel
 from .plain_step import check_plain
-from .step_times import B, F, StepTimes, W, step_times
+from .step_times import B, F, StepTimes, W, times_of
 
 EARLY = (2, 3, 0)  # backwards that come one forward earlier: what is tried
 TARGETS = 9  # values that weight gradients are placed for, of each
@@ -26,7 +26,7 @@ def zb_gap(problem: Problem) -> Schedule:
     """ZB-H1 with a gap, by the times of the step and within its memory: the shortest of a few. Raises BadInput where it is
     no step of F, B and W with one stage a rank, and NotFound where the memory is too small."""
     check_plain(problem, "zb-gap", "single")
-    step, rows = step_times(problem, "zb-gap")
+    step, rows = times_of(problem, "zb-gap")
     turns = _shortest(step, [_counts(step, problem.microbatches, early) for early in EARLY])
     p = problem.ranks
     order = {}
@@ -66,12 +66,14 @@ def _counts(step: StepTimes, m: int, early: int) -> Ints:
     lower = (j > gap - early) & (j <= gap) & (gap <= j + p - 2 - rank)
     counts = j + np.minimum(p - rank, _fits(step)[:, None]) - lower
     warm = np.minimum(p, j + _warm_up(step)[:, None])
-    return np.minimum(m, np.maximum(j + 1, np.maximum(counts, warm)))
+    every: Ints = np.minimum(m, np.maximum(j + 1, np.maximum(counts, warm)))
+    return every
 
 
 def _fits(step: StepTimes) -> Ints:
     """How many microbatches fit each rank, one at least."""
-    return np.maximum(1, step.room // np.maximum(1, step.taken[F]))
+    fits: Ints = np.maximum(1, step.room // np.maximum(1, step.taken[F]))
+    return fits
 
 
 def _warm_up(step: StepTimes) -> Ints:
@@ -80,7 +82,8 @@ def _warm_up(step: StepTimes) -> Ints:
     begin = np.cumsum(duration[F]) - duration[F] + np.cumsum(lag[F])
     up = (duration[B][1:] + lag[B][:-1])[::-1]
     back = begin[-1] + duration[F, -1] + np.concatenate([[0], np.cumsum(up)])[::-1]
-    return np.clip((back - begin) // np.maximum(1, np.maximum.accumulate(duration[F])), 1, _fits(step))
+    there: Ints = (back - begin) // np.maximum(1, np.maximum.accumulate(duration[F]))
+    return np.clip(there, 1, _fits(step))
 
 
 @kernel
@@ -137,8 +140,8 @@ def _placed(step, counts, late, target):  # type: ignore[no-untyped-def]
     """The value, µs, −1 where the memory is too small, and the passes of each rank in order, as kinds, shape (ranks, 3 m).
 
     Forwards and backwards run in the order that `counts` says. A rank that must wait for the next one runs a weight gradient
-    where that ends in time for it, or at least in time for a step of `target` µs; and one that has no room for a forward runs
-    as many as it takes.
+    where that ends in time for it, or at least in time for a step of `target` µs. One that has no room for a forward runs as
+    many as it takes.
     """
     p, m = counts.shape
     end, now, held = np.full((2, p, m), -1), np.zeros(p, np.int64), np.zeros(p, np.int64)

@@ -26,7 +26,7 @@ class StepTimes(NamedTuple):
     room: Ints
 
 
-def step_times(problem: Problem, name: str) -> tuple[StepTimes, Ints]:
+def times_of(problem: Problem, name: str) -> tuple[StepTimes, Ints]:
     """The step that one microbatch takes, and the rows of each kind · stages + stage, shape (3 · stages, microbatches).
     Raises BadInput, naming the schedule `name`, where microbatches are not alike."""
     g = microbatch_graph(with_mean_microbatches(problem))

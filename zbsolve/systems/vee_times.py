@@ -17,7 +17,8 @@ from ..tables import Ints
 from ..util.errors import NotFound
 from ..util.kernels import kernel
 from .plain_step import check_plain
-from .step_times import B, F, W, step_times
+from .step_times import B, F, W, times_of
+
 
 class _Placed(NamedTuple):
     """What is placed so far: end of each F and B, µs, −1 before, shape (2, stages, microbatches); counts, passes of each
@@ -37,7 +38,7 @@ def zb_v_by_times(problem: Problem) -> Schedule:
     """ZB-V by the times of the step, within its memory. Raises BadInput where it is no V of F, B and W, and NotFound where
     the memory is too small for it."""
     check_plain(problem, "zb-v-times", "vee")
-    step, rows = step_times(problem, "zb-v-times")
+    step, rows = times_of(problem, "zb-v-times")
     turns = _turns(step, problem.microbatches)
     if len(turns) == 0:
         raise NotFound("zb-v-times: the memory of a rank is full, and nothing there frees any")

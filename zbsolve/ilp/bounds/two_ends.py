@@ -69,11 +69,8 @@ def idle_of_two(problem: Problem) -> Iterator[Bound]:
     busiest = max(range(len(ranks)), key=lambda r: ranks[r].work)
     for other in dict.fromkeys((last, busiest)):
         if other != first:
-            proof = (
-                f"ranks {first} and {other}: with few microbatches in flight weight gradients must wait, with many the last one "
-                f"comes late to rank {other}, and no order avoids the idle time of both ways"
-            )
-            yield Bound(_least(g, ranks[first], ranks[other]), proof, IDLE, (first, other))
+            value, waits = _least(g, ranks[first], ranks[other]), f"whatever waits for the end of the step on rank {first}"
+            yield Bound(value, f"ranks {first} and {other}: {waits}, one of them is idle so long", IDLE, (first, other))
 
 
 def _plain(problem: Problem) -> MicrobatchGraph | None:
@@ -91,7 +88,8 @@ def _rank(g: MicrobatchGraph, rank: int) -> _Rank | None:
     taken, freed = g.taken[lanes].tolist(), g.freed[lanes].tolist()
     if not 0 < taken[0] <= g.capacity[rank] or taken[1:] != [0, 0] or freed[0] or sum(freed) != taken[0]:
         return None
-    return _Rank(*g.duration[lanes].tolist(), taken[0], freed[2], int(g.capacity[rank]), tuple(lanes.tolist()))
+    F, B, W = g.duration[lanes].tolist()
+    return _Rank(F, B, W, taken[0], freed[2], int(g.capacity[rank]), tuple(lanes.tolist()))
 
 
 def _away(g: MicrobatchGraph, lane: int) -> Ints:
