@@ -36,7 +36,7 @@ def test_is_optimal(problem: Problem) -> None:
     assert made(problem) == closed_form(problem).value < made(problem, "zb-h1")
 
 
-OVER_WORK = [(5, 12, 96, 104), (6, 12, 119, 130), (8, 24, 166, 182), (16, 48, 374, 390)]
+OVER_WORK = [(5, 12, 96, 104), (6, 12, 119, 130), (8, 24, 166, 182), (12, 36, 258, 286), (16, 48, 350, 390)]
 
 
 @pytest.mark.parametrize(("p", "m", "gap", "zb_h1"), OVER_WORK)

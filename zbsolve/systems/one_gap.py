@@ -1,9 +1,9 @@
-"""ZB-H1 with a gap: one forward less in flight before the last ones, where 1F1B's memory is all there is.
+"""ZB-H1 with a gap: fewer microbatches in flight before the last forwards, where 1F1B's memory is all there is.
 
 ZB-H1 (arXiv 2401.10241) keeps p − r microbatches in flight on rank r to the end. Then rank 0 has too little work behind its
-last forward where weight gradients that wait hold little. Here all ranks but the last run the backwards up to that of
-microbatch m − p one forward earlier. So the first rank comes down to p − 1 in flight, and in the room so many weight
-gradients wait for the drain. See docs/tight-memory.md.
+last forward where weight gradients that wait hold little. Here waves of forwards and backwards come to cross without waiting
+near the end, and rank 0 leaves k forwards out there: so it has k microbatches fewer in flight before its last forward, and in
+the room weight gradients wait for the drain. See docs/tight-memory.md.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from ..util.kernels import inner_kernel, kernel
 from .plain_step import check_plain
 from .step_times import B, F, StepTimes, W, times_of
 
-EARLY = (2, 3, 0)  # backwards that come one forward earlier: what is tried
-TARGETS = 9  # values that weight gradients are placed for, of each
+TARGETS = 9  # values that weight gradients are placed for
+ENOUGH = 3  # times the ranks: microbatches that show which gap is best
+NEVER = 1 << 60  # µs: the value where no schedule is made
 
 
 def zb_gap(problem: Problem) -> Schedule:
@@ -27,7 +28,7 @@ def zb_gap(problem: Problem) -> Schedule:
     no step of F, B and W with one stage a rank, and NotFound where the memory is too small."""
     check_plain(problem, "zb-gap", "single")
     step, rows = times_of(problem, "zb-gap")
-    turns = _shortest(step, [_counts(step, problem.microbatches, early) for early in EARLY])
+    turns = _shortest(step, problem.microbatches)
     p = problem.ranks
     order = {}
     for rank in range(p):
@@ -38,33 +39,49 @@ def zb_gap(problem: Problem) -> Schedule:
     return Schedule.of(problem, order)
 
 
-def _shortest(step: StepTimes, tries: list[Ints]) -> Ints:
-    """The passes of each rank in order, as kinds, shape (ranks, 3 m), of the shortest schedule with one of these counts."""
-    value, best = -1, np.empty((0, 0), np.int64)
-    for counts in tries:
-        late = _latest(step, counts)
-        least, (most, _) = -int(late.min()), _placed(step, counts, late, 0)
-        for target in (0, *np.linspace(least, max(least, most), TARGETS).astype(np.int64).tolist()):
-            new, turns = _placed(step, counts, late, target)
-            if new >= 0 and (value < 0 or new < value):
-                value, best = new, turns
-    if value < 0:
+def _shortest(step: StepTimes, m: int) -> Ints:
+    """The passes of each rank in order, as kinds, shape (ranks, 3 m), of the shortest schedule: without a gap, and with wider
+    ones as long as that gains. A step of many microbatches has the gap that suits one of fewer."""
+    few = min(m, ENOUGH * step.duration.shape[1])
+    chosen, least = (0, 0), _best_of(step, _counts(step, few, 0, 0))[0]
+    for k in range(1, step.duration.shape[1]):
+        found = [(_best_of(step, _counts(step, few, k, before))[0], before) for before in (2 * k - 1, 2 * k)]
+        value, before = min(found)
+        if k > 1 and value >= least:
+            break
+        if value < least:
+            chosen, least = (k, before), value
+    value, turns = _best_of(step, _counts(step, m, *chosen))
+    if value == NEVER:
         raise NotFound("zb-gap: the memory of a rank is full, and nothing there frees any")
-    return best
+    return turns
 
 
-def _counts(step: StepTimes, m: int, early: int) -> Ints:
-    """How many forwards of a rank come before each of its backwards, shape (ranks, m).
+def _best_of(step: StepTimes, counts: Ints) -> tuple[int, Ints]:
+    """The value, µs, `NEVER` where the memory is too small, and the turns of the shortest schedule with these counts."""
+    late = _latest(step, counts)
+    value, best = _placed(step, counts, late, 0)
+    least = -int(late.min())
+    for target in np.linspace(least, max(least, min(value, NEVER - 1)), TARGETS).astype(np.int64).tolist():
+        new, turns = _placed(step, counts, late, target)
+        if new < value:
+            value, best = new, turns
+    return int(value), best
 
-    Rank r has p − r more than backwards, and one less before the `early` backwards up to that of microbatch m − p, as far as
-    the gap in the forwards reaches its backwards then. In the first round it has as many more as are there before the first
-    backward and fit.
+
+def _counts(step: StepTimes, m: int, k: int, before: int) -> Ints:
+    """How many forwards of a rank come before each of its backwards, shape (ranks, m), with a gap of k.
+
+    Rank r has p − r more than backwards. From the backward of microbatch m − p − `before` on it is as if forwards moved down
+    and backwards up by one rank a turn, and rank 0 began one forward a turn but none in k turns behind that of `last`: so a
+    backward comes p − 1 − r turns behind its forward, and forwards behind the gap k turns later. In the first round a rank
+    has as many more as are there before its first backward and fit.
     """
     p = step.duration.shape[1]
-    rank, j = np.arange(p)[:, None], np.arange(m)
-    gap = m - p
-    lower = (j > gap - early) & (j <= gap) & (gap <= j + p - 2 - rank)
-    counts = j + np.minimum(p - rank, _fits(step)[:, None]) - lower
+    j, last = np.arange(m), m - p + k - 1
+    counts = j + np.minimum(p - np.arange(p), _fits(step))[:, None]
+    gap = np.minimum(counts, np.maximum(last + 1, counts - k))
+    counts = np.where((k > 0) & (j >= m - p - before) & (j <= last), gap, counts)
     warm = np.minimum(p, j + _warm_up(step)[:, None])
     every: Ints = np.minimum(m, np.maximum(j + 1, np.maximum(counts, warm)))
     return every
@@ -137,7 +154,7 @@ def _arrival(step, end, r, kind, j):  # type: ignore[no-untyped-def]
 
 @kernel
 def _placed(step, counts, late, target):  # type: ignore[no-untyped-def]
-    """The value, µs, −1 where the memory is too small, and the passes of each rank in order, as kinds, shape (ranks, 3 m).
+    """The value, µs, `NEVER` where the memory is too small, and the passes of each rank in order, as kinds, shape (ranks, 3 m).
 
     Forwards and backwards run in the order that `counts` says. A rank that must wait for the next one runs a weight gradient
     where that ends in time for it, or at least in time for a step of `target` µs. One that has no room for a forward runs as
@@ -164,11 +181,11 @@ def _placed(step, counts, late, target):  # type: ignore[no-untyped-def]
                     if done[W, r] < i and (full or (arrival > now[r] and in_time)):
                         begin, kind = now[r], W
                     elif full:
-                        return np.int64(-1), turns
+                        return np.int64(NEVER), turns
                 turns[r, done[:, r].sum()] = kind
                 now[r] = begin + step.duration[kind, r]
                 held[r] += step.taken[kind, r] - step.freed[kind, r]
                 if kind < W:
                     end[kind, r, done[kind, r]] = now[r]
                 done[kind, r] += 1
-    return (now.max() if placed == 3 * p * m else np.int64(-1)), turns
+    return (now.max() if placed == 3 * p * m else np.int64(NEVER)), turns
