@@ -2,8 +2,8 @@
 
 ZB-H1 (arXiv 2401.10241) keeps p − r microbatches in flight on rank r to the end. Then rank 0 has too little work behind its
 last forward where weight gradients that wait hold little. Here waves of forwards and backwards come to cross without waiting
-near the end, and rank 0 leaves k forwards out there: so it has k microbatches fewer in flight before its last forward, and in
-the room weight gradients wait for the drain. See docs/tight-memory.md.
+near the end, and rank 0 leaves k forwards out there. So it has k microbatches fewer in flight before its last forward, and
+in their room weight gradients wait for the drain. See docs/tight-memory.md.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def zb_gap(problem: Problem) -> Schedule:
 
 
 def _shortest(step: StepTimes, m: int) -> Ints:
-    """The passes of each rank in order, as kinds, shape (ranks, 3 m), of the shortest schedule: without a gap, and with wider
-    ones as long as that gains. A step of many microbatches has the gap that suits one of fewer."""
+    """The passes of each rank in order, as kinds, shape (ranks, 3 m), of the shortest schedule: without a gap, and with
+    wider ones as long as that gains. A step of many microbatches has the gap that suits one of fewer."""
     few = min(m, ENOUGH * step.duration.shape[1])
     chosen, least = (0, 0), _best_of(step, _counts(step, few, 0, 0))[0]
     for k in range(1, step.duration.shape[1]):
@@ -154,7 +154,7 @@ def _arrival(step, end, r, kind, j):  # type: ignore[no-untyped-def]
 
 @kernel
 def _placed(step, counts, late, target):  # type: ignore[no-untyped-def]
-    """The value, µs, `NEVER` where the memory is too small, and the passes of each rank in order, as kinds, shape (ranks, 3 m).
+    """The value, µs, `NEVER` where the memory is too small, and each rank's passes in order, as kinds, shape (ranks, 3 m).
 
     Forwards and backwards run in the order that `counts` says. A rank that must wait for the next one runs a weight gradient
     where that ends in time for it, or at least in time for a step of `target` µs. One that has no room for a forward runs as
