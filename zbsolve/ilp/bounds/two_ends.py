@@ -16,6 +16,7 @@ from ...problem import Ints, Problem
 from .bound import IDLE, Bound
 
 MAX_WINDOWS = 1_000_000  # states of the first rank times microbatches: beyond, its windows count as without loss
+MAX_STATES = 30_000_000  # of both ranks: beyond, there is no bound
 FAR = 1 << 60  # µs
 
 
@@ -56,11 +57,13 @@ class _States(NamedTuple):
     left: Ints
 
 
-def idle_of_two(problem: Problem) -> Iterator[Bound]:
-    """The bounds of the first rank with the last one, and with the one that works most."""
+def idle_of_two(problem: Problem, times: int = 1) -> Iterator[Bound]:
+    """The bounds of the first rank with the last one, and with the one that works most; times: how often each microbatch of
+    the problem is there."""
     g = _plain(problem)
     if g is None:
         return
+    g = g._replace(microbatches=times * g.microbatches)
     ranks = [rank for rank in (_rank(g, r) for r in range(problem.ranks)) if rank is not None]
     if len(ranks) < problem.ranks or 0 not in ranks[g.rank[0]].lanes or ranks[g.rank[0]].fits >= g.microbatches:
         return
@@ -68,9 +71,15 @@ def idle_of_two(problem: Problem) -> Iterator[Bound]:
     last = max(range(len(ranks)), key=lambda r: ranks[r].lanes)
     busiest = max(range(len(ranks)), key=lambda r: ranks[r].work)
     for other in dict.fromkeys((last, busiest)):
-        if other != first:
+        if other != first and _few_states(ranks[first], ranks[other], g.microbatches):
             value, waits = _least(g, ranks[first], ranks[other]), f"whatever waits for the end of the step on rank {first}"
             yield Bound(value, f"ranks {first} and {other}: {waits}, one of them is idle so long", IDLE, (first, other))
+
+
+def _few_states(first: _Rank, other: _Rank, m: int) -> bool:
+    """Whether what ranks may hold can be tried in little time."""
+    waiting = other.most_waiting(0, m - 1) + 1
+    return waiting * first.fits * (first.most_waiting(0, m - 1) + 1) <= MAX_STATES
 
 
 def _plain(problem: Problem) -> MicrobatchGraph | None:
