@@ -71,7 +71,7 @@ def form(name: str, text: str) -> Bound:
 def of_many(name: str, kind: str) -> Bound:
     """The closed form of this kind that one microbatch gives."""
     problem = PROBLEMS[name]
-    found = (one for one in many._forms(problem.head(1), problem.microbatches) if one.kind == kind)
+    found = (one for one in many._forms(problem.head(1), problem.microbatches) if one.kind == kind and len(one.ranks) < 2)
     return max(found, key=lambda one: one.value)
 
 
@@ -119,6 +119,9 @@ RULES: dict[str, list[Example]] = {
     ],
     "closed_forms._of_side_streams": [("slow copies", lambda name: form(name, "d2h:1: its"), "d2h:1: its passes run one")],
     "pool_energy.bounds_of_pools": [("tight", lambda name: form(name, "does not fit"), "does not fit 10 bytes sooner")],
+    "two_ends.idle_of_two": [
+        ("plain", lambda name: form(name, "one of them is"), "the end of the step on rank 0, one of them")
+    ],
     "any_choice.bound_over_choices": [("fast copies", over_choices, "whatever is copied: the longest chain")],
     "any_choice._copying": [("slow copies", copying, "whatever is copied: d2h:")],
     "many._forms": [("plain", lambda name: of_many(name, WORK), "the busiest rank works")],

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from zbsolve import Problem, Schedule, pipeline, preset, solve, verify
+from zbsolve import Schedule, pipeline, preset, solve, verify
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.proof_check import recheck
 
 from ..support.exact import optimum
+from ..support.tight_case import Case
 
 # An order of p = 5, m = 9 that CP-SAT found: 10 shorter than ZB-H1.
 BEST_OF_5_9 = """
@@ -22,35 +22,6 @@ F0 F1 F2 F3 B0 F4 B1 W0 B2 W1 B3 F5 B4 F6 W2 W3 F7 B5 F8 B6 W4 B7 W5 B8 W6 W7 W8
 F0 F1 F2 B0 F3 B1 F4 B2 W0 B3 W1 B4 F5 W2 F6 B5 W3 F7 B6 F8 B7 W4 B8 W5 W6 W7 W8
 F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 F5 B5 F6 B6 W2 F7 B7 F8 B8 W3 W4 W5 W6 W7 W8
 """
-
-
-class Case(NamedTuple):
-    """Numbers of the page; times in µs, u and w in bytes."""
-
-    p: int
-    m: int
-    F: int
-    B: int
-    W: int
-    c: int
-    u: int
-    w: int
-
-    @property
-    def problem(self) -> Problem:
-        held = {"held_until_B": self.u, "held_until_W": self.w, "capacity": self.p * (self.u + self.w)}
-        return pipeline([self.F] * self.p, [self.B] * self.p, [self.W] * self.p, comm=self.c, microbatches=self.m, **held)
-
-    @property
-    def away(self) -> int:
-        """D."""
-        return (self.p - 1) * (self.F + self.B + 2 * self.c)
-
-    @property
-    def theorem_1(self) -> int:
-        room = (self.p - 1) * (self.u + self.w)
-        work = max(x * (self.B + self.W) + (room - x * (self.u + self.w)) // self.w * self.W for x in range(self.p))
-        return self.m * (self.F + self.B + self.W) + (self.p - 1) * (self.B + 2 * self.c) + max(0, self.away - work)
 
 
 PLAIN = Case(5, 9, 20, 20, 18, 1, 4, 2)

@@ -11,27 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..greedy.arrays.microbatch import microbatch_graph, with_mean_microbatches
 from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Ints
-from ..util.errors import BadInput, NotFound
+from ..util.errors import NotFound
 from ..util.kernels import kernel
 from .plain_step import check_plain
-
-KINDS = "FBW"
-F, B, W = range(3)
-
-
-class _Step(NamedTuple):
-    """What one microbatch takes: duration (µs), taken and freed (bytes), shape (3, stages) for F, B and W; lag, µs of the
-    message that F and B wait for, shape (2, stages); room, bytes a rank."""
-
-    duration: Ints
-    taken: Ints
-    freed: Ints
-    lag: Ints
-    room: Ints
+from .step_times import B, F, W, times_of
 
 
 class _Placed(NamedTuple):
@@ -52,7 +38,7 @@ def zb_v_by_times(problem: Problem) -> Schedule:
     """ZB-V by the times of the step, within its memory. Raises BadInput where it is no V of F, B and W, and NotFound where
     the memory is too small for it."""
     check_plain(problem, "zb-v-times", "vee")
-    step, rows = _step_of(problem)
+    step, rows = times_of(problem, "zb-v-times")
     turns = _turns(step, problem.microbatches)
     if len(turns) == 0:
         raise NotFound("zb-v-times: the memory of a rank is full, and nothing there frees any")
@@ -63,22 +49,6 @@ def zb_v_by_times(problem: Problem) -> Schedule:
             own[turns[rank] == lane] = rows[lane]
         order[f"compute:{rank}"] = own
     return Schedule.of(problem, order)
-
-
-def _step_of(problem: Problem) -> tuple[_Step, Ints]:
-    """The step that one microbatch takes, and the rows of each kind · stages + stage, shape (3 · stages, microbatches)."""
-    g = microbatch_graph(with_mean_microbatches(problem))
-    if g is None:
-        raise BadInput("zb-v-times: microbatches differ in what they wait for")
-    passes, first, stages = problem.passes, g.passes[:, 0], problem.stages
-    kind = np.array([KINDS.index(one) for one in passes.kinds], np.int64)[passes.kind[first]]
-    lane = np.empty((3, stages), np.int64)
-    lane[kind, passes.stage[first]] = np.arange(len(first))
-    lag = np.zeros(len(first), np.int64)
-    moves = kind[g.after] < W
-    np.maximum.at(lag, g.after[moves], g.lag[moves])
-    step = _Step(g.duration[lane], g.taken[lane], g.freed[lane], lag[lane[:W]], g.capacity)
-    return step, g.passes[lane.ravel()]
 
 
 @kernel

@@ -21,6 +21,7 @@ from .memory_arcs import INFINITE
 from .necessary_arcs import WHOLE_STEP, heads_and_tails, necessary_arcs_of, ordered_passes
 from .path_walks import NO_PATH
 from .pool_energy import PoolStays, bounds_of_pools, stays_of_pools
+from .two_ends import idle_of_two
 
 LONGEST_CHAIN = "the longest chain of passes that wait for each other, or for memory to be freed, takes as long"
 ONE_BY_ONE = "its passes run one at a time, none before its input can be there, and others wait for the last ones"
@@ -71,6 +72,7 @@ def _closed_forms(problem: Problem, clock: Clock | None) -> Iterator[Bound]:
         value = int((a.head + problem.passes.duration + a.tail).max())
         yield Bound(value, LONGEST_CHAIN, PATH)
         yield from _of_window(relaxations, WHOLE_STEP)
+        yield from idle_of_two(problem)
     else:
         yield from _of_windows(relaxations)
     yield Bound(0, "nothing", PATH)

@@ -9,6 +9,8 @@ the last one's. So the closed forms of single ranks need no others:
 * what edges hold of a rank's memory, bytes times their least time (the longest path between their ends), is count times that
   of one microbatch, and must fit under the capacity. Until the j-th microbatch's pass can start, j passes of its lane before
   it have ended: so memory fills no faster, and empties no faster, which costs at both ends.
+
+Idle time of two ranks together rests on paths within one microbatch alone, too.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from .bound import AREA, BUSIEST, IDLE, WORK, Bound, rounded_up, value_unit
 from .energy import energy_of
 from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
 from .path_walks import NO_PATH
+from .two_ends import idle_of_two
 
 SAFETY = 1 - 1e-9  # of sums of floating numbers, which may only be too small
 
@@ -123,6 +126,7 @@ def _forms(one: Problem, count: int) -> Iterator[Bound]:
         for rank, stay in enumerate(stays):
             if whose in (-1, rank) and len(stay.size) and room[rank] > 0:
                 yield _energy(rank, stay, room[rank], count, (head, tail, p.duration))
+    yield from idle_of_two(one, count)
 
 
 def _idle(rank: int, work: int, terms: IdleTerms, window: RankWindow) -> Bound:

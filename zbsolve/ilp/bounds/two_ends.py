@@ -1,0 +1,170 @@
+"""Idle time of the first rank and of another one together: what neither can avoid, whatever the other does.
+
+For steps whose ranks run three passes of each microbatch, alike in all: one that takes memory, one on the way back, and one
+that others need not wait for. docs/tight-memory.md calls them F, B and W, and this bound theorem 4, with its proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ...greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
+from ...problem import Ints, Problem
+from .bound import IDLE, Bound
+
+MAX_WINDOWS = 1_000_000  # states of the first rank times microbatches: beyond, its windows count as without loss
+MAX_STATES = 30_000_000  # of both ranks: beyond, there is no bound
+FAR = 1 << 60  # µs
+
+
+class _Rank(NamedTuple):
+    """One rank: µs of its three passes of a microbatch; bytes that the first takes, that the last one frees, and that there
+    are; and its lanes."""
+
+    F: int
+    B: int
+    W: int
+    taken: int
+    w: int
+    capacity: int
+    lanes: tuple[int, ...]
+
+    @property
+    def work(self) -> int:
+        """µs of one microbatch."""
+        return self.F + self.B + self.W
+
+    @property
+    def fits(self) -> int:
+        """How many whole microbatches fit."""
+        return self.capacity // self.taken
+
+    def most_waiting(self, flying: int, begun: int) -> int:
+        """Of so many microbatches, the most whose last pass alone waits, with so many more and one of these in flight."""
+        free = self.capacity - (flying + 1) * self.taken
+        return min(begun, free // self.w) if self.w else begun
+
+
+class _States(NamedTuple):
+    """What the first rank may have left where an F starts, beside that microbatch, one value a state: x in flight, y weight
+    gradients that wait, and the work of both, µs. In order of that work."""
+
+    x: Ints
+    y: Ints
+    left: Ints
+
+
+def idle_of_two(problem: Problem, times: int = 1) -> Iterator[Bound]:
+    """The bounds of the first rank with the last one, and with the one that works most; times: how often each microbatch of
+    the problem is there."""
+    g = _plain(problem)
+    if g is None:
+        return
+    g = g._replace(microbatches=times * g.microbatches)
+    ranks = [rank for rank in (_rank(g, r) for r in range(problem.ranks)) if rank is not None]
+    if len(ranks) < problem.ranks or 0 not in ranks[g.rank[0]].lanes or ranks[g.rank[0]].fits >= g.microbatches:
+        return
+    first = int(g.rank[0])
+    last = max(range(len(ranks)), key=lambda r: ranks[r].lanes)
+    busiest = max(range(len(ranks)), key=lambda r: ranks[r].work)
+    for other in dict.fromkeys((last, busiest)):
+        if other != first and _few_states(ranks[first], ranks[other], g.microbatches):
+            value, waits = _least(g, ranks[first], ranks[other]), f"whatever waits for the end of the step on rank {first}"
+            yield Bound(value, f"ranks {first} and {other}: {waits}, one of them is idle so long", IDLE, (first, other))
+
+
+def _few_states(first: _Rank, other: _Rank, m: int) -> bool:
+    """Whether what ranks may hold can be tried in little time."""
+    waiting = other.most_waiting(0, m - 1) + 1
+    return waiting * first.fits * (first.most_waiting(0, m - 1) + 1) <= MAX_STATES
+
+
+def _plain(problem: Problem) -> MicrobatchGraph | None:
+    """The graph of a microbatch, where each rank has one stream and the objective is the makespan."""
+    if problem.objective != "makespan" or problem.capacity is None or problem.pools or len(problem.side_stream):
+        return None
+    return microbatch_graph(problem) if len(problem.streams) == problem.ranks else None
+
+
+def _rank(g: MicrobatchGraph, rank: int) -> _Rank | None:
+    """What counts of a rank; None where it is not as this bound needs it."""
+    lanes = np.sort(g.rank_lanes[g.rank_lane_first[rank] : g.rank_lane_first[rank + 1]])
+    if len(lanes) != 3 or _away(g, lanes[0])[lanes[1]] < 0 or _away(g, lanes[1])[lanes[2]] < 0:
+        return None
+    taken, freed = g.taken[lanes].tolist(), g.freed[lanes].tolist()
+    if not 0 < taken[0] <= g.capacity[rank] or taken[1:] != [0, 0] or freed[0] or sum(freed) != taken[0]:
+        return None
+    F, B, W = g.duration[lanes].tolist()
+    return _Rank(F, B, W, taken[0], freed[2], int(g.capacity[rank]), tuple(lanes.tolist()))
+
+
+def _away(g: MicrobatchGraph, lane: int) -> Ints:
+    """The longest path of a microbatch from the start of a lane's pass to that of each lane's, µs; below 0 where there is
+    none."""
+    far = np.full(len(g.duration), -FAR)
+    far[lane] = 0
+    for at in range(lane, len(far)):
+        out = slice(g.out_first[at], g.out_first[at + 1])
+        np.maximum.at(far, g.out_lane[out], far[at] + g.duration[at] + g.out_lag[out])
+    return far
+
+
+def _least(g: MicrobatchGraph, first: _Rank, other: _Rank) -> int:
+    """Theorem 4, µs: 0 where it says nothing. Names are those of the proof; `late` is f for no waiting weight gradient."""
+    m, (F, B, _), (F_l, B_l, _) = g.microbatches, first.lanes, other.lanes
+    begin, onwards, back = _away(g, 0), _away(g, F), _away(g, B_l)
+    D, P, Z = int(onwards[B]) - first.F, int(onwards[B_l]) - first.F, int(back[B])
+    if min(P, Z, begin[F_l]) < 0:
+        return 0
+    H = max(0, int(begin[B]) - first.fits * first.F)
+    A = max(int(begin[F_l]), int(begin[B_l]) - other.fits * other.F)
+    s = _states(first, m)
+    lost = _lost_before_last(s, first, m, D, int(begin[F_l]) + other.F + Z + first.B - H, other.F + other.B)
+    late = A - P - H + m * (other.work - first.work) - other.B - other.W + first.B + first.W + s.left
+    least = FAR
+    for waiting in range(other.most_waiting(0, m - 1) + 1):
+        f = late - waiting * other.W
+        tail = max(0, Z + first.B + first.W - other.B - (waiting + 1) * other.W)
+        here = m * first.work + H + np.maximum(lost + np.maximum(0, D - s.left), P + Z + f - s.left)
+        there = m * other.work + A + tail + np.maximum(0, lost - f)
+        least = min(least, int(np.maximum(here, there).min()))
+    return least
+
+
+def _states(first: _Rank, m: int) -> _States:
+    """All states that fit the memory and the microbatches."""
+    flying = range(min(first.fits, m))
+    x, y = np.array([(x, y) for x in flying for y in range(first.most_waiting(x, m - 1 - x) + 1)], np.int64).T
+    left = x * (first.B + first.W) + y * first.W
+    by = np.argsort(left, kind="stable")
+    return _States(x[by], y[by], left[by])
+
+
+def _lost_before_last(s: _States, first: _Rank, m: int, D: int, soonest: int, rate: int) -> Ints:
+    """µs beyond H that the first rank is idle before its last F, at least, where that finds it in each state.
+
+    Where the F of microbatch j finds x in flight, the B of i = j − 1 − x has ended, at `soonest` + i · `rate` or later (less
+    H). And from the F of i to that of j goes one of theorem 2's windows, which counts where i does not fit beside all before
+    it. Tables have one row a microbatch that a window begins with, one column a place among the states: what is lost up to
+    there and in the window, where the work left there is too little for it, and where it is enough.
+    """
+    n, S = first.fits, len(s.x)
+    if S * m > MAX_WINDOWS:
+        return np.zeros(S, np.int64)
+    needed = D - s.x * first.F + (s.y - 1) * first.W
+    place = np.searchsorted(s.left, needed)
+    short, enough = np.full((m, S + 1), FAR), np.full((m, S + 1), FAR)
+    lost = np.zeros(S, np.int64)
+    for j in range(n, m):
+        i = j - 1 - s.x
+        done = j * first.F + (i + 1) * first.B + (i + 1 - s.y) * first.W
+        lost = np.maximum(0, soonest + i * rate - done)
+        window = np.minimum(short[i, place] + needed, enough[i, place])
+        lost = np.where(i >= n, np.maximum(lost, window), lost)
+        here = np.where(s.x + s.y <= j, lost, FAR)
+        np.minimum.accumulate(here - s.left, out=short[j, 1:])
+        enough[j, :-1] = np.minimum.accumulate(here[::-1])[::-1]
+    return lost

@@ -1,0 +1,191 @@
+"""ZB-H1 with a gap: fewer microbatches in flight before the last forwards, where 1F1B's memory is all there is.
+
+ZB-H1 (arXiv 2401.10241) keeps p − r microbatches in flight on rank r to the end. Then rank 0 has too little work behind its
+last forward where weight gradients that wait hold little. Here waves of forwards and backwards come to cross without waiting
+near the end, and rank 0 leaves k forwards out there. So it has k microbatches fewer in flight before its last forward, and
+in their room weight gradients wait for the drain. See docs/tight-memory.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..problem import Problem
+from ..schedule import Schedule
+from ..tables import Ints
+from ..util.errors import NotFound
+from ..util.kernels import inner_kernel, kernel
+from .plain_step import check_plain
+from .step_times import B, F, StepTimes, W, times_of
+
+TARGETS = 9  # values that weight gradients are placed for
+ENOUGH = 3  # times the ranks: microbatches that show which gap is best
+NEVER = 1 << 60  # µs: the value where no schedule is made
+
+
+def zb_gap(problem: Problem) -> Schedule:
+    """ZB-H1 with a gap, by the times of the step and within its memory: the shortest of a few. Raises BadInput where it is
+    no step of F, B and W with one stage a rank, and NotFound where the memory is too small."""
+    check_plain(problem, "zb-gap", "single")
+    step, rows = times_of(problem, "zb-gap")
+    turns = _shortest(step, problem.microbatches)
+    p = problem.ranks
+    order = {}
+    for rank in range(p):
+        own = np.empty(turns.shape[1], np.int64)
+        for kind in (F, B, W):
+            own[turns[rank] == kind] = rows[kind * p + rank]
+        order[f"compute:{rank}"] = own
+    return Schedule.of(problem, order)
+
+
+def _shortest(step: StepTimes, m: int) -> Ints:
+    """The passes of each rank in order, as kinds, shape (ranks, 3 m), of the shortest schedule: without a gap, and with
+    wider ones as long as that gains. A step of many microbatches has the gap that suits one of fewer."""
+    few = min(m, ENOUGH * step.duration.shape[1])
+    chosen, least = (0, 0), _best_of(step, _counts(step, few, 0, 0))[0]
+    for k in range(1, step.duration.shape[1]):
+        found = [(_best_of(step, _counts(step, few, k, before))[0], before) for before in (2 * k - 1, 2 * k)]
+        value, before = min(found)
+        if k > 1 and value >= least:
+            break
+        if value < least:
+            chosen, least = (k, before), value
+    value, turns = _best_of(step, _counts(step, m, *chosen))
+    if value == NEVER:
+        raise NotFound("zb-gap: the memory of a rank is full, and nothing there frees any")
+    return turns
+
+
+def _best_of(step: StepTimes, counts: Ints) -> tuple[int, Ints]:
+    """The value, µs, `NEVER` where the memory is too small, and the turns of the shortest schedule with these counts."""
+    late = _latest(step, counts)
+    value, best = _placed(step, counts, late, 0)
+    least = -int(late.min())
+    for target in np.linspace(least, max(least, min(value, NEVER - 1)), TARGETS).astype(np.int64).tolist():
+        new, turns = _placed(step, counts, late, target)
+        if new < value:
+            value, best = new, turns
+    return int(value), best
+
+
+def _counts(step: StepTimes, m: int, k: int, before: int) -> Ints:
+    """How many forwards of a rank come before each of its backwards, shape (ranks, m), with a gap of k.
+
+    Rank r has p − r more than backwards. From the backward of microbatch m − p − `before` on it is as if forwards moved down
+    and backwards up by one rank a turn, and rank 0 began one forward a turn but none in k turns behind that of `last`: so a
+    backward comes p − 1 − r turns behind its forward, and forwards behind the gap k turns later. In the first round a rank
+    has as many more as are there before its first backward and fit.
+    """
+    p = step.duration.shape[1]
+    j, last = np.arange(m), m - p + k - 1
+    counts = j + np.minimum(p - np.arange(p), _fits(step))[:, None]
+    gap = np.minimum(counts, np.maximum(last + 1, counts - k))
+    counts = np.where((k > 0) & (j >= m - p - before) & (j <= last), gap, counts)
+    warm = np.minimum(p, j + _warm_up(step)[:, None])
+    every: Ints = np.minimum(m, np.maximum(j + 1, np.maximum(counts, warm)))
+    return every
+
+
+def _fits(step: StepTimes) -> Ints:
+    """How many microbatches fit each rank, one at least."""
+    fits: Ints = np.maximum(1, step.room // np.maximum(1, step.taken[F]))
+    return fits
+
+
+def _warm_up(step: StepTimes) -> Ints:
+    """Forwards of each rank that are there before its first backward and fit."""
+    duration, lag = step.duration, step.lag
+    begin = np.cumsum(duration[F]) - duration[F] + np.cumsum(lag[F])
+    up = (duration[B][1:] + lag[B][:-1])[::-1]
+    back = begin[-1] + duration[F, -1] + np.concatenate([[0], np.cumsum(up)])[::-1]
+    there: Ints = (back - begin) // np.maximum(1, np.maximum.accumulate(duration[F]))
+    return np.clip(there, 1, _fits(step))
+
+
+@kernel
+def _latest(step, counts):  # type: ignore[no-untyped-def]
+    """The latest starts of forwards and backwards where the whole step ends at 0, µs, shape (2, ranks, m): each rank runs
+    them in its order, with time for the weight gradients of all backwards to come."""
+    p, m = counts.shape
+    late = np.zeros((2, p, m), np.int64)
+    forwards, backwards = np.full(p, m), np.full(p, m)  # those before these are not placed yet
+    until, work = np.zeros(p, np.int64), np.zeros(p, np.int64)
+    placed = -1
+    while placed != (forwards + backwards).sum():
+        placed = (forwards + backwards).sum()
+        for r in range(p):
+            while forwards[r] + backwards[r] > 0:
+                i, j = backwards[r] - 1, forwards[r] - 1
+                kind = F if i < 0 or counts[r, i] <= j else B
+                if kind == F:
+                    if r < p - 1 and forwards[r + 1] > j:
+                        break
+                    follows = late[F, r + 1, j] - step.lag[F, r + 1] if r < p - 1 else late[B, r, j] - step.lag[B, r]
+                else:
+                    if r > 0 and backwards[r - 1] > i:
+                        break
+                    follows = late[B, r - 1, i] - step.lag[B, r - 1] if r > 0 else -step.duration[W, 0]
+                    work[r] += step.duration[W, r]
+                work[r] += step.duration[kind, r]
+                until[r] = min(min(until[r], follows) - step.duration[kind, r], -work[r])
+                late[kind, r, j if kind == F else i] = until[r]
+                if kind == F:
+                    forwards[r] = j
+                else:
+                    backwards[r] = i
+    return late
+
+
+@inner_kernel
+def _arrival(step, end, r, kind, j):  # type: ignore[no-untyped-def]
+    """When what a rank's F or B of microbatch j waits for is there, µs; −1 where that is not placed yet."""
+    p = end.shape[1]
+    if kind == F:
+        if r == 0:
+            return np.int64(0)
+        at, lag = end[F, r - 1, j], step.lag[F, r]
+    elif r == p - 1:
+        at, lag = end[F, r, j], step.lag[B, r]
+    else:
+        at, lag = end[B, r + 1, j], step.lag[B, r]
+    return np.int64(-1) if at < 0 else at + lag
+
+
+@kernel
+def _placed(step, counts, late, target):  # type: ignore[no-untyped-def]
+    """The value, µs, `NEVER` where the memory is too small, and each rank's passes in order, as kinds, shape (ranks, 3 m).
+
+    Forwards and backwards run in the order that `counts` says. A rank that must wait for the next one runs a weight gradient
+    where that ends in time for it, or at least in time for a step of `target` µs. One that has no room for a forward runs as
+    many as it takes.
+    """
+    p, m = counts.shape
+    end, now, held = np.full((2, p, m), -1), np.zeros(p, np.int64), np.zeros(p, np.int64)
+    done, turns = np.zeros((3, p), np.int64), np.zeros((p, 3 * m), np.int64)
+    placed = -1
+    while placed != done.sum():
+        placed = done.sum()
+        for r in range(p):
+            while done[W, r] < m:
+                begin, kind, i = now[r], W, done[B, r]
+                if i < m:
+                    kind = F if done[F, r] < counts[r, i] else B
+                    arrival = _arrival(step, end, r, kind, done[kind, r])
+                    if arrival < 0:
+                        break
+                    full = held[r] + step.taken[kind, r] > step.room[r]
+                    behind = now[r] + step.duration[W, r]
+                    in_time = behind <= max(arrival, late[kind, r, done[kind, r]] + target)
+                    begin = max(begin, arrival)
+                    if done[W, r] < i and (full or (arrival > now[r] and in_time)):
+                        begin, kind = now[r], W
+                    elif full:
+                        return np.int64(NEVER), turns
+                turns[r, done[:, r].sum()] = kind
+                now[r] = begin + step.duration[kind, r]
+                held[r] += step.taken[kind, r] - step.freed[kind, r]
+                if kind < W:
+                    end[kind, r, done[kind, r]] = now[r]
+                done[kind, r] += 1
+    return (now.max() if placed == 3 * p * m else np.int64(NEVER)), turns
