@@ -68,8 +68,8 @@ class End:
     breadth: int = 1
 
     def raise_loss(self, states: int, grain: int, most: int) -> int:
-        """A higher loss, to `grain` µs, by tries with so many partial orders each that know of `most` microbatches at most; how
-        many were tried in all."""
+        """A higher loss, to `grain` µs, by tries with so many partial orders each, of `most` microbatches at most; how many
+        partial orders were tried in all."""
         tried, self.step = 0, max(self.step, grain)
         while self.step >= grain:
             answer, count, reached = self.attempt(self.loss + self.step, states, most)

@@ -51,8 +51,8 @@ INDUCTION_GOAL = 0.99  # of the incumbent's value is asked for where the value i
 SINGLE_RANKS = 2  # times as many single ranks are searched at most as there are ranks: one may stand in several windows
 # So many single ranks of the best closed forms come first, with so many partial orders a try.
 PROMISING, PROMISING_STATES = 2, 30_000
-# Partial orders a try for both ends of a rank, before all else; of what there is time for these may take a share, and take so
-# many times as many in all. They have further turns as long as they give this share of the best bound.
+# Partial orders a try for both ends of a rank, before all else. They take so many times as many in all, which may be a share
+# of what there is time for. Both ends have further turns as long as they give a share of the best bound.
 ENDS_STATES, ENDS_TIME, ENDS_TRIES, ENDS_SHARE = (3_000, 18_000, 108_000), 0.5, 12, 0.97
 
 
