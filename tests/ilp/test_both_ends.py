@@ -101,7 +101,7 @@ def test_no_bound_is_above_the_optimum() -> None:
 @pytest.mark.parametrize("error", ["both ends see all microbatches", "time is not turned round"])
 def test_that_would_find_an_error(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def of_all(self: BothEnds, states: int) -> int:
-        return sum(end.raise_loss(states, 1, self.microbatches - 1) for end in self.ends)
+        return sum(end.raise_loss(states, 20 * states, 1, self.microbatches - 1) for end in self.ends)
 
     if error == "both ends see all microbatches":
         monkeypatch.setattr(BothEnds, "raise_losses", of_all)

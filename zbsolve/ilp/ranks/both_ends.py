@@ -42,6 +42,7 @@ import numpy as np
 from ...problem import Problem
 from ..bounds.bound import AREA, BOTH_ENDS, Bound
 from ..bounds.closed_forms import all_closed_forms
+from ..bounds.memory_arcs import INFINITE
 from ..bounds.necessary_arcs import WHOLE_STEP, heads_and_tails, ordered_passes
 from .lanes import Lanes, lanes_of, no_windows
 from .order_search import Induction, Limits, search_orders
@@ -67,12 +68,12 @@ class End:
     reached: int = 0
     breadth: int = 1
 
-    def raise_loss(self, states: int, grain: int, most: int) -> int:
-        """A higher loss, to `grain` µs, by tries with so many partial orders each, of `most` microbatches at most; how many
-        partial orders were tried in all."""
+    def raise_loss(self, states: int, allowed: int, grain: int, most: int) -> int:
+        """A higher loss, to `grain` µs, by tries with so many partial orders each and `allowed` in all, of `most` microbatches
+        at most; how many were tried."""
         tried, self.step = 0, max(self.step, grain)
-        while self.step >= grain:
-            answer, count, reached = self.attempt(self.loss + self.step, states, most)
+        while self.step >= grain and tried < allowed:
+            answer, count, reached = self.attempt(self.loss + self.step, min(states, allowed - tried), most)
             tried += count
             if answer is Answer.REFUTED:
                 self.loss, self.reached, self.step = self.loss + self.step, reached, 2 * self.step
@@ -118,12 +119,13 @@ class BothEnds:
         )
         return Bound(self.held + first + last + self.around, proof, BOTH_ENDS, (self.rank,))
 
-    def raise_losses(self, states: int) -> int:
-        """Higher losses, by tries with so many partial orders each; how many were tried in all."""
+    def raise_losses(self, states: int, allowed: int = INFINITE) -> int:
+        """Higher losses, by tries with so many partial orders each, `allowed` in all; how many were tried."""
         tried, grain = 0, max(1, self.held // PARTS)
         for end, other in (self.ends, self.ends[::-1]):
             others = other.reached or self.microbatches // 2
-            tried += end.raise_loss(states, grain, min(MAX_MICROBATCHES, self.microbatches - 1 - others))
+            most = min(MAX_MICROBATCHES, self.microbatches - 1 - others)
+            tried += end.raise_loss(states, (allowed - tried) // (2 if tried == 0 else 1), grain, most)
         return tried
 
 
@@ -148,7 +150,7 @@ def proven_again(problem: Problem, rank: int, value: int, states: int) -> Bound 
     """The bound of this rank, of `value` µs or more, with so many partial orders; None where they do not prove it."""
     found, each = both_ends(problem, rank), FIRST_STATES
     while found is not None and found.bound.value < value and each <= MAX_STATES and states > 0:
-        states -= found.raise_losses(min(each, states))
+        states -= found.raise_losses(each, states)
         each *= STATES_FACTOR
     return found.bound if found is not None and found.bound.value >= value else None
 

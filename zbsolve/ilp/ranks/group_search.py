@@ -160,6 +160,8 @@ class _GroupSearch:
 
     def begin_with_ends(self) -> Iterator[Bound]:
         """Higher bounds from both ends of one rank, where there is time for so many partial orders."""
+        if self.both_ends is not None:
+            self.both_ends.ends[0].attempt(1, 1, 1)  # loads the search, which is no part of the rate
         for states in ENDS_STATES:
             if not self.over and ENDS_TRIES * states < ENDS_TIME * self.affordable:
                 yield from self.raise_ends(states)
@@ -169,7 +171,7 @@ class _GroupSearch:
         ends, began = self.both_ends, self.clock.used
         if ends is None:
             return
-        self.count_states(ends.raise_losses(min(states, self.affordable)), began)
+        self.count_states(ends.raise_losses(states, self.affordable), began)
         if ends.bound.value > self.best.value:
             self.best = ends.bound
             yield self.best
