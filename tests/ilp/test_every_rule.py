@@ -40,7 +40,7 @@ from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.cp_ranks import ranks_refute, streams_bound
 from zbsolve.ilp.cp_solver import make_solver
 from zbsolve.ilp.proof_check import recheck
-from zbsolve.ilp.ranks.both_ends import both_ends
+from zbsolve.ilp.ranks.end_losses import both_ends
 from zbsolve.ilp.ranks.groups import group_bound, group_of
 from zbsolve.search import prover
 from zbsolve.search.certify import certificate_of, work_bound
@@ -153,7 +153,7 @@ RULES: dict[str, list[Example]] = {
             "ranks 0, 1, each in its window: no order of their passes",
         ),
     ],
-    "both_ends.bound": [("two", of_both_ends, "while memory fills and")],
+    "end_losses.bound": [("two", of_both_ends, "while memory fills and")],
     "cp_ranks.streams_bound": [("slow copies", lambda name: of_streams(name, (1,), 1167), "copies and memory too")],
     "prover.cp": [("small", lambda name: by_solver(name, lambda state: prover.cp(state, 0, 60.0)), "CP-SAT searched")],
     "prover.milp": [

@@ -28,7 +28,7 @@ from .bounds.bound import (
 from .bounds.closed_forms import closed_forms_within, each_closed_form
 from .bounds.many import bound_of_many, repeated_microbatch
 from .bounds.memory_arcs import INFINITE
-from .ranks.both_ends import proven_again
+from .ranks.end_losses import proven_again
 from .ranks.groups import group_bound, group_of, lanes_of_group
 from .ranks.induction import refute_by_induction
 from .ranks.lanes import Lanes

@@ -9,7 +9,7 @@ from ...util.clock import Clock
 from ..bounds.bound import Bound, value_unit
 from ..bounds.closed_forms import all_closed_forms
 from ..bounds.memory_arcs import INFINITE
-from .both_ends import both_ends_of_fullest
+from .end_losses import both_ends_of_fullest
 from .groups import (
     MAX_LEAN_RANKS,
     MAX_WHOLE_RANKS,

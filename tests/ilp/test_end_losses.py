@@ -12,8 +12,8 @@ from zbsolve import Edge, Pass, Problem, pipeline, solve
 from zbsolve.ilp.bounds.bound import BOTH_ENDS
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.proof_check import recheck
-from zbsolve.ilp.ranks import both_ends as module
-from zbsolve.ilp.ranks.both_ends import BothEnds, both_ends, mirrored
+from zbsolve.ilp.ranks import end_losses as module
+from zbsolve.ilp.ranks.end_losses import BothEnds, both_ends, mirrored
 from zbsolve.ilp.ranks.lanes import lanes_of
 
 from ..support.exact import optimum

@@ -69,8 +69,8 @@ class End:
     breadth: int = 1
 
     def raise_loss(self, states: int, allowed: int, grain: int, most: int) -> int:
-        """A higher loss, to `grain` µs, by tries with so many partial orders each and `allowed` in all, of `most` microbatches
-        at most; how many were tried."""
+        """A higher loss, to `grain` µs, by tries of `most` microbatches at most: so many partial orders in one, `allowed` in
+        all; how many were tried."""
         tried, self.step = 0, max(self.step, grain)
         while self.step >= grain and tried < allowed:
             answer, count, reached = self.attempt(self.loss + self.step, min(states, allowed - tried), most)
@@ -96,10 +96,7 @@ class End:
 
 
 class BothEnds:
-    """What one rank's memory must hold, and what it loses at both ends as far as it is known.
-
-    bound: the bound that this gives.
-    """
+    """What one rank's memory must hold, and what it loses at both ends as far as it is known."""
 
     def __init__(self, problem: Problem, rank: int, lanes: Lanes) -> None:
         self.rank, self.room, self.microbatches = rank, int(lanes.capacity[0]), lanes.head.shape[1]
@@ -112,6 +109,7 @@ class BothEnds:
 
     @property
     def bound(self) -> Bound:
+        """What this proves."""
         first, last = (end.loss for end in self.ends)
         proof = (
             f"rank {self.rank}: what its passes must hold takes {self.room} bytes for {self.held} µs, and every order loses "
