@@ -21,6 +21,7 @@ from zbsolve.cli import main
 from zbsolve.ilp.bounds import any_choice, many
 from zbsolve.ilp.bounds.bound import (
     AREA,
+    BOTH_ENDS,
     CHOICES,
     GROUP_KINDS,
     IDLE,
@@ -39,6 +40,7 @@ from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.cp_ranks import ranks_refute, streams_bound
 from zbsolve.ilp.cp_solver import make_solver
 from zbsolve.ilp.proof_check import recheck
+from zbsolve.ilp.ranks.end_losses import both_ends
 from zbsolve.ilp.ranks.groups import group_bound, group_of
 from zbsolve.search import prover
 from zbsolve.search.certify import certificate_of, work_bound
@@ -79,6 +81,14 @@ def of_ranks(name: str, kind: str, ranks: tuple[int, ...], value: int) -> Bound:
     """What a search over these ranks proves, where it does."""
     problem = PROBLEMS[name]
     return group_bound(problem, group_of(problem, Bound(value, "", kind, ranks)), value)
+
+
+def of_both_ends(name: str) -> Bound:
+    """What rank 0's memory must hold, and what it loses at both ends."""
+    found = both_ends(PROBLEMS[name], 0)
+    assert found is not None
+    found.raise_losses(3_000)
+    return found.bound
 
 
 def of_streams(name: str, ranks: tuple[int, ...], value: int) -> Bound:
@@ -146,6 +156,7 @@ RULES: dict[str, list[Example]] = {
             "ranks 0, 1, each in its window: no order of their passes",
         ),
     ],
+    "end_losses.bound": [("two", of_both_ends, "while memory fills and")],
     "cp_ranks.streams_bound": [("slow copies", lambda name: of_streams(name, (1,), 1167), "copies and memory too")],
     "prover.cp": [("small", lambda name: by_solver(name, lambda state: prover.cp(state, 0, 60.0)), "CP-SAT searched")],
     "prover.milp": [
@@ -154,7 +165,7 @@ RULES: dict[str, list[Example]] = {
 }
 # They hand on what another place made, or prove it again.
 FORWARDED = {"proof_check._recheck", "prove_again.proven_again", "solver.less_memory", "task_runner._shown"}
-KINDS = {PATH, WORK, IDLE, AREA, *SEARCHED_RANKS, STREAMS, WHOLE, CHOICES}
+KINDS = {PATH, WORK, IDLE, AREA, BOTH_ENDS, *SEARCHED_RANKS, STREAMS, WHOLE, CHOICES}
 EXAMPLES = [(place, i) for place, examples in RULES.items() for i in range(len(examples))]
 
 

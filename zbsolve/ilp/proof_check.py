@@ -12,6 +12,7 @@ from ..util.machine import half_of_cores
 from .bounds.any_choice import bound_over_choices
 from .bounds.bound import (
     ALL_ORDERS,
+    BOTH_ENDS,
     BUSIEST,
     CHOICES,
     SEARCHED_RANKS,
@@ -27,13 +28,14 @@ from .bounds.bound import (
 from .bounds.closed_forms import closed_forms_within, each_closed_form
 from .bounds.many import bound_of_many, repeated_microbatch
 from .bounds.memory_arcs import INFINITE
+from .ranks.end_losses import proven_again
 from .ranks.groups import group_bound, group_of, lanes_of_group
 from .ranks.induction import refute_by_induction
 from .ranks.lanes import Lanes
 from .ranks.refutation import Answer
 from .ranks.window_search import WindowSearch
 
-OF_RANKS = (STREAMS, *SEARCHED_RANKS)  # relaxations that keep some ranks, and search
+OF_RANKS = (STREAMS, BOTH_ENDS, *SEARCHED_RANKS)  # relaxations that keep some ranks, and search
 SEARCHED = (WHOLE, *OF_RANKS)  # relaxations that closed forms say nothing of
 STATES_PER_SECOND = 300_000  # partial orders that a search may try
 NOT_PROVEN = "not proven again"
@@ -70,6 +72,9 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
 
         proven = ranks_refute(problem, bound.ranks, bound.value, make_solver(seconds, half_of_cores()))
         return streams_bound(bound.ranks, bound.value) if proven else Bound(0, NOT_PROVEN, STREAMS, bound.ranks)
+    if bound.kind == BOTH_ENDS:
+        again = proven_again(problem, bound.ranks[0], bound.value, int(STATES_PER_SECOND * seconds))
+        return again or Bound(0, NOT_PROVEN, BOTH_ENDS, bound.ranks)
     if bound.kind in SEARCHED_RANKS:
         group = group_of(problem, bound)
         lanes = lanes_of_group(problem, group)

@@ -15,6 +15,7 @@ GROUP_KINDS = (RANKS, LEAN_RANKS)
 WINDOW_KINDS = ("ranks in a window", "lean ranks in a window")  # the same within the span of the first, which is not kept
 OWN_WINDOWS = "ranks in their windows"  # whole ones, each within its own span; all begin behind the first
 SEARCHED_RANKS = (*GROUP_KINDS, *WINDOW_KINDS, OWN_WINDOWS)
+BOTH_ENDS = "memory at both ends"  # of one rank: what it must hold, and two searches over what it loses
 STREAMS = "ranks with streams"  # an exact solver on some ranks, with all their streams
 WHOLE = "whole problem"  # an exact solver
 CHOICES = "any choice"  # closed forms that hold whatever is copied: of the problem that copies all, and of those with less

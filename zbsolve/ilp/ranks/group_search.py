@@ -9,6 +9,7 @@ from ...util.clock import Clock
 from ..bounds.bound import Bound, value_unit
 from ..bounds.closed_forms import all_closed_forms
 from ..bounds.memory_arcs import INFINITE
+from .end_losses import both_ends_of_fullest
 from .groups import (
     MAX_LEAN_RANKS,
     MAX_WHOLE_RANKS,
@@ -22,7 +23,7 @@ from .groups import (
 )
 from .induction import has_many_waves, refute_by_induction
 from .refutation import NO_INCUMBENT, Answer, refute
-from .turns import ALONE, FIRST_STATES, KINDS_OF_GROUPS, LEAN, OWN, STATES_FACTOR, Share, next_kind
+from .turns import ALONE, ENDS, FIRST_STATES, KINDS_OF_GROUPS, LEAN, OWN, STATES_FACTOR, Share, next_kind
 from .window_search import FIRST_BREADTH, WindowSearch
 
 SECONDS_PER_STATE = 1.5e-6  # that one partial order counts for
@@ -50,6 +51,9 @@ INDUCTION_GOAL = 0.99  # of the incumbent's value is asked for where the value i
 SINGLE_RANKS = 2  # times as many single ranks are searched at most as there are ranks: one may stand in several windows
 # So many single ranks of the best closed forms come first, with so many partial orders a try.
 PROMISING, PROMISING_STATES = 2, 30_000
+# Partial orders a try for both ends of a rank, before all else. They take so many times as many in all, which may be a share
+# of what there is time for. Both ends have further turns as long as they give a share of the best bound.
+ENDS_STATES, ENDS_TIME, ENDS_TRIES, ENDS_SHARE = (3_000, 18_000, 108_000), 0.5, 12, 0.97
 
 
 def higher_bounds(
@@ -74,6 +78,7 @@ def higher_bounds(
     first_ranks = (one._replace(ranks=one.ranks[:1]) for one in of_forms)
     own = (Group((rank,)) for rank in range(problem.ranks))  # closed forms may leave out windows that are not the best
     alone = list(dict.fromkeys([*first_ranks, *own]))[: SINGLE_RANKS * problem.ranks]
+    yield from search.begin_with_ends()
     yield from search.raise_windows(alone[:PROMISING], PROMISING_STATES)
     yield from search.take_turns(alone, of_forms[0])
 
@@ -84,6 +89,7 @@ class _GroupSearch:
     def __init__(self, problem: Problem, best: Bound, incumbent: Ints, clock: Clock, until: float) -> None:
         self.problem, self.best, self.incumbent, self.clock, self.until = problem, best, incumbent, clock, until
         self.unknown = 4 * best.value  # the ceiling where there is no incumbent
+        self.both_ends = both_ends_of_fullest(problem, best.value)
         self.unit = value_unit(problem)  # windows between two multiples are alike
         self.searches: dict[Group, WindowSearch | None] = {}
         self.roots: dict[str, Group] = {}  # what groups of each kind are grown from
@@ -119,12 +125,15 @@ class _GroupSearch:
     def take_turns(self, alone: list[Group], otherwise: Group) -> Iterator[Bound]:
         """Higher bounds from single ranks and from groups of each kind in turn. `otherwise`: what groups start from where no
         bound names ranks."""
-        shares = {kind: Share() for kind in KINDS_OF_GROUPS if kind != OWN or self.problem.objective == "span"}
+        without = {ENDS: self.both_ends is None, OWN: self.problem.objective != "span"}
+        shares = {kind: Share() for kind in KINDS_OF_GROUPS if not without.get(kind)}
+        if ENDS in shares:
+            shares[ENDS] = Share(STATES_FACTOR * ENDS_STATES[-1], self.tried, self.best.value - self.form.value)
         settled, looked, before, idle = False, FIRST_STATES, self.ceiling, 0
         while not self.over:
             single = len(self.best.ranks) < 2
             if single:
-                shares[ALONE].gained = self.best.value - self.form.value
+                shares[ALONE].gained = self.best.value - self.form.value - (shares[ENDS].gained if ENDS in shares else 0)
             kind = next_kind(shares, single)
             if kind is None:
                 return
@@ -134,16 +143,40 @@ class _GroupSearch:
                     settled = yield from self.try_incumbent(all_ranks(self.problem, [self.start(otherwise), *alone]), looked)
                 looked, before = share.states, self.ceiling
             began, tried = self.best.value, self.tried
-            if kind == ALONE:
+            if kind == ENDS:
+                yield from self.raise_ends(share.states)
+            elif kind == ALONE:
                 yield from self.raise_windows(alone, share.states, failures=INFINITE if share.first else MAX_FAILURES)
                 yield from self.raise_windows([self.start(otherwise)], STATES_FACTOR * share.states)
             else:
                 yield from self.grow(self.start(otherwise), kind, share.states)
             share.count(self.best.value - began, self.tried - tried)
+            if kind == ENDS and self.both_ends is None:
+                del shares[ENDS]
             idle = 0 if self.best.value > began else idle + 1
             most_ranks = 2 * (1 + len(self.start(otherwise).ranks)) > self.problem.ranks  # one more sees most of the step
             if looked > FIRST_STATES and (most_ranks or idle >= len(shares)):
                 yield from self.deepen()
+
+    def begin_with_ends(self) -> Iterator[Bound]:
+        """Higher bounds from both ends of one rank, where there is time for so many partial orders."""
+        if self.both_ends is not None:
+            self.both_ends.ends[0].attempt(1, 1, 1)  # loads the search, which is no part of the rate
+        for states in ENDS_STATES:
+            if not self.over and ENDS_TRIES * states < ENDS_TIME * self.affordable:
+                yield from self.raise_ends(states)
+
+    def raise_ends(self, states: int) -> Iterator[Bound]:
+        """A higher bound from both ends of one rank, which are left where they give too little."""
+        ends, began = self.both_ends, self.clock.used
+        if ends is None:
+            return
+        self.count_states(ends.raise_losses(states, self.affordable), began)
+        if ends.bound.value > self.best.value:
+            self.best = ends.bound
+            yield self.best
+        elif ends.bound.value < ENDS_SHARE * self.best.value:
+            self.both_ends = None
 
     def start(self, otherwise: Group) -> Group:
         """The ranks of the best bound; `otherwise` where it names none."""

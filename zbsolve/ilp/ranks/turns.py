@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KINDS_OF_GROUPS = ALONE, LEAN, WHOLE, OWN = "alone", "lean", "whole", "in their own windows"
+KINDS_OF_GROUPS = ENDS, ALONE, LEAN, WHOLE, OWN = "both ends of one", "alone", "lean", "whole", "in their own windows"
 # Partial orders in one try: at first, how many times as many in a kind's next turn, at most (a few GB at worst).
 FIRST_STATES, STATES_FACTOR, MAX_STATES = 3_000, 6, 8_000_000
 FAIR_PART = 0.25  # of all that was gained, is added to what each kind gained: the others may gain with more states
