@@ -188,18 +188,16 @@ def test_what_others_find_meanwhile_is_gone_on_from() -> None:
         assert found is None or found.timeline().value < quick.timeline().value
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [
-        random_vocabulary(1),
-        with_offload(uniform("single", 2, 3, (2, 3, 1), 2), 2, 2, host=Host(2)),
-    ],
-    ids=["collectives", "host memory"],
-)
-def test_where_orders_alone_do_not_decide_nothing_is_moved(problem: Problem) -> None:
+def test_where_orders_alone_do_not_decide_nothing_is_moved() -> None:
+    problem = with_offload(uniform("single", 2, 3, (2, 3, 1), 2), 2, 2, host=Host(2))
     assert not decided_by_orders(problem)
     begin = list_schedule(problem, deepest_first(problem))
     assert list(better_orders(lambda: begin, [], Clock(1.0, 0.1), 0, lambda: 0)) == []
+
+
+def test_collectives_of_several_parts_are_not_decided_by_orders() -> None:
+    problem = next(one for one in map(random_vocabulary, range(9)) if one.ranks > 1)
+    assert not decided_by_orders(problem)
 
 
 def test_other_schedules_are_starts_where_they_fit_the_memory() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import zbsolve
 from zbsolve import Infeasible, Layer, Link, Profile
+from zbsolve.layer import HostLink
 from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.bound_kernels import NEVER
 from zbsolve.planner.bounds.bound_row import chain_bounds
@@ -21,7 +22,7 @@ from zbsolve.planner.costs.layer_times import Times
 from zbsolve.planner.costs.rank_costs import Costs, costs_of, gathered_of, least_bytes
 from zbsolve.planner.costs.slice_parts import Slices
 from zbsolve.planner.costs.vocabulary_shards import Shards
-from zbsolve.planner.layout import FULL, FULL_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
+from zbsolve.planner.layout import FULL, FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
 from zbsolve.planner.space import layouts
 from zbsolve.profile.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.verifier import verify
@@ -332,6 +333,54 @@ def test_what_is_copied_is_held_while_its_passes_and_copies_run() -> None:
     held = costs.block.F[0] + costs.block.B[0] + costs.copies.out[0] + costs.copies.back[0]
     room = cluster.memory - 10 * costs.states[0] - costs.shard.states[0]
     assert found[0] >= 64 * 50 * held / (room // costs.kept.copied[0])
+    assert RULES[rule[0]] == MEMORY
+    assert found[0] > 1.5 * pipeline_bounds(costs, table, None)[0][0]
+
+
+@pytest.mark.parametrize("case", [(2, 3, LOOP), (2, 2, VEE), (3, 2, LOOP), (2, 4, LOOP)], ids=str)
+def test_where_half_is_copied_searches_find_nothing_below_the_bound(case: tuple[int, int, int]) -> None:
+    """Nothing but blocks on ranks of which some stages copy, in room for a few of them; links to the host from slow to
+    fast. Several random partitions of each."""
+    pp, chunks, placement = case
+    near = 0
+    for trial in range(8):
+        rng = np.random.default_rng((trial, *case))
+        count, blocks = int(rng.integers(2, 7)), int(rng.integers(pp * chunks, pp * chunks + 3))
+        layout = Layout(1, 1, pp, chunks, placement, 1, count, offload=HALF_OFFLOAD)
+        times, held = (int(one) for one in rng.integers(2, 9, 3)), (int(rng.integers(1, 4)), int(rng.integers(0, 3)))
+        F, B, W = times
+        block, nothing = Layer("block", F, B, W, B + W, *held, 0, 0), Layer("nothing", 0, 0, 0, 0, 0, 0, 0, 0)
+        host = HostLink(0.0, *[sum(held) / float(rng.choice([1, 3, 8, 15]))] * 4, None, 1)
+        link = Link(int(rng.integers(0, 2)), 1e12, blocking=True)
+        layers = nothing, *[block] * blocks, nothing
+        profile = Profile("given", "blocks", layers, link, 2.0, None, {}, {}, host=host)
+        costs, table = costs_of_profile(profile, layout), table_of([layout])
+        memory = int(least_bytes(costs, table)[0]) + int(rng.integers(0, 9))
+        bound = int(pipeline_bounds(costs, table, memory)[0][0])
+        ways = list(partitions(blocks + 2, layout.stages))
+        for at in rng.choice(len(ways), min(8, len(ways)), replace=False).tolist():
+            step = step_of(layout, memory, ways[at], bool(trial % 2))
+            try:
+                value = zbsolve.solve(step.problem(profile), effort=0.01, prefer=None).timeline().makespan
+            except (Infeasible, zbsolve.NotFound):
+                continue
+            assert NEVER < bound <= value
+            near += bound >= 0.75 * value
+    assert near > 0  # bounds that are always loose prove little
+
+
+def test_what_stays_is_held_while_what_stays_behind_it_runs() -> None:
+    """80 blocks on 8 ranks of 3 stages, of which two copy: S of them stay, and take at least a share of all memory over
+    time; the others lie on 16 stages, whose passes and copies take n² block-µs each."""
+    shape, cluster = SHAPES["llama3-70b"], CLUSTERS["h100"]
+    table = table_of([Layout(8, 1, 8, 3, LOOP, 1, 64, zero=1, vocabulary=SHARDED, offload=HALF_OFFLOAD)])
+    costs = costs_of(shape, table, cluster)
+    found, rule = pipeline_bounds(costs, table, cluster.memory)
+    passes = int(costs.block.F[0] + costs.block.B[0])
+    held = passes + int(costs.copies.out[0] + costs.copies.back[0])
+    room = cluster.memory - 10 * costs.states[0] - costs.shard.states[0] - costs.shard.transient[0] - 4 * costs.waiting[0]
+    least = min((80 - stay) ** 2 / 16 * held + passes * stay * (stay + 1) / 2 for stay in range(81))
+    assert found[0] >= 64 * least / (8 * room / costs.kept.copied[0])
     assert RULES[rule[0]] == MEMORY
     assert found[0] > 1.5 * pipeline_bounds(costs, table, None)[0][0]
 

@@ -44,11 +44,12 @@ class OrderTables(NamedTuple):
 
 def decided_by_orders(problem: Problem) -> bool:
     """Whether the order of each stream alone decides its memory, and streams share nothing else: one stream a pass, one rank
-    a stream, no collectives, no further pools, and on each rank one stream that takes memory or room for all."""
+    a stream, each collective one pass, no further pools, and on each rank one stream that takes memory or room for all."""
     p = problem.passes
     single = all(len(streams) == 1 for streams in p.stream_sets)
     own = len(np.unique(p.streams * problem.ranks + p.rank)) == len(np.unique(p.streams))
-    return single and own and not problem.pools and not pools_with_syncs(problem) and bool((problem.collective < 0).all())
+    alone = bool((np.bincount(problem.collective[problem.collective >= 0]) <= 1).all())
+    return single and own and alone and not problem.pools and not pools_with_syncs(problem)
 
 
 def tables_of(schedule: Schedule) -> OrderTables:

@@ -27,7 +27,7 @@ ROOMS = (1.0, 0.5, 0.0)  # of the memory of side streams, but for the largest of
 def without_side_streams(problem: Problem) -> Problem:
     """The problem without its passes on side streams, and without pools beside the devices. What waited for such a pass
     waits, its time longer, for what that pass waited for. Of what they held that stays which other passes can hold in their
-    place (see `_in_their_place`)."""
+    place (see `in_their_place`)."""
     rows = problem.side_stream
     if not len(rows):
         return problem
@@ -49,12 +49,12 @@ def without_side_streams(problem: Problem) -> Problem:
         rest = np.flatnonzero(~away[before])
         columns = zip((before, after, lag, size), more, strict=True)
         before, after, lag, size = (np.concatenate([column[rest], new]) for column, new in columns)
-    held, taker, freer = _in_their_place(problem)
+    held, taker, freer = in_their_place(problem)
     edges = Edges.of(before, after, lag=lag, bytes=size) + Edges.of(taker, freer, bytes=problem.device_bytes[held])
     return replace(problem, edges=edges, pools=()).only(np.flatnonzero(~away))
 
 
-def _in_their_place(problem: Problem) -> tuple[Ints, Ints, Ints]:
+def in_their_place(problem: Problem) -> tuple[Ints, Ints, Ints]:
     """Edges whose bytes a side pass of a microbatch takes or frees, and the two other passes that can hold these in its
     place: they are held from the first pass of the rank that waits for the side pass that takes them, and until the first
     one that waits for the side pass that frees them. Rows of the problem's edges, passes, passes; shape (edges,) each.
@@ -85,12 +85,20 @@ def _in_their_place(problem: Problem) -> tuple[Ints, Ints, Ints]:
 def with_room_for_them(problem: Problem, share: float) -> Problem | None:
     """`without_side_streams`, with room left for what passes on side streams take, and free where no other holds it: of each
     rank the largest of its lanes, and this share of the others. None where nothing is left."""
-    plain = without_side_streams(problem)
-    if problem.capacity is None:
+    plain, room = without_side_streams(problem), room_beside(problem, share)
+    if room is None:
         return plain
+    return None if room.min() < 0 else replace(plain, capacity=tuple(room.tolist()))
+
+
+def room_beside(problem: Problem, share: float) -> Ints | None:
+    """Bytes of each rank that are left for other passes then, shape (ranks,); below 0 where there are none. None where
+    memory has no limit."""
+    if problem.capacity is None:
+        return None
     most, total = _beside(problem, problem.taken, _alone(problem)[1])
-    left = np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
-    return None if left.min() < 0 else replace(plain, capacity=tuple(left.tolist()))
+    found: Ints = np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
+    return found
 
 
 def held_by_others(problem: Problem) -> bool:
@@ -105,7 +113,7 @@ def _alone(problem: Problem) -> tuple[Ints, Ints]:
     """Bytes that passes take and free, shape (passes,) each, but for those that others can hold in the place of passes on
     side streams."""
     size = problem.device_bytes.copy()
-    size[_in_their_place(problem)[0]] = 0
+    size[in_their_place(problem)[0]] = 0
     taken, freed = (np.bincount(end, size, len(problem.passes)) for end in (problem.edges.before, problem.edges.after))
     return taken.astype(np.int64), freed.astype(np.int64)
 
@@ -166,7 +174,7 @@ def _in_one_row(problem: Problem, given: dict[str, Ints], row: Moments, moved: M
     """The schedule with the given orders, all other streams in the order of `moved` (and of `row` where that is the same)
     with collectives put in one order, and syncs by it."""
     start, end = moved
-    last = _behind_collectives(problem)
+    last = behind_collectives(problem)
     start[last] += start.max(initial=0) + 1
     end[last] = start[last] + 1
     put_in_one_order(problem, start, end)
@@ -178,7 +186,7 @@ def _in_one_row(problem: Problem, given: dict[str, Ints], row: Moments, moved: M
     return synced(problem, given | others, moved, syncs)
 
 
-def _behind_collectives(problem: Problem) -> Ints:
+def behind_collectives(problem: Problem) -> Ints:
     """Rows of the passes on side streams that wait for a collective, hold nothing and keep nobody waiting: they come behind
     all others, since collectives may come later than they would by themselves."""
     e, count = problem.edges, len(problem.passes)

@@ -50,7 +50,7 @@ from .bound_row import (
     W,
 )
 from .idle_kernels import gathered_fit, stages_behind, works_in_time
-from .offload_kernels import in_time
+from .offload_kernels import in_time, turns_of_all
 from .peak_kernels import ROUNDING, spread, staying
 from .stage_kernels import at_most, turns_within
 
@@ -68,8 +68,9 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
     # Memory over time: a block's bytes are held while the rest of the chain runs, each slice's while its own runs.
     turn = row[GAP] + (row[HF] + row[HB] if row[SLICES] == 1 else 0)  # from the last block's F to its B
     stay = staying(row, way)  # the last ones, at best
-    below = (row[PART_F] + row[PART_B]) * stay * (stay + 1) // 2 + stay * turn
-    need = float(m) * (float(row[STAYS]) * float(below) + float(row[HEAD_STAYS]) * float(turn))
+    below = float((row[PART_F] + row[PART_B]) * stay * (stay + 1) // 2 + stay * turn)
+    below = max(below, turns_of_all(row, stay, turn) * (1 - ROUNDING)) if row[SOME] else below
+    need = float(m) * (float(row[STAYS]) * below + float(row[HEAD_STAYS]) * float(turn))
     total = float(p * row[CAPACITY] - blocks * row[STATES] - (1 if row[TIED] and row[VEE] else 2) * row[TABLE])
     ends = 2 * (p * row[V] - 1)
     room = total - float(ends * row[WAITING] + (p - 1) * row[TRANSIENT])
@@ -81,14 +82,16 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
         if most < 0:
             return False
         taken += most
-    if taken < blocks or row[SLICES] > 1 or row[SOME] or row[STAYS] <= 0:
+    if taken < blocks or row[SLICES] > 1 or row[STAYS] <= 0:
         return taken >= blocks
     # No rank can have fewer than the others leave it, and what its states leave holds whole blocks.
     fits = 0
     for r in range(p):
         fewest = max(0, blocks_of_rank(row, x, r) - (taken - blocks))
-        each = row[STATES] + row[GATHERED]  # at a peak all stages keep its microbatch
+        each = row[STATES] + (0 if row[SOME] else row[GATHERED])  # at a peak all stages keep its microbatch
         fits += (room_of_rank(row, r) - fewest * each - (row[TRANSIENT] if fewest > 0 else 0)) // row[STAYS]
+    if row[SOME]:
+        return float(m) * below <= float(fits) * float(way)
     if way < row[CHAIN] + spread(row, float(blocks), float(fits), p):
         return False
     return rounds_fit(row, x, taken - blocks, scratch)

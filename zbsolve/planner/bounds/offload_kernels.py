@@ -6,12 +6,16 @@ and copies take n times a block's at least. So a rank whose stages copy all that
 block-µs, of which it has as many as blocks fit times the makespan; Σ n² is least where its stages are alike. Of "half" on
 several stages, the first ⌈v / 2⌉ of a rank copy and the others keep theirs from F to B: at least while both run and while
 the last stage's logits are made. How the rank's blocks lie on both is open: the least of a square of each is taken.
+
+All ranks together know more of blocks that stay: each is kept while it and all such blocks behind it run, there and back. So
+S of them take (F + B) S (S + 1) / 2 block-µs of a microbatch beside those of the others, L − S on p ⌈v / 2⌉ stages. Every S
+is looked at, whole or not.
 """
 
 from __future__ import annotations
 
 from ...util.kernels import inner_kernel
-from .bound_row import BACK, COPIED, GAP, OUT, SOME, STATES, TRANSIENT, B, F, M, V
+from .bound_row import BACK, COPIED, GAP, OUT, SOME, STATES, TRANSIENT, B, F, L, M, P, V
 from .peak_kernels import ROUNDING
 
 
@@ -48,3 +52,16 @@ def turns_of(row, blocks):  # type: ignore[no-untyped-def]
         return 0.0
     stay = min(float(blocks), max(0.0, (2.0 * there * float(blocks) - beside) / (2.0 * (there + here))))
     return there * (float(blocks) - stay) ** 2 + here * stay * stay + beside * stay
+
+
+@inner_kernel
+def turns_of_all(row, least, turn):  # type: ignore[no-untyped-def]
+    """Block-µs of one microbatch on all ranks, at least, where some stages of each copy and `least` blocks or more lie on
+    others. turn: µs between F and B of the last one of those."""
+    blocks, passes = float(row[L]), float(row[F] + row[B])
+    there = (passes + float(row[OUT] + row[BACK])) / float(row[P] * ((row[V] + 1) // 2))
+    if there + passes <= 0.0:
+        return 0.0
+    stay = (2.0 * there * blocks - passes / 2.0 - float(turn)) / (2.0 * there + passes)
+    stay = min(blocks, max(float(least), stay))
+    return there * (blocks - stay) ** 2 + passes * stay * (stay + 1.0) / 2.0 + float(turn) * stay
