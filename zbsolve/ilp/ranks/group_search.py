@@ -55,6 +55,7 @@ PROMISING, PROMISING_STATES = 2, 30_000
 # Partial orders a try for both ends of a rank, before all else. They take so many times as many in all, which may be a share
 # of what there is time for. Both ends have further turns as long as they give a share of the best bound.
 ENDS_STATES, ENDS_TIME, ENDS_TRIES, ENDS_SHARE = (3_000, 18_000, 108_000), 0.5, 12, 0.97
+WINDOWS_PART = 3  # of what both ends gained such a part counts for windows of single ranks, too, which go on from there
 
 
 def higher_bounds(
@@ -134,7 +135,8 @@ class _GroupSearch:
         while not self.over:
             single = len(self.best.ranks) < 2
             if single:
-                shares[ALONE].gained = self.best.value - self.form.value - (shares[ENDS].gained if ENDS in shares else 0)
+                of_ends = shares[ENDS].gained if ENDS in shares else 0
+                shares[ALONE].gained = self.best.value - self.form.value - of_ends + of_ends // WINDOWS_PART
             kind = next_kind(shares, single)
             if kind is None:
                 return
