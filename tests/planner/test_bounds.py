@@ -369,6 +369,51 @@ def test_where_half_is_copied_searches_find_nothing_below_the_bound(case: tuple[
     assert near > 0  # bounds that are always loose prove little
 
 
+def test_weights_wait_behind_the_last_backward_as_far_as_memory_goes() -> None:
+    """80 blocks on 16 ranks are 5 on each: rank 14 begins behind 70 blocks' F, and ends its last B before 70 blocks' B.
+    Behind that it has T of all microbatches at most, and W of as many blocks as its memory keeps."""
+    shape, cluster = SHAPES["llama3-70b"], CLUSTERS["h100"]
+    table = table_of([Layout(4, 1, 16, 1, SINGLE, 1, 128, zero=1, vocabulary=SHARDED, offload=FULL_OFFLOAD)])
+    costs = costs_of(shape, table, cluster)
+    found, rule = pipeline_bounds(costs, table, cluster.memory)
+    block, shard, sent = Times(*(int(one[0]) for one in costs.block)), costs.shard, int(costs.sent[0])
+    room = cluster.memory - 5 * costs.states[0] - shard.states[0]
+    waits = room // costs.kept.pending[0] * block.W + 128 * shard.T[0]
+    work = 128 * (5 * block.work + 2 * sent + shard.S[0] + shard.T[0])
+    assert found[0] >= 70 * (block.F + block.B) + 27 * sent + work - waits - 5 * block.W
+    assert RULES[rule[0]] == MEMORY
+    assert found[0] > 1.03 * pipeline_bounds(costs, table, None)[0][0]
+
+
+@pytest.mark.parametrize("case", [(3, SINGLE), (4, SINGLE), (3, LOOP), (3, VEE)], ids=str)
+def test_searches_find_nothing_below_the_bound_where_weights_wait_in_little_memory(case: tuple[int, int]) -> None:
+    """All is copied, which takes little time or none; long B and W that keep much leave room for few W: most W
+    come before the last B, which others wait for. One block a stage."""
+    (pp, placement), near = case, 0
+    for trial in range(12):
+        rng = np.random.default_rng((trial, *case))
+        chunks, count = 1 if placement == SINGLE else 2, int(rng.integers(3, 6))
+        layout = Layout(1, 1, pp, chunks, placement, 1, count, offload=FULL_OFFLOAD)
+        F, B, W = (int(one) for one in rng.integers((1, 6, 4), (3, 15, 12)))
+        pending = int(rng.integers(2, 6))
+        block = Layer("block", F, B, W, B + W, int(rng.integers(0, 2)), 1, 0, 0, held_from_B=pending)
+        nothing = Layer("nothing", 0, 0, 0, 0, 0, 0, 0, 0)
+        link, host = Link(0, 1e12, blocking=True), HostLink(0.0, *[float(rng.choice([5, 1e9]))] * 4, None, 1)
+        layers = nothing, *[block] * (pp * chunks), nothing
+        profile = Profile("given", "blocks", layers, link, 2.0, None, {}, {}, host=host)
+        costs, table = costs_of_profile(profile, layout), table_of([layout])
+        memory = int(rng.integers(1, 5)) * (1 + pending) + int(rng.integers(1, 4))
+        bound = int(pipeline_bounds(costs, table, memory)[0][0])
+        step = step_of(layout, memory, (2, *[1] * (pp * chunks - 2), 2))
+        try:
+            value = zbsolve.solve(step.problem(profile), effort=0.1, prefer=None).timeline().makespan
+        except (Infeasible, zbsolve.NotFound):
+            continue
+        assert NEVER < bound <= value
+        near += bound >= 0.95 * value
+    assert near > 2  # bounds that are always loose prove little
+
+
 def test_what_stays_is_held_while_what_stays_behind_it_runs() -> None:
     """80 blocks on 8 ranks of 3 stages, of which two copy: S of them stay, and take at least a share of all memory over
     time; the others lie on 16 stages, whose passes and copies take n² block-µs each."""

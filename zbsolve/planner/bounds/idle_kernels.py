@@ -8,6 +8,9 @@ T of those and of others whose S left something for it in memory. The last F com
 stages. Between both ends the rank may work all the time. Where stages gather their parameters, all stages of the rank have
 theirs at both ends: its first B is its last stage's, of a microbatch that all of its stages keep, and so is its last F.
 
+Behind its last B, that of the last microbatch on its first stage, a rank has nothing but W and T of what B and S have left
+for them in memory, and that B comes before the way back through all stages before.
+
 The same holds of the first B and the last F of each of a rank's stages (a window). B of a microbatch come in the order of
 its stages, the last one first, so before the first B of a stage there was none of an earlier stage of the rank: it keeps all
 that its stages up to that one did. On its later stages it has had all passes of a microbatch at most, of those that are kept
@@ -95,12 +98,40 @@ def has_time(row, x, r, blocks, head, room, behind):  # type: ignore[no-untyped-
     left = max(0.0, room_beside(row, blocks, room) - float(blocks * row[GATHERED]))
     there, window = blocks_there(row, left), all_stages(row, r, blocks)
     idle = idle_before(row, r, window, there, head, out)
+    before = row[L] - behind if row[SINGLE] else max(0, r - 1)
+    if not drains_in_time(row, x, r, blocks, before, idle, room_beside(row, blocks, room)):
+        return False
     ends = x - row[LAST_EXCHANGE] - back  # its last F
     if out <= ends:
         left = max(0.0, left - gradients_there(row, blocks, room))
         there = blocks_there(row, left)
         idle += idle_behind(row, r, window, there, left, x - row[LEAST_EXCHANGE] - ends)
     return idle + float(work_of(row, r, blocks)) <= float(x - row[LEAST_EXCHANGE])
+
+
+@inner_kernel
+def drains_in_time(row, x, r, blocks, before, idle, left):  # type: ignore[no-untyped-def]
+    """Whether all that rank r does up to its last B is done so that the stages before its first one, with so many blocks,
+    have time for theirs. idle: µs before its first B; left: bytes for what passes keep."""
+    drain = row[LOOKUP] + (before * row[PART_B] + (r - 1) * row[PART_SENT] if r > 0 else 0)
+    done = float(work_of(row, r, blocks)) - behind_backwards(row, r, blocks, left)
+    return idle + done <= float(x - row[LAST_EXCHANGE] - drain)
+
+
+@inner_kernel
+def behind_backwards(row, r, blocks, left):  # type: ignore[no-untyped-def]
+    """µs of W and T that rank r has behind its last B, at most, where what these need lies in `left` bytes until then."""
+    pending = float(row[PENDING] - (row[SLICES] if row[SLICES] > 1 else 0))
+    weights, shards, rate = float(row[M] * blocks * row[W]), float(row[M] * (row[SHARD] - row[SHARD_S])), 0.0
+    found = weights + shards
+    if pending > 0.0:
+        rate = float(row[W]) / pending
+        found = min(weights, left * rate) + shards
+        if row[SHARD_PENDING] > 0:
+            found = min(found, left * max(rate, shards / float(row[M] * row[SHARD_PENDING])))
+    found += float(row[M] * row[EW]) if r == 0 else 0.0
+    found += float(row[M] * row[HW]) if stages_behind(row, r) == 0 else 0.0
+    return found * (1 + ROUNDING) + roundings(row)
 
 
 @inner_kernel

@@ -6,7 +6,7 @@ fewer than there are, too, so the fewest that are possible are kept of each numb
 second stage as ranks before it have on theirs. So blocks before a rank's first stage, on it, on its last stage, on those in
 between together, and behind the last one are known, and with them
 
-- when its first pass can begin;
+- when its first pass can begin, and when its last B has to end;
 - how long it is idle at both ends (`idle_kernels`): before the first B and behind the last F of its first stage, of its last
   one, and of the one before that, whichever are longest;
 - that the exchange of one of its stages follows all passes of its stages;
@@ -48,6 +48,7 @@ from .idle_kernels import (
     before_backward,
     behind_forward,
     blocks_there,
+    drains_in_time,
     idle_before,
     idle_behind,
     room_beside,
@@ -140,6 +141,8 @@ def rank_fits(row, x, r, split, before, after):  # type: ignore[no-untyped-def]
     for until, passes in ((all_work, work), (done, work - shards)):
         if passes + idle_at_ends(row, x, r, split, (before, after, head), (there, left), until) > float(until):
             return False
+    if not drains_in_time(row, x, r, blocks, before, idle_at_start(row, r, split, (before, after, head), there), left):
+        return False
     behind, large = stages_behind(row, r), max(max(first, last), between - (row[V] - 3))
     (_, further, _), each = window_of(row, r, split, (before, after, head), 1), both_ways(row)
     from_first = kept_for(row, row[L] - before, further) + float(0 if r == 0 else row[PART_SENT])
@@ -167,6 +170,16 @@ def idle_at_ends(row, x, r, split, place, room, until):  # type: ignore[no-untyp
             ends = x - row[LAST_EXCHANGE] - behind_forward(row, (before, first), behind, after)
             if begins <= ends:
                 found = max(found, idle + idle_behind(row, r, window, there, left, until - ends))
+    return found
+
+
+@inner_kernel
+def idle_at_start(row, r, split, place, there):  # type: ignore[no-untyped-def]
+    """µs that rank r is idle before the first B of its stages. The others: as in `idle_at_ends`."""
+    (before, _, head), (first, _, _), found = place, split, 0.0
+    for i in range(min(row[V], 3)):
+        window, behind, after = window_of(row, r, split, place, i)
+        found = max(found, idle_before(row, r, window, there, head, before_backward(row, (before, first), behind, after)))
     return found
 
 
