@@ -15,6 +15,7 @@ from zbsolve.build.all_to_all import with_all_to_all
 from zbsolve.greedy.arrays.microbatch import microbatch_graph
 from zbsolve.greedy.blocks.steady_state import targets_cut_by_time
 from zbsolve.greedy.targets.decoding import decode
+from zbsolve.placement import mirror
 from zbsolve.search import finder
 from zbsolve.search.certify import work_bound
 from zbsolve.search.extension import extended, sizes_of
@@ -101,6 +102,7 @@ def test_only_steps_whose_microbatches_repeat_are_extended() -> None:
     assert sizes_of(tight(16)) == []
     assert sizes_of(tight(24).scaled([1.0, 1.1] * 12)) == []
     assert sizes_of(with_all_to_all(tight(24), 3, 3)) == []
+    assert sizes_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement=mirror(4), microbatches=48)) == []
 
 
 @pytest.mark.parametrize("effort", [0.05, 0.4])

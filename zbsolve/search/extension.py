@@ -29,10 +29,10 @@ Search = Callable[[State], Iterator[None]]
 
 
 def sizes_of(problem: Problem) -> list[int]:
-    """Numbers of microbatches of small problems that are worth solving first; none where microbatches differ, or where
-    passes run beside compute."""
+    """Numbers of microbatches of small problems that are worth solving first; none where microbatches differ or take other
+    routes, or where passes run beside compute."""
     graph = None if len(problem.side_stream) else microbatch_graph(problem)
-    if graph is None or not problem.alike:
+    if graph is None or not problem.alike or graph.microbatches != problem.microbatches:
         return []
     most = min(problem.ranks, 2 * microbatches_in_flight(graph))
     few = dict.fromkeys(round(times * most) for times in SIZES)
