@@ -19,7 +19,8 @@ from .state import State
 # Times the ranks, or twice what is in flight where that is less: microbatches of small problems.
 SIZES = (2.5, 2.0, 3.0, 2.25)
 MAX_SIZE_SHARE = 0.85  # of the microbatches: a larger problem saves too little
-SEARCH_SHARE = 0.08  # of all time for a first look at one small problem
+SEARCH_SHARES = 0.06, 0.08  # of all time for a first look at one small problem, and at one that is worth more
+WORTH_SHARE = 1 / 3  # of the microbatches: a problem of so few is worth more
 MIN_DECODINGS = 2_000  # that there is time for: with fewer the time is better spent on blocks
 CUTS = 16  # parts of a small schedule that are repeated; the first few are the best ones as a rule
 CUT_RULES = (RULES[2], RULES[1], RULES[0])
@@ -39,18 +40,28 @@ def sizes_of(problem: Problem) -> list[int]:
     return [one for one in few if 2 < one <= MAX_SIZE_SHARE * problem.microbatches]
 
 
+def worth_more(problem: Problem, few: int) -> bool:
+    """Whether a small problem is worth more than a short look: one of very few microbatches, and one of waves, as one stage
+    a rank has in little memory. Elsewhere searches of the whole find more in the same time."""
+    graph = microbatch_graph(problem)
+    waves = graph is not None and problem.stages == problem.ranks > microbatches_in_flight(graph)
+    return waves or few <= WORTH_SHARE * problem.microbatches
+
+
 def extended(state: State, search: Search) -> Generator[None, None, int]:
-    """Offer schedules of two small problems with their steady states repeated, and of more as long as that gains. `search`
-    solves a small problem, step by step. Returns the microbatches of the one that is worth more time; 0: none is."""
+    """Offer schedules of small problems with their steady states repeated, as long as that gains, and of two at least that
+    are worth more. `search` solves a small problem, step by step. Returns the microbatches of the one that is worth time
+    beside other sources; 0: none is."""
     total = state.clock.left
     few_decodings = total < MIN_DECODINGS * len(state.problem.passes) * SECONDS_PER_DECODED_PASS
     sizes, best = [] if few_decodings else sizes_of(state.problem), 0
     for tried, few in enumerate(sizes, 1):
-        before = state.value
-        yield from repeated(state, few, SEARCH_SHARE * total, search)
+        before, worth = state.value, worth_more(state.problem, few)
+        yield from repeated(state, few, SEARCH_SHARES[worth] * total, search)
         gained = state.value != before
-        best = few if gained or not best else best
-        if state.done or (tried > 1 and not gained):
+        if worth and (gained or not best):
+            best = few
+        if state.done or (not gained and (tried > 1 or not worth)):
             break
     return best
 

@@ -44,9 +44,9 @@ LOOK_SHARE = 0.3  # of the time left may go into a first look at whether all ran
 LOOK_BREADTH, LOOK_STATES = 16, 2.5  # times the breadth of that look, and its states, that an answer takes at most
 PROBE_STATES = 100_000  # that show how fast an induction is
 SETTLED = 0.98  # times its value a round before: an incumbent above that is worth a look
-# Shares of the time left for one try of an induction: of the first rank, and of all. With less of it inductions of 8 ranks
-# in half of 1F1B's memory end a little too soon, and what others find in the rest of the time is far less.
-FIRST_RANK_SHARE, INDUCTION_SHARE = 0.1, 0.85
+# Shares of the time left for one try of an induction: of the first rank, of all in a long problem, of all in another. With
+# less of it that of 8 ranks in half of 1F1B's memory ends a little too soon, and others find far less in the rest.
+FIRST_RANK_SHARE, LONG_SHARE, SHORT_SHARE = 0.1, 0.85, 0.5
 MAX_INDUCTION_LANES = 24
 INDUCTION_GOAL = 0.99  # of the incumbent's value is asked for where the value itself takes too many partial orders
 SINGLE_RANKS = 2  # times as many single ranks are searched at most as there are ranks: one may stand in several windows
@@ -335,7 +335,7 @@ class _GroupSearch:
             self.count_states(tried, began)
             if answer is Answer.TOO_MANY and self.affordable > PROBE_STATES:
                 began = self.clock.used
-                most = int(INDUCTION_SHARE * self.affordable)
+                most = int((LONG_SHARE if has_many_waves(lanes) else SHORT_SHARE) * self.affordable)
                 answer, tried = refute_by_induction(lanes, value, most, self.incumbent)
                 self.count_states(tried, began)
             if answer is Answer.TOO_MANY:
