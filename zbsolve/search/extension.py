@@ -9,7 +9,7 @@ import numpy as np
 
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS
-from ..greedy.blocks.steady_state import microbatches_in_flight, targets_cut_by_time
+from ..greedy.blocks.steady_state import microbatches_in_flight, microbatches_in_memory, targets_cut_by_time
 from ..greedy.targets.decoding import Decoded, decode, to_schedule
 from ..problem import Problem
 from ..schedule import Schedule
@@ -44,8 +44,8 @@ def worth_more(problem: Problem, few: int) -> bool:
     """Whether a small problem is worth more than a short look: one of very few microbatches, and one of waves, as one stage
     a rank has in little memory. Elsewhere searches of the whole find more in the same time."""
     graph = microbatch_graph(problem)
-    waves = graph is not None and problem.stages == problem.ranks > microbatches_in_flight(graph)
-    return waves or few <= WORTH_SHARE * problem.microbatches
+    full = graph is not None and microbatches_in_memory(graph) <= microbatches_in_flight(graph)
+    return (full and problem.stages == problem.ranks) or few <= WORTH_SHARE * problem.microbatches
 
 
 def extended(state: State, search: Search) -> Generator[None, None, int]:

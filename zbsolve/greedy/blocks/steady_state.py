@@ -29,13 +29,17 @@ def sample_sizes(g: MicrobatchGraph) -> tuple[int, ...]:
     return tuple(sorted((few for few in found if few <= MAX_SAMPLE_SHARE * g.microbatches), reverse=True))
 
 
+def microbatches_in_memory(g: MicrobatchGraph) -> int:
+    """How many microbatches the fullest rank can hold."""
+    need = np.bincount(g.rank, g.taken, len(g.capacity))
+    return int(np.min(g.capacity / np.maximum(need, 1)))
+
+
 def microbatches_in_flight(g: MicrobatchGraph) -> int:
     """How many microbatches the ranks can have begun and not ended: by memory, and by depth over period."""
-    need = np.bincount(g.rank, g.taken, len(g.capacity))
-    memory = int(np.min(g.capacity / np.maximum(need, 1)))
     depth = int((earliest_offsets(g) + g.duration).max())
     work = max(1, int(rank_work(g).max()))
-    return max(1, min(memory, -(-depth // work)))
+    return max(1, min(microbatches_in_memory(g), -(-depth // work)))
 
 
 def stretched_targets(start: Ints, microbatches: int, tries: int) -> Iterator[Ints]:
