@@ -74,3 +74,14 @@ def test_is_offered_to_searches() -> None:
     found = solve(step(7, 14, 20, 20, 18, 1), effort=0.05)
     assert found.certificate.solver == "zb-gap"
     assert found.certificate.status == "optimal"
+
+
+def test_without_a_limit_it_keeps_to_the_memory_of_1f1b() -> None:
+    problem = pipeline([10] * 4, [10] * 4, [10] * 4, microbatches=8, held_until_W=1)
+    assert preset("zb-gap", problem).timeline().peak_bytes == (4, 4, 4, 4)
+
+
+def test_where_zb_h1_is_shorter_it_is_taken() -> None:
+    """Its own order takes 41 µs here."""
+    problem = pipeline([2, 3, 1], [4, 2, 4], [1, 4, 3], microbatches=4, held_until_B=2, capacity=6)
+    assert preset("zb-gap", problem).timeline().makespan == preset("zb-h1", problem).timeline().makespan == 40

@@ -15,6 +15,7 @@ from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import NotFound
 from ..util.kernels import inner_kernel, kernel
+from .one_direction import zb_h1
 from .plain_step import check_plain
 from .step_times import B, F, StepTimes, W, times_of
 
@@ -24,13 +25,22 @@ NEVER = 1 << 60  # µs: the value where no schedule is made
 
 
 def zb_gap(problem: Problem) -> Schedule:
-    """ZB-H1 with a gap, by the times of the step and within its memory: the shortest of a few. Raises BadInput where it is
-    no step of F, B and W with one stage a rank, and NotFound where the memory is too small."""
+    """ZB-H1 with a gap, by the times of the step and within its memory, 1F1B's where it has no limit: the shortest of a few,
+    ZB-H1 among them where it fits. Raises BadInput where it is no step of F, B and W with one stage a rank, and NotFound
+    where the memory is too small."""
     check_plain(problem, "zb-gap", "single")
     step, rows = times_of(problem, "zb-gap")
-    turns = _shortest(step, problem.microbatches)
     p = problem.ranks
-    order = {}
+    if problem.capacity is None:
+        step = step._replace(room=p * step.taken[F])
+    found, plain = _scheduled(problem, _shortest(step, problem.microbatches), rows), zb_h1(problem).timeline()
+    fits = np.less_equal(plain.peak_bytes, step.room).all()
+    return zb_h1(problem) if fits and plain.value < found.timeline().value else found
+
+
+def _scheduled(problem: Problem, turns: Ints, rows: Ints) -> Schedule:
+    """The schedule with these turns (see `_placed`); rows: of the passes, shape (3 · ranks, microbatches)."""
+    p, order = problem.ranks, {}
     for rank in range(p):
         own = np.empty(turns.shape[1], np.int64)
         for kind in (F, B, W):

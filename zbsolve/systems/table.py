@@ -82,7 +82,15 @@ SYSTEMS: tuple[System, ...] = (
         "M",
     ),
     System("zb-h1", "ZB-H1", zb_h1, "arXiv 2401.10241", "single", "(p−1)(F+B−W)", "M"),
-    System("zb-gap", "ZB-H1 with a gap", zb_gap, "docs/tight-memory.md", "single", "ZB-H1's, or less by times", "M"),
+    System(
+        "zb-gap",
+        "ZB-H1 with a gap",
+        zb_gap,
+        "docs/tight-memory.md",
+        "single",
+        "ZB-H1's, or less by times",
+        "M, or what there is",
+    ),
     System("zb-h2", "ZB-H2", zb_h2, "arXiv 2401.10241", "single", "(p−1)(F+B−2W) of the span", "(2p−1)/p·M"),
     System("zb-1p", "Automatic zero bubble, 1p", zb_1p, "arXiv 2401.10241", "single", "ZB-H1's or less", "M", searched=True),
     System(

@@ -113,7 +113,14 @@ def _away(g: MicrobatchGraph, lane: int) -> Ints:
 
 
 def _least(g: MicrobatchGraph, first: _Rank, other: _Rank) -> int:
-    """Theorem 4, µs: 0 where it says nothing. Names are those of the proof; `late` is f for no waiting weight gradient."""
+    """Theorem 4, µs: 0 where it says nothing. Names are those of the proof, for ranks that differ:
+
+    * H: until its first B the first rank runs as many F as fit. A: so does the other rank, and nothing gets there sooner.
+    * P: the least time from the end of an F on the first rank to the start of its B on the other; Z: from there to the first
+      rank's B; D: from the end of F to the start of B on the first rank.
+    * f is what follows from the two ways to count the time of the last B on the other rank: A + J with its work until then,
+      and H + J₀ with the first rank's, P and δ. So δ = J − J₀ + f. `late` is f where no weight gradient waits there.
+    """
     m, (F, B, _), (F_l, B_l, _) = g.microbatches, first.lanes, other.lanes
     begin, onwards, back = _away(g, 0), _away(g, F), _away(g, B_l)
     D, P, Z = int(onwards[B]) - first.F, int(onwards[B_l]) - first.F, int(back[B])
