@@ -85,3 +85,8 @@ def test_where_zb_h1_is_shorter_it_is_taken() -> None:
     """Its own order takes 41 µs here."""
     problem = pipeline([2, 3, 1], [4, 2, 4], [1, 4, 3], microbatches=4, held_until_B=2, capacity=6)
     assert preset("zb-gap", problem).timeline().makespan == preset("zb-h1", problem).timeline().makespan == 40
+
+
+def test_backwards_that_take_memory_fit_without_a_limit() -> None:
+    problem = pipeline([10] * 4, [10] * 4, [10] * 4, microbatches=8, held_until_W=1, held_from_B=3)
+    assert max(preset("zb-gap", problem).timeline().peak_bytes) <= 4 + 3

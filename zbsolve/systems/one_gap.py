@@ -31,8 +31,8 @@ def zb_gap(problem: Problem) -> Schedule:
     check_plain(problem, "zb-gap", "single")
     step, rows = times_of(problem, "zb-gap")
     p = problem.ranks
-    if problem.capacity is None:
-        step = step._replace(room=p * step.taken[F])
+    if problem.capacity is None:  # as many forwards as 1F1B has begun on rank 0, and what else one microbatch takes
+        step = step._replace(room=(p - 1) * step.taken[F] + step.taken.sum(axis=0))
     found, plain = _scheduled(problem, _shortest(step, problem.microbatches), rows), zb_h1(problem).timeline()
     fits = np.less_equal(plain.peak_bytes, step.room).all()
     return zb_h1(problem) if fits and plain.value < found.timeline().value else found
