@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm
 
 import numpy as np
@@ -57,7 +58,7 @@ class ManySearch:
         """Whether nothing is left to find, or no time."""
         return self.clock.left <= 0 or (self.best is not None and self.best.value <= self.bound.value)
 
-    @property
+    @cached_property
     def every(self) -> tuple[int, ...]:
         """Microbatches of a round that are looked for: few, as many as are in flight at once, and as many as ranks."""
         return (*EVERY, microbatches_in_flight(self.graph), self.one.ranks)

@@ -33,9 +33,9 @@ def zb_gap(problem: Problem) -> Schedule:
     p = problem.ranks
     if problem.capacity is None:  # as many forwards as 1F1B has begun on rank 0, and what else one microbatch takes
         step = step._replace(room=(p - 1) * step.taken[F] + step.taken.sum(axis=0))
-    found, plain = _scheduled(problem, _shortest(step, problem.microbatches), rows), zb_h1(problem).timeline()
-    fits = np.less_equal(plain.peak_bytes, step.room).all()
-    return zb_h1(problem) if fits and plain.value < found.timeline().value else found
+    found, plain = _scheduled(problem, _shortest(step, problem.microbatches), rows), zb_h1(problem)
+    fits = np.less_equal(plain.timeline().peak_bytes, step.room).all()
+    return plain if fits and plain.timeline().value < found.timeline().value else found
 
 
 def _scheduled(problem: Problem, turns: Ints, rows: Ints) -> Schedule:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
+from ...greedy.blocks.building_block import longest_ways
 from ...problem import Ints, Problem
 from .bound import IDLE, Bound
 
@@ -63,8 +64,8 @@ def idle_of_two(problem: Problem, times: int = 1) -> Iterator[Bound]:
     g = _plain(problem)
     if g is None:
         return
-    g = g._replace(microbatches=times * g.microbatches)
-    ranks = [rank for rank in (_rank(g, r) for r in range(problem.ranks)) if rank is not None]
+    g, away = g._replace(microbatches=times * g.microbatches), _away(g)
+    ranks = [rank for rank in (_rank(g, away, r) for r in range(problem.ranks)) if rank is not None]
     if len(ranks) < problem.ranks or 0 not in ranks[g.rank[0]].lanes or ranks[g.rank[0]].fits >= g.microbatches:
         return
     first = int(g.rank[0])
@@ -72,7 +73,10 @@ def idle_of_two(problem: Problem, times: int = 1) -> Iterator[Bound]:
     busiest = max(range(len(ranks)), key=lambda r: ranks[r].work)
     for other in dict.fromkeys((last, busiest)):
         if other != first and _few_states(ranks[first], ranks[other], g.microbatches):
-            value, waits = _least(g, ranks[first], ranks[other]), f"whatever waits for the end of the step on rank {first}"
+            value, waits = (
+                _least(g, away, ranks[first], ranks[other]),
+                f"whatever waits for the end of the step on rank {first}",
+            )
             yield Bound(value, f"ranks {first} and {other}: {waits}, one of them is idle so long", IDLE, (first, other))
 
 
@@ -83,16 +87,17 @@ def _few_states(first: _Rank, other: _Rank, m: int) -> bool:
 
 
 def _plain(problem: Problem) -> MicrobatchGraph | None:
-    """The graph of a microbatch, where each rank has one stream and the objective is the makespan."""
+    """The graph of a microbatch of three passes a rank, where each has one stream and the objective is the makespan."""
     if problem.objective != "makespan" or problem.capacity is None or problem.pools or len(problem.side_stream):
         return None
-    return microbatch_graph(problem) if len(problem.streams) == problem.ranks else None
+    g = microbatch_graph(problem) if len(problem.streams) == problem.ranks else None
+    return g if g is not None and len(g.duration) == 3 * problem.ranks else None
 
 
-def _rank(g: MicrobatchGraph, rank: int) -> _Rank | None:
+def _rank(g: MicrobatchGraph, away: Ints, rank: int) -> _Rank | None:
     """What counts of a rank; None where it is not as this bound needs it."""
     lanes = np.sort(g.rank_lanes[g.rank_lane_first[rank] : g.rank_lane_first[rank + 1]])
-    if len(lanes) != 3 or _away(g, lanes[0])[lanes[1]] < 0 or _away(g, lanes[1])[lanes[2]] < 0:
+    if len(lanes) != 3 or away[lanes[1], lanes[0]] < 0 or away[lanes[2], lanes[1]] < 0:
         return None
     taken, freed = g.taken[lanes].tolist(), g.freed[lanes].tolist()
     if not 0 < taken[0] <= g.capacity[rank] or taken[1:] != [0, 0] or freed[0] or sum(freed) != taken[0]:
@@ -101,18 +106,15 @@ def _rank(g: MicrobatchGraph, rank: int) -> _Rank | None:
     return _Rank(F, B, W, taken[0], freed[2], int(g.capacity[rank]), tuple(lanes.tolist()))
 
 
-def _away(g: MicrobatchGraph, lane: int) -> Ints:
-    """The longest path of a microbatch from the start of a lane's pass to that of each lane's, µs; below 0 where there is
-    none."""
-    far = np.full(len(g.duration), -FAR)
-    far[lane] = 0
-    for at in range(lane, len(far)):
-        out = slice(g.out_first[at], g.out_first[at + 1])
-        np.maximum.at(far, g.out_lane[out], far[at] + g.duration[at] + g.out_lag[out])
-    return far
+def _away(g: MicrobatchGraph) -> Ints:
+    """The longest path of a microbatch from the start of each lane's pass (column) to that of each lane's (row), µs, shape
+    (lanes, lanes); below 0 where there is none."""
+    ways = longest_ways(g, np.arange(len(g.duration)))
+    found: Ints = np.where(ways < 0, -FAR, ways - g.duration[:, None])
+    return found
 
 
-def _least(g: MicrobatchGraph, first: _Rank, other: _Rank) -> int:
+def _least(g: MicrobatchGraph, away: Ints, first: _Rank, other: _Rank) -> int:
     """Theorem 4, µs: 0 where it says nothing. Names are those of the proof, for ranks that differ:
 
     * H: until its first B the first rank runs as many F as fit. A: so does the other rank, and nothing gets there sooner.
@@ -122,7 +124,7 @@ def _least(g: MicrobatchGraph, first: _Rank, other: _Rank) -> int:
       and H + J₀ with the first rank's, P and δ. So δ = J − J₀ + f. `late` is f where no weight gradient waits there.
     """
     m, (F, B, _), (F_l, B_l, _) = g.microbatches, first.lanes, other.lanes
-    begin, onwards, back = _away(g, 0), _away(g, F), _away(g, B_l)
+    begin, onwards, back = away[:, 0], away[:, F], away[:, B_l]
     D, P, Z = int(onwards[B]) - first.F, int(onwards[B_l]) - first.F, int(back[B])
     if min(P, Z, begin[F_l]) < 0:
         return 0
