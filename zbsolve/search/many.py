@@ -9,7 +9,6 @@ as are wanted go in between, each a period longer (`long_steps.check` says why).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from ..systems.long_steps import LongSystem, lane_order, long_systems_of
 from ..systems.table import presets_of
 from ..util.clock import Clock
 from ..util.errors import BadInput, NotFound, interruption
-from .extension import CUT_RULES, CUTS
+from .extension import CUT_RULES
 from .many_state import MULTIPLE, ManySearch, Progress
 from .solver import ready, solve
 
@@ -215,8 +214,7 @@ def _from_small(search: ManySearch, few: int, depth: int) -> Iterator[None]:
         if longer.passes.size > MAX_SHOWN:
             return
         least = search.bound.value / search.microbatches * longer.microbatches
-        targets = targets_cut_by_time(start, longer.microbatches, least, flight)
-        for target in islice(targets, CUTS):
+        for target in targets_cut_by_time(start, longer.microbatches, least, flight):
             yield from _decoded(search, longer, target, CUT_RULES, "a small step's steady state")
 
 
