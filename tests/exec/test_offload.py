@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.gpu_offload import OneStage, all_forwards_first
+from benchmarks.gpu_offload import TINY, Captured, OneStage, Times, all_forwards_first, in_turn
 from benchmarks.gpu_splits import Sizes
 from zbsolve import BadInput, Problem, Trace
 from zbsolve.build import with_offload
 from zbsolve.cli import main
 from zbsolve.exec.lowering import lower
+from zbsolve.exec.offload.copying import Launched, LaunchedCopies, timed_event
 from zbsolve.exec.offload.host_pool import HostPool
-from zbsolve.exec.offload.keeper import Keeper, room_for
+from zbsolve.exec.offload.keeper import ALIGNED, Keeper, come_back_together, in_groups, packed, room_for
 from zbsolve.models.presets import mlp
 from zbsolve.problem import Edge, Pass
 
@@ -130,6 +132,94 @@ def test_host_buffers_are_used_again_and_a_lack_of_memory_is_one_line(monkeypatc
         pool.make(3, 2 << 20)
 
 
+def test_small_pieces_move_as_one_and_come_back_into_one_piece_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zbsolve.exec.offload.keeper.PACKED", 400)
+    monkeypatch.setattr("zbsolve.exec.offload.keeper.TOGETHER", 330)
+    keeper = Keeper(torch.device("cpu"))
+    tensors = [torch.full((count,), float(i)) for i, count in enumerate((100, 1, 17, 25, 20))]
+    views = [keeper.keep(one) for one in tensors]
+    groups = in_groups(keeper.chosen())
+    assert [[piece.size for piece in group] for group in groups] == [[400], [100, 80, 68], [4]]
+    host = torch.zeros(room_for([piece for group in groups for piece in group]), dtype=torch.uint8)
+    staging = torch.zeros(ALIGNED + 330, dtype=torch.uint8)
+    for group in groups:
+        part = packed(group, staging) if len(group) > 1 else group[0].bytes_on_device()
+        host[group[0].place : group[0].place + len(part)] = part
+        for piece in group:
+            piece.leave()
+    for group in groups:
+        target = come_back_together(group)
+        target.copy_(host[group[0].place : group[0].place + len(target)])
+    assert all(torch.equal(view.tensor(), tensor) for view, tensor in zip(views, tensors, strict=True))
+    assert len({view.tensor().untyped_storage().data_ptr() for view in views}) == 3
+
+
+class Deferred(LaunchedCopies):
+    """Copies as a device may do them: as late as it can, each on its stream behind what was launched there before. mark:
+    computing is done when it is launched. joined: the copies that computing waited for; behind: those that others did."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.waiting: dict[str, list[tuple[int, Callable[[], None], list[Any]]]] = {}
+        self.joined: list[int] = []
+        self.behind: list[int] = []
+        self.count = 0
+
+    def mark(self) -> Any:
+        return None
+
+    def begin(
+        self, name: str, work: Callable[[], None], behind: Iterable[Any], event: Callable[[], Any] = timed_event
+    ) -> Launched:
+        self.count += 1
+        copies = [one for one in behind if one is not None]
+        self.waiting.setdefault(name, []).append((self.count, work, copies))
+        self.behind += copies
+        return Launched(self.count, self.count, self.count)
+
+    def join(self, copy: Launched, timeout: float) -> None:
+        self.joined.append(copy.over)
+        self._do(copy.over)
+
+    def _do(self, number: int) -> None:
+        for queue in self.waiting.values():
+            if any(number == one for one, _, _ in queue):
+                while queue and queue[0][0] <= number:
+                    _, work, behind = queue.pop(0)
+                    for one in behind:
+                        self._do(one)
+                    with torch.no_grad():
+                        work()
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.13])
+@pytest.mark.parametrize("order", [all_forwards_first, in_turn])
+def test_copies_that_a_device_does_late_leave_gradients_exact(
+    order: Callable[..., Any], fraction: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launched, small pieces packed, and done only when computing waits for them; over two steps with the same buffers."""
+    monkeypatch.setattr("zbsolve.exec.offload.keeper.PACKED", 3000)
+    kept, moved = OneStage(order(False), "cpu", TINY), OneStage(order(True, Times(O=2000, R=2000), fraction), "cpu", TINY)
+    offload = moved.offload
+    assert offload is not None
+    copies = offload._copies = Deferred(offload.device)
+    for step in range(2):
+        for one in (kept, moved):
+            one.interpreter.begin(one.data)
+            one.interpreter.run_all(one.interpreter.program.actions)
+        if step == 0:
+            buffers, behind = {buffer.data_ptr() for buffer in offload.pool.free}, len(copies.behind)
+    assert all(torch.equal(a, b) for a, b in zip(moved.gradients(), kept.gradients(), strict=True))
+    assert {buffer.data_ptr() for buffer in offload.pool.free} == buffers
+    assert offload.pool.held == 0
+    assert sorted(copies.joined) == list(range(1, copies.count + 1))
+    names = [action.name for action in moved.interpreter.program.actions if action.kind in "OR"]
+    assert len({offload.events(name) for name in names}) == len(names)
+    again = len(names) // 2 - len(buffers)  # copies to a buffer wait for the one that read it last in this step
+    assert (behind, len(copies.behind)) == (again, 2 * again)
+    assert fraction < 1 or set(offload._staging) == {"d2h:0"}
+
+
 @pytest.mark.usefixtures("forked")
 def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A schedule with copies runs as it says, and `compare` and the trace know them; one that no machine has the memory for
@@ -186,3 +276,32 @@ def test_copies_run_on_streams_of_a_real_gpu_from_and_to_pinned_memory() -> None
     assert moved.offload.pool.free
     assert all(buffer.is_pinned() for buffer in moved.offload.pool.free)
     assert moved.peak() < 0.7 * kept.peak()
+    moved.step()
+    names = [action.name for action in moved.interpreter.program.actions if action.kind in "OR"]
+    events = [moved.offload.events(name) for name in names]
+    first = events[0]
+    assert first is not None
+    for name, pair in zip(names, events, strict=True):
+        assert pair is not None
+        assert 0 < pair[0].elapsed_time(pair[1]) < 1e3
+        by_host = (moved.offload.ended(name) - moved.offload.ended(names[0])) / 1e6
+        assert first[1].elapsed_time(pair[1]) == pytest.approx(by_host, abs=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_cuda_graph_captures_a_step_with_its_copies() -> None:
+    kept, moved = (OneStage(all_forwards_first(offload), "cuda", SMALL) for offload in (False, True))
+    for one in (kept, moved):
+        one.step()
+    graph = Captured(moved)
+    for gradient in (*kept.gradients(), *moved.gradients()):
+        gradient.zero_()
+    kept.step()
+    graph.step()
+    for found, right in zip(moved.gradients(), kept.gradients(), strict=True):
+        assert float((found - right).abs().max()) <= 1e-5 * float(right.abs().max())
+    assert moved.offload is not None
+    pair = moved.offload.events("0O2")
+    assert pair is not None
+    assert 0 < pair[0].elapsed_time(pair[1]) < 1e3

@@ -1,19 +1,23 @@
-"""Copies beside computing: a thread for each copy stream of a rank, which does one copy after the other.
+"""Copies beside computing, one after the other on each copy stream of a rank.
 
-On a GPU the thread launches the copy on a CUDA stream of its own, behind what was launched when the copy was begun; who
-needs it lets the device wait, and goes on. Elsewhere the thread copies by itself.
+`LaunchedCopies` are a GPU's: whoever begins a copy launches it, on a CUDA stream of its own, and the host never waits.
+`CopyStreams` have a thread for each stream, for copies that the host does itself, or that wait for another rank's: those
+the device cannot wait for. On a GPU such a thread launches the copy behind what was launched when it was begun.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
 import torch
+
+from ..torch_private import without_modes
 
 
 class Copy:
@@ -26,6 +30,10 @@ class Copy:
         self.ended = 0
         self.error: BaseException | None = None
         self.launched, self.done = threading.Event(), threading.Event()
+
+    def known(self) -> bool:
+        """Is it known to be done?"""
+        return self.done.is_set()
 
 
 class CopyStreams:
@@ -95,3 +103,63 @@ def _do(copy: Copy, stream: Any) -> None:
     copy.work()
     if stream is not None:
         copy.event = stream.record_event()
+
+
+def timed_event() -> Any:
+    """An event of the device that has a time."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+@dataclass(slots=True)
+class Launched:
+    """A copy that was launched. start, end: events with times around it. over: what other streams wait for; one that a
+    graph captures can have a time or be waited for, not both."""
+
+    start: Any
+    end: Any
+    over: Any
+
+    def known(self) -> bool:
+        """Is it known to be done? To ask the device would break off a graph's capture."""
+        return False
+
+
+class LaunchedCopies:
+    """The copy streams of one rank on a GPU, by name. A CUDA graph can capture all but `end`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._streams: dict[str, Any] = {}
+
+    def mark(self) -> Any:
+        """An event behind all that computing has launched so far."""
+        return torch.cuda.current_stream(self.device).record_event()
+
+    def begin(
+        self, name: str, work: Callable[[], None], behind: Iterable[Any], event: Callable[[], Any] = timed_event
+    ) -> Launched:
+        """Launch what `work` launches, behind these events and all that was begun on the stream. event: makes those that
+        have a time."""
+        if name not in self._streams:
+            self._streams[name] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream, start, end = self._streams[name], event(), event()
+        # Views of host memory are no bytes on the device, for one who counts those.
+        with without_modes(), torch.no_grad(), torch.cuda.stream(stream):
+            for one in behind:
+                stream.wait_event(one)
+            start.record(stream)
+            work()
+            end.record(stream)
+            return Launched(start, end, stream.record_event())
+
+    def join(self, copy: Launched, timeout: float) -> None:
+        """From here on the copy is done, for all that is launched now."""
+        torch.cuda.current_stream(self.device).wait_event(copy.over)
+
+    def end(self, copy: Launched, timeout: float) -> int:
+        """Wait until the copy is done. When that was, monotonic ns: told by an event whose time the host sees too."""
+        copy.end.synchronize()
+        seen = timed_event()
+        seen.record(torch.cuda.current_stream(self.device))
+        seen.synchronize()
+        return time.monotonic_ns() - round(1e6 * float(copy.end.elapsed_time(seen)))

@@ -11,6 +11,7 @@ from ...util.text import format_bytes
 from ..torch_private import without_modes
 
 WASTE = 2  # a free buffer serves for a need that is not smaller than this part of it
+PAGE = 4096  # bytes
 
 
 class HostPool:
@@ -22,14 +23,20 @@ class HostPool:
         self.free: list[Tensor] = []
 
     def make(self, count: int, size: int) -> None:
-        """Make `count` buffers of `size` bytes ahead of their use, as far as free ones do not serve. Raises BadInput where
-        this machine lacks the memory."""
+        """Make `count` buffers of `size` bytes ahead of their use, as far as free ones do not serve; pinned ones in one go,
+        since torch rounds each that it pins up to a power of two. Raises BadInput where this machine lacks the memory."""
         missing = count - sum(self._serves(one, size) for one in self.free)
         free = free_memory()
         if free is not None and missing * size > free:
             need, has = format_bytes(missing * size), format_bytes(free)
             raise BadInput(f"{count} host buffers of {format_bytes(size)} need {need}, but this machine has {has} free")
-        self.free += [self._made(size) for _ in range(missing)]
+        if not self.pinned or missing < 2:
+            self.free += [self._made(size) for _ in range(missing)]
+            return
+        room = -(-size // PAGE) * PAGE
+        whole = self._made(missing * room)
+        with without_modes():
+            self.free += [whole[at : at + size] for at in range(0, len(whole), room)]
 
     def take(self, size: int) -> Tensor:
         """A buffer of at least `size` bytes, shape (bytes,)."""

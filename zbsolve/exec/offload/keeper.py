@@ -7,8 +7,8 @@ is taken from others: who holds the tensor itself (a message on its way, the nex
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,19 +21,27 @@ from ..torch_private import storage_key, tree_map
 
 ALIGNED = 64  # bytes: where a piece begins in a host buffer
 SMALL = 0.005  # a share of the bytes to move that is not worth cutting a piece in two for
+PACKED = 1 << 20  # bytes: a copy of fewer does not reach two thirds of a link's rate
+TOGETHER = 1 << 24  # bytes: a copy of so many does
 
 
 class Piece:
-    """One storage that is kept. storage: on the device (None: it is not there). moved: how many of its bytes go to the host,
-    from the first on. rest: the others, while those are there. place: where they lie in the host buffer."""
+    """One storage that is kept. storage: on the device (None: it is not there); base: its first byte in there. moved: how
+    many of its bytes go to the host, from the first on. rest: the others, while those are there. place: where they lie in
+    the host buffer."""
 
-    __slots__ = ("device", "moved", "place", "rest", "size", "storage")
+    __slots__ = ("base", "device", "moved", "place", "rest", "size", "storage")
 
     def __init__(self, storage: Any, device: torch.device) -> None:
         self.storage, self.device = storage, device
         self.size = int(storage.nbytes())
-        self.moved, self.place = 0, 0
+        self.base, self.moved, self.place = 0, 0, 0
         self.rest: Tensor | None = None
+
+    @property
+    def small(self) -> bool:
+        """Is it worth being copied together with others?"""
+        return self.moved == self.size < PACKED
 
     def bytes_on_device(self) -> Tensor:
         """The storage as bytes, shape (size,)."""
@@ -73,7 +81,7 @@ class View:
             raise BadInput("what its F keeps is in host memory: its reload must come before")
         with torch.no_grad():
             made = torch.empty(0, dtype=self.dtype, device=piece.device)
-            made.set_(piece.storage, self.offset, self.shape, self.stride)
+            made.set_(piece.storage, self.offset + piece.base // made.itemsize, self.shape, self.stride)
             whole = made if self.layout is None else self.layout.whole(made)
         return whole.requires_grad_() if self.requires_grad else whole
 
@@ -89,11 +97,12 @@ def opened_all(value: Any) -> Any:
 
 
 class Keeper:
-    """What one microbatch keeps on one stage. device: only memory there is moved. batch: stays there. pieces: by their
-    storage, until they move."""
+    """What one microbatch keeps on one stage. device: only memory there is moved. batch: stays there. mark: makes an event
+    of what is launched so far. pieces: by their storage, until they move. made: the event behind what made them, if any."""
 
-    def __init__(self, device: torch.device, batch: Iterable[Tensor] = ()) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, batch: Iterable[Tensor] = (), mark: Callable[[], Any] | None = None) -> None:
+        self.device, self.mark = device, mark
+        self.made: Any = None
         self.pieces: dict[int, Piece] = {}
         self._fixed = set[int]()
         self.fix(batch)
@@ -104,7 +113,14 @@ class Keeper:
 
     def saving(self) -> AbstractContextManager[Any]:
         """What autograd saves inside is kept here."""
-        return saved_tensors_hooks(self.keep, opened)
+        hooks = saved_tensors_hooks(self.keep, opened)
+        return hooks if self.mark is None else self._marked(hooks, self.mark)
+
+    @contextmanager
+    def _marked(self, hooks: AbstractContextManager[Any], mark: Callable[[], Any]) -> Iterator[None]:
+        with hooks:
+            yield
+        self.made = mark()
 
     def keep(self, tensor: Tensor) -> Any:
         """A view of the tensor; the tensor itself where it is not moved."""
@@ -138,11 +154,48 @@ class Keeper:
         whole = [one for one in pieces if not one.moved]
         if whole and left > SMALL * total:
             whole[-1].moved = left
-        moving, at = [one for one in pieces if one.moved], 0
+        moving, at = sorted((one for one in pieces if one.moved), key=lambda one: one.small), 0
         for one in moving:
             one.place = at
             at += -(-one.moved // ALIGNED) * ALIGNED
         return moving
+
+
+def in_groups(pieces: Iterable[Piece]) -> list[list[Piece]]:
+    """What is copied as one: a large piece, or small ones that lie side by side in the host buffer."""
+    found: list[list[Piece]] = []
+    for one in pieces:
+        if found and one.small and found[-1][0].small and one.place + one.moved - found[-1][0].place <= TOGETHER:
+            found[-1].append(one)
+        else:
+            found.append([one])
+    return found
+
+
+def span_of(group: Sequence[Piece]) -> tuple[int, int]:
+    """Where a group begins in the host buffer, and where it ends."""
+    return group[0].place, group[-1].place + group[-1].moved
+
+
+def packed(group: Sequence[Piece], staging: Tensor) -> Tensor:
+    """The bytes of small pieces as the host buffer has them, copied into memory on the device. staging: shape (ALIGNED +
+    bytes,); its first bytes fill what lies between pieces."""
+    begin, end = span_of(group)
+    parts = []
+    for one, after in zip(group, [*(other.place for other in group[1:]), end], strict=True):
+        parts += [one.bytes_on_device(), staging[: after - one.place - one.moved]]
+    return torch.cat(parts, out=staging[ALIGNED : ALIGNED + end - begin])
+
+
+def come_back_together(group: Sequence[Piece]) -> Tensor:
+    """Take memory on the device again, one piece of it for all small ones. The bytes that the host has to fill in."""
+    if len(group) == 1:
+        return group[0].come_back()
+    begin, end = span_of(group)
+    whole = torch.empty(end - begin, dtype=torch.uint8, device=group[0].device)
+    for one in group:
+        one.storage, one.base = whole.untyped_storage(), one.place - begin
+    return whole
 
 
 def release_memory(leaves: Iterable[Tensor]) -> None:

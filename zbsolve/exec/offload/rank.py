@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...util.errors import BadInput
 from ..program import Action
-from .copying import Copy, CopyStreams
+from ..torch_private import without_modes
+from .copying import Copy, CopyStreams, Launched, LaunchedCopies, timed_event
 from .host_pool import HostPool
-from .keeper import Keeper, Piece, room_for
+from .keeper import ALIGNED, TOGETHER, Keeper, Piece, come_back_together, in_groups, packed, room_for, span_of
 from .signals import Signals
 
 Spot = tuple[int, int]  # stage, microbatch
@@ -21,9 +23,10 @@ Spot = tuple[int, int]  # stage, microbatch
 
 @dataclass(slots=True)
 class _Away:
-    """What a microbatch keeps of a stage off the device: the pieces, and the host buffer, of `size` bytes, that they are
-    in."""
+    """What a microbatch keeps of a stage off the device since pass `name`: the pieces, and the host buffer, of `size` bytes,
+    that they are in."""
 
+    name: str
     pieces: list[Piece]
     size: int
     buffer: Tensor | None = None
@@ -33,16 +36,21 @@ class _Away:
 class _Begun:
     """A copy that is not settled. free: gives up the memory that it was from."""
 
-    copy: Copy
+    copy: Copy | Launched
     free: Callable[[], None] = field(default=lambda: None)
 
 
 class Offload:
     """What one rank keeps in host memory. buffers: stage → how many microbatches may lie there at one time. timeout: seconds
     to wait for a copy. signals: where copies wait for those of other ranks. emulated: a device's clock keeps them in turn.
+    timed_event: makes the events of `events`. moved: bytes that went to the host in this step.
 
     Host memory that ranks share is given back to the system as soon as a microbatch has left it, for the next one may be
     another rank's. Elsewhere buffers are made at a stage's first offload, and stay.
+
+    On a GPU copies are launched as they begin, and nothing here waits on the host once buffers are made: a CUDA graph can
+    capture a step behind the first one. Where copies wait for other ranks', threads launch them: the device hears of no
+    other rank.
     """
 
     def __init__(
@@ -57,37 +65,54 @@ class Offload:
         self.device, self.signals = torch.device(device.type, index), signals
         self.timeout = timeout + 1.0  # beyond a signal's, which knows the rank that it waited for
         self.pool = HostPool(pinned=device.type == "cuda", keeps=signals is None)
+        self.timed_event: Callable[[], Any] = timed_event
+        self.moved = 0
         self._heard = None if emulated else signals
-        self._copies = CopyStreams(device)
+        launches = self.device.type == "cuda" and self._heard is None
+        self._copies: CopyStreams | LaunchedCopies = (LaunchedCopies if launches else CopyStreams)(self.device)
+        self._staging: dict[str, Tensor] = {}  # on the device, by copy stream
+        self._read: dict[int, Any] = {}  # host buffer → the event behind the last copy from it
         self._missing = dict(buffers) if signals is None else {}
         self._keepers: dict[Spot, Keeper] = {}
         self._away: dict[Spot, _Away] = {}
         self._begun: dict[str, _Begun] = {}
-        self._over: dict[str, Copy] = {}
+        self._over: dict[str, Copy | Launched] = {}
 
     def begin(self) -> None:
         """A step begins."""
+        if isinstance(self._copies, LaunchedCopies):  # what a step that failed has left still uses memory
+            for name in list(self._begun):
+                self.settle(name)
+        self._read.clear()  # computing is behind the copies of the last step; a graph knows nothing of those
         self._over.clear()
+        self.moved = 0
         if self.signals is not None:
             self.signals.step += 1
 
     def keeper(self, action: Action, batch: Iterable[Tensor]) -> Keeper:
         """The keeper of what an F keeps. batch: what stays where it is."""
-        made = self._keepers[action.stage, action.part] = Keeper(self.device, batch)
+        mark = self._copies.mark if isinstance(self._copies, LaunchedCopies) else None
+        made = self._keepers[action.stage, action.part] = Keeper(self.device, batch, mark)
         return made
 
     def send_out(self, action: Action) -> None:
         """Begin to copy what F keeps to the host. It goes from the device with `settle`. Raises BadInput where the machine
         lacks memory."""
         spot = action.stage, action.part
-        pieces = self._keepers.pop(spot).chosen(action.share)
-        away = self._away[spot] = _Away(pieces, room_for(pieces))
+        keeper = self._keepers.pop(spot)
+        pieces = keeper.chosen(action.share)
+        away = self._away[spot] = _Away(action.name, pieces, room_for(pieces))
         if count := self._missing.pop(action.stage, 0):
             self.pool.make(count, away.size)
         if self._heard is None:
             away.buffer = self.pool.take(away.size)
         self.pool.held += away.size
-        copy = self._begin(action, partial(self._copy_out, away), None)
+        self.moved += sum(one.moved for one in pieces)
+        copy: Copy | Launched
+        if isinstance(self._copies, LaunchedCopies):
+            copy = self._launch_out(self._copies, action.stream, away, keeper.made)
+        else:
+            copy = self._begin(self._copies, action, partial(self._copy_out, away), None)
         self._begun[action.name] = _Begun(copy, partial(_leave, pieces))
 
     def bring_back(self, action: Action) -> None:
@@ -95,31 +120,72 @@ class Offload:
         away = self._away.pop((action.stage, action.part), None)
         if away is None:
             raise BadInput("nothing is in host memory that it could bring back")
-        targets = [(piece.come_back(), piece.place) for piece in away.pieces]
-        over = None if self._heard is None else partial(_drop, away)
-        copy = self._begin(action, partial(_copy_back, targets, away), over)
+        copy: Copy | Launched
+        if isinstance(self._copies, LaunchedCopies):
+            copy = self._launch_back(self._copies, action.stream, away)
+        else:
+            targets = [(piece.come_back(), piece.place) for piece in away.pieces]
+            over = None if self._heard is None else partial(_drop, away)
+            copy = self._begin(self._copies, action, partial(_copy_back, targets, away), over)
         self._begun[action.name] = _Begun(copy, partial(self._give_back, away))
 
     def settle(self, name: str, sure: bool = True) -> None:
         """From here on the copy of pass `name` is done, and the memory that it was from is free. sure: also where that must
         be waited for. Raises TimeoutError, and what the copy raised."""
         begun = self._begun.get(name)
-        if begun is None or not (sure or begun.copy.done.is_set()):
+        if begun is None or not (sure or begun.copy.known()):
             return
-        self._copies.join(begun.copy, self.timeout)
+        self._copies.join(begun.copy, self.timeout)  # type: ignore[arg-type]
         begun.free()
         self._over[name] = self._begun.pop(name).copy
 
     def ended(self, name: str) -> int:
         """When the copy of pass `name` was done, monotonic ns. Waits for it. Raises as `settle`."""
         self.settle(name)
-        return self._copies.end(self._over[name], self.timeout)
+        return self._copies.end(self._over[name], self.timeout)  # type: ignore[arg-type]
 
-    def _begin(self, action: Action, work: Callable[[], None], over: Callable[[], None] | None) -> Copy:
+    def events(self, name: str) -> tuple[Any, Any] | None:
+        """Events of the device at the start and the end of the copy of pass `name` in this step; None where threads copy.
+        Who replays a graph that captured them keeps them as long."""
+        copy = self._over[name] if name in self._over else self._begun[name].copy
+        return (copy.start, copy.end) if isinstance(copy, Launched) else None
+
+    def _launch_out(self, copies: LaunchedCopies, stream: str, away: _Away, made: Any) -> Launched:
+        """Launch the copy to the host, behind the pass that made what leaves, and what read the host buffer last."""
+        assert away.buffer is not None
+        buffer, groups = away.buffer, in_groups(away.pieces)
+        behind = [copies.mark() if made is None else made]
+        if any(len(group) > 1 for group in groups) and stream not in self._staging:
+            with without_modes():  # it stays for good, and is no activation
+                self._staging[stream] = torch.empty(ALIGNED + TOGETHER, dtype=torch.uint8, device=self.device)
+            behind.append(copies.mark())  # who had this memory before may still use it
+        staging = self._staging.get(stream)
+        if (read := self._read.pop(buffer.data_ptr(), None)) is not None:
+            behind.append(read)
+
+        def work() -> None:
+            for group in groups:
+                (first, *more), (begin, end) = group, span_of(group)
+                part = first.bytes_on_device()[: first.moved] if staging is None or not more else packed(group, staging)
+                buffer[begin:end].copy_(part, non_blocking=True)
+
+        return copies.begin(stream, work, behind, self.timed_event)
+
+    def _launch_back(self, copies: LaunchedCopies, stream: str, away: _Away) -> Launched:
+        """Take memory on the device, and launch the copy there: behind all that computing has launched, which may have used
+        that memory, and no more."""
+        assert away.buffer is not None
+        self.settle(away.name)
+        targets = [(come_back_together(group), group[0].place) for group in in_groups(away.pieces)]
+        copy = copies.begin(stream, partial(_copy_back, targets, away), [copies.mark()], self.timed_event)
+        self._read[away.buffer.data_ptr()] = copy.over
+        return copy
+
+    def _begin(self, copies: CopyStreams, action: Action, work: Callable[[], None], over: Callable[[], None] | None) -> Copy:
         """Begin a copy that waits for other ranks' and tells them."""
         signals = self._heard
         if signals is None:
-            return self._copies.begin(action.stream, work, over)
+            return copies.begin(action.stream, work, over)
         step = signals.step
 
         def heard() -> None:
@@ -132,7 +198,7 @@ class Offload:
                 over()
             signals.tell(action.name, step)
 
-        return self._copies.begin(action.stream, heard, told)
+        return copies.begin(action.stream, heard, told)
 
     def _copy_out(self, away: _Away) -> None:
         if away.buffer is None:
