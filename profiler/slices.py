@@ -28,7 +28,7 @@ from zbsolve.profile.slices import OF_ATTENTION
 from zbsolve.util.errors import BadInput
 
 from .dataflow import Flow, example, naming, place
-from .stage_rounds import PassTimer, alone, rotated
+from .stage_rounds import PassTimer, alone, built, rotated
 from .timing import Bench, Progress
 
 KINDS = ("F", "B", "W", "BW")
@@ -149,7 +149,7 @@ def _tokens(model: Model) -> int:
 
 def _calls(model: Model, i: int, through: Flow, bench: Bench, tokens: int) -> list[_Call]:
     """What layer i calls attention with. Raises BadInput where the layer cannot be cut."""
-    layer = model.build([i])[0].to(bench.device)
+    layer = built(model, [i], bench.device)[0]
     x = model.batch(0, 0)[0] if i == 0 else example(through.inputs[i], torch.randn)
     last = i == len(model.layers) - 1
     batch = moved(x, bench.device), moved(model.batch(0, 0)[1], bench.device)

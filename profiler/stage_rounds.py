@@ -68,6 +68,14 @@ def stages_of(model: Model, taken: Sequence[int]) -> list[Stage]:
     return [_stage(model, i, layer, BY_LAYERS) for i, layer in zip(taken, model.build(taken), strict=True)]
 
 
+def built(model: Model, numbers: Sequence[int], device: torch.device) -> list[nn.Module]:
+    """These layers, made on the device: a GPU draws at once the random numbers that take one core a minute."""
+    with device:
+        layers = model.build(numbers)
+    # Some were made before the model was named. (Fake tensors, which are the CPU's, do not move.)
+    return layers if device.type == "cpu" else [layer.to(device) for layer in layers]
+
+
 def rotated(
     model: Model,
     taken: Sequence[int],
@@ -83,7 +91,7 @@ def rotated(
     There are as many copies as it takes for a pass to find nothing of its layer in a cache of `cache` bytes (0: one copy),
     as in training, where other layers ran meanwhile.
     """
-    layers = [layer.to(device) for layer in model.build(taken)]
+    layers = built(model, taken, device)
     size = sum(p.numel() * p.element_size() for layer in layers for p in layer.parameters())
     size += sum(inputs[i].nbytes for i in taken)
     count = min(MAX_COPIES, max(1, ceil(COLD_FACTOR * cache / max(1, size))))

@@ -19,6 +19,7 @@ from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput
 
 from .dataflow import Flow, example
+from .stage_rounds import built
 
 RANKS = (2, 4, 8, 16, 32, 64)  # that shards are looked at for
 Around = Callable[[str, Callable[[], Any]], Any]  # runs a pass of this name, and does something around it
@@ -91,9 +92,7 @@ def cut_of(model: Model, through: Flow, batch: tuple[Any, Any], make: Callable[.
     if not (isinstance(tokens, Tensor) and isinstance(labels, Tensor)):
         raise BadInput("the batch is not one tensor of tokens and one of labels")
     device = labels.device
-    first, end = model.build([0, last])
-    if device.type != "cpu":
-        first, end = first.to(device), end.to(device)
+    first, end = built(model, [0, last], device)
     path, loss = recognised(end, model.loss, last)
     output: Any = end.get_submodule(path)
     found = _table(first, output)
