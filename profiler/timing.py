@@ -16,6 +16,7 @@ from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput
 from zbsolve.util.statistics import median_error
 
+from .captured import replayed
 from .dataflow import Flow, batch_of, fake_mode, place, quiet
 from .pass_operations import passes
 from .spread import Spread
@@ -46,7 +47,8 @@ class Timed:
     """What was timed. samples: (layer, kind) → µs on the device, kinds F, B, W, BW, X, U; host: the same on the host. whole:
     µs of every round with B and W. idle: part of the time in which this process did not run (CPU). alone: layers ran one at
     a time. copies: of each layer that took turns (the fewest, where layers ran alone). clocks: the device's meanwhile,
-    MHz."""
+    MHz. eager: what was timed as it is where `samples` are of captured passes; uncaptured: (layer, kind) → why they are
+    not."""
 
     samples: Samples
     host: Samples
@@ -55,13 +57,15 @@ class Timed:
     alone: bool = False
     copies: int = MAX_COPIES
     clocks: list[int] = field(default_factory=list)
+    eager: Samples = field(default_factory=dict)
+    uncaptured: dict[tuple[int, str], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Bench:
     """What times are taken on, and for how long. seconds: at most. cache: the device's, bytes (0: passes may find what they
     need there). clock: reads the device's. spread: the mesh that layers are spread over; None: there is none. parts:
-    how layers are split."""
+    how layers are split. capture: time passes as CUDA graphs too."""
 
     device: torch.device
     seconds: float
@@ -69,6 +73,7 @@ class Bench:
     clock: Clock = lambda: None
     spread: Spread | None = None
     parts: Parts = BY_LAYERS
+    capture: bool = False
 
     def agreed(self, value: bool) -> bool:
         """What all ranks that measure together do."""
@@ -92,6 +97,8 @@ def time_layers(
     try:
         sets = rotated(model, taken, through.inputs, bench.device, bench.cache, bench.spread, bench.parts)
         _run(timed, sets, batches(model, bench.device), timer, bench, progress, f"{len(taken)} layers")
+        if bench.capture:
+            _run_captured(timed, sets, batches(model, bench.device), bench, progress)
         _keep(timed, updates(sets, make, timer, UPDATES))
         return timed, sets[0]
     except Exception as error:
@@ -154,6 +161,19 @@ def _run(
     timed.idle = max(timed.idle, 1 - (time.process_time() - ran) / elapsed)
     timed.copies = min(timed.copies, len(sets))
     timed.samples |= mine
+
+
+def _run_captured(timed: Timed, sets: list[list[Stage]], feed: Feed, bench: Bench, progress: Progress) -> None:
+    """The same with passes that were captured, which count in place of those that ran as they are."""
+    progress("capturing passes")
+    replaying, timed.uncaptured = replayed(sets, feed)
+    found = Timed({}, {})
+    _run(found, replaying, feed, PassTimer(bench.device), bench, progress, "captured passes")
+    keys = found.samples.keys() - timed.uncaptured.keys()
+    timed.eager = {key: timed.samples[key] for key in sorted(keys)}
+    timed.samples |= {key: found.samples[key] for key in keys}
+    timed.host |= {key: found.host[key] for key in keys}
+    timed.clocks += found.clocks
 
 
 def wanted(done: int, elapsed: float, seconds: float) -> bool:

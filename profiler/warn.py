@@ -9,7 +9,7 @@ from zbsolve.layer import Layer
 
 STEP_KINDS = ("F", "B", "W", "BW")
 SPLIT_COST = 1.1  # (B + W) / BW from which on a warning says so
-HOST_SHARE = 0.5  # of a pass on a CPU
+HOST_SHARE = {"cpu": 0.5, "cuda": 0.9}  # of a pass, from which on the host is late
 MAX_DRIFT = 0.05
 MAX_IDLE = 0.05
 DISTURBED = "disturbed:"  # so begins what says that times are not to be trusted
@@ -47,7 +47,7 @@ def _split(layers: Sequence[Layer]) -> list[str]:
 
 def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, float], device: str) -> list[str]:
     """On a GPU the host may take as long as the device; on a CPU much of a pass may compute nothing."""
-    limit = 1.0 if device == "cuda" else HOST_SHARE
+    limit = HOST_SHARE[device]
     late = []
     for key, times in samples.items():
         host = hosts.get(key, 0.0)
