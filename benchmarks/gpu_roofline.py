@@ -1,0 +1,172 @@
+"""A roofline's times beside a GPU's, pass by pass, for the parts that large models are made of, in bfloat16.
+
+Each part is one layer that is run as the profiler runs it; the estimate counts the same passes under fake tensors. The
+shares in `profiler/devices.py` are fitted to what this finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from profiler.dataflow import fake_mode, quiet
+from profiler.devices import DEVICES, Device
+from profiler.operation_costs import total
+from profiler.pass_operations import PassOps, passes_of
+from profiler.roofline import time_us
+from profiler.stage_rounds import TURNS, PassTimer, rounds
+from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.devices import described
+from zbsolve.models.blocks import BlockSizes, Decoder, Scores, Tokens
+from zbsolve.models.losses import CrossEntropy
+from zbsolve.models.presets import Block
+from zbsolve.models.published_models import typed
+
+from .harness import Benchmark
+
+KINDS = ("F", "B", "W", "BW")
+WARM_TURNS, TIMED_TURNS = 2, 8  # of each of TURNS, two microbatches each
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A layer. build: makes it. shape: of its input: (batch, length) are tokens, with a width vectors. loss: is behind it,
+    over so many classes; 0: none is."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    classes: int = 0
+
+    def stage(self, device: torch.device) -> Stage:
+        """It as a stage of its own, not the first where it takes vectors."""
+        with device:
+            layer = typed(self.build, torch.bfloat16)
+        return Stage([layer], int(len(self.shape) > 2), CrossEntropy() if self.classes else None)
+
+    def batch(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """Its input and the labels."""
+        tokens = torch.zeros(self.shape[:2], dtype=torch.int64, device=device)
+        labels = tokens.random_(self.classes) if self.classes else None
+        if len(self.shape) == 2:
+            return tokens.random_(8), labels
+        return torch.randn(self.shape, dtype=torch.bfloat16, device=device, requires_grad=True), labels
+
+
+def pieces(tiny: bool) -> list[Piece]:
+    """The parts, at the sizes of published models, or as small as can be."""
+    if tiny:
+        sizes = BlockSizes(32, 4, 2, 8, 64)
+        return [
+            Piece("GPT block, width 32", partial(Block, 32, 4), (1, 16, 32)),
+            Piece("Llama block, width 32", partial(Decoder, sizes, 16), (1, 16, 32)),
+            Piece("head, 64 words", partial(Scores, 64, 32), (1, 16, 32), 64),
+            Piece("embedding, 64 words", partial(Tokens, 64, 32), (1, 16)),
+        ]
+    llama = BlockSizes(4096, 32, 8, 128, 14_336)
+    return [
+        Piece("GPT block, width 2048", partial(Block, 2048, 16), (4, 1024, 2048)),
+        Piece("GPT block, width 4096", partial(Block, 4096, 32), (2, 2048, 4096)),
+        Piece("Llama block, width 4096", partial(Decoder, llama, 4096, 500_000.0), (1, 4096, 4096)),
+        Piece("head, 128,256 words", partial(Scores, 128_256, 4096), (1, 4096, 4096), 128_256),
+        Piece("embedding, 128,256 words", partial(Tokens, 128_256, 4096), (1, 4096)),
+    ]
+
+
+def measure(device: str, tiny: bool) -> dict[str, Any]:
+    """A row for each part and kind of pass: µs estimated and measured, their ratio, what the pass does, and whether the host
+    took longer to launch it than the device to run it."""
+    target = torch.device(device)
+    card = card_of(described(target))
+    rows = [row for piece in pieces(tiny) for row in compared(piece, target, card)]
+    return {"device": described(target), "roofline": card.name, "torch": torch.__version__, "rows": rows}
+
+
+def card_of(name: str) -> Device:
+    """The device whose data sheet counts for a card of this name; an H100's for any other."""
+    return next((one for key, one in DEVICES.items() if key in name.lower()), DEVICES["h100"])
+
+
+def compared(piece: Piece, device: torch.device, card: Device) -> list[Row]:
+    """The rows of one part."""
+    work, samples = operations(piece), sampled(piece, device)
+    found = []
+    for kind in KINDS:
+        device_us, host_us = (median(column) for column in zip(*samples[kind], strict=True))
+        estimated = time_us(work[kind], card)
+        moved = sum(op.bytes for op in work[kind] if op.kind == "other")
+        flops = {what: total([op for op in work[kind] if op.kind == what]) for what in ("matrix", "attention")}
+        found.append(
+            {
+                "part": piece.name,
+                "kind": kind,
+                "estimated_us": round(estimated, 1),
+                "measured_us": round(device_us, 1),
+                "ratio": round(estimated / device_us, 3),
+                "host_us": round(host_us, 1),
+                "host_bound": host_us > device_us,
+                "flops": flops,
+                "bytes": moved,
+                "kernels": len(work[kind]),
+            }
+        )
+    return found
+
+
+def operations(piece: Piece) -> PassOps:
+    """What its passes dispatch, counted under fake tensors."""
+    cpu = torch.device("cpu")
+    with fake_mode(), quiet():
+        return passes_of(piece.stage(cpu), *piece.batch(cpu))
+
+
+def sampled(piece: Piece, device: torch.device) -> dict[str, list[tuple[float, float]]]:
+    """Kind → µs on the device and on the host, of passes run as the profiler runs them."""
+    batch = piece.batch(device)
+    turns = rounds([[piece.stage(device)]], lambda microbatch, step: batch, PassTimer(device))
+    for _ in range(WARM_TURNS * len(TURNS)):
+        next(turns)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(TIMED_TURNS * len(TURNS)):
+        for _, kind, device_us, host_us in next(turns):
+            found.setdefault(kind, []).append((device_us, host_us))
+    return found
+
+
+def lines(rows: Sequence[Row]) -> list[str]:
+    """The rows for people."""
+    head = f"{'part':26} {'pass':4} {'estimated':>10} {'measured':>10} {'ratio':>6}"
+    return [
+        head,
+        *(
+            f"{row['part']:26} {row['kind']:4} {row['estimated_us']:10,.0f} {row['measured_us']:10,.0f} {row['ratio']:6.2f}"
+            + (" (the host is late)" if row["host_bound"] else "")
+            for row in rows
+        ),
+    ]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="the smallest sizes: shows that it works, not how fast")
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    found = measure(options.device, options.tiny)
+    print("\n".join(lines(found["rows"])))
+    return found
+
+
+BENCHMARK = Benchmark("gpu_roofline", __doc__, _measure, arguments)
+
+if __name__ == "__main__":
+    BENCHMARK.main()
