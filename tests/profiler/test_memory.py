@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.dataflow import fake_mode
-from profiler.memory import AllocatedBytes, LayerMemory, _metered, held
-from profiler.stage_rounds import stages_of
+from profiler.dataflow import fake_mode, flow
+from profiler.memory import AllocatedBytes, LayerMemory, Living, _metered, held, held_by
+from profiler.stage_rounds import PassTimer, alone, rotated, rounds, stages_of
 from zbsolve import HostLink, Profile, Step, pipeline, solve
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.backward.values import tensors_of
 from zbsolve.exec.run.launch import run_local
 from zbsolve.handover import lacking, most_waiting
 from zbsolve.layer import Layer, Link
@@ -184,3 +185,23 @@ def test_the_allocator_says_what_storages_do() -> None:
     assert found.after_F == pytest.approx((1 + 4 + 4) * row, rel=0.01)  # input, and GELU's input and output
     assert found.after_B == pytest.approx((1 + 4 + 4 + 1) * row, rel=0.01)
     assert found.after_W == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    ("spec", "layer"), [("gpt-1.5b@layers=1,batch=1", 1), ("llama3-8b@layers=1,length=1024", 1), ("llama3-8b@layers=1", 2)]
+)
+def test_predicted_activations_are_what_the_allocator_counts(spec: str, layer: int) -> None:
+    """What storages live, as the executor counts them, beside what torch's allocator gave out, after F and after B."""
+    model, device = load(spec), torch.device("cuda", 0)
+    given = flow(model).inputs[layer]
+    stage, feed = rotated(model, [layer], [given] * (layer + 1), device, 0)[0][0], alone(model, layer, given, device)
+    next(rounds([[stage]], feed, PassTimer(device)))  # libraries take their own memory with their first call
+    x, target = feed(0, 0)
+    allocated = held_by(stage, x, target)
+    own = [t for one in stage.layers for t in (*one.parameters(), *one.buffers())]
+    counted = _metered(stage, x, target, Living([*own, *(t.grad for t in own if t.grad is not None), *tensors_of(target)]))
+    assert counted.after_F == pytest.approx(allocated.after_F, rel=0.03)
+    assert counted.after_B == pytest.approx(allocated.after_B, rel=0.03)
+    assert counted.after_W == allocated.after_W == 0
