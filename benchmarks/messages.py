@@ -79,7 +79,7 @@ def both_ways(rank: int, rounds: int) -> dict[str, Any]:
     """What each rank runs: the samples of every way and size."""
     keep_freed_memory()
     plain = Wires.of()
-    ways = {"gloo": plain, "memory": plain.paired(None, CPU, dict.fromkeys(((0, 1), (1, 0)), WARM + TURNS))}
+    ways = {"gloo": plain, "memory": plain.paired(dict.fromkeys(((0, 1), (1, 0)), WARM + TURNS))}
     assert len(ways["memory"].pairs) == 2, "these two processes cannot share memory"
     found: dict[str, Any] = {name: {str(size): {"turns": [], "burst": []} for size in SIZES} for name in ways}
     for _ in range(rounds):

@@ -42,13 +42,14 @@ def rank_rows(schedule: Schedule, begin: NDArray[Any] | None = None) -> tuple[In
 @dataclass(frozen=True, eq=False)
 class Handover:
     """The messages of a schedule. orders: each rank's rows in order (see `rank_rows`); before, after: of each message the
-    rows of the passes that make and take it; boundary: after which stage."""
+    rows of the passes that make and take it; boundary: after which stage; lag: µs on its way."""
 
     schedule: Schedule
     orders: tuple[Ints, ...]
     before: Ints
     after: Ints
     boundary: Ints
+    lag: Ints
 
     @classmethod
     def of(cls, schedule: Schedule, begin: NDArray[Any] | None = None) -> Handover:
@@ -57,7 +58,7 @@ class Handover:
         rows = np.flatnonzero(e.carrying("activation", "gradient"))
         before = e.before[rows]
         boundary = stage[before] - e.carrying("gradient")[rows]
-        return cls(schedule, rank_rows(schedule, begin), before, e.after[rows], boundary)
+        return cls(schedule, rank_rows(schedule, begin), before, e.after[rows], boundary, e.lag[rows])
 
     @cached_property
     def place(self) -> Ints:
@@ -93,6 +94,37 @@ class Handover:
             at = np.minimum(at, place[self.after[mine]] - 1)
             found[mine] = np.maximum(0, np.minimum.accumulate(at[::-1])[::-1])
         return found
+
+    @cached_property
+    def received(self) -> Ints:
+        """With which place of its taker's order a device is told to receive each message, shape (messages,): the first pass
+        that starts after it was sent, its taker at the latest. So what it needs of this rank was launched before."""
+        found = self.place[self.after].copy()
+        for rank in range(len(self.orders)):
+            mine = np.flatnonzero(self._comes_to(rank))
+            behind = self.running(rank, self.schedule.timeline().end[self.before[mine]]) + 1
+            found[mine] = np.minimum(found[mine], behind)
+        return found
+
+    @cached_property
+    def gone(self) -> Ints:
+        """Before which place of its sender's order each message has gone, shape (messages,): one pass behind the first that
+        starts after it has arrived and its taker's device was told to receive it."""
+        timeline, rank, found = self.schedule.timeline(), self.schedule.problem.passes.rank, self.place[self.before] + 2
+        there = timeline.end[self.before] + self.lag
+        for taker in range(len(self.orders)):
+            mine = np.flatnonzero(self._comes_to(taker))
+            told = timeline.start[self.orders[taker][self.received[mine]]] if len(mine) else there[mine]
+            there[mine] = np.maximum(there[mine], told)
+        for source in range(len(self.orders)):
+            mine = np.flatnonzero(rank[self.before] == source)
+            found[mine] = np.maximum(found[mine], self.running(source, there[mine]) + 2)
+        return found
+
+    def _comes_to(self, rank: int) -> NDArray[np.bool_]:
+        """Which messages another rank sends to this one, shape (messages,)."""
+        home = self.schedule.problem.passes.rank
+        return np.asarray((home[self.after] == rank) & (home[self.before] != rank))
 
     def waiting(self, rank: int, sizes: Ints) -> Ints:
         """Bytes of messages on a rank while each pass of its order runs, and right behind it. sizes: bytes of each message,

@@ -49,7 +49,7 @@ def messages(rank: int, paired: bool) -> dict[str, Any]:
     kinds. A digest of all that came, and how many carriers there are."""
     pairs = [(a, b) for a in range(RANKS) for b in range(RANKS) if a != b]
     wires = Wires.of()
-    wires = wires.paired(None, CPU, dict.fromkeys(pairs, MICROBATCHES)) if paired else wires
+    wires = wires.paired(dict.fromkeys(pairs, MICROBATCHES)) if paired else wires
     incoming = {a: tuple(_messages(a, b)) for a, b in pairs if b == rank}
     mailbox, found, right = Mailbox(wires, incoming, CPU, 20), hashlib.sha256(), 0
     for step in range(4):
@@ -136,7 +136,7 @@ def elsewhere(rank: int, which: list[int]) -> list[dict[str, Any]]:
 
 def gone(rank: int, argument: None) -> dict[str, Any]:
     """Rank 0 breaks off while rank 1 waits, and a child of rank 0 still holds what it inherited. What rank 1 hears."""
-    wires = Wires.of().paired(None, CPU, {(0, 1): 1})
+    wires = Wires.of().paired({(0, 1): 1})
     end, child = wires.pairs[0, 1], 0
     if rank == 0:
         child = os.fork()

@@ -8,6 +8,7 @@ import re
 from functools import partial
 from typing import Any
 
+from ..exec.devices import DEVICES
 from ..exec.splits import SPLITS, as_lines
 from ..util.errors import BadInput
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
@@ -19,6 +20,15 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("schedule", help="schedule.json")
     parser.add_argument("--model", required=True, help="a preset (gpt-tiny), module:function or file.py:function")
     parser.add_argument("--local", action="store_true", help="start one process a rank here (without: torchrun does)")
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="of the ranks; auto: cuda where each rank here has a GPU, else cpu"
+    )
+    parser.add_argument(
+        "--share-gpus", action="store_true", help="ranks share the GPUs of this machine: to try, as if each had its own"
+    )
+    parser.add_argument(
+        "--capture", action="store_true", help="each rank's step as one CUDA graph: no pass waits for the host to launch it"
+    )
     parser.add_argument(
         "--one-device",
         nargs="?",
@@ -128,6 +138,7 @@ def command(options: argparse.Namespace) -> int:
 
 def _print_run(predicted: Any, trace: Any) -> None:
     mesh, problem = trace.facts.get("mesh", {}), predicted.step
+    print(f"device: {trace.facts.get('on', trace.facts.get('device', 'cpu'))}")
     times = math.prod(mesh.values()) // problem.ranks if mesh else 1
     pipelines = f"{times} times " if times > 1 else ""
     makespan = round(trace.makespan)  # whole µs as in `compare`, or the two would differ by a digit
@@ -152,6 +163,8 @@ def _print_run(predicted: Any, trace: Any) -> None:
     if trace.facts["split"].startswith("auto"):
         for line in as_lines(trace.facts.get("splits", [])):
             print(f"split: {line}")
+    for line in _of_gpu(trace.facts):
+        print(line)
     if "streams" in trace.facts:
         print(f"one device ({trace.facts['streams']}): a pass took {trace.facts['host_us']:.0f} µs of the host's time")
     if emulated is not None:
@@ -167,6 +180,20 @@ def _print_run(predicted: Any, trace: Any) -> None:
                 f"WARNING: the loss of two microbatches joined is {whole:.6g}, the mean of its halves' losses {mean:.6g}: "
                 "the loss of a step depends on how the batch is split (a sum, or padding left out?)"
             )
+
+
+def _of_gpu(facts: dict[str, Any]) -> list[str]:
+    """What is said of a run on GPUs: its memory by the allocator, its graphs, and who shared a GPU."""
+    if not facts.get("on", "cpu").startswith("cuda"):
+        return []
+    lines = []
+    if "device_peaks" in facts:
+        peaks = ", ".join(map(format_bytes, facts["device_peaks"]))
+        lines.append(f"peak of a step by the GPU's allocator, rank by rank: {peaks}")
+    lines += facts.get("captured", [])
+    if facts.get("gpu_is") == "shared in turns":
+        lines.append("WARNING: ranks share a GPU and take turns, so times say little (MPS lets them compute at once)")
+    return lines
 
 
 def _no_replicas(problem: Any, facts: dict[str, Any]) -> str:

@@ -17,6 +17,8 @@ from ..util.errors import BadInput
 from .backward.by_name import Parts, parts_by_name
 from .backward.layer_split import Loss
 from .backward.stage import Stage
+from .device.rank_device import RankDevice
+from .device.rows import DeviceRows
 from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
 from .handlers.handler import RankState
@@ -201,11 +203,6 @@ def check_updates(problem: Problem, update: Update | None, tied: Sequence[Sequen
         raise BadInput(f"Pipeline: layer {tied[0][0][0]}'s {tied[0][0][1]} is tied, which passes U do not know")
 
 
-def paired_wires(part: Part, wires: Wires, group: Any, device: torch.device) -> Wires:
-    """The wires, with a carrier for each pair of ranks that exchange messages. All ranks call this. Raises LostRank."""
-    return wires.paired(group, device, part.view.messages)
-
-
 def connected(
     part: Part, given: Given, group: Any, wires: Wires, peers: Peers, hooks: Hooks, emulate: Times | None
 ) -> RankRunner:
@@ -215,7 +212,8 @@ def connected(
     stage_of = [s for s, count in enumerate(part.counts) for _ in range(count)]
     exchanged = [action.stage for action in program.actions if HANDLERS[action.kind].ends_with_step]
     common = buckets(problem.stage_ranks, stage_of, part.layers, part.tied)
-    shared = Shared(wires, common, exchanged, given.device, group, peers.timeout)
+    gpu = None if given.device.type == "cpu" else RankDevice(given.device, peers, program.actions, hooks.limit)
+    shared = Shared(wires, common, exchanged, given.device, peers.timeout, None if gpu is None else gpu.marks)
     microbatches = problem.round or view.microbatches
     parts = parts_by_name(
         given.split, tight=problem.capacity is not None, alone=given.parallelize is None and not part.sharded
@@ -241,7 +239,8 @@ def connected(
         state.attention = _attention(problem, peers, given.device)
     sharding = Sharding.of(part.sharded, program, stages, peers.timeout) if part.sharded else None
     whole = None if given.mesh is None else given.mesh.whole
-    mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole)
+    rows = None if gpu is None else DeviceRows(peers.wires, gpu.device, gpu.marks)
+    mailbox = Mailbox(peers.wires, program.incoming, given.device, seconds, whole, rows)
     return RankRunner(
         schedule=view.schedule,
         module=part.module,
@@ -251,7 +250,8 @@ def connected(
         sharding=sharding,
         # What FSDP shards is summed over ranks after its shards are there, at the end of the step.
         interpreter=Interpreter(program, state, mailbox, hooks),
-        reports=Reports(view, part.programs, peers, clock_lead(wires), emulate is not None),
+        reports=Reports(view, part.programs, peers, clock_lead(wires), emulate is not None, gpu is not None),
+        gpu=gpu,
         shapes=ShapeNumbers(problem.routes, range(view.microbatches * problem.slices), wires.rank, wires.size),
     )
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import torch
+import os
+from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
 
+if TYPE_CHECKING:
+    import torch
+
 DEVICES = ("auto", "cuda", "cpu")
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # of process groups
 
 
 def choose(asked: str, local_ranks: int = 1, share: bool = False) -> str:
@@ -14,7 +19,7 @@ def choose(asked: str, local_ranks: int = 1, share: bool = False) -> str:
     rank has a GPU of its own, or where ranks share those that are there. Raises BadInput where there are too few."""
     if asked not in DEVICES:
         raise BadInput(f"device '{asked}': one of {', '.join(DEVICES)}")
-    gpus = torch.cuda.device_count() if asked != "cpu" and torch.cuda.is_available() else 0
+    gpus = _gpus() if asked != "cpu" else 0
     enough = gpus >= (1 if share else local_ranks)
     if asked == "auto":
         return "cuda" if enough else "cpu"
@@ -26,13 +31,65 @@ def choose(asked: str, local_ranks: int = 1, share: bool = False) -> str:
     return asked
 
 
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def device_of(kind: str, local_rank: int = 0, share: bool = False) -> torch.device:
     """The device of one rank of this machine. share: ranks take the GPUs in turn."""
+    import torch
+
     if kind == "cpu":
         return torch.device("cpu")
     return torch.device(kind, local_rank % torch.cuda.device_count() if share else local_rank)
 
 
+def local_place() -> tuple[int, int]:
+    """This process's number among torchrun's on this machine, and how many they are; (0, 1) where it started none."""
+    return int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def sharing_environment(rank: int) -> dict[str, str]:
+    """With it NCCL takes ranks that share a GPU for as many machines, which talk over sockets; else it refuses them."""
+    return {"NCCL_HOSTID": f"h{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+
+
 def described(device: torch.device) -> str:
     """The device and its name, such as `cuda:0, NVIDIA H100 80GB HBM3`; `cpu`."""
+    import torch
+
     return f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+
+
+def group_device(mesh: Any, group: Any) -> torch.device:
+    """The device that a pipeline takes where nobody says: a GPU where the group (None: the default one), or the mesh, carries
+    its tensors. It is the one that the group is bound to, else the current one where that is not the first, else that of
+    LOCAL_RANK."""
+    import torch
+    import torch.distributed as dist
+
+    from .torch_private import backend_of, default_group
+
+    if not torch.cuda.is_available() or not dist.is_initialized() or (mesh is not None and mesh.device_type != "cuda"):
+        return torch.device("cpu")
+    group = default_group() if group is None else group
+    try:
+        name = backend_of(group, torch.device("cuda")).name()
+    except RuntimeError:
+        name = ""
+    if mesh is None and name != "nccl":
+        return torch.device("cpu")
+    bound = getattr(group, "bound_device_id", None) or getattr(default_group(), "bound_device_id", None)
+    if bound is not None:
+        return with_number(bound)
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    return torch.device("cuda", current or local_place()[0] % torch.cuda.device_count())
+
+
+def with_number(device: torch.device) -> torch.device:
+    """The device; of GPUs the current one, where it has no number."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device

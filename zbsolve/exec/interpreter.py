@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..util.errors import BadInput
 from .backward.values import bytes_of
+from .device.marks import Marks
 from .emulate import EmulatedDevice
 from .handlers.handler import Data, Handler, RankState
 from .handlers.table import HANDLERS
@@ -28,11 +29,17 @@ class Transport(Protocol):
     def post(self, message: Message) -> None:
         """Get ready to receive it; never waits."""
 
-    def take(self, message: Message) -> tuple[Any, int]:
-        """Wait for it. Its tensors, and when it was here, monotonic ns."""
+    def receive(self, message: Message) -> None:
+        """All that it needs of this rank is launched; never waits."""
+
+    def take(self, message: Message) -> tuple[Any, Any]:
+        """Wait for it. Its tensors, and when it was here, monotonic ns or a mark of a device."""
 
     def send(self, message: Message, value: Any) -> None:
         """Start sending it; never waits."""
+
+    def gone(self, message: Message) -> None:
+        """By the schedule it has gone; never waits."""
 
 
 @dataclass(slots=True)
@@ -42,17 +49,27 @@ class Record:
     began: when the step began. arrived, waited, start, end: a number for each pass of the program: when its message was
     there (0: it takes none), how long this rank waited for that message, its start and its end. losses: parts of the losses
     of microbatches that are made here: by the last stage, and by layers themselves. held, host: bytes after each pass on
-    the device and in host memory, where a meter counts them.
+    the device and in host memory, where a meter counts them. marks: on a GPU, the marks around each pass; until they are
+    read, when the step is over, times are those of launching, and those in `arrived` are marks. later: number of a pass that
+    only began work → the mark behind that. launched: how long launching each pass took the host.
     """
 
     began: int
-    arrived: list[int] = field(default_factory=list)
+    arrived: list[Any] = field(default_factory=list)
     waited: list[int] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     host: list[int] = field(default_factory=list)
+    marks: list[tuple[Any, Any]] = field(default_factory=list)
+    later: dict[int, Any] = field(default_factory=dict)
+    launched: list[int] = field(default_factory=list)
+
+    def columns(self) -> tuple[list[Any], ...]:
+        """All that grows with the passes."""
+        rows = self.arrived, self.waited, self.start, self.end, self.losses, self.held, self.host, self.marks, self.launched
+        return rows
 
 
 @dataclass(slots=True)
@@ -85,6 +102,7 @@ class Interpreter:
         self._handed: dict[str, Any] = {}
         self.counting = False  # bytes, so that memory goes when it is predicted to
         self._looked = 0  # losses of this step that were looked at
+        self.marks: Marks | None = None  # of the device, where that is a GPU
 
     def begin(self, data: Data) -> Record:
         """A step begins. Returns its record, which is empty."""
@@ -108,8 +126,9 @@ class Interpreter:
             if meter is not None:
                 self.weigh(meter)
 
-    def ended(self) -> Iterator[tuple[int, Action, int]]:
-        """The passes that only began work: each one's number, itself, and when that was done, monotonic ns. Waits for it."""
+    def ended(self) -> Iterator[tuple[int, Action, Any]]:
+        """The passes that only began work: each one's number, itself, and when that was done, monotonic ns or a mark. Waits
+        for it."""
         for i, action in enumerate(self.program.actions):
             ended = HANDLERS[action.kind].ended
             if ended is not None:
@@ -122,8 +141,9 @@ class Interpreter:
         self._looked = 0
         for stage in self.state.stages.values():
             stage.forget()
-        for column in (record.arrived, record.waited, record.start, record.end, record.losses, record.held, record.host):
+        for column in record.columns():
             column.clear()
+        record.later.clear()
 
     def weigh(self, meter: LiveBytes) -> None:
         """Note what is held after a pass: with versions of weights and with what passes gather, without gradients of
@@ -156,17 +176,24 @@ class Interpreter:
         if hooks.announce is not None:
             hooks.announce(action.name)
         try:
+            for message in action.gone:
+                self.transport.gone(message)
             for message in action.posts:
                 self.transport.post(message)
+            for message in action.receives:
+                self.transport.receive(message)
             for one in action.awaits:
                 HANDLERS[one.kind].settle(self.state, one.name, one.sure or self.counting)  # type: ignore[misc]
             if action.takes is not None or hooks.emulated is not None:
                 given, arrived, waited = self._input(action)
             start = time.monotonic_ns()
+            begun = None if self.marks is None else self.marks.mark()
             if action.use is None and not profiler_enabled():
                 output = handler.run(self.state, action, given)
             else:
                 output = self._labelled(handler, action, given)
+            if begun is not None:
+                record.marks.append((begun, self.marks.mark()))  # type: ignore[union-attr]
             end = time.monotonic_ns()
             if hooks.emulated is not None and not (handler.joins or action.name in hooks.emulated.times.joined):
                 start, end = self._emulated(hooks.emulated, action, start)
@@ -205,8 +232,8 @@ class Interpreter:
             signals.tell(action.name, signals.step)
         return found
 
-    def _input(self, action: Action) -> tuple[Any, int, int]:
-        """What the pass takes, when it was here, and how long this rank waited for it, ns."""
+    def _input(self, action: Action) -> tuple[Any, Any, int]:
+        """What the pass takes, when it was here, and how long this rank waited for it, ns; on a GPU 0."""
         takes, emulated = action.takes, self.hooks.emulated
         given, arrived, asked = None, 0, 0
         if isinstance(takes, Message):
@@ -219,7 +246,7 @@ class Interpreter:
         if emulated is not None:
             asked = asked or time.monotonic_ns()
             arrived = emulated.ready(action.name, arrived)
-        return given, arrived, max(0, arrived - asked) if asked else 0
+        return given, arrived, max(0, arrived - asked) if asked and self.marks is None else 0
 
     def _labelled(self, handler: Handler, action: Action, given: Any) -> Any:
         """The handler's work, with the pass's name in torch's profiler (which would read a bare 2F0 as a mangled C++

@@ -26,7 +26,7 @@ from ..build.vocabulary import model_stages
 from ..handover import Handover
 from ..problem import Problem
 from ..schedule import Schedule
-from ..tables import PER_STEP, Bools
+from ..tables import PER_STEP, Bools, Ints
 from ..util.errors import BadInput
 from .awaits import awaits_of, begins_and_ends, crossings, shares
 from .handlers.graph import Graph
@@ -169,7 +169,11 @@ class _Lowering:
         """The program of one rank."""
         problem, order, p = self.problem, self.orders[rank], self.problem.passes
         incoming = self._incoming(rank)
-        posts, uses = _posts(self.handover, order, incoming), uses_of(problem, order, self.weighted)
+        uses = uses_of(problem, order, self.weighted)
+        posts, receives = (
+            _placed(self.handover, order, incoming, at) for at in (self.handover.posted, self.handover.received)
+        )
+        gone = _placed(self.handover, order, {rank: self._outgoing(rank, order)}, self.handover.gone)
         rows = [problem.index[name] for name in order]
         latest = {int(p.stage[row]): row for row in rows if self.adding[row]}
         done, releases, awaits = set(latest.values()), self._releases(rows), awaits_of(self.schedule, rows)
@@ -178,6 +182,8 @@ class _Lowering:
                 self._action(row, posts.get(name, ()), row in done, uses.get(name)),
                 releases=releases.get(row, ()),
                 awaits=awaits.get(row, ()),
+                receives=tuple(receives.get(name, ())),
+                gone=tuple(gone.get(name, ())),
             )
             for row, name in zip(rows, order, strict=True)
         ]
@@ -229,6 +235,10 @@ class _Lowering:
             if sent and source != rank:
                 found[source] = sent
         return found
+
+    def _outgoing(self, rank: int, order: Sequence[str]) -> tuple[Message, ...]:
+        """What a rank sends to others, in order."""
+        return tuple(m for name in order for m in self.gives.get(name, ()) if m.destination != rank)
 
     def _action(self, row: int, posts: Sequence[Message], done: bool, use: VersionUse | None) -> Action:
         one = self.problem.passes[row]
@@ -300,11 +310,13 @@ def _makers(problem: Problem) -> tuple[dict[int, list[int]], set[int]]:
     return found, set(problem.passes.stage[released].tolist())
 
 
-def _posts(handover: Handover, order: Sequence[str], incoming: Incoming) -> dict[str, list[Message]]:
-    """Pass of this rank → the receives to post before it; those of one source in the order of its sends."""
+def _placed(handover: Handover, order: Sequence[str], given: Incoming, places: Ints) -> dict[str, list[Message]]:
+    """Pass of a rank → the messages whose place in its order it is, those of one source in the order of its sends. places: of
+    each message of `handover`. A place behind the last pass is the step's end, and not here."""
     names, result = handover.schedule.problem.names, dict[str, list[Message]]()
-    posted = {names[row]: at for row, at in zip(handover.after.tolist(), handover.posted.tolist(), strict=True)}
-    for sent in incoming.values():
+    at = {names[row]: place for row, place in zip(handover.after.tolist(), places.tolist(), strict=True)}
+    for sent in given.values():
         for message in sent:
-            result.setdefault(order[posted[message.after]], []).append(message)
+            if at[message.after] < len(order):
+                result.setdefault(order[at[message.after]], []).append(message)
     return result

@@ -19,8 +19,9 @@ from ..models.model import Place
 from ..schedule import Schedule
 from ..trace import Trace
 from ..util.errors import BadInput
-from .assembly import Given, Part, check_updates, connected, own_part, paired_wires, parallel_part, sharded_part
+from .assembly import Given, Part, check_updates, connected, own_part, parallel_part, sharded_part
 from .backward.layer_split import Loss
+from .devices import group_device, with_number
 from .emulate import Times
 from .feed import Batch, agreed_shares, shares_of, split_batch, step_seed
 from .handlers.handler import Data
@@ -64,7 +65,9 @@ class Pipeline:
     torch optimizer of a stage's parameters; `step` then updates by itself, and leaves no gradients. split: how the backward
     is split: in the "layers" that queue their weight gradients (the rest of a backward is B), or by the "graph" of each
     layer, which splits any operation, as it is or compiled by "inductor"; "auto" measures both at a block's first forward
-    (see `by_name.parts_by_name`, `splits`). mesh: a DeviceMesh with a dimension "pp", in place
+    (see `by_name.parts_by_name`, `splits`). device: None: the GPU that the group and this rank say, where the group carries
+    such tensors and there is one, else the CPU. capture: on a GPU, each rank's step is captured as one CUDA graph from the
+    second of its shape on (see `captured`, docs/gpu.md). mesh: a DeviceMesh with a dimension "pp", in place
     of group and replicas: each of its other coordinates runs the same schedule. data: the dimensions along which the batch
     is divided (None: those called dp, dp_replicate, dp_shard), over which gradients are averaged as over replicas, unless
     FSDP has sharded the parameter over them. parallelize(stage, mesh): called with each stage of this rank once its layers
@@ -77,7 +80,7 @@ class Pipeline:
 
     The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them. Random
     layers (dropout) draw from numbers that (seed, step, microbatch, layer) fix, whatever the placement; `steps` counts
-    the steps; `load` sets it. On a GPU times are when the host launched.
+    the steps; `load` sets it. On a GPU times are the device's, and `step` returns when that is done.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class Pipeline:
         *,
         loss: Loss | None = None,
         group: Any = None,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
         init: Callable[[int, nn.Module], None] | None = None,
         tied: Sequence[Sequence[Place]] = (),
         seed: int = 0,
@@ -101,10 +104,17 @@ class Pipeline:
         mesh: DeviceMesh | None = None,
         parallelize: Parallelize | None = None,
         data: Sequence[str] | None = None,
+        capture: bool = False,
     ) -> None:
         self.view = StepView.of(schedule)
         self.schedule, self.seed, self.steps, self.rounds = self.view.schedule, seed, 0, dict[Any, Any]()
-        self.device = torch.device(device)
+        self.device = group_device(mesh, group) if device is None else with_number(torch.device(device))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            if emulate is not None:
+                raise BadInput(f"Pipeline: emulated devices are CPUs' processes, and this is the device {self.device}")
+        elif capture:
+            raise BadInput(f"Pipeline: capture is for a GPU, and this is the device {self.device}")
         self.mesh = pipeline_mesh(mesh, data, (group, replicas), self.device)
         if self.mesh is not None:
             group, replicas = self.mesh.group, self.mesh.replicas
@@ -123,6 +133,8 @@ class Pipeline:
         homes = self.view.step.stage_ranks  # behind the model's stages come shards of its vocabulary, without layers
         self.owners = [ranks for ranks, n in zip(homes, part.counts, strict=False) for _ in range(n)]
         self._connect(part, given, group, replicas, emulate)
+        if capture:
+            self._runner.capture()
         self.replicas, self.sharding = self._runner.replicas, self._runner.sharding
         beside = self.replicas or self.sharding
         self.alone, self._clip_watch = self.wires.size == 1 and beside is None, gradients.ClipWatch()
@@ -146,10 +158,14 @@ class Pipeline:
     def _connect(self, part: Part, given: Given, group: Any, replicas: Any, emulate: Times | None) -> None:
         """Wires to the other ranks, and what runs this rank's passes."""
         with self.peers.telling("building"):
-            self.peers.wires = paired_wires(part, self.wires, group, self.device)
+            free = None if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0]
+            self.peers.wires = self.wires.paired(part.view.messages)
+            taken = 0 if free is None else free - torch.cuda.mem_get_info(self.device)[0]
+            self.communicators = {"count": len(self.peers.wires.pairs), "bytes": taken}
             weakref.finalize(self, self.peers.wires.close)
             self._runner = connected(part, given, group, self.wires, self.peers, self.hooks, emulate)
             self.mailbox, self.shared = self._runner.mailbox, self._runner.shared
+            weakref.finalize(self, self.shared.close)
             self.stages = self._runner.interpreter.state.stages
             self.versions = self._runner.interpreter.state.versions
             self.vocabulary_shard = self._runner.interpreter.state.vocabulary
@@ -185,6 +201,11 @@ class Pipeline:
         self.hooks.done = sharding.done_before(self.hooks.done)
         weakref.finalize(self, optimizers_wait(sharding, weakref.WeakMethod(self.wait_gradients)).remove)
 
+    @property
+    def captured(self) -> list[str]:
+        """Where steps are captured: what was, and what was not and why, a line each."""
+        return [] if self._runner.captures is None else self._runner.captures.said
+
     def wait_gradients(self) -> None:
         """Until `.grad` is the mean over all replicas of the pipeline, or over the ranks with the other shards. Raises
         RunFailed."""
@@ -205,6 +226,10 @@ class Pipeline:
             raise BadInput("PostValidated: the schedule has passes U, which update by themselves")
         if self.sharding is not None:
             raise BadInput("PostValidated: parameters are sharded by FSDP: what a step gathers would be validated too late")
+        if self.device.type == "cuda":
+            raise BadInput(
+                "PostValidated: a GPU's host would wait for the norm of the gradients: use a plain optimizer there"
+            )
         if self.vocabulary is not None:
             raise BadInput("PostValidated: the vocabulary is sharded: forwards alone would wait for its collectives")
         self._runner.ahead = ahead
@@ -299,7 +324,7 @@ class Pipeline:
         steps: Sequence[MeasuredStep] = [one.seen for one in results]
         if self.view.part is not None:
             emulated = self.hooks.emulated is not None
-            steps = put_together([one.seen for one in results], self.wires, whole, emulated)
+            steps = put_together([one.seen for one in results], self.wires, whole, emulated, self.device.type == "cuda")
         else:
             whole = self.schedule
         if not said or whole is None:

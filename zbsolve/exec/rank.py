@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +17,9 @@ from ..timeline import Timeline
 from ..util.errors import BadInput
 from .backward.replay import torch_random_kept
 from .backward.values import tensors_of
+from .device.capture import Captures
+from .device.marks import Marks
+from .device.rank_device import RankDevice, missing_bytes
 from .emulate import sleep_until
 from .feed import REFUSED, ShapeNumbers
 from .handlers.handler import Data, sum_of
@@ -51,8 +57,8 @@ class StepResult:
 @dataclass(eq=False)
 class RankRunner:
     """Runs the steps of one rank. replicas: the other pipelines, where there are some. sharding: its sharded stages. ahead:
-    begins steps before the optimizer's last one is validated, where somebody asks for that. last: what all ranks saw of the
-    last step."""
+    begins steps before the optimizer's last one is validated, where somebody asks for that. gpu: the device, where that is
+    one; captures: its graphs, where steps are captured. last: what all ranks saw of the last step."""
 
     schedule: Schedule
     module: nn.Module
@@ -65,6 +71,8 @@ class RankRunner:
     replicas: Replicas | None = None
     sharding: Sharding | None = None
     ahead: Ahead | None = None
+    gpu: RankDevice | None = None
+    captures: Captures | None = None
     last: StepReport | None = None
 
     def run(self, data: Data, device: torch.device, memory: bool) -> StepResult:
@@ -79,12 +87,78 @@ class RankRunner:
         if any(refused):
             raise BadInput("step: not run, because ranks of the first stage refuse their inputs")
         with self.peers.telling("end of the step"), torch_random_kept():
-            metered = memory or self.interpreter.hooks.limit is not None
-            record, counted = self._metered(data) if metered else (self._passes(data), None)
-            self._end(record)
+            record, counted = self._on_host(data, memory) if self.gpu is None else self._on_gpu(self.gpu, data, memory)
             loss = sum_of(record.losses)
             self.last = self.reports.start(record, loss)
             return StepResult(self.last, counted if memory else None)
+
+    def _on_host(self, data: Data, memory: bool) -> tuple[Record, Memory | None]:
+        metered = memory or self.interpreter.hooks.limit is not None
+        record, counted = self._metered(data) if metered else (self._passes(data), None)
+        self._end(record)
+        return record, counted
+
+    def _on_gpu(self, gpu: RankDevice, data: Data, memory: bool) -> tuple[Record, Memory | None]:
+        """Launch everything, or replay it; then wait for the device once, and read its times."""
+        captures, missing = self.captures, missing_bytes(self.module.parameters())
+        graph = None if captures is None or memory else captures.of(data)
+        if self.ahead is None:
+            self._hear_last()
+        if graph is not None:
+            graph.feed(data)
+            record = graph.replayed()
+            gpu.begin(record, graph.marks, missing)
+            began = time.monotonic_ns()
+            graph.graph.replay()
+            replaying = (time.monotonic_ns() - began) // len(record.marks)
+            gpu.finish(record, graph.marks)
+            record.launched = [replaying] * len(record.marks)
+            return record, None
+        counted = None
+        self._mark_with(gpu.marks)
+        with nullcontext() if captures is None else captures.watch(data):
+            if memory:
+                record, counted = self._metered(data, partial(gpu.begin, marks=gpu.marks, missing=missing))
+                self._end_launching(record)
+            else:
+                record = self.launch(data, gpu.marks, partial(gpu.begin, marks=gpu.marks, missing=missing))
+        gpu.finish(record, gpu.marks)
+        return record, None if counted is None else replace(counted, device=gpu.peak)
+
+    def capture(self) -> None:
+        """Capture steps from now on, where that can be."""
+        assert self.gpu is not None
+        refusal = ""
+        if self.interpreter.state.versions:
+            refusal = "passes U update weights inside a step, each time in other memory"
+        elif self.sharding is not None:
+            refusal = "FSDP gathers parameters on the host's word"
+        elif self.interpreter.hooks.watch:
+            refusal = "each pass is looked at for a NaN"
+        self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
+
+    def launch(self, data: Data, marks: Marks, begin: Callable[[Record], None] | None = None) -> Record:
+        """Launch all of a step on the device; nothing waits for it. begin: what comes first."""
+        self._mark_with(marks)
+        record = self._passes(data, begin=begin)
+        self._end_launching(record)
+        return record
+
+    def _mark_with(self, marks: Marks) -> None:
+        """The events of what comes next are these."""
+        self.interpreter.marks = self.shared.marks = marks
+        self.mailbox.mark_with(marks)
+        if self.interpreter.state.offload is not None:
+            self.interpreter.state.offload.timed_event = marks.event
+        if self.interpreter.state.vocabulary is not None:
+            self.interpreter.state.vocabulary.collectives.timed_event = marks.event
+
+    def reset(self) -> None:
+        """Drop what launching a step has left that broke off."""
+        self.interpreter.forget()
+        self.shared.forget()
+        if self.replicas is not None:
+            self.replicas.forget()
 
     def refuse(self, error: BadInput, device: torch.device) -> None:
         """This rank cannot take its part of a batch: tell the others, and raise `error`. Where the ranks that read inputs
@@ -114,6 +188,21 @@ class RankRunner:
         for versions in self.interpreter.state.versions.values():
             versions.end()
 
+    def _end_launching(self, record: Record) -> None:
+        """On a device: what comes next there is behind all that the passes began."""
+        self.mailbox.flush()
+        for i, _, done in self.interpreter.ended():
+            if not isinstance(done, int):
+                record.later[i] = done
+        sums, actions = self._sums(), self.interpreter.program.actions
+        if self.replicas is not None and self.captures is not None:
+            self.replicas.wait(self.peers.timeout)  # what a graph began it must end
+        record.later |= {
+            i: sums[a.stage] for i, a in enumerate(actions) if HANDLERS[a.kind].ends_with_step and a.stage in sums
+        }
+        for versions in self.interpreter.state.versions.values():
+            versions.end()
+
     def _end_begun(self, record: Record) -> None:
         """Passes that only began work end when that is done, on an emulated device after its time."""
         emulated = self.interpreter.hooks.emulated
@@ -125,19 +214,22 @@ class RankRunner:
         if emulated is not None:
             emulated.drain()
 
-    def _sums(self) -> Mapping[int, int]:
+    def _sums(self) -> Mapping[int, Any]:
         """Add up the gradients that ranks of the pipeline share, of shards when these are there, and begin the last sums
-        over replicas. Stage → when the sums that its passes C began were there, monotonic ns."""
+        over replicas. Stage → when the sums that its passes C began were there, monotonic ns or a mark."""
         if self.sharding is not None and self.shared.parameters():
             self.sharding.wait()
         ended = self.shared.finish()
         if self.replicas is not None:
             self.replicas.rest()
-            ended |= self.replicas.ended(self.peers.timeout)  # behind those within the pipeline
+            others = self.replicas.ended(self.peers.timeout)  # behind those within the pipeline
+            ended |= others if self.gpu is None else {stage: self.interpreter.marks.mark() for stage in others}  # type: ignore[union-attr]
         return ended
 
-    def _passes(self, data: Data, meter: LiveBytes | None = None) -> Record:
+    def _passes(self, data: Data, meter: LiveBytes | None = None, begin: Callable[[Record], None] | None = None) -> Record:
         record, done = self.interpreter.begin(data), 0
+        if begin is not None:
+            begin(record)
         if self.ahead is not None:
             done = self.ahead.run(self.interpreter, self.mailbox, meter)
             self._hear_last()
@@ -162,13 +254,13 @@ class RankRunner:
                 if emulated is not None and action.name in emulated.times.joined:
                     record.end[i] = max(record.end[i], sleep_until(emulated.run_on_side_stream(action.name)[1]))
 
-    def _metered(self, data: Data) -> tuple[Record, Memory]:
-        program = self.interpreter.program
-        meter = LiveBytes([*self.module.parameters(), *self.module.buffers()], self.interpreter.hooks.limit)
+    def _metered(self, data: Data, begin: Callable[[Record], None] | None = None) -> tuple[Record, Memory]:
+        program, limit = self.interpreter.program, self.interpreter.hooks.limit if self.gpu is None else None
+        meter = LiveBytes([*self.module.parameters(), *self.module.buffers()], limit)
         meter.full = partial(self.interpreter.ignore_weights, meter)
         meter.ignore(leaf for value in (*data.inputs.values(), *data.targets.values()) for leaf in tensors_of(value))
         with meter:
-            record = self._passes(data, meter)
+            record = self._passes(data, meter, begin)
         names = tuple(action.name for action in program.actions)
         curve = predicted(self.schedule, program, self._size)
         host = predicted_host(self.schedule.problem, program) if record.host else ()

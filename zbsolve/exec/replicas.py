@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..util.errors import BadInput
 from .dtensors import as_local_of, laid_out_as, local, local_bytes
 from .transport.failure import LostRank
-from .transport.wires import reason
+from .transport.wires import joined, reason
 
 LARGE_BYTES = 1 << 20  # from this size on a gradient is reduced where it lies; smaller ones go together
 
@@ -60,6 +60,7 @@ class Replicas:
         exchanged: Collection[int] = (),
     ) -> None:
         self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
+        _connect(group, stages, groups)
         self.group, self._exchanged = group, frozenset(exchanged)
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
         self._later = {id(p): p for p in shared if self._groups[id(p)] is not None}
@@ -117,6 +118,10 @@ class Replicas:
         """Does the optimizer update parameters whose gradients are on their way?"""
         return bool(self._parts) and any(id(p) in self._mine for group in optimizer.param_groups for p in group["params"])
 
+    def forget(self) -> None:
+        """The step breaks off."""
+        self._parts, self._open = [], dict(self._missing)
+
     def wait(self, timeout: timedelta) -> None:
         """Wait until `.grad` holds the mean over all pipelines, the same bits in each. A parameter that has a gradient in
         none of them stays without. Raises LostRank."""
@@ -163,10 +168,21 @@ class Replicas:
                 mine.copy_(total)
 
 
+def _connect(group: Any, stages: Mapping[int, Sequence[nn.Parameter]], groups: Callable[[nn.Parameter], Any]) -> None:
+    """On GPUs make the communicators here: at the first sum that would hold the host. All ranks of a group call this."""
+    for one in sorted({p for parameters in stages.values() for p in parameters}, key=lambda p: p.numel())[:1]:
+        device, found = local(one.detach()).device, {id(group): group}
+        if device.type == "cuda":
+            found |= {id(g): g for parameters in stages.values() for p in parameters for g in [groups(p)] if g is not None}
+            for each in found.values():
+                dist.all_reduce(torch.zeros(1, device=device), group=each)
+            torch.cuda.synchronize(device)
+
+
 def _wait(part: _Part, timeout: timedelta) -> None:
     try:
         for work in part.works:
-            work.wait(timeout)
+            joined(work, timeout, part.flat.device)
     except RuntimeError as error:
         raise LostRank(f"waiting for the gradients of the other pipelines: {reason(error)}") from None
 

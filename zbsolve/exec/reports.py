@@ -30,18 +30,26 @@ HEAD_WORDS = 4
 class Reports:
     """Sends every rank's times and losses to all ranks, after each step and while the next one runs. Of a step that is seen
     a rank at a time the heads alone: all columns are as many as the whole step's passes. offset: ns that this rank's clock
-    is ahead of rank 0's. emulated: devices are, and say by themselves when a collective started."""
+    is ahead of rank 0's. emulated: devices are, and say by themselves when a collective started. gpu: times are a GPU's, and
+    launching takes others."""
 
     def __init__(
-        self, view: StepView, programs: Sequence[Program], peers: Peers, offset: int, emulated: bool = False
+        self,
+        view: StepView,
+        programs: Sequence[Program],
+        peers: Peers,
+        offset: int,
+        emulated: bool = False,
+        gpu: bool = False,
     ) -> None:
-        self.view, self.peers, self._offset = view, peers, offset
-        self.table = Table.of(view.schedule, programs, emulated)
+        self.view, self.peers, self._offset, self._gpu = view, peers, offset, gpu
+        self.table = Table.of(view.schedule, programs, emulated, gpu)
         self._width = HEAD_WORDS + (0 if view.part else 4 * max(len(rows) for rows in self.table.rows))
 
     def start(self, record: Record, loss: torch.Tensor | None) -> StepReport:
         """Hand over one step. All ranks call this; nothing waits. loss: the sum of this rank's losses."""
-        columns = np.array([record.began, *record.start, *record.end, *record.arrived, *record.waited], np.int64)
+        last = record.launched if self._gpu else record.waited
+        columns = np.array([record.began, *record.start, *record.end, *record.arrived, *last], np.int64)
         if self._offset:
             times = columns[: len(columns) - len(record.waited)]
             times[times > 0] -= self._offset
@@ -60,19 +68,21 @@ class Reports:
 @dataclass(frozen=True, eq=False)
 class Table:
     """Where what ranks report belongs in a schedule's table of passes. rows, goes_on: of each rank's passes in the order of
-    its program. emulated: see `Reports`."""
+    its program. emulated, gpu: see `Reports`."""
 
     schedule: Schedule
     rows: Sequence[Ints]
     goes_on: Sequence[Bools]
     emulated: bool
+    gpu: bool = False
 
     @classmethod
-    def of(cls, schedule: Schedule, programs: Sequence[Program], emulated: bool) -> Table:
+    def of(cls, schedule: Schedule, programs: Sequence[Program], emulated: bool, gpu: bool = False) -> Table:
         """That of these programs' passes."""
         index = schedule.problem.index
         rows = [np.array([index[action.name] for action in p.actions], np.int64) for p in programs]
-        return cls(schedule, rows, [np.array([action.goes_on for action in p.actions], bool) for p in programs], emulated)
+        goes_on = [np.array([action.goes_on for action in p.actions], bool) for p in programs]
+        return cls(schedule, rows, goes_on, emulated, gpu)
 
     def columns(self, words: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """`StepReport.columns` of what all ranks reported, shape (ranks, width)."""
@@ -87,6 +97,9 @@ class Table:
             for i, column in enumerate((start, end, arrived)):
                 column[rows] = (words[rank, HEAD_WORDS + i * n : HEAD_WORDS + (i + 1) * n] - zero) / 1000
             waited = words[rank, HEAD_WORDS + 3 * n : HEAD_WORDS + 4 * n] / 1000
+            if self.gpu:
+                host[rows] = waited  # of the host's time alone, beside the device's
+                continue
             left = np.where(self.goes_on[rank], start[rows], end[rows])  # when this rank went on
             # The others may be recorded while the rank did something else.
             ran = np.flatnonzero(~(only_time | joins | joined)[rows])
@@ -167,7 +180,9 @@ class WholeStep(NamedTuple):
     loss: float
 
 
-def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None, emulated: bool) -> list[WholeStep]:
+def put_together(
+    steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None, emulated: bool, gpu: bool = False
+) -> list[WholeStep]:
     """Steps of which each rank knows its own part, on rank 0 where it has the schedule of the whole step; nothing on other
     ranks. All ranks call this. Raises LostRank."""
     said = gathered(wires, np.stack([one.mine.numpy() for one in steps]).tobytes())
@@ -175,7 +190,7 @@ def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule |
     if not said or schedule is None:
         return []
     rows = list(schedule.sequences.values())
-    table = Table(schedule, rows, [np.zeros(len(own), bool) for own in rows], emulated)
+    table = Table(schedule, rows, [np.zeros(len(own), bool) for own in rows], emulated, gpu)
     words = np.zeros((len(steps), len(rows), HEAD_WORDS + 4 * max(map(len, rows))), np.int64)
     for rank, one in enumerate(said):
         columns = np.frombuffer(one, np.int64).reshape(len(steps), -1)
@@ -205,6 +220,8 @@ def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence
     """A trace of these steps. memory: of each rank, from one step like them."""
     held = {name: size for one in memory for name, size in zip(one.names, one.held, strict=True)}
     host: dict[str, Any] = {}
+    if any(one.device for one in memory):
+        host["device_peaks"] = [one.device for one in memory]
     if any(one.host for one in memory):
         host["host_peaks"] = [one.host_peak for one in memory]
         host["predicted_host_peaks"] = [one.predicted_host_peak for one in memory]

@@ -14,15 +14,15 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..models.model import Place
+from .device.marks import Marks
 from .dtensors import as_local_of, laid_out_as, local
 from .layers import tie
-from .torch_private import backend_of, default_group
+from .torch_private import own_backend
 from .transport.failure import LostRank
-from .transport.wires import Wires
+from .transport.wires import Wires, abort, joined, receive_tensor, send_tensor
 
 Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
 
@@ -68,7 +68,8 @@ def buckets(
 
 class Shared:
     """This rank's part of all that ranks share; every rank of the pipeline makes one. found: its buckets. exchanged: stages
-    with passes C on this rank. group: the pipeline's process group. timeout: to wait for any sum. Raises LostRank."""
+    with passes C on this rank. timeout: to wait for any sum. marks: of this rank's device, where that is a GPU. Raises
+    LostRank."""
 
     def __init__(
         self,
@@ -76,19 +77,20 @@ class Shared:
         found: Sequence[Bucket],
         exchanged: Collection[int],
         device: torch.device,
-        group: Any,
         timeout: timedelta,
+        marks: Marks | None = None,
     ) -> None:
         self._buckets = [bucket for bucket in found if any(p.requires_grad for p in bucket.parameters)]
         self.exchanged = frozenset(exchanged)
         self._done: set[int] = set()
-        self._wires, self._timeout = wires, timeout
+        self._wires, self._timeout, self._device, self.marks = wires, timeout, device, marks
         for bucket in found:
             for parameter in bucket.parameters:
                 _same(wires, bucket.ranks, local(parameter.detach()))
             bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
+        token = wires.token()
         for bucket in self._buckets:
-            bucket.backend = _backend(group, bucket.ranks, device, self._timeout)
+            bucket.backend = self._connected(f"zbsolve/{token}/{bucket.stages} {bucket.parameters[0].dtype}", bucket.ranks)
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that other ranks hold too."""
@@ -113,20 +115,48 @@ class Shared:
             if bucket.work is None and stage in bucket.stages and self.exchanged.intersection(bucket.stages) <= self._done:
                 _start(bucket)
 
-    def finish(self) -> dict[int, int]:
-        """Wait until all sums are in `.grad`. Stage → when its last sum was there, monotonic ns. Raises LostRank."""
+    def forget(self) -> None:
+        """The step breaks off: gradients are those from before it."""
+        for bucket in self._buckets:
+            for parameter, kept in zip(bucket.parameters, bucket.kept, strict=False):
+                parameter.grad = kept
+            bucket.work, bucket.kept = None, []
+
+    def close(self) -> None:
+        """End the communicators."""
+        for bucket in self._buckets:
+            if self._device.type == "cuda":
+                abort(bucket.backend)
+
+    def _connected(self, name: str, ranks: Sequence[int]) -> Any:
+        """The backend of these ranks. A communicator of NCCL is made with its first sum, which holds the host until all
+        ranks come to it."""
+        kind, place = "gloo" if self._device.type == "cpu" else "nccl", (ranks.index(self._wires.rank), len(ranks))
+        made = own_backend(kind, name, place, self._timeout)
+        self._wires.wait(made.allreduce([torch.zeros(1, device=self._device)]))
+        return made
+
+    def finish(self) -> dict[int, Any]:
+        """Wait until all sums are in `.grad`. Stage → when its last sum was there, monotonic ns, or a mark of the device.
+        Raises LostRank."""
         for bucket in self._buckets:
             if bucket.work is None:
                 _start(bucket)
-        ended: dict[int, int] = {}
+        ended: dict[int, Any] = {}
         for bucket in self._buckets:
             try:
-                self._wires.wait(bucket.work, timeout=self._timeout)
+                if self.marks is None:
+                    self._wires.wait(bucket.work, timeout=self._timeout)
+                else:
+                    joined(bucket.work, self._timeout, self._device)
             except LostRank as error:
                 where = f"gradients of stage {bucket.stages[0]} over ranks {', '.join(map(str, bucket.ranks))}"
                 raise LostRank(f"{where}: {error}") from None
             for stage in bucket.stages:
-                ended[stage] = max(ended.get(stage, 0), bucket.ended or time.monotonic_ns())
+                if self.marks is None:
+                    ended[stage] = max(ended.get(stage, 0), bucket.ended or time.monotonic_ns())
+                else:
+                    ended[stage] = self.marks.mark()
             _restore(bucket)
         return ended
 
@@ -159,22 +189,7 @@ def _restore(bucket: Bucket) -> None:
 def _same(wires: Wires, ranks: Sequence[int], tensor: Tensor) -> None:
     """Give all ranks the first one's value."""
     if ranks[0] == wires.rank:
-        for other, work in [(other, wires.send(tensor.contiguous(), other)) for other in ranks[1:]]:
-            wires.wait(work, other)
+        for other in ranks[1:]:
+            send_tensor(wires, tensor, other)
     else:
-        buffer = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        wires.wait(wires.receive(buffer, ranks[0]), ranks[0])
-        tensor.copy_(buffer)
-
-
-def _backend(group: Any, ranks: Sequence[int], device: torch.device, timeout: timedelta) -> Any:
-    group = default_group() if group is None else group
-    everyone = dist.get_process_group_ranks(group)
-    one = dist.new_group(
-        [everyone[rank] for rank in ranks],
-        timeout=timeout,
-        backend=dist.get_backend(group),
-        use_local_synchronization=True,
-        group_desc=f"zbsolve gradients of ranks {', '.join(map(str, ranks))}",
-    )
-    return backend_of(one, device)
+        receive_tensor(wires, tensor, ranks[0])

@@ -71,6 +71,7 @@ __all__ = [
     "module_hooks",
     "norms_of",
     "output_padding",
+    "own_backend",
     "padding_around",
     "parameters_of",
     "partition_joint",
@@ -261,6 +262,18 @@ def backend_of(group: Any, device: torch.device) -> Any:
     """The backend that carries a group's tensors on `device`; the dispatcher in front of it costs some µs a message. Raises
     RuntimeError where there is none."""
     return group._get_backend(device)
+
+
+def own_backend(kind: str, name: str, place: tuple[int, int], timeout: timedelta) -> Any:
+    """A backend, "gloo" or "nccl", that is in no process group of torch's: the names that `new_group` gives to groups of some
+    ranks alone count how many groups a process has, and ranks that have other numbers of them do not find each other. name:
+    the same on its ranks, and of no other; place: this rank's number, of how many."""
+    store = dist.PrefixStore(name, default_store())
+    if kind == "gloo":
+        return dist.ProcessGroupGloo(store, *place, timeout)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, *place, options)
 
 
 def backend_timeout(backend: Any) -> timedelta:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..models.model import Place
 from ..util.errors import BadInput
 from .check import LIMITS, NOT_A_NUMBER, Value, difference, gradient, magnitude, values
-from .transport.wires import Wires, receive_bytes, send_bytes
+from .transport.wires import Wires, receive_bytes, receive_tensor, send_bytes, send_tensor
 
 MAX_ROUNDING = 1e-5  # what float32 may lie away from float64 at most
 NOTHING = 1e-10  # of a layer's largest value: in float64 only sums that cancel leave less
@@ -162,7 +162,7 @@ def _send(wires: Wires, right: Sequence[Mapping[Place, Tensor | None]], owner: i
     there = [[(place, value is not None and str(value.dtype)) for place, value in model.items()] for model in right]
     send_bytes(wires, json.dumps(there).encode(), owner)
     for one in [one for model in right for one in model.values() if one is not None]:
-        wires.wait(wires.send(one.contiguous(), owner), owner)
+        send_tensor(wires, one, owner)
 
 
 def _receive(wires: Wires, mine: Mapping[Place, Value]) -> list[dict[Place, Tensor | None]]:
@@ -177,5 +177,5 @@ def _receive(wires: Wires, mine: Mapping[Place, Value]) -> list[dict[Place, Tens
             dtype = torch.float64 if kind == "torch.float64" else one.dtype
             right[-1][layer, name] = buffer = torch.empty(one.shape, dtype=dtype, device=one.device) if kind else None
             if buffer is not None:
-                wires.wait(wires.receive(buffer, 0), 0)
+                receive_tensor(wires, buffer, 0)
     return right

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +111,30 @@ def run_layers(layers: Sequence[nn.Module], x: Any, first: int, seed: int) -> An
     return x
 
 
+_seeding: list[Callable[[int, int], None]] = []  # what takes the place of `set_seeds`, the innermost last
+
+
 def seed_layer(seed: int, number: int) -> None:
-    """Set torch's generators to what (seed, number of the layer) fix."""
+    """Layer `number` begins: torch's generators draw what (seed, number) fix."""
+    (_seeding[-1] if _seeding else set_seeds)(seed, number)
+
+
+@contextmanager
+def seeding(way: Callable[[int, int], None]) -> Iterator[None]:
+    """Inside, `way` does what `seed_layer` is asked for."""
+    _seeding.append(way)
+    try:
+        yield
+    finally:
+        _seeding.pop()
+
+
+def layer_seed(seed: int, number: int) -> int:
+    """What a generator is set to for a layer."""
+    return (seed * 1_000_003 + number) % MAX_SEED
+
+
+def set_seeds(seed: int, number: int) -> None:
+    """Set all of torch's generators."""
     for generator in torch_generators():
-        generator.manual_seed((seed * 1_000_003 + number) % MAX_SEED)
+        generator.manual_seed(layer_seed(seed, number))

@@ -120,7 +120,16 @@ def torch_generators() -> list[torch.Generator]:
 def torch_random_kept() -> Iterator[None]:
     """Afterwards torch's own generators are as before. `run_layers` seeds them for every layer: without this a data loader
     that shuffles by them would give every rank another batch."""
-    states = [(generator, generator.get_state()) for generator in torch_generators()]
+    generators = torch_generators()
+    if len(generators) > 1 and torch.cuda.is_current_stream_capturing():  # there the state itself is kept, not its numbers
+        own = [(generator, generator.graphsafe_get_state()) for generator in generators[1:]]
+        try:
+            yield
+        finally:
+            for generator, state in own:
+                generator.graphsafe_set_state(state)
+        return
+    states = [(generator, generator.get_state()) for generator in generators]
     try:
         yield
     finally:

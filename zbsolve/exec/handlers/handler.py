@@ -64,10 +64,11 @@ class RankState:
     losses: list[Tensor] = field(default_factory=list)
 
 
-# (state, stage) → nothing; (state, name of a pass, surely?) → nothing; (state, pass) → monotonic ns, 0 where nothing ran.
+# (state, stage) → nothing; (state, name of a pass, surely?) → nothing; (state, pass) → monotonic ns or an event of a GPU; 0
+# where nothing ran.
 Release = Callable[[RankState, int], None]
 Settle = Callable[[RankState, str, bool], None]
-Ended = Callable[[RankState, Action], int]
+Ended = Callable[[RankState, Action], Any]
 Run = Callable[[RankState, Action, Any], Any]
 Check = Callable[[Graph, Ints], None]
 

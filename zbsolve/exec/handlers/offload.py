@@ -44,9 +44,12 @@ def _settle(state: RankState, name: str, sure: bool) -> None:
     state.offload.settle(name, sure)
 
 
-def _ended(state: RankState, action: Action) -> int:
+def _ended(state: RankState, action: Action) -> Any:
+    """On a GPU the event at its end."""
     assert state.offload is not None
-    return state.offload.ended(action.name)
+    state.offload.settle(action.name)
+    events = state.offload.events(action.name)
+    return state.offload.ended(action.name) if events is None else events[1]
 
 
 def _check_offload(graph: Graph, rows: Ints) -> None:

@@ -61,7 +61,7 @@ def _settle(state: RankState, name: str, sure: bool) -> None:
     _shard(state).collectives.settle(name, sure)
 
 
-def _ended(state: RankState, action: Action) -> int:
+def _ended(state: RankState, action: Action) -> Any:
     return _shard(state).collectives.ended(action.name)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backward.forward_stage import ForwardStage
+from ..device.rank_device import RankDevice
+from ..device.rows import DeviceRows
 from ..feed import ShapeNumbers
 from ..handlers.handler import Data, RankState, sum_of
 from ..interpreter import Hooks, Interpreter
@@ -16,20 +18,21 @@ from ..program import Program
 from ..slices.cutting import Cutting
 from ..transport.format import Format
 from ..transport.mailbox import Mailbox
-from ..transport.wires import receive_bytes, send_bytes
+from ..transport.wires import receive_bytes, receive_tensor, send_bytes, send_tensor
 from .on_rank import OnRank
 
 
 @dataclass(frozen=True, eq=False)
 class ForwardRound:
     """The forwards of some microbatches in the order that the schedule gives them, with messages of their own. stages: this
-    rank's, by number. cutting: how sequences are cut into slices."""
+    rank's, by number. cutting: how sequences are cut into slices. gpu: the device, where that is one."""
 
     stages: Mapping[int, ForwardStage]
     interpreter: Interpreter
     mailbox: Mailbox
     shapes: ShapeNumbers
     cutting: Cutting
+    gpu: RankDevice | None = None
 
     @classmethod
     def of(cls, pipeline: OnRank, count: int, with_loss: bool) -> ForwardRound:
@@ -37,14 +40,20 @@ class ForwardRound:
         view, peers = pipeline.view.forwards(count), pipeline.peers
         program = lower(view, training=False)[view.ranks.index(pipeline.rank)]
         mesh = None if pipeline.mesh is None else pipeline.mesh.whole
-        mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds(), mesh)
+        gpu = None
+        if pipeline.device.type == "cuda":
+            gpu = RankDevice(pipeline.device, peers, program.actions, pipeline.hooks.limit)
+        rows = None if gpu is None else DeviceRows(peers.wires, gpu.device, gpu.marks)
+        mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds(), mesh, rows)
         shard = pipeline.vocabulary_shard
         stages = {s: ForwardStage(one, with_loss, s == view.step.stages - 1) for s, one in pipeline.stages.items()}
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
         parts = range(count * pipeline.cutting.count)
         shapes = ShapeNumbers(view.step.routes, parts, pipeline.rank, peers.wires.size)
         state = RankState(stages, vocabulary=None if shard is None else shard.for_forwards())
-        return cls(stages, Interpreter(program, state, mailbox, hooks), mailbox, shapes, pipeline.cutting)
+        interpreter = Interpreter(program, state, mailbox, hooks)
+        interpreter.marks = None if gpu is None else gpu.marks
+        return cls(stages, interpreter, mailbox, shapes, pipeline.cutting, gpu)
 
     @property
     def program(self) -> Program:
@@ -57,11 +66,15 @@ class ForwardRound:
         with peers.telling(f"pass {self.program.actions[0].name}"):
             self.mailbox.begin(self.shapes.agree(self.mailbox, data.inputs, pipeline.device))
         with peers.telling("end of the evaluation"):
-            interpreter.begin(data)
+            record = interpreter.begin(data)
+            if self.gpu is not None:
+                self.gpu.begin(record, self.gpu.marks, 0)
             interpreter.run_all(self.program.actions)
             self.mailbox.flush()
             for _ in interpreter.ended():
                 pass  # collectives that no pass here waits for
+            if self.gpu is not None:
+                self.gpu.finish(record, self.gpu.marks)
             if pipeline.sharding is not None:
                 pipeline.sharding.close()
 
@@ -94,11 +107,11 @@ def handed_out(pipeline: OnRank, mine: Mapping[int, Any], owners: Sequence[int],
                 for y in mine.values():
                     form = Format.of(y)
                     send_bytes(wires, form.dumps(mesh), other)
-                    wires.wait(wires.send(form.pack(y, pipeline.device), other), other)
+                    send_tensor(wires, form.pack(y, pipeline.device), other)
             elif pipeline.rank == other:
                 for m in json.loads(receive_bytes(wires, owner)):
                     form = Format.loads(receive_bytes(wires, owner), mesh)
                     row = form.buffer(pipeline.device)
-                    wires.wait(wires.receive(row, owner), owner)
+                    receive_tensor(wires, row, owner)
                     found[m] = form.unpack(row)
     return found

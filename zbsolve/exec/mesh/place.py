@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...util.errors import BadInput
+from ..devices import BACKENDS
 from ..dtensors import is_dtensor, is_shard
 from .sizes import DATA, PIPELINE, beside
 
@@ -142,10 +143,9 @@ def group_along(mesh: DeviceMesh, names: Sequence[str]) -> Any:
     wide = [name for name in names if mesh[name].size() > 1]
     if len(wide) == 1:
         return mesh.get_group(wide[0])
-    like = mesh.get_group(wide[0])
     return dist.new_group(
         ranks,
-        backend=dist.get_backend(like),
+        backend=BACKENDS[mesh.device_type],
         use_local_synchronization=True,
         group_desc=f"zbsolve {' '.join(wide)}",
     )

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ...util.errors import BadInput
+from ..devices import BACKENDS
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -85,8 +86,8 @@ def others_of(sizes: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(name for name, size in sizes.items() if name not in (PIPELINE, *DATA) and size > 1)
 
 
-def made_mesh(sizes: Mapping[str, int], limit: timedelta) -> DeviceMesh:
-    """torch's mesh over all processes. limit: that its groups may wait. All processes call this."""
+def made_mesh(sizes: Mapping[str, int], limit: timedelta, kind: str = "cpu") -> DeviceMesh:
+    """torch's mesh over all processes. limit: that its groups may wait. kind: of devices. All processes call this."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -95,5 +96,6 @@ def made_mesh(sizes: Mapping[str, int], limit: timedelta) -> DeviceMesh:
     place, groups = tuple(coordinate_of(sizes, dist.get_rank()).values()), []
     for i in range(world.dim()):
         line = world[tuple(slice(None) if i == j else at for j, at in enumerate(place))].tolist()
-        groups.append(dist.new_group(line, timeout=limit, use_local_synchronization=True, group_desc=list(sizes)[i]))
-    return DeviceMesh.from_group(groups, "cpu", mesh=world, mesh_dim_names=tuple(sizes))
+        name, backend = list(sizes)[i], BACKENDS[kind]
+        groups.append(dist.new_group(line, timeout=limit, backend=backend, use_local_synchronization=True, group_desc=name))
+    return DeviceMesh.from_group(groups, kind, mesh=world, mesh_dim_names=tuple(sizes))

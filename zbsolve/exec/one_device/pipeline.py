@@ -66,6 +66,8 @@ class DeviceCopies:
     def post(self, message: Message) -> None:
         """There is nothing to do ahead."""
 
+    receive = gone = post
+
     def send(self, message: Message, value: Any) -> None:
         """Make the copy on the sender's stream, at the end of its pass."""
         self.waiting[message] = copied(value)

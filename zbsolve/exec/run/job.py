@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from ...long_steps.rank_part import RankPart
 from ...models.by_name import load
@@ -24,6 +23,7 @@ from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.machine import cores
+from ..devices import DEVICES, choose, described
 from ..emulate import Times
 from ..interpreter import Hooks
 from ..layers import layer_counts
@@ -37,9 +37,11 @@ from ..pipeline import Pipeline
 from ..reports import trace_of
 from ..splits import SPLITS
 from ..step_view import StepView
+from ..transport.wires import CPU
 from .checking import checked, mean_over_data
 from .host import keep_freed_memory
 from .numbers import RunNumbers, run_numbers
+from .sharing import at_once
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Options:
     first, as `pp=2,tp=2`; replicas: short for a mesh `dp=<replicas>,pp=<ranks of the schedule>`. split: how the backward is
     split (see `Pipeline`). memory_limit: bytes of activations that each rank has; None: what this machine has. whole_trace:
     of a file of rounds, put the times of all passes together on rank 0, else numbers alone; all other runs leave a trace.
+    device: "cuda", "cpu", or "auto" (see `devices.choose`); share_gpus: ranks of a machine share its GPUs; capture: each
+    rank's step as one CUDA graph (see `Pipeline`).
     """
 
     steps: int = 5
@@ -71,6 +75,9 @@ class Options:
     mesh: str = ""
     memory_limit: int | None = None
     whole_trace: bool = False
+    device: str = "auto"
+    share_gpus: bool = False
+    capture: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0:
@@ -79,12 +86,27 @@ class Options:
             raise BadInput(f"run: replicas {self.replicas}: at least 1 is needed")
         if self.memory_limit is not None and self.memory_limit < 1:
             raise BadInput(f"run: memory limit {self.memory_limit}: at least 1 byte is needed")
+        if self.device not in DEVICES:
+            raise BadInput(f"device '{self.device}': one of {', '.join(DEVICES)}")
         if self.split not in SPLITS:
             raise BadInput(f"split '{self.split}': one of {', '.join(SPLITS)}")
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"optimizer '{self.optimizer}': one of {', '.join(OPTIMIZERS)}")
         if not (self.timeout > 0 and self.start_timeout > 0 and self.lr >= 0):
             raise BadInput(f"run: timeouts {self.timeout}, {self.start_timeout} and lr {self.lr} must be positive")
+
+    def on(self, local_ranks: int) -> Options:
+        """The same with the kind of device that so many ranks of this machine have. Raises BadInput."""
+        kind = (
+            "cpu"
+            if self.emulate is not None and self.device == "auto"
+            else choose(self.device, local_ranks, self.share_gpus)
+        )
+        if kind == "cpu" and self.capture:
+            raise BadInput("run: --capture is for GPUs, and this run is on CPUs")
+        if kind == "cuda" and self.emulate is not None:
+            raise BadInput("run: --emulate gives CPUs a device's times: say --device cpu")
+        return replace(self, device=kind)
 
     def sizes(self, ranks: int) -> dict[str, int]:
         """Dimension → its size, for a schedule of so many ranks. Raises BadInput."""
@@ -107,10 +129,11 @@ def run_rank(
     options: Options,
     announce: Callable[[str], None],
     whole: Callable[[], Schedule] | None = None,
+    device: torch.device = CPU,
 ) -> Trace | RunNumbers | None:
     """The whole job of one rank; the default process group is up. Rank 0 returns the trace, of the first pipeline but
     with the losses' mean over all, or for a rank's part the numbers; the others None. whole: on rank 0, makes the schedule
-    that `schedule` is a part of.
+    that `schedule` is a part of. device: of this rank.
 
     Raises BadInput for a schedule that does not fit the model, RunFailed naming rank, pass and cause.
     """
@@ -125,7 +148,9 @@ def run_rank(
         model.build,
         schedule,
         loss=model.loss,
-        mesh=made_mesh(sizes, timedelta(seconds=options.start_timeout)),
+        device=device,
+        mesh=made_mesh(sizes, timedelta(seconds=options.start_timeout), device.type),
+        capture=options.capture,
         parallelize=model.parallelize if len(sizes) > 1 else None,
         tied=model.tied,
         seed=options.seed,
@@ -250,7 +275,8 @@ def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, trained:
     """What a trace says of its run."""
     facts: dict[str, Any] = {
         "model": spec,
-        "backend": "" if pipeline.wires is None else dist.get_backend(),
+        "backend": "" if pipeline.wires is None else "gloo" if pipeline.device.type == "cpu" else "nccl",
+        "on": described(pipeline.device),
         "ranks": 1 if pipeline.wires is None else pipeline.wires.size,
         "layers": list(pipeline.counts),
         "microbatches": len(pipeline.microbatches),
@@ -265,6 +291,9 @@ def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, trained:
     }
     if isinstance(pipeline, Pipeline) and pipeline.mesh is not None:
         facts |= {"mesh": pipeline.mesh.sizes, "replicas": pipeline.mesh.places}
+    if isinstance(pipeline, Pipeline) and pipeline.device.type == "cuda":
+        facts |= {"captured": pipeline.captured, "communicators": pipeline.communicators}
+        facts |= {"gpu_is": ("shared at once" if at_once() else "shared in turns") if options.share_gpus else "own"}
     if trained.verdict is not None:
         wrong = first_not_finite(trained.losses)
         facts["check"] = trained.verdict | ({"passed": False, "where": wrong} if wrong else {})

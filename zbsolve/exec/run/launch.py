@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -26,6 +26,7 @@ from ..mesh.sizes import named_rank, process_of
 from ..transport.failure import RunFailed
 from .numbers import RunNumbers
 from .rounds import step_of
+from .sharing import together
 from .torchrun import LATE_SECONDS, allowed, fit
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
             f"--local: {options.mesh_words(one)} are {ranks} processes here, "
             f"more than {MAX_PROCESSES}: use torchrun on several machines"
         )
+    options = options.on(ranks)
     fit(given, spec, options)
-    with temporary_folder("run") as folder:
+    with temporary_folder("run") as folder, together(folder) if options.share_gpus else nullcontext():
         if isinstance(given, Schedule):
             given.save(folder / "schedule.json")
         else:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...long_steps.files import check_unrolled
 from ...long_steps.rank_part import RankPart
@@ -19,12 +19,16 @@ from ...long_steps.repeated import RepeatedSchedule
 from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
+from ..devices import BACKENDS, device_of, local_place
 from ..mesh.sizes import located, others_of
 from ..transport.failure import LostRank, one_line
 from .numbers import RunNumbers
 from .rounds import Given, Prediction, Rounds, own_part, read_schedule, step_of
+from .sharing import take_environment
 
 if TYPE_CHECKING:
+    import torch
+
     from ..transport.wires import Wires
     from .job import Options
 
@@ -50,6 +54,8 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
     if place is None:
         raise BadInput("run: not started by torchrun")
     rank, ranks = place
+    local, local_ranks = local_place()
+    options = options.on(local_ranks)
     predicted: list[Prediction] = []
 
     def prepare() -> Schedule | Rounds:
@@ -68,7 +74,7 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
             predicted.append(Prediction.of(whole))
         return given
 
-    found = run_group(rank, ranks, "env://", prepare, spec, options, lambda name: None)
+    found = run_group(Place(rank, ranks, local, local_ranks), "env://", prepare, spec, options, lambda name: None)
     return None if found is None else (predicted[0], found)
 
 
@@ -114,16 +120,35 @@ def _check_rounds(long: RepeatedSchedule, options: Options) -> None:
             raise BadInput(f"run --emulate {options.emulate}: of a file of rounds devices have its own times: {OWN_TIMES}")
 
 
+class Place(NamedTuple):
+    """A process's number among `ranks`, and among the `local_ranks` of its machine."""
+
+    rank: int
+    ranks: int
+    local: int
+    local_ranks: int
+
+    def device(self, options: Options) -> torch.device:
+        """Its device, with what the process needs before it touches that. Raises BadInput."""
+        import torch
+
+        found = device_of(options.device, self.local, options.share_gpus)
+        if found.type == "cuda":
+            sharers = -(-self.local_ranks // torch.cuda.device_count()) if options.share_gpus else 1
+            take_environment(self.local, sharers)
+            torch.cuda.set_device(found)
+        return found
+
+
 def run_group(
-    rank: int,
-    ranks: int,
+    place: Place,
     rendezvous: str,
     prepare: Callable[[], Schedule | Rounds],
     spec: str,
     options: Options,
     announce: Announce,
 ) -> Trace | RunNumbers | None:
-    """Join the process group, run this rank, leave. rendezvous: where ranks meet, as torch's `init_method`. prepare: what
+    """Join the process group, run this rank, leave. options: whose device is known. rendezvous: where ranks meet, as torch's `init_method`. prepare: what
     each rank does before; all ranks hear where it fails. announce: called with what the rank does.
 
     Raises BadInput, RunFailed. A rank that does not get on in time, and cannot say so, ends itself.
@@ -136,11 +161,13 @@ def run_group(
     from .job import run_rank
 
     torch.set_num_threads(1)
+    rank, ranks, *_ = place
     clock = Watchdog(rank, options, announce)
     clock.announce("joining")
-    limit = timedelta(seconds=options.start_timeout)
+    limit, device = timedelta(seconds=options.start_timeout), place.device(options)
+    backend = BACKENDS[device.type]
     try:
-        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=ranks, timeout=limit)
+        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=ranks, timeout=limit)
     except Exception as error:
         raise LostRank(f"rank {rank}: cannot join the process group: {one_line(error)}") from None
     wires, sizes = Wires.of(), dict[str, int]()
@@ -151,13 +178,14 @@ def run_group(
                 sizes |= options.sizes(step_of(given).ranks)
             mine, whole = _own(given, wires, sizes)
             del given  # what all ranks' orders take goes before the model is built
-            trace = run_rank(mine, spec, options, clock.announce, whole)
+            trace = run_rank(mine, spec, options, clock.announce, whole, device)
             clock.announce("leaving")
             wires.wait(wires.control.barrier())
     except ZbsolveError as error:
         error.args = (located(sizes, rank, str(error)),)
         raise
-    dist.destroy_process_group()
+    if device.type == "cpu":  # with a GPU the process's end does that, and waits for no peer
+        dist.destroy_process_group()
     clock.stop()
     return trace
 

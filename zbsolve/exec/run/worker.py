@@ -18,7 +18,7 @@ from ...util.errors import ZbsolveError
 from ...util.files import write_text
 from ..transport.failure import LostRank, RunFailed, one_line
 from .launch import NOTE_BYTES
-from .torchrun import run_group
+from .torchrun import Place, run_group
 
 MAX_DETAILS = 100_000  # characters of a traceback; those of the innermost lines are kept
 
@@ -50,8 +50,7 @@ def _run(folder: Path, rank: int) -> None:
     announce = _announcer(folder, rank)
     announce("start")
     trace = run_group(
-        rank,
-        job["ranks"],
+        Place(rank, job["ranks"], rank, job["ranks"]),
         f"file://{folder / 'store'}",
         partial(read_schedule, str(folder / "schedule.json"), rank),
         job["spec"],

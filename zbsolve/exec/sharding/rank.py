@@ -19,7 +19,7 @@ from ..handlers.table import HANDLERS
 from ..program import Program
 from ..torch_private import backend_of, fsdp_together
 from ..transport.failure import LostRank
-from ..transport.wires import end_connection, reason
+from ..transport.wires import break_off_group, joined, reason
 from .parameters import Parameter, parameters_of_module
 from .stage import ShardedStage, trained
 from .wrapped import wrapped_modules
@@ -167,8 +167,7 @@ class Sharding:
         """End this rank's connections to the ranks that it shares stages with, so that none of them waits for it."""
         for group in self.groups:
             backend = backend_of(group, self.device)
-            for other in set(range(dist.get_world_size(group))) - {dist.get_rank(group)}:
-                end_connection(backend, other, self.device)
+            break_off_group(backend, dist.get_rank(group), dist.get_world_size(group), self.device)
 
 
 def _groups(parameter: Parameter) -> list[Any]:
@@ -184,7 +183,7 @@ def _all_say(group: Any, numbers: Sequence[int], device: torch.device, timeout: 
     mine = torch.tensor(numbers, device=device)
     everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
     try:
-        dist.all_gather(everyone, mine, group=group, async_op=True).wait(timeout)
+        joined(dist.all_gather(everyone, mine, group=group, async_op=True), timeout, device)
     except RuntimeError as error:
         ranks = _listed(dist.get_process_group_ranks(group))
         raise LostRank(f"comparing what is sharded over ranks {ranks}: {reason(error)}") from error

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..dtensors import as_local_of, laid_out_as, local
+from ..transport.wires import joined
 from .parameters import Parameter
 from .stamps import stamped
 
@@ -79,7 +80,7 @@ class Reduction:
                 bucket.work = stamped(dist.all_reduce(bucket.flat, group=group, async_op=True), self.times)
         for bucket in self._buckets:
             if bucket.work is not None:
-                bucket.work.wait(timeout)
+                joined(bucket.work, timeout, bucket.flat.device)
             _give(bucket)
 
     def tidy(self, timeout: timedelta) -> None:
@@ -92,7 +93,7 @@ class Reduction:
 def _scattered(bucket: _Bucket, timeout: timedelta) -> None:
     """Wait until the sums are scattered, and keep this rank's alone."""
     if bucket.work is not None:
-        bucket.work.wait(timeout)
+        joined(bucket.work, timeout, bucket.flat.device)
         bucket.flat, bucket.work = bucket.flat.clone(), None
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..dtensors import local
 from ..torch_private import fsdp_gathers
 from ..transport.failure import LostRank
-from ..transport.wires import reason
+from ..transport.wires import joined, reason
 from .parameters import Parameter
 from .reduction import Reduction
 from .stamps import stamped
@@ -77,7 +78,7 @@ class ShardedStage:
         with self._telling():
             for handle, works in self._handles:
                 for work in works:
-                    work.wait(self.timeout)
+                    joined(work, self.timeout, local(self.parameters[0].sharded.detach()).device)
                 handle.wait()
         self._handles.clear()
 

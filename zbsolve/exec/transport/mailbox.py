@@ -1,18 +1,11 @@
-"""Messages between ranks: receives posted ahead, sends that never block.
-
-The thread that runs the passes posts and waits itself: handing a message from one thread to another costs more than the
-message.
-"""
+"""Messages between ranks: their formats, their order, and the memory that they come into."""
 
 from __future__ import annotations
 
-import time
-import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from threading import Event, Lock, Thread
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,15 +15,39 @@ from ...util.errors import BadInput
 from ..program import Message
 from .failure import LostRank
 from .format import FORMAT_BYTES, Format
+from .host_rows import HostRows
 from .wires import FORMATS, Wires, reason
 
-POLL_SECONDS = 0.001  # between looks at what was sent
-SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # what was sent is not worth a look up to here
+
+class Rows(Protocol):
+    """How rows of bytes come and go. What `reserve` gives is handed to `receive` and `take`."""
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def reserve(self, message: Message, row: Tensor) -> Any:
+        """`row`, which was made just now, is where the message comes to. Never waits."""
+
+    def receive(self, message: Message, coming: Any) -> None:
+        """All that the message needs of this rank is launched. Those of one source come in their order."""
+
+    def take(self, message: Message, coming: Any) -> tuple[Tensor, Any]:
+        """The row is there for what comes now; and when it was."""
+
+    def send(self, message: Message, row: Tensor) -> None:
+        """Start sending. Never waits."""
+
+    def gone(self, message: Message) -> None:
+        """By the schedule it has gone: what was sent may be given up."""
+
+    def flush(self) -> None:
+        """Everything has gone before what comes now."""
 
 
 class Mailbox:
     """One rank's messages, step after step. incoming: source rank → its messages of a step, in their order; timeout: seconds
-    to wait for one. mesh: that of the pipeline, on which DTensors are rebuilt; None: none comes.
+    to wait for one. mesh: that of the pipeline, on which DTensors are rebuilt; None: none comes. rows: how they come and go;
+    None: as between CPUs.
 
     A message's format (structure, shapes, dtypes) is agreed once for each shape of input, which the first stage's rank
     numbers. The first activation of a number over a channel is preceded by its format, and both ends know it from then on;
@@ -44,6 +61,7 @@ class Mailbox:
         device: torch.device,
         timeout: float,
         mesh: DeviceMesh | None = None,
+        rows: Rows | None = None,
     ) -> None:
         self._wires, self._mesh = wires, mesh
         self._incoming = dict(incoming)
@@ -52,12 +70,16 @@ class Mailbox:
         self._formats: dict[tuple[tuple[int, int, int], int], Format] = {}
         self._numbers: Mapping[int, int] = {}
         self._unposted: dict[int, deque[Message]] = {}
-        self._posted: dict[Message, tuple[Any, Tensor, Format]] = {}
-        self._sent = _Sent(self._timeout)
+        self._posted: dict[Message, tuple[Any, Format]] = {}
+        self._new: set[int] = set()  # ranks that hear of a format in this step, so they receive later than the schedule says
+        self._host = HostRows(wires, self._timeout)
+        self._rows: Rows = self._host if rows is None else rows
 
     def begin(self, numbers: Mapping[int, int]) -> None:
         """A step starts: its messages may come. numbers: microbatch → the number of its input's shape."""
         self._numbers = numbers
+        self._new.clear()
+        self._rows.begin()
         self._unposted = {source: deque(messages) for source, messages in self._incoming.items()}
 
     def again(self, counts: Mapping[int, int]) -> None:
@@ -78,17 +100,24 @@ class Mailbox:
                 return
             self._receive(waiting.popleft(), agreed)
 
-    def take(self, message: Message) -> tuple[Any, int]:
-        """Wait for a message. What it carries, and when this rank had it, monotonic ns. Raises LostRank."""
+    def receive(self, message: Message) -> None:
+        """All that the message needs of this rank is launched. Never waits."""
+        posted = self._posted.get(message)
+        if posted is not None:
+            self._rows.receive(message, posted[0])
+
+    def take(self, message: Message) -> tuple[Any, Any]:
+        """Wait for a message. What it carries, and when this rank had it: monotonic ns, or a mark of its device. Raises
+        LostRank."""
         try:
             posted = self._posted.pop(message, None)
             while posted is None:
                 first = self._unposted[message.source].popleft()
                 self._receive(first, self._agreed(first) or self._asked(first))
                 posted = self._posted.pop(message, None)
-            work, row, agreed = posted
-            work.wait(self._timeout)
-            return agreed.unpack(row), time.monotonic_ns()
+            coming, agreed = posted
+            row, when = self._rows.take(message, coming)
+            return agreed.unpack(row), when
         except Exception as error:
             text = f"waiting for {message.before} from rank {message.source}: {reason(error)}"
             raise LostRank(text, message.source) from None
@@ -100,20 +129,31 @@ class Mailbox:
             if agreed is None:
                 header = torch.frombuffer(bytearray(found.dumps(self._mesh)), dtype=torch.uint8)
                 agreed = self._formats[self._key(message)] = found
-                self._sent.keep(self._wires.send(header, message.destination, FORMATS), header)
+                self._new.add(message.destination)
+                self._host.sent.keep(self._wires.send(header, message.destination, FORMATS), header)
             elif found != agreed:
                 raise BadInput(f"makes {found}, not {agreed} as before for an input of the same shape")
-            row = agreed.pack(value, self._device)
-            self._sent.keep(self._wires.send(row, message.destination), row)
+            self._rows.send(message, agreed.pack(value, self._device))
         except BadInput:
             raise
         except Exception as error:
             text = f"sending {message.before} to rank {message.destination}: {reason(error)}"
             raise LostRank(text, message.destination) from None
 
+    def gone(self, message: Message) -> None:
+        """By the schedule it has gone. Never waits."""
+        if message.destination not in self._new:
+            self._rows.gone(message)
+
     def flush(self) -> None:
         """Wait until everything has gone. Raises LostRank."""
-        self._sent.flush()
+        self._rows.flush()
+        if self._rows is not self._host:
+            self._host.flush()
+
+    def mark_with(self, marks: Any) -> None:
+        """On a device: the events of this step are these."""
+        self._rows.marks = marks  # type: ignore[attr-defined]
 
     def size(self, message: Message) -> int:
         """Bytes that a message of the last step takes here, before the pass that takes it or behind the one that sends it: 0
@@ -125,7 +165,7 @@ class Mailbox:
     def tell(self, tensor: Tensor, destination: int, tag: int) -> None:
         """Start sending something else than a message. Never waits. Raises LostRank."""
         try:
-            self._sent.keep(self._wires.send(tensor, destination, tag), tensor)
+            self._host.sent.keep(self._wires.send(tensor, destination, tag), tensor)
         except Exception as error:
             raise LostRank(f"sending to rank {destination}: {reason(error)}", destination) from None
 
@@ -141,8 +181,7 @@ class Mailbox:
         return found.gradient if found is not None and message.gradient else found
 
     def _receive(self, message: Message, agreed: Format) -> None:
-        row = agreed.buffer(self._device)
-        self._posted[message] = self._wires.receive(row, message.source), row, agreed
+        self._posted[message] = self._rows.reserve(message, agreed.buffer(self._device)), agreed
 
     def _asked(self, message: Message) -> Format:
         """The format of the first activation of its number, which comes before it."""
@@ -150,69 +189,3 @@ class Mailbox:
         self._wires.receive(header, message.source, FORMATS).wait(self._timeout)
         found = self._formats[self._key(message)] = Format.loads(header.numpy().tobytes(), self._mesh)
         return found
-
-
-class _Sent:
-    """Keeps what was sent until it has gone. gloo's work objects cannot be asked, so a thread waits for them. It looks from
-    time to time: waking it for every message would cost the thread that runs the passes more than the message."""
-
-    def __init__(self, timeout: timedelta) -> None:
-        self._open: deque[tuple[Any, Tensor]] = deque()
-        self._broken: list[str] = []
-        self._looking = Lock()
-        self._busy = Event()
-        self._timeout = timeout
-        closed = Event()
-        everything = self._open, self._broken, self._looking, self._busy, closed, timeout
-        Thread(target=_look, args=everything, daemon=True).start()
-        weakref.finalize(self, _close, self._busy, closed)
-
-    def keep(self, work: Any, tensor: Tensor) -> None:
-        """Keep `tensor` until `work` is done (None: it is), or a few small ones until `flush`."""
-        if work is None:
-            return
-        self._open.append((work, tensor))
-        if (tensor.nbytes > SMALL_BYTES or len(self._open) > SMALL_COUNT) and not self._busy.is_set():
-            self._busy.set()
-
-    def flush(self) -> None:
-        """Wait for all of it. Raises LostRank."""
-        if not self._looking.acquire(timeout=self._timeout.total_seconds()):
-            raise LostRank(f"sending: not taken for {self._timeout.total_seconds():g} s")
-        try:
-            _wait_for(self._open, self._broken, self._timeout)
-            self._busy.clear()
-        finally:
-            self._looking.release()
-        if self._broken:
-            raise LostRank(f"sending: {self._broken[0]}")
-
-
-def _look(
-    sent: deque[tuple[Any, Tensor]], broken: list[str], looking: Lock, busy: Event, closed: Event, timeout: timedelta
-) -> None:
-    """The thread's work, until `closed`; it sleeps while nothing is on its way."""
-    while busy.wait() and not closed.is_set():
-        with looking:
-            _wait_for(sent, broken, timeout)
-        time.sleep(POLL_SECONDS)
-
-
-def _wait_for(sent: deque[tuple[Any, Tensor]], broken: list[str], timeout: timedelta) -> None:
-    while sent:
-        work, tensor = sent[0]
-        try:
-            if tensor.is_cuda:  # NCCL's wait lets a stream wait, but the memory must stay until the device is done
-                while not work.is_completed():
-                    time.sleep(POLL_SECONDS)
-            else:
-                work.wait(timeout)
-        except Exception as error:
-            broken.append(reason(error))
-        del work, tensor
-        sent.popleft()
-
-
-def _close(busy: Event, closed: Event) -> None:
-    closed.set()
-    busy.set()

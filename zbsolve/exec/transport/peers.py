@@ -82,6 +82,17 @@ class Peers:
         self.thread_error = self.thread_error or error
         self._say(self.thread_error, "")
 
+    def stopped(self) -> int | None:
+        """Another rank that has left a note, for it stopped; None where there is none."""
+        ranks = [other for other in range(self.wires.size) if other != self.wires.rank]
+        return next((other for other in ranks if self.wires.notes.check([str(other)])), None)
+
+    def break_devices(self) -> None:
+        """End the communicators of this rank's device, so that neither it nor the host waits for others."""
+        self.wires.abort()
+        for end in self.beside:
+            end()
+
     def wait(self, work: Any, what: str) -> None:
         """Wait for a collective operation of all ranks; one that is done is done, even in a pipeline that failed later.
         Raises LostRank naming `what`."""

@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ...util.errors import BadInput
-from ..torch_private import backend_of, backend_timeout, default_group, default_store
+from ..torch_private import backend_of, backend_timeout, default_group, default_store, own_backend
 from .failure import LostRank, one_line
 from .shared_memory import ShmReceiver, ShmSender
 
@@ -29,15 +30,15 @@ TAKEN = b"taken"
 class Wires:
     """A pipeline's process group as point-to-point wires.
 
-    rank, size: in the group. data: carries the tensors. control: carries everything else (always gloo: CPU tensors, tags).
-    notes: a store for what ranks leave for each other when they fail. pairs: what carries the messages of an ordered pair of
-    ranks in place of both, or of `data` alone (see `paired`). All carriers are the backends themselves: the dispatcher in
-    front of them would cost some µs a message.
+    rank, size: in the group. device: of the tensors that messages carry. control: carries everything else (always gloo: CPU
+    tensors, tags). notes: a store for what ranks leave for each other when they fail. pairs: what carries the messages of an
+    ordered pair of ranks in place of it (see `paired`). All carriers are the backends themselves: the dispatcher in front of
+    them would cost some µs a message.
     """
 
     rank: int
     size: int
-    data: Any
+    device: torch.device
     control: Any
     notes: Any
     pairs: Mapping[tuple[int, int], Any] = field(default_factory=dict)
@@ -45,37 +46,65 @@ class Wires:
     @classmethod
     def of(cls, group: Any = None, device: torch.device = CPU) -> Wires:
         """The wires of a process group (None: the default one), for tensors on `device`. All ranks of the group call this.
-        Raises BadInput where there is no process group, or it carries no tensors on the device."""
+        Raises BadInput where there is no process group, or it carries no tensors on the device (gloo says that it carries
+        those of GPUs, and ends the process)."""
         if not dist.is_initialized():
             raise BadInput("no process group: call torch.distributed.init_process_group first (or use torchrun)")
         group = default_group() if group is None else group
         rank, size, ranks = dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)
+        wanted = "gloo" if device.type == "cpu" else "nccl"
         try:
-            data = backend_of(group, device)
+            name = backend_of(group, device).name()
         except RuntimeError:
-            raise BadInput(f"the process group ({dist.get_backend(group)}) carries no tensors on {device}") from None
-        notes = dist.distributed_c10d.PrefixStore(f"zbsolve/{group.group_name}", default_store())
-        if data.name() == "gloo":
-            return cls(rank, size, data, data, notes)
-        control = backend_of(dist.new_group(ranks, backend="gloo", use_local_synchronization=True), CPU)
-        return cls(rank, size, data, control, notes)
+            name = ""
+        if name != wanted:
+            carries = dist.get_backend_config(group)
+            raise BadInput(
+                f"the process group ({carries}) carries no tensors on {device}: "
+                f"init_process_group('{'gloo' if wanted == 'gloo' else 'cpu:gloo,cuda:nccl'}') does"
+            )
+        notes = dist.PrefixStore(f"zbsolve/{group.group_name}", default_store())
+        try:
+            control = backend_of(group, CPU)
+        except RuntimeError:
+            control = None
+        if control is None or control.name() != "gloo":
+            control = backend_of(dist.new_group(ranks, backend="gloo", use_local_synchronization=True), CPU)
+        return cls(rank, size, device, control, notes)
 
-    def paired(self, group: Any, device: torch.device, edges: Mapping[tuple[int, int], int]) -> Wires:
+    def paired(self, edges: Mapping[tuple[int, int], int]) -> Wires:
         """The same wires with a carrier of its own for each ordered pair of ranks in `edges` (→ messages a step).
 
-        Two CPU ranks of one machine get memory that they share. Where the backend needs one, a pair gets a communicator, so
-        that two directions never wait for each other. All ranks of `group` call this, with the same edges.
+        Two CPU ranks of one machine get memory that they share. On GPUs each pair gets a communicator of NCCL, so that two
+        directions never wait for each other; it is made here, for making one holds the host until both ranks come to it. All
+        ranks call this, with the same edges, and come to their pairs in one order.
         """
-        if self.data is self.control:
-            found = {pair: self._local(*pair, edges[pair]) for pair in sorted(edges)} if device.type == "cpu" else {}
-            return replace(self, pairs={pair: end for pair, end in found.items() if end is not None})
-        ranks = dist.get_process_group_ranks(default_group() if group is None else group)
-        pairs = {
-            (a, b): dist.new_group([ranks[a], ranks[b]], use_local_synchronization=True, group_desc=f"zbsolve {a} to {b}")
-            for a, b in sorted(edges)
-            if self.rank in (a, b)
-        }
-        return replace(self, pairs={pair: backend_of(one, device) for pair, one in pairs.items()})
+        if self.device.type == "cpu":
+            found = {pair: self._local(*pair, edges[pair]) for pair in sorted(edges)}
+        else:
+            token = self.token()
+            found = {pair: self._connected(*pair, token) for pair in sorted(edges) if self.rank in pair}
+        return replace(self, pairs={pair: end for pair, end in found.items() if end is not None})
+
+    def token(self) -> str:
+        """A name that no other call gave, the same on all ranks. All of them call this. Raises LostRank."""
+        row = torch.frombuffer(bytearray(uuid4().bytes), dtype=torch.uint8)
+        self.wait(self.control.broadcast(row, 0))
+        return row.numpy().tobytes().hex()
+
+    def _connected(self, source: int, destination: int, token: str) -> Any:
+        """This rank's end of a communicator whose first message is through. Raises LostRank."""
+        other = destination if self.rank == source else source
+        place = int(self.rank > other), 2
+        pair = own_backend("nccl", f"zbsolve/{token}/{source}-{destination}", place, backend_timeout(self.control))
+        try:
+            row = torch.zeros(1, device=self.device)
+            send = self.rank == source
+            (pair.send if send else pair.recv)([row], 1 - place[0], DATA).wait()
+            torch.cuda.synchronize(self.device)
+        except Exception as error:
+            raise LostRank(f"connecting to rank {other}: {reason(error)}", other) from None
+        return pair
 
     def _local(self, source: int, destination: int, messages: int) -> ShmSender | ShmReceiver | None:
         """This rank's end of memory that the two ranks share; None at both where they share none."""
@@ -105,7 +134,7 @@ class Wires:
         pair = self.pairs.get((self.rank, destination))
         if pair is not None and (tag == DATA or isinstance(pair, ShmSender)):
             return pair.send([tensor], int(self.rank < destination), tag)
-        return (self.data if tag == DATA else self.control).send([tensor], destination, tag)
+        return self.control.send([tensor], destination, tag)
 
     def copies(self, destination: int) -> bool:
         """Is a tensor sent there copied at once, so that the sender keeps nothing?"""
@@ -116,22 +145,41 @@ class Wires:
         pair = self.pairs.get((source, self.rank))
         if pair is not None and (tag == DATA or isinstance(pair, ShmReceiver)):
             return pair.recv([tensor], int(self.rank < source), tag)
-        return (self.data if tag == DATA else self.control).recv([tensor], source, tag)
+        return self.control.recv([tensor], source, tag)
 
     def break_off(self) -> None:
         """End every connection of this rank, so that nobody waits for it."""
         for other in set(range(self.size)) - {self.rank}:
             end_connection(self.control, other)
-        for end in self._ends():
-            end.break_off()
+        for end in self.pairs.values():
+            if isinstance(end, (ShmReceiver, ShmSender)):
+                end.break_off()
+        self.abort()
+
+    def abort(self) -> None:
+        """End the communicators of this rank's device."""
+        for end in self.pairs.values():
+            if not isinstance(end, (ShmReceiver, ShmSender)):
+                abort(end)
 
     def close(self) -> None:
-        """Give back the memory that `paired` took."""
-        for end in self._ends():
-            end.close()
+        """Give back what `paired` took. (A communicator that torch ends by itself waits for its other rank to do so.)"""
+        for end in self.pairs.values():
+            if isinstance(end, (ShmReceiver, ShmSender)):
+                end.close()
+        self.abort()
 
-    def _ends(self) -> list[ShmReceiver | ShmSender]:
-        return [end for end in self.pairs.values() if isinstance(end, (ShmReceiver, ShmSender))]
+
+def joined(work: Any, timeout: timedelta, device: torch.device) -> None:
+    """What comes next is behind the work. On a GPU the current stream waits, and the host goes on: with a timeout the host
+    would wait. Elsewhere the host does."""
+    _ = work.wait() if device.type == "cuda" else work.wait(timeout)
+
+
+def abort(backend: Any) -> None:
+    """End a communicator of NCCL: its kernels on this rank's device end, whatever they wait for."""
+    with suppress(Exception):
+        backend.abort()
 
 
 def end_connection(backend: Any, other: int, device: torch.device = CPU) -> None:
@@ -139,6 +187,15 @@ def end_connection(backend: Any, other: int, device: torch.device = CPU) -> None
     already."""
     with suppress(Exception):
         backend.recv([torch.empty(1, device=device)], other, STOPPED).wait(timedelta(milliseconds=1))
+
+
+def break_off_group(backend: Any, rank: int, size: int, device: torch.device) -> None:
+    """End this rank's connections over a backend, so that none of the others waits for it."""
+    if device.type == "cuda":
+        abort(backend)
+        return
+    for other in set(range(size)) - {rank}:
+        end_connection(backend, other, device)
 
 
 def reason(error: BaseException) -> str:
@@ -155,6 +212,18 @@ def reason(error: BaseException) -> str:
 def broken(text: str) -> bool:
     """Does gloo say that a connection ended?"""
     return re.search(r"[Cc]onnection (closed|reset) by peer|Broken pipe|pair closure|Socket closed", text) is not None
+
+
+def send_tensor(wires: Wires, tensor: Tensor, destination: int) -> None:
+    """Send a tensor outside of a step, through host memory. Raises LostRank."""
+    wires.wait(wires.control.send([tensor.detach().cpu().contiguous()], destination, BYTES), destination)
+
+
+def receive_tensor(wires: Wires, into: Tensor, source: int) -> None:
+    """What `send_tensor` sent. Raises LostRank."""
+    row = torch.empty_like(into, device=CPU, memory_format=torch.contiguous_format)
+    wires.wait(wires.control.recv([row], source, BYTES), source)
+    into.copy_(row)
 
 
 def send_bytes(wires: Wires, body: bytes, destination: int) -> None:

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ..offload.copying import Copy, CopyStreams
+from ..devices import BACKENDS
+from ..offload.copying import CopyStreams, LaunchedCopies, timed_event
 from ..torch_private import backend_of, default_group
 from ..transport.failure import LostRank
-from ..transport.wires import end_connection, reason
+from ..transport.wires import break_off_group, joined, reason
 
 STREAM = "collectives"
 
@@ -36,7 +37,7 @@ class _Begun:
     """A collective that is not settled. over: what the rank does by itself when it is. waits: for what other ranks must do
     before, or else this rank's part takes its device's time without them. timed: it has taken that."""
 
-    copy: Copy
+    copy: Any
     over: Callable[[], None]
     waits: bool
     timed: bool = False
@@ -50,19 +51,23 @@ class Collectives:
         index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
         self.group, self.device, self.timeout = group, torch.device(device.type, index), timeout
         self._emulated = emulated
-        self._threads = CopyStreams(self.device)
+        self._threads: Any = (LaunchedCopies if device.type == "cuda" else CopyStreams)(self.device)
+        self.timed_event: Callable[[], Any] = timed_event  # on a GPU: makes the events around each
         self._begun: dict[str, _Begun] = {}
-        self._over: dict[str, Copy] = {}
+        self._over: dict[str, Any] = {}
         self._turn: deque[str] = deque()  # in the order in which an emulated device runs them
 
     @classmethod
     def of(cls, group: Any, device: torch.device, timeout: timedelta, emulated: SideStreams | None = None) -> Collectives:
         """Those of a pipeline's process group. All its ranks call this."""
         group = default_group() if group is None else group
-        ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
+        ranks, backend = dist.get_process_group_ranks(group), BACKENDS[device.type]
         own = dist.new_group(
             ranks, timeout=timeout, backend=backend, use_local_synchronization=True, group_desc="zbsolve vocabulary"
         )
+        if device.type == "cuda":  # its communicator is made here: at the first collective it would hold the host
+            dist.all_reduce(torch.zeros(1, device=device), group=own)
+            torch.cuda.synchronize(device)
         return cls(own, device, timeout, emulated)
 
     def in_real_time(self) -> Collectives:
@@ -77,14 +82,18 @@ class Collectives:
     def begin(self, name: str, work: Callable[[], None], over: Callable[[], None], waits: bool = True) -> None:
         """Begin what `work` does with the group, for pass `name`, behind all that was begun before. `over` follows when it
         is settled. waits: the pass waits for passes of other ranks. Never waits itself."""
-        self._begun[name] = _Begun(self._threads.begin(STREAM, work), over, waits)
+        if isinstance(self._threads, LaunchedCopies):
+            copy: Any = self._threads.begin(STREAM, work, [self._threads.mark()], self.timed_event)
+        else:
+            copy = self._threads.begin(STREAM, work)
+        self._begun[name] = _Begun(copy, over, waits)
         self._turn.append(name)
 
     def settle(self, name: str, sure: bool = True) -> None:
         """From here on the collective of pass `name` is done. sure: also where that must be waited for; else only if it is.
         Raises TimeoutError, LostRank, and what its work raised."""
         begun = self._begun.get(name)
-        if begun is None or not (sure or begun.copy.done.is_set()):
+        if begun is None or not (sure or begun.copy.known()):
             return
         while self._emulated is not None and not begun.timed:  # a device's stream runs them one after the other
             earlier = self._turn.popleft()
@@ -95,15 +104,17 @@ class Collectives:
             one.timed = True
         self._end(name)
 
-    def ended(self, name: str) -> int:
-        """When it was done, monotonic ns. Waits for it. Raises as `settle`."""
+    def ended(self, name: str) -> Any:
+        """When it was done, monotonic ns; or the event of a GPU. Waits for it. Raises as `settle`."""
         self.settle(name)
+        if isinstance(self._threads, LaunchedCopies):
+            return self._over[name].end
         return self._threads.end(self._over[name], self._seconds)
 
     def wait(self, work: Any) -> None:
         """Wait for a collective of torch's inside a `work`. Raises LostRank."""
         try:
-            work.wait(self.timeout)
+            joined(work, self.timeout, self.device)
         except RuntimeError as error:
             raise LostRank(f"waiting for the other shards of the vocabulary: {reason(error)}") from None
 
@@ -114,8 +125,7 @@ class Collectives:
     def break_off(self) -> None:
         """End this rank's connections, so that none of the others waits for it."""
         backend = backend_of(self.group, self.device)
-        for other in set(range(dist.get_world_size(self.group))) - {dist.get_rank(self.group)}:
-            end_connection(backend, other, self.device)
+        break_off_group(backend, dist.get_rank(self.group), dist.get_world_size(self.group), self.device)
 
     @property
     def _seconds(self) -> float:

@@ -1,0 +1,293 @@
+"""Ranks that share one GPU, or run on CPUs: gradients of many steps against the unsplit model's, under random delays.
+
+The ranks of one call join once and then run case after case. Delays are put on every stream that a rank has (on CPUs its
+thread sleeps). Three planted errors leave out a wait each, and must be seen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zbsolve import Schedule, pipeline, preset
+from zbsolve.exec import Pipeline
+from zbsolve.exec.check import reference
+from zbsolve.exec.device.rows import DeviceRows
+from zbsolve.exec.devices import BACKENDS, device_of
+from zbsolve.exec.feed import step_seed
+from zbsolve.exec.handlers.handler import Data
+from zbsolve.exec.interpreter import Hooks
+from zbsolve.exec.run.sharing import at_once, take_environment, together
+from zbsolve.models.model import seeded
+from zbsolve.models.presets import Block
+from zbsolve.util.machine import child_environment
+
+SYSTEMS = {"single": "zb-h1", "loop": "interleaved-zb", "vee": "zb-v"}
+LIMITS = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 5e-2}  # of the largest value of a gradient
+PLANTED = ("takes without waiting", "receives into used memory", "lets go too early")
+LONGEST_SLEEP = 400_000  # cycles of a GPU, some 0.2 ms
+TIMEOUT = 40.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to run. split, capture: as `Pipeline` takes them. wide: of a layer. delays: put some. planted: leaves a wait out.
+    kind: of layers: "mlp", "dropout" (with it), "gpt" (attention). failing: what goes wrong, see `_fail`."""
+
+    placement: str = "single"
+    split: str = "layers"
+    capture: bool = False
+    steps: int = 4
+    dtype: str = "float32"
+    wide: int = 256
+    kind: str = "mlp"
+    delays: bool = False
+    planted: str = ""
+    failing: str = ""
+    timeout: float = TIMEOUT
+
+
+def schedule_for(placement: str, ranks: int, microbatches: int) -> Schedule:
+    """The order of a published system, by unit times."""
+    places = {"single": range(ranks), "loop": [*range(ranks)] * 2, "vee": [*range(ranks), *reversed(range(ranks))]}[placement]
+    times = [10] * len(places)
+    problem = pipeline(times, times, times, placement=tuple(places), microbatches=microbatches, comm=1, held_until_W=1)
+    return preset(SYSTEMS[placement], problem)
+
+
+def layers_of(case: Case, count: int, device: torch.device) -> list[nn.Module]:
+    """Equal layers each time."""
+    made: list[nn.Module] = []
+    for i in range(count):
+        if case.kind == "gpt":
+            layer: nn.Module = seeded(0, i, partial(Block, case.wide, 4))()
+        else:
+            torch.manual_seed(100 + i)
+            some = [nn.Linear(case.wide, case.wide), nn.GELU(), nn.LayerNorm(case.wide)]
+            layer = nn.Sequential(*some, *[nn.Dropout(0.2)] * (case.kind == "dropout"))
+        made.append(layer.to(device, getattr(torch, case.dtype)))
+    return made
+
+
+def run_case(case: Case, rank: int, ranks: int, device: torch.device) -> dict[str, Any]:
+    """One case on this rank: the largest difference of a gradient or the loss from the unsplit model's, and times."""
+    microbatches = 2 * ranks
+    schedule = schedule_for(case.placement, ranks, microbatches)
+    count = schedule.problem.stages
+    delayer = Delays(case, device)
+    pipe = Pipeline(
+        layers_of(case, count, device),
+        schedule,
+        loss=nn.functional.mse_loss,
+        device=device,
+        split=case.split,
+        timeout=case.timeout,
+        capture=case.capture,
+        hooks=Hooks(announce=delayer.before) if case.delays or case.failing else None,
+    )
+    delayer.pipeline = pipe
+    if case.planted:
+        plant(pipe, case.planted)
+    whole, shape = layers_of(case, count, device), (microbatches, 3, case.wide)
+    if case.kind == "gpt":
+        shape = (microbatches, 2, 24, case.wide)
+    generator = torch.Generator().manual_seed(5)
+    batches = [torch.randn((2, *shape), generator=generator).to(device, getattr(torch, case.dtype)) for _ in range(2)]
+    names = dict(nn.ModuleList(whole).named_parameters())
+    worst, where, losses, host, wall, right = 0.0, "", [], [], [], dict[int, Any]()
+    for step in range(case.steps):
+        delayer.step = step
+        x, y = batches[step % 2]
+        feed = [{m: part[m] for m in range(microbatches)} for part in (x, y)]
+        began = time.perf_counter()
+        result = pipe.step(*feed)
+        loss = result.loss
+        wall.append(time.perf_counter() - began)
+        losses.append(loss)
+        key = step if case.kind == "dropout" else step % 2
+        if key not in right:
+            for p in names.values():
+                p.grad = None
+            data = Data(*feed, step_seed(0, step))
+            right[key] = reference(whole, data, nn.functional.mse_loss), {n: p.grad for n, p in names.items()}
+        wanted, gradients = right[key]
+        for name, p in pipe.named_parameters():
+            far = _apart(p.grad, gradients[name])
+            if not far <= worst:
+                worst, where = far, f"step {step}, {name}"
+            p.grad.zero_()
+        if not abs(loss - wanted) <= max(1e-4, LIMITS[case.dtype]) * abs(wanted):
+            worst, where = math.inf, f"step {step}: loss {loss}, not {wanted}"
+        if device.type == "cuda":
+            host.append(float(sum(result.timeline and result.seen.columns[3])))
+    found = {"worst": worst, "where": where, "right": worst <= LIMITS[case.dtype], "loss": losses[-1]}
+    found |= {"captured": pipe.captured, "wall_ms": [round(1e3 * t, 2) for t in wall[:3] + wall[-3:]]}
+    if device.type == "cuda":
+        found |= {"host_us": round(host[-1]), "communicators": pipe.communicators, "makespan_us": round(result.timeline.makespan)}
+    return found
+
+
+def _apart(found: Tensor | None, right: Tensor) -> float:
+    if found is None:
+        return math.inf
+    far = float((found.double() - right.double()).abs().max() / right.double().abs().max())
+    return far if math.isfinite(far) else math.inf
+
+
+class Delays:
+    """Sleeps on a rank's streams, and what goes wrong on it, before its passes. step: that runs."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self.case, self.device, self.step = case, device, 0
+        self.pipeline: Any = None
+        self._random = random.Random(int(os.environ.get("RANK", 0)))
+
+    def before(self, name: str) -> None:
+        """A pass begins."""
+        if self.case.failing and self.step == 2 and name.endswith("1"):
+            _fail(self.case, self.pipeline.rank, self.device)
+        if not self.case.delays or self._random.random() > 0.3:
+            return
+        cycles = self._random.randrange(LONGEST_SLEEP)
+        if self.device.type == "cpu":
+            time.sleep(cycles * 1e-9)
+            return
+        streams = [torch.cuda.current_stream(), *getattr(self.pipeline.mailbox._rows, "_streams", {}).values()]
+        with torch.cuda.stream(self._random.choice(streams)):
+            torch.cuda._sleep(cycles)
+
+
+def _fail(case: Case, rank: int, device: torch.device) -> None:
+    """On rank 1 something goes wrong in the middle of a step."""
+    if rank != 1:
+        return
+    if case.failing == "killed":
+        os.kill(os.getpid(), 9)
+    if case.failing == "raises":
+        raise ValueError("a layer does not like its input")
+    if case.failing == "hangs":
+        time.sleep(1000)
+    if case.failing == "memory":
+        torch.empty(1 << 50, dtype=torch.uint8, device=device)
+
+
+def plant(pipe: Pipeline, planted: str) -> None:
+    """Leave a wait out, on every rank."""
+    rows = pipe.mailbox._rows
+    assert isinstance(rows, DeviceRows)
+    if planted == PLANTED[0]:
+
+        def take(message: Any, coming: Any) -> Any:
+            rows.receive(message, coming)
+            return coming.row, coming.arrived
+
+        rows.take = take  # type: ignore[method-assign]
+    elif planted == PLANTED[1]:
+        before = rows.reserve
+
+        def reserve(message: Any, row: Tensor) -> Any:
+            coming = before(message, row)
+            coming.free = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            return coming
+
+        rows.reserve = reserve  # type: ignore[method-assign]
+    else:
+        rows.gone = lambda message: rows._sent.pop(message, None)  # type: ignore[method-assign, assignment, return-value]
+
+
+# --- Processes ---
+
+
+def ranks_run(cases: list[Case], ranks: int, device: str = "cuda", at_a_time: bool = True, seconds: float = 120.0) -> Any:
+    """What each rank found of each case: a list a rank. at_a_time: processes compute at once, by MPS. A rank that does not
+    end in time says where it stands."""
+    with tempfile.TemporaryDirectory(prefix="zb-") as name:
+        folder = Path(name)
+        (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
+        if device == "cuda" and at_a_time:
+            with together(folder):
+                return _ran(folder, ranks, device, seconds)
+        return _ran(folder, ranks, device, seconds)
+
+
+def _ran(folder: Path, ranks: int, device: str, seconds: float) -> list[Any]:
+    children = []
+    for rank in range(ranks):
+        environment = child_environment() | {"RANK": str(rank), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        command = [sys.executable, "-m", "benchmarks.gpu_ranks", str(folder), str(ranks), device, str(seconds)]
+        with open(folder / f"errors.{rank}", "wb") as errors:
+            children.append(subprocess.Popen(command, env=environment, stdout=errors, stderr=errors))
+    until = time.monotonic() + seconds + 5
+    for child in children:
+        try:
+            child.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    found = []
+    for rank, child in enumerate(children):
+        path = folder / f"found.{rank}"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        text = (folder / f"errors.{rank}").read_text(errors="replace")
+        found.append({"rows": rows, "code": child.returncode, "errors": text[-3000:] if child.returncode else text[-300:]})
+    return found
+
+
+def main(folder: Path, ranks: int, kind: str, seconds: float) -> int:
+    """One rank."""
+    import faulthandler
+
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    if kind == "cuda":
+        take_environment(rank, ranks)
+        torch.cuda.set_device(0)
+    device = device_of(kind, rank, share=True)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group(BACKENDS[kind], init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    cases = [Case(**row) for row in json.loads((folder / "cases.json").read_text())]
+    for case in cases:
+        began = time.monotonic()
+        try:
+            row = run_case(case, rank, ranks, device)
+        except Exception as error:
+            row = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-2000:]}
+        row |= {"case": asdict(case), "seconds": round(time.monotonic() - began, 2), "at_once": at_once()}
+        with open(folder / f"found.{rank}", "a") as stream:
+            stream.write(json.dumps(row) + "\n")
+        if "error" in row:
+            return 0 if case.failing or case.planted else 1
+    faulthandler.cancel_dump_traceback_later()
+    return 0
+
+
+def all_cases(steps: int = 4) -> list[Case]:
+    """Placements and splits, plain and captured."""
+    ways = [("single", "layers"), ("loop", "layers"), ("vee", "layers"), ("vee", "graph"), ("single", "graph")]
+    plain = [Case(placement, split, steps=steps) for placement, split in ways]
+    plain += [Case("vee", kind="dropout", steps=steps), Case("single", kind="gpt", steps=steps, dtype="bfloat16")]
+    return [*plain, *(replace(one, capture=True) for one in plain)]
+
+
+if __name__ == "__main__":
+    folder, ranks, kind, seconds = sys.argv[1:]
+    code = main(Path(folder), int(ranks), kind, float(seconds))
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,218 @@
+"""A rank's whole step as one CUDA graph: passes, weight gradients, messages, sums and copies, replayed by one call.
+
+The first step of a shape runs as ever, and is watched: which layers draw random numbers, and whether any draws on the host,
+where a graph could not (tracing a layer may, in the first step: then one more is watched). The next one is captured, which
+runs nothing, and then replayed, as are all that follow. What does not let itself be captured runs as ever, with a line that
+says why. Ranks capture each for itself: a message does not know whether a graph or a stream sent it.
+
+A graph reads its batch and writes gradients where they lay when it was captured. Random layers get a generator of their own
+for each time that they run in the step, whose seed is set before each replay to what (seed, step, microbatch, layer) fix. So
+a replay draws what a plain step would.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..backward.layer_split import layer_seed, seeding, set_seeds
+from ..backward.values import tensors_of
+from ..handlers.handler import Data
+from ..interpreter import Record
+from ..torch_private import tree_map
+from ..transport.failure import one_line
+from ..transport.format import Format
+from .marks import Marks
+
+MOST_GRAPHS = 4  # each keeps the memory of its step
+Launch = Callable[[Data, Marks], Record]  # all passes of a step, and all that it begins
+
+
+@dataclass
+class Watched:
+    """What a plain step showed. draws: (microbatch's seed − the step's, layer), each time that a layer ran which drew random
+    numbers on the device. host: a layer, or a word for other code, that drew some on the host; "": none. graded: parameters
+    that have a gradient. times: steps of the shape that were watched, this one the last."""
+
+    draws: list[tuple[int, int]] = field(default_factory=list)
+    host: str = ""
+    graded: list[nn.Parameter] = field(default_factory=list)
+    times: int = 1
+
+    @contextmanager
+    def watching(self, seed: int, module: nn.Module, device: torch.device) -> Iterator[None]:
+        """Run a plain step of `module`'s layers inside. seed: the step's."""
+        generator, last = _generator(device), list[Any]()
+
+        def look() -> None:
+            if last:
+                offset, number, cpu = last
+                if generator.get_offset() != 0:
+                    self.draws.append((offset, number))
+                if not torch.equal(torch.default_generator.get_state(), cpu):
+                    self.host = f"layer {number} draws random numbers on the CPU"
+
+        def seeded(given: int, number: int) -> None:
+            look()
+            set_seeds(given, number)
+            last[:] = given - seed, number, torch.default_generator.get_state()
+
+        before = random.getstate(), repr(np.random.get_state())
+        with seeding(seeded):
+            yield
+            look()
+        self.graded = [p for p in module.parameters() if p.grad is not None]
+        if before != (random.getstate(), repr(np.random.get_state())):
+            self.host = "its layers draw random numbers in Python or numpy"
+
+
+@dataclass
+class Captured:
+    """One graph. data: what it reads; record: what its passes left, with marks that each replay reaches anew; draws: the
+    generators of layers that draw, and what `Watched.draws` says of each; gradients: where it adds them."""
+
+    graph: Any
+    marks: Marks
+    data: Data
+    record: Record
+    draws: list[tuple[torch.Generator, tuple[int, int]]]
+    gradients: dict[nn.Parameter, Tensor]
+
+    def feed(self, data: Data) -> None:
+        """Put a batch of the same shape, seeds and gradients where the graph finds them."""
+        pairs = [(into, given) for mine, other in ((self.data.inputs, data.inputs), (self.data.targets, data.targets))
+                 for m in mine for into, given in zip(tensors_of(mine[m]), tensors_of(other[m]), strict=True)]  # fmt: skip
+        with torch.no_grad():
+            for into, given in pairs:
+                into.copy_(given, non_blocking=True)
+            for parameter, gradient in self.gradients.items():
+                if parameter.grad is None:
+                    gradient.zero_()
+                elif parameter.grad is not gradient:
+                    gradient.copy_(parameter.grad)
+                parameter.grad = gradient
+        for generator, (offset, number) in self.draws:
+            generator.manual_seed(layer_seed(data.seed + offset, number))
+
+    def replayed(self) -> Record:
+        """The record of the replay that runs."""
+        r = self.record
+        return replace(
+            r, arrived=list(r.arrived), start=list(r.start), end=list(r.end), losses=list(r.losses), later=dict(r.later)
+        )
+
+
+class Captures:
+    """The graphs of one rank, by the shape of what they are fed. parameters: this rank's. launch: see `Launch`; reset: drops
+    what one that broke off has left. said: lines, each once: what was captured, and what was not and why."""
+
+    def __init__(
+        self, device: torch.device, module: nn.Module, launch: Launch, reset: Callable[[], None], refusal: str = ""
+    ) -> None:
+        self.device, self.said = device, list[str]()
+        self._module, self._launch, self._reset = module, launch, reset
+        self._watched: dict[Hashable, Watched] = {}
+        self._graphs: dict[Hashable, Captured | None] = {}
+        self._pool: Any = None
+        self._refusal = refusal
+        if refusal:
+            self._say(f"the step is not captured: {refusal}")
+
+    def key(self, data: Data) -> Hashable:
+        """What must be alike for one graph to do for two batches."""
+        forms = tuple((m, Format.of(value)) for part in (data.inputs, data.targets) for m, value in part.items())
+        autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        training = tuple(module.training for module in self._module.modules())
+        return forms, tuple(data.shares.items()), data.scale, data.ignored, autocast, training
+
+    def watch(self, data: Data) -> Any:
+        """What a plain step of this batch runs in."""
+        before = self._watched.get(self.key(data))
+        watched = self._watched[self.key(data)] = Watched(times=1 if before is None else before.times + 1)
+        return watched.watching(data.seed, self._module, self.device)
+
+    def of(self, data: Data) -> Captured | None:
+        """The graph for a batch, captured now where its shape has run before; None where it is to run as ever."""
+        key = self.key(data)
+        if key in self._graphs:
+            return self._graphs[key]
+        watched = self._watched.get(key)
+        if watched is None or self._refusal or (watched.host and watched.times == 1):
+            return None
+        found: Captured | None = None
+        if watched.host:
+            self._say(f"the step is not captured: {watched.host}")
+        elif sum(one is not None for one in self._graphs.values()) >= MOST_GRAPHS:
+            self._say(f"steps of more than {MOST_GRAPHS} shapes came: those of others are not captured")
+        else:
+            found = self._captured(data, watched)
+        self._graphs[key] = found
+        return found
+
+    def _captured(self, data: Data, watched: Watched) -> Captured | None:
+        before = {p: p.grad for p in self._module.parameters()}
+        for p in watched.graded:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        inputs, targets = (_copies(part) for part in (data.inputs, data.targets))
+        mine, marks, graph = (
+            replace(data, inputs=inputs, targets=targets),
+            Marks(self.device, fixed=True),
+            torch.cuda.CUDAGraph(),
+        )
+        draws = [(torch.Generator(self.device), place) for place in watched.draws]
+        for generator, _ in draws:
+            graph.register_generator_state(generator)
+        began, drawing, own = time.monotonic(), iter(draws), _generator(self.device).graphsafe_get_state()
+
+        def seeded(seed: int, number: int) -> None:
+            if any(layer == number for _, layer in watched.draws):
+                generator, place = next(drawing)
+                if place != (seed - data.seed, number):
+                    raise RuntimeError(f"layer {number} runs in another order than before")
+                _generator(self.device).graphsafe_set_state(generator.graphsafe_get_state())
+
+        try:
+            gc.collect()
+            with seeding(seeded), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                record = self._launch(mine, marks)
+        except Exception as error:
+            self._reset()
+            for p, gradient in before.items():
+                p.grad = gradient
+            torch.cuda.synchronize(self.device)
+            self._say(f"the step is not captured: {one_line(error)}")
+            return None
+        finally:
+            _generator(self.device).graphsafe_set_state(own)
+        self._pool = self._pool or graph.pool()
+        gradients = {p: p.grad for p in before if p.grad is not None}
+        passes = len(record.marks)
+        self._say(
+            f"captured: {passes} passes and their messages as one graph, in {time.monotonic() - began:.1f} s", warn=False
+        )
+        return Captured(graph, marks, mine, record, draws, gradients)
+
+    def _say(self, line: str, warn: bool = True) -> None:
+        if line not in self.said:
+            self.said.append(line)
+            if warn:
+                warnings.warn(f"zbsolve: {line}", stacklevel=2)
+
+
+def _generator(device: torch.device) -> Any:
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+def _copies(part: Mapping[int, Any]) -> dict[int, Any]:
+    """Memory of the graph's own for what is fed in."""
+    return {m: tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, value) for m, value in part.items()}
