@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zbsolve.exec.backward.layer_split import seeding
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.backward.values import trained
 from zbsolve.exec.transport.failure import is_out_of_memory, one_line
@@ -74,8 +75,8 @@ class CapturedStage:
         return graphs is not None
 
     def _captured(self, turn: str) -> dict[str, Any]:
-        """Kind → graph of one turn, and the tensors that they read and make. The turn runs as it is before, and seeds the
-        generators: a capture may seed them as they are, and not otherwise."""
+        """Kind → graph of one turn, and the tensors that they read and make. The turn runs as it is before. Nothing is
+        seeded, which a capture may not do: times are the same for any random numbers."""
         found: dict[str, Any] = {}
         pool = torch.cuda.graph_pool_handle()  # the turn's own: what F keeps is there until W
 
@@ -89,7 +90,7 @@ class CapturedStage:
                     graph.capture_end()
 
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), seeding(lambda seed, number: None):
             self._run(turn, lambda kind, call: call(), {})
             torch.cuda.synchronize()
             self._run(turn, capture, found)

@@ -11,7 +11,7 @@ import platform
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,31 @@ import torch.distributed as dist
 from zbsolve.layer import Link
 from zbsolve.profile.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 
+from .stage_rounds import PassTimer
+
 REPEATS, WARMUPS = 10, 3
 KINDS = ("broadcast", "reduce", "statistics")
-BYTES = (1 << 12, 1 << 16, 1 << 19, 1 << 22)  # of the whole tensor, divided by as many ranks as it takes
+BYTES = {  # of the whole tensor, divided by as many ranks as it takes
+    "cpu": (1 << 12, 1 << 16, 1 << 19, 1 << 22),
+    "cuda": (1 << 16, 1 << 20, 1 << 23, 1 << 26),
+}
 CURVE_REPEATS, CURVE_WARMUPS = 5, 2
 Sizes = tuple[int, int]  # bytes of hidden states, and of what one shard tells the others
 Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Those that measure together. group: theirs; None: the default one. lead: ns of this rank's clock before the first
+    one's. device: this rank's."""
+
+    group: Any
+    lead: int
+    device: torch.device
+
+    def meet(self) -> None:
+        """All of them come here: it takes a message over the CPU."""
+        dist.all_reduce(torch.zeros(1), group=self.group)
 
 
 @dataclass(frozen=True)
@@ -50,33 +69,32 @@ class Curve:
         return {"kind": self.kind, "ranks": self.ranks, "nodes": self.nodes, **fitted}
 
 
-def measured_collectives(group: Any, lead: int, sizes: Sizes | None) -> dict[str, list[float]]:
-    """Kind → samples, µs, of a sharded vocabulary's. Every rank of the group calls this (None: the default one) and gets
-    them. lead: ns of this rank's clock before the first one's. sizes: the first rank's count; None: there is nothing to
-    measure, and nothing comes back."""
-    agreed = torch.tensor(sizes or (0, 0))
+def measured_collectives(ranks: Ranks, sizes: Sizes | None) -> dict[str, list[float]]:
+    """Kind → samples, µs, of a sharded vocabulary's. Every one of the ranks calls this and gets them. sizes: the first
+    rank's count; None: there is nothing to measure, and nothing comes back."""
+    group, agreed = ranks.group, torch.tensor(sizes or (0, 0))
     dist.broadcast(agreed, 0 if group is None else dist.get_global_rank(group, 0), group=group)
     hidden, statistics = agreed.tolist()
     if not hidden:
         return {}
-    return _timed(_vocabulary_calls(group, hidden, statistics), group, lead, (WARMUPS, REPEATS))
+    return _timed(_vocabulary_calls(ranks, hidden, statistics), ranks, (WARMUPS, REPEATS))
 
 
-def measured_curves(group: Any, lead: int) -> list[Curve]:
-    """Every kind between the first 2, 4, 8 … ranks of a group and between all. Every rank of the group calls this (None: the
-    default one); those of a smaller group get its curves. lead: as in `measured_collectives`."""
-    size = dist.get_world_size(group)
-    ranks = list(range(size)) if group is None else dist.get_process_group_ranks(group)
-    hosts = _hosts(group)
+def measured_curves(ranks: Ranks) -> list[Curve]:
+    """Every kind between the first 2, 4, 8 … of the ranks and between all. Every one calls this; those of a smaller group
+    get its curves."""
+    size = dist.get_world_size(ranks.group)
+    numbers = list(range(size)) if ranks.group is None else dist.get_process_group_ranks(ranks.group)
+    hosts, sizes = _hosts(ranks.group), BYTES[ranks.device.type]
     found = []
     for count in _counts(size):
-        some = group if count == size else _first_ranks(ranks[:count])
-        if dist.get_rank() in ranks[:count]:
+        some = ranks if count == size else replace(ranks, group=_first_ranks(numbers[:count]))
+        if dist.get_rank() in numbers[:count]:
             nodes = len(set(hosts[:count]))
-            rows = {bytes_: _timed(_calls(some, bytes_), some, lead, (CURVE_WARMUPS, CURVE_REPEATS)) for bytes_ in BYTES}
-            kinds = rows[BYTES[0]]
-            found += [Curve(kind, count, nodes, {one: rows[one][kind] for one in BYTES}) for kind in kinds]
-        dist.barrier(group)
+            rows = {bytes_: _timed(_calls(some, bytes_), some, (CURVE_WARMUPS, CURVE_REPEATS)) for bytes_ in sizes}
+            kinds = rows[sizes[0]]
+            found += [Curve(kind, count, nodes, {one: rows[one][kind] for one in sizes}) for kind in kinds]
+        ranks.meet()
     return found
 
 
@@ -102,12 +120,12 @@ def _hosts(group: Any) -> list[int]:
     return [int(one) for one in everywhere]
 
 
-def _vocabulary_calls(group: Any, hidden: int, statistics: int) -> dict[str, Call]:
+def _vocabulary_calls(ranks: Ranks, hidden: int, statistics: int) -> dict[str, Call]:
     """The collectives, in place on tensors of so many bytes."""
-    size = dist.get_world_size(group)
+    group, size = ranks.group, dist.get_world_size(ranks.group)
     root = size - 1 if group is None else dist.get_global_rank(group, size - 1)
-    states, mine = torch.zeros(-(-hidden // 4)), torch.zeros(-(-statistics // 4))
-    whole = torch.empty(size, len(mine))
+    states, mine = (torch.zeros(-(-one // 4), device=ranks.device) for one in (hidden, statistics))
+    whole = torch.empty(size, len(mine), device=ranks.device)
     return {
         "broadcast": lambda: dist.broadcast(states, root, group=group),
         "reduce": lambda: dist.reduce(states, root, group=group),
@@ -115,12 +133,12 @@ def _vocabulary_calls(group: Any, hidden: int, statistics: int) -> dict[str, Cal
     }
 
 
-def _calls(group: Any, bytes_: int) -> dict[str, Call]:
+def _calls(ranks: Ranks, bytes_: int) -> dict[str, Call]:
     """Each kind, with float32 tensors of so many bytes in all, rounded up to one number a rank."""
-    size = dist.get_world_size(group)
+    group, size = ranks.group, dist.get_world_size(ranks.group)
     root = 0 if group is None else dist.get_global_rank(group, 0)
-    part = torch.zeros(-(-bytes_ // 4 // size))
-    whole, other = torch.zeros(size * len(part)), torch.zeros(size * len(part))
+    part = torch.zeros(-(-bytes_ // 4 // size), device=ranks.device)
+    whole, other = part.repeat(size), part.repeat(size)
     parts = list(whole.chunk(size))
     return {
         ALL_REDUCE: lambda: dist.all_reduce(whole, group=group),
@@ -131,21 +149,31 @@ def _calls(group: Any, bytes_: int) -> dict[str, Call]:
     }
 
 
-def _timed(calls: Mapping[str, Call], group: Any, lead: int, turns: tuple[int, int]) -> dict[str, list[float]]:
+def _timed(calls: Mapping[str, Call], ranks: Ranks, turns: tuple[int, int]) -> dict[str, list[float]]:
     """Samples of each call, µs, on all ranks. turns: those that warm up, and those that count."""
-    stamps = torch.tensor([_stamps(call, group, lead, turns) for call in calls.values()])
-    everywhere = [torch.empty_like(stamps) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everywhere, stamps, group=group)
+    stamps_of = _device_stamps if ranks.device.type == "cuda" else _stamps
+    stamps = torch.tensor([stamps_of(call, ranks, sum(turns))[turns[0] :] for call in calls.values()])
+    everywhere = [torch.empty_like(stamps) for _ in range(dist.get_world_size(ranks.group))]
+    dist.all_gather(everywhere, stamps, group=ranks.group)
     begin, end = np.moveaxis(torch.stack(everywhere).numpy().max(axis=0), -1, 0)
     return dict(zip(calls, ((end - begin) / 1000).tolist(), strict=True))
 
 
-def _stamps(call: Call, group: Any, lead: int, turns: tuple[int, int]) -> list[tuple[int, int]]:
+def _stamps(call: Call, ranks: Ranks, times: int) -> list[tuple[int, int]]:
     """When each call began and was done here, ns of the first rank's clock."""
     found = []
-    for _ in range(sum(turns)):
-        dist.barrier(group)
-        begin = time.monotonic_ns() - lead
+    for _ in range(times):
+        ranks.meet()
+        begin = time.monotonic_ns() - ranks.lead
         call()
-        found.append((begin, time.monotonic_ns() - lead))
-    return found[turns[0] :]
+        found.append((begin, time.monotonic_ns() - ranks.lead))
+    return found
+
+
+def _device_stamps(call: Call, ranks: Ranks, times: int) -> list[tuple[int, int]]:
+    """The same by the device's time, from 0 on: it begins behind a collective of one number, so on all ranks at once."""
+    timer, one = PassTimer(ranks.device), torch.zeros(1, device=ranks.device)
+    for _ in range(times):
+        dist.all_reduce(one, group=ranks.group)
+        timer.run(0, "", call)
+    return [(0, round(1000 * us)) for _, _, us, _ in timer.drain()]

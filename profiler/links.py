@@ -2,7 +2,9 @@
 in both at once, and what computing loses meanwhile.
 
 They are measured over torchrun's ranks where it started this process, else between two processes of this machine
-(`python -m profiler.links FOLDER RANK TIMEOUT [BYTES BYTES]` is one of them).
+(`python -m profiler.links FOLDER RANK DEVICE` is one of them), which take two GPUs, or share one. On
+GPUs all times are the device's: what one enqueues for a whole size waits behind a piece of work, so that no message waits
+for the host.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -22,7 +27,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from zbsolve.exec.device.marks import Marks
+from zbsolve.exec.device.rows import DeviceRows
+from zbsolve.exec.devices import BACKENDS, device_of
 from zbsolve.exec.program import Message
+from zbsolve.exec.run.sharing import device_environment, together
 from zbsolve.exec.run.worker import end_with_parent, local_network
 from zbsolve.exec.transport.clocks import clock_lead
 from zbsolve.exec.transport.failure import RunFailed
@@ -33,25 +42,47 @@ from zbsolve.util.files import write_text
 from zbsolve.util.machine import child_environment
 from zbsolve.util.temporary import temporary_folder
 
-from .collectives import Curve, Sizes, measured_collectives, measured_curves
+from .collectives import Curve, Ranks, Sizes, measured_collectives, measured_curves
+from .stage_rounds import PassTimer, Sample
 
-SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
-REPEATS, WARMUPS = 20, 5
-WIDTH = 256  # of the matrices that are multiplied meanwhile: some 100 µs on a core
-Stamps = dict[str, int]
+CPU = torch.device("cpu")
+POLL_SECONDS = 0.001
+GO = "go"  # the file that lets two processes begin
+SHARED = "sockets of this machine, between processes that share one GPU: no NVLink"
+Times = dict[int, list[float]]  # message bytes → samples, µs
+
+
+class Lot(NamedTuple):
+    """What is measured. sizes: of messages, bytes. width, dtype: of the matrices that are multiplied meanwhile, some 100 µs
+    on a core or on a GPU; head: how many products outlast the launching of one size's messages."""
+
+    sizes: tuple[int, ...]
+    warmups: int
+    repeats: int
+    width: int
+    dtype: torch.dtype = torch.float32
+    head: int = 0
+
+
+LOTS = {
+    "cpu": Lot((1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22), 5, 20, 256),
+    "cuda": Lot((1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 25), 3, 10, 4096, torch.bfloat16, 40),
+}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Samples of two neighbouring ranks, µs. one: message bytes → from before the send to when the receiver goes on, in both
-    directions, one message at a time. both: the same while a message goes the other way. alone, busy: a fixed piece of
-    work without messages, and while the largest ones go both ways."""
+    """Samples of two neighbouring ranks, µs. one: message bytes → half of the time from before the send until an answer of
+    as many bytes is here. both: from before the send until the other rank's message, sent at the same time, is here, at both
+    ends. alone, busy: a fixed piece of work without messages, and while the largest ones go both ways. over: what messages
+    went over where that is no link of a cluster."""
 
     ranks: tuple[int, int]
-    one: dict[int, list[float]]
-    both: dict[int, list[float]]
+    one: Times
+    both: Times
     alone: list[float]
     busy: list[float]
+    over: str = ""
 
     @property
     def link(self) -> Link:
@@ -67,6 +98,7 @@ class Pair:
             **asdict(self.link),
             "both_ways": median(self.both[largest]) / median(self.one[largest]),
             "work_beside": median(self.busy) / median(self.alone),
+            **({"over": self.over} if self.over else {}),
         }
 
 
@@ -97,35 +129,74 @@ def samples_of(pairs: list[Pair]) -> dict[str, list[float]]:
     return found
 
 
-def measure_links(timeout: float = 120.0, group: Any = None, sizes: Sizes | None = None) -> Survey:
+def over_sockets(pairs: list[Pair]) -> list[str]:
+    """What a person should know of links that no cluster has."""
+    found = sorted({pair.over for pair in pairs if pair.over})
+    return [f"links were measured over {one}: give those of your cluster to solve and plan" for one in found]
+
+
+class Ends(NamedTuple):
+    """Two processes of this machine that measure the link between them once they are told to."""
+
+    folder: Path
+    processes: list[subprocess.Popen[bytes]]
+
+
+@contextmanager
+def ends(device: torch.device) -> Iterator[Ends]:
+    """The two ends of a link between devices of this kind, which are here while the block runs. They take some seconds to
+    start, beside whatever the block does."""
+    sharers = 1
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # this process is on the GPU by itself, whoever shares it now
+        sharers = 2 // min(2, torch.cuda.device_count())
+    with temporary_folder("link") as folder, together(folder) if sharers > 1 else nullcontext():
+        found = Ends(folder, [_end(folder, rank, device.type, sharers) for rank in range(2)])
+        try:
+            yield found
+        finally:
+            for process in found.processes:
+                if process.poll() is None:
+                    process.kill()
+                process.communicate()
+
+
+def _end(folder: Path, rank: int, kind: str, sharers: int) -> subprocess.Popen[bytes]:
+    """One of them. sharers: of its GPU."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "profiler.links", str(folder), str(rank), str(device_of(kind, rank, share=True))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=child_environment() | (device_environment(rank, sharers) if kind == "cuda" else {}),
+    )
+
+
+def measure_links(
+    timeout: float = 120.0,
+    group: Any = None,
+    sizes: Sizes | None = None,
+    device: torch.device = CPU,
+    started: Ends | None = None,
+) -> Survey:
     """The pairs of torchrun's ranks, and all of them together, where a process group is up (rank 0 calls this and the others
-    `survey`); else, or where `group` is of one rank, a pair of processes that are started here. group: the pipeline's;
-    None: all ranks. sizes: what a sharded vocabulary sends; None: it is not measured. Raises RunFailed where it takes longer
-    than `timeout` seconds."""
-    if dist.is_initialized() and (group is None or dist.get_world_size(group) > 1):
-        found = survey(timeout, group, sizes)
+    `survey`); else, or where `group` is of one rank, a pair of processes. group: the pipeline's; None: all ranks. sizes:
+    what a sharded vocabulary sends; None: it is not measured. device: this rank's. started: the processes; None: they are
+    started here. Raises RunFailed where it takes longer than `timeout` seconds."""
+    if with_others(group):
+        found = survey(timeout, device, group, sizes)
         assert found is not None
         return found
-    with temporary_folder("link") as folder:
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-m", "profiler.links", str(folder), str(rank), str(timeout), *map(str, sizes or ())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=child_environment(),
-            )
-            for rank in range(2)
-        ]
-        try:
-            _wait(children, timeout)
-            rows, collectives = json.loads((folder / "survey").read_text(encoding="utf-8"))
-            return Survey([_pair(row) for row in rows], len(children), collectives, [])
-        finally:
-            for child in children:
-                if child.poll() is None:
-                    child.kill()
-                child.communicate()
+    with ends(device) if started is None else nullcontext(started) as two:
+        write_text(two.folder / GO, json.dumps([timeout, sizes]))
+        _wait(two.processes, timeout)
+        rows, collectives = json.loads((two.folder / "survey").read_text(encoding="utf-8"))
+        return Survey([_pair(row) for row in rows], len(two.processes), collectives, [])
+
+
+def with_others(group: Any) -> bool:
+    """Are there other ranks in the group (None: in the default one, if there is any) to measure links with?"""
+    return dist.is_initialized() and (group is None or dist.get_world_size(group) > 1)
 
 
 def fit(samples: dict[int, list[float]]) -> Link:
@@ -136,129 +207,157 @@ def fit(samples: dict[int, list[float]]) -> Link:
     return Link(max(0.0, float(latency)), 1 / max(float(slope), 1e-9))
 
 
-def survey(timeout: float, group: Any = None, sizes: Sizes | None = None, *, curves: bool = True) -> Survey | None:
+def survey(
+    timeout: float, device: torch.device = CPU, group: Any = None, sizes: Sizes | None = None, *, curves: bool = True
+) -> Survey | None:
     """Every pair of neighbouring ranks in turn, while the other ranks wait, and then all ranks together. Every rank of the
-    process group calls this (None: the default one); rank 0 says the sizes and gets what was found. curves: whether all
-    kinds of collectives are timed."""
-    plain = Wires.of(group)
-    offset = clock_lead(plain)
+    process group calls this (None: the default one); rank 0 says the sizes and gets what was found. device: this rank's.
+    curves: whether all kinds of collectives are timed."""
+    plain, lot = Wires.of(group, device), LOTS[device.type]
+    ranks = Ranks(group, clock_lead(plain), device)
     directions = [(low + way, low + 1 - way) for low in range(plain.size - 1) for way in range(2)]
-    wires = plain.paired(group, torch.device("cpu"), dict.fromkeys(directions, len(SIZES) * (WARMUPS + REPEATS)))
+    wires = plain.paired(dict.fromkeys(directions, len(lot.sizes) * (lot.warmups + lot.repeats)))
     found = []
     for low in range(wires.size - 1):
-        dist.barrier(group)
-        mine: dict[str, object] = {}
+        ranks.meet()
+        mine: dict[str, Any] = {}
         if wires.rank in (low, low + 1):
-            mine = _one_end(wires, 2 * low + 1 - wires.rank, offset, timeout)
+            mine = _End(wires, 2 * low + 1 - wires.rank, device, timeout).measured()
         ends = [_collect(wires, rank, mine) for rank in (low, low + 1)]
         if wires.rank == 0:
             found.append(_joined((low, low + 1), ends))
-    collectives = measured_collectives(group, offset, sizes)
-    by_group = measured_curves(group, offset) if curves else []
-    dist.barrier(group)
+    collectives = measured_collectives(ranks, sizes)
+    by_group = measured_curves(ranks) if curves else []
+    ranks.meet()
     wires.close()
     return Survey(found, wires.size, collectives, by_group) if wires.rank == 0 else None
 
 
-def _collect(wires: Wires, rank: int, mine: dict[str, object]) -> dict[str, object]:
+def _collect(wires: Wires, rank: int, mine: dict[str, Any]) -> dict[str, Any]:
     """What `rank` measured, on rank 0."""
     if rank == wires.rank == 0:
         return mine
     if rank == wires.rank:
         send_bytes(wires, json.dumps(mine).encode(), 0)
     if wires.rank == 0:
-        body: dict[str, object] = json.loads(receive_bytes(wires, rank))
+        body: dict[str, Any] = json.loads(receive_bytes(wires, rank))
         return body
     return {}
 
 
-def _one_end(wires: Wires, other: int, offset: int, timeout: float) -> dict[str, object]:
-    one = _exchange(wires, other, offset, timeout, at_once=False)
-    both = _exchange(wires, other, offset, timeout, at_once=True)
-    alone, busy = _work(wires, other, timeout)
-    return {"one": one, "both": both, "alone": alone, "busy": busy}
+@dataclass(frozen=True)
+class _End:
+    """One end of a link to rank `other`."""
+
+    wires: Wires
+    other: int
+    device: torch.device
+    timeout: float
+
+    @property
+    def lot(self) -> Lot:
+        """What is measured on this device."""
+        return LOTS[self.device.type]
+
+    def measured(self) -> dict[str, Any]:
+        """What this end knows of a Pair, and on which device it is."""
+        one, both = (self.exchanged(at_once=way) for way in (False, True))
+        alone, busy = self.worked()
+        place = str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else ""
+        trips = {size: [us / 2 for us in row] for size, row in one.items()} if self.wires.rank < self.other else {}
+        return {"one": trips, "both": both, "alone": alone, "busy": busy, "place": place}
+
+    def exchanged(self, *, at_once: bool) -> Times:
+        """µs of messages out and back, one at a time or both at once. The lower rank sends first."""
+        mailbox, messages = self._open(self.lot.sizes)
+        timer, product = PassTimer(self.device), self._product()
+        first = at_once or self.wires.rank < self.other
+        for size, pairs in messages.items():
+            body = torch.zeros(pairs[0][0].boundary // 4, device=self.device)
+            for _ in range(self.lot.head):
+                product()
+            for out, back in pairs:
+                mailbox.post(back)
+                steps = partial(mailbox.send, out, body), partial(mailbox.take, back)
+                timer.run(size, "", _in_turn, steps if first else steps[::-1])
+        found: Times = {}
+        for size, _, us, _ in self._drained(mailbox, timer):
+            found.setdefault(size, []).append(us)
+        return {size: row[self.lot.warmups :] for size, row in found.items()}
+
+    def worked(self) -> tuple[list[float], list[float]]:
+        """µs of a product of matrices, by itself, and while the largest message goes each way."""
+        mailbox, messages = self._open(self.lot.sizes[-1:])
+        timer, product = PassTimer(self.device), self._product()
+        (pairs,) = messages.values()
+        body = torch.zeros(pairs[0][0].boundary // 4, device=self.device)
+        for out, back in pairs:
+            timer.run(0, "alone", product)
+            mailbox.post(back)
+            mailbox.send(out, body)
+            timer.run(0, "busy", product)
+            mailbox.take(back)
+        rows = self._drained(mailbox, timer)
+        alone, busy = ([us for _, kind, us, _ in rows if kind == wanted] for wanted in ("alone", "busy"))
+        return alone[self.lot.warmups :], busy[self.lot.warmups :]
+
+    def _drained(self, mailbox: Mailbox, timer: PassTimer) -> list[Sample]:
+        """What was timed, once everything has gone. Raises RunFailed where it never does."""
+        mailbox.flush()
+        if self.device.type == "cuda":
+            over: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            over.record()
+            until = time.monotonic() + self.timeout
+            while not over.query():
+                if time.monotonic() > until:
+                    raise RunFailed(f"profile: messages with rank {self.other} were not done within {self.timeout:g} s")
+                time.sleep(POLL_SECONDS)
+        return timer.drain()
+
+    def _product(self) -> Callable[[], Any]:
+        matrix = torch.ones(self.lot.width, self.lot.width, dtype=self.lot.dtype, device=self.device)
+        return lambda: matrix.mm(matrix)
+
+    def _open(self, sizes: tuple[int, ...]) -> tuple[Mailbox, dict[int, list[tuple[Message, Message]]]]:
+        """The mailbox of this end, and for each size messages out and back."""
+        mine, theirs = (
+            self._messages(*ends, sizes) for ends in ((self.wires.rank, self.other), (self.other, self.wires.rank))
+        )
+        rows = None if self.device.type == "cpu" else DeviceRows(self.wires, self.device, Marks(self.device))
+        incoming = {self.other: tuple(one for row in theirs.values() for one in row)}
+        mailbox = Mailbox(self.wires, incoming, self.device, self.timeout, rows=rows)
+        mailbox.begin({0: 0})
+        return mailbox, {size: list(zip(mine[size], theirs[size], strict=True)) for size in sizes}
+
+    def _messages(self, source: int, destination: int, sizes: tuple[int, ...]) -> dict[int, list[Message]]:
+        """All that one end sends. `boundary` holds the size, and one more in the direction down: so each direction agrees on
+        shapes by itself, for both start at once."""
+        down, times = int(source > destination), range(self.lot.warmups + self.lot.repeats)
+        keys = {size: [f"{size}.{i}.{source}" for i in times] for size in sizes}
+        return {
+            size: [Message(key, key, source, destination, size + down, 0, False) for key in row]
+            for size, row in keys.items()
+        }
 
 
-def _messages(source: int, destination: int, sizes: tuple[int, ...] = SIZES) -> list[Message]:
-    """All that one end sends. `boundary` holds the size, and one more in the direction down: so each direction agrees on
-    shapes by itself, for both start at once."""
-    down = int(source > destination)
-    keys = [(size, f"{size}.{i}.{source}") for size in sizes for i in range(WARMUPS + REPEATS)]
-    return [Message(key, key, source, destination, size + down, 0, False) for size, key in keys]
+def _in_turn(calls: tuple[Callable[[], Any], ...]) -> None:
+    for call in calls:
+        call()
 
 
-def _open(
-    wires: Wires, other: int, timeout: float, sizes: tuple[int, ...] = SIZES
-) -> tuple[Mailbox, list[tuple[Message, Message]]]:
-    """The mailbox of this end, and messages out and back in turn."""
-    mine, theirs = _messages(wires.rank, other, sizes), _messages(other, wires.rank, sizes)
-    mailbox = Mailbox(wires, {other: tuple(theirs)}, torch.device("cpu"), timeout)
-    mailbox.begin({0: 0})
-    return mailbox, list(zip(mine, theirs, strict=True))
+def _joined(ranks: tuple[int, int], ends: list[dict[str, Any]]) -> Pair:
+    """A pair from both ends, whose keys are strings where they came as JSON."""
+    low, high = ends
+    both = {int(size): [*row, *high["both"][str(size)]] for size, row in low["both"].items()}
+    one = {int(size): row for size, row in low["one"].items()}
+    shared = SHARED if low["place"] and low["place"] == high["place"] else ""
+    return Pair(ranks, one, both, low["alone"] + high["alone"], low["busy"] + high["busy"], shared)
 
 
-def _exchange(wires: Wires, other: int, offset: int, timeout: float, *, at_once: bool) -> dict[str, Stamps]:
-    """Messages back and forth, one at a time or both at once, whose receives are posted before. Stamps in ns of rank 0's
-    clock, by message."""
-    mailbox, messages = _open(wires, other, timeout)
-    sent: Stamps = {}
-    taken: Stamps = {}
-    for out, back in messages:
-        mailbox.post(back)
-        body = torch.zeros(out.boundary // 4)
-        order = ("send", "take") if at_once or wires.rank < other else ("take", "send")
-        for what in order:
-            if what == "send":
-                sent[out.before] = time.monotonic_ns() - offset
-                mailbox.send(out, body)
-            else:
-                mailbox.take(back)
-                taken[back.before] = time.monotonic_ns() - offset
-    mailbox.flush()
-    return {"sent": sent, "taken": taken}
-
-
-def _work(wires: Wires, other: int, timeout: float) -> tuple[list[float], list[float]]:
-    """µs of a product of matrices, by itself, and while the largest message goes each way."""
-    mailbox, messages = _open(wires, other, timeout, SIZES[-1:])
-    matrix = torch.ones(WIDTH, WIDTH)
-    alone, busy = [], []
-    for out, back in messages:
-        alone.append(_product(matrix))
-        mailbox.post(back)
-        mailbox.send(out, torch.zeros(out.boundary // 4))
-        busy.append(_product(matrix))
-        mailbox.take(back)
-    mailbox.flush()
-    return alone[WARMUPS:], busy[WARMUPS:]
-
-
-def _product(matrix: torch.Tensor) -> float:
-    start = time.monotonic_ns()
-    matrix.mm(matrix)
-    return (time.monotonic_ns() - start) / 1000
-
-
-def _joined(ranks: tuple[int, int], ends: list[dict[str, object]]) -> Pair:
-    """A pair from both ends' stamps."""
-    times = {way: {size: _times([end[way] for end in ends], ranks, size) for size in SIZES} for way in ("one", "both")}  # type: ignore[misc]
-    work = {what: [us for end in ends for us in end[what]] for what in ("alone", "busy")}  # type: ignore[attr-defined]
-    return Pair(ranks, times["one"], times["both"], work["alone"], work["busy"])
-
-
-def _times(ends: list[dict[str, Stamps]], ranks: tuple[int, int], size: int) -> list[float]:
-    return [
-        (ends[1 - sender]["taken"][key] - ends[sender]["sent"][key]) / 1000
-        for i in range(WARMUPS, WARMUPS + REPEATS)
-        for sender in range(2)
-        for key in [f"{size}.{i}.{ranks[sender]}"]
-    ]
-
-
-def _pair(row: dict[str, object]) -> Pair:
+def _pair(row: dict[str, Any]) -> Pair:
     """A pair from JSON, whose keys are strings."""
-    sizes = {way: {int(size): times for size, times in row[way].items()} for way in ("one", "both")}  # type: ignore[attr-defined]
-    return Pair(tuple(row["ranks"]), sizes["one"], sizes["both"], row["alone"], row["busy"])  # type: ignore[arg-type]
+    sizes = {way: {int(size): times for size, times in row[way].items()} for way in ("one", "both")}
+    return Pair(tuple(row["ranks"]), sizes["one"], sizes["both"], row["alone"], row["busy"], row["over"])
 
 
 def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:
@@ -276,20 +375,24 @@ def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:
         raise RunFailed(f"profile: the link was not measured within {timeout:g} s")
 
 
-def main(folder: Path, rank: int, timeout: float, sizes: Sizes | None) -> None:
-    """One end of the link."""
+def main(folder: Path, rank: int, device: torch.device) -> None:
+    """One end of the link: it begins when the file GO is there."""
     end_with_parent()
     local_network()
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=timedelta(seconds=timeout)
-    )
-    found = survey(timeout, sizes=sizes, curves=False)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.synchronize()
+    while not (folder / GO).exists():
+        time.sleep(POLL_SECONDS)
+    timeout, sizes = json.loads((folder / GO).read_text(encoding="utf-8"))
+    limit, store = timedelta(seconds=timeout), f"file://{folder / 'store'}"
+    dist.init_process_group(BACKENDS[device.type], init_method=store, rank=rank, world_size=2, timeout=limit)
+    found = survey(timeout, device, sizes=sizes and tuple(sizes), curves=False)
     if found is not None:
         write_text(folder / "survey", json.dumps([[asdict(pair) for pair in found.pairs], found.collectives]))
     os._exit(0)
 
 
 if __name__ == "__main__":
-    folder, rank, timeout, *sizes = sys.argv[1:]
-    main(Path(folder), int(rank), float(timeout), (int(sizes[0]), int(sizes[1])) if sizes else None)
+    main(Path(sys.argv[1]), int(sys.argv[2]), torch.device(sys.argv[3]))

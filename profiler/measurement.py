@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from zbsolve.exec.backward.by_name import parts_by_name
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.devices import BACKENDS, choose, described, device_of
 from zbsolve.exec.graphs import decisions_of
 from zbsolve.exec.optimizer.by_name import OPTIMIZERS
 from zbsolve.exec.run.host import keep_freed_memory
@@ -41,7 +42,7 @@ from .busy_process import FAILURE_PREFIX
 from .copies import free_host_memory, host_link, measure_copies
 from .dataflow import Flow, fake_mode, flow, microbatch_facts, quiet
 from .gpu_facts import cache_bytes, clock_of
-from .links import Survey, fit, measure_links, samples_of, slowest, survey
+from .links import Survey, ends, fit, measure_links, over_sockets, samples_of, slowest, survey, with_others
 from .memory import LayerMemory, costs_of, held, least_held
 from .optimizer_states import OptimizerState, state_of
 from .slice_lines import Fitted, fitted
@@ -124,35 +125,42 @@ def measure(
     progress: Progress = lambda text: None,
     spread: Spread | None = None,
     slices: Slices = 1,
+    capture: bool = False,
 ) -> Profile:
     """Profile the model called `spec` (see `zbsolve.models.load`) with the executor's own passes, on one thread.
 
     seconds: how long to time passes. At least some rounds are run, which takes minutes where a layer takes seconds; it takes
     less where the medians are known well before. busy_processes: processes that train the same model meanwhile, as other
     ranks on this machine would: they share its caches and memory bandwidth. optimizer_states: as in the module of that name.
-    device: "cpu" or "cuda". split: how the backward is split (see `Pipeline`). progress: called with what is being done.
-    spread: the mesh that the model's `parallelize` spreads layers over; its other ranks beside the first pipeline call
-    `take_part`. slices: of sequences, which are timed too: a number, or lengths. Raises BadInput for the model and
-    passes of it that fail, RunFailed where a helper does not answer, OutOfMemory.
+    device: "cuda", "cpu", one of several GPUs ("cuda:1"), or "auto" (see `exec.devices`). split: how the backward is split
+    (see `Pipeline`). progress: called with what is being done. spread: the mesh that the model's `parallelize` spreads
+    layers over; its other ranks beside the first pipeline call `take_part`. slices: of sequences, which are timed too: a
+    number, or lengths. capture: passes count as CUDA graphs replay them, where they can be captured. Raises BadInput for the
+    model and passes of it that fail, RunFailed where a helper does not answer, OutOfMemory.
     """
     if not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES:
         limits = f"must be more than 0 and busy processes {busy_processes} from 0 to {MAX_BUSY_PROCESSES}"
         raise BadInput(f"profile: seconds {seconds:g} {limits}")
     target = _device(device)
-    if spread is not None and (busy_processes or target.type != "cpu"):
-        raise BadInput("profile: --mesh goes with neither --busy-processes nor --device cuda")
+    if busy_processes and (spread is not None or target.type != "cpu"):
+        raise BadInput("profile: --busy-processes goes with neither --mesh nor --device cuda")
     if spread is not None and split != "layers":
         raise BadInput(f"profile: --mesh measures with split layers, not {split}")
     model = load(spec, seed)
+    if capture and (target.type != "cuda" or spread is not None):
+        raise BadInput("profile: --capture is for passes on a GPU, without --mesh")
     cutting = cutting_of(slices, model)
     if cutting is not None and (spread is not None or split != "layers"):
         raise BadInput("--slices: are measured with --split layers and without --mesh")
     progress("looking at the layers")
-    bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, parts_by_name(split))
-    found = _measured(model, seed, bench, busy_processes, optimizer_states, progress, cutting)
-    copies = measure_copies() if target.type == "cuda" else {}
-    progress("links between neighbouring ranks")
-    survey = measure_links(HELPER_SECONDS, None if spread is None else spread.mesh.group, found.vocabulary.sizes)
+    bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, parts_by_name(split), capture)
+    group = None if spread is None else spread.mesh.group
+    # On a CPU starting them would disturb what is timed.
+    with ends(target) if target.type == "cuda" and not with_others(group) else nullcontext() as started:
+        found = _measured(model, seed, bench, busy_processes, optimizer_states, progress, cutting)
+        copies = measure_copies() if target.type == "cuda" else {}
+        progress("links between neighbouring ranks")
+        survey = measure_links(HELPER_SECONDS, group, found.vocabulary.sizes, target, started)
     pairs, vocabulary = survey.pairs, found.vocabulary.together(survey.ranks, survey.collectives)
     run: dict[str, object] = {"seed": seed, "seconds": seconds, "neighbours": busy_processes, "split": split}
     run |= {} if spread is None else {"mesh": spread.mesh.sizes}
@@ -166,7 +174,15 @@ def measure(
         found.state.factor,
         torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
         _facts(found, run, bench, survey),
-        {**found.named(found.timed.samples), **hosts, **samples_of(pairs), **copies, **vocabulary.samples, **sliced}
+        {
+            **found.named(found.timed.samples),
+            **found.named(found.timed.eager, " eager"),
+            **hosts,
+            **samples_of(pairs),
+            **copies,
+            **vocabulary.samples,
+            **sliced,
+        }
         | {name: row for curve in survey.curves for name, row in curve.named.items()},
         tied=found.through.tied,
         host=host_link(copies, free_host_memory(), torch.cuda.device_count()),
@@ -174,9 +190,12 @@ def measure(
     )
 
 
-def take_part(spec: str, spread: Spread, *, seed: int, seconds: float, optimizer_states: str | None) -> None:
+def take_part(
+    spec: str, spread: Spread, *, seed: int, seconds: float, optimizer_states: str | None, device: str = "cpu"
+) -> None:
     """Measure the layers of another coordinate of the mesh, in step with the rank that makes the profile (see `measure`)."""
-    bench = Bench(torch.device("cpu"), seconds, cache_bytes(torch.device("cpu")), clock_of(torch.device("cpu")), spread)
+    target = _device(device)
+    bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread)
     _measured(load(spec, seed), seed, bench, 0, optimizer_states, lambda text: None)
 
 
@@ -224,25 +243,26 @@ def _measured(
     )
 
 
-def join(timeout: float) -> bool:
+def join(timeout: float, device: torch.device) -> bool:
     """Does this process measure? A process does that torchrun did not start, and torchrun's rank 0. The other ranks wait
-    until rank 0 measures the links, up to `timeout` seconds, and take part in that."""
+    until rank 0 measures the links between their devices, up to `timeout` seconds, and take part in that."""
     place = torchrun_environment()
     if place is None:
         return True
     if not dist.is_initialized():
-        dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=timeout))
+        dist.init_process_group(BACKENDS[device.type], init_method="env://", timeout=timedelta(seconds=timeout))
     if place[0]:
-        survey(timeout)
+        survey(timeout, device)
     return place[0] == 0
 
 
-def _device(name: str) -> torch.device:
-    if name not in ("cpu", "cuda"):
-        raise BadInput(f"device '{name}': cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device 'cuda': torch sees no CUDA device here")
-    return torch.device(name)
+def _device(asked: str) -> torch.device:
+    """The device that is asked for, which is then torch's current one. Raises BadInput."""
+    kind, _, number = asked.partition(":")
+    found = device_of(choose(kind), int(number or 0))
+    if found.type == "cuda":
+        torch.cuda.set_device(found)
+    return found
 
 
 def _memory(model: Model, taken: Sequence[int], stages: Sequence[Stage]) -> list[LayerMemory]:
@@ -282,7 +302,7 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, survey: Surve
         "host": platform.node(),
         "machine": platform.machine(),
         "processor": processor(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": described(device),
         "cores": cores(),
         "threads": 1,
         "torch": torch.__version__,
@@ -301,10 +321,11 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, survey: Surve
         **({FACT: [curve.facts(fit(curve.samples)) for curve in survey.curves]} if survey.curves else {}),
         **microbatch_facts(found.through, 1 if found.spread is None else found.spread.mesh.sizes.get("tp", 1)),
         **({"splits": found.splits} if found.splits else {}),
+        **({"captured": True, "not_captured": found.named(timed.uncaptured)} if bench.capture else {}),
         **({} if found.vocabulary.costs else {"no_vocabulary": found.vocabulary.unknown}),
         "left_after_W": {model.layer_names[i]: found.memory[i].after_W for i in found.taken},
         **found.slice_facts,
-        "warnings": [*warned, *found.sliced.notes],
+        "warnings": [*warned, *over_sockets(survey.pairs), *found.sliced.notes],
     }
 
 

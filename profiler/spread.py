@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.devices import BACKENDS
 from zbsolve.exec.dtensors import local_bytes
 from zbsolve.exec.layers import tie
 from zbsolve.exec.mesh.place import PipelineMesh, group_along
@@ -69,9 +70,9 @@ class Spread:
         return bool(said)
 
 
-def joined(text: str, timeout: float) -> Spread:
-    """This rank in the mesh of this text; its process groups may wait for `timeout` seconds. All of torchrun's ranks call
-    this. Raises BadInput."""
+def joined(text: str, timeout: float, device: torch.device) -> Spread:
+    """This rank, which computes on `device`, in the mesh of this text. Its process groups may wait for `timeout` seconds.
+    All of torchrun's ranks call this. Raises BadInput."""
     place, sizes = torchrun_environment(), named_sizes(text)
     wanted = math.prod(sizes.values())
     if place is None:
@@ -80,8 +81,8 @@ def joined(text: str, timeout: float) -> Spread:
         raise BadInput(f"profile --mesh {text}: it has {wanted} ranks, but torchrun started {place[1]}")
     limit = timedelta(seconds=timeout)
     if not dist.is_initialized():
-        dist.init_process_group("gloo", init_method="env://", timeout=limit)
-    mesh = PipelineMesh.of(made_mesh(sizes if PIPELINE in sizes else {PIPELINE: 1, **sizes}, limit))
+        dist.init_process_group(BACKENDS[device.type], init_method="env://", timeout=limit)
+    mesh = PipelineMesh.of(made_mesh(sizes if PIPELINE in sizes else {PIPELINE: 1, **sizes}, limit, device.type))
     return Spread(mesh, group_along(mesh.whole, mesh.others), not mesh.place and not mesh.whole.get_local_rank(PIPELINE))
 
 

@@ -51,7 +51,7 @@ def links() -> Any:
 @pytest.fixture
 def one_link(monkeypatch: pytest.MonkeyPatch, links: Any) -> None:
     """Profiles take this machine's link as measured once: for tests of what else is in them."""
-    monkeypatch.setattr("profiler.measurement.measure_links", lambda timeout, group=None, sizes=None: links)
+    monkeypatch.setattr("profiler.measurement.measure_links", lambda *given: links)
 
 
 @pytest.fixture(scope="module")

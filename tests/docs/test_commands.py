@@ -205,7 +205,7 @@ def given(tmp_path_factory: pytest.TempPathFactory, links: list[Any]) -> Path:
     folder = tmp_path_factory.mktemp("given")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("zbsolve.exec.run.launch._start", Forked)
-        monkeypatch.setattr("profiler.measurement.measure_links", lambda timeout, group=None, sizes=None: links)
+        monkeypatch.setattr("profiler.measurement.measure_links", lambda *given: links)
         Reader("README.md", folder, monkeypatch).follow()
     return folder
 

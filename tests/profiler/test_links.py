@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from profiler.collectives import BYTES, CURVE_REPEATS, KINDS
 from profiler.collectives import REPEATS as TOGETHER
-from profiler.links import REPEATS, SIZES, Pair, fit, measure_links, samples_of, slowest
+from profiler.links import LOTS, SHARED, Pair, fit, measure_links, over_sockets, samples_of, slowest
 from zbsolve import Profile
 from zbsolve.planner import CLUSTERS, with_links_of
 from zbsolve.profile.collectives import COLLECTIVES, collective_rows
@@ -41,6 +43,24 @@ def test_problems_know_the_slowest_pair_and_profiles_all() -> None:
     assert (facts["ranks"], facts["both_ways"], facts["work_beside"]) == ([1, 2], 2.0, 1.5)
 
 
+def test_a_link_that_no_cluster_has_is_marked() -> None:
+    shared = replace(pair((0, 1), 1.0), over=SHARED)
+    assert shared.facts()["over"] == SHARED
+    assert "over" not in pair((0, 1), 1.0).facts()
+    (said,) = over_sockets([shared, shared, pair((1, 2), 1.0)])
+    assert "share one GPU: no NVLink" in said
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_two_processes_on_gpus() -> None:
+    (found,), _, collectives, _ = measure_links(90, sizes=(1 << 20, 4096), device=torch.device("cuda", 0))
+    assert found.over == (SHARED if torch.cuda.device_count() == 1 else "")
+    assert found.link.bytes_per_us > 10
+    assert min(map(min, [*found.one.values(), *found.both.values(), found.alone, found.busy])) > 0
+    assert {kind: len(row) for kind, row in collectives.items()} == dict.fromkeys(KINDS, TOGETHER)
+
+
 def test_two_processes_of_this_machine() -> None:
     (found,), ranks, collectives, curves = measure_links(90, sizes=(4096, 64))
     assert curves == []
@@ -48,9 +68,12 @@ def test_two_processes_of_this_machine() -> None:
     assert {kind: len(row) for kind, row in collectives.items()} == dict.fromkeys(KINDS, TOGETHER)
     assert min(map(min, collectives.values())) > 0
     assert found.ranks == (0, 1)
-    assert set(found.one) == set(found.both) == set(SIZES)
-    assert all(len(row) == 2 * REPEATS and min(row) > 0 for way in (found.one, found.both) for row in way.values())
-    assert len(found.alone) == len(found.busy) == 2 * REPEATS
+    lot = LOTS["cpu"]
+    assert set(found.one) == set(found.both) == set(lot.sizes)
+    assert all(len(row) == lot.repeats and min(row) > 0 for row in found.one.values())
+    assert all(len(row) == 2 * lot.repeats and min(row) > 0 for row in found.both.values())
+    assert len(found.alone) == len(found.busy) == 2 * lot.repeats
+    assert found.over == ""
     assert found.link.bytes_per_us > 1
 
 
@@ -77,7 +100,7 @@ def test_every_pair_of_neighbours_under_torchrun(tmp_path: Path) -> None:
     assert done.stdout.count("embedding") == 1
     profile = Profile.load(out)
     assert [row["ranks"] for row in profile.facts["links"]] == [[0, 1], [1, 2]]
-    assert len(profile.samples["link/1024 1-2"]) == 2 * REPEATS
+    assert len(profile.samples["link/1024 1-2"]) == LOTS["cpu"].repeats
     assert profile.samples["link/1024"] in (profile.samples["link/1024 0-1"], profile.samples["link/1024 1-2"])
     assert profile.vocabulary is not None
     assert [row.ranks for row in profile.vocabulary.shards if profile.vocabulary.collectives_measured(row.ranks)] == [3]
@@ -85,7 +108,7 @@ def test_every_pair_of_neighbours_under_torchrun(tmp_path: Path) -> None:
     rows = collective_rows(profile, "p.json")
     assert [(row.kind, row.ranks, row.nodes) for row in rows] == [(kind, n, 1) for n in (2, 3) for kind in COLLECTIVES]
     for row in rows:
-        samples = [profile.samples[f"{row.kind}/{row.ranks}/{size}"] for size in BYTES]
+        samples = [profile.samples[f"{row.kind}/{row.ranks}/{size}"] for size in BYTES["cpu"]]
         assert all(len(one) == CURVE_REPEATS and min(one) > 0 for one in samples)
     cluster = with_links_of(profile, CLUSTERS["h100"])
     assert (cluster.between, cluster.messages) == (CLUSTERS["h100"].between, CLUSTERS["h100"].messages)

@@ -216,7 +216,7 @@ def test_what_fails_late_names_its_pass(failing: Path) -> None:
         measure("failing_models:late", seconds=0.05)
     with pytest.raises(BadInput, match=r"model 'failing_models:late': F of layer 1 \(1.Late\): .*no such number"):
         measure("failing_models:late", seconds=0.05, busy_processes=1)
-    with pytest.raises(BadInput, match="device 'tpu': cpu or cuda"):
+    with pytest.raises(BadInput, match="device 'tpu': one of auto, cuda, cpu"):
         measure("mlp-tiny", device="tpu")
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))

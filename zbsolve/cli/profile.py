@@ -9,6 +9,8 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..exec.devices import DEVICES, choose, described, device_of, local_place
+from ..exec.run.sharing import take_environment
 from ..exec.splits import SPLITS, as_lines
 from ..exec.transport.failure import RunFailed
 from ..show.profile_report import profile_as_page, profile_as_text
@@ -18,6 +20,8 @@ from . import profile_files
 from .tools import need_torch, print_json, progress_line, saving
 
 if TYPE_CHECKING:
+    import torch
+
     from ..profile.profile import Profile
 
 
@@ -42,7 +46,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="adam, adam-mixed, adam-mixed-float-gradients or sgd; default: Adam, mixed where parameters have 16 bits",
     )
     _hidden_alias(parser, "--states", "optimizer_states")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    _device_options(parser)
     parser.add_argument("--split", choices=SPLITS, default="layers", help="how the backward is split, as run's --split")
     parser.add_argument(
         "--seconds",
@@ -76,6 +80,17 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--microbatches", type=int, help="of that pipeline; default: four a rank")
     parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output; the profile goes to -o")
     parser.add_argument("-o", "--output", help="profile.json, or - for standard output")
+
+
+def _device_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="auto",
+        help="cuda, where each of torchrun's ranks here takes its own GPU, or cpu; auto: cuda where there are as many GPUs",
+    )
+    parser.add_argument("--share-gpus", action="store_true", help="torchrun's ranks take the GPUs in turn")
+    parser.add_argument("--capture", action="store_true", help="on a GPU: times of passes as CUDA graphs replay them")
 
 
 def _hidden_alias(parser: argparse.ArgumentParser, old: str, field: str, **how: Any) -> None:
@@ -161,6 +176,8 @@ def _print_profile(options: argparse.Namespace, found: Profile) -> None:
             }
         )
         return
+    if not options.estimate:
+        print(f"device: {found.facts['device']}")
     print(profile_as_text(found, options.ranks, options.microbatches), end="")
     rows: Any = found.facts.get("splits", []) if options.split.startswith("auto") else []
     for line in as_lines(rows):
@@ -176,17 +193,17 @@ def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
     from profiler.spread import joined
     from profiler.timing import OutOfMemory
 
-    timeout = options.seconds + 600
-    spread = joined(options.mesh, timeout) if options.mesh else None
+    timeout, device = options.seconds + 600, _device(options)
+    spread = joined(options.mesh, timeout, device) if options.mesh else None
     if spread is not None and spread.beside:
         if spread.measures:
             how = {"seed": options.seed, "seconds": options.seconds, "optimizer_states": options.optimizer_states}
-            take_part(spec, spread, **how)
+            take_part(spec, spread, device=str(device), **how)
         return None
     if spread is not None and not spread.measures:
-        survey(timeout, spread.mesh.group)
+        survey(timeout, device, spread.mesh.group)
         return None
-    if spread is None and not join(timeout):
+    if spread is None and not join(timeout, device):
         return None
     try:
         return measure(
@@ -195,11 +212,12 @@ def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
             seconds=options.seconds,
             busy_processes=options.busy_processes,
             optimizer_states=options.optimizer_states,
-            device=options.device,
+            device=str(device),
             split=options.split,
             progress=progress_line(),
             spread=spread,
             slices=options.slices,
+            capture=options.capture,
         )
     except OutOfMemory as error:
         kept = ""
@@ -208,6 +226,20 @@ def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
             write_document(path, "samples", {"model": spec, "failed": str(error), "samples": error.samples})
             kept = f"; what was measured before is in {path}"
         raise RunFailed(f"{error}{kept}") from None
+
+
+def _device(options: argparse.Namespace) -> torch.device:
+    """What this process measures on. Raises BadInput."""
+    import torch
+
+    rank, ranks = local_place()
+    kind = choose(options.device, ranks, options.share_gpus)
+    device = device_of(kind, rank, options.share_gpus)
+    if kind == "cuda":
+        take_environment(rank, -(-ranks // torch.cuda.device_count()) if options.share_gpus else 1)
+        torch.cuda.set_device(device)
+    progress_line()(f"device: {described(device)}")
+    return device
 
 
 def _model(options: argparse.Namespace) -> str:
