@@ -2,9 +2,8 @@
 in both at once, and what computing loses meanwhile.
 
 They are measured over torchrun's ranks where it started this process, else between two processes of this machine
-(`python -m profiler.links FOLDER RANK DEVICE` is one of them), which take two GPUs, or share one. On
-GPUs all times are the device's: what one enqueues for a whole size waits behind a piece of work, so that no message waits
-for the host.
+(`python -m profiler.links FOLDER RANK DEVICE` is one of them), which take two GPUs, or share one. On GPUs all times are the
+device's: a size's messages are launched while the device is busy, so that none waits for the host.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ def ends(device: torch.device) -> Iterator[Ends]:
         torch.cuda.synchronize(device)  # this process is on the GPU by itself, whoever shares it now
         sharers = 2 // min(2, torch.cuda.device_count())
     with temporary_folder("link") as folder, together(folder) if sharers > 1 else nullcontext():
-        found = Ends(folder, [_end(folder, rank, device.type, sharers) for rank in range(2)])
+        found = Ends(folder, [_started(folder, rank, device.type, sharers) for rank in range(2)])
         try:
             yield found
         finally:
@@ -161,7 +160,7 @@ def ends(device: torch.device) -> Iterator[Ends]:
                 process.communicate()
 
 
-def _end(folder: Path, rank: int, kind: str, sharers: int) -> subprocess.Popen[bytes]:
+def _started(folder: Path, rank: int, kind: str, sharers: int) -> subprocess.Popen[bytes]:
     """One of them. sharers: of its GPU."""
     return subprocess.Popen(
         [sys.executable, "-m", "profiler.links", str(folder), str(rank), str(device_of(kind, rank, share=True))],
@@ -223,9 +222,9 @@ def survey(
         mine: dict[str, Any] = {}
         if wires.rank in (low, low + 1):
             mine = _End(wires, 2 * low + 1 - wires.rank, device, timeout).measured()
-        ends = [_collect(wires, rank, mine) for rank in (low, low + 1)]
+        sides = [_collect(wires, rank, mine) for rank in (low, low + 1)]
         if wires.rank == 0:
-            found.append(_joined((low, low + 1), ends))
+            found.append(_joined((low, low + 1), sides))
     collectives = measured_collectives(ranks, sizes)
     by_group = measured_curves(ranks) if curves else []
     ranks.meet()
@@ -320,9 +319,8 @@ class _End:
 
     def _open(self, sizes: tuple[int, ...]) -> tuple[Mailbox, dict[int, list[tuple[Message, Message]]]]:
         """The mailbox of this end, and for each size messages out and back."""
-        mine, theirs = (
-            self._messages(*ends, sizes) for ends in ((self.wires.rank, self.other), (self.other, self.wires.rank))
-        )
+        mine = self._messages(self.wires.rank, self.other, sizes)
+        theirs = self._messages(self.other, self.wires.rank, sizes)
         rows = None if self.device.type == "cpu" else DeviceRows(self.wires, self.device, Marks(self.device))
         incoming = {self.other: tuple(one for row in theirs.values() for one in row)}
         mailbox = Mailbox(self.wires, incoming, self.device, self.timeout, rows=rows)
@@ -345,9 +343,9 @@ def _in_turn(calls: tuple[Callable[[], Any], ...]) -> None:
         call()
 
 
-def _joined(ranks: tuple[int, int], ends: list[dict[str, Any]]) -> Pair:
+def _joined(ranks: tuple[int, int], sides: list[dict[str, Any]]) -> Pair:
     """A pair from both ends, whose keys are strings where they came as JSON."""
-    low, high = ends
+    low, high = sides
     both = {int(size): [*row, *high["both"][str(size)]] for size, row in low["both"].items()}
     one = {int(size): row for size, row in low["one"].items()}
     shared = SHARED if low["place"] and low["place"] == high["place"] else ""

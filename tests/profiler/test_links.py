@@ -11,7 +11,7 @@ import torch
 
 from profiler.collectives import BYTES, CURVE_REPEATS, KINDS
 from profiler.collectives import REPEATS as TOGETHER
-from profiler.links import LOTS, SHARED, Pair, fit, measure_links, over_sockets, samples_of, slowest
+from profiler.links import LOTS, SHARED, Pair, ends, fit, measure_links, over_sockets, samples_of, slowest
 from zbsolve import Profile
 from zbsolve.planner import CLUSTERS, with_links_of
 from zbsolve.profile.collectives import COLLECTIVES, collective_rows
@@ -62,7 +62,8 @@ def test_two_processes_on_gpus() -> None:
 
 
 def test_two_processes_of_this_machine() -> None:
-    (found,), ranks, collectives, curves = measure_links(90, sizes=(4096, 64))
+    with ends(torch.device("cpu")) as started:
+        (found,), ranks, collectives, curves = measure_links(90, sizes=(4096, 64), started=started)
     assert curves == []
     assert ranks == 2
     assert {kind: len(row) for kind, row in collectives.items()} == dict.fromkeys(KINDS, TOGETHER)
