@@ -65,7 +65,9 @@ class Case:
 
 def schedule_for(placement: str, ranks: int, microbatches: int) -> Schedule:
     """The order of a published system, by unit times."""
-    places = {"single": range(ranks), "loop": [*range(ranks)] * 2, "vee": [*range(ranks), *reversed(range(ranks))]}[placement]
+    places = {"single": range(ranks), "loop": [*range(ranks)] * 2, "vee": [*range(ranks), *reversed(range(ranks))]}[
+        placement
+    ]
     times = [10] * len(places)
     problem = pipeline(times, times, times, placement=tuple(places), microbatches=microbatches, comm=1, held_until_W=1)
     return preset(SYSTEMS[placement], problem)
@@ -139,7 +141,9 @@ def run_case(case: Case, rank: int, ranks: int, device: torch.device) -> dict[st
     found = {"worst": worst, "where": where, "right": worst <= LIMITS[case.dtype], "loss": losses[-1]}
     found |= {"captured": pipe.captured, "wall_ms": [round(1e3 * t, 2) for t in wall[:3] + wall[-3:]]}
     if device.type == "cuda":
-        found |= {"host_us": round(host[-1]), "communicators": pipe.communicators, "makespan_us": round(result.timeline.makespan)}
+        makespan = round(result.timeline.makespan)
+        found |= {"host_us": round(host[-1]), "communicators": pipe.communicators, "makespan_us": makespan}
+    pipe.peers.wires.close()
     return found
 
 
@@ -192,12 +196,20 @@ def plant(pipe: Pipeline, planted: str) -> None:
     rows = pipe.mailbox._rows
     assert isinstance(rows, DeviceRows)
     if planted == PLANTED[0]:
+        there, flush = list[Any](), rows.flush
 
         def take(message: Any, coming: Any) -> Any:
             rows.receive(message, coming)
+            there.append(coming.there)
             return coming.row, coming.arrived
 
-        rows.take = take  # type: ignore[method-assign]
+        def waits_at_last() -> None:
+            for event in there:
+                torch.cuda.current_stream().wait_event(event)
+            there.clear()
+            flush()
+
+        rows.take, rows.flush = take, waits_at_last  # type: ignore[method-assign]
     elif planted == PLANTED[1]:
         before = rows.reserve
 
@@ -222,14 +234,14 @@ def ranks_run(cases: list[Case], ranks: int, device: str = "cuda", at_a_time: bo
         (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
         if device == "cuda" and at_a_time:
             with together(folder):
-                return _ran(folder, ranks, device, seconds)
-        return _ran(folder, ranks, device, seconds)
+                return _ran(folder, ranks, device, seconds, {})
+        return _ran(folder, ranks, device, seconds, {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "none")})
 
 
-def _ran(folder: Path, ranks: int, device: str, seconds: float) -> list[Any]:
+def _ran(folder: Path, ranks: int, device: str, seconds: float, more: dict[str, str]) -> list[Any]:
     children = []
     for rank in range(ranks):
-        environment = child_environment() | {"RANK": str(rank), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        environment = child_environment() | {"RANK": str(rank), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | more
         command = [sys.executable, "-m", "benchmarks.gpu_ranks", str(folder), str(ranks), device, str(seconds)]
         with open(folder / f"errors.{rank}", "wb") as errors:
             children.append(subprocess.Popen(command, env=environment, stdout=errors, stderr=errors))

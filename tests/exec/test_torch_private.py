@@ -373,7 +373,15 @@ ELSEWHERE = {
 }
 # tests/exec/test_graph_split.py compiles with it: a C++ compiler takes ten seconds.
 COMPILED = {"compiled"}
-ON_RANKS = {"default_group", "default_store", "backend_of", "backend_timeout", "pipeline_runtime", "load_order"}
+ON_RANKS = {
+    "default_group",
+    "default_store",
+    "backend_of",
+    "backend_timeout",
+    "pipeline_runtime",
+    "load_order",
+    "own_backend",
+}
 ON_RANKS |= {"awaited", "wrapped_values", "LOCAL_PART"}
 # tests/exec/test_sharded_parameters.py has several ranks.
 ON_RANKS |= {"fsdp_casts", "fsdp_gathers", "fsdp_hooks", "fsdp_mark", "fsdp_parameters", "fsdp_together"}
@@ -396,6 +404,7 @@ def groups(rank: int, _: None) -> dict[str, Any]:
         "store": store.get("key").decode(),
         "backend": backend.name(),
         "timeout": private.backend_timeout(backend) / timedelta(seconds=1),
+        "own": private.own_backend("gloo", "a name", (0, 1), timedelta(seconds=5)).name(),
         "runtime": _runtime(),
         "distributed": _distributed(),
     }
@@ -441,6 +450,7 @@ def _runtime() -> list[list[str]]:
 def test_what_needs_a_process_group() -> None:
     (found,) = on_ranks(1, "tests.exec.test_torch_private:groups", timeout=50)
     assert (found["group"], found["store"], found["backend"], found["timeout"]) == ([0], "value", "gloo", 50)
+    assert found["own"] == "gloo"
     assert found["runtime"] == [["0F0", "0F1", "0B0", "0B1"], ["2"]]
     assert found["distributed"] == {
         "coming": [True, True],

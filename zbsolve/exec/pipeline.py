@@ -320,7 +320,9 @@ class Pipeline:
     ) -> Trace | None:
         """A trace of these steps on rank 0, None on the others; every rank calls it, with its own `memory`. whole: the
         schedule of the whole step on rank 0, where each rank has only its part."""
-        said = gathered(self.wires, json.dumps([memory.__dict__, self.splits]).encode())
+        gpu = self._runner.gpu
+        launching = None if gpu is None else gpu.launching / 1000
+        said = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
         steps: Sequence[MeasuredStep] = [one.seen for one in results]
         if self.view.part is not None:
             emulated = self.hooks.emulated is not None
@@ -330,6 +332,8 @@ class Pipeline:
         if not said or whole is None:
             return None
         ranks = [json.loads(one) for one in said]
-        if splits := merged([rows for _, rows in ranks]):
+        if splits := merged([rows for _, rows, _ in ranks]):
             facts = facts | {"splits": splits}
-        return trace_of(whole, steps, [Memory(**one) for one, _ in ranks], facts)
+        if gpu is not None:
+            facts = facts | {"launching_us": [one for *_, one in ranks]}
+        return trace_of(whole, steps, [Memory(**one) for one, *_ in ranks], facts)

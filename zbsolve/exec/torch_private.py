@@ -268,7 +268,7 @@ def own_backend(kind: str, name: str, place: tuple[int, int], timeout: timedelta
     """A backend, "gloo" or "nccl", that is in no process group of torch's: the names that `new_group` gives to groups of some
     ranks alone count how many groups a process has, and ranks that have other numbers of them do not find each other. name:
     the same on its ranks, and of no other; place: this rank's number, of how many."""
-    store = dist.PrefixStore(name, default_store())
+    store = dist.distributed_c10d.PrefixStore(name, default_store())
     if kind == "gloo":
         return dist.ProcessGroupGloo(store, *place, timeout)
     options = dist.ProcessGroupNCCL.Options()

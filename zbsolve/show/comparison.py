@@ -15,6 +15,7 @@ from ..trace import Trace
 from ..util.errors import BadInput
 from ..util.statistics import quartiles
 
+MOST_NAMED = 6  # kinds of passes in a line
 NOT_COUNTED = "predicted bytes at measured times"  # the memory of a run whose trace counts no bytes
 
 
@@ -91,7 +92,8 @@ class Speedup:
 class Comparison:
     """Step times in whole µs. `steps`: every measured one, in order; `measured`: the median step (a real one; the lower
     of two), `median_step` which it is. `limiting`: the rank with the longest measured window, first start to last end.
-    `emulated`: one line where devices were emulated, with how many passes this machine was late with.
+    `emulated`: one line where devices were emulated, with how many passes this machine was late with. `launching`: one of a
+    run on GPUs, with what the hosts' launching meant for the step.
     """
 
     digest: str
@@ -106,6 +108,7 @@ class Comparison:
     kinds: tuple[KindTimes, ...]
     speedup: Speedup | None = None
     emulated: str | None = None
+    launching: str | None = None
 
     @property
     def difference(self) -> int:
@@ -150,7 +153,28 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
         tuple(_kind_times(schedule.problem, trace)),
         None if baseline is None else _speedup(schedule, trace, *baseline),
         _emulated(trace.facts.get("emulated")),
+        _launching(trace, step, shares[int((last - first).argmax())]),
     )
+
+
+def _launching(trace: Trace, step: int, limiting: RankParts) -> str | None:
+    """What a GPU's times owe to the host: how long launching took, which passes took longer to launch than to compute, and
+    how long the limiting rank had all inputs of its next pass and no pass to run."""
+    if not str(trace.facts.get("on", "")).startswith("cuda") or not trace.host:
+        return None
+    problem, timeline, host = trace.problem, trace.steps[step], trace.host[step]
+    took, rank = timeline.end - timeline.start, problem.passes.rank
+    most = max(float(host[rank == r].sum()) for r in range(problem.ranks))
+    text = f"launching a step took a rank's host {most / 1e3:,.2f} ms of {step_time(timeline) / 1e3:,.2f} ms"
+    if any(str(line).startswith("captured") for line in trace.facts.get("captured", ())):
+        return f"{text}, by one graph a rank"
+    late = np.flatnonzero((host > took) & problem.computing)
+    if len(late):
+        kinds = sorted({f"{problem.passes.stage[row]}{problem.passes[int(row)].kind}" for row in late})
+        named = ", ".join(kinds[:MOST_NAMED]) + (", …" if len(kinds) > MOST_NAMED else "")
+        text += f"; {len(late)} of {len(took)} passes took longer to launch than to compute ({named}): --capture"
+    idle = limiting.measured.launch / max(1, step_time(timeline))
+    return f"{text}; rank {limiting.rank} stood idle for {idle:.1%} of the step because its host was late"
 
 
 def _emulated(facts: Any) -> str | None:

@@ -20,6 +20,7 @@ def comparison_as_text(comparison: Comparison) -> str:
     lines = [
         *([f"predicted: {note}"] if (note := times_note(c.source)) else []),
         *([c.emulated] if c.emulated else []),
+        *([c.launching] if c.launching else []),
         f"step time ({c.objective})  predicted {show(c.predicted)} {unit}, measured {show(c.measured)} {unit}{share}",
         f"  median of {len(steps)} steps, from {show(steps[0])} to {show(steps[-1])} {unit}",
         "",

@@ -126,8 +126,8 @@ def torch_random_kept() -> Iterator[None]:
         try:
             yield
         finally:
-            for generator, state in own:
-                generator.graphsafe_set_state(state)
+            for generator, mine in own:
+                generator.graphsafe_set_state(mine)
         return
     states = [(generator, generator.get_state()) for generator in generators]
     try:

@@ -55,4 +55,4 @@ class Marks:
 
     def ns(self, event: Any) -> int:
         """When a mark was reached that is `done`, monotonic ns of the host."""
-        return self._zero_ns + round(self._zero.elapsed_time(event) * 1e6)
+        return self._zero_ns + round(float(self._zero.elapsed_time(event)) * 1e6)

@@ -16,12 +16,13 @@ from .marks import Marks
 
 class RankDevice:
     """The GPU of one rank. actions: of its program. peak: the most bytes that the last step took beside what lay there when
-    it began, as torch's allocator counts."""
+    it began, as torch's allocator counts. launching: how long its host took to launch all of it, ns."""
 
     def __init__(self, device: torch.device, peers: Peers, actions: tuple[Action, ...], limit: int | None) -> None:
         self.device, self.limit = device, limit
         self.marks, self.guard = Marks(device), Guard(peers, actions)
         self.peak = 0
+        self.launching = 0
         self._before = 0
 
     def begin(self, record: Record, marks: Marks, missing: int) -> None:
@@ -44,6 +45,7 @@ class RankDevice:
         LostRank."""
         over = torch.cuda.Event()  # type: ignore[no-untyped-call]
         over.record()
+        self.launching = time.monotonic_ns() - record.began
         self.guard.wait(over)
         if self.limit is not None:
             self._allow(None)

@@ -63,7 +63,7 @@ class Wires:
                 f"the process group ({carries}) carries no tensors on {device}: "
                 f"init_process_group('{'gloo' if wanted == 'gloo' else 'cpu:gloo,cuda:nccl'}') does"
             )
-        notes = dist.PrefixStore(f"zbsolve/{group.group_name}", default_store())
+        notes = dist.distributed_c10d.PrefixStore(f"zbsolve/{group.group_name}", default_store())
         try:
             control = backend_of(group, CPU)
         except RuntimeError:

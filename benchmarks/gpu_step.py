@@ -1,0 +1,139 @@
+"""The main job on one GPU that four ranks share by MPS: profile, solve, run captured, compare.
+
+A profile is taken while three other processes compute, as the other ranks will. 1F1B and the order that is found run with
+it, each rank's step as one CUDA graph; predicted steps stand beside the device's, and so does the speed-up.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zbsolve import Profile, preset, solve
+from zbsolve.exec.run.launch import run_local
+from zbsolve.exec.run.sharing import device_environment, together
+from zbsolve.models.presets import Block
+from zbsolve.schedule import Schedule
+from zbsolve.util.machine import child_environment
+
+RANKS, MICROBATCHES, BLOCKS = 4, 12, 16
+WIDTH, HEADS, LENGTH = 2048, 16, 1024
+SECONDS = {"profile": 6.0, "solve": 6.0}
+STEPS, WARMUP = 8, 3
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    """Mean square."""
+    return nn.functional.mse_loss(output.float(), target.float())
+
+
+def pipeline() -> Any:
+    """Equal blocks in bfloat16, one sequence a microbatch."""
+    layers = [Block(WIDTH, HEADS).to(torch.bfloat16) for _ in range(BLOCKS)]
+    x = torch.randn(1, LENGTH, WIDTH, dtype=torch.bfloat16)
+    return nn.Sequential(*layers), (x, x.flip(1)), loss
+
+
+SPEC = "benchmarks.gpu_step:pipeline"
+
+
+def measure(device: str = "cuda", tiny: bool = False) -> dict[str, Any]:
+    """Both steps, predicted and measured, µs; what each rank's host took to launch one; and ratios."""
+    with tempfile.TemporaryDirectory(prefix="zb-") as name:
+        folder = Path(name)
+        with together(folder):
+            profile = _profiled(folder)
+            found: dict[str, Any] = {"link": profile.facts.get("links"), "rows": {}, "profile": _short(profile)}
+            problem = profile.problem(RANKS, MICROBATCHES, placement="single")
+            fused = profile.problem(RANKS, MICROBATCHES, placement="single", fused=True)
+            orders = {"1f1b": preset("1f1b", fused), "solved": solve(problem, seconds=SECONDS["solve"], seed=0)}
+            for what, schedule in orders.items():
+                found["rows"][what] = _row(schedule, capture=True)
+            found["rows"]["solved, eager"] = _row(orders["solved"], capture=False)
+    base, ours = found["rows"]["1f1b"], found["rows"]["solved"]
+    found |= {way: base[way] / ours[way] for way in ("predicted", "measured")}
+    found["speed_up_kept"] = found["measured"] / found["predicted"]
+    return found
+
+
+def _row(schedule: Schedule, capture: bool) -> dict[str, Any]:
+    trace = run_local(
+        schedule, SPEC, device="cuda", share_gpus=True, capture=capture, steps=STEPS, warmup=WARMUP, timeout=60.0
+    )
+    predicted, measured = schedule.timeline().makespan, trace.median().makespan
+    kinds = {}
+    for kind in schedule.problem.passes.kinds:
+        rows = schedule.problem.rows(kind)
+        took = [float((step.end - step.start)[rows].mean()) for step in trace.steps]
+        kinds[kind] = [float(schedule.problem.passes.duration[rows].mean()), sorted(took)[len(took) // 2]]
+    return {
+        "predicted": predicted,
+        "measured": measured,
+        "over_predicted": measured / predicted,
+        "steps": [round(step.makespan) for step in trace.steps],
+        "kinds": kinds,
+        "launching_us": trace.facts["launching_us"],
+        "launching_share": max(trace.facts["launching_us"]) / measured,
+        "captured": trace.facts["captured"],
+        "gpu_is": trace.facts["gpu_is"],
+        "peaks": [trace.peaks[0], trace.facts["predicted_peaks"], trace.facts.get("device_peaks")],
+        "status": None if schedule.certificate is None else schedule.certificate.status,
+    }
+
+
+def _short(profile: Profile) -> dict[str, Any]:
+    first = profile.layers[0]
+    times = {kind: round(getattr(first, kind), 1) for kind in ("F", "B", "W", "BW")}
+    return times | {"latency": profile.link.latency, "bytes_per_us": profile.link.bytes_per_us}
+
+
+def _profiled(folder: Path) -> Profile:
+    """A profile of the model on a quarter of the GPU, while others compute on the other quarters."""
+    path, stop = folder / "profile.json", folder / "stop"
+    busy = [_start(["-m", "benchmarks.gpu_step", str(stop)], rank) for rank in range(1, RANKS)]
+    try:
+        time.sleep(1.0)
+        seconds = str(SECONDS["profile"])
+        command = ["-m", "zbsolve.cli", "profile", SPEC, "--device", "cuda", "--capture", "--seconds", seconds]
+        one = _start([*command, "-o", str(path)], 0, subprocess.PIPE)
+        _, said = one.communicate(timeout=120)
+        if one.returncode:
+            raise RuntimeError(f"profile: {said.decode(errors='replace')[-1500:]}")
+    finally:
+        stop.touch()
+        for child in busy:
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+    return Profile.load(path)
+
+
+def _start(arguments: list[str], rank: int, errors: Any = None) -> subprocess.Popen[bytes]:
+    environment = child_environment() | device_environment(rank, RANKS)
+    return subprocess.Popen([sys.executable, *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+
+
+def busy(stop: Path) -> None:
+    """Train a block over and over until a file is there."""
+    torch.cuda.set_device(0)
+    layers, until = Block(WIDTH, HEADS).to("cuda", torch.bfloat16), time.monotonic() + 150
+    x = torch.randn(1, LENGTH, WIDTH, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    y = x.detach().flip(1)
+    while not stop.exists() and time.monotonic() < until:
+        for _ in range(10):
+            loss(layers(x), y).backward()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    busy(Path(sys.argv[1]))
+    os._exit(0)
