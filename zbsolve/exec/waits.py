@@ -1,0 +1,259 @@
+"""Can a step on GPUs hang? The programs of all ranks become a graph of what waits for what; a circle in it is a deadlock.
+
+Hosts, streams and communicators do what `docs/nccl.md` says, rule by rule. Times are no part of the graph: where it has no
+circle, the step ends whatever time passes, messages and hosts take.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .handlers.table import HANDLERS
+from .program import Action, Message, Program
+from .wait_graph import WaitGraph
+
+Pair = tuple[int, int]
+Helped = tuple[str, int, int]  # kind of the helper, stage, part
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What may wait for what. The default is the executor's, and the worst of what a GPU may do.
+
+    receives: before which pass a host enqueues the receive of a message, and those before it of its pair: "in order", where
+    `Action.receives` says; "with taker", the pass that takes it; "ahead", where its memory is reserved.
+    syncing: any call of a host may wait for all that its rank has enqueued before.
+    queues: how many hardware queues a GPU has. Work that waits holds all that is enqueued behind it in its queue. 0: a queue
+    for each stream.
+    blocking: a host that takes a message waits until it is through.
+    lazy: a communicator is made by its first message, and holds both hosts until both are there.
+    headers: a host that enqueues a receive waits until the sender's host has told the message's format.
+    behind: a receive waits for all passes that its rank has launched before.
+    both_ways: one communicator carries the messages of both directions between two ranks.
+    """
+
+    receives: str = "in order"
+    syncing: bool = True
+    queues: int = 1
+    blocking: bool = False
+    lazy: bool = False
+    headers: bool = True
+    behind: bool = False
+    both_ways: bool = False
+
+
+EXECUTOR = Rules()
+
+
+def circle(programs: Sequence[Program], rules: Rules = EXECUTOR) -> tuple[str, ...]:
+    """Why a step may hang: lines of which each waits for the one before it, and the first for the last; () where the step
+    ends. programs: those of all ranks, as `lower` makes them."""
+    return graph_of(programs, rules).circle()
+
+
+def graph_of(programs: Sequence[Program], rules: Rules = EXECUTOR) -> WaitGraph:
+    """The graph of a step. programs: those of all ranks."""
+    together = _Together(rules)
+    for program in programs:
+        _Rank(program, together).run()
+    together.join(len(programs))
+    return together.graph
+
+
+class _Together:
+    """What several ranks have part in. ends: of messages, collectives and copies. sends, receives: the hosts' calls. first:
+    communicator → rank → its first call there, and the host's call before. joined: the end of a collective of all → how many
+    ranks start it. heard: events that wait for copies of other
+    ranks. helpers: when a host comes to a helper, and when it goes on. helped: when a host is over with a helped pass."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules, self.graph = rules, WaitGraph()
+        self.ends: dict[object, int] = {}
+        self.sends: dict[Message, int] = {}
+        self.receives: dict[Message, int] = {}
+        self.first: dict[Pair, dict[int, tuple[int, int | None]]] = {}
+        self.joined = Counter[int]()
+        self.heard: list[tuple[int, str]] = []
+        self.helpers: dict[Helped, tuple[int, int]] = {}
+        self.helped: dict[Helped, int] = {}
+
+    def end(self, what: object, text: str) -> int:
+        """The one end of what several ranks start."""
+        if what not in self.ends:
+            self.ends[what] = self.graph.event(text)
+        return self.ends[what]
+
+    def pair(self, message: Message) -> Pair:
+        """The communicator that carries it."""
+        source, destination = message.source, message.destination
+        return (min(source, destination), max(source, destination)) if self.rules.both_ways else (source, destination)
+
+    def join(self, ranks: int) -> None:
+        """Let ranks wait for calls of others. What not all of its ranks start never ends: it waits for itself."""
+        before = self.graph.before
+        for message in self.sends.keys() ^ self.receives.keys():
+            before[self.ends[message]].append(self.ends[message])
+        for end, count in self.joined.items():
+            before[end] += [] if count == ranks else [end]
+        if self.rules.headers and self.rules.receives != "ahead":
+            for message in self.receives.keys() & self.sends.keys():
+                before[self.receives[message]].append(self.sends[message])
+        for calls in self.first.values() if self.rules.lazy else ():
+            for rank, (call, _) in calls.items():
+                before[call] += [came for other, (_, came) in calls.items() if other != rank and came is not None]
+        for event, name in self.heard:
+            before[event].append(self.ends[name])
+        for at, over in self.helped.items():
+            came, goes_on = self.helpers[at]
+            before[over].append(came)
+            if goes_on != came:
+                before[goes_on].append(over)
+
+
+class _Rank:
+    """One rank on its way through its program. host: its host's last call. open: ends of what was enqueued since then.
+    computed: the end of the pass launched last. queue: stream → its hardware queue; issued: queue → what it issued last;
+    streamed: stream → the end of what is last on it. reserved: message → what used its memory before. left: source → the
+    messages whose receives are not enqueued. begun: pass that only began work → when a thread has launched that (None: its
+    host does), and its end. gathered: stage → the end of its last gather."""
+
+    def __init__(self, program: Program, together: _Together) -> None:
+        self.program, self.together, self.rules, self.graph = program, together, together.rules, together.graph
+        self.name = f"rank {program.rank}'s"
+        self.host: int | None = None
+        self.open: list[int] = []
+        self.computed: int | None = None
+        self.queue: dict[str, int] = {}
+        self.issued: dict[int, int] = {}
+        self.streamed: dict[str, int] = {}
+        self.reserved: dict[Message, int | None] = {}
+        self.left = {source: deque(messages) for source, messages in program.incoming.items()}
+        self.begun: dict[str, tuple[int | None, int]] = {}
+        self.gathered: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Its whole program, in the interpreter's order; its step ends behind all that it has enqueued."""
+        for action in self.program.actions:
+            self.hold([self.together.ends[message] for message in action.gone], f"sends over before {action.name}")
+            for message in action.posts:
+                self.reserved[message] = self.computed
+            wanted = {"in order": action.receives, "ahead": action.posts}.get(self.rules.receives, ())
+            for message in (*wanted, *([action.takes] if isinstance(action.takes, Message) else [])):
+                self.receive(message)
+            begun = [self.begun[one.name] for one in action.awaits if one.sure and one.name in self.begun]
+            self.hold([end for _, end in begun], f"work over before {action.name}", [launched for launched, _ in begun])
+            self.launch(action)
+            for message in action.sends:
+                self.send(message)
+        self.graph.event(f"{self.name} step ends", [self.host, *self.streamed.values()])
+
+    def call(self, text: str, before: Iterable[int | None] = ()) -> int:
+        """The host's next call."""
+        synced = self.open if self.rules.syncing else ()
+        self.host, self.open = self.graph.event(f"{self.name} host {text}", [self.host, *before, *synced]), []
+        return self.host
+
+    def enqueue(self, stream: str, text: str, before: Iterable[int | None] = (), end: int | None = None) -> int:
+        """Put work on a stream, as the host's last call. end: the event with which it ends (None: it ends by itself).
+        Returns its end."""
+        start = self.graph.event(f"{self.name} device {text}", [self.host, self.streamed.get(stream), *before])
+        if self.rules.queues:
+            queue = self.queue.setdefault(stream, len(self.queue) % self.rules.queues)
+            if queue in self.issued:
+                self.graph.before[start].append(self.issued[queue])
+            self.issued[queue] = start
+        if end is None:
+            end = start
+        else:
+            self.graph.before[end].append(start)
+        self.streamed[stream] = end
+        self.open.append(end)
+        return end
+
+    def hold(self, ends: Sequence[int], what: str, before: Iterable[int | None] = ()) -> None:
+        """Computing waits for these ends, if there are any."""
+        if ends:
+            self.call(f"takes {what}", before)
+            self.computed = self.enqueue("compute", f"waits for {what}", ends)
+
+    def receive(self, message: Message) -> None:
+        """The receives of its pair up to it, as far as they are not enqueued."""
+        while message not in self.together.receives:
+            one = self.left[message.source].popleft()
+            self.together.receives[one] = self.meet(one, "receives")
+            waits = self.reserved.setdefault(one, self.computed), self.computed if self.rules.behind else None
+            end = self.carry(one, "receives", waits)
+            self.enqueue(f"arrivals from {one.source}", f"sees {_named(one)} arrive", [end])
+
+    def send(self, message: Message) -> None:
+        """Behind the pass that was launched last."""
+        self.together.sends[message] = self.meet(message, "sends")
+        self.carry(message, "sends", [self.computed])
+
+    def meet(self, message: Message, does: str) -> int:
+        """The host's call."""
+        came, call = self.host, self.call(f"{does} {_named(message)}")
+        self.together.first.setdefault(self.together.pair(message), {}).setdefault(self.program.rank, (call, came))
+        return call
+
+    def carry(self, message: Message, does: str, before: Iterable[int | None]) -> int:
+        """The device's part of a message. Returns its end."""
+        name, (a, b) = _named(message), self.together.pair(message)
+        end = self.together.end(message, f"message {name} is through")
+        return self.enqueue(f"messages {a} {b}", f"{does} {name}", before, end)
+
+    def launch(self, action: Action) -> None:
+        """The pass itself, on the stream of its kind."""
+        handler, name, together = HANDLERS[action.kind], action.name, self.together
+        taken = together.ends[action.takes] if isinstance(action.takes, Message) else None
+        call = self.call(f"launches {name}", [taken if self.rules.blocking else None])
+        if handler.joins:
+            end = together.end((action.kind, action.part), f"collective {action.kind}{action.part} ends")
+            together.joined[end] += 1
+            self.begun[name] = None, self.enqueue("collectives", f"begins {name}", [self.computed], end)
+        elif handler.ends_with_step:
+            end = together.end((action.kind, action.stage), f"sum of stage {action.stage} ends")
+            self.enqueue(f"sums of {action.stage}", f"begins {name}", [self.computed], end)
+        elif handler.does in ("gather", "reduce"):
+            end = self.enqueue("shards", f"begins {name}", [self.computed])
+            if handler.does == "gather":
+                self.gathered[action.stage] = end
+        elif handler.does in ("offload", "reload"):
+            self.copy(action)
+        elif handler.helps:
+            goes_on = call if action.goes_on else self.call(f"is over with {name}")
+            together.helpers[action.kind, action.stage, action.part] = call, goes_on
+        elif not handler.before_its_pass:
+            gathered = self.gathered.get(action.stage) if handler.uses_weights else None
+            self.computed = self.enqueue("compute", f"runs {name}", [taken, gathered])
+            self.get_help(action)
+
+    def copy(self, action: Action) -> None:
+        """What a microbatch keeps goes or comes. A thread launches a copy that waits for other ranks', and the host waits
+        for the thread where the copy is to be over."""
+        stream, name = f"copies {action.stream}", action.name
+        if action.hears:
+            end = self.graph.event(
+                f"{self.name} thread copies {name}", [self.host, self.streamed.get(stream), self.computed]
+            )
+            self.together.heard += [(end, other) for other in action.hears]
+            self.streamed[stream] = end
+            self.begun[name] = end, end
+        else:
+            end = self.enqueue(stream, f"copies {name}", [self.computed])
+            self.begun[name] = None, end
+        self.together.ends[name] = end
+
+    def get_help(self, action: Action) -> None:
+        """The host of a pass that another rank helps is in it until that has come, and then enqueues the rest."""
+        helper = f"{action.kind[0]}H"
+        if helper in action.companions and HANDLERS[action.kind].takes:
+            over = self.call(f"is over with {action.name}", [self.computed])
+            self.together.helped[helper, action.stage, action.part] = over
+            self.computed = self.enqueue("compute", f"runs the rest of {action.name}")
+
+
+def _named(message: Message) -> str:
+    return f"{message.before} → {message.after}"
