@@ -116,6 +116,66 @@ def one_device(device: str, tiny: bool) -> dict[str, Any]:
     return found | {"solved_for_s": given["seconds"]}
 
 
+def ranks(device: str, tiny: bool) -> dict[str, Any]:
+    """Gradients of two and four ranks on the device, by placement and split, plain and captured, and under delays for a
+    hundred steps, each against the unsplit model's."""
+    from .gpu_ranks import Case, all_cases, ranks_run
+
+    if tiny:
+        return _judged({"two": ranks_run([Case(steps=2, wide=16, dtype="float64", delays=True)], 2, device, seconds=60)})
+    delayed = [Case("vee", delays=True, steps=100), Case("loop", delays=True, steps=100, capture=True)]
+    delayed.append(Case("vee", kind="dropout", delays=True, steps=100))
+    two = [Case(), Case("vee", capture=True), Case(delays=True, steps=100)]
+    found = {"four": ranks_run([*delayed, *all_cases()], 4, device, seconds=50)}
+    return _judged(found | {"two, in turns": ranks_run(two, 2, device, at_a_time=False, seconds=25)})
+
+
+def _judged(found: dict[str, Any]) -> dict[str, Any]:
+    from .gpu_ranks import wrong_of
+
+    return {"runs": found, "wrong": [f"{name}: {line}" for name, run in found.items() for line in wrong_of(run)]}
+
+
+def planted(device: str, tiny: bool) -> dict[str, Any]:
+    """Waits that are left out, under delays: each is to be seen."""
+    from .gpu_ranks import PLANTED, Case, ranks_run, wrong_of
+
+    runs = {
+        what: ranks_run([Case(delays=True, steps=25, wide=1024, planted=what)], 2, device, seconds=20) for what in PLANTED
+    }
+    return {"runs": runs, "wrong": [f"nobody saw that it {what}" for what, run in runs.items() if not wrong_of(run)]}
+
+
+def failure(device: str, tiny: bool) -> dict[str, Any]:
+    """A rank that is killed, raises, lacks memory or hangs in the middle of a step: what the other one says, and when. One
+    that is killed or hangs says nothing itself."""
+    from .gpu_ranks import FAILURES, Case, ranks_run
+
+    found, wrong = dict[str, Any](), list[str]()
+    for what in FAILURES:
+        found[what] = run = ranks_run([Case(failing=what, timeout=5.0, steps=6)], 2, device, at_a_time=False, seconds=30)
+        row = run[0]["rows"][-1] if run[0]["rows"] else {}
+        if "LostRank" not in row.get("error", "") or "\n" in row["error"] or row["seconds"] > 15:
+            wrong.append(f"{what}: the other rank says {row.get('error', 'nothing')!r} after {row.get('seconds')} s")
+    return {"runs": found, "wrong": wrong}
+
+
+def step(device: str, tiny: bool) -> dict[str, Any]:
+    """The main job on ranks that share the device: steps predicted and measured. Raises BadInput without a GPU."""
+    from .gpu_step import measure as measure_step
+
+    if device != "cuda":
+        raise BadInput("ranks that share a device need a GPU")
+    return measure_step()
+
+
+def roofline(device: str, tiny: bool) -> dict[str, Any]:
+    """Estimates of a roofline beside measured passes."""
+    from .gpu_roofline import measure as measure_roofline
+
+    return measure_roofline(device, tiny)
+
+
 def offload(device: str, tiny: bool) -> dict[str, Any]:
     """A stage's step where activations go to host memory and back beside computing, and where they stay: times, peaks, bytes
     saved."""

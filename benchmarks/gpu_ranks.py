@@ -41,6 +41,7 @@ from zbsolve.util.machine import child_environment
 SYSTEMS = {"single": "zb-h1", "loop": "interleaved-zb", "vee": "zb-v"}
 LIMITS = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 5e-2}  # of the largest value of a gradient
 PLANTED = ("takes without waiting", "receives into used memory", "lets go too early")
+FAILURES = ("raises", "memory", "killed", "hangs")
 LONGEST_SLEEP = 400_000  # cycles of a GPU, some 0.2 ms
 TIMEOUT = 40.0
 
@@ -65,9 +66,8 @@ class Case:
 
 def schedule_for(placement: str, ranks: int, microbatches: int) -> Schedule:
     """The order of a published system, by unit times."""
-    places = {"single": range(ranks), "loop": [*range(ranks)] * 2, "vee": [*range(ranks), *reversed(range(ranks))]}[
-        placement
-    ]
+    once = list(range(ranks))
+    places = {"single": once, "loop": once * 2, "vee": once + once[::-1]}[placement]
     times = [10] * len(places)
     problem = pipeline(times, times, times, placement=tuple(places), microbatches=microbatches, comm=1, held_until_W=1)
     return preset(SYSTEMS[placement], problem)
@@ -221,6 +221,19 @@ def plant(pipe: Pipeline, planted: str) -> None:
         rows.reserve = reserve  # type: ignore[method-assign]
     else:
         rows.gone = lambda message: rows._sent.pop(message, None)  # type: ignore[method-assign, assignment, return-value]
+
+
+def wrong_of(run: list[Any]) -> list[str]:
+    """What is wrong in what `ranks_run` returned, a line each."""
+    found = [f"rank {rank} ended with {one['code']}: {one['errors'][-300:]}" for rank, one in enumerate(run) if one["code"]]
+    for rank, one in enumerate(run):
+        for row in one["rows"]:
+            case = ", ".join(str(value) for value in row["case"].values() if isinstance(value, str) and value)
+            if "error" in row:
+                found.append(f"rank {rank}, {case}: {row['error'][:300]}")
+            elif not row["right"]:
+                found.append(f"rank {rank}, {case}: {row['worst']:.1e} of the largest gradient at {row['where']}")
+    return found
 
 
 # --- Processes ---

@@ -22,6 +22,7 @@ from zbsolve.exec.run.launch import run_local
 from zbsolve.exec.run.sharing import device_environment, together
 from zbsolve.models.presets import Block
 from zbsolve.schedule import Schedule
+from zbsolve.util.errors import ZbsolveError
 from zbsolve.util.machine import child_environment
 
 RANKS, MICROBATCHES, BLOCKS = 4, 12, 16
@@ -45,29 +46,41 @@ def pipeline() -> Any:
 SPEC = "benchmarks.gpu_step:pipeline"
 
 
-def measure(device: str = "cuda", tiny: bool = False) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     """Both steps, predicted and measured, µs; what each rank's host took to launch one; and ratios."""
     with tempfile.TemporaryDirectory(prefix="zb-") as name:
         folder = Path(name)
         with together(folder):
             profile = _profiled(folder)
-            found: dict[str, Any] = {"link": profile.facts.get("links"), "rows": {}, "profile": _short(profile)}
+            found: dict[str, Any] = {"rows": {}, "profile": _short(profile)}
             problem = profile.problem(RANKS, MICROBATCHES, placement="single")
             fused = profile.problem(RANKS, MICROBATCHES, placement="single", fused=True)
-            orders = {"1f1b": preset("1f1b", fused), "solved": solve(problem, seconds=SECONDS["solve"], seed=0)}
-            for what, schedule in orders.items():
-                found["rows"][what] = _row(schedule, capture=True)
-            found["rows"]["solved, eager"] = _row(orders["solved"], capture=False)
-    base, ours = found["rows"]["1f1b"], found["rows"]["solved"]
-    found |= {way: base[way] / ours[way] for way in ("predicted", "measured")}
-    found["speed_up_kept"] = found["measured"] / found["predicted"]
-    return found
+            solved = solve(problem, seconds=SECONDS["solve"], seed=0)
+            jobs = {"1f1b": (preset("1f1b", fused), True), "solved": (solved, True), "solved, eager": (solved, False)}
+            for what, (schedule, capture) in jobs.items():
+                try:
+                    found["rows"][what] = _row(schedule, capture, check=what == "solved, eager")
+                except ZbsolveError as error:
+                    found["rows"][what] = {"error": str(error), "details": error.details[-1500:]}
+    return found | _ratios(found["rows"])
 
 
-def _row(schedule: Schedule, capture: bool) -> dict[str, Any]:
-    trace = run_local(
-        schedule, SPEC, device="cuda", share_gpus=True, capture=capture, steps=STEPS, warmup=WARMUP, timeout=60.0
-    )
+def _ratios(rows: dict[str, Any]) -> dict[str, Any]:
+    """The speed-up over 1F1B, predicted and measured, and what is wrong."""
+    wrong = [f"{what}: {row['error']}" for what, row in rows.items() if "error" in row]
+    if wrong:
+        return {"wrong": wrong}
+    base, ours = rows["1f1b"], rows["solved"]
+    ratios = {way: base[way] / ours[way] for way in ("predicted", "measured")}
+    check = rows["solved, eager"]["check"]
+    if not check["passed"]:
+        wrong.append(f"solved, eager: gradients are {check['worst']:.1e} from the unsplit model's: {check['where']}")
+    return ratios | {"speed_up_kept": ratios["measured"] / ratios["predicted"], "wrong": wrong}
+
+
+def _row(schedule: Schedule, capture: bool, check: bool) -> dict[str, Any]:
+    how: dict[str, Any] = {"capture": capture, "check": check, "steps": STEPS, "warmup": WARMUP, "timeout": 40.0}
+    trace = run_local(schedule, SPEC, device="cuda", share_gpus=True, **how)
     predicted, measured = schedule.timeline().makespan, trace.median().makespan
     kinds = {}
     for kind in schedule.problem.passes.kinds:
@@ -85,6 +98,7 @@ def _row(schedule: Schedule, capture: bool) -> dict[str, Any]:
         "captured": trace.facts["captured"],
         "gpu_is": trace.facts["gpu_is"],
         "peaks": [trace.peaks[0], trace.facts["predicted_peaks"], trace.facts.get("device_peaks")],
+        "check": trace.facts.get("check"),
         "status": None if schedule.certificate is None else schedule.certificate.status,
     }
 
@@ -92,7 +106,7 @@ def _row(schedule: Schedule, capture: bool) -> dict[str, Any]:
 def _short(profile: Profile) -> dict[str, Any]:
     first = profile.layers[0]
     times = {kind: round(getattr(first, kind), 1) for kind in ("F", "B", "W", "BW")}
-    return times | {"latency": profile.link.latency, "bytes_per_us": profile.link.bytes_per_us}
+    return times | {"latency": profile.link.latency, "bytes_per_us": profile.link.bytes_per_us, "facts": profile.facts}
 
 
 def _profiled(folder: Path) -> Profile:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -22,24 +23,44 @@ from zbsolve.exec.run.launch import child_environment
 @dataclass(frozen=True)
 class Part:
     """One part. work: "module:function", which returns a dict of JSON values; what it lists under `wrong` failed. seconds:
-    how long it may take, its start included. arguments: the function's, JSON values."""
+    how long it may take, its start included. arguments: the function's, JSON values. beside: it times nothing, so it may run
+    beside the part before it that does not either."""
 
     name: str
     work: str
     seconds: float
     arguments: dict[str, Any] = field(default_factory=dict)
+    beside: bool = False
 
 
 def results_of(parts: Sequence[Part]) -> dict[str, Any]:
     """Run every part, whatever becomes of those before it. By name: seconds taken and allowed, and `found`, or the `error`
     that ended it."""
-    found = {}
-    for part in parts:
-        print(f"{part.name} …", flush=True)
-        found[part.name] = row = _run(part)
-        lines = failures({part.name: row})
-        print("\n".join(lines) if lines else f"{part.name}: done in {row['seconds']} s", flush=True)
+    found: dict[str, Any] = {}
+    for group in groups(parts):
+        print(f"{', '.join(part.name for part in group)} …", flush=True)
+        with ThreadPoolExecutor(len(group)) as threads:
+            for part, row in zip(group, threads.map(_run, group), strict=True):
+                found[part.name] = row
+                lines = failures({part.name: row})
+                print("\n".join(lines) if lines else f"{part.name}: done in {row['seconds']} s", flush=True)
     return found
+
+
+def groups(parts: Sequence[Part]) -> list[list[Part]]:
+    """Parts that run at one time, in order."""
+    found: list[list[Part]] = []
+    for part in parts:
+        if part.beside and found and found[-1][-1].beside:
+            found[-1].append(part)
+        else:
+            found.append([part])
+    return found
+
+
+def longest(parts: Sequence[Part]) -> float:
+    """Seconds that all may take."""
+    return sum(max(part.seconds for part in group) for group in groups(parts))
 
 
 def failures(results: dict[str, Any]) -> list[str]:
