@@ -152,6 +152,22 @@ def owned(rank: int, _: None) -> dict[str, Any]:
     }
 
 
+def tied_on_meta(rank: int, order: list[int]) -> float:
+    """A model on the meta device whose last layer has the first one's weights; `init` fills those of the first alone. The
+    weight's value on this rank. order: stage → rank."""
+    with torch.device("meta"):
+        whole = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
+    whole[3].weight = whole[0].weight
+
+    def init(number: int, layer: nn.Module) -> None:
+        if number < 3:
+            nn.init.constant_(layer.weight, 7.0 if number == 0 else 0.1)  # type: ignore[arg-type]
+
+    schedule = random_schedule(a_problem(tuple(order), 2, layers=4))
+    runner = Pipeline(whole, schedule, loss=nn.functional.mse_loss, timeout=20, init=init)
+    return float(runner.layers[0 if rank == order[0] else 3].weight[0, 0])  # type: ignore[index]
+
+
 def memories(rank: int, _: None) -> list[dict[str, Any]]:
     """A small GPT by several schedules, its memory profiled layer by layer; a metered step each."""
     model = gpt("small", 0, GptSizes(width=96, blocks=8, heads=4, batch=2, length=64))

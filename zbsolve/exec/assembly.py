@@ -110,7 +110,7 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Part:
     else:
         names, parts = list(whole), list(whole.values())
         tied += ties(enumerate(parts))
-        layers = materialise(_kept_apart(parts, numbers, beside), given.device, given.init, given.seed)
+        layers = materialise(_kept_apart(parts, numbers, beside), given.device, given.init, given.seed, tied)
     if (how is not None or model_stages(problem) - 1 in program.stages) and given.loss is None:
         raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
     shard = None if how is None else _shard(problem, wires.rank, layers, tied, given, names)

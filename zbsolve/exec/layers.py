@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..build.vocabulary import model_stages
 from ..models.model import Place, share, ties
 from ..problem import Problem
 from ..util.errors import BadInput
 from .torch_private import children_of
+from .unset import is_unset, mark_unset
 
 Builder = Callable[[list[int]], Sequence[nn.Module]]
+Init = Callable[[int, nn.Module], None]
 Layers = nn.Sequential | nn.ModuleList | Sequence[nn.Module] | Builder
 
 
@@ -55,37 +58,108 @@ def build(builder: Builder, numbers: list[int], device: torch.device) -> dict[in
 
 
 def materialise(
-    layers: dict[int, nn.Module], device: torch.device, init: Callable[[int, nn.Module], None] | None, seed: int
+    layers: dict[int, nn.Module],
+    device: torch.device,
+    init: Init | None,
+    seed: int,
+    tied: Iterable[Sequence[Place]] = (),
 ) -> dict[int, nn.Module]:
-    """The same layers on `device`. Layers on the meta device get memory, which `init(number, layer)` fills, or every
-    module's own `reset_parameters`, with random numbers that (seed, number) fix. Raises BadInput."""
+    """The same layers on `device`. Tensors on the meta device get memory, which `init(number, layer)` fills, or every
+    module's own `reset_parameters`, with random numbers that (seed, number) fix; tensors that have memory keep their values.
+    Buffers that `init` leaves are made by their module's `reset_parameters`. tied: groups of places of the whole model that
+    hold one parameter; the first place gives the values. Raises BadInput naming a parameter or buffer that nothing fills."""
     shared = ties(layers.items())
+    empty = []
     for i, layer in layers.items():
-        if any(t.is_meta for t in (*layer.parameters(), *layer.buffers())):
+        if any(t.is_meta for t in _tensors(layer).values()):
+            empty.append(i)
             _materialise(i, layer, device, init, seed)
         else:
             layer.to(device)
     for group in shared:
         tie(layers, group)
+    given = [(number, name) for group in (*tied, *shared) for number, name in group[1:]]
+    for i in empty:
+        _check_filled(i, layers[i], {name for number, name in given if number == i}, init is None)
     return layers
 
 
-def _materialise(
-    number: int, layer: nn.Module, device: torch.device, init: Callable[[int, nn.Module], None] | None, seed: int
-) -> None:
-    layer.to_empty(device=device)
+def _tensors(module: nn.Module, recurse: bool = True) -> dict[str, Tensor]:
+    """Name → parameter or buffer, persistent or not."""
+    return {**dict(module.named_parameters(recurse=recurse)), **dict(module.named_buffers(recurse=recurse))}
+
+
+def _materialise(number: int, layer: nn.Module, device: torch.device, init: Init | None, seed: int) -> None:
+    kept = {name: tensor.detach() for name, tensor in _tensors(layer).items() if not tensor.is_meta}
+    _to_empty(layer, device)
+    for name, tensor in _tensors(layer).items():
+        if name in kept:
+            tensor.detach().copy_(kept[name])
+        else:
+            mark_unset(tensor)
     with torch.random.fork_rng():
         torch.manual_seed(seed * 1_000_003 + number)
-        if init is not None:
-            init(number, layer)
+        if init is None:
+            _reset_all(number, layer, kept)
             return
+        init(number, layer)
+        for module in layer.modules():
+            unset = [name for name, buffer in module.named_buffers(recurse=False) if is_unset(buffer)]
+            reset = getattr(module, "reset_parameters", None)
+            if unset and callable(reset):
+                here = _tensors(module).items()
+                with _as_they_are({name: tensor for name, tensor in here if name not in unset}):
+                    reset()
+
+
+def _to_empty(layer: nn.Module, device: torch.device) -> None:
+    """torch's `to_empty`, where places of the layer that hold one tensor still do."""
+    names: dict[int, list[str]] = {}
+    for tensors in (layer.named_parameters(remove_duplicate=False), layer.named_buffers(remove_duplicate=False)):
+        for name, tensor in tensors:
+            names.setdefault(id(tensor), []).append(name)
+    layer.to_empty(device=device)
+    for first, *further in names.values():
+        owner, _, last = first.rpartition(".")
+        share({0: layer}, ((0, name) for name in further), getattr(layer.get_submodule(owner), last))
+
+
+def _reset_all(number: int, layer: nn.Module, kept: Collection[str]) -> None:
+    """Let every module fill its tensors, but for those that are `kept`. Raises BadInput for one that cannot."""
+    with _as_they_are({name: tensor for name, tensor in _tensors(layer).items() if name in kept}):
         for name, module in layer.named_modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
-            elif any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            elif any(map(is_unset, _tensors(module, recurse=False).values())):
                 where = f"layer {number}{'.' if name else ''}{name}"
                 raise BadInput(f"{where}: {type(module).__name__} has no reset_parameters: give Pipeline an init function")
+
+
+@contextmanager
+def _as_they_are(tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """What runs inside leaves the values of these tensors as they are."""
+    before = [tensor.detach().clone() for tensor in tensors.values()]
+    yield
+    for tensor, value in zip(tensors.values(), before, strict=True):
+        tensor.detach().copy_(value)
+
+
+def _check_filled(number: int, layer: nn.Module, given: Collection[str], by_modules: bool) -> None:
+    """Raise BadInput naming a parameter or buffer of the layer that nothing has filled. given: names of parameters that have
+    their values from another place."""
+    buffers = dict(layer.named_buffers())
+    for name, tensor in _tensors(layer).items():
+        if name in given or not is_unset(tensor):
+            continue
+        what, how = "buffer" if name in buffers else "parameter", "fill it there"
+        owner = layer.get_submodule(name.rpartition(".")[0])
+        left = f"{type(owner).__name__}.reset_parameters leaves" if by_modules else "init leaves"
+        if by_modules:
+            how = "fill it there, or give Pipeline an init function"
+        if what == "buffer":
+            how += ", or make it with device='cpu', then it keeps its values"
+        raise BadInput(f"layer {number}.{name}: {left} this {what} of the meta device without values: {how}")
 
 
 def tie(layers: dict[int, nn.Module], group: Iterable[Place]) -> nn.Parameter | None:

@@ -29,12 +29,14 @@ Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
 
 @dataclass(slots=True)
 class Bucket:
-    """Parameters of the same stages, ranks and type, in one order on all their ranks. backend: of their process group. kept:
-    gradients from before the step. work: the sum on its way. ended: when it was there, monotonic ns."""
+    """Parameters of the same stages, ranks and type, in one order on all their ranks. givers: the rank that gives each its
+    starting values. backend: of their process group. kept: gradients from before the step. work: the sum on its way. ended:
+    when it was there, monotonic ns."""
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
     parameters: list[nn.Parameter] = field(default_factory=list)
+    givers: list[int] = field(default_factory=list)
     backend: Any = None
     kept: list[Tensor | None] = field(default_factory=list)
     work: Any = None
@@ -45,24 +47,27 @@ def buckets(
     homes: Sequence[Sequence[int]], stage_of: Sequence[int], layers: dict[int, nn.Module], groups: Iterable[Sequence[Place]]
 ) -> list[Bucket]:
     """One rank's buckets, in an order that is the same on all ranks. homes: the ranks of every stage. stage_of: layer →
-    stage. layers: this rank's. groups: places of one parameter each. Lets the places of a group in `layers` hold one
-    parameter."""
-    first: dict[int, tuple[Place, set[int]]] = {}
+    stage. layers: this rank's. groups: places of one parameter each; the first place of a group gives the starting values.
+    Lets the places of a group in `layers` hold one parameter."""
+    first: dict[int, tuple[Place, set[int], int]] = {}
     for group in groups:
         here = tie(layers, group)
         if here is not None:
-            first[id(here)] = min(map(tuple, group)), {stage_of[layer] for layer, _ in group}  # type: ignore[assignment]
-    rows: dict[int, tuple[Place, set[int], nn.Parameter]] = {}
+            stages = {stage_of[layer] for layer, _ in group}
+            first[id(here)] = min(map(tuple, group)), stages, stage_of[group[0][0]]  # type: ignore[assignment]
+    rows: dict[int, tuple[Place, set[int], int, nn.Parameter]] = {}
     for i, layer in layers.items():
         for name, parameter in layer.named_parameters():
-            place, stages = first.get(id(parameter), ((i, name), {stage_of[i]}))
-            rows.setdefault(id(parameter), (place, stages, parameter))
+            place, stages, giver = first.get(id(parameter), ((i, name), {stage_of[i]}, stage_of[i]))
+            rows.setdefault(id(parameter), (place, stages, giver, parameter))
     found: dict[Key, Bucket] = {}
-    for _, stages, parameter in sorted(rows.values(), key=lambda row: row[0]):
+    for _, stages, giver, parameter in sorted(rows.values(), key=lambda row: row[0]):
         ranks = tuple(sorted({rank for s in stages for rank in homes[s]}))
         if len(ranks) > 1:
             key = tuple(sorted(stages)), ranks, str(parameter.dtype)
-            found.setdefault(key, Bucket(key[0], ranks)).parameters.append(parameter)
+            bucket = found.setdefault(key, Bucket(key[0], ranks))
+            bucket.parameters.append(parameter)
+            bucket.givers.append(min(homes[giver]))
     return [found[key] for key in sorted(found)]
 
 
@@ -85,8 +90,8 @@ class Shared:
         self._done: set[int] = set()
         self._wires, self._timeout, self._device, self.marks = wires, timeout, device, marks
         for bucket in found:
-            for parameter in bucket.parameters:
-                _same(wires, bucket.ranks, local(parameter.detach()))
+            for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
+                _same(wires, bucket.ranks, local(parameter.detach()), giver)
             bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
         token = wires.token()
         for bucket in self._buckets:
@@ -186,10 +191,11 @@ def _restore(bucket: Bucket) -> None:
     bucket.work, bucket.kept = None, []
 
 
-def _same(wires: Wires, ranks: Sequence[int], tensor: Tensor) -> None:
-    """Give all ranks the first one's value."""
-    if ranks[0] == wires.rank:
-        for other in ranks[1:]:
-            send_tensor(wires, tensor, other)
+def _same(wires: Wires, ranks: Sequence[int], tensor: Tensor, giver: int) -> None:
+    """Give all ranks the value of the rank `giver`."""
+    if giver == wires.rank:
+        for other in ranks:
+            if other != giver:
+                send_tensor(wires, tensor, other)
     else:
-        receive_tensor(wires, tensor, ranks[0])
+        receive_tensor(wires, tensor, giver)
