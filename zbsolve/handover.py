@@ -96,35 +96,15 @@ class Handover:
         return found
 
     @cached_property
-    def received(self) -> Ints:
-        """With which place of its taker's order a device is told to receive each message, shape (messages,): the first pass
-        that starts after it was sent, its taker at the latest. So what it needs of this rank was launched before."""
-        found = self.place[self.after].copy()
-        for rank in range(len(self.orders)):
-            mine = np.flatnonzero(self._comes_to(rank))
-            behind = self.running(rank, self.schedule.timeline().end[self.before[mine]]) + 1
-            found[mine] = np.minimum(found[mine], behind)
-        return found
-
-    @cached_property
     def gone(self) -> Ints:
         """Before which place of its sender's order each message has gone, shape (messages,): one pass behind the first that
-        starts after it has arrived and its taker's device was told to receive it."""
-        timeline, rank, found = self.schedule.timeline(), self.schedule.problem.passes.rank, self.place[self.before] + 2
-        there = timeline.end[self.before] + self.lag
-        for taker in range(len(self.orders)):
-            mine = np.flatnonzero(self._comes_to(taker))
-            told = timeline.start[self.orders[taker][self.received[mine]]] if len(mine) else there[mine]
-            there[mine] = np.maximum(there[mine], told)
+        starts after it has arrived."""
+        rank, found = self.schedule.problem.passes.rank, self.place[self.before] + 2
+        there = self.schedule.timeline().end[self.before] + self.lag
         for source in range(len(self.orders)):
             mine = np.flatnonzero(rank[self.before] == source)
             found[mine] = np.maximum(found[mine], self.running(source, there[mine]) + 2)
         return found
-
-    def _comes_to(self, rank: int) -> NDArray[np.bool_]:
-        """Which messages another rank sends to this one, shape (messages,)."""
-        home = self.schedule.problem.passes.rank
-        return np.asarray((home[self.after] == rank) & (home[self.before] != rank))
 
     def waiting(self, rank: int, sizes: Ints) -> Ints:
         """Bytes of messages on a rank while each pass of its order runs, and right behind it. sizes: bytes of each message,

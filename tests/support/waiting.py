@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import product
 from typing import Any
-from unittest.mock import patch
-
-import numpy as np
 
 from zbsolve import Problem, Schedule, ZbsolveError, pipeline, preset, updates
 from zbsolve.build import Host, Vocabulary, with_exchange, with_offload, with_sharding, with_slices, with_vocabulary
-from zbsolve.exec.awaits import begins_and_ends
-from zbsolve.exec.lowering import lower
-from zbsolve.exec.meeting import received, together
-from zbsolve.exec.program import Message, Program
-from zbsolve.handover import Handover
 from zbsolve.placement import mirror
 from zbsolve.systems import problem_for
 from zbsolve.systems.table import SYSTEMS
@@ -95,33 +86,3 @@ KINDS: dict[str, Callable[[random.Random], Problem]] = {
 def random_problem(kind: str, seed: int) -> Problem:
     """One of these kinds of steps."""
     return KINDS[kind](random.Random(f"{kind} {seed}"))
-
-
-def device_programs(schedule: Schedule) -> tuple[Program, ...]:
-    """What ranks on GPUs run: collectives begin at one time on all ranks, and receives come in the one order."""
-
-    def begins(one: Schedule) -> tuple[Any, Any]:
-        begin, end = begins_and_ends(one)
-        return together(one, begin), end
-
-    with patch("zbsolve.exec.lowering.begins_and_ends", begins), patch("zbsolve.exec.awaits.begins_and_ends", begins):
-        programs = lower(schedule)
-    handover, names = Handover.of(schedule, begins(schedule)[0]), schedule.problem.names
-    goes_on = {action.name: action.goes_on for program in programs for action in program.actions}
-    places, sent = received(handover, begins(schedule)[0], np.array([goes_on[name] for name in names]))
-    messages = {one.after: one for program in programs for some in program.incoming.values() for one in some}
-    found: dict[tuple[int, int], list[Message]] = {}
-    for row in np.argsort(sent, kind="stable").tolist():
-        message = messages.get(names[handover.after[row]])
-        if message is not None:
-            found.setdefault((message.destination, int(places[row])), []).append(message)
-    return tuple(
-        replace(
-            program,
-            actions=tuple(
-                replace(action, receives=tuple(found.get((program.rank, place), ())))
-                for place, action in enumerate(program.actions)
-            ),
-        )
-        for program in programs
-    )

@@ -12,6 +12,7 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .handlers.table import HANDLERS, passes_where
+from .meeting import together
 from .program import Await
 
 Times = NDArray[Any]
@@ -53,7 +54,7 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
 def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
     """When each pass begins, and when it is over, by the schedule's own time, shape (passes,) each.
 
-    A collective is over where it ends last. A rank begins it as soon as one does, behind what its own part waits for: the
+    A collective is over where it ends last. All ranks begin it when the last of them can (see `meeting.together`): the
     schedule may let each rank's end at its own time, but in truth none ends before all have begun.
     """
     problem, timeline = schedule.problem, schedule.timeline()
@@ -61,7 +62,7 @@ def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
     begin, end = timeline.start.copy(), timeline.end.copy()
     rows = np.flatnonzero(joins)
     if not len(rows):
-        return begin, end
+        return together(schedule, begin), end
     group = problem.collective[rows]
     first, last = np.full(group.max() + 1, np.inf), np.zeros(group.max() + 1)
     np.minimum.at(first, group, begin[rows])
@@ -70,11 +71,8 @@ def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
     into = joins[e.after]
     np.maximum.at(ready, e.after[into], timeline.end[e.before[into]] + e.lag[into])
     begin[rows] = np.minimum(begin[rows], np.maximum(first[group], ready[rows]))
-    for order in schedule.sequences.values():  # of two the first in the schedule's order begins first
-        mine = order[joins[order]]
-        begin[mine] = np.maximum.accumulate(begin[mine])
     end[rows] = last[group]
-    return begin, end
+    return together(schedule, begin), end
 
 
 def crossings(schedule: Schedule) -> list[tuple[int, int]]:

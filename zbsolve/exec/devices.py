@@ -64,9 +64,9 @@ def described(device: torch.device) -> str:
 
 
 def group_device(mesh: Any, group: Any) -> torch.device:
-    """The device that a pipeline takes where nobody says: a GPU where the group (None: the default one), or the mesh, carries
-    its tensors. It is the one that the group is bound to, else the current one where that is not the first, else that of
-    LOCAL_RANK."""
+    """The device that a pipeline takes where nobody says: a GPU where the group (None: the default one), or the mesh,
+    carries its tensors. It is the one that the group is bound to, else the current one where that is not the first, else
+    that of LOCAL_RANK."""
     import torch
     import torch.distributed as dist
 

@@ -31,6 +31,7 @@ from ..util.errors import BadInput
 from .awaits import awaits_of, begins_and_ends, crossings, shares
 from .handlers.graph import Graph
 from .handlers.table import HANDLERS, passes_where
+from .meeting import received
 from .program import Action, Message, Program, VersionUse
 from .step_view import StepView
 from .update_groups import uses_of
@@ -143,18 +144,23 @@ class _Lowering:
     """What is seen of a step on its way to programs. orders: each rank's passes in order. takes: pass → the message with its
     input; gives: pass → the messages that its output goes to. companions: (stage, part) → the kinds of its passes. makers:
     pass → those passes before it whose work is released (see `Handler.release`); made: the stages that have such. hears,
-    tells, going_on: see `Action`."""
+    tells, going_on: see `Action`. received: where the receive of each message begins; turn: taker → the place of its message
+    in the one order of all ranks (see `meeting`)."""
 
     def __init__(self, view: StepView) -> None:
         schedule = view.schedule
         self.step, self.schedule, self.problem = view.step, schedule, schedule.problem
-        self.handover = Handover.of(schedule, begins_and_ends(schedule)[0])
+        begin = begins_and_ends(schedule)[0]
+        self.handover = Handover.of(schedule, begin)
         self.orders = [tuple(self.problem.names[row] for row in rows) for rows in self.handover.orders]
         self.takes = _messages(self.problem)
         self.gives: dict[str, list[Message]] = {}
         for message in self.takes.values():
             self.gives.setdefault(message.before, []).append(message)
         self.companions, self.going_on = _companions(self.problem), _going_on(self.problem, self.orders)
+        self.received, sent = received(self.handover, begin, self.going_on)
+        takers = (self.problem.names[row] for row in self.handover.after.tolist())
+        self.turn = dict(zip(takers, sent.tolist(), strict=True))
         self.makers, self.made = _makers(self.problem)
         self.shares = shares(self.problem)
         self.hears: dict[int, list[str]] = {}
@@ -170,9 +176,9 @@ class _Lowering:
         problem, order, p = self.problem, self.orders[rank], self.problem.passes
         incoming = self._incoming(rank)
         uses = uses_of(problem, order, self.weighted)
-        posts, receives = (
-            _placed(self.handover, order, incoming, at) for at in (self.handover.posted, self.handover.received)
-        )
+        posts, receives = (_placed(self.handover, order, incoming, at) for at in (self.handover.posted, self.received))
+        for some in receives.values():
+            some.sort(key=lambda message: self.turn[message.after])
         gone = _placed(self.handover, order, {rank: self._outgoing(rank, order)}, self.handover.gone)
         rows = [problem.index[name] for name in order]
         latest = {int(p.stage[row]): row for row in rows if self.adding[row]}
@@ -311,8 +317,8 @@ def _makers(problem: Problem) -> tuple[dict[int, list[int]], set[int]]:
 
 
 def _placed(handover: Handover, order: Sequence[str], given: Incoming, places: Ints) -> dict[str, list[Message]]:
-    """Pass of a rank → the messages whose place in its order it is, those of one source in the order of its sends. places: of
-    each message of `handover`. A place behind the last pass is the step's end, and not here."""
+    """Pass of a rank → the messages whose place in its order it is, those of one source in the order of its sends. places:
+    of each message of `handover`. A place behind the last pass is the step's end, and not here."""
     names, result = handover.schedule.problem.names, dict[str, list[Message]]()
     at = {names[row]: place for row, place in zip(handover.after.tolist(), places.tolist(), strict=True)}
     for sent in given.values():

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from ..handover import Handover
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import BEGUN, Bools, pass_name
+from ..tables import BEGUN, Bools
+from .handlers.attention import helped_passes
 from .handlers.table import passes_where
 
 Times = NDArray[Any]
@@ -88,20 +89,9 @@ def _meetings(problem: Problem, helps: Ints, goes_on: Bools) -> Ints:
     return np.unique(found, return_inverse=True)[1].ravel()
 
 
-def _helps(problem: Problem) -> Ints:
-    """Rows of helpers and of the passes that they help, shape (helpers, 2)."""
-    found = []
-    for row in np.flatnonzero(passes_where(problem, "helps")).tolist():
-        one = problem.passes[row]
-        kinds = ("F",) if one.kind == "FH" else ("B", "BW")
-        names = (pass_name(kind, one.stage, one.microbatch, one.slice) for kind in kinds)
-        found.append((row, next(problem.index[name] for name in names if name in problem.index)))
-    return np.array(found, np.int64).reshape(-1, 2)
-
-
 def _common(handover: Handover, turn: Ints, goes_on: Bools) -> Ints | None:
     """An order in which what meets has one place, as near to `turn` as may be; None where there is none."""
-    helps = _helps(handover.schedule.problem)
+    helps = helped_passes(handover.schedule.problem)
     node = _meetings(handover.schedule.problem, helps, goes_on)
     pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), helps, _ends(handover)])
     before, after = node[pairs].T

@@ -50,16 +50,16 @@ class Await(NamedTuple):
 class Action:
     """One pass of a rank's program.
 
-    part: its microbatch, or its slice of one (see `slices.cutting`). companions: the kinds of all passes that its part has
-    on its stage. posts: messages that get their memory before it. receives, gone: on a GPU, messages that are received from
-    here on, and those sent before that have gone (see `handover`). takes: the message with its input, or the name of the pass
-    on this rank that hands it over, or None where it needs neither. reads: its input is the batch. sends, hands: where its
-    output goes: to other ranks, and to a pass of this rank (None: to none). done: it is the last pass here that adds to its stage's
-    gradients. use: of versions of weights, where there are updates. releases: (kind, stage) of the passes here whose work is
-    over with this one (see `Handler.release`). awaits: work that passes before it only began (see `Handler.settle`). hears:
-    passes of other ranks that it waits for though it takes nothing of them; tells: others wait for it so. stream: what it
-    occupies. share: of the bytes that a pass before it holds, how much it moves to another pool. goes_on: its rank runs the
-    next passes while its work is done.
+    part: its microbatch, or its slice of one (see `slices.cutting`). companions: the kinds of all passes that its part
+    has on its stage. posts: messages that get their memory before it. receives, gone: on a GPU, messages that are
+    received from here on, and those sent before that have gone (see `handover`). takes: the message with its input, or
+    the name of the pass on this rank that hands it over, or None where it needs neither. reads: its input is the batch.
+    sends, hands: where its output goes: to other ranks, and to a pass of this rank (None: to none). done: it is the last
+    pass here that adds to its stage's gradients. use: of versions of weights, where there are updates. releases: (kind,
+    stage) of the passes here whose work is over with this one (see `Handler.release`). awaits: work that passes before it
+    only began (see `Handler.settle`). hears: passes of other ranks that it waits for though it takes nothing of them;
+    tells: others wait for it so. stream: what it occupies. share: of the bytes that a pass before it holds, how much it
+    moves to another pool. goes_on: its rank runs the next passes while its work is done.
     """
 
     name: str

@@ -265,9 +265,9 @@ def backend_of(group: Any, device: torch.device) -> Any:
 
 
 def own_backend(kind: str, name: str, place: tuple[int, int], timeout: timedelta) -> Any:
-    """A backend, "gloo" or "nccl", that is in no process group of torch's: the names that `new_group` gives to groups of some
-    ranks alone count how many groups a process has, and ranks that have other numbers of them do not find each other. name:
-    the same on its ranks, and of no other; place: this rank's number, of how many."""
+    """A backend, "gloo" or "nccl", that is in no process group of torch's: the names that `new_group` gives to groups of
+    some ranks alone count how many groups a process has, and ranks that have other numbers of them do not find each other.
+    name: the same on its ranks, and of no other; place: this rank's number, of how many."""
     store = dist.distributed_c10d.PrefixStore(name, default_store())
     if kind == "gloo":
         return dist.ProcessGroupGloo(store, *place, timeout)

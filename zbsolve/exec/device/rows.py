@@ -1,9 +1,8 @@
 """Rows of messages between GPUs: NCCL moves them, on streams of their own, and the host never waits.
 
-A row's memory is taken from the computing stream's where the schedule has it, so receiving waits for what was launched before
-that place and for nothing later. The host starts the receive as soon as all is launched that the message needs of this rank.
-What was sent stays until the schedule has it gone; the computing stream waits then, and its memory follows that stream again
-(docs/nccl.md).
+A row's memory is taken from the computing stream's where the schedule has it, so receiving waits for what was launched
+before that place and for nothing later. The host starts the receive at the message's place in the one order of all ranks
+(docs/nccl.md). What was sent stays until the schedule has it gone: the computing stream waits then, and may use its memory.
 """
 
 from __future__ import annotations

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...tables import Ints
+import numpy as np
+
+from ...problem import Problem
+from ...tables import Ints, pass_name
 from ..program import Action
 from .graph import Graph
 from .handler import Handler, RankState
@@ -42,6 +45,17 @@ def _check_help(graph: Graph, rows: Ints) -> None:
         one = graph.one(row)
         for kind in ("Q", "A"):
             graph.need(one.kind[0] + kind, one)
+
+
+def helped_passes(problem: Problem) -> Ints:
+    """Rows of helpers and of the passes that they help, shape (helpers, 2)."""
+    found, rows = [], problem.rows("FH", "BH") if {"FH", "BH"} & set(problem.passes.kinds) else np.zeros(0, np.int64)
+    for row in rows.tolist():
+        one = problem.passes[row]
+        kinds = ("F",) if one.kind == "FH" else ("B", "BW")
+        names = (pass_name(kind, one.stage, one.microbatch, one.slice) for kind in kinds)
+        found.append((row, next(problem.index[name] for name in names if name in problem.index)))
+    return np.array(found, np.int64).reshape(-1, 2)
 
 
 PART = Handler(_part, only_time=True, sliced=True, before_its_pass=True)

@@ -15,16 +15,16 @@ from ..devices import sharing_environment
 
 CONTROL = "nvidia-cuda-mps-control"
 PLACE = "CUDA_MPS_PIPE_DIRECTORY"
-USUAL_PLACE = "/tmp/nvidia-mps"  # noqa: S108: NVIDIA's
+USUAL_PLACE = "/tmp/nvidia-mps"  # NVIDIA's
 QUEUES = 32  # of a GPU that a process has to itself; MPS divides them
 FEWEST_QUEUES = 8
 START_SECONDS, END_SECONDS = 5.0, 10.0
 
 
 def device_environment(rank: int, sharers: int) -> dict[str, str]:
-    """What a rank's process needs before it touches its GPU, which so many ranks share. More hardware queues than by default,
-    or streams that have nothing to do with each other wait for each other; and torch's own watch must not end the process
-    where a peer breaks off, for the rank says by itself what happened."""
+    """What a rank's process needs before it touches its GPU, which so many ranks share. More hardware queues than by
+    default, or streams that have nothing to do with each other wait for each other; and torch's own watch must not end the
+    process where a peer breaks off, for the rank says by itself what happened."""
     queues = max(FEWEST_QUEUES, QUEUES // sharers)
     found = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     if sharers > 1:

@@ -148,8 +148,9 @@ def run_group(
     options: Options,
     announce: Announce,
 ) -> Trace | RunNumbers | None:
-    """Join the process group, run this rank, leave. options: whose device is known. rendezvous: where ranks meet, as torch's `init_method`. prepare: what
-    each rank does before; all ranks hear where it fails. announce: called with what the rank does.
+    """Join the process group, run this rank, leave. options: whose device is known. rendezvous: where ranks meet, as
+    torch's `init_method`. prepare: what each rank does before; all ranks hear where it fails. announce: called with what
+    the rank does.
 
     Raises BadInput, RunFailed. A rank that does not get on in time, and cannot say so, ends itself.
     """

@@ -71,14 +71,12 @@ class Mailbox:
         self._numbers: Mapping[int, int] = {}
         self._unposted: dict[int, deque[Message]] = {}
         self._posted: dict[Message, tuple[Any, Format]] = {}
-        self._new: set[int] = set()  # ranks that hear of a format in this step, so they receive later than the schedule says
         self._host = HostRows(wires, self._timeout)
         self._rows: Rows = self._host if rows is None else rows
 
     def begin(self, numbers: Mapping[int, int]) -> None:
         """A step starts: its messages may come. numbers: microbatch → the number of its input's shape."""
         self._numbers = numbers
-        self._new.clear()
         self._rows.begin()
         self._unposted = {source: deque(messages) for source, messages in self._incoming.items()}
 
@@ -101,26 +99,28 @@ class Mailbox:
             self._receive(waiting.popleft(), agreed)
 
     def receive(self, message: Message) -> None:
-        """All that the message needs of this rank is launched. Never waits."""
-        posted = self._posted.get(message)
-        if posted is not None:
-            self._rows.receive(message, posted[0])
+        """All that the message needs of this rank is launched. On a device this waits for formats that are not known yet."""
+        if self._rows is not self._host:
+            self._rows.receive(message, self._known(message)[0])
 
     def take(self, message: Message) -> tuple[Any, Any]:
         """Wait for a message. What it carries, and when this rank had it: monotonic ns, or a mark of its device. Raises
         LostRank."""
         try:
-            posted = self._posted.pop(message, None)
-            while posted is None:
-                first = self._unposted[message.source].popleft()
-                self._receive(first, self._agreed(first) or self._asked(first))
-                posted = self._posted.pop(message, None)
-            coming, agreed = posted
+            coming, agreed = self._known(message)
+            del self._posted[message]
             row, when = self._rows.take(message, coming)
             return agreed.unpack(row), when
         except Exception as error:
             text = f"waiting for {message.before} from rank {message.source}: {reason(error)}"
             raise LostRank(text, message.source) from None
+
+    def _known(self, message: Message) -> tuple[Any, Format]:
+        """What `Rows.reserve` gave for it, and its format, which this waits for where it is not known."""
+        while message not in self._posted:
+            first = self._unposted[message.source].popleft()
+            self._receive(first, self._agreed(first) or self._asked(first))
+        return self._posted[message]
 
     def send(self, message: Message, value: Any) -> None:
         """Start sending. Never waits. Raises BadInput for another format than agreed, LostRank."""
@@ -129,7 +129,6 @@ class Mailbox:
             if agreed is None:
                 header = torch.frombuffer(bytearray(found.dumps(self._mesh)), dtype=torch.uint8)
                 agreed = self._formats[self._key(message)] = found
-                self._new.add(message.destination)
                 self._host.sent.keep(self._wires.send(header, message.destination, FORMATS), header)
             elif found != agreed:
                 raise BadInput(f"makes {found}, not {agreed} as before for an input of the same shape")
@@ -142,8 +141,7 @@ class Mailbox:
 
     def gone(self, message: Message) -> None:
         """By the schedule it has gone. Never waits."""
-        if message.destination not in self._new:
-            self._rows.gone(message)
+        self._rows.gone(message)
 
     def flush(self) -> None:
         """Wait until everything has gone. Raises LostRank."""
