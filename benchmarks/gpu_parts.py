@@ -136,6 +136,14 @@ def _judged(found: dict[str, Any]) -> dict[str, Any]:
     return {"runs": found, "wrong": [f"{name}: {line}" for name, run in found.items() for line in wrong_of(run)]}
 
 
+def host(device: str, tiny: bool) -> dict[str, Any]:
+    """What a pass takes the host of each of two ranks, here and in torch's own runtime."""
+    from .gpu_ranks import Case, ranks_run
+
+    run = ranks_run([Case(kind="host", steps=2 if tiny else 15)], 2, device, seconds=40)
+    return _judged({"two": run})
+
+
 def planted(device: str, tiny: bool) -> dict[str, Any]:
     """Waits that are left out, under delays: each is to be seen."""
     from .gpu_ranks import PLANTED, Case, ranks_run, wrong_of

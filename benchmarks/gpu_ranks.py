@@ -48,23 +48,12 @@ TIMEOUT = 40.0
 
 @dataclass(frozen=True)
 class Case:
-    """What to run. split, capture: as `Pipeline` takes them. wide: of a layer. delays: put some. planted: leaves a wait out.
-    kind: of layers: "mlp", "dropout" (with it), "gpt" (attention). failing: what goes wrong, see `_fail`."""
-
-    placement: str = "single"
-    split: str = "layers"
-    capture: bool = False
-    steps: int = 4
-    dtype: str = "float32"
-    wide: int = 256
-    kind: str = "mlp"
-    delays: bool = False
-    planted: str = ""
-    failing: str = ""
-    timeout: float = TIMEOUT
-
-
-def schedule_for(placement: str, ranks: int, microbatches: int) -> Schedule:
+    """What to run. split, capture: as `Pipeline` takes them. wide: of a layer. delays: put some. planted: leaves a wait
+    out. kind: of layers: "mlp", "dropout" (with it), "gpt" (attention); "host": times of launching (see `host_times`).
+    failing: what goes wrong, see `_fail`.""" placement: str = "single" split: str = "layers" capture: bool = False
+    steps: int = 4 dtype: str = "float32" wide: int = 256 kind: str = "mlp" delays: bool = False planted: str = ""
+    failing: str = "" timeout: float = TIMEOUT def schedule_for(placement: str, ranks: int, microbatches: int) ->
+    Schedule:
     """The order of a published system, by unit times."""
     once = list(range(ranks))
     places = {"single": once, "loop": once * 2, "vee": once + once[::-1]}[placement]
@@ -145,6 +134,42 @@ def run_case(case: Case, rank: int, ranks: int, device: torch.device) -> dict[st
         found |= {"host_us": round(host[-1]), "communicators": pipe.communicators, "makespan_us": makespan}
     pipe.peers.wires.close()
     return found
+
+
+def host_times(case: Case, rank: int, ranks: int, device: torch.device) -> dict[str, Any]:
+    """What a pass of 1F1B takes the host, here and in torch's own runtime: µs, the median step's time until all is launched,
+    by its passes. Both run the same layers and microbatches, eager, on NCCL."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    count, found = 4 * ranks, dict[str, Any]()
+    places = tuple(range(ranks))
+    problem = pipeline([10] * ranks, BW=[20] * ranks, placement=places, microbatches=count, held_until_W=1)
+    x, y = (torch.randn(count * 4, case.wide, device=device) for _ in range(2))
+    mine = layers_of(case, ranks, device)
+    pipe = Pipeline(mine, preset("1f1b", problem), loss=nn.functional.mse_loss, device=device, timeout=case.timeout)
+    stage = PipelineStage(layers_of(case, ranks, device)[rank], rank, ranks, device)
+    theirs = Schedule1F1B(stage, count, loss_fn=nn.functional.mse_loss)
+
+    def ours() -> float:
+        pipe.step(x, y)
+        gpu = pipe._runner.gpu
+        return math.nan if gpu is None else gpu.launching / 1e3
+
+    def torchs() -> float:
+        began = time.perf_counter()
+        theirs.step(*([x] if rank == 0 else []), target=y if rank == ranks - 1 else None)
+        return (time.perf_counter() - began) * 1e6
+
+    for name, step in (("ours", ours), ("torch", torchs)):
+        rows = []
+        for _ in range(3 + case.steps):
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            pipe.peers.wait(pipe.wires.control.barrier(), "a step")
+            rows.append(step() / (2 * count))
+        found[name] = sorted(rows[3:])[case.steps // 2]
+    pipe.peers.wires.close()
+    return found | {"ratio": found["ours"] / found["torch"], "worst": 0.0, "where": "", "right": True, "captured": []}
 
 
 def _apart(found: Tensor | None, right: Tensor) -> float:
@@ -291,7 +316,7 @@ def main(folder: Path, ranks: int, kind: str, seconds: float) -> int:
     for case in cases:
         began = time.monotonic()
         try:
-            row = run_case(case, rank, ranks, device)
+            row = (host_times if case.kind == "host" else run_case)(case, rank, ranks, device)
         except Exception as error:
             row = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-2000:]}
         row |= {"case": asdict(case), "seconds": round(time.monotonic() - began, 2), "at_once": at_once()}

@@ -37,9 +37,19 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def pipeline() -> Any:
-    """Equal blocks in bfloat16, one sequence a microbatch."""
-    layers = [Block(WIDTH, HEADS).to(torch.bfloat16) for _ in range(BLOCKS)]
-    x = torch.randn(1, LENGTH, WIDTH, dtype=torch.bfloat16)
+    """Equal blocks in bfloat16, one sequence a microbatch. Their numbers are some random ones over and over: a core would
+    take seconds to draw those of all."""
+    some = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)).mul(0.02).to(torch.bfloat16)
+    layers = []
+    for _ in range(BLOCKS):
+        with torch.device("meta"):
+            block = Block(WIDTH, HEADS).to(torch.bfloat16)
+        layers.append(block.to_empty(device="cpu"))
+        with torch.no_grad():
+            for name, p in block.named_parameters():
+                p.copy_(some.repeat(-(-p.numel() // len(some)))[: p.numel()].view(p.shape))
+                p += float(name.endswith("norm.weight") or name in ("before_attention.weight", "before_mlp.weight"))
+    x = torch.randn(1, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     return nn.Sequential(*layers), (x, x.flip(1)), loss
 
 

@@ -77,7 +77,8 @@ class Forked:
 
     stdin = None
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, more: dict[str, str]) -> None:
+        assert not more  # ranks on CPUs need nothing of their own
         self.process = forking().Process(target=work, args=(folder, rank))
         self.process.start()
 

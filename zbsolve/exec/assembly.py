@@ -50,7 +50,10 @@ from .transport.wires import Wires
 from .vocabulary.collectives import Collectives
 from .vocabulary.parts import NAME, Shard, Sharded, cut_shard
 from .vocabulary.rank import VocabularyShard
+from .waits import circle
 from .weight_versions import Update, WeightVersions
+
+MOST_NAMED = 6  # of what waits for each other
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Part:
     problem, whole = view.step, listed(given.layers)
     counts = layer_counts(problem, None if whole is None else len(whole))
     programs = lower(view)
+    if given.device.type == "cuda" and view.part is None and (found := circle(programs)):
+        raise BadInput(f"schedule: on GPUs its ranks would wait for each other: {'; '.join(found[:MOST_NAMED])}")
     check_sliced(problem, given.split)
     if wires.size != problem.ranks:
         raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")

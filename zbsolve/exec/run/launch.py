@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -26,7 +26,7 @@ from ..mesh.sizes import named_rank, process_of
 from ..transport.failure import RunFailed
 from .numbers import RunNumbers
 from .rounds import step_of
-from .sharing import together
+from .sharing import device_environment, together
 from .torchrun import LATE_SECONDS, allowed, fit
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
         )
     options = options.on(ranks)
     fit(given, spec, options)
-    with temporary_folder("run") as folder, together(folder) if options.share_gpus else nullcontext():
+    with temporary_folder("run") as folder, _sharing(folder, options):
         if isinstance(given, Schedule):
             given.save(folder / "schedule.json")
         else:
@@ -77,7 +77,7 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
         children: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(ranks):
-                children.append(_start(folder, rank))
+                children.append(_start(folder, rank, environment(options, rank, ranks)))
             _wait_for_all(children, folder, options, sizes)
         finally:
             _end(children)
@@ -85,15 +85,30 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
         return RunNumbers.load(numbers) if numbers.exists() else Trace.load(folder / "trace.json")
 
 
-def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
-    """Start one rank. Its standard input is a pipe that ends with this process, so a rank never outlives its parent."""
+def _sharing(folder: Path, options: Options) -> AbstractContextManager[None]:
+    """What ranks run in that share GPUs."""
+    return together(folder) if options.share_gpus and options.device == "cuda" else nullcontext()
+
+
+def environment(options: Options, rank: int, ranks: int) -> dict[str, str]:
+    """What a rank's process needs beside this one's environment."""
+    if options.device != "cuda":
+        return {}
+    import torch
+
+    return device_environment(rank, -(-ranks // torch.cuda.device_count()) if options.share_gpus else 1)
+
+
+def _start(folder: Path, rank: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start one rank. more: of its environment. Its standard input is a pipe that ends with this process, so a rank
+    never outlives its parent."""
     with open(folder / f"stderr.{rank}", "wb") as errors:
         return subprocess.Popen(
             [sys.executable, "-m", "zbsolve.exec.run.worker", str(folder), str(rank)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env=child_environment(),
+            env={**child_environment(), **more},
             start_new_session=True,
         )
 
