@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...models.blocks.weights import BatchedLinear
 from .deferral import Deferral, Gradients, Op, accumulate, call, splits
+from .products import add_product
 
 
 def _product(x: Tensor, weight: Tensor, bias: None) -> Tensor:
@@ -20,9 +21,9 @@ def _gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: None, kept: Any) -> 
 
 
 def _add(dy: Tensor, x: Tensor, weight: Tensor, bias: None, kept: Any) -> None:
-    """With a gradient there already, product and sum are one kernel."""
+    """See `products` for a gradient that is there already."""
     if weight.grad is not None and weight.grad.dtype == dy.dtype:
-        weight.grad.baddbmm_(dy.transpose(1, 2), x)
+        add_product(weight.grad, dy.transpose(1, 2), x)
     else:
         accumulate(weight, dy.transpose(1, 2).bmm(x))
 

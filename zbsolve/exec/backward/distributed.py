@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..dtensors import is_dtensor, local
+from .products import add_product
 
 
 class Layout(NamedTuple):
@@ -59,7 +60,7 @@ def add_linear(dy: Any, x: Any, weight: Any, bias: Any) -> bool:
     rows, columns = (_rows(local(one)) for one in (dy, x))
     grad = weight.grad
     if grad is not None and grad.placements == tuple(over) and grad.dtype == dy.dtype:
-        local(grad).addmm_(rows.t(), columns)
+        add_product(local(grad), rows.t(), columns)
     else:
         add(weight, Layout(weight.device_mesh, tuple(over), weight.shape).whole(rows.t().mm(columns)))
     if trained:

@@ -28,6 +28,7 @@ from ..torch_private import output_padding, padding_around
 from .batched import batched_linear
 from .deferral import Deferral, Gradients, Op, accumulate, call, splits
 from .distributed import add_linear
+from .products import add_product
 from .subclasses import row_of
 
 aten = torch.ops.aten
@@ -51,12 +52,12 @@ def _linear_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def linear_add(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> None:
-    """Add the gradients of a linear layer to `.grad`. With a gradient there already, product and sum are one kernel."""
+    """Add the gradients of a linear layer to `.grad`. See `products` for one that is there already."""
     if is_dtensor(weight) and add_linear(dy, x, weight, bias):
         return
     rows = _rows(dy)
     if weight.grad is not None and weight.grad.dtype == dy.dtype and not is_dtensor(weight):
-        weight.grad.addmm_(rows.t(), _rows(x))
+        add_product(weight.grad, rows.t(), _rows(x))
     else:
         accumulate(weight, rows.t().mm(_rows(x)))
     if bias is not None and bias.requires_grad:

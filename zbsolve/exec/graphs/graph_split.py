@@ -14,6 +14,7 @@ from ...models.auxiliary import auxiliary_loss
 from ..backward.deferral import accumulate
 from ..backward.distributed import Layout
 from ..backward.layer_split import seed_layer
+from ..backward.products import add_product
 from ..backward.values import constant, leaves_of
 from ..dtensors import is_dtensor, local
 from ..offload.keeper import Keeper, opened
@@ -154,7 +155,7 @@ class _Function:
         for i, holder, name in self.factors:
             parameter, left, right = holder[name], results[i], results[i + 1]
             if parameter.grad is not None and parameter.grad.dtype == left.dtype:
-                parameter.grad.addmm_(left, right)
+                add_product(parameter.grad, left, right)
             else:
                 accumulate(parameter, left.mm(right))
         return results
