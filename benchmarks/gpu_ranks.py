@@ -50,10 +50,23 @@ TIMEOUT = 40.0
 class Case:
     """What to run. split, capture: as `Pipeline` takes them. wide: of a layer. delays: put some. planted: leaves a wait
     out. kind: of layers: "mlp", "dropout" (with it), "gpt" (attention); "host": times of launching (see `host_times`).
-    failing: what goes wrong, see `_fail`.""" placement: str = "single" split: str = "layers" capture: bool = False
-    steps: int = 4 dtype: str = "float32" wide: int = 256 kind: str = "mlp" delays: bool = False planted: str = ""
-    failing: str = "" timeout: float = TIMEOUT def schedule_for(placement: str, ranks: int, microbatches: int) ->
-    Schedule:
+    failing: what goes wrong, see `_fail`.
+    """
+
+    placement: str = "single"
+    split: str = "layers"
+    capture: bool = False
+    steps: int = 4
+    dtype: str = "float32"
+    wide: int = 256
+    kind: str = "mlp"
+    delays: bool = False
+    planted: str = ""
+    failing: str = ""
+    timeout: float = TIMEOUT
+
+
+def schedule_for(placement: str, ranks: int, microbatches: int) -> Schedule:
     """The order of a published system, by unit times."""
     once = list(range(ranks))
     places = {"single": once, "loop": once * 2, "vee": once + once[::-1]}[placement]

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from profiler.dataflow import fake_mode, quiet
 from profiler.devices import DEVICES, Device
-from profiler.operation_costs import total
+from profiler.gpu_facts import clock_of
+from profiler.operation_costs import FusedNorms, total
 from profiler.pass_operations import PassOps, passes_of
 from profiler.roofline import time_us
 from profiler.stage_rounds import TURNS, PassTimer, rounds
@@ -32,6 +33,7 @@ from zbsolve.models.published_models import typed
 from .harness import Benchmark
 
 KINDS = ("F", "B", "W", "BW")
+LATE = 0.7  # of a pass: what the host takes for it from which on it is host-bound (a round's first finds the device idle)
 WARM_TURNS, TIMED_TURNS = 2, 8  # of each of TURNS, two microbatches each
 Row = dict[str, Any]
 
@@ -82,12 +84,16 @@ def pieces(tiny: bool) -> list[Piece]:
 
 
 def measure(device: str, tiny: bool) -> dict[str, Any]:
-    """A row for each part and kind of pass: µs estimated and measured, their ratio, what the pass does, and whether the host
-    took longer to launch it than the device to run it."""
+    """A row for each part and kind of pass: µs estimated and measured, their ratio, what the pass does, and whether the
+    device waited for the host to launch it. clock_mhz: behind each part."""
     target = torch.device(device)
-    card = card_of(described(target))
-    rows = [row for piece in pieces(tiny) for row in compared(piece, target, card)]
-    return {"device": described(target), "roofline": card.name, "torch": torch.__version__, "rows": rows}
+    card, clock = card_of(described(target)), clock_of(target)
+    rows, clocks = [], []
+    for piece in pieces(tiny):
+        rows += compared(piece, target, card)
+        clocks.append(clock())
+    facts = {"device": described(target), "roofline": card.name, "torch": torch.__version__}
+    return {**facts, "clock_mhz": [mhz for mhz in clocks if mhz is not None], "rows": rows}
 
 
 def card_of(name: str) -> Device:
@@ -112,7 +118,7 @@ def compared(piece: Piece, device: torch.device, card: Device) -> list[Row]:
                 "measured_us": round(device_us, 1),
                 "ratio": round(estimated / device_us, 3),
                 "host_us": round(host_us, 1),
-                "host_bound": host_us > device_us,
+                "host_bound": host_us > LATE * device_us,
                 "flops": flops,
                 "bytes": moved,
                 "kernels": len(work[kind]),
@@ -124,7 +130,7 @@ def compared(piece: Piece, device: torch.device, card: Device) -> list[Row]:
 def operations(piece: Piece) -> PassOps:
     """What its passes dispatch, counted under fake tensors."""
     cpu = torch.device("cpu")
-    with fake_mode(), quiet():
+    with fake_mode(), quiet(), FusedNorms():
         return passes_of(piece.stage(cpu), *piece.batch(cpu))
 
 
