@@ -29,6 +29,7 @@ RANKS, MICROBATCHES, BLOCKS = 4, 12, 16
 WIDTH, HEADS, LENGTH = 2048, 16, 1024
 SECONDS = {"profile": 6.0, "solve": 6.0}
 STEPS, WARMUP = 8, 3
+PROFILE_LIMIT = 60.0  # seconds
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -123,16 +124,15 @@ def _profiled(folder: Path) -> Profile:
     """A profile of the model on a quarter of the GPU, while others compute on the other quarters."""
     path, stop = folder / "profile.json", folder / "stop"
     busy = [_start(["-m", "benchmarks.gpu_step", str(stop)], rank) for rank in range(1, RANKS)]
+    command = ["-m", "zbsolve.cli", "profile", SPEC, "--device", "cuda", "--capture", "--seconds", str(SECONDS["profile"])]
+    one = _start([*command, "-o", str(path)], 0, subprocess.PIPE)
     try:
-        time.sleep(1.0)
-        seconds = str(SECONDS["profile"])
-        command = ["-m", "zbsolve.cli", "profile", SPEC, "--device", "cuda", "--capture", "--seconds", seconds]
-        one = _start([*command, "-o", str(path)], 0, subprocess.PIPE)
-        _, said = one.communicate(timeout=120)
+        _, said = one.communicate(timeout=PROFILE_LIMIT)
         if one.returncode:
             raise RuntimeError(f"profile: {said.decode(errors='replace')[-1500:]}")
     finally:
         stop.touch()
+        one.kill()
         for child in busy:
             try:
                 child.wait(10)
