@@ -7,6 +7,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -159,9 +160,13 @@ def failure(device: str, tiny: bool) -> dict[str, Any]:
     that is killed or hangs says nothing itself."""
     from .gpu_ranks import FAILURES, Case, ranks_run
 
-    found, wrong = dict[str, Any](), list[str]()
-    for what in FAILURES:
-        found[what] = run = ranks_run([Case(failing=what, timeout=5.0, steps=6)], 2, device, at_a_time=False, seconds=30)
+    def run_of(what: str) -> list[Any]:
+        return ranks_run([Case(failing=what, timeout=5.0, steps=6)], 2, device, at_a_time=False, seconds=25)
+
+    wrong = list[str]()
+    with ThreadPoolExecutor(len(FAILURES)) as threads:
+        found = dict(zip(FAILURES, threads.map(run_of, FAILURES), strict=True))
+    for what, run in found.items():
         row = run[0]["rows"][-1] if run[0]["rows"] else {}
         if "LostRank" not in row.get("error", "") or "\n" in row["error"] or row["seconds"] > 15:
             wrong.append(f"{what}: the other rank says {row.get('error', 'nothing')!r} after {row.get('seconds')} s")
