@@ -1,4 +1,5 @@
-"""What operations cost: FLOPs and bytes, counted as they are dispatched. Under fake tensors nothing is computed for it."""
+"""What operations cost on a GPU: FLOPs and bytes, counted as they are dispatched. Under fake tensors nothing is computed for
+it. Bytes are those that the kernels of torch's CUDA backend move, also where an operation's tensors alone do not say it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from zbsolve.exec.torch_private import TorchDispatchMode, is_mutable, storage_key, tree_leaves
@@ -17,13 +20,24 @@ GATHER_OPERATIONS = {"embedding", "index_select", "gather", "index"}  # they rea
 # Gradients are added to in place; the registry knows these out of place, as products.
 IN_PLACE = {"addmm_": torch.ops.aten.mm, "baddbmm_": torch.ops.aten.bmm}
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+COPIES = {"clone", "copy_", "_to_copy"}
+JOINS = {"cat", "stack"}
+SMALL_KERNELS = {"embedding_dense_backward": 30}  # they sort the tokens
+ROW_BYTES = 48 << 10  # of a multiprocessor's shared memory, unless one asks for more: a softmax reads longer rows again
+SOFTMAX_READS = {  # of the first argument: for the largest, for the sum, for the result; backward for the last two
+    "_log_softmax": 3,
+    "_softmax": 3,
+    "_log_softmax_backward_data": 2,
+    "_softmax_backward_data": 2,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operation. flops: what a kernel does (a causal attention skips half). bytes: read and written. kind: "matrix",
     "attention" or "other". half: it computes in 16 bits. tokens, keys: of a causal attention, the sequence's length and the
-    bytes of its keys and values."""
+    bytes of its keys and values. scattered: it goes through memory element by element, since its tensors do not lie alike
+    or are not of one type; vectors of 16 bytes are for the others. kernels: those that it takes, where that is many."""
 
     name: str
     flops: int
@@ -32,6 +46,26 @@ class Op:
     half: bool
     tokens: int = 0
     keys: int = 0
+    scattered: bool = False
+    kernels: int = 1
+
+
+class FusedNorms(TorchFunctionMode):
+    """Under it an RMS norm is the one kernel that it is on a GPU, not the dozen operations that it is on a CPU. It counts,
+    and keeps, what a layer norm without bias does: on a GPU torch runs one kernel for both. (Of a row of 16-bit numbers a
+    CPU's layer norm keeps two of 16 bits, where that kernel keeps one of 32.)"""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.rms_norm, functional.rms_norm):
+            x, shape, weight = _norm_of(*args, **(kwargs or {}))
+            if weight is None or weight.dtype == x.dtype:  # else a GPU runs the dozen too
+                return functional.layer_norm(x, shape, weight)
+        return func(*args, **(kwargs or {}))
+
+
+def _norm_of(input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
+    """What an RMS norm is called with, but for eps, which costs nothing."""
+    return input, normalized_shape, weight
 
 
 @dataclass
@@ -69,7 +103,9 @@ def _op(func: Any, args: Any, kwargs: Any, result: Any) -> Op | None:
         return Op(name, _grouped(*given[:2]), size, "matrix", half)
     count = flop_registry.get(func.overloadpacket)
     if count is None:
-        return Op(name, 0, size, "other", half)
+        size += _again(name, args, made)
+        scattered = _scattered(func, name, given, made)
+        return Op(name, 0, size, "other", half, scattered=scattered, kernels=SMALL_KERNELS.get(name, 1))
     return Op(name, int(count(*args, **kwargs, out_val=result)), size, "matrix", half)
 
 
@@ -79,6 +115,37 @@ def _is_view(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
         return False
     known = {storage_key(t) for t in given}
     return all(storage_key(t) in known for t in made)
+
+
+def _again(name: str, args: Any, made: list[Tensor]) -> int:
+    """Bytes that kernels move beyond each tensor once; below 0 where they leave some out."""
+    backward = "backward" in name
+    if name == "native_layer_norm_backward" and len(made) > 1:  # gradients of its weights are a second kernel
+        return _bytes(args[0]) + _bytes(args[1])
+    if name.startswith("nll_loss"):  # of a row's scores it looks at one
+        return -_bytes(args[1 if backward else 0])
+    if name not in SOFTMAX_READS:
+        return 0
+    x, dim = args[0], args[2 if backward else 1]
+    return (SOFTMAX_READS[name] - 1) * _bytes(x) if x.shape[dim] * x.element_size() > ROW_BYTES else 0
+
+
+def _scattered(func: Any, name: str, given: list[Tensor], made: list[Tensor]) -> bool:
+    """Does it go through memory element by element? See `Op`."""
+    if name in JOINS:
+        return True
+    if name not in COPIES and torch.Tag.pointwise not in func.tags:
+        return False
+    several = [t for t in (*given, *made) if t.numel() > 1]
+    if len({(t.shape, t.stride()) for t in several}) > 1 or not all(map(_dense, several)):
+        return True
+    narrower = name in COPIES and given[-1].element_size() > made[0].element_size()  # this has a kernel of its own
+    return len({t.dtype for t in several}) > 1 and not narrower
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Do its elements fill a piece of memory?"""
+    return tensor.numel() == 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -103,7 +170,15 @@ def _attention(name: str, args: Any, kwargs: Any, size: int, half: bool) -> Op:
     shapes = (q.shape, q.shape, k, v) if backward else (q.shape, k, v)
     count: Any = sdpa_backward_flop_count if backward else sdpa_flop_count
     flops = count(*shapes)
+    if backward:
+        size += _backward_again(q, half)
     return Op(name, int(flops) // (2 if causal else 1), size, "attention", half, *known)
+
+
+def _backward_again(q: Tensor, half: bool) -> int:
+    """Bytes that an attention's backward moves beside each tensor once. It first multiplies the output and its gradient.
+    The gradient of queries of 16 bits adds up in float32: zeros are written, and the sum is read and written as 16 bits."""
+    return (7 if half else 2) * _bytes(q)
 
 
 def total(ops: list[Op]) -> int:

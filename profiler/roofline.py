@@ -26,19 +26,20 @@ from zbsolve.util.errors import BadInput
 from .alike import chosen
 from .dataflow import Flow, batch_of, fake_mode, flow, load_fake, microbatch_facts, naming, place, quiet
 from .devices import (
-    ASSUMED,
     ATTENTION_SHARE,
     KERNEL_US,
     LATENCY_US,
     LINK_SHARE,
-    MATRIX_SHARE,
     MEMORY_SHARE,
+    SCATTERED_SHARE,
     Device,
+    assumed,
     device,
     host_link,
+    matrix_share,
 )
 from .memory import LayerMemory, costs_of, held
-from .operation_costs import Op, total
+from .operation_costs import FusedNorms, Op, total
 from .optimizer_states import OptimizerState, state_of
 from .pass_operations import PassOps, passes
 from .stage_rounds import stages_of
@@ -94,7 +95,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
         {
             "device": target.name,
             "device_source": target.source,
-            "assumed": ASSUMED,
+            "assumed": assumed(target),
             "states": state.name,
             "torch": torch.__version__,
             "flops": {model.layer_names[i]: {kind: total(ops) for kind, ops in look.work[i].items()} for i in look.taken},
@@ -117,7 +118,7 @@ def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:
     try:
         through = flow(model, real=False)
         taken, kinds = chosen(through.prints, through.inputs, through.output, 1)
-        with mode, quiet():
+        with mode, quiet(), FusedNorms():
             stages = stages_of(model, taken)
             batch = batch_of(model, mode)
             work: dict[int, PassOps] = {}
@@ -145,7 +146,7 @@ def _vocabulary(
         return {name: round(time_us(row, on), 3) for name, row in ops.items()}
 
     try:
-        with mode, quiet():
+        with mode, quiet(), FusedNorms():
             cut = cut_of(model, through, batch_of(model, mode))
             clock = Clock(
                 lambda ranks, barriers: times(counted_shard(cut, ranks, barriers)),
@@ -165,14 +166,17 @@ def sequence_fact(layers: Iterable[PassOps]) -> dict[str, int]:
 
 
 def time_us(ops: Sequence[Op], on: Device) -> float:
-    """µs of operations one after the other. Each takes as long as the slower of its arithmetic and its memory traffic."""
+    """µs of operations one after the other. Each takes as long as the slower of its arithmetic and its memory traffic, an
+    attention as long as both: its blocks are few, and the first and the last of them wait for memory."""
     return sum(_op_us(op, on) for op in ops)
 
 
 def _op_us(op: Op, on: Device) -> float:
-    peak = on.half if op.half else on.single
-    share = ATTENTION_SHARE if op.kind == "attention" else MATRIX_SHARE
-    return max(KERNEL_US, op.flops / (peak * share * 1e6), op.bytes / (on.bandwidth * MEMORY_SHARE * 1e3))
+    memory = op.bytes / (on.bandwidth * (SCATTERED_SHARE if op.scattered else MEMORY_SHARE) * 1e3)
+    peak, rest = on.half if op.half else on.single, KERNEL_US * (op.kernels - 1)
+    if op.kind == "attention":
+        return rest + max(KERNEL_US, memory + op.flops / (peak * ATTENTION_SHARE * 1e6))
+    return rest + max(KERNEL_US, memory, op.flops / (peak * matrix_share(on) * 1e6))
 
 
 def _gathered(forward: Sequence[Op]) -> int:

@@ -1,14 +1,16 @@
 """Estimates: FLOPs counted through the executor's split against the papers' formulas, and times against published ones."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from profiler.dataflow import fake_mode, flow
-from profiler.devices import DEVICES, device
-from profiler.operation_costs import Op, total
+from profiler.devices import DEVICES, assumed, device
+from profiler.operation_costs import FusedNorms, Op, Work, total
 from profiler.optimizer_states import OPTIMIZER_STATES, state_of
 from profiler.pass_operations import passes
 from profiler.roofline import estimate, sequence_fact, time_us
@@ -17,6 +19,7 @@ from zbsolve import BadInput, Profile, Schedule
 from zbsolve.cli import main
 from zbsolve.models.by_name import load
 
+NORMS = ("native_layer_norm", "native_layer_norm_backward")
 H, S, B, A, V = 2304, 1024, 6, 24, 32_000
 
 
@@ -92,15 +95,53 @@ def test_weight_gradients_take_what_was_published() -> None:
 
 
 def test_a_roofline_is_the_slower_of_two() -> None:
-    a100 = device("a100")
+    """But an attention is as slow as both together."""
+    a100, h200 = device("a100"), device("h200")
     one = Op("mm", 10**12, 10**6, "matrix", True)
     assert time_us([one], a100) == pytest.approx(1e12 / (312e6 * 0.8))
-    assert time_us([Op("add", 0, 10**9, "other", True)], a100) == pytest.approx(1e9 / (2039e3 * 0.8))
-    assert time_us([Op("add", 0, 8, "other", True)] * 3, a100) == pytest.approx(6.0)
+    assert time_us([one], h200) == pytest.approx(1e12 / (989.4e6 * 0.73))
+    add = Op("add", 0, 10**9, "other", True)
+    assert time_us([add], a100) == pytest.approx(1e9 / (2039e3 * 0.75))
+    assert time_us([replace(add, scattered=True)], a100) == pytest.approx(1e9 / (2039e3 * 0.3))
+    assert time_us([Op("add", 0, 8, "other", True)] * 3, a100) == pytest.approx(9.0)
+    assert time_us([replace(add, kernels=3)], a100) == pytest.approx(time_us([add], a100) + 6.0)
     assert time_us([Op("mm", 10**12, 10**6, "matrix", False)], a100) > 10 * time_us([one], a100)
+    attention = Op("attention", 10**12, 10**9, "attention", True)
+    assert time_us([attention], h200) == pytest.approx(1e12 / (989.4e6 * 0.5) + 1e9 / (4800e3 * 0.75))
+    assert "matrix products at 80% of peak (as published for it)" in assumed(a100)
+    assert "matrix products at 73% of peak (fitted)" in assumed(h200)
     with pytest.raises(BadInput, match="device 'h20': unknown; did you mean h200"):
         device("h20")
     assert all(row.source for row in DEVICES.values())
+
+
+def test_bytes_are_those_of_a_gpus_kernels() -> None:
+    """A softmax reads long rows again and short ones once; a loss looks at one score a row; gradients of a norm's weights
+    are a second kernel. What lies differently, is put together or gets a longer type goes by element."""
+    with fake_mode():
+        short, long, labels = torch.empty(8, 4000), torch.empty(8, 128_000), torch.empty(8, dtype=torch.int64)
+        half, turned = torch.empty(64, 32, dtype=torch.bfloat16), torch.empty(32, 64, dtype=torch.bfloat16).t()
+        weight = torch.empty(32, dtype=torch.bfloat16, requires_grad=True)
+        with Work() as work:
+            short.log_softmax(-1)
+            long.log_softmax(-1)
+            nn.functional.nll_loss(long, labels, reduction="sum")
+            half.relu(), half + turned, half.float(), half.float().bfloat16(), torch.cat((half, half)), half.sum(0)
+        with FusedNorms(), Work() as norm:
+            nn.functional.rms_norm(half.requires_grad_(), (32,), weight).backward(torch.empty_like(half))
+    rows = [(op.name, op.bytes, op.scattered) for op in work.ops]
+    assert rows[:3] == [
+        ("_log_softmax", 2 * short.nbytes, False),
+        ("_log_softmax", 4 * long.nbytes, False),
+        ("nll_loss_forward", labels.nbytes + 2 * 4, False),
+    ]
+    scattered = [False, True, True, True, False, True, False]
+    assert [row[::2] for row in rows[3:]] == list(
+        zip(["relu", "add", "_to_copy", "_to_copy", "_to_copy", "cat", "sum"], scattered, strict=True)
+    )
+    there, back = (next(op for op in norm.ops if op.name == name) for name in NORMS)
+    assert there.bytes == 2 * half.nbytes + weight.nbytes + 2 * 2 * 64
+    assert back.bytes == 5 * half.nbytes + 2 * weight.nbytes + 2 * 2 * 64
 
 
 def test_states() -> None:
