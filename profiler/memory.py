@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zbsolve.exec.backward.stage import Live, Stage
 from zbsolve.exec.backward.values import copied, tensors_of
-from zbsolve.exec.dtensors import is_dtensor, local
+from zbsolve.exec.dtensors import is_dtensor, local, local_bytes
 from zbsolve.exec.graphs import graph_saved
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.torch_private import storage_key
@@ -31,7 +31,8 @@ class LayerMemory:
     """Bytes of one layer for one microbatch. after_F: they live after F, its input among them. after_B: they wait for W.
     after_W: they live then. transient: the most inside a pass beyond what lived before or after it. output: of its output,
     as a message. kept: of each tensor of its output, what the layer itself needs later. unneeded: of each one of its input,
-    what it does not need itself (a stage keeps what gets a gradient of the input of its first layer all the same)."""
+    what it does not need itself (a stage keeps what gets a gradient of the input of its first layer all the same). frozen:
+    of its parameters, those that are not trained."""
 
     after_F: int
     after_B: int
@@ -40,6 +41,7 @@ class LayerMemory:
     output: int
     kept: tuple[int, ...]
     unneeded: tuple[int, ...]
+    frozen: int = 0
 
     @property
     def output_kept(self) -> int:
@@ -68,6 +70,7 @@ class LayerMemory:
             "output_kept": kept,
             "input_unneeded": self.input_unneeded,
             "transient": self.transient,
+            "frozen_bytes": self.frozen,
         }
 
 
@@ -168,8 +171,9 @@ def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor
     for p in parameters:
         if p.requires_grad and p.grad is None:
             p.grad = torch.zeros_like(p)
+    frozen = sum(local_bytes(p) for p in parameters if not p.requires_grad)
     if any(one.device.type == "cuda" for one in tensors_of(x)):
-        return _metered(stage, x, target, AllocatedBytes())
+        return replace(_metered(stage, x, target, AllocatedBytes()), frozen=frozen)
     buffers = [b for layer in stage.layers for b in layer.buffers()]
     # A batch is there before the step, so it does not count, neither here nor in the executor.
     fixed = [
@@ -179,7 +183,7 @@ def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor
         *(tensors_of(x) if stage.first == 0 else []),
         *(p.grad for p in parameters if p.grad is not None),
     ]
-    return _metered(stage, x, target, living(fixed))
+    return replace(_metered(stage, x, target, living(fixed)), frozen=frozen)
 
 
 @dataclass(frozen=True, slots=True)

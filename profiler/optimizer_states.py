@@ -15,8 +15,8 @@ from .operation_costs import parameter_type
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
     """How parameters are kept and updated. factor: bytes of parameters, gradients and optimizer state for each byte of
-    parameters. traffic: bytes that one update reads and writes for each byte of parameters. optimizer: the one that is
-    timed."""
+    trained parameters. traffic: bytes that one update reads and writes for each byte of parameters. optimizer: the one that
+    is timed."""
 
     name: str
     factor: float
@@ -35,8 +35,10 @@ OPTIMIZER_STATES = {
 
 
 def state_of(name: str | None, parameters: Sequence[Tensor]) -> OptimizerState:
-    """The optimizer's state called `name`; None: Adam's, mixed where most parameters have 16 bits. Raises BadInput."""
-    half = parameter_type(list(parameters)).itemsize == 2
+    """The optimizer's state called `name`; None: Adam's, mixed where most trained parameters have 16 bits. Raises
+    BadInput."""
+    trained = [one for one in parameters if one.requires_grad]
+    half = parameter_type(trained or list(parameters)).itemsize == 2
     if name is None:
         return OPTIMIZER_STATES["adam-mixed" if half else "adam"]
     if name not in OPTIMIZER_STATES:

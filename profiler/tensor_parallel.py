@@ -56,7 +56,8 @@ def _part(layer: Layer, given: int, ranks: int, link: Link) -> Layer:
     turns = BLOCK if layer.attention_F else OTHER if layer.parameter_bytes else {}
     times = {kind: getattr(layer, kind) / ranks + turn * turns.get(kind, 0) * bool(getattr(layer, kind)) for kind in OTHER}
     sizes = {
-        name: ceil(getattr(layer, name) / ranks) for name in (*SIZES, "parameter_bytes", "kv_bytes", "kv_gradient_bytes")
+        name: ceil(getattr(layer, name) / ranks)
+        for name in (*SIZES, "parameter_bytes", "frozen_bytes", "kv_bytes", "kv_gradient_bytes")
     }
     sizes["transient"] += hidden if turns else 0
     rest = {name: getattr(layer, name) / ranks for name in ("U", "attention_F", "attention_B")}

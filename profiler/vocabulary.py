@@ -80,7 +80,8 @@ def _counting(found: dict[str, list[Op]]) -> Callable[[str, Callable[[], Any]], 
 
 def _shard(cut: Cut, ranks: int, clock: Clock) -> ShardCosts:
     one, two = (_passes(clock.shard(ranks, barriers), *clock.held(ranks, barriers)) for barriers in (1, 2))
-    return ShardCosts(ranks, one, two, cut.parameter_bytes(ranks), max(clock.table(ranks).values(), default=0.0))
+    lookup = max(clock.table(ranks).values(), default=0.0)
+    return ShardCosts(ranks, one, two, cut.parameter_bytes(ranks), lookup, frozen_bytes=cut.frozen_bytes(ranks))
 
 
 def _passes(times: Times, held: int, transient: int) -> ShardPasses:

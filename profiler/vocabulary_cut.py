@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,12 +73,23 @@ class Cut:
 
     def parameter_bytes(self, ranks: int) -> int:
         """Bytes of a shard's parameters."""
-        own = [self.weight, self.bias, None if self.tied else self.table]
-        return sum(one.nbytes // self.size * len(shard_rows(self.size, ranks, 0)) for one in own if one is not None)
+        return self._bytes(ranks, self._own)
+
+    def frozen_bytes(self, ranks: int) -> int:
+        """Bytes of those that are not trained."""
+        return self._bytes(ranks, [one for one in self._own if not one.requires_grad])
+
+    @property
+    def _own(self) -> list[nn.Parameter]:
+        return [one for one in (self.weight, self.bias, None if self.tied else self.table) if one is not None]
+
+    def _bytes(self, ranks: int, own: Sequence[nn.Parameter]) -> int:
+        return sum(one.nbytes // self.size * len(shard_rows(self.size, ranks, 0)) for one in own)
 
     def _shard(self, parameter: nn.Parameter, ranks: int) -> nn.Parameter:
-        found = nn.Parameter(parameter.detach()[: len(shard_rows(self.size, ranks, 0))].clone())
-        found.grad = torch.zeros_like(found)
+        part = parameter.detach()[: len(shard_rows(self.size, ranks, 0))].clone()
+        found = nn.Parameter(part, requires_grad=parameter.requires_grad)
+        found.grad = torch.zeros_like(found) if found.requires_grad else None
         return found
 
 

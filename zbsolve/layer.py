@@ -45,6 +45,7 @@ class Layer:
     attention_B: µs of F and of the backward (B or BW) that causal attention itself takes, between projections; kv_bytes: of
     its keys and values, among what F keeps. 0 where unknown; sequence slices need them. kv_gradient_bytes: of the gradients
     of keys and values, as slices gather them (in float32 where keys have 16 bits); 0: as many as kv_bytes.
+    frozen_bytes: of the parameters, those that are never trained: they have no gradient and no optimizer state.
     """
 
     name: str
@@ -69,6 +70,12 @@ class Layer:
     kv_bytes: int = 0
     kv_gradient_bytes: int = 0
     slice_extra: SliceExtra | None = None
+    frozen_bytes: int = 0
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of the parameters that are trained."""
+        return self.parameter_bytes - self.frozen_bytes
 
     @property
     def work(self) -> float:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,10 @@ class MessageRoom(NamedTuple):
 
     sizes: tuple[int, ...]
     reserved: tuple[int, ...]
+
+    def larger(self, factor: float) -> MessageRoom:
+        """The same where messages have `factor` times as many bytes."""
+        return self._replace(sizes=tuple(ceil(factor * size) for size in self.sizes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,17 +359,32 @@ class Problem:
         """The same step where compute on rank r takes `factors[r]` times as long, rounded to whole µs."""
         return self._times(np.asarray(factors, np.float64)[self.passes.rank])
 
-    def scaled(self, factors: Sequence[float]) -> Problem:
-        """The same step where compute of microbatch i takes `factors[i]` times as long, rounded to whole µs: microbatches of
-        different lengths. Messages, bytes and passes of no microbatch (updates) stay. Raises BadInput for factors that are
-        not one a microbatch, or no numbers from 0 up."""
+    def scaled(self, factors: Sequence[float], latency: float = 0.0) -> Problem:
+        """The same step where microbatch i is `factors[i]` times as large: its passes and messages take so much longer, and
+        it holds so much more, rounded to whole µs and bytes. What belongs to no microbatch (updates, parameters that are
+        gathered) stays. latency: µs of each message and collective that stay as they are (infinite: all of them). Raises
+        BadInput for factors that are not one a microbatch, or no numbers from 0 up."""
         each = np.asarray(factors, np.float64)
         if each.shape != (self.microbatches,):
             raise BadInput(f"factors: shape {each.shape}, not one for each of {self.microbatches} microbatches")
         if not (np.isfinite(each) & (each >= 0)).all():
             raise BadInput(f"factors: number {int(np.argmin(np.isfinite(each) & (each >= 0)))} is no number from 0 up")
-        mine = self.in_microbatch
-        return self._times(np.where(mine, each[np.where(mine, self.passes.microbatch, 0)], 1.0))
+        p, e, mine = self.passes, self.edges, self.in_microbatch
+        factor = np.where(mine, each[np.where(mine, p.microbatch, 0)], 1.0)
+        inside = mine[e.before] & mine[e.after] & (p.microbatch[e.before] == p.microbatch[e.after])
+        larger = np.where(inside, factor[e.before], 1.0)
+
+        def moved(time: Ints, factors: Any) -> Ints:
+            fixed = np.minimum(time, latency)
+            return np.asarray(np.rint(fixed + (time - fixed) * factors), np.int64)
+
+        lag, sent, size = moved(e.lag, larger), moved(e.sent, larger), np.rint(e.bytes * larger).astype(np.int64)
+        longer = np.rint((p.duration - self.sending) * factor).astype(np.int64)
+        longer += np.bincount(e.before, sent, len(p)).astype(np.int64)
+        passes = replace(p, duration=np.where(self.computing, longer, moved(p.duration, factor)))
+        edges = replace(e, lag=lag, sent=sent, bytes=size)
+        room = None if self.messages is None else self.messages.larger(max(1.0, each.max()))
+        return replace(self, passes=passes, edges=edges, messages=room)
 
     def _times(self, factors: Any) -> Problem:
         """The same step where each pass computes `factors`, shape (passes,), times as long; what it sends takes as long as

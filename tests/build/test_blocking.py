@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
 import numpy as np
 import pytest
@@ -78,22 +79,26 @@ def test_what_a_message_carries_is_held_until_it_is_sent():
     assert held["0BW0"] == (14, 16)
 
 
-def test_messages_keep_their_length_on_a_slow_rank_and_in_a_long_microbatch():
+def test_messages_keep_their_length_on_a_slow_rank_and_follow_their_microbatch():
     problem = pipeline([2, 2], [3, 3], [1, 1], comm=4, microbatches=2, blocking=True)
     assert problem.slowed([2, 1]).passes.duration[:4].tolist() == [8, 8, 2, 2]
-    assert problem.scaled([1, 3]).passes.duration[:4].tolist() == [6, 10, 2, 6]
+    large = problem.scaled([1, 3])
+    assert large.passes.duration[:4].tolist() == [6, 18, 2, 6]
+    assert large.sending[:4].tolist() == [4, 12, 0, 0]
+    assert problem.scaled([1, 3], latency=1).passes.duration[:4].tolist() == [6, 16, 2, 6]
+    assert problem.scaled([1, 3], latency=inf).passes.duration[:4].tolist() == [6, 10, 2, 6]
 
 
 def test_a_factor_a_microbatch():
-    problem = pipeline([2, 4], [3, 5], [1, 2], comm=1, microbatches=3, held_until_B=2)
+    """Times, messages and bytes follow the size; with a latency of 4 µs messages are 4 µs and 2 µs a size."""
+    problem = pipeline([2, 4], [3, 5], [1, 2], comm=6, microbatches=3, held_until_B=2, held_from_B=4)
     table = [1, 0.5, 2]
-    same = pipeline(
-        *([[round(us * one) for one in table] for us in row] for row in ([2, 4], [3, 5], [1, 2])),
-        comm=1,
-        microbatches=3,
-        held_until_B=2,
-    )
+    each = [[[round(us * one) for one in table] for us in row] for row in ([2, 4], [3, 5], [1, 2])]
+    held = {"held_until_B": [[2, 1, 4]] * 2, "held_from_B": [[4, 2, 8]] * 2}
+    same = pipeline(*each, comm=[[6, 3, 12]], microbatches=3, **held)
     assert problem.scaled(table) == same
+    assert problem.scaled(table, latency=4) == pipeline(*each, comm=[[6, 5, 8]], microbatches=3, **held)
+    assert problem.scaled(table, latency=inf) == pipeline(*each, comm=6, microbatches=3, **held)
     assert problem.alike
     assert not same.alike
     assert problem.scaled([1, 1, 1]) == problem

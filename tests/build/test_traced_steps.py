@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 
@@ -44,7 +46,7 @@ def test_cut_stages_add_up() -> None:
 def test_microbatches_that_differ_are_cut_one_by_one() -> None:
     """Times and bytes are tables, a number a microbatch; messages that hold their sender up stay such."""
     lengths = (1.0, 3.0, 0.5, 1.0, 2.0, 1.5)
-    step = with_units_in_flight(fused(blocking=True), 2).scaled(lengths)
+    step = with_units_in_flight(fused(blocking=True), 2).scaled(lengths, inf)
     halves = restaged(step, (0, 1, 2, 3, 3, 2, 1, 0))
     own = (halves.passes.duration - halves.sending)[halves.rows("F")].reshape(8, 6)
     whole = (step.passes.duration - step.sending)[step.rows("F")].reshape(4, 6)

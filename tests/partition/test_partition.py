@@ -366,7 +366,7 @@ def test_lengths_of_microbatches_are_kept_and_checked(tmp_path):
     profile.save(path)
     assert Profile.load(path) == profile
     problem = profile.problem(2, 3)
-    assert problem == replace(profile, microbatch_factors=()).problem(2, 3).scaled((1.0, 2.5, 0.5))
+    assert problem == replace(profile, microbatch_factors=()).problem(2, 3).scaled((1.0, 2.5, 0.5), profile.link.latency)
     known = r"knows how long 3 microbatches are \(field 'microbatch_factors'\), not 4"
     with pytest.raises(BadInput, match=known):
         profile.problem(2, 4)

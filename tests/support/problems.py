@@ -160,7 +160,11 @@ def uneven_microbatches(seed: int, ranks: int = 3, most: int = 4) -> Problem:
         objective=rng.choice(["makespan", "makespan", "span"]),
         **backward,
     )
-    return problem.scaled([rng.choice([0.5, 1, 1, 2, 3]) for _ in range(m)]) if what == "factors" else problem
+    if what != "factors":
+        return problem
+    problem = problem.scaled(factors := [rng.choice([0.5, 1, 1, 2, 3]) for _ in range(m)])
+    larger = None if problem.capacity is None else tuple(int(one * max(1, *factors)) for one in problem.capacity)
+    return replace(problem, capacity=larger)
 
 
 class _Drawn:

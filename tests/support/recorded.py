@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def with_lengths(
     """The same order where microbatches compute so many times as long, a row a step, and each pass by chance more."""
     random, steps = np.random.default_rng(seed), []
     for row in lengths:
-        problem = schedule.problem.scaled(row)
+        problem = schedule.problem.scaled(row, latency=inf)
         own = problem.passes.duration - problem.sending
         took = np.rint(own * np.exp(noise * random.standard_normal(len(own)))).astype(np.int64) + problem.sending
         steps.append(Schedule(replace(problem, passes=replace(problem.passes, duration=took)), schedule.order))

@@ -7,7 +7,9 @@ from graphlib import TopologicalSorter
 import numpy as np
 
 from ..problem import Problem
-from ..tables import Ints
+from ..tables import KINDS, Ints
+from ..util.errors import Infeasible
+from ..util.text import exact_bytes
 
 
 def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
@@ -28,6 +30,29 @@ def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
         rows = one.edges_in(pool)
         needs[pool] = (around[:, rows] @ one.edges.bytes[rows]).max(initial=0)
     return needs
+
+
+def checked_room(problem: Problem) -> Problem:
+    """The problem, a step whose microbatches differ in size alone, where each of them fits. Raises Infeasible."""
+    for microbatch in _largest(problem):
+        need = one_microbatch_needs(problem, microbatch)
+        for rank, room in enumerate(problem.capacity or ()):
+            if need[rank] > room:
+                what = f"needs {exact_bytes(need[rank])} for microbatch {microbatch} alone, but has {exact_bytes(room)}"
+                raise Infeasible(f"capacity: rank {rank} {what}: no schedule exists")
+    return problem
+
+
+def _largest(problem: Problem) -> list[int]:
+    """The microbatch that holds most, of those alike in passes and their ranks."""
+    p, mine = problem.passes, problem.in_microbatch
+    table = np.zeros((len(KINDS) * problem.stages, problem.microbatches), np.int64)
+    np.add.at(table, (p.kind[mine] * problem.stages + p.stage[mine], p.microbatch[mine]), 1 + p.rank[mine])
+    before = problem.edges.before
+    held = np.bincount(p.microbatch[before], problem.edges.bytes * mine[before], problem.microbatches)
+    order = np.argsort(-held, kind="stable")
+    _, first = np.unique(table[:, order], axis=1, return_index=True)
+    return sorted(order[first].tolist())
 
 
 def _upstream(count: int, before: list[int], after: list[int]) -> np.ndarray:

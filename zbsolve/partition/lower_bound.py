@@ -61,14 +61,17 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     sent = np.maximum(0.0, apart - HALF)
     all_own = [_of_all(costs, one) for one in own]
     beside = [_of_all(costs, lower(np.asarray(one), float(costs.factors[stage]))) for one in shard]
+    smaller = min(1.0, shortest)  # messages and collectives of a small microbatch are shorter
+    sent = np.maximum(0.0, smaller * sent - HALF * bool(costs.microbatch_factors))
     work = np.maximum(sum([*all_own, *beside]), costs.microbatches * 2 * sent)
     if objective == "span" or stage == 0:
         return np.asarray(work)
     rounding = stage * (HALF * factors.max() + slower)
     before = [np.maximum(0.0, factors.min() * np.nan_to_num(one[0], posinf=0.0) - rounding) for one in sums[:2]]
     before = [np.maximum(0.0, shortest * one - HALF * stage * bool(costs.microbatch_factors)) for one in before]
-    others = np.maximum(0.0, np.nan_to_num(apart[0], posinf=0.0) - HALF * stage)
-    message = round(min(costs.link.message(c) for c in costs.layers))
+    again = HALF * bool(costs.microbatch_factors)
+    others = np.maximum(0.0, smaller * (np.nan_to_num(apart[0], posinf=0.0) - HALF * stage) - again * stage)
+    message = max(0.0, smaller * round(min(costs.link.message(c) for c in costs.layers)) - again)
     head, tail = (np.asarray(one) + others + stage * message for one in before)
     between = all_own[0] + all_own[1] + sum(beside[: costs.vocabulary.barriers])
     return np.asarray(np.maximum(head[:, None] + work, head[:, None] + between + tail[:, None] + sent))

@@ -44,7 +44,7 @@ def on_devices(layers: Sequence[Layer], link: Link, devices: int, scaling: Scali
             value = getattr(layer, one.name)
             if isinstance(value, float | int) and one.name not in ("output_bytes", "message"):
                 wait = 2 * ring if scaling is None and value and one.name in WAITING else 0.0
-                whole = one.name.startswith(("held", "parameter", "transient", "output", "input", "kv"))
+                whole = one.name.startswith(("held", "parameter", "frozen", "transient", "output", "input", "kv"))
                 changed[one.name] = ceil(value / devices) if whole else value / devices / efficiency + wait
         found.append(replace(layer, **changed))
     return tuple(found)

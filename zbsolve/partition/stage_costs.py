@@ -147,7 +147,8 @@ class StageCosts:
     @cached_property
     def memory(self) -> StageMemory:
         """What stages keep and need, bytes."""
-        return StageMemory(self.layers, self.states, self.tied, self.shards, self.vocabulary, self.gradients)
+        largest = max(self.microbatch_factors, default=1.0)
+        return StageMemory(self.layers, self.states, self.tied, self.shards, self.vocabulary, self.gradients, largest)
 
     def in_flight(self, stage: int) -> int:
         """Microbatches whose activations a stage is taken to hold at once: as 1F1B does where each stage has its own rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +21,20 @@ Place = int | NDArray[np.int64]  # of a cut: before this layer
 
 class Shard(NamedTuple):
     """What every rank has of a sharded vocabulary beside its stages: µs of S and T for one microbatch, barriers (0: it is
-    not sharded), bytes of parameters, and the most that S or T takes while it runs, beyond what is kept."""
+    not sharded), bytes of parameters, the most that S or T takes while it runs, beyond what is kept, and bytes of those
+    parameters that are not trained."""
 
     S: float = 0.0
     T: float = 0.0
     barriers: int = 0
     parameter_bytes: int = 0
     transient: int = 0
+    frozen_bytes: int = 0
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of the parameters that are trained."""
+        return self.parameter_bytes - self.frozen_bytes
 
 
 NO_SHARD = Shard()
@@ -36,10 +44,12 @@ NO_SHARD = Shard()
 class StageMemory:
     """The memory of a stage of layers a … b − 1, for any cuts a < b: whole numbers, or arrays of them that broadcast.
 
-    layers: of the whole model. states: bytes of parameters, gradients and optimizer state for each byte of parameters.
+    layers: of the whole model. states: bytes of parameters, gradients and optimizer state for each byte of parameters that
+    are trained; frozen ones count once.
     tied: as in a `Profile`. A layer's bytes are in `Layer`. shards: ranks over which all of these are sharded. vocabulary:
     what each rank has of it beside its stages. gradients: bytes of a gradient before it is reduced for each byte of its
-    parameter.
+    parameter. largest: how much larger the largest microbatch is than layers say, in what ranks keep free for messages and
+    for passes that run, and in what one microbatch keeps at most.
     """
 
     layers: tuple[Layer, ...]
@@ -48,6 +58,7 @@ class StageMemory:
     shards: int = 1
     vocabulary: Shard = NO_SHARD
     gradients: float = 1.0
+    largest: float = 1.0
 
     def _total(self, *names: str) -> Floats:
         """[a]: the sum of these bytes over the layers before a."""
@@ -62,13 +73,19 @@ class StageMemory:
         return np.concatenate([[0.0], np.cumsum(np.array(twice, np.float64)), [0.0]])
 
     @cached_property
-    def _totals(self) -> tuple[Floats, Floats, Floats]:
-        """Kept after F, kept after B, parameters."""
-        return (
-            self._total("held_until_B", "held_until_W"),
-            self._total("held_until_W", "held_from_B"),
-            self._total("parameter_bytes"),
-        )
+    def _totals(self) -> tuple[Floats, Floats]:
+        """Kept after F, kept after B."""
+        return self._total("held_until_B", "held_until_W"), self._total("held_until_W", "held_from_B")
+
+    @cached_property
+    def _parameter_totals(self) -> dict[bool, Floats]:
+        """Trained or not → [a]: bytes of such parameters of the layers before a."""
+        return {True: self._total("trained_bytes"), False: self._total("frozen_bytes")}
+
+    def _trained(self, size: int, group: Sequence[int]) -> bool:
+        """Whether a parameter of so many bytes that these layers hold is trained: where it is not, all of them have as many
+        frozen bytes."""
+        return any(self.layers[i].frozen_bytes < size for i in group)
 
     def after_f(self, a: Place, b: Place) -> Any:
         """Bytes of one microbatch between F and B: the layers' sum, where a tensor between two that both count counts
@@ -81,8 +98,8 @@ class StageMemory:
         return self._totals[1][b] - self._totals[1][a]
 
     def kept(self, a: Place, b: Place) -> Any:
-        """The most bytes that one microbatch keeps."""
-        return np.maximum(self.after_f(a, b), self.after_b(a, b))
+        """The most bytes that one microbatch keeps, the largest."""
+        return self.largest * np.maximum(self.after_f(a, b), self.after_b(a, b))
 
     def held(self, counts: Sequence[int]) -> dict[str, list[int]]:
         """`held_until_B`, `held_until_W`, `held_from_B` of stages with so many layers, for `pipeline`: what one layer's B
@@ -98,37 +115,47 @@ class StageMemory:
     def fixed(self, *stages: tuple[Place, Place]) -> Any:
         """Bytes of parameters, gradients and optimizer state of one rank with stages (a, b), which has what its layers share
         once, and its shard of a vocabulary; where they are sharded, the rank's part."""
-        return self.states / self.shards * (self._parameters(*stages) + self.vocabulary.parameter_bytes)
+        trained = self._parameters(True, *stages) + self.vocabulary.trained_bytes
+        frozen = self._parameters(False, *stages) + self.vocabulary.frozen_bytes
+        return (self.states * trained + min(1.0, self.states) * frozen) / self.shards
 
     def gathered(self, *stages: tuple[Place, Place]) -> Any:
         """Bytes of sharded parameters, gathered, and of their gradients before they are reduced, of all these stages at
         once; 0 where nothing is sharded."""
-        return (1 + self.gradients) * self._parameters(*stages) if self.shards > 1 else 0 * self._parameters(*stages)
+        trained, frozen = (self._parameters(kind, *stages) for kind in (True, False))
+        return (1 + self.gradients) * trained + frozen if self.shards > 1 else 0 * trained
 
     def parameters(self, counts: Sequence[int]) -> list[int]:
         """Bytes of the parameters of each stage with so many layers."""
-        return [int(self._parameters((here.start, here.stop))) for here in layer_ranges(counts)]
+        stages = [(here.start, here.stop) for here in layer_ranges(counts)]
+        return [int(self._parameters(True, one) + self._parameters(False, one)) for one in stages]
+
+    def trained(self, counts: Sequence[int]) -> list[int]:
+        """Bytes of those that are trained, of each stage with so many layers."""
+        return [int(self._parameters(True, (here.start, here.stop))) for here in layer_ranges(counts)]
 
     def unreduced(self, counts: Sequence[int]) -> list[int]:
         """Bytes of the gradients of each stage with so many layers before they are reduced."""
-        return [int(self.gradients * size) for size in self.parameters(counts)]
+        return [int(self.gradients * size) for size in self.trained(counts)]
 
-    def own_parameters(self, counts: Sequence[int], routes: Sequence[Sequence[int]]) -> list[int]:
-        """Bytes of the parameters of each stage with so many layers, without those that an earlier stage of its rank holds
-        too: a rank sums their gradients once, and those of earlier stages end last. Of several ranks, the most."""
+    def own_trained(self, counts: Sequence[int], routes: Sequence[Sequence[int]]) -> list[int]:
+        """Bytes of the trained parameters of each stage with so many layers, without those that an earlier stage of its rank
+        holds too: a rank sums their gradients once, and those of earlier stages end last. Of several ranks, the most."""
         ranges = [(here.start, here.stop) for here in layer_ranges(counts)]
         found = [0] * len(ranges)
         for mine in _stages_of(routes):
             for n, stage in enumerate(mine):
                 before = [ranges[one] for one in mine[:n]]
-                there = self._parameters(*before) if before else 0
-                found[stage] = max(found[stage], int(self._parameters(*before, ranges[stage]) - there))
+                there = self._parameters(True, *before) if before else 0
+                found[stage] = max(found[stage], int(self._parameters(True, *before, ranges[stage]) - there))
         return found
 
-    def _parameters(self, *stages: tuple[Place, Place]) -> Any:
-        total = self._totals[2]
+    def _parameters(self, trained: bool, *stages: tuple[Place, Place]) -> Any:
+        total = self._parameter_totals[trained]
         found = np.sum([total[b] - total[a] for a, b in stages], axis=0)
         for size, group in self.tied:
+            if self._trained(size, group) != trained:
+                continue
             before = np.concatenate([[0], np.cumsum(np.isin(np.arange(len(self.layers)), group))])
             here = np.sum([before[b] - before[a] for a, b in stages], axis=0)
             found = found - size * np.maximum(0, here - 1)
@@ -138,7 +165,7 @@ class StageMemory:
     def _messages(self) -> Floats:
         """[a]: bytes of messages over a cut before layer a, on each side of it: none before the first layer and behind the
         last."""
-        return np.array([0, *(MESSAGES * one.output_bytes for one in self.layers[:-1]), 0], np.float64)
+        return np.array([0, *(MESSAGES * ceil(self.largest * one.output_bytes) for one in self.layers[:-1]), 0], np.float64)
 
     def messages(self, a: Place, b: Place) -> Any:
         """Bytes of messages at both ends of a stage, as many as usually wait. More do where a rank runs far ahead of the
@@ -152,7 +179,7 @@ class StageMemory:
         found = np.zeros((count + 1, count + 1))
         for a in range(count):
             found[a, a + 1 :] = np.maximum.accumulate([one.transient for one in self.layers[a:]])
-        return np.maximum(found, self.vocabulary.transient)
+        return np.ceil(self.largest * np.maximum(found, self.vocabulary.transient))
 
     def transient(self, a: Place, b: Place) -> Any:
         """The most bytes that a pass takes while it runs, one of a shard too, beyond what is kept before or after it."""
@@ -177,7 +204,7 @@ class StageMemory:
     def message_room(self, counts: Sequence[int], routes: Sequence[Sequence[int]]) -> MessageRoom:
         """How large messages between stages with so many layers are, and what each rank keeps free for them."""
         ranges = layer_ranges(counts)
-        sizes = tuple(int(self.layers[here.stop - 1].output_bytes) for here in ranges[:-1])
+        sizes = tuple(ceil(self.largest * self.layers[here.stop - 1].output_bytes) for here in ranges[:-1])
         ends = [[(ranges[stage].start, ranges[stage].stop) for stage in mine] for mine in _stages_of(routes)]
         return MessageRoom(sizes, tuple(sum(int(self.messages(*end)) for end in one) for one in ends))
 
@@ -185,7 +212,7 @@ class StageMemory:
         if not recomputing:
             return int(self.transient(here.start, here.stop))
         inside = max(c.transient + c.held_until_B + c.held_until_W for c in (self.layers[i] for i in here))
-        return max(inside, self.vocabulary.transient)
+        return ceil(self.largest * max(inside, self.vocabulary.transient))
 
 
 def _stages_of(routes: Sequence[Sequence[int]]) -> list[list[int]]:

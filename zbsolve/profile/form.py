@@ -19,8 +19,8 @@ from .vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 BACKWARD = ("B", "W", "BW")  # of which a layer needs B and W, or BW
 NEEDED = "F"
 STATES = (
-    "bytes of parameters, gradients and optimizer state for each byte of parameters (4: Adam, all of one type; 8: Adam "
-    "beside parameters of 16 bits)"
+    "bytes of parameters, gradients and optimizer state for each byte of trained parameters (4: Adam, all of one type; 8: "
+    "Adam beside parameters of 16 bits)"
 )
 TIME = AMOUNT | str  # a number of µs, or text with its unit
 SIZE = COUNT | str  # the same of bytes
@@ -93,6 +93,7 @@ class ShardForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     one: ShardPassesForm
     two: ShardPassesForm
     parameter_bytes: SIZE = 0
+    frozen_bytes: SIZE = 0
     lookup: TIME = 0.0
     broadcast: TIME | None = None
     reduce: TIME | None = None
@@ -164,6 +165,10 @@ def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
         if known.get(name, 0.0) > most:
             raise BadInput(f"{where}: field '{name}' is {known[name]:g} µs, more than {of} takes ({most:g} µs)")
     fused = {} if "BW" in known else {"BW": known["B"] + known["W"]}
+    if known.get("frozen_bytes", 0) > known.get("parameter_bytes", 0):
+        raise BadInput(
+            f"{where}: field 'frozen_bytes' is {known['frozen_bytes']}, more than all parameters ('parameter_bytes') have"
+        )
     sizes = dict.fromkeys(("held_until_B", "held_until_W", "parameter_bytes", "output_bytes"), 0)
     layer = Layer(**{"name": f"layer{index}", **sizes, **split, **fused, **known})
     if why := negative_slice(layer):

@@ -45,6 +45,7 @@ NUMBERS = {
     "held-from-B": Number(("held_from_B",), parse_bytes, "bytes that B keeps until W ends, beside what F keeps"),
     "transient": Number(("transient",), parse_bytes, "bytes that a pass takes only while it runs"),
     "parameters": Number(("parameter_bytes",), parse_bytes, "bytes of the parameters; --states says what else they need"),
+    "frozen": Number(("frozen_bytes",), parse_bytes, "bytes of the parameters that are not trained: they count once"),
     "message-bytes": Number(("output_bytes",), parse_bytes, "bytes of the message to the next stage"),
 }
 MAX_STAGES = 100_000

@@ -7,6 +7,7 @@ microbatch, is what its passes took. A pipeline waits for the longest, so median
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -67,7 +68,7 @@ def factors_of(trace: Trace, lengths: Lengths) -> tuple[float, ...]:
     factors, measured = lengths.each[trace.median_step], trace.steps[trace.median_step].value
     if not lengths.explain or not measured:
         return ()
-    tried = with_times(trace.problem, lengths.usual), with_times(trace.problem, lengths.base).scaled(factors)
+    tried = with_times(trace.problem, lengths.usual), with_times(trace.problem, lengths.base).scaled(factors, inf)
     misses = [abs(Schedule(one, trace.schedule, trace.syncs).timeline().value / measured - 1) for one in tried]
     return tuple(round(one, 6) for one in factors.tolist()) if misses[0] - misses[1] >= CLOSER else ()
 

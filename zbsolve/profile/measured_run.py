@@ -17,7 +17,7 @@ from ..util.errors import BadInput
 from ..util.statistics import weighted_median
 from .lengths import factors_of, lengths_of
 from .measured_vocabulary import with_shards, without_shards
-from .profile import Profile
+from .profile import MESSAGES_ALIKE, Profile
 
 ALIKE = 0.05  # ranks that are less than this slower or faster than the middle one count as alike
 Samples = dict[tuple[int, str], list[float]]  # µs, by layer and kind
@@ -84,6 +84,8 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
         "bytes_from": "nowhere: a base profile was not given" if base is None else f"{base.source} profile of {base.model}",
         "run": {key: value for key, value in trace.facts.items() if isinstance(value, str | int | float)},
     }
+    if lasting:
+        facts[MESSAGES_ALIKE] = True
     return Profile(
         _source(trace, base),
         (problem.source.rpartition(": ")[2] or "trace") if base is None else base.model,

@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from typing import Any
 
 from .. import placement as placements
+from ..build.one_microbatch import checked_room
 from ..build.recompute import Recompute, recomputed_stages
 from ..layer import HostLink, Layer, Link, Tied, split_known
 from ..partition.by_name import partition_by_name
@@ -40,21 +42,27 @@ from .sharding import Gathers, check_sharding, sharded_step
 from .slices import check_combination, sliced_step, widest_slice
 from .vocabulary import VocabularyCosts
 
+MESSAGES_ALIKE = "messages_alike"  # the fact that messages take as long for microbatches that differ
+# Fields of layers that files leave out where there is nothing, as before there were such fields.
+NEWER = ("message", "attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra", "frozen_bytes")
+
 
 @dataclass(frozen=True)
 class Profile:
     """A model's layers and the links between ranks.
 
     source: "measured", "given" (typed in), or "estimated: " and by what, never to be confused. states: bytes of
-    parameters, gradients and optimizer state for each byte of parameters (4 for Adam in one precision). capacity: bytes a
+    parameters, gradients and optimizer state for each byte of trained parameters (4 for Adam in one precision); frozen ones
+    count once. capacity: bytes a
     device has, or None. facts: JSON values about the machine and the run. samples: every raw measurement, µs, keyed
     "<layer>/<kind>" or "link/<bytes>".
     rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike. tied: bytes of
     each parameter that several layers hold, and their numbers: a rank with several of them has it once. shard_link: between
     the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and the pipeline's counts.
     host: between a device and its node's host memory, for offload; None: not known, and nothing is offloaded.
-    microbatch_factors: how much longer each microbatch computes than the layers say, where they differ in length: then steps
-    have so many microbatches; () where all are alike. Bytes and messages are the same for all. vocabulary: what output
+    microbatch_factors: how much larger each microbatch is than the layers say, in times, bytes and messages: then steps have
+    so many microbatches; () where all are alike. A run's factors are those of its times: its messages were measured by
+    themselves, and stay (fact `messages_alike`). vocabulary: what output
     layer, loss and embedding cost that are sharded over all ranks; None: not known. gradients: bytes of a gradient for each
     byte of its parameter, where parameters are sharded and it is not reduced yet: 2 where 16 bits are summed in 32.
     """
@@ -141,15 +149,16 @@ class Profile:
         costs = StageCosts.of(model, routes, microbatches * (len(cuts) - 1), limit, fused, shards, shard)
         counts = costs.check(_layers(costs, vocabulary, recompute) if layers is None else layers)
         left = self._left(costs, counts, recompute, memory)
-        stays = is_none(offload)
+        stays, unlike = is_none(offload), bool(self.microbatch_factors)
+        room = None if unlike else left  # of the largest microbatch only `_uneven` knows
         with _said_of_memory(limit, memory, stays and not recompute):
-            problem = plain_step(whole, costs, cuts, counts, left if stays else None, objective, recompute)
+            problem = plain_step(whole, costs, cuts, counts, room if stays else None, objective, recompute)
             problem = replace(problem, source=model._problem_source)
-            problem = part._uneven(vocabulary_step(problem, part.vocabulary, link, vocabulary))
-            problem = problem if stays else offloaded_step(problem, self.host, offload, left)
-        check_host(problem)
-        with _said_of_memory(limit, memory, stays and not recompute):
+            problem = vocabulary_step(problem, part.vocabulary, link, vocabulary)
+            problem = problem if stays else offloaded_step(problem, self.host, offload, room)
             problem = sliced_step(problem, cuts, whole.layers, counts, tokens_of(self.facts.get(SEQUENCE)))
+            problem = self._uneven(problem, link, left if unlike else problem.capacity)
+        check_host(problem)
         if attention_exchange:
             problem = exchanged_step(problem, cuts, whole.layers, counts, link)
         problem = sharded_step(problem, costs, counts, group, gathers)
@@ -162,10 +171,14 @@ class Profile:
         messages = costs.memory.message_room(counts, routes)
         return replace(problem, messages=messages if any(messages.sizes) else None)
 
-    def _uneven(self, problem: Problem) -> Problem:
-        """With ranks and microbatches as slow as the profile says."""
+    def _uneven(self, problem: Problem, link: Link, room: Sequence[int] | None) -> Problem:
+        """With ranks as slow and microbatches as large as the profile says. room: bytes of each rank. Raises Infeasible."""
         problem = problem.slowed(self.rank_factors) if self.rank_factors else problem
-        return problem.scaled(self.microbatch_factors) if self.microbatch_factors else problem
+        problem = replace(problem, capacity=None if room is None else tuple(room))
+        if not self.microbatch_factors:
+            return problem
+        latency = inf if self.facts.get(MESSAGES_ALIKE) else link.latency
+        return checked_room(problem.scaled(self.microbatch_factors, latency))
 
     @property
     def _problem_source(self) -> str:
@@ -222,11 +235,14 @@ class Profile:
         costs = body["vocabulary"] or {}
         rests = (costs.get("output_rest"), costs.get("embedding_rest"))
         for layer in (*body["layers"], *(one for one in rests if one is not None)):
-            for name in ("message", "attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra"):
-                if not layer[name]:  # then files are as before there was such a field
+            for name in NEWER:
+                if not layer[name]:
                     del layer[name]
         if not self.link.blocking:
             del body["link"]["blocking"]
+        for shard in costs.get("shards", ()):
+            if not shard["frozen_bytes"]:
+                del shard["frozen_bytes"]
         for name in ("shard_link", "host", "microbatch_factors", "vocabulary"):
             if not body[name]:
                 del body[name]

@@ -27,14 +27,14 @@ def replicated_step(
     """`problem`, the step of these costs, with a pass C for each stage, where it has `replicas`.
 
     C takes an all-reduce over the replicas, a ring's two halves: 2 · (latency + bytes · (N − 1) / N / bandwidth) of the link
-    `between` them (Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002), bytes those of the parameters of the stage, or
-    of its shard of a vocabulary. Where a stage lives on several ranks, the same over them and the pipeline's `link` comes on
-    top. Raises BadInput.
+    `between` them (Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002), bytes those of the trained parameters of the
+    stage, or of its shard of a vocabulary. Where a stage lives on several ranks, the same over them and the pipeline's
+    `link` comes on top. Raises BadInput.
     """
     if replicas == 1:
         return problem
-    sizes = costs.memory.own_parameters(counts, costs.routes)
-    sizes += [costs.vocabulary.parameter_bytes] * (problem.stages - len(sizes))  # shards come behind the model's stages
+    sizes = costs.memory.own_trained(counts, costs.routes)
+    sizes += [costs.vocabulary.trained_bytes] * (problem.stages - len(sizes))  # shards come behind the model's stages
     homes = [len(ranks) for ranks in problem.stage_ranks]
     times = [_sum(size, replicas, between) + _sum(size, own, link) for size, own in zip(sizes, homes, strict=True)]
     return with_exchange(problem, [round(one) for one in times], replicas=True)

@@ -38,7 +38,8 @@ def shard_of(costs: VocabularyCosts, vocabulary: str, ranks: int) -> Shard:
     words."""
     row = costs.shard(ranks)
     passes = row.one if BARRIERS[vocabulary] == 1 else row.two
-    return Shard(passes.S, passes.T, BARRIERS[vocabulary], costs.parameter_bytes(ranks), passes.transient)
+    sizes = costs.parameter_bytes(ranks), passes.transient, costs.frozen_bytes(ranks)
+    return Shard(passes.S, passes.T, BARRIERS[vocabulary], *sizes)
 
 
 def source_with_shards(source: str, costs: VocabularyCosts, ranks: int) -> str:

@@ -28,11 +28,14 @@ def sharded_step(problem: Problem, costs: StageCosts, counts: Sequence[int], lin
     """`problem`, the step of these costs, with each stage's parameters sharded over `costs.shards` ranks.
 
     A gather and a reduction take latency + bytes · (N − 1) / N / bandwidth of the data-parallel group's link, bytes those of
-    the stage's parameters; its gradients are there with the bytes that the profile says (`gradients`). Raises BadInput,
-    Infeasible.
+    the stage's parameters, in a reduction of those that are trained; their gradients are there with the bytes that the
+    profile says (`gradients`). Raises BadInput, Infeasible.
     """
     shards, sizes, gradients = costs.shards, costs.memory.parameters(counts), costs.memory.unreduced(counts)
     if shards == 1:
         return problem
-    times = [round(link.time(size * (shards - 1) / shards)) if size else 0 for size in sizes]
-    return with_sharding(problem, times, times, parameter_bytes=sizes, gradient_bytes=gradients, gathers=gathers)
+    gather, reduce = (
+        [round(link.time(size * (shards - 1) / shards)) if size else 0 for size in each]
+        for each in (sizes, costs.memory.trained(counts))
+    )
+    return with_sharding(problem, gather, reduce, parameter_bytes=sizes, gradient_bytes=gradients, gathers=gathers)

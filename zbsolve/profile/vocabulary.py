@@ -30,9 +30,9 @@ class ShardCosts:
 
     one: with one barrier (algorithm 2: S makes its part of the input gradient, T the weight gradient alone). two: with two
     (algorithm 1: T makes both). parameter_bytes: of a shard of the output's weight and, where it is sharded and not tied,
-    of the embedding's. lookup: µs that the shard's embedding takes for one microbatch, there or back (the longer), without
-    the collective. broadcast, reduce, statistics: µs of the collectives where they were measured on so many ranks.
-    scaled: from which rows this one was made where nobody measured it; "" otherwise.
+    of the embedding's; frozen_bytes: those of them that are not trained. lookup: µs that the shard's embedding takes for one
+    microbatch, there or back (the longer), without the collective. broadcast, reduce, statistics: µs of the collectives
+    where they were measured on so many ranks. scaled: from which rows this one was made, where nobody measured it.
     """
 
     ranks: int
@@ -44,6 +44,7 @@ class ShardCosts:
     reduce: float | None = None
     statistics: float | None = None
     scaled: str = ""
+    frozen_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,16 @@ class VocabularyCosts:
     def parameter_bytes(self, ranks: int) -> int:
         """Bytes of the largest shard's parameters."""
         self._check(ranks)
-        row = self.shards[0]
-        return ceil(self.size / ranks) * row.parameter_bytes // ceil(self.size / row.ranks)
+        return self._part(ranks, self.shards[0].parameter_bytes)
+
+    def frozen_bytes(self, ranks: int) -> int:
+        """The same of those that are not trained."""
+        self._check(ranks)
+        return self._part(ranks, self.shards[0].frozen_bytes)
+
+    def _part(self, ranks: int, size: int) -> int:
+        """Bytes of the largest of so many shards, where one of the first row has `size`."""
+        return ceil(self.size / ranks) * size // ceil(self.size / self.shards[0].ranks)
 
     def broadcast(self, ranks: int, link: Link) -> float:
         """µs until all ranks have the hidden states of one microbatch: measured, else the shorter of a binomial tree and of
@@ -176,6 +185,7 @@ class VocabularyCosts:
             self.parameter_bytes(ranks),
             at(lambda row: row.lookup),
             scaled=scaled,
+            frozen_bytes=self.frozen_bytes(ranks),
         )
 
 

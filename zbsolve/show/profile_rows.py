@@ -17,7 +17,7 @@ from ..util.statistics import median_error
 from ..util.text import format_bytes, printable
 from .profile_meaning import stages
 
-MORE = {"message µs": "message", "all-to-all µs": "all_to_all"}  # columns where there is any
+MORE = {"message µs": "message", "all-to-all µs": "all_to_all", "frozen": "frozen_bytes"}  # columns where there is any
 DOMINATING = 1 / 3  # of the time of slices: what they take whatever their length is more than half of the rest
 AS_FORWARD = "= F"  # the time of X where none is known: see `Profile.problem`
 TIMED = ("F", "B", "W", "BW", "X", "U")  # what a profile has times of, a column each
@@ -48,10 +48,15 @@ def layer_rows(profile: Profile) -> list[tuple[str, ...]]:
                 *(_time(profile, layer, kind) for kind in TIMED),
                 _host(profile, layer),
                 *(format_bytes(getattr(layer, size)) for size in sizes),
-                *(f"{getattr(layer, field):,.1f}" for field in more.values()),
+                *(_further(layer, field) for field in more.values()),
             )
         )
     return rows
+
+
+def _further(layer: Layer, field: str) -> str:
+    value = getattr(layer, field)
+    return format_bytes(value) if field.endswith("_bytes") else f"{value:,.1f}"
 
 
 def _host(profile: Profile, layer: Layer) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from statistics import median, median_low
 from typing import Any
@@ -49,7 +50,7 @@ def trace_of(recording: Recording) -> Trace:
     if not factors:
         return trace
     told = {"microbatch_factors": list(factors), "spread": lengths.spread, "spread_left": lengths.left}
-    return _run(recording, with_times(trace.problem, lengths.base).scaled(factors), trace.facts | told)
+    return _run(recording, with_times(trace.problem, lengths.base).scaled(factors, inf), trace.facts | told)
 
 
 def _held_up(recording: Recording, trace: Trace) -> Trace:

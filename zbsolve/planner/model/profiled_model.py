@@ -180,6 +180,8 @@ def point_of(profile: Profile, where: str) -> Point:
     for name in ("rank_factors", "microbatch_factors"):
         if getattr(profile, name):
             raise BadInput(f"{where}: field '{name}' is of one step: a plan takes ranks and microbatches that are alike")
+    if any(one.frozen_bytes for one in profile.layers):
+        raise BadInput(f"{where}: field 'frozen_bytes': a plan takes parameters that are all trained")
     if any(one.all_to_all for one in profile.layers):
         raise BadInput(f"{where}: field 'all_to_all': expert parallelism is not in the space of plans")
     ends = {0, len(profile.layers) - 1}
