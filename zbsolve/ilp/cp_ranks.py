@@ -101,11 +101,11 @@ def higher_stream_bounds(
     """
     first = np.full(problem.ranks, INFINITE)
     np.minimum.at(first, problem.passes.rank, heads_and_tails(problem, -1)[0] if problem.objective == "makespan" else 0)
-    until = clock.used + seconds
+    share = clock.share(seconds)
     for rank in np.argsort(-first, kind="stable").tolist():
         top, failures = int(incumbent[0]), 0
         while low < min(top, int(incumbent[0])) < INFINITE and failures < MAX_FAILURES:
-            left = min(until - clock.used, clock.left)
+            left = share.left
             if left <= MIN_SECONDS:
                 return
             value, effort = low + (top - low + 1) // 2, left * TRY_SHARE

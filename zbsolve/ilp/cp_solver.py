@@ -13,10 +13,10 @@ def make_solver(seconds: float, workers: int, *, seed: int | None = None, effort
     CP-SAT's own."""
     solver = cp_model.CpSolver()
     solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
-    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.max_time_in_seconds = max(0.0, seconds)
     solver.parameters.num_workers = workers
     if seed is not None:
         solver.parameters.random_seed = seed
     if effort is not None:
-        solver.parameters.max_deterministic_time = effort
+        solver.parameters.max_deterministic_time = max(0.0, effort)
     return solver

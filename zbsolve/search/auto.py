@@ -96,7 +96,7 @@ def solve_auto(
     ready()
     prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
     check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer)
-    amount = value_clock(seconds, effort, prefer).left
+    amount = value_clock(seconds, effort, prefer).total
     sharding = is_open(step.vocabulary)
     runner = TaskRunner(options.pop("workers", None), effort is not None, progress=progress)
     race = Race(runs, amount, runner, options, hint, stop, every, keeping or sharding or is_open(step.slices), sharding)

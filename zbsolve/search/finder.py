@@ -92,14 +92,14 @@ def _named(state: State) -> Iterator[None]:
     problem, clock = state.problem, state.clock
     large, many = len(problem.passes) > LARGE_PASSES, len(problem.passes) > MANY_PASSES
     g = microbatch_graph(problem) if many and not len(problem.side_stream) else None
-    until = clock.used + TIMES_SHARE * clock.left
+    share = clock.part(TIMES_SHARE)
     if g is not None:
         _follow(state, g, repeated_targets(g, *plain_block(g)))
         yield
     for name, named in presets_of(problem, searched=False):
         if state.settled or (large and state.done):
             return
-        if g is not None and clock.used < until:
+        if g is not None and not share.over:
             _follow(state, g, named.timeline().start[g.passes])
         room = problem.capacity
         if room is None or all(np.less_equal(named.timeline().peak_bytes, room)):
@@ -122,13 +122,13 @@ def find(state: State, seed: int, starts: list[Policy]) -> Iterator[None]:
     """Better schedules: those of fewer microbatches extended, then annealed policies and building blocks in turn, then
     neighbourhoods of the best."""
     problem, clock = state.problem, state.clock
-    until = clock.used + SOURCES_SHARE * clock.left
+    share = clock.part(SOURCES_SHARE)
     moved, few = _moved(state, seed), 0
     if state.enough is None:
         search = partial(_search_small, seed=seed)
         yield from _of_makespan(state, search)
         few = yield from extended(state, search)
-    yield from _sources(state, seed, starts, until - clock.used, moved, few)
+    yield from _sources(state, seed, starts, share.left, moved, few)
     if state.schedule is not None and state.enough is None:
         # A question about memory has no use for neighbourhoods: near what is just possible CP-SAT counts little of the time
         # that it takes.
@@ -205,8 +205,8 @@ def _sources(
     sources = [_blocks(state, seed, seconds, room) for room in rooms]
     # Of a larger step blocks gain more; then moves come behind them.
     if len(problem.passes) <= LARGE_PASSES and state.schedule is not None:
-        until = state.clock.used + seconds
-        sources.append(takewhile(lambda _: state.clock.used < until, moved))
+        share = state.clock.share(seconds)
+        sources.append(takewhile(lambda _: not share.over, moved))
     if several := bool(pools_with_syncs(problem)):
         sources += [_beside(state, seed, seconds, room) for room in rooms]
     if not (several and plainly):
@@ -256,7 +256,7 @@ def _paced(state: State) -> Iterator[None]:
     lanes = len(problem.passes) // max(1, problem.microbatches)
     rounds = min(MAX_PACED_ROUNDS, int(PACED_ROUNDS_SHARE * clock.left / annealing_seconds(lanes)))
     clock.spend(rounds * annealing_seconds(lanes) + lanes * SECONDS_PER_PACED_LANE)
-    until = clock.used + PACED_SHARE * clock.left
+    share = clock.part(PACED_SHARE)
 
     def best() -> float:
         return inf if state.lean is None else state.lean_value
@@ -265,7 +265,7 @@ def _paced(state: State) -> Iterator[None]:
         clock.spend(len(problem.passes) * SECONDS_PER_PACED_PASS)
         state.offer(found, PACED_SOLVER)
         yield
-        if state.settled or (clock.used > until and tries >= PACED_TRIES):
+        if state.settled or (share.over and tries >= PACED_TRIES):
             return
 
 
@@ -276,9 +276,9 @@ def _serial(state: State) -> Iterator[None]:
     mean, large = float(problem.passes.duration.mean()), len(problem.passes) > LARGE_PASSES
     if large and state.schedule is not None:
         return
-    until = clock.used + SERIAL_SHARE * clock.left
+    share = clock.part(SERIAL_SHARE)
     for put_off, begin in product(reversed(PUT_OFF), serial_targets(problem)):  # the longest one is the best as a rule
-        if state.schedule is not None and (large or clock.used > until):
+        if state.schedule is not None and (large or share.over):
             return
         clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
         found = serial_schedule(problem, begin, mean * put_off)
@@ -290,9 +290,9 @@ def _serial(state: State) -> Iterator[None]:
 def _shifted(state: State, seed: int, seconds: float) -> Iterator[None]:
     """The same from the best schedule's starts, shifted at random."""
     problem, clock = state.problem, state.clock
-    until, rng = clock.used + seconds, np.random.default_rng(seed)
+    share, rng = clock.share(seconds), np.random.default_rng(seed)
     mean, begins = float(problem.passes.duration.mean()), serial_targets(problem)
-    while clock.used < until:
+    while not share.over:
         best = state.schedule
         begin = begins[int(rng.integers(len(begins)))] if best is None else best.timeline().start
         shifts = mean * float(rng.choice(SHIFTS)) * rng.standard_normal(len(problem.passes))

@@ -95,7 +95,7 @@ def curves(
 
 def _granted(clock: Clock, parts: int, keep: float = 0.0) -> dict[str, Any]:
     """One of so many equal parts of what is left but for `keep`."""
-    return {"effort" if clock.counted else "seconds": (clock.left - keep) / parts}
+    return clock.limit((clock.left - keep) / parts)
 
 
 def _steps(step: Step) -> dict[str, Step]:

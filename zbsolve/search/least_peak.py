@@ -121,13 +121,8 @@ def _or_named(found: LeastPeak, clock: Clock) -> LeastPeak:
 
 def _question(found: LeastPeak, level: Fraction, clock: Clock) -> State:
     """Whether the value can be had below this level: the state of a search that has not begun."""
-    share = QUESTION_SHARE * clock.left
-    state = State(
-        _below(found.schedule.problem, level),
-        Clock(share, share if clock.counted else None),
-        Bound(0, ""),
-        enough=found.enough,
-    )
+    share = clock.apart(QUESTION_SHARE * clock.left)
+    state = State(_below(found.schedule.problem, level), share, Bound(0, ""), enough=found.enough)
     state.leads += [found.schedule]
     return state
 

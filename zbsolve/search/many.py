@@ -29,7 +29,7 @@ from ..schedule import Certificate
 from ..systems.long_steps import LongSystem, lane_order, long_systems_of
 from ..systems.table import presets_of
 from ..util.clock import Clock
-from ..util.errors import BadInput, NotFound, interruption
+from ..util.errors import BadInput, Infeasible, NotFound, interruption
 from .extension import CUT_RULES
 from .many_state import MULTIPLE, ManySearch, Progress
 from .solver import ready, solve
@@ -167,23 +167,23 @@ def _blocks(search: ManySearch, depth: int) -> Iterator[None]:
     few = next((one for one in lengths if one * search.graph.rank.size <= MAX_SHOWN), None)
     if few is None or few > search.microbatches or not search.time_to_show(few):
         return
-    g, until = search.graph, search.clock.used + BLOCK_SHARE * search.clock.left
+    g, share = search.graph, search.clock.part(BLOCK_SHARE)
     work = int(rank_work(g).max())
     best, rounds = least_packed(g), BLOCK_ROUNDS
     yield from _repeated(search, best, few)
     yield from _repeated(search, BuildingBlock(earliest_offsets(g), work), few)
-    while g.rank.size <= MAX_BLOCK_LANES and search.clock.used < until:
+    while g.rank.size <= MAX_BLOCK_LANES and not share.over:
 
         def near(start: Ints, period: int, rounds: int = rounds) -> tuple[BuildingBlock, bool]:
             search.clock.spend(rounds * g.rank.size * SECONDS_PER_PLACED_LANE)
             return anneal_block(g, start, period, rounds, search.seed)
 
-        found = list(shorter_blocks(g, best, near, lambda: search.clock.used < until))
+        found = list(shorter_blocks(g, best, near, lambda: not share.over))
         if found:
             best = found[-1]
             yield from _repeated(search, best, few)
         for period in dict.fromkeys((work, (work + best.period) // 2)):
-            if period < best.period and search.clock.used < until:
+            if period < best.period and not share.over:
                 yield from _repeated(search, near(best.offset, period)[0], few)
         if best.period <= work:
             return
@@ -201,8 +201,12 @@ def _from_small(search: ManySearch, few: int, depth: int) -> Iterator[None]:
     """A small step solved, its steady state cut by time and repeated until it shows rounds."""
     small = with_microbatches(search.one, few)
     amount = SOLVE_SHARE * search.clock.left
-    effort = amount if search.clock.counted else None
-    schedule = solve(small, seconds=amount, effort=effort, seed=search.seed, prefer=None)
+    try:
+        schedule = solve(small, **search.clock.limit(amount), seed=search.seed, prefer=None)
+    except (Infeasible, NotFound):
+        if search.best is None:
+            raise
+        return
     search.clock.spend(amount)
     by_rank = [rows // few for rows in schedule.sequences.values()]
     search.offer(few, np.concatenate(by_rank), "a small step")

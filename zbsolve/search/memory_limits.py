@@ -16,7 +16,7 @@ from ..handover import needed
 from ..problem import Ints, Problem
 from ..schedule import Certificate, Schedule, relative_gap
 from ..systems.table import presets_of
-from ..util.clock import Clock
+from ..util.clock import LEAST_TIME, Clock, limit_of
 from ..util.errors import Deadlock, Infeasible
 from ..verifier import verify
 from ..workers.workers import WorkersLost
@@ -135,8 +135,9 @@ class MemoryLimits:
 
     def _task(self, limit: int | None, share: float, label: str, at_once: int) -> Task:
         problem, left = self.problem(limit), self.clock.left
-        granted = max(0.01, left * share if self.clock.counted else min(left, left * share * at_once))
-        options = {**self.options, "effort" if self.clock.counted else "seconds": granted}
+        share = share if self.clock.counted else min(1.0, share * at_once)
+        granted = max(LEAST_TIME, share * left)
+        options = {**self.options, **limit_of(granted, self.clock.counted)}
         best = self.best(limit)
         if best is not None and self.spent:
             options["hint"] = Schedule(problem, best[3].order, best[3].syncs)

@@ -44,8 +44,7 @@ def search_again(state: State, amount: float, search: Callable[[State], None]) -
             break
         more = more + lacking(last.schedule)
         problem = _with_less_waiting(state.problem, last.schedule, more, turn)
-        left = max(LEAST_SHARE * amount, left)
-        clock = Clock(left, left if state.clock.counted else None)
+        clock = state.clock.apart(max(LEAST_SHARE * amount, left))
         last = State(problem, clock, work_bound(problem), progress=state.progress, contest=state.contest)
         last.patience = patience(clock) if turn < ROUNDS - 1 else 0.0
         last.leads += [one for one in (state.schedule,) if one is not None]

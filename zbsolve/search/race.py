@@ -12,13 +12,12 @@ from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Problem
 from ..schedule import Schedule
 from ..step import Step
+from ..util.clock import limit_of
 from ..workers.workers import WorkersLost
 from .certify import QUICK_PASSES, check_bound
 from .hints import hint_on
 from .task import Answer, Task
 from .task_runner import ROUND, TaskRunner
-
-LEAST = 0.01  # seconds that a run gets
 
 
 @dataclass(eq=False)
@@ -126,8 +125,8 @@ class Race:
             return None
         counted = self.runner.counted
         self.left = max(0.0, self.left - job.amount)
-        amount = job.amount if counted else max(LEAST, min(job.amount * at_once, self.ends - time.monotonic()))
-        options = {**self.options, "effort" if counted else "seconds": amount, **job.options}
+        amount = job.amount if counted else min(job.amount * at_once, self.ends - time.monotonic())
+        options = {**self.options, **limit_of(amount, counted), **job.options}
         hint = run.schedule or job.hint or self._hint(run.problem)
         if hint is not None:
             options["hint"] = hint_on(run.problem, hint) if self.choosing else hint

@@ -73,7 +73,7 @@ def solve(
         ready()
     clock, further = value_clock(seconds, effort, prefer), 0.0
     state = State(problem, clock, work_bound(problem), progress=progress, contest=contest)
-    amount, state.patience = clock.left, patience(clock)
+    amount, state.patience = clock.total, patience(clock)
     try:
         if hint is not None:
             state.offer(retimed(problem, hint), "hint")

@@ -161,7 +161,7 @@ class State:
     def beside(self, problem: Problem, seconds: float, search: Callable[[State], Iterator[None]]) -> Iterator[State]:
         """What `search`, step by step, finds of another problem in so many seconds of this clock: its state after each step.
         Its own clock rests between two steps, so others may have turns."""
-        clock = Clock(seconds, seconds if self.clock.counted else None)
+        clock = self.clock.apart(seconds)
         other = State(problem, clock, Bound(0, ""), contest=self.contest)
         other.raise_closed_forms()
         steps, counted = search(other), 0.0

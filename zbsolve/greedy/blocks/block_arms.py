@@ -10,7 +10,7 @@ import numpy as np
 
 from ...problem import Ints
 from ...schedule import Schedule
-from ...util.clock import Clock
+from ...util.clock import Clock, TimeShare
 from ..arrays.microbatch import MicrobatchGraph, least_value, rank_work, shortened
 from ..targets.decoding import Decoded, DecodeRule, decode, repeated_targets
 from ..targets.justification import justified
@@ -61,8 +61,7 @@ class BlockSearch:
     """
 
     g: MicrobatchGraph
-    clock: Clock
-    deadline: float  # on the clock
+    share: TimeShare  # of the clock
     target: int  # µs: no schedule is shorter
     random: np.random.Generator
     others: Callable[[], Sequence[Schedule]]  # what other finders have found by now
@@ -88,8 +87,13 @@ class BlockSearch:
 
     @property
     def left(self) -> float:
-        """Seconds until the clock or the deadline ends."""
-        return min(self.clock.left, self.deadline - self.clock.used)
+        """Seconds until the share ends, never negative."""
+        return self.share.left
+
+    @property
+    def clock(self) -> Clock:
+        """What the share is of."""
+        return self.share.clock
 
     def seed(self) -> int:
         """A new seed for a compiled annealing."""
@@ -147,7 +151,7 @@ class BlockSearch:
     def settled(self, start: Ints, period: int, rounds: int) -> tuple[BuildingBlock, bool]:
         """`anneal_block` in at most a twentieth of the time left."""
         began = self.clock.used
-        allowed = max(1, min(rounds, int(0.05 * max(0.0, self.left) / self.round_cost)))
+        allowed = max(1, min(rounds, int(0.05 * self.left / self.round_cost)))
         found = anneal_block(self.g, start, period, allowed, self.seed())
         self.clock.spend(allowed * self.g.rank.size * SECONDS_PER_PLACED_LANE)
         self.round_cost = max(1e-7, (self.clock.used - began) / allowed)

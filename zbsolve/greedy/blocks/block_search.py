@@ -26,6 +26,7 @@ ARM_SHARES = (0.1, 0.45)  # of the time is over when blocks, then patterns have 
 DECODINGS_PER_SCHEDULE = 20  # that making a schedule and verifying it takes as long as, about
 SLOW_DECODING = 3e-3  # seconds: where one decoding takes longer, small samples are annealed too
 EXPLORATION = 0.4  # how often an arm that gained less lately is tried
+LEAST_COST = 1e-7  # seconds: of work that took no time by the clock
 MIN_TURN, TURN_SHARE = 0.05, 0.02  # seconds of an arm's turn at least, and of what is left
 
 
@@ -53,7 +54,7 @@ def block_schedules(
     g = g._replace(passes=np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)[g.passes])
     target = max(target, least_value(g)) if problem.alike else 0  # of a mean microbatch no value is one of the problem
     random = np.random.default_rng(seed)
-    search = BlockSearch(g, clock, clock.used + seconds, target, random, others, sample_sizes(g))
+    search = BlockSearch(g, clock.share(seconds), target, random, others, sample_sizes(g))
     for best in _improvements(search):
         yield with_side_streams(problem, to_schedule(problem, g, best.order))
 
@@ -63,7 +64,7 @@ def try_each_annealing(problem: Problem) -> None:
     g = microbatch_graph(problem)
     if g is None:
         return
-    search = BlockSearch(g, Clock(1.0, 100.0), 100.0, 0, np.random.default_rng(0), tuple)
+    search = BlockSearch(g, Clock(1.0, 100.0).part(1.0), 0, np.random.default_rng(0), tuple)
     block_peaks(g, search.block)
     search.cost = 1.0  # so long that there is time for one trial at a time
     for _ in search.decode_block(search.block, RULES[:1]):
@@ -114,7 +115,7 @@ def _measured_cost(search: BlockSearch) -> float:
     g, at = search.g, search.clock.used
     decode(g, repeated_targets(g, *search.block))
     search.clock.spend(search.seconds_of(1, g.microbatches))
-    return search.clock.used - at
+    return max(LEAST_COST, search.clock.used - at)
 
 
 def _take_turns(search: BlockSearch, arms: list[Iterator[None]]) -> Iterator[None]:
@@ -133,7 +134,7 @@ def _take_turns(search: BlockSearch, arms: list[Iterator[None]]) -> Iterator[Non
             del arms[arm]
             gain = np.delete(gain, arm)
             continue
-        rate = (before - search.pool[0].value) / (search.clock.used - began)
+        rate = (before - search.pool[0].value) / max(LEAST_COST, search.clock.used - began)
         gain[arm] = rate if np.isinf(gain[arm]) else 0.6 * gain[arm] + 0.4 * rate
 
 

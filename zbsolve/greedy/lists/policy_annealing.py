@@ -39,16 +39,16 @@ def starting_policies(problem: Problem, clock: Clock | None = None, seconds: flo
     With a clock, as many policies are tried as `seconds` of it allow, the likeliest first and at least one.
     """
     sample = _sample(problem)
-    until = 0.0 if clock is None else clock.used + seconds
+    share = None if clock is None else clock.share(seconds)
     tried: list[tuple[int, int, Policy]] = []
 
     def try_all(policies: Iterable[Policy]) -> None:
         """Try policies while the clock allows it."""
         for policy in policies:
-            if clock is not None:
-                if tried and clock.used >= until:
+            if share is not None:
+                if tried and share.over:
                     return
-                clock.spend(len(sample.passes) * SECONDS_PER_SCHEDULED_PASS)
+                share.clock.spend(len(sample.passes) * SECONDS_PER_SCHEDULED_PASS)
             tried.append((policy_value(sample, policy), len(tried), policy))
 
     try_all(_candidates(sample))
@@ -113,19 +113,20 @@ def improve_policies(
     sample = _sample(problem)
     a, traits, spans = arrays_of(sample), _traits(sample), problem.objective == "span"
     cost = len(sample.passes) * SECONDS_PER_SCHEDULED_PASS  # of one simulation
-    until = clock.used + seconds
+    whole = clock.share(seconds)
     rng = np.random.default_rng(seed)
     best, best_value = starts[0], policy_value(sample, starts[0])
     share = max(cost, seconds / SHORT_RUNS)
     turn = 0
-    while clock.used < until and clock.left > 0:
+    while not whole.over:
         policy = starts[turn] if turn < min(ANNEALED_STARTS, len(starts)) else best
         value = policy_value(sample, policy)
         begin, length = clock.used, share if turn < ANNEALED_STARTS else 2 * share
         current, top = (policy, value), (policy, value)
-        while clock.used < min(until, begin + length) and clock.left > 0:
+        mine = clock.share(length)
+        while not (mine.over or whole.over):
             rounds = max(1, min(ROUNDS_AT_ONCE, int(SECONDS_AT_ONCE / cost)))
-            heat = HEAT * value * (1 - (clock.used - begin) / length) ** 2
+            heat = HEAT * value * max(0.0, 1 - (clock.used - begin) / length) ** 2
             budget = _Budget(heat, rounds, int(rng.integers(1 << 30)))
             current, top = _anneal(a, traits, current, top, spans, budget)
             clock.spend(rounds * cost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from ...problem import Ints, Problem
-from ...util.clock import Clock
+from ...util.clock import Clock, TimeShare
 from ..bounds.bound import Bound, value_unit
 from ..bounds.closed_forms import all_closed_forms
 from ..bounds.memory_arcs import INFINITE
@@ -73,7 +73,7 @@ def higher_bounds(
     if forms[0].value > best.value:
         best = forms[0]
         yield best
-    search = _GroupSearch(problem, best, incumbent, clock, clock.used + seconds)
+    search = _GroupSearch(problem, best, incumbent, clock.share(seconds))
     of_forms = [group_of(problem, bound) for bound in forms if bound.ranks]
     if not of_forms:  # no rank has one stream alone: nothing to keep whole
         return
@@ -88,8 +88,8 @@ def higher_bounds(
 class _GroupSearch:
     """The best bound so far, and what is known of each group of ranks."""
 
-    def __init__(self, problem: Problem, best: Bound, incumbent: Ints, clock: Clock, until: float) -> None:
-        self.problem, self.best, self.incumbent, self.clock, self.until = problem, best, incumbent, clock, until
+    def __init__(self, problem: Problem, best: Bound, incumbent: Ints, share: TimeShare) -> None:
+        self.problem, self.best, self.incumbent, self.share, self.clock = problem, best, incumbent, share, share.clock
         self.unknown = 4 * best.value  # the ceiling where there is no incumbent
         self.both_ends = both_ends_of_fullest(problem, best.value)
         self.unit = value_unit(problem)  # windows between two multiples are alike
@@ -98,7 +98,7 @@ class _GroupSearch:
         self.answered: dict[Group, int] = {}  # partial orders that it took last to see that a window fits a group
         self.breadth = FIRST_BREADTH  # what the last group's answer took: the next one's first try
         self.rate, self.tried = 500_000.0, 0  # states a second, measured; states in all
-        self.form, self.give_up = best, clock.used + max(GIVE_UP_SECONDS, GIVE_UP_SHARE * (until - clock.used))
+        self.form, self.give_up = best, self.clock.share(max(GIVE_UP_SECONDS, GIVE_UP_SHARE * share.left))
 
     @property
     def ceiling(self) -> int:
@@ -109,13 +109,13 @@ class _GroupSearch:
     @property
     def affordable(self) -> int:
         """As many partial orders as there is time for."""
-        return int(self.rate * min(self.clock.left, self.until - self.clock.used))
+        return int(self.rate * self.share.left)
 
     @property
     def over(self) -> bool:
         """Whether the ceiling or the end of the time is reached, or the searches are given up."""
-        given_up = self.best is self.form and self.clock.used >= self.give_up
-        return given_up or self.best.value >= self.ceiling or self.clock.used >= self.until or self.clock.left <= 0
+        given_up = self.best is self.form and self.give_up.over
+        return given_up or self.best.value >= self.ceiling or self.share.over
 
     def count_states(self, tried: int, began: float) -> None:
         """Count partial orders tried since `began`, and learn how long they take."""
