@@ -199,7 +199,7 @@ def _layer(
         parameter_bytes=parameters,
         **sizes,
         X=times["F"],
-        U=round(state.traffic * parameters / (on.bandwidth * MEMORY_SHARE * 1e3), 3),
+        U=round(state.traffic * (parameters - sizes["frozen_bytes"]) / (on.bandwidth * MEMORY_SHARE * 1e3), 3),
         attention_F=attention["F"],
         attention_B=attention["B"],
         kv_bytes=sum(op.keys for op in work["F"]),

@@ -58,6 +58,7 @@ def test_a_profile_says_what_is_frozen(tmp_path: Path) -> None:
     profile = estimate(SPEC, "h100")
     assert [one.parameter_bytes for one in profile.layers] == [TABLE, *[HIDDEN + ADAPTER] * 4, TABLE]
     assert [one.frozen_bytes for one in profile.layers] == [TABLE, *[HIDDEN] * 4, TABLE]
+    assert [one.U > 0 for one in profile.layers] == [False, True, True, True, True, False]
     path = tmp_path / "lora.json"
     profile.save(path)
     assert Profile.load(path) == profile
