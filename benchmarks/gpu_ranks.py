@@ -210,7 +210,9 @@ class Delays:
         if self.device.type == "cpu":
             time.sleep(cycles * 1e-9)
             return
-        streams = [torch.cuda.current_stream(), *getattr(self.pipeline.mailbox._rows, "_streams", {}).values()]
+        streams = [torch.cuda.current_stream()]
+        if not torch.cuda.is_current_stream_capturing():  # nothing would join what sleeps on the others
+            streams += getattr(self.pipeline.mailbox._rows, "_streams", {}).values()
         with torch.cuda.stream(self._random.choice(streams)):
             torch.cuda._sleep(cycles)
 

@@ -145,7 +145,8 @@ class RankRunner:
         return record
 
     def _mark_with(self, marks: Marks) -> None:
-        """The events of what comes next are these."""
+        """The events of what comes next are these, on the stream that is the current one."""
+        marks.stream = torch.cuda.current_stream(marks.device)
         self.interpreter.marks = self.shared.marks = marks
         self.mailbox.mark_with(marks)
         if self.interpreter.state.offload is not None:
@@ -156,6 +157,7 @@ class RankRunner:
     def reset(self) -> None:
         """Drop what launching a step has left that broke off."""
         self.interpreter.forget()
+        self.mailbox.restart()
         self.shared.forget()
         if self.replicas is not None:
             self.replicas.forget()

@@ -129,9 +129,8 @@ class Shared:
 
     def close(self) -> None:
         """End the communicators."""
-        for bucket in self._buckets:
-            if self._device.type == "cuda":
-                abort(bucket.backend)
+        if self._device.type == "cuda":
+            abort(bucket.backend for bucket in self._buckets)
 
     def _connected(self, name: str, ranks: Sequence[int]) -> Any:
         """The backend of these ranks. A communicator of NCCL is made with its first sum, which holds the host until all

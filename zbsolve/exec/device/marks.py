@@ -14,11 +14,12 @@ class Marks:
     """The timed events of one rank. A step takes them from a pool; nothing waits for them before its end.
 
     fixed: made for one captured graph, whose replays mark the same ones again. An event that a graph captures has a time or
-    is waited for, not both, so nothing waits for a mark there.
+    is waited for, not both, so nothing waits for a mark there. stream: where this step computes; None: on the current one.
     """
 
     def __init__(self, device: torch.device, fixed: bool = False) -> None:
         self.device, self.fixed = device, fixed
+        self.stream: Any = None
         self._pool: list[Any] = []
         self._used = 0
         self._zero: Any = None
@@ -44,10 +45,15 @@ class Marks:
         return self._pool[self._used - 1]
 
     def mark(self, stream: Any = None) -> Any:
-        """What was launched on the stream (the current one) up to here."""
+        """What was launched up to here on a stream: where the step computes, where none is named."""
         event = self.event()
-        event.record(stream or torch.cuda.current_stream(self.device))
+        event.record(stream or self.computing)
         return event
+
+    @property
+    def computing(self) -> Any:
+        """The stream on which this step computes."""
+        return torch.cuda.current_stream(self.device) if self.stream is None else self.stream
 
     def done(self, event: Any) -> bool:
         """Is a mark behind the device in this step? (A replay's mark has happened before, in the replay before.)"""

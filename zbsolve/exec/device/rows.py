@@ -46,7 +46,7 @@ class DeviceRows:
 
     def reserve(self, message: Message, row: Tensor) -> Coming:
         """The row may be written once all that is launched now is done."""
-        coming = Coming(row, self._computing().record_event())
+        coming = Coming(row, self.marks.computing.record_event())
         self._reserved.setdefault(message.source, deque()).append(coming)
         return coming
 
@@ -67,7 +67,7 @@ class DeviceRows:
     def take(self, message: Message, coming: Coming) -> tuple[Tensor, Any]:
         """From here on computing has it."""
         self.receive(message, coming)
-        self._computing().wait_event(coming.there)
+        self.marks.computing.wait_event(coming.there)
         return coming.row, coming.arrived
 
     def send(self, message: Message, row: Tensor) -> None:
@@ -85,6 +85,3 @@ class DeviceRows:
         for work, _ in self._sent.values():
             work.wait()
         self._sent.clear()
-
-    def _computing(self) -> Any:
-        return torch.cuda.current_stream(self._device)

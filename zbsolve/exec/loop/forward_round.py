@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..backward.forward_stage import ForwardStage
 from ..device.rank_device import RankDevice
 from ..device.rows import DeviceRows
@@ -68,6 +70,7 @@ class ForwardRound:
         with peers.telling("end of the evaluation"):
             record = interpreter.begin(data)
             if self.gpu is not None:
+                self.gpu.marks.stream = torch.cuda.current_stream(self.gpu.device)
                 self.gpu.begin(record, self.gpu.marks, 0)
             interpreter.run_all(self.program.actions)
             self.mailbox.flush()

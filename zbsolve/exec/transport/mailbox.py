@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -80,6 +81,11 @@ class Mailbox:
         self._rows.begin()
         self._unposted = {source: deque(messages) for source, messages in self._incoming.items()}
 
+    def restart(self) -> None:
+        """The step begins anew before anything of it has come or gone."""
+        self._posted.clear()
+        self.begin(self._numbers)
+
     def again(self, counts: Mapping[int, int]) -> None:
         """The step starts anew. counts: source → how many messages it had sent before; those that were not taken are waited
         for and dropped. Raises LostRank."""
@@ -99,21 +105,20 @@ class Mailbox:
             self._receive(waiting.popleft(), agreed)
 
     def receive(self, message: Message) -> None:
-        """All that the message needs of this rank is launched. On a device this waits for formats that are not known yet."""
+        """All that the message needs of this rank is launched. On a device this waits for formats that are not known yet.
+        Raises LostRank."""
         if self._rows is not self._host:
-            self._rows.receive(message, self._known(message)[0])
+            with _waiting(message):
+                self._rows.receive(message, self._known(message)[0])
 
     def take(self, message: Message) -> tuple[Any, Any]:
         """Wait for a message. What it carries, and when this rank had it: monotonic ns, or a mark of its device. Raises
         LostRank."""
-        try:
+        with _waiting(message):
             coming, agreed = self._known(message)
             del self._posted[message]
             row, when = self._rows.take(message, coming)
             return agreed.unpack(row), when
-        except Exception as error:
-            text = f"waiting for {message.before} from rank {message.source}: {reason(error)}"
-            raise LostRank(text, message.source) from None
 
     def _known(self, message: Message) -> tuple[Any, Format]:
         """What `Rows.reserve` gave for it, and its format, which this waits for where it is not known."""
@@ -187,3 +192,13 @@ class Mailbox:
         self._wires.receive(header, message.source, FORMATS).wait(self._timeout)
         found = self._formats[self._key(message)] = Format.loads(header.numpy().tobytes(), self._mesh)
         return found
+
+
+@contextmanager
+def _waiting(message: Message) -> Iterator[None]:
+    """What goes wrong inside is a message that does not come. Raises LostRank."""
+    try:
+        yield
+    except Exception as error:
+        text = f"waiting for {message.before} from rank {message.source}: {reason(error)}"
+        raise LostRank(text, message.source) from None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +26,7 @@ CPU = torch.device("cpu")
 DATA, FORMATS, BYTES, STOPPED, TOTAL, STEP = 0, 1, 2, 3, 4, 5
 BROKE = "the connection broke"
 TAKEN = b"taken"
+ABORT_SECONDS = 10.0  # for communicators to end
 
 
 @dataclass(frozen=True)
@@ -158,9 +161,7 @@ class Wires:
 
     def abort(self) -> None:
         """End the communicators of this rank's device."""
-        for end in self.pairs.values():
-            if not isinstance(end, (ShmReceiver, ShmSender)):
-                abort(end)
+        abort(end for end in self.pairs.values() if not isinstance(end, (ShmReceiver, ShmSender)))
 
     def close(self) -> None:
         """Give back what `paired` took. (A communicator that torch ends by itself waits for its other rank to do so.)"""
@@ -176,8 +177,18 @@ def joined(work: Any, timeout: timedelta, device: torch.device) -> None:
     _ = work.wait() if device.type == "cuda" else work.wait(timeout)
 
 
-def abort(backend: Any) -> None:
-    """End a communicator of NCCL: its kernels on this rank's device end, whatever they wait for."""
+def abort(backends: Iterable[Any]) -> None:
+    """End communicators of NCCL: their kernels on this rank's device end, whatever they wait for. All at once, each by a
+    thread: one gives its memory back, which waits for the device, and so for the kernels of those that are still to end."""
+    ending = [Thread(target=_abort, args=(backend,), daemon=True) for backend in backends]
+    for one in ending:
+        one.start()
+    until = time.monotonic() + ABORT_SECONDS
+    for one in ending:
+        one.join(max(0.0, until - time.monotonic()))
+
+
+def _abort(backend: Any) -> None:
     with suppress(Exception):
         backend.abort()
 
@@ -192,7 +203,7 @@ def end_connection(backend: Any, other: int, device: torch.device = CPU) -> None
 def break_off_group(backend: Any, rank: int, size: int, device: torch.device) -> None:
     """End this rank's connections over a backend, so that none of the others waits for it."""
     if device.type == "cuda":
-        abort(backend)
+        abort([backend])
         return
     for other in set(range(size)) - {rank}:
         end_connection(backend, other, device)
