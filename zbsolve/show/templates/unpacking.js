@@ -1,5 +1,6 @@
 "use strict";
-// Columns that packing.py wrote: base64, gzip, then the differences of neighbours, little-endian. Name → typed array.
+// Columns that packing.py wrote: base64, gzip, then the differences of neighbours or the values, little-endian, in a type that
+// holds their sums too. Name → typed array.
 async function unpacked(packed) {
   if (typeof DecompressionStream === "undefined") throw new Error("This page needs a browser of 2023 or newer: it has no DecompressionStream.");
   const letters = atob(packed.text), squeezed = new Uint8Array(letters.length);
@@ -11,7 +12,7 @@ async function unpacked(packed) {
   for (const [name, type, length] of packed.columns) {
     const Column = type === "i4" ? Int32Array : Float64Array, end = at + length * Column.BYTES_PER_ELEMENT;
     const column = new Column(buffer.slice(at, end)); // a copy: columns need not start where their type wants to
-    for (let i = 1; i < length; i++) column[i] += column[i - 1];
+    if (type !== "values") for (let i = 1; i < length; i++) column[i] += column[i - 1];
     found[name] = column;
     at = end;
   }

@@ -1,6 +1,13 @@
 // ---- words and elements of a page; texts are set as texts ---------------------------------------------------------
 const $ = (id) => document.getElementById(id);
-const number = (x, digits = 0) => x.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+// So many digits behind the point, rounded as Python rounds: by the exact value, and halves (which have one binary digit more
+// than decimal ones) to the even neighbour. toFixed alone takes halves up.
+function fixed(x, digits) {
+  const halves = x * 2 ** (digits + 1), scaled = x * 10 ** digits, down = Math.floor(scaled);
+  const half = Number.isInteger(halves) && halves % 2 !== 0;
+  return (half ? (down + Math.abs(down % 2)) / 10 ** digits : x).toFixed(digits);
+}
+const number = (x, digits = 0) => fixed(x, digits).replace(/\B(?<!\.\d*)(?=(\d{3})+(?!\d))/g, ",");
 function time(us) {
   const size = Math.abs(us);
   if (size < 1e4) return number(us, size % 1 ? 1 : 0) + " µs";
@@ -9,7 +16,8 @@ function time(us) {
 function bytes(n) {
   let unit = 0;
   while (Math.abs(n) >= 1024 && unit < 4) { n /= 1024; unit++; }
-  return (unit ? n.toPrecision(3) : n) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][unit];
+  const digits = unit === 4 ? 2 : unit === 0 || Math.abs(n) >= 100 ? 0 : Math.abs(n) >= 10 ? 1 : 2; // as format_bytes
+  return fixed(n, digits) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][unit];
 }
 function element(tag, text, ...inside) {
   const found = document.createElement(tag);
