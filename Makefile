@@ -1,4 +1,4 @@
-.PHONY: demo test quick lint bench gpu clean
+.PHONY: demo test quick lint bench gpu gpus clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -38,6 +38,10 @@ bench: .venv/stamp
 
 gpu: .venv/gpu-stamp
 	$(BIN)/python -m benchmarks.gpu
+
+# The main job on all GPUs of this machine; its last line says what it found.
+gpus: .venv/gpu-stamp
+	$(BIN)/python -m benchmarks.gpus
 
 clean:
 	rm -rf .venv build *.egg-info demo

@@ -34,6 +34,7 @@ pytest.importorskip("torch")
 
 CHEAPER = (
     # pattern, replacement, why
+    (r" --capture", "", "for GPUs"),
     (r"16_000, 512", "64, 16", "the same model, but small"),
     (r"512, 16_000", "16, 64", "the same model, but small"),
     (r"16_000, \(4, 128\)", "64, (2, 8)", "the same model, but small"),

@@ -129,7 +129,9 @@ class RankRunner:
         """Capture steps from now on, where that can be."""
         assert self.gpu is not None
         refusal = ""
-        if self.interpreter.state.versions:
+        if not hasattr(torch.cuda.CUDAGraph, "register_generator_state"):
+            refusal = f"torch {torch.__version__} has no graphs with random numbers"
+        elif self.interpreter.state.versions:
             refusal = "passes U update weights inside a step, each time in other memory"
         elif self.sharding is not None:
             refusal = "FSDP gathers parameters on the host's word"
