@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zbsolve.exec.backward.trying import as_written
 from zbsolve.exec.backward.values import CONSTANTS, checked, constant, detached, trained
-from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensorMode, fake_log, tree_map
+from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensorMode, fake_log, tree_map, without_modes
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
 from zbsolve.layer import Tied
@@ -126,7 +126,8 @@ def batch_of(model: Model, mode: FakeTensorMode | None = None, device: torch.dev
             return leaf
         return leaf.to(device) if mode is None else mode.from_tensor(leaf)
 
-    x, target = model.batch(0, 0)
+    with without_modes():  # somebody's own function may read numbers, as a DataLoader does
+        x, target = model.batch(0, 0)
     return tree_map(there, x), tree_map(there, target)
 
 

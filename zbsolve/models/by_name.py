@@ -19,6 +19,7 @@ from ..util.own_code import own_line, raised
 from ..util.text import did_you_mean
 from .huggingface import causal_model
 from .model import Model, parse_setting, ties
+from .own_batches import own_batches
 from .presets import PRESETS, STAND_IN, mlp
 from .published_models import PUBLISHED, published_model
 
@@ -31,8 +32,9 @@ def load(spec: str, seed: int = 0) -> Model:
 
     `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`. layers: a list of modules in
     their order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or just an input that is no tuple; each is
-    a tensor or a pytree of tensors. Without a loss it must be just the input, and the loss is the mean square of the output
-    (of all its floating-point tensors, added up). A function `parallelize` beside it is the model's. Raises BadInput.
+    a tensor or a pytree of tensors; or a function of (microbatch, step) that gives such a sample, or an iterable of them
+    (see `own_batches`). Without a loss it must be just the input, and the loss is the mean square of the output (of all its
+    floating-point tensors, added up). A function `parallelize` beside it is the model's. Raises BadInput.
     """
     if spec.startswith("hf:"):
         return causal_model(spec, seed)
@@ -70,23 +72,13 @@ def _own(spec: str, seed: int) -> Model:
     if not isinstance(answer, tuple) or len(answer) not in (2, 3):
         raise BadInput(f"model '{spec}': {name}() must return (layers, sample) or (layers, sample, loss)")
     layers = _named(answer[0], f"model '{spec}': {name}()")
-    sample = answer[1] if isinstance(answer[1], tuple) else (answer[1], torch.zeros(()))
-    if len(sample) != 2 or not all(_is_data(part) for part in sample):
-        raise BadInput(
-            f"model '{spec}': the sample of {name}() must be (input, target), or an input that is no tuple; each a tensor, "
-            "or tuples, lists and dicts of them"
-        )
-    if len(answer) == 2 and isinstance(answer[1], tuple):
-        raise BadInput(
-            f"model '{spec}': {name}() gives a target, so it must give a loss too: (layers, sample, loss)"
-            "; in (layers, sample) the sample is the input alone"
-        )
-    inputs, targets = sample
+    where = f"model '{spec}': the sample of {name}()"
+    batches = own_batches(answer[1], seed, len(answer) == 3, where)
     return Model(
         spec,
         tuple(partial(_same, layer) for _, layer in layers),
         tuple(called for called, _ in layers),
-        lambda microbatch, step: (inputs, targets),
+        batches,
         answer[2] if len(answer) == 3 else _mean_square,
         ties(enumerate(layer for _, layer in layers)),
         parallelize,
@@ -114,13 +106,6 @@ def _named(given: Any, where: str) -> list[tuple[str, nn.Module]]:
 
 def _same(layer: nn.Module) -> nn.Module:
     return layer
-
-
-def _is_data(value: Any) -> bool:
-    """A pytree of plain values and at least one tensor?"""
-    leaves = tree_leaves(value)
-    plain = all(isinstance(leaf, (Tensor, bool, int, float, str, type(None))) for leaf in leaves)
-    return plain and any(isinstance(leaf, Tensor) for leaf in leaves)
 
 
 def _mean_square(output: Any, target: Any) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
+from .own_batches import Items
 
 Place = tuple[int, str]  # (layer, name of the parameter inside it)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,6 +46,11 @@ class Model:
                 owner = made[first] if first in made else self.layers[first]()
                 share(made, group, owner.get_parameter(path))
         return [made[i] for i in numbers]
+
+    def in_steps_of(self, microbatches: int) -> Model:
+        """The same model, trained in steps of so many microbatches, of all pipelines together: where batches come from an
+        iterable, their number says which item begins a step."""
+        return replace(self, batch=self.batch.of(microbatches)) if isinstance(self.batch, Items) else self
 
 
 def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ...]:

@@ -243,7 +243,8 @@ class Trainer:
     """Training steps of a pipeline, this rank's or all: forward and backward, then the optimizer."""
 
     def __init__(self, pipeline: Pipeline | OneDevice, model: Model, options: Options) -> None:
-        self.pipeline, self.model = pipeline, model
+        places = pipeline.mesh.places if isinstance(pipeline, Pipeline) and pipeline.mesh is not None else 1
+        self.pipeline, self.model = pipeline, model.in_steps_of(places * len(pipeline.microbatches))
         parameters = [p for p in pipeline.parameters() if p.requires_grad]
         self.optimizer = options.make_optimizer(parameters) if parameters else None
 

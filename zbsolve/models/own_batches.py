@@ -1,0 +1,173 @@
+"""What an own model is fed: its one sample with rows drawn anew, or the microbatches of a function or an iterable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..util.errors import BadInput
+from ..util.own_code import raised
+
+Batch = tuple[Any, Any]  # input and target of a microbatch
+
+
+def own_batches(given: Any, seed: int, target: bool, where: str) -> Callable[[int, int], Batch]:
+    """(microbatch, step) → input and target, of what a model's function gave as its sample.
+
+    given: a sample; a function of (microbatch, step) that gives one; or an iterable of samples that is none itself (a
+    DataLoader, a generator). target: a sample has a target, else it is an input alone. Random numbers of torch's that the
+    function or the iterable draws are fixed by `seed`, so every rank gets the same. Raises BadInput, which begins with
+    `where`.
+    """
+    if _is_sample(given):
+        return DrawnRows(checked_sample(given, target, where), seed)
+    if callable(given):
+        return _Asked(given, seed, target, where)
+    if isinstance(given, Iterable) and not isinstance(given, (list, tuple, dict, str, Tensor)):
+        return Items(given, seed, target, where)
+    return DrawnRows(checked_sample(given, target, where), seed)  # refuses it
+
+
+def checked_sample(sample: Any, target: bool, where: str) -> Batch:
+    """Input and target of a sample; of an input alone the target is a 0. Raises BadInput."""
+    if not _is_sample(sample):
+        raise BadInput(
+            f"{where} must be (input, target), or an input that is no tuple; each a tensor, or tuples, lists and dicts of "
+            "them; or a function of (microbatch, step) that gives such a sample, or an iterable of them"
+        )
+    if isinstance(sample, tuple) and not target:
+        raise BadInput(
+            f"{where} has a target, so the function must give a loss too: (layers, sample, loss); in (layers, sample) the "
+            "sample is the input alone"
+        )
+    return sample if isinstance(sample, tuple) else (sample, torch.zeros(()))
+
+
+@dataclass(frozen=True)
+class DrawnRows:
+    """One sample, whose rows are drawn anew (with repeats) for each microbatch and step, so no two are alike: where the
+    wrong one of them is used, gradients differ. The first microbatch of the first step is the sample itself.
+
+    Rows are those of the input's first tensor. A tensor with as many keeps its row beside that of the others; all else stays
+    as it is, and all of it where a tensor is not a plain dense one.
+    """
+
+    sample: Batch
+    seed: int
+
+    def __call__(self, microbatch: int, step: int) -> Batch:
+        """Input and target."""
+        tensors = [leaf for leaf in tree_leaves(self.sample) if isinstance(leaf, Tensor)]
+        rows = tensors[0].shape[0] if tensors[0].dim() else 0
+        plain = all(type(one) is Tensor and one.layout == torch.strided for one in tensors)
+        if (microbatch, step) == (0, 0) or rows < 2 or not plain:
+            return self.sample
+        generator = torch.Generator().manual_seed(_number(self.seed, microbatch, step))
+        drawn = torch.randint(rows, (rows,), generator=generator)
+
+        def of(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or leaf.shape[:1] != (rows,):
+                return leaf
+            with torch.no_grad():  # of the same strides too
+                return torch.empty_like(leaf).copy_(leaf[drawn.to(leaf.device)]).requires_grad_(leaf.requires_grad)
+
+        found: Batch = tree_map(of, self.sample)
+        return found
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a function gives for (microbatch, step)."""
+
+    give: Callable[[int, int], Any]
+    seed: int
+    target: bool
+    where: str
+
+    def __call__(self, microbatch: int, step: int) -> Batch:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(_number(self.seed, microbatch, step))
+            try:
+                sample = self.give(microbatch, step)
+            except Exception as error:
+                raise BadInput(f"{self.where}: microbatch {microbatch} of step {step} raised {raised(error)}") from error
+        return checked_sample(sample, self.target, self.where)
+
+
+@dataclass
+class Items:
+    """Those of an iterable: microbatch m of step s is number s · per_step + m, or m where nobody says how many a step has.
+    An iterable that can be begun anew is, when it ends. Items from the step before on may be asked for again.
+    """
+
+    given: Iterable[Any]
+    seed: int
+    target: bool
+    where: str
+    per_step: int = 0
+    _held: dict[int, Any] = field(default_factory=dict)
+    _made: int = 0
+    _items: Iterator[Any] | None = None
+    _state: Tensor | None = None
+
+    def __call__(self, microbatch: int, step: int) -> Batch:
+        """Input and target. Raises BadInput where there are no more."""
+        number = step * self.per_step + microbatch
+        while self._made <= number:
+            self._held[self._made] = self._next()
+            self._made += 1
+            if self.per_step:
+                self._held.pop(self._made - 1 - 2 * self.per_step, None)
+        if number not in self._held:
+            raise BadInput(f"{self.where}: microbatch {number} is gone: an iterable is read once, in its order")
+        item = self._held[number]
+        pair = self.target and isinstance(item, list) and len(item) == 2  # as a DataLoader makes them of a dataset's pairs
+        return checked_sample(tuple(item) if pair else item, self.target, self.where)
+
+    def of(self, per_step: int) -> Items:
+        """The same of steps of so many microbatches, from the first item on."""
+        return Items(self.given, self.seed, self.target, self.where, per_step)
+
+    def _next(self) -> Any:
+        """The next item, with random numbers that go on from the last one's, whatever else draws some."""
+        with torch.random.fork_rng(devices=[]):
+            if self._state is None:
+                torch.default_generator.manual_seed(self.seed)
+            else:
+                torch.default_generator.set_state(self._state)
+            try:
+                for _ in range(2):
+                    if self._items is None:
+                        self._items = iter(self.given)
+                    for item in self._items:
+                        return item
+                    if self._items is self.given:
+                        break
+                    self._items = None
+            except Exception as error:
+                raise BadInput(f"{self.where}: item {self._made} raised {raised(error)}") from error
+            finally:
+                self._state = torch.default_generator.get_state()
+        raise BadInput(f"{self.where}: the iterator gives {self._made} microbatches, and number {self._made + 1} is needed")
+
+
+def _number(seed: int, microbatch: int, step: int) -> int:
+    """Different for each, as those of the models by name."""
+    return (seed * 1_000_003 + step) * 65_537 + microbatch
+
+
+def _is_sample(value: Any) -> bool:
+    parts = value if isinstance(value, tuple) else (value,)
+    return (len(parts) == 2 or not isinstance(value, tuple)) and all(_is_data(part) for part in parts)
+
+
+def _is_data(value: Any) -> bool:
+    """A pytree of plain values and at least one tensor?"""
+    leaves = tree_leaves(value)
+    plain = all(isinstance(leaf, (Tensor, bool, int, float, str, type(None))) for leaf in leaves)
+    return plain and any(isinstance(leaf, Tensor) for leaf in leaves)
