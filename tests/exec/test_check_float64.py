@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,3 +125,28 @@ def test_a_run_is_held_to_its_model_in_float64(monkeypatch: pytest.MonkeyPatch) 
     assert 1e-9 < unsplit < 1e-6
     assert found["worst"] <= 1.01 * (run + unsplit)
     assert found["passed"] == (run <= 2 * unsplit)
+
+
+NORMS = """
+import torch
+from torch import nn
+
+class Functional(nn.Module):
+    def forward(self, x):
+        return nn.functional.rms_norm(x, (x.shape[-1],))
+
+def pipeline():
+    layers = [nn.RMSNorm(8), nn.Linear(8, 8), Functional(), nn.Linear(8, 8)]
+    return layers, (1e-4 * torch.randn(4, 8), torch.randn(4, 8)), nn.functional.mse_loss
+"""
+
+
+def test_a_norms_eps_is_float32s_in_float64_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An RMS norm without eps takes it from the type: of inputs of 1e-4, float64's norm is 3.6 times as large."""
+    monkeypatch.setitem(LIMITS, SINGLE, 1e-10)  # so that another order of microbatches is in doubt
+    monkeypatch.chdir(tmp_path)
+    Path("norms.py").write_text(NORMS)
+    schedule = random_schedule(a_problem((0, 1), microbatches=5, layers=4), seed=1)
+    found = run_on_one_device(schedule, "norms.py:pipeline", Options(steps=1, warmup=0, check=True), "cpu").facts["check"]
+    assert found["worst"] > 1e-10
+    assert max(found["from_float64"]) < 1e-5

@@ -138,5 +138,10 @@ def test_a_loss_of_pytrees_that_is_no_mean_is_told() -> None:
     def mean(output: Any, target: Any) -> torch.Tensor:
         return ((output["x"] - target[0]).square().mean(1) * target[1]).mean()
 
-    assert check.uneven_loss([torch.nn.Identity()], data, mean) is None
-    assert check.uneven_loss([torch.nn.Identity()], data, lambda output, target: 4 * len(target[1]) * mean(output, target))
+    def roots(output: Any, target: Any) -> torch.Tensor:
+        return mean(output, target).sqrt()
+
+    assert check.row_counts([torch.nn.Identity()], data, mean) == (False, 1)
+    uneven = check.row_counts([torch.nn.Identity()], data, roots)
+    assert uneven is not None
+    assert uneven.uneven > 1.1

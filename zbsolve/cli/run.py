@@ -174,12 +174,24 @@ def _print_run(predicted: Any, trace: Any) -> None:
         )
     if check is not None:
         print(_verdict(check))
-        if "uneven_loss" in check:
-            whole, mean = check["uneven_loss"]
-            print(
-                f"WARNING: the loss of two microbatches joined is {whole:.6g}, the mean of its halves' losses {mean:.6g}: "
-                "the loss of a step depends on how the batch is split (a sum, or padding left out?)"
-            )
+        print(_of_rows(check.get("loss_of_rows")), end="")
+
+
+def _of_rows(counts: dict[str, Any] | None) -> str:
+    """What is to be known of how a loss counts rows: that it is no mean; a warning where they do not count alike."""
+    if counts is None:
+        return ""
+    if counts["uneven"] > 1:
+        times = f"{counts['uneven']:.3g}" if counts["uneven"] < 1000 else "many"
+        return (
+            f"WARNING: in the loss a row counts up to {times} times as much by what rows are beside it (a mean that leaves "
+            "out padding?): the loss of a step depends on how the batch is split\n"
+        )
+    if counts["add_up"]:
+        return (
+            "the loss of rows is the sum of theirs: that of a step is the batch's, divided by the number of microbatches\n"
+        )
+    return ""
 
 
 def _of_gpu(facts: dict[str, Any]) -> list[str]:

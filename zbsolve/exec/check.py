@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from ..models.auxiliary import auxiliary_losses
 from ..models.model import Place
@@ -21,7 +24,8 @@ from .update_groups import groups_of, versions_of
 from .weight_versions import Update
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-LOSS_ROUNDING = 1e-4  # two orders of summation differ by less
+COUNT_ROUNDING = 1e-3  # by which gradients of a row may differ otherwise
+SINGLE_ROWS = 8  # that are looked at one by one
 NOT_A_NUMBER = 1e30  # the difference where something is not finite
 WRAPPING = ("_checkpoint_wrapped_module.", "_orig_mod.")  # what torch's wrappers put into a parameter's name
 
@@ -52,33 +56,66 @@ def _loss(layers: Sequence[nn.Module], data: Data, m: int, loss: Any) -> Tensor:
     return value if extra.total is None else value + extra.total
 
 
-def uneven_loss(layers: Sequence[nn.Module], data: Data, loss: Any) -> tuple[float, float] | None:
-    """Is the loss a mean in which every row counts alike? The loss of two microbatches joined, and the mean of the losses of
-    every other row of them, where these differ by more than rounding (a sum; a mean that leaves out padding).
+class RowCounts(NamedTuple):
+    """How a loss counts rows. add_up: the loss of rows together is the sum of theirs (a sum, over a constant or not), in
+    place of the mean. uneven: how many times as much a row counts beside some rows as beside others (a mean that leaves out
+    padding); 1 where it always counts alike."""
 
-    None where they do not differ, and where nothing can be said: not all tensors of output and target have as many rows, or
+    add_up: bool
+    uneven: float
+
+
+def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts | None:
+    """How the loss counts the rows of two microbatches. The gradients of rows alone are held beside those of all together:
+    these say it at any weights, where losses hardly differ.
+
+    None where nothing can be said: not all tensors of output and target have as many rows, the output has no gradient, or
     the loss takes no other number of rows.
     """
     with torch.no_grad():
         pairs = [(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m]) for m in sorted(data.inputs)[:2]]
-        tensors = [tensors_of(pair) for pair in pairs]
-        if len({one.shape[:1] for row in tensors for one in row}) != 1 or not tensors[0][0].dim():
-            return None
-        if len(pairs) < 2 or Format.of(pairs[0]) != Format.of(pairs[1]):
-            return None
-        output, target = joined(pairs)
-        try:
-            whole = float(loss(output, target))
-            mean = sum(float(loss(*_every_other((output, target), half))) for half in range(2)) / 2
-        except Exception:  # somebody's loss may take microbatches of one size alone
-            return None
-        kind = next((one.dtype for one in tensors_of(output) if one.is_floating_point()), torch.float32)
-    differ = abs(whole - mean) > max(LOSS_ROUNDING, LIMITS.get(kind, 0.0)) * abs(whole)
-    return (whole, mean) if differ else None
+    tensors = [tensors_of(pair) for pair in pairs]
+    if len({one.shape[:1] for row in tensors for one in row}) != 1 or not tensors[0][0].dim():
+        return None
+    if len(pairs) < 2 or Format.of(pairs[0]) != Format.of(pairs[1]):
+        return None
+    both = joined(pairs)
+    count = len(tensors_of(both)[0])
+    parts = [slice(0, None, 2), slice(1, None, 2), *(slice(i, i + 1) for i in range(min(count, SINGLE_ROWS)))]
+    try:
+        whole = _row_gradients(both, slice(None), loss)
+        found = [(count / len(range(count)[part]), _row_gradients(both, part, loss), part) for part in parts]
+    except Exception:  # somebody's loss may take microbatches of one size alone
+        return None
+    kind = next((one.dtype for one in tensors[0] if one.is_floating_point()), torch.float32)
+    if not whole or not all(bool(one.isfinite().all()) for one in whole):
+        return None
+    rounding = max(COUNT_ROUNDING, LIMITS.get(kind, 0.0))
+    factors = [f for share, alone, part in found if (f := _factor(alone, [one[part] for one in whole], share))]
+    as_mean, as_sum = [max(f / share, share / f) for f, share in factors], [max(f, 1 / f) for f, _ in factors]
+    add_up = max(as_sum, default=1.0) < max(as_mean, default=1.0)
+    worst = max(as_sum if add_up else as_mean, default=1.0)
+    return RowCounts(add_up, min(worst, NOT_A_NUMBER) if worst > 1 + rounding else 1.0)
 
 
-def _every_other(value: Any, first: int) -> Any:
-    return tree_map(lambda leaf: leaf[first::2] if isinstance(leaf, Tensor) else leaf, value)
+def _row_gradients(both: Any, part: slice, loss: Any) -> list[Tensor]:
+    """The gradients of some rows of the output, where the loss is of those rows alone."""
+    output, target = tree_map(lambda leaf: leaf[part].detach() if isinstance(leaf, Tensor) else leaf, both)
+    leaves = [leaf.requires_grad_() for leaf in tensors_of(output) if leaf.is_floating_point()]
+    with torch.enable_grad():
+        value = loss(output, target)
+    return [
+        torch.zeros_like(leaf) if one is None else one.double()
+        for leaf, one in zip(leaves, torch.autograd.grad(value, leaves, allow_unused=True), strict=True)
+    ]
+
+
+def _factor(alone: Sequence[Tensor], together: Sequence[Tensor], share: float) -> tuple[float, float] | None:
+    """How many times as large gradients of rows are where the rows are alone, and `share` again; None where they are 0."""
+    a, b = (float(sum(one.square().sum() for one in rows)) ** 0.5 for rows in (alone, together))
+    if not a > 0 and not b > 0 and not math.isnan(a):
+        return None
+    return (a / b if b and a > 0 and math.isfinite(a) else math.inf), share
 
 
 def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data, loss: Any, update: Update) -> float:
@@ -127,6 +164,22 @@ class _UpdatedStage:
             self._optimizer.step()
             self._optimizer.zero_grad()
         self._versions.append([p.detach().clone() for p in self._newest])
+
+
+class SingleConstants(TorchFunctionMode):
+    """Under it what torch takes from an input's type is float32's, also of float64: a reference in float64 is of the same
+    function. An RMS norm without an eps of its own has the smallest step of the type it computes in (float32's for 16 bits),
+    and a float64 one would be another function of a small input."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.rms_norm, functional.rms_norm):
+            return func(*_norm_in_float32(*args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def _norm_in_float32(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Any:
+    """The arguments of an RMS norm, with the eps that it has in float32."""
+    return input, normalized_shape, weight, torch.finfo(torch.float32).eps if eps is None else eps
 
 
 def gradient(parameter: nn.Parameter) -> Tensor | None:

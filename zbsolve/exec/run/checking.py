@@ -42,7 +42,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     Gradients are whole, whatever mesh they are spread over. Along data dimensions all pipelines have the same ones; along
     others each pipeline is compared, and the verdict is that of the worst.
     """
-    whole, right, mesh, uneven = None, 0.0, None, None
+    whole, right, mesh, counts = None, 0.0, None, None
     what = check.weight if pipeline.view.step.round > 0 else check.gradient
     if isinstance(pipeline, Pipeline):
         pipeline.wait_gradients()
@@ -56,12 +56,12 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     places = 1 if mesh is None else mesh.places
     if pipeline.rank == 0:
         with as_written():  # as all modules run where bytes are counted, so in the first step
-            whole, right, uneven = _reference(pipeline, load(model.name, seed), seed, update, places)
+            whole, right, counts = _reference(pipeline, load(model.name, seed), seed, update, places)
 
     def exact() -> list[torch.nn.Module] | None:
         """The reference in float64; None where the model cannot run in it."""
         try:
-            with as_written():
+            with as_written(), check.SingleConstants():
                 return _reference(pipeline, load(model.name, seed), seed, update, places, torch.float64)[0]
         except Exception:  # somebody's model or loss may take float32 alone
             return None
@@ -69,7 +69,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     verdict = compare(pipeline.wires, pipeline.owners, mine, whole, (loss, right), what, exact)
     if verdict is not None and mesh is not None:
         verdict = _worst(verdict, mesh)
-    return verdict if verdict is None or uneven is None else verdict | {"uneven_loss": uneven}
+    return verdict if verdict is None or counts is None else verdict | {"loss_of_rows": counts._asdict()}
 
 
 def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
@@ -90,9 +90,9 @@ def _reference(
     update: Update,
     places: int,
     kind: torch.dtype | None = None,
-) -> tuple[list[torch.nn.Module], float, tuple[float, float] | None]:
+) -> tuple[list[torch.nn.Module], float, check.RowCounts | None]:
     """The layers of the unsplit model after its first step on the batches of all places, the loss of that step, and
-    `uneven_loss` before it. other: the model anew, so its parameters are the starting ones. kind: of its
+    `row_counts` before it. other: the model anew, so its parameters are the starting ones. kind: of its
     parameters and batches, if not their own. Raises BadInput."""
     problem = pipeline.view.step
     whole = [layer.to(pipeline.device, kind) for layer in other.build()]
@@ -102,9 +102,9 @@ def _reference(
     batches = {m: other.batch(m, 0) for m in range(places * len(pipeline.microbatches))}
     inputs, targets = ({m: cast(moved(pair[i], pipeline.device), kind) for m, pair in batches.items()} for i in range(2))
     data = Data(inputs, targets, step_seed(seed, 0))
-    uneven = check.uneven_loss(whole, data, other.loss)
+    counts = check.row_counts(whole, data, other.loss) if kind is None else None
     if not problem.round:
-        return whole, check.reference(whole, data, other.loss), uneven
+        return whole, check.reference(whole, data, other.loss), counts
     cuts = [sum(pipeline.counts[:s]) for s in range(len(pipeline.counts) + 1)]
     stages = [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
-    return whole, check.updated(problem, stages, data, other.loss, update), uneven
+    return whole, check.updated(problem, stages, data, other.loss, update), counts
