@@ -137,7 +137,7 @@ class Pipeline:
             self._runner.capture()
         self.replicas, self.sharding = self._runner.replicas, self._runner.sharding
         beside = self.replicas or self.sharding
-        self.alone, self._clip_watch = self.wires.size == 1 and beside is None, gradients.ClipWatch()
+        self.alone, self._clip_watch = self.wires.size == 1 and beside is None, gradients.ParameterWatch(self.wires.rank)
         self.place = self.mesh.place if self.mesh is not None else 0 if beside is None else beside.place
 
     def _own_part(self, given: Given, group: Any, replicas: Any) -> Part:

@@ -155,13 +155,14 @@ def awaited(tensor: Tensor) -> Tensor:
 
 
 def norms_of(tensors: list[Tensor], order: float, kind: torch.dtype) -> tuple[Tensor, ...]:
-    """The norm of this order of each, added up in `kind`."""
-    return torch._foreach_norm(tensors, order, dtype=kind)
+    """The norm of this order of each, if any, added up in `kind`."""
+    return torch._foreach_norm(tensors, order, dtype=kind) if tensors else ()
 
 
 def scale_all(tensors: list[Tensor], factor: float) -> None:
-    """Multiply all of them in place."""
-    torch._foreach_mul_(tensors, factor)
+    """Multiply all of them in place, if any."""
+    if tensors:
+        torch._foreach_mul_(tensors, factor)
 
 
 def without_modes() -> Any:

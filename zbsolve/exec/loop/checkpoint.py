@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 
 from ...util.errors import BadInput
 from ..dtensors import as_local_of, is_dtensor, local, spread_as
+from ..reports import gathered
 from .on_mesh import together_on_mesh
 from .on_rank import OnRank
 from .optimizer_state import Entries, Names, entries_of, kinds_of, names_of, options_of, related, restore
@@ -34,9 +36,10 @@ def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     and all see one file system.
 
     It has the weights and buffers, the number of steps and the seed, the states of random generators, and `objects` by their
-    names: optimizers of this pipeline's parameters, and anything else with `state_dict` and `load_state_dict` (rank 0's is
-    written). With replicas the first pipeline's are written. On a mesh each shard of a DTensor is written once, and so is
-    what several ranks hold. Raises BadInput on all ranks together, RunFailed.
+    names: optimizers of this pipeline's parameters (each rank its own: one may lack some), and anything else with
+    `state_dict` and `load_state_dict` (that of the first rank that has it is loaded). With replicas the first pipeline's are
+    written. On a mesh each shard of a DTensor is written once, and so is what several ranks hold. Raises BadInput on all
+    ranks together, RunFailed.
     """
     from .checkpoint_files import as_tensor, replace_folder, write
 
@@ -71,8 +74,10 @@ def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     from .checkpoint_files import Reader
 
     pipeline.finish()
+    with pipeline.peers.telling(WHAT):
+        loaded = {name for said in gathered(pipeline.wires, _names(pipeline, objects)) for name in json.loads(said)}
     with together_on_mesh(pipeline, WHAT):
-        _load(pipeline, Reader(Path(path).resolve()), objects)
+        _load(pipeline, Reader(Path(path).resolve()), objects, loaded)
 
 
 def state_dict(pipeline: OnRank) -> dict[str, Any]:
@@ -187,17 +192,25 @@ def _made(new: Path, target: Path) -> None:
         raise BadInput(f"{target}: cannot write: {error.strerror}") from None
 
 
-def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any]) -> None:
+def _names(pipeline: OnRank, objects: Mapping[str, Any]) -> bytes:
+    """What this rank loads, by name: another rank may have another optimizer, or none."""
+    return json.dumps([*(_optimizers(pipeline, objects).keys() | objects.keys())]).encode()
+
+
+def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: Set[str]) -> None:
+    """loaded: on rank 0, the names of what any rank loads."""
     loops, optimizers = _loops(reader), _optimizers(pipeline, objects)
     others = objects.keys() - optimizers.keys()
-    missing = sorted((optimizers.keys() - loops[0]["options"].keys()) | (others - loops[0]["objects"].keys()))
+    of_optimizers, of_others = ({key for loop in loops for key in loop[what]} for what in ("options", "objects"))
+    missing = sorted((optimizers.keys() - of_optimizers) | (others - of_others))
     if missing:
         raise BadInput(f"{reader.path}: it has no '{missing[0]}'")
-    for key, one in [*objects.items(), *((key, part) for key, parts in optimizers.items() for part, _ in parts)]:
-        mine, theirs = kinds_of(one), loops[0].get("kinds", {}).get(key)  # an older checkpoint has none
+    mine_here = [(key, one) for key, parts in optimizers.items() for one, names in parts if options_of(one, names)]
+    for key, one in [*mine_here, *((key, objects[key]) for key in others)]:
+        mine, theirs = kinds_of(one), _kinds(loops, key)
         if theirs and not related(mine, theirs):
             raise BadInput(f"{reader.path}: '{key}' is the state of {theirs[0]}, not of {mine[0]}")
-    left = sorted((loops[0]["options"].keys() | loops[0]["objects"].keys()) - objects.keys() - optimizers.keys())
+    left = sorted((of_optimizers | of_others) - loaded)
     if left and pipeline.rank == 0:
         warnings.warn(f"{reader.path}: it has '{left[0]}' too, which is not loaded", stacklevel=3)
     entries = _entries(reader, optimizers, pipeline)
@@ -214,10 +227,16 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any]) -> None:
         for optimizer, names in parts:
             restore(optimizer, names, entries[key], options)
     for key in others:
-        objects[key].load_state_dict(loops[0]["objects"][key])
+        objects[key].load_state_dict(next(loop["objects"][key] for loop in loops if key in loop["objects"]))
     pipeline.steps, pipeline.seed = loops[0]["steps"], loops[0]["seed"]
     writers = _Writers.of(pipeline)
     set_random_state(loops[writers.number if len(loops) == writers.count else 0]["random"])
+
+
+def _kinds(loops: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """Of what class the state called `key` is: as the first rank says that had some of it. An older checkpoint has none."""
+    having = [loop for loop in loops if loop["options"].get(key) or key in loop["objects"]]
+    return next((loop["kinds"][key] for loop in having if "kinds" in loop), [])
 
 
 def _entries(

@@ -21,6 +21,10 @@ from .on_rank import OnRank
 
 TORCH_CLIP = "torch.nn.utils.clip_grad", "clip_grad_norm_"  # the module, and the function in it
 OURS = "torch's clip_grad_norm_ sees this rank's gradients alone, so every rank clips by another norm: call {}"
+NOTHING = (
+    "rank {} trains none of its parameters. Of trained ones alone there is no optimizer to make here, as torch refuses an "
+    "empty list (PostValidated takes None in its place); clip_grad_norm_, save and load are called all the same"
+)
 
 
 def norm_power(pipeline: OnRank, norm_type: float) -> float:
@@ -37,7 +41,7 @@ def norm_power(pipeline: OnRank, norm_type: float) -> float:
         raise BadInput("the norm of DTensors' gradients needs the other ranks of their mesh: give Pipeline its mesh")
     gradients = [p.grad for p in parameters if p.grad is not None and id(p) not in skipped]
     mine = [local(g) for g in gradients if mesh is None or mesh.counts(g)]
-    norms = norms_of([g for g in mine if g.numel()], norm_type, torch.float64) if any(g.numel() for g in mine) else ()
+    norms = norms_of([g for g in mine if g.numel()], norm_type, torch.float64)
     power = 0.0
     if norms:
         each = torch.stack([norm.to(norms[0].device) for norm in norms])
@@ -98,20 +102,22 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
         raise RunFailed(f"clip_grad_norm_: the norm of the gradients is {norm}")
     factor = clip_factor(norm, max_norm)
     present = [local(p.grad) for p in pipeline.module.parameters() if p.grad is not None]
-    if factor != 1 and present:
+    if factor != 1:
         scale_all(present, factor)
     return torch.tensor(norm, dtype=torch.float64)
 
 
-class ClipWatch:
-    """Says once that torch's `clip_grad_norm_` is not the way to clip a part of a model.
+class ParameterWatch:
+    """Says, once each, that torch's `clip_grad_norm_` is not the way to clip a part of a model, and that a rank trains
+    nothing.
 
     It looks at who takes parameters from an iterator: nothing of torch's is replaced, and nobody else is warned. So what
-    comes to torch's function as a list is not seen.
+    comes to torch's clipping as a list is not seen. torch refuses an optimizer of no parameters by a line that does not say
+    why there are none; who filters parameters comes to it behind this.
     """
 
-    def __init__(self) -> None:
-        self._said = False
+    def __init__(self, rank: int) -> None:
+        self._rank, self._said, self._said_nothing = rank, False, False
 
     def over(self, parameters: Iterator[nn.Parameter]) -> Iterator[nn.Parameter]:
         """The same parameters."""
@@ -119,7 +125,13 @@ class ClipWatch:
         if not self._said and here is not None and _is_torch_clip(here.f_back):
             self._said = True
             warnings.warn(OURS.format("pipeline.clip_grad_norm_(max_norm)"), stacklevel=4)
-        yield from parameters
+        trained = False
+        for parameter in parameters:
+            trained = trained or parameter.requires_grad
+            yield parameter
+        if not (trained or self._said_nothing) and here is not None and not _is_ours(here.f_back):
+            self._said_nothing = True
+            warnings.warn(NOTHING.format(self._rank), stacklevel=2)
 
 
 def _is_torch_clip(frame: Any) -> bool:
@@ -128,6 +140,11 @@ def _is_torch_clip(frame: Any) -> bool:
         if one is not None and (one.f_globals.get("__name__"), one.f_code.co_name) == TORCH_CLIP:
             return True
     return False
+
+
+def _is_ours(frame: Any) -> bool:
+    """Does code of this package run here?"""
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith(f"{__package__.partition('.')[0]}.")
 
 
 def loss_scale(pipeline: OnRank, scaler: Any) -> float:

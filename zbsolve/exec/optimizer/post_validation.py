@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from ...util.errors import BadInput
 from ..dtensors import local
@@ -38,11 +39,11 @@ class Validated:
 class PostValidated(Optimizer):
     """An optimizer of a pipeline's parameters whose step does not wait for the other ranks.
 
-    optimizer: any of torch's whose `step` needs no closure. Parameter groups, state and defaults are its own, so learning
-    rate schedules and gradient scalers take this one in its place; what they change after a step counts from the next step
-    on, also where the step is made anew. max_norm: gradients of a larger global norm are scaled to it,
-    as `torch.nn.utils.clip_grad_norm_` does. skip_nonfinite: no step where any gradient is NaN or inf. Every rank of the
-    pipeline makes one, right after the pipeline. Raises BadInput.
+    optimizer: any of torch's whose `step` needs no closure; None on a rank that trains nothing. Parameter groups, state and
+    defaults are its own, so learning rate schedules and gradient scalers take this one in its place; what they change after
+    a step counts from the next step on, also where the step is made anew. max_norm: gradients of a larger global norm are
+    scaled to it, as `torch.nn.utils.clip_grad_norm_` does. skip_nonfinite: no step where any gradient is NaN or inf. Every
+    rank of the pipeline makes one, right after the pipeline. Raises BadInput.
 
     `step` decides by the norm of the ranks that are done before this one in the schedule's time. Where that is too large
     already, nothing is done yet. Elsewhere the optimizer steps, and keeps a copy of what was before. The next
@@ -57,7 +58,7 @@ class PostValidated(Optimizer):
     """
 
     def __init__(
-        self, pipeline: Pipeline, optimizer: Optimizer, *, max_norm: float | None = None, skip_nonfinite: bool = True
+        self, pipeline: Pipeline, optimizer: Optimizer | None, *, max_norm: float | None = None, skip_nonfinite: bool = True
     ) -> None:
         if max_norm is None and not skip_nonfinite:
             raise BadInput("PostValidated: neither max_norm nor skip_nonfinite: there is nothing to validate")
@@ -65,6 +66,10 @@ class PostValidated(Optimizer):
             raise BadInput(f"PostValidated: max_norm {max_norm} must be positive")
         if pipeline.view.part is not None:
             raise BadInput("PostValidated: it looks at all ranks' programs, and of a file of rounds each rank has its own")
+        if optimizer is None:
+            if any(p.requires_grad for p in pipeline.parameters()):
+                raise BadInput(f"PostValidated: rank {pipeline.rank} trains parameters, so it needs an optimizer, not None")
+            optimizer = SGD([torch.empty(0)], lr=0.0)  # of no numbers: torch refuses an empty list
         self.optimizer = optimizer
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
         self.last: Validated | None = None

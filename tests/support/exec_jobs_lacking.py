@@ -1,0 +1,118 @@
+"""Jobs of `on_ranks`: training loops in which a rank lacks an optimizer, or anything to train."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zbsolve.exec import Pipeline, PostValidated
+from zbsolve.problem import Problem
+from zbsolve.util.errors import BadInput
+
+from .exec_tools import a_problem, random_schedule
+
+STEPS, AT, MAX_NORM = 4, 2, 0.05
+
+
+class Scaled(nn.Module):
+    """A layer of vectors alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def model(frozen: int) -> nn.Sequential:
+    """Two layers of vectors, then two of matrices; the first `frozen` are not trained."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(Scaled(), Scaled(), nn.Linear(8, 8), nn.Linear(8, 8)).double()
+    layers[:frozen].requires_grad_(False)
+    return layers
+
+
+def problem(ranks: int) -> Problem:
+    return a_problem((0,) if ranks == 1 else (0, 1), 4, layers=4)
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x, y = (torch.randn(8, 8, dtype=torch.float64, generator=generator) for _ in range(2))
+    return x, y
+
+
+def optimizers(parameters: list[nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
+    """One for vectors and one for matrices, where there are any."""
+    vectors, matrices = [p for p in parameters if p.dim() < 2], [p for p in parameters if p.dim() > 1]
+    found: dict[str, torch.optim.Optimizer] = {"vectors": torch.optim.AdamW(vectors, 0.01)} if vectors else {}
+    return found | ({"matrices": torch.optim.SGD(matrices, 0.1, momentum=0.9)} if matrices else {})
+
+
+def two_optimizers(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
+    """Losses behind a checkpoint: of the training that saved it, or of one that goes on from it."""
+    runner = Pipeline(model(0), random_schedule(problem(argument["ranks"]), 3), loss=nn.functional.mse_loss, timeout=20)
+    mine, folder, losses = optimizers(list(runner.parameters())), Path(argument["folder"]) / "two", []
+    said: list[str] = []
+    if argument["resume"]:
+        with warnings.catch_warnings(record=True) as caught:
+            runner.load(folder, **{name: one for name, one in mine.items() if name not in argument["without"]})
+        said = [str(one.message) for one in caught]
+    while runner.steps < STEPS:
+        losses.append(runner.step(*batch(runner.steps)).loss)
+        for one in mine.values():
+            one.step()
+            one.zero_grad()
+        if runner.steps == AT and not argument["resume"]:
+            runner.save(folder, **mine)
+    return {"losses": losses[-(STEPS - AT) :], "names": list(mine), "said": said}
+
+
+def nothing_trained(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
+    """Losses with clipping, and those of one process. how: of the rank that trains nothing, "frozen": its optimizer has its
+    frozen parameters, "none": it has none."""
+    how, validated = argument["how"], argument["validated"]
+    runner = Pipeline(model(2), random_schedule(problem(2), 3), loss=nn.functional.mse_loss, timeout=20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mine = [p for p in runner.parameters() if how == "frozen" or p.requires_grad]
+    optimizer: Any = torch.optim.AdamW(mine, 0.01) if mine else None
+    if validated:
+        optimizer = PostValidated(runner, optimizer, max_norm=MAX_NORM)
+    whole = model(2)
+    alone, losses, right = torch.optim.AdamW(whole[2:].parameters(), 0.01), [], []
+    for step in range(STEPS):
+        x, y = batch(step)
+        losses.append(runner.step(x, y).loss)
+        if not validated:
+            runner.clip_grad_norm_(MAX_NORM)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+        loss = nn.functional.mse_loss(whole(x), y)
+        loss.backward()
+        right.append(float(loss.detach()))
+        nn.utils.clip_grad_norm_(whole.parameters(), MAX_NORM)
+        alone.step()
+        alone.zero_grad()
+    runner.finish()
+    folder = Path(argument["folder"]) / f"{how} {validated}"
+    objects = {} if optimizer is None else {"optimizer": optimizer}
+    runner.save(folder, **objects)
+    runner.load(folder, **objects)
+    return {"losses": losses, "right": right, "said": [str(one.message) for one in caught]}
+
+
+def no_optimizer(rank: int, _: None) -> str:
+    """What a rank hears that trains, and gives no optimizer."""
+    runner = Pipeline(model(0), random_schedule(problem(2), 3), loss=nn.functional.mse_loss, timeout=20)
+    try:
+        PostValidated(runner, None, max_norm=1.0)
+    except BadInput as error:
+        return str(error)
+    return ""
