@@ -88,6 +88,19 @@ def test_torchs_own_dump_with_communication() -> None:
     assert found.schedule.order == {"compute:0": ("0F0", "0B0", "0W0"), "compute:1": ("1F0", "1B0", "1W0")}
     overlapped = imported("0F0,0F1,0B0,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1\n")
     assert overlapped.schedule.order["compute:1"] == ("1F0", "1F1", "1BW0", "1BW1")
+    (note,) = overlapped.order.notes
+    assert "1 cell has a forward and a backward at once (OVERLAP_F_B), first at line 2, cell 2" in note
+    assert found.order.notes == ()
+
+
+def test_overlapped_pairs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two passes in place of one with a time of its own: a line says so."""
+    (tmp_path / "o.csv").write_text("0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n1F0,1B0,(1F1;1B1)OVERLAP_F_B,1F2,1B2\n")
+    equal_layers().save(tmp_path / "p.json")
+    order, profile, out = (str(tmp_path / name) for name in ("o.csv", "p.json", "s.json"))
+    assert main(["import", order, "--profile", profile, "-o", out]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("2 cells have a forward and a backward at once (OVERLAP_F_B), first at line 1, cell 3") == 1
 
 
 def test_a_mixture_of_fused_and_split_backwards() -> None:

@@ -38,6 +38,8 @@ def command(options: argparse.Namespace) -> int:
 
     order, profile = read_order(options.file, options.placement), Profile.load(options.profile)
     found = import_schedule(order, profile, **{"partition": "balanced", **step_words(options, *STEP)})
+    for note in order.notes:
+        print(f"zbsolve import: {note}", file=sys.stderr)
     if found.violations:
         return _refused(options, found)
     schedule = certified(found.schedule, found.solver)

@@ -36,12 +36,14 @@ class ReadCell(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class ForeignOrder:
     """`rows`: the passes of each rank in their order. `format`: what the file is, in words. `where`: its path. `place`: how
-    one says where a cell stands, with its row and column: "line {}, cell {}"."""
+    one says where a cell stands, with its row and column: "line {}, cell {}". `notes`: what the file says and this order
+    does not, a line each."""
 
     rows: tuple[tuple[ReadCell, ...], ...]
     format: str
     where: str
     place: str
+    notes: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:

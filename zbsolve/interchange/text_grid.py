@@ -31,6 +31,7 @@ Word = tuple[str, str, int, int, int]  # stage or "", kind as written, microbatc
 def read_text_grid(text: str, where: str) -> ForeignOrder:
     """The order that a grid says; `where` names it in messages. Raises BadInput naming line and cell."""
     rows: list[list[Word]] = []
+    overlapped: list[str] = []
     communication = False
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         content = _content(line, f"{where}: line {number}", len(rows))
@@ -39,6 +40,8 @@ def read_text_grid(text: str, where: str) -> ForeignOrder:
         row = list(_words(content, f"{where}: line {number}", number))
         computing = [word for word in row if word[1] not in COMMUNICATION]
         communication |= len(computing) < len(row)
+        parts = enumerate(SEPARATOR.split(content), 1)
+        overlapped += [f"line {number}, cell {i}" for i, cell in parts if OVERLAPPED.fullmatch(_bare(cell))]
         rows.append(computing)
     _check_stages(rows, where)
     words = {kind for row in rows for _, kind, *_ in row}
@@ -49,7 +52,7 @@ def read_text_grid(text: str, where: str) -> ForeignOrder:
     )
     torchs = "I" in words or communication
     form = "torch CSV with communication" if communication else "torch CSV" if torchs else "text grid"
-    order = ForeignOrder(cells, form, where, "line {}, cell {}")
+    order = ForeignOrder(cells, form, where, "line {}, cell {}", _of_overlaps(overlapped, where))
     order.check_size()
     return order
 
@@ -70,7 +73,7 @@ def _content(line: str, where: str, rank: int) -> str | None:
 def _words(content: str, where: str, line: int) -> Iterator[Word]:
     """The words of a row, communication too. Raises BadInput for what is no pass."""
     for number, cell in enumerate(SEPARATOR.split(content), 1):
-        bare = cell.strip("\"'").upper()
+        bare = _bare(cell)
         if GAP.fullmatch(bare):
             continue
         together = OVERLAPPED.fullmatch(bare)
@@ -83,6 +86,22 @@ def _words(content: str, where: str, line: int) -> Iterator[Word]:
                     f"3) or F3; kinds are {' '.join(OURS)} and torch's I"
                 )
             yield found[1], found[2], int(found[3] or 0), line, number
+
+
+def _bare(cell: str) -> str:
+    """A cell without quotes, in capitals."""
+    return cell.strip("\"'").upper()
+
+
+def _of_overlaps(places: list[str], where: str) -> tuple[str, ...]:
+    """A line where a file has cells with a forward and a backward at once."""
+    if not places:
+        return ()
+    what = "1 cell has" if len(places) == 1 else f"{len(places)} cells have"
+    return (
+        f"{where}: {what} a forward and a backward at once (OVERLAP_F_B), first at {places[0]}: they are read as two "
+        "passes, one after the other, with the profile's time for each",
+    )
 
 
 def _check_stages(rows: list[list[Word]], where: str) -> None:
