@@ -22,7 +22,7 @@ from .parts import Part, failures, results_of
 SECONDS = {  # less than eight minutes together
     "device": 10.0,
     "step": 90.0,
-    "ranks": 80.0,
+    "ranks": 75.0,
     "host": 30.0,
     "planted": 60.0,
     "failure": 60.0,

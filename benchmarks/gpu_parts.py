@@ -3,7 +3,6 @@ failed stands under `wrong`, a line each."""
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -21,14 +20,8 @@ from profiler.measurement import measure
 from zbsolve.util.errors import BadInput
 from zbsolve.util.machine import library_versions
 
-from . import one_device as one_device_benchmark
-
 PROJECT = Path(__file__).parents[1]
 PROFILED, TINY_PROFILED = "gpt-1.5b@layers=2,batch=1,length=1024,dtype=bfloat16", "mlp-tiny"
-ONE_DEVICE = {  # model, ranks, microbatches, steps, seconds to solve
-    False: ("gpt-1.5b@layers=6,batch=1,length=1024,dtype=bfloat16", 4, 8, 5, 10.0),
-    True: ("mlp-tiny", 2, 4, 2, 1.0),
-}
 
 
 def device(device: str, tiny: bool) -> dict[str, Any]:
@@ -104,19 +97,6 @@ def split(device: str, tiny: bool, name: str) -> dict[str, Any]:
     return {"split": name, "limits": LIMITS, "rows": rows, "wrong": wrong}
 
 
-def one_device(device: str, tiny: bool) -> dict[str, Any]:
-    """1F1B and a solved schedule on the parts of the device: steps predicted and measured. How far these are apart is a
-    result, and nothing here calls it wrong."""
-    names = ("model", "ranks", "microbatches", "steps", "seconds")
-    given = dict(zip(names, ONE_DEVICE[tiny], strict=True))
-    with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
-        place = Path(folder) / "one_device.json"  # schedules and traces lie beside it, and go with it
-        found = one_device_benchmark.measure(argparse.Namespace(device=device, output=place, **given))
-    for row in found["rows"].values():
-        row["measured_over_predicted"] = row["measured"] / row["predicted"]
-    return found | {"solved_for_s": given["seconds"]}
-
-
 def ranks(device: str, tiny: bool) -> dict[str, Any]:
     """Gradients of two and four ranks on the device, by placement and split, plain and captured, and under delays for a
     hundred steps, each against the unsplit model's."""
@@ -161,10 +141,10 @@ def failure(device: str, tiny: bool) -> dict[str, Any]:
     from .gpu_ranks import FAILURES, Case, ranks_run
 
     def run_of(what: str) -> list[Any]:
-        return ranks_run([Case(failing=what, timeout=5.0, steps=6)], 2, device, at_a_time=False, seconds=25)
+        return ranks_run([Case(failing=what, timeout=5.0, steps=6)], 2, device, at_a_time=False, seconds=90 if tiny else 25)
 
     wrong = list[str]()
-    with ThreadPoolExecutor(len(FAILURES)) as threads:
+    with ThreadPoolExecutor(2 if tiny else len(FAILURES)) as threads:
         found = dict(zip(FAILURES, threads.map(run_of, FAILURES), strict=True))
     for what, run in found.items():
         row = run[0]["rows"][-1] if run[0]["rows"] else {}

@@ -44,6 +44,7 @@ PLANTED = ("takes without waiting", "receives into used memory", "lets go too ea
 FAILURES = ("raises", "memory", "killed", "hangs")
 LONGEST_SLEEP = 400_000  # cycles of a GPU, some 0.2 ms
 TIMEOUT = 40.0
+AFTER_FIRST = 12.0  # seconds that ranks go on behind the first that ended
 
 
 @dataclass(frozen=True)
@@ -299,12 +300,14 @@ def _ran(folder: Path, ranks: int, device: str, seconds: float, more: dict[str, 
         with open(folder / f"errors.{rank}", "wb") as errors:
             children.append(subprocess.Popen(command, env=environment, stdout=errors, stderr=errors))
     until = time.monotonic() + seconds + 5
+    while any(child.poll() is None for child in children) and time.monotonic() < until:
+        if any(child.poll() is not None for child in children):
+            until = min(until, time.monotonic() + AFTER_FIRST)
+        time.sleep(0.05)
     for child in children:
-        try:
-            child.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        if child.poll() is None:
             child.kill()
-            child.wait()
+        child.wait()
     found = []
     for rank, child in enumerate(children):
         path = folder / f"found.{rank}"

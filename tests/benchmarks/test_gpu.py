@@ -12,10 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import gpu, gpu_parts, gpu_splits  # noqa: E402
+from benchmarks import gpu, gpu_parts, gpu_ranks, gpu_splits, gpus  # noqa: E402
 from benchmarks.harness import RESULTS  # noqa: E402
 from benchmarks.parts import Part, failures, longest, results_of  # noqa: E402
 from zbsolve import BadInput  # noqa: E402
+from zbsolve.cli.app import parser  # noqa: E402
 from zbsolve.exec.backward.by_name import parts_by_name  # noqa: E402
 from zbsolve.models.by_name import load  # noqa: E402
 
@@ -71,8 +72,7 @@ def test_all_parts_have_less_than_eight_minutes() -> None:
     assert longest(parts) < 480
     for part in parts:
         assert callable(getattr(gpu_parts, part.work.partition(":")[2]))
-    for model in (gpu_parts.PROFILED, gpu_parts.ONE_DEVICE[False][0]):
-        assert len(load(model).layers) >= 4
+    assert len(load(gpu_parts.PROFILED).layers) >= 4
 
 
 @without_gpu
@@ -165,13 +165,45 @@ def test_a_step_with_offload_saves_bytes_and_has_the_same_gradients() -> None:
 
 
 @pytest.mark.slow
-def test_the_profile_and_the_one_device_run_have_all_numbers() -> None:
+def test_the_profile_has_all_numbers() -> None:
     profile = gpu_parts.profile("cpu", True)
     assert profile["wrong"] == []
     assert "host" not in profile["facts"]
     assert profile["samples"]["layer1/F"]
-    run = gpu_parts.one_device("cpu", True)
-    assert set(run["rows"]) == {"1f1b", "solved"}
-    for row in run["rows"].values():
-        assert row["measured_over_predicted"] == row["measured"] / row["predicted"]
-        assert len(row["steps"]) == 2
+
+
+@pytest.mark.slow
+def test_ranks_are_held_against_the_unsplit_model_and_what_is_wrong_is_named() -> None:
+    found = gpu_parts.ranks("cpu", True)
+    assert found["wrong"] == []
+    (rows,) = ([row for one in run for row in one["rows"]] for run in found["runs"].values())
+    assert [row["worst"] for row in rows] == [0.0, 0.0]
+    rows[1] |= {"right": False, "worst": 0.5, "where": "step 1, 1.weight"}
+    assert gpu_ranks.wrong_of([{"rows": rows, "code": 0, "errors": ""}]) == [
+        "rank 0, single, layers, float64, mlp: 5.0e-01 of the largest gradient at step 1, 1.weight"
+    ]
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_is_named_by_the_other_in_one_line() -> None:
+    found = gpu_parts.failure("cpu", True)
+    assert found["wrong"] == []
+    assert set(found["runs"]) == set(gpu_ranks.FAILURES)
+    assert [one["code"] for one in found["runs"]["killed"]] == [0, -9]
+
+
+def test_several_gpus_job_is_commands_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = gpus.Job("m", 8, 32, "cuda", capture=True, seconds=30.0).commands(tmp_path)
+    assert list(commands) == ["profile", "solve 1f1b", "solve solved", "run 1f1b", "run solved"]
+    for words in commands.values():
+        assert parser().parse_args(words).name == words[0]
+    row = {"predicted_ms": 2.0, "measured_ms": 2.2, "on": "cuda:0, a card", "torch": "2.11"}
+    found = {"job": {"ranks": 8, "model": "m", "microbatches": 32}, "rows": {"1f1b": row, "solved": row}}
+    assert gpus.line_of(found | {"speed_up": {"predicted": 1.25, "measured": 1.2}}) == (
+        "8 × cuda:0, a card, torch 2.11, m, 32 microbatches: 1f1b 2.0 predicted 2.2 ms measured, "
+        "solved 2.0 predicted 2.2 ms measured; speed-up predicted 1.250, measured 1.200"
+    )
+    with pytest.raises(SystemExit) as end:
+        gpus.BENCHMARK.main(["--ranks", "1", "--output", str(tmp_path)])
+    assert end.value.code == 2
+    assert "it needs two GPUs or more" in capsys.readouterr().err

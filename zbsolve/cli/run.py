@@ -19,23 +19,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("schedule", help="schedule.json")
     parser.add_argument("--model", required=True, help="a preset (gpt-tiny), module:function or file.py:function")
-    parser.add_argument("--local", action="store_true", help="start one process a rank here (without: torchrun does)")
-    parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="of the ranks; auto: cuda where each rank here has a GPU, else cpu"
-    )
-    parser.add_argument(
-        "--share-gpus", action="store_true", help="ranks share the GPUs of this machine: to try, as if each had its own"
-    )
-    parser.add_argument(
-        "--capture", action="store_true", help="each rank's step as one CUDA graph: no pass waits for the host to launch it"
-    )
-    parser.add_argument(
-        "--one-device",
-        nargs="?",
-        const="cuda",
-        choices=("cuda", "cpu"),
-        help="all ranks in this process: on disjoint parts of one GPU's SMs, or in turns on the CPU",
-    )
+    _where(parser)
     parser.add_argument(
         "--emulate",
         metavar="TIMES",
@@ -82,6 +66,27 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds for ranks to start and build the model")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
     parser.add_argument("-o", "--output", help="trace.json")
+
+
+def _where(parser: argparse.ArgumentParser) -> None:
+    """Options that say where ranks run."""
+    parser.add_argument("--local", action="store_true", help="start one process a rank here (without: torchrun does)")
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="of the ranks; auto: cuda where each rank here has a GPU, else cpu"
+    )
+    parser.add_argument(
+        "--share-gpus", action="store_true", help="ranks share the GPUs of this machine: to try, as if each had its own"
+    )
+    parser.add_argument(
+        "--capture", action="store_true", help="each rank's step as one CUDA graph: no pass waits for the host to launch it"
+    )
+    parser.add_argument(
+        "--one-device",
+        nargs="?",
+        const="cuda",
+        choices=("cuda", "cpu"),
+        help="all ranks in this process: on disjoint parts of one GPU's SMs, or in turns on the CPU",
+    )
 
 
 def command(options: argparse.Namespace) -> int:
