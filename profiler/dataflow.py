@@ -29,13 +29,15 @@ from .alike import fingerprint
 class Flow:
     """What flows through a model. inputs: what goes into each layer, as a message is. output: what leaves the last one.
     prints: a fingerprint of each layer. parameter_bytes: of each layer, trained or not. tied: bytes of each parameter that
-    several layers hold, and the numbers of those layers."""
+    several layers hold, and the numbers of those layers. untrained: how many layers in front train nothing, so that no
+    gradient is needed there."""
 
     inputs: tuple[Format, ...]
     output: Format
     prints: tuple[Hashable, ...]
     parameter_bytes: tuple[int, ...]
     tied: Tied = ()
+    untrained: int = 0
 
 
 def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
     x = constant(x)
     inputs: list[Format] = []
     prints, sizes, tied = [], [], []
-    any_trained, count = False, len(model.layers)
+    untrained, count = 0, len(model.layers)
     for i in range(count):
         layer = model.build([i])[0]
         prints.append(fingerprint(layer))
@@ -110,12 +112,12 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
                 tied.append((layer.get_parameter(group[0][1]).nbytes, holders))
         inputs.append(Format.of(x))
         x = detached(_forward(model, i, layer, x))
-        any_trained = any_trained or any(p.requires_grad for p in layer.parameters())
-    if not any_trained:
+        untrained += untrained == i and not any(p.requires_grad for p in layer.parameters())
+    if untrained == count:
         raise BadInput(f"model '{model.name}': none of its {count} layers has a parameter that is trained")
     output = Format.of(x)
     _check_loss(model, x, target)
-    return Flow(tuple(inputs), output, tuple(prints), tuple(sizes), tuple(tied))
+    return Flow(tuple(inputs), output, tuple(prints), tuple(sizes), tuple(tied), untrained)
 
 
 def batch_of(model: Model, mode: FakeTensorMode | None = None, device: torch.device | None = None) -> tuple[Any, Any]:

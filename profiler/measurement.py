@@ -28,7 +28,7 @@ from zbsolve.exec.run.torchrun import torchrun_environment
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.splits import Row
 from zbsolve.exec.transport.failure import RunFailed
-from zbsolve.layer import Layer
+from zbsolve.layer import Layer, without_backwards
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.profile.collectives import FACT
@@ -92,6 +92,7 @@ class _Measured:
             _layer(self.model, i, _pooled(self.timed.samples, same), sizes[i], self.through.parameter_bytes[i])
             for i, same in enumerate(self.equal)
         )
+        whole = without_backwards(whole, self.through.untrained)
         return Fitted(whole, {}, []) if self.slices is None else fitted(whole, self.slices, [one[0] for one in self.equal])
 
     @property

@@ -16,7 +16,7 @@ from torch import nn
 
 from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensorMode
 from zbsolve.exec.transport.failure import one_line
-from zbsolve.layer import Layer, Link
+from zbsolve.layer import Layer, Link, without_backwards
 from zbsolve.models.model import Model
 from zbsolve.profile.cuts import SEQUENCE
 from zbsolve.profile.profile import Profile
@@ -79,6 +79,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
         _layer(model, i, look.work[first], sizes[i], look.through.parameter_bytes[i], state, target)
         for i, first in enumerate(look.alike)
     )
+    layers = without_backwards(layers, look.through.untrained)
     sequence = sequence_fact(look.work.values())
     source = f"estimated: {target.name} roofline"
     rest = partial(_layer, model, state=state, on=target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from .util.errors import BadInput
@@ -146,6 +146,21 @@ class HostLink:
         """Bytes a µs that copies to the host and back take their time from: those of both directions at once, since a
         schedule lets both run at any time; on a shared bus those alone, since it runs one copy at a time."""
         return (self.d2h, self.h2d) if self.shared_bus else (self.d2h_both, self.h2d_both)
+
+
+def untrained_layers(layers: Sequence[Layer]) -> int:
+    """How many layers in front train nothing: no gradient is needed there, so they have no backward. Their backwards take
+    no time, and no byte of their parameters is trained."""
+    for i, one in enumerate(layers):
+        if one.B or one.W or one.BW or one.all_to_all or one.trained_bytes:
+            return i
+    return len(layers)
+
+
+def without_backwards(layers: Sequence[Layer], count: int) -> tuple[Layer, ...]:
+    """The layers, where the first `count` train nothing: no backward runs there, and nothing is kept for one."""
+    nothing = {"B": 0.0, "W": 0.0, "BW": 0.0, "U": 0.0, "held_until_B": 0, "held_until_W": 0, "held_from_B": 0}
+    return (*(replace(one, **nothing) for one in layers[:count]), *layers[count:])  # type: ignore[arg-type]
 
 
 def split_known(layers: Sequence[Layer]) -> bool:

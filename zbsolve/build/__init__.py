@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .sharded import regathered as regathered
     from .sharded import with_sharding as with_sharding
     from .slices import with_slices as with_slices
+    from .untrained import without_backward as without_backward
     from .updates import with_updates as with_updates
     from .vocabulary import Vocabulary as Vocabulary
     from .vocabulary import with_vocabulary as with_vocabulary
@@ -39,6 +40,7 @@ __getattr__, __dir__ = handing_on(
         "fused_backward": "with_fused_backward",
         "sharded": "regathered with_sharding",
         "slices": "with_slices",
+        "untrained": "without_backward",
         "updates": "with_updates",
         "vocabulary": "Vocabulary with_vocabulary",
     },

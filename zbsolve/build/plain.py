@@ -21,6 +21,7 @@ from .exchange import with_exchange
 from .numbers import Numbers, Table, whole_numbers, whole_table
 from .recompute import Recompute, least_room, recomputed_stages, with_recompute
 from .slices import of_slices, with_slices
+from .untrained import without_backward
 
 MAX_PASSES = 1_000_000  # stages times microbatches: three million passes, which take 3 GB
 MAX_TIME = 2**60  # µs of all passes together, so that sums are whole numbers of 64 bits
@@ -65,16 +66,19 @@ def pipeline(
     held_keys: Table = 0,
     held_gradients: Table = 0,
     attention_exchange: AttentionExchange | None = None,
+    untrained: int = 0,
 ) -> Problem:
     """One training step of a synchronous pipeline.
 
     F, B, W: µs a stage (forward, input gradient, weight gradient); a single number where all stages are alike and
-    `placement` is a tuple. BW in place of B and W: one fused backward. placement: a tuple stage → rank, or `single`,
-    `loop`, `vee` (the number of ranks then follows from the number of stages), or several such tuples: routes that the
-    microbatches take in turn (or `mirror`), so that a stage lives on several ranks. comm: µs between two ranks, one number,
-    one a stage boundary, or {(from rank, to rank): µs}; none inside a rank. held_until_B, held_until_W: bytes a stage
-    that F takes at its start, freed at the end of B and of W; held_from_B: that B takes at its start, freed at the end of
-    W (of no account with BW). capacity: bytes a rank, or one number for all. layers, source: notes (see `Problem`).
+    `placement` is a tuple. BW in place of B and W: one fused backward. None of them: a step of forwards alone. placement: a
+    tuple stage → rank, or `single`, `loop`, `vee` (the number of ranks then follows from the number of stages), or several
+    such tuples: routes that the microbatches take in turn (or `mirror`), so that a stage lives on several ranks. comm: µs
+    between two ranks, one number, one a stage boundary, or {(from rank, to rank): µs}; none inside a rank. held_until_B,
+    held_until_W: bytes a stage that F takes at its start, freed at the end of B and of W; held_from_B: that B takes at its
+    start, freed at the end of W (of no account with BW). capacity: bytes a rank, or one number for all. layers, source:
+    notes (see `Problem`). untrained: how many stages in front train nothing, see `without_backward`: no time of a backward
+    and no byte that it would free counts there.
     AF, AB: see `with_all_to_all`; recompute, X, held_input: see `with_recompute`; exchange: see `with_exchange`.
 
     Where microbatches differ, F, B, W, BW, X, comm (a stage boundary) and bytes are tables: a row a stage, with one number a
@@ -100,14 +104,18 @@ def pipeline(
     )
     comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
     _check_count(microbatches, stages)
+    forwards = B is None and W is None and BW is None
+    untrained, BW = (stages, 0) if forwards else (untrained, BW)
     times = _times(F, B, W, BW, (stages, microbatches))
     again = whole_table(F if X is None else X, "X", stages, microbatches)
     around = [whole_numbers(AF, "AF", stages), whole_numbers(AF if AB is None else AB, "AB", stages)]
     inputs = whole_table(held_input, "held_input", stages, microbatches)
     dropping = recomputed_stages(recompute, stages)
+    dropping = dropping[dropping >= untrained]
     bytes_held = {"held_until_B": held_until_B, "held_until_W": held_until_W, "held_from_B": held_from_B}
     held = Held(*(whole_table(size, name, stages, microbatches) for name, size in bytes_held.items()))
     held = held if "W" in times else held._replace(from_b=0 * held.from_b)
+    held = Held(*(np.where(np.arange(stages)[:, None] < untrained, 0, one) for one in held))
     limits = None if capacity is None else whole_numbers(capacity, "capacity", ranks)
     _check_room(routes, held, dropping, inputs.min(axis=1), limits)
     messages = _messages(comm, routes, microbatches)
@@ -120,7 +128,7 @@ def pipeline(
     edges = _edges(tuple(times), lags, sent, held)
     step = Problem(passes, edges, None if limits is None else tuple(limits.tolist()), objective, tuple(layers), source)
     step = with_recompute(step, dropping.tolist(), X=again, held_input=inputs)
-    step = with_all_to_all(step, *around)
+    step = without_backward(with_all_to_all(step, *around), untrained)
     step = step if exchange is None else with_exchange(step, exchange)
     step = step if slices == 1 else with_slices(step, slices, held_keys=held_keys, held_gradients=held_gradients)
     return step if attention_exchange is None else with_attention_exchange(step, attention_exchange)

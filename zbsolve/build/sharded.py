@@ -22,6 +22,7 @@ from ..tables import Edges, Ints
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
 from .numbers import Numbers, whole_numbers
+from .untrained import untrained_stages
 
 
 class _Costs(NamedTuple):
@@ -53,6 +54,11 @@ class _Home(NamedTuple):
     forwards: list[Ints]
     backwards: list[Ints]
     gradients: list[Ints]
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has backwards: stages in front that train nothing have none."""
+        return any(map(len, self.gradients))
 
 
 class _Row(NamedTuple):
@@ -87,6 +93,7 @@ def with_sharding(
     gathers = 1: `<stage>AG0` gathers before the first F, and the parameters stay until the last pass that uses them ends.
     gathers = g > 1: microbatches are cut into g groups in order. `<stage>AG<group>` gathers for the forwards of a group, and
     `<stage>AGB<group>` for its backwards (X, B, W or BW). What was gathered is freed when the last of these ends.
+    A stage that trains nothing frees what it gathered with its last F, or the group's, and reduces nothing.
     Gradients take `gradient_bytes` from the start of the first pass that makes some (B or BW) to the end of `<stage>RS0`,
     which waits for all W (or BW). Where a stage lives on r ranks (routes), pass k of the rank at place q among them has the
     number k·r + q, and a pass C waits for all RS of its stage. An update U waits for the RS of its stage.
@@ -116,7 +123,8 @@ def with_sharding(
         for place in range(len(ranks))
     ]
     _check_fits(problem, costs, homes)
-    rows = [row for home in homes for row in _gathers(home, costs)] + [_reduction(problem, home, costs) for home in homes]
+    trained = [home for home in homes if home.trained]
+    rows = [row for home in homes for row in _gathers(home, costs)] + [_reduction(problem, one, costs) for one in trained]
     found = _with_rows(problem, rows)
     return replace(found, edges=found.edges + _ends_of_step(found))
 
@@ -142,7 +150,7 @@ def _home(problem: Problem, stage: int, place: int, groups: int) -> _Home:
         for rows in (problem.rows(*kinds, stage=stage, rank=rank) for kinds in (("F",), ("X", "B", "BW"), ("W", "BW")))
     )
     count = len(forwards)
-    if count < groups or not len(gradients):
+    if count < groups or (not len(gradients) and stage >= untrained_stages(problem)):
         why = "no backward" if count >= groups else f"{count} microbatches, which do not make {groups} groups"
         raise BadInput(f"sharding: stage {stage} has {why} on rank {rank}")
     cuts = p.microbatch[forwards[[at * count // groups for at in range(1, groups)]]]
@@ -157,6 +165,11 @@ def _home(problem: Problem, stage: int, place: int, groups: int) -> _Home:
 def _gathers(home: _Home, costs: _Costs) -> Iterator[_Row]:
     """The gathers of a stage on a rank: one for all, or two a group."""
     duration, size = int(costs.gather[home.stage]), int(costs.parameter_bytes[home.stage])
+    if not home.trained:
+        for group, forwards in enumerate(home.forwards):
+            number = group * home.homes + home.place
+            yield _Row("AG", home.stage, number, home.rank, duration, forwards, int(forwards[-1]), size)
+        return
     if len(home.forwards) == 1:
         last = home.gradients[0][-1:]
         users = np.concatenate([home.forwards[0], last])
@@ -197,9 +210,10 @@ def _check_fits(problem: Problem, costs: _Costs, homes: list[_Home]) -> None:
         if not mine:
             continue
         last, first = mine[-1].stage, mine[-1].forwards[0][0]
-        before = [one.stage for one in mine[:-1] if len(one.forwards) == 1 and len(problem.routes) == 1]
+        before = [one.stage for one in mine[:-1] if len(one.forwards) == 1 and len(problem.routes) == 1 and one.trained]
         held = problem.edges.bytes[(problem.edges.before == first) & ~problem.passes.are("X")[problem.edges.after]]
-        need = int(costs.parameter_bytes[[*before, last]].sum() + costs.gradient_bytes[last] + held.sum())
+        gradients = costs.gradient_bytes[last] * mine[-1].trained
+        need = int(costs.parameter_bytes[[*before, last]].sum() + gradients + held.sum())
         if need > room:
             raise Infeasible(
                 f"sharding: rank {rank} needs {exact_bytes(need)} for gathered parameters, gradients and one microbatch of "

@@ -20,6 +20,7 @@ from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
 from .numbers import Table, whole_table
 from .one_microbatch import one_microbatch_needs
+from .untrained import untrained_stages
 
 MAX_CHECKED = 4000  # passes of a microbatch: looking at all pairs takes a second
 
@@ -53,9 +54,13 @@ def with_slices(
         whole_table(one, name, problem.stages, slices)
         for one, name in ((held_keys, "held_keys"), (held_gradients, "held_gradients"))
     )
-    forward, backward = (_rows(problem, kinds, (count, slices)) for kinds in (("F",), ("B", "BW")))
+    front = untrained_stages(problem)  # keys and values lie there until the microbatch's last F
+    ahead, forward = (_rows(problem, ("F",), (count, slices), *ends) for ends in ((0, front), (front, problem.stages)))
+    backward = _rows(problem, ("B", "BW"), (count, slices), front, problem.stages)
     edges = problem.edges + Edges.of(forward[..., :-1].ravel(), forward[..., 1:].ravel())
+    edges += Edges.of(ahead[..., :-1].ravel(), ahead[..., 1:].ravel())
     edges += Edges.of(backward[..., 1:].ravel(), backward[..., :-1].ravel())
+    edges += _kept(ahead, np.broadcast_to(ahead[..., -1:], ahead.shape), keys[p.stage[ahead[:, 0, 0]]])
     here = p.stage[forward[:, 0, 0]]
     first = np.broadcast_to(backward[..., -1:], backward.shape)
     edges += _kept(forward, backward, keys[here]) + _kept(first, backward, gradients[here])
@@ -86,12 +91,13 @@ def _kept(before: Ints, after: Ints, size: Ints) -> Edges:
     return Edges.of(before.ravel()[rows], after.ravel()[rows], bytes=held.ravel()[rows])
 
 
-def _rows(problem: Problem, kinds: tuple[str, ...], shape: tuple[int, int]) -> Ints:
-    """Rows of the passes of these kinds, shape (stages that have some, microbatches, slices). Raises BadInput where one is
-    missing."""
+def _rows(problem: Problem, kinds: tuple[str, ...], shape: tuple[int, int], begin: int, end: int) -> Ints:
+    """Rows of the passes of these kinds of stages from `begin` up to `end`, shape (stages that have some, microbatches,
+    slices). Raises BadInput where one is missing."""
     p, found = problem.passes, problem.rows(*kinds)
     found = found[np.lexsort((p.microbatch[found], p.stage[found]))]
-    stages = np.unique(p.stage[problem.rows("F")])
+    found, forwards = (rows[(begin <= p.stage[rows]) & (p.stage[rows] < end)] for rows in (found, problem.rows("F")))
+    stages = np.unique(p.stage[forwards])
     wanted = np.repeat(stages, problem.microbatches), np.tile(np.arange(problem.microbatches), len(stages))
     if not (np.array_equal(p.stage[found], wanted[0]) and np.array_equal(p.microbatch[found], wanted[1])):
         raise BadInput(f"slices: a stage has no {' or '.join(kinds)} of each microbatch")

@@ -47,6 +47,7 @@ from .transport.clocks import clock_lead
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
 from .transport.wires import Wires
+from .untrained import check_untrained
 from .vocabulary.collectives import Collectives
 from .vocabulary.parts import NAME, Shard, Sharded, cut_shard
 from .vocabulary.rank import VocabularyShard
@@ -116,6 +117,7 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Part:
         names, parts = list(whole), list(whole.values())
         tied += ties(enumerate(parts))
         layers = materialise(_kept_apart(parts, numbers, beside), given.device, given.init, given.seed, tied)
+    check_untrained(problem, counts, program.stages, layers)
     if (how is not None or model_stages(problem) - 1 in program.stages) and given.loss is None:
         raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
     shard = None if how is None else _shard(problem, wires.rank, layers, tied, given, names)

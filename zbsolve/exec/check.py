@@ -39,12 +39,14 @@ class Value(NamedTuple):
     device: torch.device
 
 
-def reference(layers: Sequence[nn.Module], data: Data, loss: Any) -> float:
-    """Run every microbatch through the whole model with plain autograd. Gradients go into `.grad`. Returns the mean loss."""
+def reference(layers: Sequence[nn.Module], data: Data, loss: Any, backward: bool = True) -> float:
+    """Run every microbatch through the whole model with plain autograd. Gradients go into `.grad`, if there is a backward.
+    Returns the mean loss."""
     count, total = len(data.inputs), 0.0
     for m in sorted(data.inputs):
         value = _loss(layers, data, m, loss)
-        (value / count).backward()  # type: ignore[no-untyped-call]
+        if backward:
+            (value / count).backward()  # type: ignore[no-untyped-call]
         total += float(value.detach()) / count
     return total
 

@@ -17,6 +17,7 @@ from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput, Deadlock
 from ..verifier import verify
+from .front import with_front
 from .targets import ANY, Target
 
 Spans = tuple[tuple[tuple[int, int], ...], ...]
@@ -111,7 +112,7 @@ def order_for(schedule: Schedule, target: Target) -> Order:
     violations = verify(schedule.problem, schedule)
     if violations:
         raise BadInput(f"schedule: {violations[0]}")
-    schedule = without_group_passes(schedule)
+    schedule = with_front(without_group_passes(schedule))
     problem = schedule.problem
     placement = _placement(problem, target)
     _check_edges(schedule, target)

@@ -72,6 +72,7 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     again = HALF * bool(costs.microbatch_factors)
     others = np.maximum(0.0, smaller * (np.nan_to_num(apart[0], posinf=0.0) - HALF * stage) - again * stage)
     message = max(0.0, smaller * round(min(costs.link.message(c) for c in costs.layers)) - again)
-    head, tail = (np.asarray(one) + others + stage * message for one in before)
+    sent_back = 0.0 if costs.untrained else message  # behind layers that train nothing no gradient goes back
+    head, tail = (np.asarray(one) + others + stage * each for one, each in zip(before, (message, sent_back), strict=True))
     between = all_own[0] + all_own[1] + sum(beside[: costs.vocabulary.barriers])
     return np.asarray(np.maximum(head[:, None] + work, head[:, None] + between + tail[:, None] + sent))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..layer import Layer, Link, Tied, layer_cuts, split_known
+from ..layer import Layer, Link, Tied, layer_cuts, split_known, untrained_layers
 from ..util.errors import BadInput
 from .cut_table import Floats
 from .cuts import none_where_empty, spans
@@ -121,6 +121,11 @@ class StageCosts:
         return counts
 
     @cached_property
+    def untrained(self) -> int:
+        """How many layers in front train nothing. A sharded embedding is not among the layers: its gradient goes to all."""
+        return 0 if self.vocabulary.barriers else untrained_layers(self.layers)
+
+    @cached_property
     def times(self) -> list[float]:
         """µs of each layer for one microbatch, all its passes."""
         return [c.F + (c.BW if self.fused else c.B + c.W) for c in self.layers]
@@ -194,7 +199,8 @@ class StageCosts:
     @cached_property
     def messages(self) -> Floats:
         """[a]: ns that a cut before layer a adds to the first microbatch's way there and back."""
-        return np.rint([0.0, *(2e3 * self.link.message(one) for one in self.layers)])
+        ways = [1 if i <= self.untrained else 2 for i in range(1, len(self.layers) + 1)]
+        return np.rint([0.0, *(1e3 * n * self.link.message(one) for n, one in zip(ways, self.layers, strict=True))])
 
     def steps(self, factor: float = 1.0) -> tuple[Floats, Floats]:
         """[a, b]: µs of a stage's work (times `factor`) and of its all-to-alls, as whole ns: the longer of both, which is

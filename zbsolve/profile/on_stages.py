@@ -9,7 +9,7 @@ from typing import Any
 
 from ..build.plain import pipeline
 from ..build.recompute import Recompute
-from ..layer import Layer, Link, layer_ranges
+from ..layer import Layer, Link, layer_cuts, layer_ranges
 from ..partition.stage_costs import Layered, StageCosts
 from ..problem import Problem
 from .cuts import WHOLE, Cuts
@@ -51,6 +51,7 @@ def plain_step(
         B=None if costs.fused else total("B"),
         W=None if costs.fused else total("W"),
         BW=total("BW") if costs.fused else None,
+        untrained=sum(end <= costs.untrained for end in layer_cuts(counts)[1:]),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from .. import placement as placements
+from ..build.untrained import with_backward
 from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..schedule import Schedule
@@ -285,9 +286,18 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
     try:
         if one.copies is not None:
             return one.order(problem)
-        return with_side_streams(problem, one.order(without_side_streams(problem) if plain is None else plain))
+        plain = without_side_streams(problem) if plain is None else plain
+        return with_side_streams(problem, _in_front(one.order(with_backward(plain)), plain))
     except WrongPlacement as error:
         raise WrongPlacement(f"{error}; {_known_on(problem)}") from None
+
+
+def _in_front(schedule: Schedule, problem: Problem) -> Schedule:
+    """The same order for a problem, which may have no backwards of stages in front that train nothing."""
+    if schedule.problem is problem:
+        return schedule
+    rows = {stream: tuple(name for name in names if name in problem.index) for stream, names in schedule.order.items()}
+    return Schedule(problem, rows)
 
 
 def _known_on(problem: Problem) -> str:

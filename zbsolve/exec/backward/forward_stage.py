@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from ...models.auxiliary import auxiliary_losses
 from ..offload.keeper import Keeper
 from .stage import Stage
-from .values import constant
 
 
 class ForwardStage(Stage):
@@ -35,10 +31,7 @@ class ForwardStage(Stage):
         keeper: Keeper | None = None,
     ) -> Any:
         """The F pass: see `Stage.forward`. Nothing is kept."""
-        self._gathered()
-        with torch.no_grad(), auxiliary_losses() as extra, self._slice(microbatch, x, target):
-            y = self.output(constant(x), target, seed)
-        self.auxiliary = extra.total
+        y = self.alone(microbatch, x, target, seed)
         if self._keeps:
             self.outputs[microbatch] = y
         return y

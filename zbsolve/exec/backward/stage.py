@@ -119,6 +119,14 @@ class Stage:
         with self._slice(microbatch, x, target):
             return self._forward(microbatch, x, target, split, seed, recompute, keeper)
 
+    def alone(self, microbatch: int, x: Any, target: Any, seed: int) -> Any:
+        """An F that no backward follows: as `forward`, and nothing is kept."""
+        self._gathered()
+        with torch.no_grad(), auxiliary_losses() as extra, self._slice(microbatch, x, target):
+            y = self.output(constant(x), target, seed)
+        self.auxiliary = extra.total
+        return y
+
     def _slice(self, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
         """What a forward runs in. The first one of a slice looks at the layers, and the first of one whose labels count at
         the loss: can they be cut? So does one of a longer sequence, or behind a change to training. All look at whole

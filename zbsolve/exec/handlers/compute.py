@@ -5,8 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from ...build.untrained import untrained_stages
 from ...tables import Ints, Pass, pass_name
 from ...util.errors import BadInput
+from ..backward.forward_stage import ForwardStage
 from ..backward.values import tensors_of
 from ..program import Action
 from ..slices.loss import Uncounted
@@ -22,7 +24,7 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     x = data.inputs[m] if given is None else given
     if shard is not None and shard.embeds(action.stage):
         x = x, shard.embedded(m)
-    split, recompute = "B" in companions, "X" in companions
+    split, recompute, trained = "B" in companions, "X" in companions, not companions.isdisjoint(("B", "BW"))
     keeper = None
     if "O" in companions and state.offload is not None:
         keeper = state.offload.keeper(action, tensors_of([data.inputs.get(m), data.targets.get(m)]))
@@ -30,7 +32,10 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     if stage.slices is not None:
         stage.slices.ignored, target = data.ignored, target if share else Uncounted()
     with _helped(state, action, backward=False):
-        y = stage.forward(m, x, target, split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
+        if trained or isinstance(stage, ForwardStage):
+            y = stage.forward(m, x, target, split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
+        else:
+            y = stage.alone(m, x, target, seed=data.seed + m)
     if stage.auxiliary is not None:
         state.losses.append(stage.auxiliary * share)
     if shard is not None and shard.ends(action.stage):
@@ -73,11 +78,15 @@ def _recompute(state: RankState, action: Action, given: Any) -> Any:
 
 
 def _check_forward(graph: Graph, rows: Ints) -> None:
-    """The backward of a microbatch on a stage is B and W, or BW. A slice comes behind the one before."""
+    """The backward of a microbatch on a stage is B and W, or BW; stages in front that train nothing have none. A slice comes
+    behind the one before."""
+    front = untrained_stages(graph.problem)
     for row in rows.tolist():
         one = graph.one(row)
         _check_behind(graph, graph.beside(one, -1), one)
-        if not graph.training:
+        if not graph.training or one.stage < front:
+            if graph.training and graph.problem.slices > 1:
+                raise BadInput(f"pass {one.name}: run knows no slices of a stage that trains nothing")
             continue
         fused = graph.row("BW", one) is not None
         if fused == (graph.row("B", one) is not None):

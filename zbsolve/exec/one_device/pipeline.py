@@ -38,6 +38,7 @@ from ..slices.counting import Counting
 from ..slices.cutting import Cutting
 from ..splits import Row
 from ..step_view import StepView
+from ..untrained import check_untrained
 from .streams import Streams
 
 
@@ -126,6 +127,7 @@ class OneDevice:
         parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss)
         for program in lower(self.view):
             mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
+            check_untrained(problem, self.counts, program.stages, mine)
             stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts)
             slice_stages(stages, problem)
             hook = hooks[program.rank] if hooks else None

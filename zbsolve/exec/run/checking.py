@@ -19,6 +19,7 @@ from ..handlers.handler import Data
 from ..mesh.place import PipelineMesh, group_along
 from ..one_device.pipeline import OneDevice
 from ..pipeline import Pipeline
+from ..untrained import forwards_alone
 from ..verdict import compare
 from ..weight_versions import Update
 
@@ -104,7 +105,7 @@ def _reference(
     data = Data(inputs, targets, step_seed(seed, 0))
     counts = check.row_counts(whole, data, other.loss) if kind is None else None
     if not problem.round:
-        return whole, check.reference(whole, data, other.loss), counts
+        return whole, check.reference(whole, data, other.loss, backward=not forwards_alone(problem)), counts
     cuts = [sum(pipeline.counts[:s]) for s in range(len(pipeline.counts) + 1)]
     stages = [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
     return whole, check.updated(problem, stages, data, other.loss, update), counts
