@@ -219,7 +219,7 @@ def connected(
     stage_of = [s for s, count in enumerate(part.counts) for _ in range(count)]
     exchanged = [action.stage for action in program.actions if HANDLERS[action.kind].ends_with_step]
     common = buckets(problem.stage_ranks, stage_of, part.layers, part.tied)
-    gpu = None if given.device.type == "cpu" else RankDevice(given.device, peers, program.actions, hooks.limit)
+    gpu = None if given.device.type == "cpu" else RankDevice(given.device, peers, program.actions, hooks)
     shared = Shared(wires, common, exchanged, given.device, peers.timeout, None if gpu is None else gpu.marks)
     microbatches = problem.round or view.microbatches
     parts = parts_by_name(

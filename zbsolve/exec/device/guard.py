@@ -24,11 +24,12 @@ SHORTEST, LONGEST = 1e-5, 1e-3  # seconds between two looks at the device
 
 
 class Guard:
-    """Looks after one rank. actions: of its program. cause: what ended its communicators; None: nothing."""
+    """Looks after one rank. actions: of its program. announce: is told the pass that runs on the device. cause: what ended
+    its communicators; None: nothing."""
 
-    def __init__(self, peers: Peers, actions: tuple[Action, ...]) -> None:
+    def __init__(self, peers: Peers, actions: tuple[Action, ...], announce: Callable[[str], None] | None = None) -> None:
         self.cause: LostRank | None = None
-        self._peers, self._actions = peers, actions
+        self._peers, self._actions, self._announce = peers, actions, announce
         self._record: Record | None = None
         self._marks: Marks | None = None
         self._done = 0  # passes of the step that are behind the device
@@ -71,6 +72,8 @@ class Guard:
         now = len(record.marks), self._done
         if now != self._before:
             self._before, self._since = now, time.monotonic()
+            if self._announce is not None:  # the host is far ahead, and who looks after that must hear that all goes on
+                self._announce(self._actions[min(self._done, len(self._actions) - 1)].name)
         limit = self._peers.timeout.total_seconds()
         if time.monotonic() - self._since > limit:
             self._end(self._stuck(record, marks, limit))

@@ -57,7 +57,12 @@ class Marks:
 
     def done(self, event: Any) -> bool:
         """Is a mark behind the device in this step? (A replay's mark has happened before, in the replay before.)"""
-        return bool(event.query()) and (not self.fixed or self._zero.elapsed_time(event) > 0)
+        if not event.query():
+            return False
+        try:
+            return not self.fixed or bool(self._zero.elapsed_time(event) > 0)
+        except RuntimeError:  # no replay has reached it yet
+            return False
 
     def ns(self, event: Any) -> int:
         """When a mark was reached that is `done`, monotonic ns of the host."""

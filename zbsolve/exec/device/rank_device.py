@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..interpreter import Record
+from ..interpreter import Hooks, Record
 from ..program import Action
 from ..transport.peers import Peers
 from .guard import Guard
@@ -15,12 +15,12 @@ from .marks import Marks
 
 
 class RankDevice:
-    """The GPU of one rank. actions: of its program. peak: the most bytes that the last step took beside what lay there when
+    """The GPU of one rank. actions: of its program; hooks: around them. peak: the most bytes that the last step took beside what lay there when
     it began, as torch's allocator counts. launching: how long its host took to launch all of it, ns."""
 
-    def __init__(self, device: torch.device, peers: Peers, actions: tuple[Action, ...], limit: int | None) -> None:
-        self.device, self.limit = device, limit
-        self.marks, self.guard = Marks(device), Guard(peers, actions)
+    def __init__(self, device: torch.device, peers: Peers, actions: tuple[Action, ...], hooks: Hooks) -> None:
+        self.device, self.limit = device, hooks.limit
+        self.marks, self.guard = Marks(device), Guard(peers, actions, hooks.announce)
         self.peak = 0
         self.launching = 0
         self._before = 0

@@ -44,7 +44,7 @@ class ForwardRound:
         mesh = None if pipeline.mesh is None else pipeline.mesh.whole
         gpu = None
         if pipeline.device.type == "cuda":
-            gpu = RankDevice(pipeline.device, peers, program.actions, pipeline.hooks.limit)
+            gpu = RankDevice(pipeline.device, peers, program.actions, pipeline.hooks)
         rows = None if gpu is None else DeviceRows(peers.wires, gpu.device, gpu.marks)
         mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds(), mesh, rows)
         shard = pipeline.vocabulary_shard

@@ -1,0 +1,201 @@
+"""Ranks on GPUs, as far as a machine without one shows; and on one, where there is one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zbsolve import BadInput, preset, problem_for
+from zbsolve.cli import main
+from zbsolve.exec.interpreter import Record
+from zbsolve.exec.lowering import lower
+from zbsolve.exec.program import Message
+from zbsolve.exec.transport.failure import LostRank
+
+from ..support.exec_ranks import on_ranks
+
+torch = pytest.importorskip("torch")
+
+from zbsolve.exec.device.capture import Watched  # noqa: E402
+from zbsolve.exec.device.guard import Guard  # noqa: E402
+from zbsolve.exec.device.rank_device import read_marks  # noqa: E402
+from zbsolve.exec.run import sharing  # noqa: E402
+from zbsolve.exec.run.job import Options  # noqa: E402
+from zbsolve.exec.transport import wires  # noqa: E402
+
+PROGRAMS = lower(preset("zb-h1", problem_for("zb-h1", 3, 6)))
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: f"rank {program.rank}")
+def test_each_message_is_received_once_no_later_than_it_is_taken_and_gone_behind_its_pass(program: Any) -> None:
+    place = {action.name: i for i, action in enumerate(program.actions)}
+    received = [message for action in program.actions for message in action.receives]
+    taken = [action.takes for action in program.actions if isinstance(action.takes, Message)]
+    assert sorted(m.after for m in received) == sorted(m.after for m in taken)
+    for i, action in enumerate(program.actions):
+        assert all(place[message.after] >= i for message in action.receives)
+        assert all(place[message.before] + 1 < i for message in action.gone)
+
+
+def test_communicators_end_all_at_once() -> None:
+    """One that ends waits for the device, and so for the kernels of the others: here each waits until all have begun."""
+    barrier = threading.Barrier(3)
+    wires.abort(SimpleNamespace(abort=lambda: barrier.wait(5.0)) for _ in range(3))
+    assert not barrier.broken
+
+
+def test_one_that_does_not_end_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires, "ABORT_SECONDS", 0.1)
+    began = time.monotonic()
+    wires.abort([SimpleNamespace(abort=threading.Event().wait)])
+    assert time.monotonic() - began < 5
+
+
+class FakeMarks:
+    """Events are the times at which they happen, s of the monotonic clock."""
+
+    def done(self, event: float) -> bool:
+        return event <= time.monotonic()
+
+    def ns(self, event: float) -> int:
+        return round(event * 1e9)
+
+
+class FakeEvent:
+    """An event that happens when it is told to."""
+
+    happened = False
+
+    def query(self) -> bool:
+        return self.happened
+
+
+def guard(stopped: int | None = None, seconds: float = 0.3) -> tuple[Guard, list[str]]:
+    """Of rank 1, whose peers have stopped or not; and what was ended."""
+    ended: list[str] = []
+    peers = SimpleNamespace(
+        stopped=lambda: stopped,
+        break_devices=lambda: ended.append("communicators"),
+        timeout=timedelta(seconds=seconds),
+        wires=SimpleNamespace(rank=1),
+    )
+    return Guard(peers, PROGRAMS[1].actions), ended  # type: ignore[arg-type]
+
+
+def test_a_rank_hears_of_one_that_stopped_while_it_waits_for_its_device() -> None:
+    one, ended = guard(stopped=2, seconds=100.0)
+    one.begin(Record(0), FakeMarks())  # type: ignore[arg-type]
+    with pytest.raises(LostRank) as error:
+        one.wait(FakeEvent())
+    assert (error.value.peer, ended) == (2, ["communicators"])
+
+
+def test_a_rank_says_which_pass_waits_for_whom_where_nothing_goes_on() -> None:
+    one, ended = guard()
+    first = PROGRAMS[1].actions[0]
+    record = Record(0, arrived=[float("inf")], marks=[(0.0, float("inf"))])
+    one.begin(record, FakeMarks())  # type: ignore[arg-type]
+    with pytest.raises(LostRank) as error:
+        one.wait(FakeEvent())
+    assert isinstance(first.takes, Message)
+    assert str(error.value) == f"rank 1, pass 1F0: waiting for {first.takes.before} from rank 0: nothing for 0.3 s"
+    assert ended == ["communicators"]
+
+
+def test_a_rank_whose_passes_go_on_is_left_alone() -> None:
+    one, ended = guard(seconds=0.5)
+    now = time.monotonic()
+    marks = [(now, now + 0.35 * i) for i in range(4)]
+    one.begin(Record(0, arrived=[0] * 4, marks=marks), FakeMarks())  # type: ignore[arg-type]
+    event, until = FakeEvent(), now + 1.3
+    threading.Timer(until - time.monotonic(), lambda: setattr(event, "happened", True)).start()
+    one.wait(event)
+    assert (one.cause, ended) == (None, [])
+
+
+def test_times_are_the_devices_and_launching_the_hosts() -> None:
+    record = Record(0, arrived=[0, 2.0], start=[100, 200], end=[150, 290], marks=[(1.0, 2.0), (3.0, 4.0)], later={1: 5.0})
+    read_marks(record, FakeMarks())  # type: ignore[arg-type]
+    assert record.launched == [50, 90]
+    assert (record.start, record.end) == ([10**9, 3 * 10**9], [2 * 10**9, 5 * 10**9])
+    assert record.arrived == [0, 2 * 10**9]
+
+
+def test_a_watched_step_knows_which_code_draws_random_numbers_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    from zbsolve.exec.backward.layer_split import run_layers
+
+    still = SimpleNamespace(get_offset=lambda: 0)
+    monkeypatch.setattr("zbsolve.exec.device.capture._generator", lambda device: still)
+    linear, dropout, x = torch.nn.Linear(2, 2), torch.nn.Dropout(), torch.ones(3, 2)
+    for layers, said in (([linear], ""), ([linear, dropout], "layer 1 draws random numbers on the CPU")):
+        watched = Watched()
+        with watched.watching(7, linear, torch.device("cpu")):
+            run_layers(layers, x, 0, 7)
+        assert (watched.host, watched.draws) == (said, [])
+
+
+def test_what_a_process_needs_that_shares_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "at_once", lambda: True)
+    alone, shared = sharing.device_environment(0, 1), sharing.device_environment(3, 4)
+    assert alone["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    assert "NCCL_HOSTID" not in alone
+    assert shared["NCCL_HOSTID"] != sharing.device_environment(2, 4)["NCCL_HOSTID"]
+    assert (shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], shared["CUDA_DEVICE_MAX_CONNECTIONS"]) == ("25", "8")
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--device", "cuda"], "device 'cuda': torch sees no CUDA device here"),
+        (["--capture"], "run: --capture is for GPUs, and this run is on CPUs"),
+    ],
+)
+def test_what_needs_a_gpu_says_so_in_a_line(options: list[str], line: str, tmp_path: Any, capsys: Any) -> None:
+    preset("1f1b", problem_for("1f1b", 2, 2)).save(tmp_path / "s.json")
+    assert main(["run", str(tmp_path / "s.json"), "--model", "mlp-2", "--local", *options]) == 2
+    assert capsys.readouterr().err == f"zbsolve run: {line}\n"
+
+
+def test_emulated_devices_are_processes_of_cpus() -> None:
+    assert Options(emulate="schedule").on(4).device == "cpu"
+
+
+def refused(rank: int, _: None) -> list[str]:
+    """What a pipeline says, on one rank, to a device that its group knows nothing of, and to capture on a CPU."""
+    from zbsolve.exec import Pipeline
+
+    schedule, said = preset("1f1b", problem_for("1f1b", 1, 2)), []
+    for how in ({"device": torch.device("cuda", 0)}, {"capture": True}):
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch.cuda, "set_device", lambda device: None)
+                Pipeline([torch.nn.Linear(2, 2)], schedule, loss=torch.nn.functional.mse_loss, **how)  # type: ignore[arg-type]
+        except BadInput as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_group_without_nccl_and_a_gpu_are_refused_in_a_line() -> None:
+    (found,) = on_ranks(1, "tests.exec.test_device:refused")
+    assert len(found) == 2
+    assert "carries no tensors on cuda:0: init_process_group('cpu:gloo,cuda:nccl') does" in found[0]
+    assert found[1] == "Pipeline: capture is for a GPU, and this is the device cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("at_once", [False, True], ids=["in turns", "by MPS"])
+def test_ranks_on_one_gpu_have_the_unsplit_models_gradients_under_delays(at_once: bool) -> None:
+    from benchmarks.gpu_ranks import Case, ranks_run, wrong_of
+
+    cases = [Case("vee", delays=True, steps=30), Case(kind="dropout", delays=True, steps=10, capture=True)]
+    run = ranks_run(cases, 2, "cuda", at_once, 60.0)
+    assert wrong_of(run) == []
+    assert [len(one["rows"]) for one in run] == [2, 2]
