@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..util.errors import BadInput
 from .backward.values import leaves_of
@@ -123,7 +123,10 @@ REFUSED = -1  # in place of the number of a shape: the route's first rank was gi
 
 class ShapeNumbers:
     """Numbers for shapes of inputs, which all ranks of a route know: its first rank gives them, and they are passed along,
-    or that it refuses its batch. routes: as `Problem.routes` gives them. rank, size: of the pipeline's process group."""
+    or that it refuses its batch. An input has another number under autocast, as layers hand on other types, and where other
+    parameters of the first rank are trained, as other tensors need gradients. routes: as `Problem.routes` gives them. rank,
+    size: of the pipeline's process group.
+    """
 
     def __init__(self, routes: Sequence[Sequence[int]], microbatches: Sequence[int], rank: int, size: int) -> None:
         chains = [(list(dict.fromkeys(route)), microbatches[i :: len(routes)]) for i, route in enumerate(routes)]
@@ -145,8 +148,8 @@ class ShapeNumbers:
             elif inputs is None:
                 said = torch.full((len(passing),), REFUSED)
             else:
-                cast = _autocast(device.type)
-                said = self._say(tag, [(Format.of(inputs[m]), cast) for m in passing])
+                now = _autocast(device.type), tuple(mailbox.trained().values())
+                said = self._say(tag, [(Format.of(inputs[m]), now) for m in passing])
             if place < len(chain) - 1:
                 mailbox.tell(said, chain[place + 1], tag)
             numbers |= zip(passing, said.tolist(), strict=True)
@@ -159,6 +162,12 @@ class ShapeNumbers:
             numbers = [self._numbers.setdefault(sign, len(self._numbers) * self._size + self._rank) for sign in signs]
             before = self._before[tag] = signs, torch.tensor(numbers)
         return before[1]
+
+
+def trained_by_name(module: nn.Module) -> Callable[[], dict[str, bool]]:
+    """Asks which of the parameters that a module has now are trained, by their names."""
+    parameters = dict(module.named_parameters())
+    return lambda: {name: p.requires_grad for name, p in parameters.items()}
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -23,7 +23,7 @@ from .assembly import Given, Part, check_updates, connected, own_part, parallel_
 from .backward.layer_split import Loss
 from .devices import group_device, with_number
 from .emulate import Times
-from .feed import Batch, agreed_shares, shares_of, split_batch, step_seed
+from .feed import Batch, agreed_shares, shares_of, split_batch, step_seed, trained_by_name
 from .handlers.handler import Data
 from .interpreter import Hooks
 from .layers import Layers
@@ -165,6 +165,7 @@ class Pipeline:
             weakref.finalize(self, self.peers.wires.close)
             self._runner = connected(part, given, group, self.wires, self.peers, self.hooks, emulate)
             self.mailbox, self.shared = self._runner.mailbox, self._runner.shared
+            self.mailbox.trained = trained_by_name(self.module)
             weakref.finalize(self, self.shared.close)
             self.stages = self._runner.interpreter.state.stages
             self.versions = self._runner.interpreter.state.versions
@@ -266,6 +267,7 @@ class Pipeline:
         if self.versions and (uneven or scaler is not None):
             raise BadInput("step: passes U update inside a step, and know neither uneven nor scaler")
         with self._refused_together(uneven):
+            self._check_gradients()
             first, last = (
                 self.cutting.parts(split_batch(batch, what, needed, self.microbatches, self.device, uneven), what)
                 for batch, what, needed in ((inputs, "inputs", self.inputs), (targets, "targets", self.targets))
@@ -299,6 +301,13 @@ class Pipeline:
             yield
         except BadInput as error:
             self._runner.refuse(error, self.device)
+
+    def _check_gradients(self) -> None:
+        """Raise BadInput where a step has backwards, and torch makes no graphs now."""
+        if not torch.is_grad_enabled() and any(len(self.view.step.rows(kind)) for kind in ("B", "BW")):
+            raise BadInput(
+                "step: torch makes no gradients here (no_grad, inference_mode): call evaluate or forward in its place"
+            )
 
     @property
     def splits(self) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -48,11 +48,11 @@ class Rows(Protocol):
 class Mailbox:
     """One rank's messages, step after step. incoming: source rank → its messages of a step, in their order; timeout: seconds
     to wait for one. mesh: that of the pipeline, on which DTensors are rebuilt; None: none comes. rows: how they come and go;
-    None: as between CPUs.
+    None: as between CPUs. trained: asks which parameters of this rank are trained, by name.
 
-    A message's format (structure, shapes, dtypes) is agreed once for each shape of input, which the first stage's rank
-    numbers. The first activation of a number over a channel is preceded by its format, and both ends know it from then on;
-    that of its gradient follows from it. So receives can be posted ahead, also where microbatches differ.
+    A message's format (structure, shapes, dtypes, what needs a gradient) is agreed once for each shape of input, which the
+    first stage's rank numbers. The first activation of a number over a channel is preceded by its format, and both ends know
+    it from then on; that of its gradient follows from it. So receives can be posted ahead, also where microbatches differ.
     """
 
     def __init__(
@@ -64,11 +64,13 @@ class Mailbox:
         mesh: DeviceMesh | None = None,
         rows: Rows | None = None,
     ) -> None:
+        self.trained: Callable[[], Mapping[str, bool]] = dict
         self._wires, self._mesh = wires, mesh
         self._incoming = dict(incoming)
         self._device = device
         self._timeout = timedelta(seconds=timeout)
         self._formats: dict[tuple[tuple[int, int, int], int], Format] = {}
+        self._trained: dict[tuple[tuple[int, int, int], int], Mapping[str, bool]] = {}
         self._numbers: Mapping[int, int] = {}
         self._unposted: dict[int, deque[Message]] = {}
         self._posted: dict[Message, tuple[Any, Format]] = {}
@@ -134,9 +136,10 @@ class Mailbox:
             if agreed is None:
                 header = torch.frombuffer(bytearray(found.dumps(self._mesh)), dtype=torch.uint8)
                 agreed = self._formats[self._key(message)] = found
+                self._trained[self._key(message)] = self.trained()
                 self._host.sent.keep(self._wires.send(header, message.destination, FORMATS), header)
             elif found != agreed:
-                raise BadInput(f"makes {found}, not {agreed} as before for an input of the same shape")
+                raise BadInput(_unlike(found, agreed, self._trained.get(self._key(message), {}), self.trained()))
             self._rows.send(message, agreed.pack(value, self._device))
         except BadInput:
             raise
@@ -192,6 +195,19 @@ class Mailbox:
         self._wires.receive(header, message.source, FORMATS).wait(self._timeout)
         found = self._formats[self._key(message)] = Format.loads(header.numpy().tobytes(), self._mesh)
         return found
+
+
+def _unlike(found: Format, agreed: Format, then: Mapping[str, bool], now: Mapping[str, bool]) -> str:
+    """What a format is, and was before for an input of the same number."""
+    changed = [name for name, trained in now.items() if then.get(name, trained) != trained]
+    if str(found) != str(agreed) or [f.trained for f in found.tensors] == [f.trained for f in agreed.tensors]:
+        return f"makes {found}, not {agreed} as before for an input of the same shape"
+    word = "a" if sum(f.trained for f in found.tensors) > sum(f.trained for f in agreed.tensors) else "no"
+    why = "whether it does depends on the data or on other ranks' parameters"
+    if changed:
+        rest = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        why = f"requires_grad of {changed[0]}{rest} changed"
+    return f"makes {found} that needs {word} gradient, unlike before: {why}; make a new Pipeline of the same layers for it"
 
 
 @contextmanager
