@@ -19,7 +19,7 @@ from ..util.own_code import own_line, raised
 from ..util.text import did_you_mean
 from .huggingface import causal_model
 from .model import Model, parse_setting, ties
-from .own_batches import own_batches
+from .own_batches import batches_of
 from .presets import PRESETS, STAND_IN, mlp
 from .published_models import PUBLISHED, published_model
 
@@ -73,7 +73,7 @@ def _own(spec: str, seed: int) -> Model:
         raise BadInput(f"model '{spec}': {name}() must return (layers, sample) or (layers, sample, loss)")
     layers = _named(answer[0], f"model '{spec}': {name}()")
     where = f"model '{spec}': the sample of {name}()"
-    batches = own_batches(answer[1], seed, len(answer) == 3, where)
+    batches = batches_of(answer[1], seed, len(answer) == 3, where)
     return Model(
         spec,
         tuple(partial(_same, layer) for _, layer in layers),

@@ -16,7 +16,7 @@ from ..util.own_code import raised
 Batch = tuple[Any, Any]  # input and target of a microbatch
 
 
-def own_batches(given: Any, seed: int, target: bool, where: str) -> Callable[[int, int], Batch]:
+def batches_of(given: Any, seed: int, target: bool, where: str) -> Callable[[int, int], Batch]:
     """(microbatch, step) → input and target, of what a model's function gave as its sample.
 
     given: a sample; a function of (microbatch, step) that gives one; or an iterable of samples that is none itself (a
