@@ -21,17 +21,17 @@ from .parts import Part, failures, results_of
 
 SECONDS = {  # less than eight minutes together
     "device": 10.0,
-    "step": 90.0,
-    "ranks": 75.0,
+    "step": 110.0,
+    "ranks": 65.0,
     "host": 30.0,
     "planted": 60.0,
     "failure": 60.0,
     "tests": 60.0,
     "roofline": 25.0,
-    "profile": 40.0,
+    "profile": 35.0,
     "split layers": 20.0,
     "split graph": 25.0,
-    "split inductor": 50.0,
+    "split inductor": 45.0,
     "offload": 35.0,
     "copies": 15.0,
 }
