@@ -51,6 +51,45 @@ def test_names_files_imports_and_the_best_in_one_table(folder: Path, capsys: pyt
     assert body["schedules"][3]["difference"] == {"moved": 0, "first": []}
 
 
+def numbers(path: str, *times: str) -> None:
+    """A profile of four equal parts by `zbsolve numbers`."""
+    words = [word for pair in zip(("--F", "--B", "--W"), times, strict=True) for word in pair]
+    assert main(["numbers", "--ranks", "4", *words, "-o", path]) == 0
+
+
+def test_a_files_order_is_timed_by_the_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same order by times twice as long is the best one's equal, not 100 % shorter; without a profile the table says
+    that its times differ."""
+    numbers("old.json", "6ms", "7ms", "5ms")
+    numbers("new.json", "12ms", "14ms", "10ms")
+    step = ["--ranks", "4", "--microbatches", "8", "--effort", "0.2"]
+    assert main(["solve", "old.json", *step, "-o", "s.json"]) == 0
+    assert main(["solve", "new.json", *step, "-o", "t.json"]) == 0
+    old, new = (Schedule.load(path).timeline().value for path in ("s.json", "t.json"))
+    assert new == 2 * old
+    body = compared(capsys, "s.json", "best", "--profile", "new.json", "--effort", "0.2")
+    first, best = body["schedules"]
+    assert (first["value"], best["value"], best["ratio"]) == (new, new, 1.0)
+    assert (best["difference"], best["other_times"]) == ({"moved": 0, "first": []}, "")
+    assert main(["compare", "s.json", "t.json"]) == 0
+    said = capsys.readouterr().out
+    assert "t.json has other times than s.json: " in said
+    assert "0F0 12.00 ms in place of 6,000 µs" in said
+    assert "less time than" not in said
+    body = compared(capsys, "s.json", "t.json", "--profile", "old.json")
+    assert [row["value"] for row in body["schedules"]] == [old, old]
+    assert main(["compare", "solved.json", "best", "--profile", "new.json", "--effort", "0.1"]) == 0
+    assert "solved.json: cannot be: an order for 8 layers, and the profile has 4" in capsys.readouterr().out
+
+
+def test_the_memory_is_that_of_the_profile_or_as_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = compared(capsys, "solved.json", "best", "--profile", "profile.json", "--effort", "0.1", "--memory", "1300")
+    assert [row["name"] for row in body["absent"]] == ["solved.json"]
+    assert "by the profile's times: memory: rank 0" in body["absent"][0]["why"]
+    assert main(["compare", "solved.json", "--profile", "profile.json", "--partition", "4,4"]) == 2
+    assert "--partition" in capsys.readouterr().err
+
+
 def test_what_cannot_be_is_listed_with_its_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("broken.txt").write_text("F0 B0\nB0 F0\n", encoding="utf-8")
     what = ["1f1b", "dualpipe-v", "gpipe", "broken.txt", "solved.json"]

@@ -35,7 +35,10 @@ def options(parser: argparse.ArgumentParser) -> None:
         "finds; or a schedule.json and a run of it: a trace.json, or another engine's trace (see profile --from-trace); or "
         "another engine's trace alone, against its own medians",
     )
-    parser.add_argument("--profile", help="profile.json: times for names, imports and best (default: the first schedule's)")
+    parser.add_argument(
+        "--profile",
+        help="profile.json: times for all, also for the order of a schedule.json (default: the first schedule's)",
+    )
     counted = {name: {"help": f"{what} (default: as in the first file)"} for name, what in COUNTED.items()}
     placed = {"help": f"of best: {NAMED}, ranks such as 0,2,1,3, or auto: the best of some (default: auto)"}
     add_some_step_options(parser, *STEP, **counted, placement=placed)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 BEST = "best"
 FILES = (".json", ".csv", ".txt", ".gz")  # a word that ends so is meant as a file
 IMPORTED = ("memory", "objective", "recompute")  # options that say something of another engine's order
+TIMED = ("memory", "replicas")  # those that say something of a schedule's file where a profile times it
 Named = list[tuple[str, "Schedule"]]
 Absent = list[tuple[str, str]]
 
@@ -77,7 +78,20 @@ class Contenders:
         if name not in self.files:
             return self._of_the_literature(name)
         given = self.files[name]
-        return _proven(given) if isinstance(given, Schedule) else self._imported(given)
+        return self._timed(given) if isinstance(given, Schedule) else self._imported(given)
+
+    def _timed(self, schedule: Schedule) -> Schedule:
+        """A file's order on the profile's times; on its own where there is no profile. Raises BadInput where it does not
+        hold there, or the profile has no times for it."""
+        from ..search.order_on_profile import timed_again
+
+        if self.profile is None:
+            return _proven(schedule)
+        for name in ("microbatches", "ranks"):
+            if (has := getattr(schedule.problem, name)) != (said := self.words.get(name, has)):
+                raise BadInput(f"a step of {has} {name}, not {said}: not the same work")
+        words = {name: self.words[name] for name in TIMED if name in self.words}
+        return _proven(timed_again(schedule, self.profile, **words))
 
     def _imported(self, order: ForeignOrder) -> Schedule:
         """Another engine's order on the profile's times. Raises BadInput for the first thing that does not hold."""
@@ -153,7 +167,9 @@ def _useless(profiled: bool, files: Iterable[Schedule | ForeignOrder], names: Se
 
     if all(isinstance(one, Schedule) for one in files):
         why = "a schedule's file says what its step is"
-        return names, why if profiled else f"{why}, and names take the first file's step without --profile"
+        if profiled:
+            return [name for name in names if name not in TIMED], why
+        return names, f"{why}, and names take the first file's step without --profile"
     if not profiled:
         return names, "it goes with --profile"
     return [name for name in names if name not in (*IMPORTED, "partition")], "another engine's file says it"

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..build.fused_backward import with_fused_backward
 from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import IMPORTED, Schedule
 from ..step import Step
+from ..systems.steps_again import with_backwards_of
 from ..tables import Bools
 from ..util.text import exact_bytes, parse_bytes, printable
 from ..verifier import Violation, verify
@@ -96,17 +96,7 @@ def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
     BadInput, Infeasible."""
     said = {cell.stage for cell in order.cells() if cell.kind == "X"}
     options = {**step, "recompute": tuple(sorted(said))} if said else step
-    asked = Step(order.ranks, order.microbatches, order.routes, **options)
-    whole, split = _backwards(order)
-    if not (whole & ~split).any():
-        return asked.problem(profile)
-    if not split.any():
-        return asked.with_backward(profile, fused=True).problem(profile)
-    fused = asked.with_backward(profile, fused=True).problem(profile)
-    times = np.zeros(whole.shape, np.int64)
-    rows = fused.rows("BW")
-    times[fused.passes.stage[rows], fused.passes.microbatch[rows]] = (fused.passes.duration - fused.sending)[rows]
-    return with_fused_backward(asked.with_backward(profile, fused=False).problem(profile), whole & ~split, times)
+    return with_backwards_of(Step(order.ranks, order.microbatches, order.routes, **options), profile, *_backwards(order))
 
 
 def _backwards(order: ForeignOrder) -> tuple[Bools, Bools]:

@@ -10,6 +10,8 @@ from ..partition.meshes import Scaling, on_devices
 from ..util.errors import BadInput
 from .profile import Profile
 
+SPREAD = "spread over submeshes"  # in the source of such a profile, and of its problems
+
 
 def spread_over(profile: Profile, counts: Sequence[int], devices: Sequence[int], scaling: Scaling | None = None) -> Profile:
     """The profile for `Profile.problem` with as many ranks as stages: each a submesh of `devices[stage]` devices, with
@@ -29,4 +31,4 @@ def spread_over(profile: Profile, counts: Sequence[int], devices: Sequence[int],
         if len(group_here := tuple(i for i in group if i in here)) > 1
     )
     base = profile.source if profile.source.startswith("estimated") else f"estimated: {profile.source}"
-    return replace(profile, source=f"{base}, spread over submeshes", layers=tuple(layers), tied=tied, vocabulary=None)
+    return replace(profile, source=f"{base}, {SPREAD}", layers=tuple(layers), tied=tied, vocabulary=None)

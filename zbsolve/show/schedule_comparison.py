@@ -9,8 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ..problem import Problem
 from ..schedule import Certificate, Schedule
 from ..util.errors import BadInput
+from ..util.text import format_time
+
+PARTS = ("S", "FQ")  # kinds that have a part of F or of a backward
+BACKWARDS = ("B", "W", "BW")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,8 @@ class ComparedSchedule:
 
     value: of its problem's objective, µs. bubble: the share of that in which the busiest rank does nothing. peaks: bytes of
     activations a rank. ratio: value over the first schedule's. shares: where each rank's time goes. difference: None for the
-    first one, and for a schedule of other passes.
+    first one, and for a schedule of other passes. other_times: in words, where its times are not the first schedule's, so
+    that the ratio is not of its order alone; or "".
     """
 
     name: str
@@ -53,6 +59,7 @@ class ComparedSchedule:
     ratio: float
     shares: tuple[TimeShares, ...]
     difference: OrderDifference | None
+    other_times: str
 
     @property
     def certificate(self) -> Certificate | None:
@@ -70,7 +77,8 @@ class ComparedSchedule:
         certificate = None if self.certificate is None else self.certificate.to_json()
         rest = {"peaks": list(self.peaks), "shares": [asdict(one) for one in self.shares], "certificate": certificate}
         difference = None if self.difference is None else asdict(self.difference)
-        return body | rest | {"difference": difference, "source": self.schedule.problem.source}
+        times = {"source": self.schedule.problem.source, "other_times": self.other_times}
+        return body | rest | {"difference": difference, **times}
 
 
 @dataclass(frozen=True)
@@ -150,9 +158,8 @@ def _compared(name: str, schedule: Schedule, first: Schedule) -> ComparedSchedul
     value, base = int(timeline.value), int(first.timeline().value)
     shares = tuple(time_shares(schedule, rank) for rank in range(schedule.problem.ranks))
     ratio = value / base if base else 1.0
-    return ComparedSchedule(
-        name, schedule, value, timeline.bubble_rate, timeline.peak_bytes, ratio, shares, _difference(first, schedule)
-    )
+    further = _difference(first, schedule), other_times(first.problem, schedule.problem)
+    return ComparedSchedule(name, schedule, value, timeline.bubble_rate, timeline.peak_bytes, ratio, shares, *further)
 
 
 def time_shares(schedule: Schedule, rank: int) -> TimeShares:
@@ -189,6 +196,51 @@ def _difference(first: Schedule, schedule: Schedule) -> OrderDifference | None:
             a, b = (names[place] if place < len(names) else "nothing" for names in (there, here))
             found.append((rank, place, a, b))
     return OrderDifference(moved, tuple(found))
+
+
+def other_times(first: Problem, problem: Problem) -> str:
+    """In words, where two problems of the same work have other times; "" where none are seen.
+
+    Of the same passes of the same layers each time counts. Else what all layers take together is held against each other, a
+    kind at a time, where both have all of it: then rounding alone differs.
+    """
+    if problem is first:
+        return ""
+    if first.layers == problem.layers and first.names == problem.names:
+        return _one_by_one(first, problem)
+    if any((kind in first.passes.kinds) != (kind in problem.passes.kinds) for kind in PARTS):
+        return ""
+    kinds = set(first.passes.kinds)
+    whole = first.passes.kinds == problem.passes.kinds and not {"B", "BW"} <= kinds  # else each has another part
+    for kind in ("F", *(BACKWARDS if whole else ())):
+        rows = first.rows(kind), problem.rows(kind)
+        there, here = (
+            int((one.passes.duration - one.sending)[of].sum()) for one, of in zip((first, problem), rows, strict=True)
+        )
+        if abs(here - there) > sum(map(len, rows)) / 2:
+            return f"its passes {kind} take {format_time(here)} in all, in place of {format_time(there)}"
+    return ""
+
+
+def _one_by_one(first: Problem, problem: Problem) -> str:
+    """The first pass or message that takes another time in one of two problems with the same passes; or ""."""
+    other = np.flatnonzero(first.passes.duration != problem.passes.duration)
+    if len(other):
+        i = int(other[0])
+        there, here = (format_time(int(one.passes.duration[i])) for one in (first, problem))
+        return f"{len(other):,} passes take longer or shorter, {first.names[i]} {here} in place of {there}"
+    there_lag, here_lag = (_lags(one) for one in (first, problem))
+    arcs = [arc for arc, lag in there_lag.items() if here_lag.get(arc, lag) != lag]
+    if not arcs:
+        return ""
+    ends = " → ".join(first.names[i] for i in arcs[0])
+    there, here = format_time(there_lag[arcs[0]]), format_time(here_lag[arcs[0]])
+    return f"{len(arcs):,} messages take longer or shorter, {ends} {here} in place of {there}"
+
+
+def _lags(problem: Problem) -> dict[tuple[int, int], int]:
+    e = problem.edges
+    return dict(zip(zip(e.before.tolist(), e.after.tolist(), strict=True), e.lag.tolist(), strict=True))
 
 
 def _followed(schedule: Schedule) -> dict[str, str | None]:

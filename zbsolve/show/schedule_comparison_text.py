@@ -38,7 +38,21 @@ def schedules_as_text(comparison: ScheduleComparison) -> str:
 
 
 def _sources(c: ScheduleComparison) -> list[str]:
-    """Where times come from, where they were not measured or differ."""
+    """Where times come from, where they were not measured or differ; and where the times themselves differ."""
+    first = printable(c.rows[0].name)
+    return [
+        *_labels(c),
+        *(
+            f"{printable(row.name)} has other times than {first}: {printable(row.other_times)}; so what it takes more or "
+            "less is not its order's alone (--profile times all by one profile)"
+            for row in c.rows
+            if row.other_times
+        ),
+    ]
+
+
+def _labels(c: ScheduleComparison) -> list[str]:
+    """Where times come from, by what their sources are called."""
     found = list(dict.fromkeys(row.schedule.problem.source for row in c.rows))
     if len(found) > 1:
         return [f"times of {printable(row.name)}: {printable(row.schedule.problem.source or 'given')}" for row in c.rows]
@@ -117,6 +131,8 @@ def _verdict(first: ComparedSchedule, best: ComparedSchedule) -> str:
         said = f"{printable(first.name)} is the shortest of them"
     else:
         said = f"{printable(best.name)} takes {1 - best.ratio:.2%} less time than {printable(first.name)}"
+    if best.other_times:
+        said = f"{printable(best.name)} is the shortest of them, by other times than {printable(first.name)}'s"
     proven = best.certificate
     if proven is None:
         return f"{said}; nothing is proven about it"

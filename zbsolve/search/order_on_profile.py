@@ -1,0 +1,63 @@
+"""A schedule's order on the times of a profile: the same passes on the same ranks, timed again.
+
+What a schedule's file does not say of its step is refused (see `step_again`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..greedy.side_streams.syncs import with_syncs
+from ..handover import lacking
+from ..problem import Problem
+from ..profile.profile import Profile
+from ..schedule import GIVEN, Schedule
+from ..systems.steps_again import step_again
+from ..util.errors import BadInput
+from ..verifier import verify
+from .certify import certified
+from .message_rounds import lacking_in_words
+
+SHOWN = 3  # passes of one side alone that a refusal names
+
+
+def timed_again(
+    schedule: Schedule, profile: Profile, *, memory: str | int | None = None, replicas: int | None = None
+) -> Schedule:
+    """The schedule's order on a profile's times and sizes, verified, with a certificate; the schedule itself where its times
+    are those.
+
+    memory: bytes a rank; None: the profile's capacity. replicas: pipelines that sum gradients, where it has passes C.
+    Raises BadInput where the profile makes other passes, where the file does not say what the step was, and where the order
+    does not hold in the memory; Infeasible where no order does.
+    """
+    problem = step_again(schedule.problem, profile, memory, replicas)
+    _check_same_passes(schedule.problem, problem)
+    if problem.digest == schedule.problem.digest and schedule.certificate is not None:
+        return schedule
+    found = Schedule(problem, schedule.order, schedule.syncs)
+    violations = verify(problem, found)
+    if violations:
+        raise BadInput(f"by the profile's times: {violations[0]}")
+    if lacking(found).any():
+        raise BadInput(f"by the profile's times: {lacking_in_words(found)}")
+    return certified(with_syncs(found), GIVEN if schedule.certificate is None else schedule.certificate.solver)
+
+
+def _check_same_passes(before: Problem, now: Problem) -> None:
+    """Raise BadInput where the passes are not the same, or lie elsewhere."""
+    mine, other = set(before.names), set(now.names)
+    if mine != other:
+        sides = (("it alone has", mine - other), ("the profile's step alone has", other - mine))
+        raise BadInput("; ".join(f"{what} {_some(names)}" for what, names in sides if names))
+    rows = np.array([now.index[name] for name in before.names], np.int64)
+    moved = np.flatnonzero(now.passes.rank[rows] != before.passes.rank)
+    if len(moved):
+        raise BadInput(f"the profile's step has {before.names[int(moved[0])]} on another rank")
+
+
+def _some(names: Sequence[str] | set[str]) -> str:
+    shown = sorted(names)[:SHOWN]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

@@ -1,0 +1,103 @@
+"""What step a problem was made of, told from its passes, and that step on another profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..build.fused_backward import with_fused_backward
+from ..build.vocabulary import model_routes, model_stages
+from ..problem import Problem
+from ..profile.profile import Profile
+from ..profile.sharded_vocabulary import vocabulary_of
+from ..profile.spread import SPREAD
+from ..step import Step
+from ..tables import Bools
+from ..util.errors import BadInput
+
+EXCHANGED = ("FQ", "FA", "BQ", "BA", "FH", "BH")  # kinds that an exchange of attention makes
+SHARDED = ("AG", "AGB", "RS")
+
+
+def step_again(problem: Problem, profile: Profile, memory: str | int | None = None, replicas: int | None = None) -> Problem:
+    """The step that a problem is of, on a profile's times and sizes.
+
+    A problem says what its step is but for two numbers: over how many ranks parameters are sharded, which is refused, and
+    over how many replicas gradients are summed, where it has passes C. memory: bytes a rank; None: the profile's capacity.
+    Raises BadInput, Infeasible.
+    """
+    kinds = problem.passes.kinds
+    if not problem.layers:
+        raise BadInput("it does not say how many layers each stage has, so the profile says nothing of its times")
+    if sum(problem.layers) != len(profile.layers):
+        raise BadInput(f"an order for {sum(problem.layers)} layers, and the profile has {len(profile.layers)}")
+    if SPREAD in problem.source:
+        raise BadInput("its stages lie on submeshes, and it does not say of how many devices: solve it with the profile")
+    if sharded := [kind for kind in SHARDED if kind in kinds]:
+        raise BadInput(f"it has passes {' '.join(sharded)}, and does not say over how many ranks parameters are sharded")
+    if "C" in kinds and replicas is None:
+        raise BadInput(
+            "it has passes C, and does not say over how many replicas they sum gradients: add --replicas N (1: the ranks of "
+            "each stage alone)"
+        )
+    asked = Step(problem.ranks, problem.microbatches, model_routes(problem), **_words(problem), memory=memory)
+    return with_backwards_of(replace(asked, replicas=replicas or 1), profile, *_backwards(problem))
+
+
+def _words(problem: Problem) -> dict[str, Any]:
+    """What a problem's passes say of its `Step`."""
+    passes = problem.passes
+    found: dict[str, Any] = {
+        "partition": problem.layers,
+        "objective": problem.objective,
+        "vocabulary": vocabulary_of(problem),
+    }
+    found["recompute"] = tuple(np.unique(passes.stage[problem.rows("X")]).tolist())
+    found["attention_exchange"] = any(kind in passes.kinds for kind in EXCHANGED)
+    if problem.slices > 1:
+        found["slices"] = problem.slice_lengths or problem.slices
+    if problem.sending.any() or problem.edges.lag.any():  # else the profile says whether messages block their sender
+        found["blocking"] = bool(problem.sending.any())
+    if "O" in passes.kinds:
+        found["offload"] = _offloaded(problem)
+    return found
+
+
+def _offloaded(problem: Problem) -> list[list[float]]:
+    """Of what each stage keeps of each microbatch, how much goes to host memory, shape (stages, microbatches)."""
+    p, e, copies = problem.passes, problem.edges, problem.rows("O")
+    moved = np.bincount(e.before, np.where(e.pool > 0, e.bytes, 0), len(p))[copies]
+    given = np.flatnonzero((e.pool == 0) & np.isin(e.after, copies))
+    held = np.bincount(e.after[given], problem.taken[e.before[given]], len(p))[copies]
+    found = np.zeros((len(problem.layers), problem.microbatches))
+    share: NDArray[np.float64] = moved / np.maximum(held, 1)
+    largest = np.zeros(problem.stages)  # of microbatches that differ shares are rounded to whole bytes
+    np.maximum.at(largest, p.stage[copies], share)
+    found[p.stage[copies], p.microbatch[copies]] = np.minimum(largest[p.stage[copies]], 1)
+    return found.tolist()
+
+
+def _backwards(problem: Problem) -> tuple[Bools, Bools]:
+    """Which microbatches of which stages have a BW, and which a B or W; shape (stages, microbatches) each."""
+    whole, split = np.zeros((2, model_stages(problem), problem.microbatches), bool)
+    for kinds, found in ((("BW",), whole), (("B", "W"), split)):
+        rows = problem.rows(*[kind for kind in kinds if kind in problem.passes.kinds])
+        found[problem.passes.stage[rows], problem.passes.microbatch[rows]] = True
+    return whole, split
+
+
+def with_backwards_of(asked: Step, profile: Profile, whole: Bools, split: Bools) -> Problem:
+    """The step where `whole`, shape (stages, microbatches), says which backwards are one pass BW, and `split` which have a B
+    or a W. Where it has some of each, the problem is a mixture of both. Raises BadInput, Infeasible."""
+    if not (whole & ~split).any():
+        return asked.problem(profile)
+    if not split.any():
+        return asked.with_backward(profile, fused=True).problem(profile)
+    fused = asked.with_backward(profile, fused=True).problem(profile)
+    times = np.zeros(whole.shape, np.int64)
+    rows = fused.rows("BW")
+    times[fused.passes.stage[rows], fused.passes.microbatch[rows]] = (fused.passes.duration - fused.sending)[rows]
+    return with_fused_backward(asked.with_backward(profile, fused=False).problem(profile), whole & ~split, times)
