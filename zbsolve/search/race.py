@@ -128,8 +128,8 @@ class Race:
         amount = job.amount if counted else min(job.amount * at_once, self.ends - time.monotonic())
         options = {**self.options, **limit_of(amount, counted), **job.options}
         hint = run.schedule or job.hint or self._hint(run.problem)
-        if hint is not None:
-            options["hint"] = hint_on(run.problem, hint) if self.choosing else hint
+        if hint is not None:  # of other splits too: a stage that trains nothing there has no backward
+            options["hint"] = hint_on(run.problem, hint) if self.choosing or hint is job.hint else hint
         return Task(job, run.problem, options, 0.0, self.label(run))
 
     def _keep(self, answer: Answer, at_once: int) -> None:
