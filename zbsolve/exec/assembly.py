@@ -47,7 +47,7 @@ from .transport.clocks import clock_lead
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
 from .transport.wires import Wires
-from .untrained import check_untrained
+from .untrained import check_untrained, forwards_alone
 from .vocabulary.collectives import Collectives
 from .vocabulary.parts import NAME, Shard, Sharded, cut_shard
 from .vocabulary.rank import VocabularyShard
@@ -98,7 +98,7 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Part:
     """This rank's part. Raises BadInput where the schedule, the model and the process group do not fit each other."""
     problem, whole = view.step, listed(given.layers)
     counts = layer_counts(problem, None if whole is None else len(whole))
-    programs = lower(view)
+    programs = lower(view, training=not forwards_alone(problem))
     if given.device.type == "cuda" and view.part is None and (found := circle(programs)):
         raise BadInput(f"schedule: on GPUs its ranks would wait for each other: {'; '.join(found[:MOST_NAMED])}")
     check_sliced(problem, given.split)

@@ -12,7 +12,7 @@ from ..util.errors import BadInput
 
 
 def forwards_alone(problem: Problem) -> bool:
-    """Whether the step has no backward at all: then it trains nothing, whatever the model."""
+    """Whether the step has no backward at all: then it trains nothing, whatever the model, and is lowered as such."""
     return untrained_stages(problem) == problem.stages
 
 

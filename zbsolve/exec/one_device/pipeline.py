@@ -38,7 +38,7 @@ from ..slices.counting import Counting
 from ..slices.cutting import Cutting
 from ..splits import Row
 from ..step_view import StepView
-from ..untrained import check_untrained
+from ..untrained import check_untrained, forwards_alone
 from .streams import Streams
 
 
@@ -125,7 +125,7 @@ class OneDevice:
         check_sliced(problem, split)
         self.cutting, self.counting = Cutting.of(problem), Counting.of(model.loss)
         parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss)
-        for program in lower(self.view):
+        for program in lower(self.view, training=not forwards_alone(problem)):
             mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
             check_untrained(problem, self.counts, program.stages, mine)
             stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts)

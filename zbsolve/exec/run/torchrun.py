@@ -84,6 +84,7 @@ def fit(given: Given, spec: str, options: Options) -> None:
     from ..emulate import Times
     from ..layers import layer_counts
     from ..lowering import lower
+    from ..untrained import forwards_alone
     from .host import check_host_memory
 
     model, step = load(spec, options.seed), step_of(given)
@@ -91,7 +92,7 @@ def fit(given: Given, spec: str, options: Options) -> None:
     if spread and model.parallelize is None:
         raise BadInput(f"--mesh {options.mesh}: model '{spec}' has no parallelize(stage, mesh), which {spread[0]} needs")
     if isinstance(given, Schedule):
-        lower(given)
+        lower(given, training=not forwards_alone(step))
     else:
         _check_rounds(given.long, options)
     layer_counts(step, len(model.layers))
@@ -109,8 +110,9 @@ def _check_rounds(long: RepeatedSchedule, options: Options) -> None:
     from ..emulate import OWN_TIMES
     from ..lowering import check_runs
     from ..step_view import check_by_rank
+    from ..untrained import forwards_alone
 
-    check_runs(long.one)
+    check_runs(long.one, training=not forwards_alone(long.one))
     check_by_rank(long.one)
     if options.whole_trace:
         check_unrolled(long, "run -o: a trace has a row for each pass")
