@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ def made(sample, loss=nn.functional.mse_loss):
 
 def one():
     return made((X, Y))
+def many():
+    return made((torch.arange(64.0).view(16, 4), torch.ones(16, 4)))
 def several():
     return made(({"x": X.t().contiguous().t(), "scale": torch.ones(3), "ids": torch.arange(6), "n": 2}, Y))
 def row():
@@ -69,14 +72,17 @@ def test_rows_of_one_sample_are_drawn_for_each_microbatch_and_step() -> None:
     model, again = load("fed.py:one"), load("fed.py:one")
     whole, _ = model.batch(0, 0)
     assert torch.equal(whole, torch.arange(24.0).view(6, 4))  # what is profiled is the sample itself
-    seen = set()
-    for m, step in [(m, step) for m in range(4) for step in range(3)]:
+    seen: list[set[Any]] = [set(), set(), set()]
+    for m, step in [(m, step) for m in range(100) for step in range(3)]:
         x, y = model.batch(m, step)
         assert (x.shape, x.dtype, y.shape, y.dtype) == ((6, 4), torch.float32, (6, 4), torch.float32)
         assert torch.equal(x[:, 0] / 4, y[:, 0])  # a row of the input keeps its target
         assert torch.equal(x, again.batch(m, step)[0])  # as another rank makes it
-        seen.add(tuple(sorted(x[:, 0].tolist())))
-    assert len(seen) >= 11  # hardly two have the same rows, in whatever order: gradients differ
+        seen[step].add(tuple(sorted(x[:, 0].tolist())))
+    assert [len(one) for one in seen] == [100] * 3  # no two have the same rows, in whatever order: gradients differ
+    assert sum(model.batch(m, 1)[0].equal(model.batch(m, 2)[0]) for m in range(100)) < 5
+    many = load("fed.py:many")
+    assert len({tuple(sorted(many.batch(m, 0)[0][:, 0].tolist())) for m in range(100)}) == 100
     assert not torch.equal(model.batch(1, 0)[0], load("fed.py:one", seed=1).batch(1, 0)[0])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..util.errors import BadInput
 from ..util.own_code import raised
 
 Batch = tuple[Any, Any]  # input and target of a microbatch
+FEW = 6  # rows, of which 462 draws differ
 
 
 def batches_of(given: Any, seed: int, target: bool, where: str) -> Callable[[int, int], Batch]:
@@ -50,8 +52,8 @@ def checked_sample(sample: Any, target: bool, where: str) -> Batch:
 
 @dataclass(frozen=True)
 class DrawnRows:
-    """One sample, whose rows are drawn anew (with repeats) for each microbatch and step, so no two are alike: where the
-    wrong one of them is used, gradients differ. The first microbatch of the first step is the sample itself.
+    """One sample, whose rows are drawn anew (with repeats) for each microbatch and step, so hardly two of a step are alike:
+    where the wrong one of them is used, gradients differ. The first microbatch of the first step is the sample itself.
 
     Rows are those of the input's first tensor. A tensor with as many keeps its row beside that of the others; all else stays
     as it is, and all of it where a tensor is not a plain dense one.
@@ -67,8 +69,7 @@ class DrawnRows:
         plain = all(type(one) is Tensor and one.layout == torch.strided for one in tensors)
         if (microbatch, step) == (0, 0) or rows < 2 or not plain:
             return self.sample
-        generator = torch.Generator().manual_seed(_number(self.seed, microbatch, step))
-        drawn = torch.randint(rows, (rows,), generator=generator)
+        drawn = self._drawn(rows, microbatch, step)
 
         def of(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or leaf.shape[:1] != (rows,):
@@ -78,6 +79,21 @@ class DrawnRows:
 
         found: Batch = tree_map(of, self.sample)
         return found
+
+    def _drawn(self, rows: int, microbatch: int, step: int) -> Tensor:
+        """Numbers of as many rows. Of a few rows two draws are often of the same ones, so a step goes through all that there
+        are, in an order of its own."""
+        generator = torch.Generator().manual_seed(_number(self.seed, microbatch, step))
+        if rows > FEW:
+            return torch.randint(rows, (rows,), generator=generator)
+        ways = list(combinations_with_replacement(range(rows), rows))
+        whole = ways.index(tuple(range(rows)))  # the sample itself, with which the first step begins
+        order = torch.randperm(len(ways), generator=torch.Generator().manual_seed(_number(self.seed, 0, step))).tolist()
+        if step == 0:
+            order.remove(whole)
+            order.insert(0, whole)
+        drawn = torch.tensor(ways[order[microbatch % len(ways)]])
+        return drawn[torch.randperm(rows, generator=generator)]
 
 
 @dataclass(frozen=True)
