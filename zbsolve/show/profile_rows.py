@@ -71,7 +71,7 @@ def _time(profile: Profile, layer: Layer, kind: str) -> str:
     if kind == "X" and not time:
         return AS_FORWARD
     samples = profile.samples.get(f"{layer.name}/{kind}", [])
-    return f"{time:,.1f}" + (f" ±{median_error(samples):.0%}" if len(samples) > 1 else "")
+    return f"{time:,.1f}" + (f" ±{median_error(samples):.0%}" if time and len(samples) > 1 else "")
 
 
 def stage_rows(profile: Profile, ranks: int) -> list[tuple[str, ...]]:
