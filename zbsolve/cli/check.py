@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
+from .check_by_profile import check_again
 from .solve_many import check_repeated
 from .tools import print_json, searching
 
@@ -27,10 +28,17 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="also prove the certificate's bound again, from the file alone; or, where there is no certificate, a bound. Of "
         "a plan all that needs no search is always proven again; with --bound its schedule's bound too, if by a search",
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="seconds to prove the bound at most")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds to prove the bound, or to search, at most")
     parser.add_argument(
         "-o", "--output", help="with --bound: look for a higher bound too, and write schedule.json with it, or - for a pipe"
     )
+    parser.add_argument(
+        "--profile",
+        help="profile.json: does the order still hold by these times, and is it still the best? Searches for a shorter one "
+        "for --seconds at most; exit 1 where it does not hold, or one is found",
+    )
+    parser.add_argument("--within", metavar="SHARE", help="with --profile: the order may be so much longer (default: 1%%)")
+    parser.add_argument("--replicas", type=int, help="with --profile: pipelines that sum gradients, where it has passes C")
     parser.add_argument("--json", action="store_true", help="the violations as JSON; with --bound value, bound and gap too")
 
 
@@ -45,6 +53,10 @@ def command(options: argparse.Namespace) -> int:
         raise BadInput("-o writes the schedule with the bound that --bound proves: give both")
     if not options.seconds > 0:
         raise BadInput(f"seconds: {options.seconds:g} is not a positive time")
+    if options.profile is not None:
+        return check_again(options)
+    if options.within is not None or options.replicas is not None:
+        raise BadInput("--within and --replicas go with --profile")
     kind = document_kind(options.schedule)
     if kind == "plan":
         return _check_plan(options)

@@ -33,17 +33,28 @@ def timed_again(
     Raises BadInput where the profile makes other passes, where the file does not say what the step was, and where the order
     does not hold in the memory; Infeasible where no order does.
     """
+    found = order_on(schedule, profile, memory=memory, replicas=replicas)
+    if found.problem.digest == schedule.problem.digest and schedule.certificate is not None:
+        return schedule
+    if wrong := why_not(found):
+        raise BadInput(f"by the profile's times: {wrong}")
+    return certified(with_syncs(found), GIVEN if schedule.certificate is None else schedule.certificate.solver)
+
+
+def order_on(
+    schedule: Schedule, profile: Profile, *, memory: str | int | None = None, replicas: int | None = None
+) -> Schedule:
+    """The same, not verified: see `why_not`. Raises BadInput and Infeasible as `timed_again`, but for the order."""
     problem = step_again(schedule.problem, profile, memory, replicas)
     _check_same_passes(schedule.problem, problem)
-    if problem.digest == schedule.problem.digest and schedule.certificate is not None:
-        return schedule
-    found = Schedule(problem, schedule.order, schedule.syncs)
-    violations = verify(problem, found)
-    if violations:
-        raise BadInput(f"by the profile's times: {violations[0]}")
-    if lacking(found).any():
-        raise BadInput(f"by the profile's times: {lacking_in_words(found)}")
-    return certified(with_syncs(found), GIVEN if schedule.certificate is None else schedule.certificate.solver)
+    return Schedule(problem, schedule.order, schedule.syncs)
+
+
+def why_not(schedule: Schedule) -> str:
+    """Why an order does not hold, in words; or ""."""
+    for violation in verify(schedule.problem, schedule):
+        return str(violation)
+    return lacking_in_words(schedule) if lacking(schedule).any() else ""
 
 
 def _check_same_passes(before: Problem, now: Problem) -> None:

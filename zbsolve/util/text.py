@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -101,6 +102,18 @@ def parse_time(text: str | float, what: str) -> float:
     found = _amount(text, TIMES)
     if found is None:
         raise BadInput(f"{what} '{str(text)[:40]}': not a time such as 12.1ms, 850us or 3s")
+    return found
+
+
+def parse_share(text: str, what: str) -> float:
+    """A share from `1%` or `0.01`. Raises BadInput naming `what`."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        found = float(number) / (100 if percent else 1)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise BadInput(f"{what} '{text}': a share such as 1% or 0.01 is needed")
     return found
 
 
