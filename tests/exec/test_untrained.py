@@ -14,6 +14,8 @@ from zbsolve.cli import main
 from zbsolve.exec.lowering import lower
 from zbsolve.problem import Problem
 
+from ..support.exec_ranks import on_ranks
+
 SPEC = "tests.support.adapter_models:tower"
 
 
@@ -51,6 +53,13 @@ def test_a_model_that_trains_the_front_is_refused(tmp_path: Path, capsys: pytest
     problem = pipeline([1000, 2000], BW=[0, 3000], microbatches=4, comm=100, layers=(4, 4), untrained=1)
     assert ran(problem, "mlp-8", tmp_path) == 2
     assert "layer 0.0.weight: is trained, but the schedule has no backward of its stage" in capsys.readouterr().err
+
+
+def test_a_front_that_is_trained_later_is_refused() -> None:
+    front, behind = on_ranks(2, "tests.support.exec_jobs:unfrozen_front")
+    assert front[0] == front[2] == behind[0] == behind[2] == ""
+    assert "layer 0.weight: is trained, but the schedule has no backward of its stage" in front[1]
+    assert "not run, because ranks of the first stage refuse" in behind[1]
 
 
 def test_a_program_sends_no_gradient_to_the_front() -> None:

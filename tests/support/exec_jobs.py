@@ -168,6 +168,22 @@ def tied_on_meta(rank: int, order: list[int]) -> float:
     return float(runner.layers[0 if rank == order[0] else 3].weight[0, 0])  # type: ignore[index]
 
 
+def unfrozen_front(rank: int, _: None) -> list[str]:
+    """A frozen layer before a trained one, on a rank each. What steps say: as it is, with both trained, as before."""
+    layers = [nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)]
+    problem = pipeline([10, 10], BW=[0, 20], microbatches=2, layers=[1, 1], untrained=1)
+    runner = Pipeline(layers, random_schedule(problem), loss=nn.functional.mse_loss, timeout=20)
+    said = []
+    for trained in (False, True, False):
+        layers[0].requires_grad_(trained)
+        try:
+            runner.step(torch.ones(2, 4), torch.ones(2, 4))
+            said.append("")
+        except BadInput as error:
+            said.append(str(error))
+    return said
+
+
 def memories(rank: int, _: None) -> list[dict[str, Any]]:
     """A small GPT by several schedules, its memory profiled layer by layer; a metered step each."""
     model = gpt("small", 0, GptSizes(width=96, blocks=8, heads=4, batch=2, length=64))

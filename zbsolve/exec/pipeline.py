@@ -44,6 +44,7 @@ from .step_view import StepView
 from .torch_private import default_group
 from .transport.peers import Peers, agreed, together
 from .transport.wires import Wires
+from .untrained import check_untrained
 from .vocabulary.whole import WholeVocabulary
 from .weight_versions import Update
 
@@ -303,7 +304,9 @@ class Pipeline:
             self._runner.refuse(error, self.device)
 
     def _check_gradients(self) -> None:
-        """Raise BadInput where a step has backwards, and torch makes no graphs now."""
+        """Raise BadInput where a step has backwards, and torch makes no graphs now, or where a stage is trained that has no
+        backward."""
+        check_untrained(self.view.step, self.counts, list(self.stages), self.layers)
         if not torch.is_grad_enabled() and any(len(self.view.step.rows(kind)) for kind in ("B", "BW")):
             raise BadInput(
                 "step: torch makes no gradients here (no_grad, inference_mode): call evaluate or forward in its place"
