@@ -25,6 +25,7 @@ from .devices import group_device, with_number
 from .emulate import Times
 from .feed import Batch, agreed_shares, shares_of, split_batch, step_seed, trained_by_name
 from .handlers.handler import Data
+from .handlers.table import passes_where
 from .interpreter import Hooks
 from .layers import Layers
 from .loop import checkpoint, evaluation, gradients
@@ -307,7 +308,7 @@ class Pipeline:
         """Raise BadInput where a step has backwards, and torch makes no graphs now, or where a stage is trained that has no
         backward."""
         check_untrained(self.view.step, self.counts, list(self.stages), self.layers)
-        if not torch.is_grad_enabled() and any(len(self.view.step.rows(kind)) for kind in ("B", "BW")):
+        if not torch.is_grad_enabled() and passes_where(self.view.step, "adds_gradients").any():
             raise BadInput(
                 "step: torch makes no gradients here (no_grad, inference_mode): call evaluate or forward in its place"
             )
