@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,12 +22,15 @@ from ..support.exec_ranks import on_ranks
 
 torch = pytest.importorskip("torch")
 
-from zbsolve.exec.device.capture import Watched  # noqa: E402
+from zbsolve.exec.device.capture import Captures, Watched, _places, capturing  # noqa: E402
 from zbsolve.exec.device.guard import Guard  # noqa: E402
-from zbsolve.exec.device.rank_device import read_marks  # noqa: E402
+from zbsolve.exec.device.marks import Marks  # noqa: E402
+from zbsolve.exec.device.rank_device import RankDevice, read_marks  # noqa: E402
+from zbsolve.exec.handlers.handler import Data  # noqa: E402
 from zbsolve.exec.run import sharing  # noqa: E402
 from zbsolve.exec.run.job import Options  # noqa: E402
 from zbsolve.exec.transport import wires  # noqa: E402
+from zbsolve.exec.transport.peers import Peers  # noqa: E402
 
 PROGRAMS = lower(preset("zb-h1", problem_for("zb-h1", 3, 6)))
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -117,6 +121,91 @@ def test_a_rank_whose_passes_go_on_is_left_alone() -> None:
     threading.Timer(until - time.monotonic(), lambda: setattr(event, "happened", True)).start()
     one.wait(event)
     assert (one.cause, ended) == (None, [])
+
+
+def test_a_rank_without_a_store_still_sees_that_nothing_goes_on() -> None:
+    """The store is gone with the rank that had it."""
+    one, ended = guard()
+    one._peers.stopped = _no_store  # type: ignore[method-assign]
+    one.begin(Record(0, arrived=[float("inf")], marks=[(0.0, float("inf"))]), FakeMarks())  # type: ignore[arg-type]
+    with pytest.raises(LostRank, match=r"nothing for 0\.3 s"):
+        one.wait(FakeEvent())
+    assert ended == ["communicators"]
+
+
+def _no_store() -> None:
+    raise RuntimeError("Connection was likely closed")
+
+
+def test_marks_of_a_graph_are_not_done_before_its_first_replay() -> None:
+    marks, event = Marks(torch.device("cuda"), fixed=True), FakeEvent()
+    event.happened = True  # as one says of itself that was never recorded
+    assert not marks.done(event)
+
+
+def test_why_communicators_were_ended_is_said_and_not_what_came_of_it() -> None:
+    one, cause = RankDevice.__new__(RankDevice), LostRank("it waits for ranks that stopped", 2)
+    one.guard = SimpleNamespace(cause=cause, end=lambda: None)  # type: ignore[assignment]
+    with pytest.raises(LostRank, match="ranks that stopped"), one.guarded():
+        raise RuntimeError("NCCL communicator was aborted")
+
+
+def test_all_communicators_of_a_device_end_at_once() -> None:
+    barrier = threading.Barrier(2)
+    peers = Peers(SimpleNamespace(abort=lambda: barrier.wait(5.0)), 1.0)  # type: ignore[arg-type]
+    peers.beside.append(lambda: barrier.wait(5.0))  # type: ignore[arg-type]
+    peers.break_devices()
+    assert not barrier.broken
+
+
+class FailingGraph:
+    """As torch's: where a capture broke off, ending it raises too, and leaves the stream that captured the current one."""
+
+    def __init__(self, streams: list[str], *given: Any, **named: Any) -> None:
+        self.streams = streams
+
+    def __enter__(self) -> None:
+        self.streams.append("capturing")
+
+    def __exit__(self, *error: object) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_a_capture_that_breaks_off_says_what_broke_it_and_leaves_the_stream_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = ["own"]
+    monkeypatch.setattr(torch.cuda, "graph", partial(FailingGraph, streams))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    with pytest.raises(ValueError, match="waits for the device"), capturing(None, None):
+        raise ValueError("it waits for the device")
+    assert streams == ["own", "capturing", "own"]
+    with pytest.raises(RuntimeError, match="previous error"), capturing(None, None):
+        pass
+    assert streams[-1] == "own"
+
+
+@pytest.mark.parametrize("change", ["frozen", "moved"])
+def test_a_graph_is_not_replayed_for_parameters_that_are_frozen_or_elsewhere(change: str) -> None:
+    module = torch.nn.Linear(2, 2)
+    captures = Captures(torch.device("cuda"), module, lambda *_: Record(0), lambda: None)
+    captures.key = partial(_key_on_a_cpu, captures.key)  # type: ignore[method-assign]
+    data = Data({}, {})
+    graph: Any = SimpleNamespace(places=_places(module))
+    captures._graphs[captures.key(data)] = graph
+    assert captures.of(data) is graph
+    if change == "frozen":
+        module.weight.requires_grad_(False)
+    else:
+        module.weight.data = module.weight.data.clone()
+    assert captures.of(data) is None
+
+
+def _key_on_a_cpu(key: Any, data: Data) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "is_autocast_enabled", lambda kind: False)
+        return key(data)
 
 
 def test_times_are_the_devices_and_launching_the_hosts() -> None:

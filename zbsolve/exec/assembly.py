@@ -221,6 +221,8 @@ def connected(
     common = buckets(problem.stage_ranks, stage_of, part.layers, part.tied)
     gpu = None if given.device.type == "cpu" else RankDevice(given.device, peers, program.actions, hooks)
     shared = Shared(wires, common, exchanged, given.device, peers.timeout, None if gpu is None else gpu.marks)
+    if gpu is not None:
+        peers.beside.append(shared.close)
     microbatches = problem.round or view.microbatches
     parts = parts_by_name(
         given.split, tight=problem.capacity is not None, alone=given.parallelize is None and not part.sharded

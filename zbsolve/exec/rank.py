@@ -87,7 +87,11 @@ class RankRunner:
         if any(refused):
             raise BadInput("step: not run, because ranks of the first stage refuse their inputs")
         with self.peers.telling("end of the step"), torch_random_kept():
-            record, counted = self._on_host(data, memory) if self.gpu is None else self._on_gpu(self.gpu, data, memory)
+            if self.gpu is None:
+                record, counted = self._on_host(data, memory)
+            else:
+                with self.gpu.guarded():
+                    record, counted = self._on_gpu(self.gpu, data, memory)
             loss = sum_of(record.losses)
             self.last = self.reports.start(record, loss)
             return StepResult(self.last, counted if memory else None)
@@ -113,6 +117,7 @@ class RankRunner:
             replaying = (time.monotonic_ns() - began) // len(record.marks)
             gpu.finish(record, graph.marks)
             record.launched = [replaying] * len(record.marks)
+            self.mailbox.flush()  # what ranks told each other before the step
             return record, None
         counted = None
         self._mark_with(gpu.marks)
@@ -128,7 +133,7 @@ class RankRunner:
     def capture(self) -> None:
         """Capture steps from now on, where that can be."""
         assert self.gpu is not None
-        refusal = ""
+        refusal, offload = "", self.interpreter.state.offload
         if not hasattr(torch.cuda.CUDAGraph, "register_generator_state"):
             refusal = f"torch {torch.__version__} has no graphs with random numbers"
         elif self.interpreter.state.versions:
@@ -137,6 +142,8 @@ class RankRunner:
             refusal = "FSDP gathers parameters on the host's word"
         elif self.interpreter.hooks.watch:
             refusal = "each pass is looked at for a NaN"
+        elif offload is not None and offload.signals is not None:
+            refusal = "copies wait for those of other ranks, which a graph does not hear of"
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
 
     def launch(self, data: Data, marks: Marks, begin: Callable[[Record], None] | None = None) -> Record:
@@ -161,6 +168,8 @@ class RankRunner:
         self.interpreter.forget()
         self.mailbox.restart()
         self.shared.forget()
+        if self.interpreter.state.offload is not None:
+            self.interpreter.state.offload.forget()
         if self.replicas is not None:
             self.replicas.forget()
 

@@ -140,11 +140,14 @@ class Replicas:
     def _part(self, parameters: Sequence[nn.Parameter], group: Any) -> _Part:
         small = [p for p in parameters if local_bytes(p) < LARGE_BYTES]
         large = [(p, _gradient(p).contiguous()) for p in parameters if local_bytes(p) >= LARGE_BYTES]
-        there = torch.tensor([float(p.grad is not None) for p in parameters]).to(local(parameters[0]))
+        there = local(parameters[0]).new_ones(len(parameters))  # from the host it would come behind all that is launched
+        for i, p in enumerate(parameters):
+            if p.grad is None:
+                there[i].zero_()
         flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
         works = [dist.all_reduce(t, group=group, async_op=True) for t in (flat, *(t for _, t in large))]
         part = _Part(group, parameters, small, flat, large, works)
-        for work in works if self._exchanged else ():
+        for work in works if self._exchanged and not flat.is_cuda else ():
             work.get_future().add_done_callback(lambda _: part.ended.append(time.monotonic_ns()))
         return part
 

@@ -174,6 +174,8 @@ def _start(bucket: Bucket) -> None:
     for parameter, part, piece in zip(bucket.parameters, parts, pieces, strict=True):
         parameter.grad = as_local_of(piece.view(part.shape), parameter)
     bucket.ended, bucket.work = 0, bucket.backend.allreduce([flat])
+    if flat.is_cuda:  # marks say it there; a callback would wait on streams that nothing joins again, as a capture needs
+        return
 
     def stamp(_: Any) -> None:
         bucket.ended = time.monotonic_ns()

@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -53,6 +53,7 @@ __all__ = [
     "default_store",
     "descriptors",
     "dispatch_modes",
+    "end_pool",
     "export_joint",
     "fake_log",
     "flash_backward",
@@ -183,6 +184,20 @@ def saving_hooked() -> bool:
 def is_mutable(operation: Any) -> bool:
     """Does a dispatched operation write to what it is given?"""
     return bool(operation._schema.is_mutable)
+
+
+# --- Memory of CUDA graphs ---
+
+
+def end_pool(device: torch.device, pool: Any) -> None:
+    """Let the allocator take no more memory from the pool of a capture that broke off, where torch still does: as long as it
+    does, it gives nothing back to the device."""
+    from torch._C import _cuda_endAllocateToPool, _cuda_releasePool
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with suppress(RuntimeError):  # it has ended
+        _cuda_endAllocateToPool(index, pool)
+        _cuda_releasePool(index, pool)
 
 
 # --- Attention ---

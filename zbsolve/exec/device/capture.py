@@ -27,9 +27,10 @@ from torch import Tensor, nn
 
 from ..backward.layer_split import layer_seed, seeding, set_seeds
 from ..backward.values import tensors_of
+from ..dtensors import local
 from ..handlers.handler import Data
 from ..interpreter import Record
-from ..torch_private import tree_map
+from ..torch_private import end_pool, tree_map
 from ..transport.failure import one_line
 from ..transport.format import Format
 from .marks import Marks
@@ -79,7 +80,8 @@ class Watched:
 @dataclass
 class Captured:
     """One graph. data: what it reads; record: what its passes left, with marks that each replay reaches anew; draws: the
-    generators of layers that draw, and what `Watched.draws` says of each; gradients: where it adds them."""
+    generators of layers that draw, and what `Watched.draws` says of each; gradients: where it adds them. places: where
+    parameters and buffers lie, which it reads."""
 
     graph: Any
     marks: Marks
@@ -87,6 +89,7 @@ class Captured:
     record: Record
     draws: list[tuple[torch.Generator, tuple[int, int]]]
     gradients: dict[nn.Parameter, Tensor]
+    places: tuple[int, ...] = ()
 
     def feed(self, data: Data) -> None:
         """Put a batch of the same shape, seeds and gradients where the graph finds them."""
@@ -133,7 +136,8 @@ class Captures:
         forms = tuple((m, Format.of(value)) for part in (data.inputs, data.targets) for m, value in part.items())
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         training = tuple(module.training for module in self._module.modules())
-        return forms, tuple(data.shares.items()), data.scale, data.ignored, autocast, training
+        trained = tuple(p.requires_grad for p in self._module.parameters())
+        return forms, tuple(data.shares.items()), data.scale, data.ignored, autocast, training, trained
 
     def watch(self, data: Data) -> Any:
         """What a plain step of this batch runs in."""
@@ -145,7 +149,10 @@ class Captures:
         """The graph for a batch, captured now where its shape has run before; None where it is to run as ever."""
         key = self.key(data)
         if key in self._graphs:
-            return self._graphs[key]
+            known = self._graphs[key]
+            if known is None or known.places == _places(self._module):
+                return known
+            del self._graphs[key]  # somebody put other tensors in place of those that it reads
         watched = self._watched.get(key)
         if watched is None or self._refusal or (watched.host and watched.times == 1):
             return None
@@ -172,41 +179,69 @@ class Captures:
         draws = [(torch.Generator(self.device), place) for place in watched.draws]
         for generator, _ in draws:
             graph.register_generator_state(generator)
-        began, drawing, own = time.monotonic(), iter(draws), _generator(self.device).graphsafe_get_state()
+        random, own = _generator(self.device), _generator(self.device).graphsafe_get_state()
+        began, drawing, pool = time.monotonic(), iter(draws), self._pool or torch.cuda.graph_pool_handle()
 
         def seeded(seed: int, number: int) -> None:
             if any(layer == number for _, layer in watched.draws):
                 generator, place = next(drawing)
                 if place != (seed - data.seed, number):
                     raise RuntimeError(f"layer {number} runs in another order than before")
-                _generator(self.device).graphsafe_set_state(generator.graphsafe_get_state())
+                random.graphsafe_set_state(generator.graphsafe_get_state())
 
         try:
+            # A state that a capture took part in which broke off is of no use: the process's own takes none.
+            random.graphsafe_set_state(torch.Generator(self.device).graphsafe_get_state())
+            torch.clear_autocast_cache()
             gc.collect()
-            with seeding(seeded), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with seeding(seeded), capturing(graph, pool):
                 record = self._launch(mine, marks)
         except Exception as error:
             self._reset()
             for p, gradient in before.items():
                 p.grad = gradient
+            end_pool(self.device, pool)
+            self._pool = None
             torch.cuda.synchronize(self.device)
             self._say(f"the step is not captured: {one_line(error)}")
             return None
         finally:
-            _generator(self.device).graphsafe_set_state(own)
-        self._pool = self._pool or graph.pool()
+            random.graphsafe_set_state(own)
+            torch.clear_autocast_cache()  # the weights in there were cast in the graph, and so not yet
+        self._pool = pool
         gradients = {p: p.grad for p in before if p.grad is not None}
         passes = len(record.marks)
         self._say(
             f"captured: {passes} passes and their messages as one graph, in {time.monotonic() - began:.1f} s", warn=False
         )
-        return Captured(graph, marks, mine, record, draws, gradients)
+        return Captured(graph, marks, mine, record, draws, gradients, _places(self._module))
 
     def _say(self, line: str, warn: bool = True) -> None:
         if line not in self.said:
             self.said.append(line)
             if warn:
                 warnings.warn(f"zbsolve: {line}", stacklevel=2)
+
+
+@contextmanager
+def capturing(graph: Any, pool: Any) -> Iterator[None]:
+    """What is launched inside goes into the graph. pool: of its memory. What broke it off is what is raised, and not what
+    ending it says then; and the current stream is the one from before in any case."""
+    before, cause = torch.cuda.current_stream(), list[Exception]()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            try:
+                yield
+            except Exception as error:
+                cause.append(error)
+                raise
+    except Exception as error:
+        torch.cuda.set_stream(before)
+        raise (cause or [error])[0] from None
+
+
+def _places(module: nn.Module) -> tuple[int, ...]:
+    return tuple(local(tensor).data_ptr() for part in (module.parameters(), module.buffers()) for tensor in part)
 
 
 def _generator(device: torch.device) -> Any:

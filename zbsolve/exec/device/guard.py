@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ..interpreter import Record
@@ -58,11 +59,18 @@ class Guard:
         finally:
             self._busy.clear()
 
+    def end(self) -> None:
+        """The step has ended, or broke off."""
+        self._busy.clear()
+
     def look(self) -> None:
         """One look: has another rank stopped, or does nothing go on here?"""
         if self.cause is not None or self._record is None or self._marks is None:
             return
-        other = self._peers.stopped()
+        try:
+            other = self._peers.stopped()
+        except Exception:  # the store is gone with its rank: what goes on here says the rest
+            other = None
         if other is not None:
             self._end(LostRank("it waits for ranks that stopped", other))
             return
@@ -102,10 +110,8 @@ def _look(guard: weakref.ref[Guard], busy: threading.Event, closed: threading.Ev
         if one is None:
             return
         if busy.is_set():
-            try:
+            with suppress(Exception):  # a device that failed says so to the thread that uses it
                 one()
-            except Exception:  # a device that failed says so to the thread that uses it
-                busy.clear()
         del one
 
 

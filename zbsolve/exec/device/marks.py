@@ -60,7 +60,7 @@ class Marks:
         if not event.query():
             return False
         try:
-            return not self.fixed or bool(self._zero.elapsed_time(event) > 0)
+            return not self.fixed or (self._zero is not None and bool(self._zero.elapsed_time(event) > 0))
         except RuntimeError:  # no replay has reached it yet
             return False
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +27,19 @@ class RankDevice:
         self.peak = 0
         self.launching = 0
         self._before = 0
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """A step runs inside. Where the guard ended the communicators, what raises then is a consequence, and why it did is
+        raised. Raises LostRank."""
+        try:
+            yield
+        except Exception:
+            if self.guard.cause is not None:
+                raise self.guard.cause from None
+            raise
+        finally:
+            self.guard.end()
 
     def begin(self, record: Record, marks: Marks, missing: int) -> None:
         """A step begins, behind all that was launched before. missing: bytes of gradients that it will make anew. Raises

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,7 @@ class ForwardRound:
         peers, interpreter = pipeline.peers, self.interpreter
         with peers.telling(f"pass {self.program.actions[0].name}"):
             self.mailbox.begin(self.shapes.agree(self.mailbox, data.inputs, pipeline.device))
-        with peers.telling("end of the evaluation"):
+        with peers.telling("end of the evaluation"), nullcontext() if self.gpu is None else self.gpu.guarded():
             record = interpreter.begin(data)
             if self.gpu is not None:
                 self.gpu.marks.stream = torch.cuda.current_stream(self.gpu.device)

@@ -21,6 +21,7 @@ class HostPool:
     def __init__(self, pinned: bool, keeps: bool = True) -> None:
         self.pinned, self.keeps, self.held = pinned, keeps, 0
         self.free: list[Tensor] = []
+        self._captured: dict[int, Tensor] = {}  # a CUDA graph copies there whenever it is replayed
 
     def make(self, count: int, size: int) -> None:
         """Make `count` buffers of `size` bytes ahead of their use, as far as free ones do not serve; pinned ones in one go,
@@ -40,6 +41,12 @@ class HostPool:
 
     def take(self, size: int) -> Tensor:
         """A buffer of at least `size` bytes, shape (bytes,)."""
+        found = self._taken(size)
+        if self.pinned and torch.cuda.is_current_stream_capturing():
+            self._captured[found.data_ptr()] = found
+        return found
+
+    def _taken(self, size: int) -> Tensor:
         fitting = [one for one in self.free if self._serves(one, size)]
         if fitting:
             found = min(fitting, key=len)

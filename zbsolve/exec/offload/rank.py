@@ -34,10 +34,11 @@ class _Away:
 
 @dataclass(slots=True)
 class _Begun:
-    """A copy that is not settled. free: gives up the memory that it was from."""
+    """A copy that is not settled. free: gives up the memory that it was from. back: what it brings back, if anything."""
 
     copy: Copy | Launched
     free: Callable[[], None] = field(default=lambda: None)
+    back: _Away | None = None
 
 
 class Offload:
@@ -127,7 +128,14 @@ class Offload:
             targets = [(piece.come_back(), piece.place) for piece in away.pieces]
             over = None if self._heard is None else partial(_drop, away)
             copy = self._begin(self._copies, action, partial(_copy_back, targets, away), over)
-        self._begun[action.name] = _Begun(copy, partial(self._give_back, away))
+        self._begun[action.name] = _Begun(copy, partial(self._give_back, away), away)
+
+    def forget(self) -> None:
+        """A step that nothing was to run of yet breaks off: a graph was to hold its copies."""
+        for away in (*self._away.values(), *(one.back for one in self._begun.values() if one.back is not None)):
+            self._give_back(away)
+        for rows in (self._keepers, self._away, self._begun, self._over, self._read):
+            rows.clear()
 
     def settle(self, name: str, sure: bool = True) -> None:
         """From here on the copy of pass `name` is done, and the memory that it was from is free. sure: also where that must

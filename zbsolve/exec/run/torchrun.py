@@ -55,6 +55,8 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
         raise BadInput("run: not started by torchrun")
     rank, ranks = place
     local, local_ranks = local_place()
+    if options.device != "cpu" and not options.share_gpus:  # before anything asks the driver
+        take_environment(local, 1)
     options = options.on(local_ranks)
     predicted: list[Prediction] = []
 

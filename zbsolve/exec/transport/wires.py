@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -27,6 +27,7 @@ DATA, FORMATS, BYTES, STOPPED, TOTAL, STEP = 0, 1, 2, 3, 4, 5
 BROKE = "the connection broke"
 TAKEN = b"taken"
 ABORT_SECONDS = 10.0  # for communicators to end
+POLL_SECONDS = 1e-4
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,9 @@ class Wires:
             row = torch.zeros(1, device=self.device)
             send = self.rank == source
             (pair.send if send else pair.recv)([row], 1 - place[0], DATA).wait()
-            torch.cuda.synchronize(self.device)
+            _passed(torch.cuda.current_stream(self.device).record_event(), backend_timeout(self.control))
         except Exception as error:
+            abort([pair])
             raise LostRank(f"connecting to rank {other}: {reason(error)}", other) from None
         return pair
 
@@ -177,10 +179,25 @@ def joined(work: Any, timeout: timedelta, device: torch.device) -> None:
     _ = work.wait() if device.type == "cuda" else work.wait(timeout)
 
 
+def _passed(event: Any, timeout: timedelta) -> None:
+    """Wait until a device is behind an event. Raises TimeoutError. (To wait for the device itself has no end where the other
+    rank is gone.)"""
+    until = time.monotonic() + timeout.total_seconds()
+    while not event.query():
+        if time.monotonic() > until:
+            raise TimeoutError(f"nothing for {timeout.total_seconds():g} s")
+        time.sleep(POLL_SECONDS)
+
+
 def abort(backends: Iterable[Any]) -> None:
-    """End communicators of NCCL: their kernels on this rank's device end, whatever they wait for. All at once, each by a
-    thread: one gives its memory back, which waits for the device, and so for the kernels of those that are still to end."""
-    ending = [Thread(target=_abort, args=(backend,), daemon=True) for backend in backends]
+    """End communicators of NCCL: their kernels on this rank's device end, whatever they wait for. All at once: one gives its
+    memory back, which waits for the device, and so for the kernels of those that are still to end."""
+    at_once(backend.abort for backend in backends)
+
+
+def at_once(calls: Iterable[Callable[[], None]]) -> None:
+    """Call all of these, each by a thread, and wait for them up to ABORT_SECONDS. What they raise is of no use."""
+    ending = [Thread(target=_called, args=(call,), daemon=True) for call in calls]
     for one in ending:
         one.start()
     until = time.monotonic() + ABORT_SECONDS
@@ -188,9 +205,9 @@ def abort(backends: Iterable[Any]) -> None:
         one.join(max(0.0, until - time.monotonic()))
 
 
-def _abort(backend: Any) -> None:
+def _called(call: Callable[[], None]) -> None:
     with suppress(Exception):
-        backend.abort()
+        call()
 
 
 def end_connection(backend: Any, other: int, device: torch.device = CPU) -> None:
