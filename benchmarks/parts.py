@@ -19,6 +19,8 @@ from typing import Any, TextIO
 
 from zbsolve.exec.run.launch import child_environment
 
+ENDING_SECONDS = 10.0
+
 
 @dataclass(frozen=True)
 class Part:
@@ -88,7 +90,8 @@ def _run(part: Part) -> dict[str, Any]:
 
 
 def _code(part: Part, result: Path, sink: TextIO) -> int | None:
-    """The exit code of the part's process; None where its time was over. It ends with all that it started."""
+    """The exit code of the part's process; None where its time was over. It ends with all that it started: what lives on by
+    itself, such as MPS, it is asked to end before."""
     command = [sys.executable, "-m", "benchmarks.parts", part.work, str(result), json.dumps(part.arguments)]
     with subprocess.Popen(
         command,
@@ -101,6 +104,10 @@ def _code(part: Part, result: Path, sink: TextIO) -> int | None:
         try:
             return child.wait(part.seconds)
         except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGINT)
+            until = time.monotonic() + ENDING_SECONDS
+            while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and time.monotonic() < until:
+                time.sleep(0.05)
             return None
         finally:
             if child.returncode is None:  # not yet waited for, so the group is still its own

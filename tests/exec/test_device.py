@@ -22,7 +22,7 @@ from ..support.exec_ranks import on_ranks
 
 torch = pytest.importorskip("torch")
 
-from zbsolve.exec.device.capture import Captures, Watched, _places, capturing  # noqa: E402
+from zbsolve.exec.device.capture import MOST_GRAPHS, MOST_WATCHED, Captures, Watched, _places, capturing  # noqa: E402
 from zbsolve.exec.device.guard import Guard  # noqa: E402
 from zbsolve.exec.device.marks import Marks  # noqa: E402
 from zbsolve.exec.device.rank_device import RankDevice, read_marks  # noqa: E402
@@ -200,6 +200,21 @@ def test_a_graph_is_not_replayed_for_parameters_that_are_frozen_or_elsewhere(cha
     else:
         module.weight.data = module.weight.data.clone()
     assert captures.of(data) is None
+
+
+def test_few_shapes_are_known_where_each_step_has_another_one() -> None:
+    captures = Captures(torch.device("cuda"), torch.nn.Linear(2, 2), lambda *_: Record(0), lambda: None)
+    captures.key = lambda data: data.seed  # type: ignore[method-assign]
+    for step in range(MOST_WATCHED + 5):
+        captures.watch(Data({}, {}, step))
+    assert list(captures._watched) == list(range(5, MOST_WATCHED + 5))
+    captures._graphs = dict.fromkeys(range(MOST_GRAPHS), SimpleNamespace())  # type: ignore[arg-type]
+    captures.watch(Data({}, {}, 1000))
+    with pytest.warns(UserWarning, match="more than 4 shapes"):
+        assert captures.of(Data({}, {}, 64)) is None
+    assert 1000 not in captures._watched
+    assert 64 not in captures._graphs
+    assert len(captures.said) == 1
 
 
 def _key_on_a_cpu(key: Any, data: Data) -> Any:

@@ -193,6 +193,7 @@ class Pipeline:
                 later += shard.parameters()
         replicas = Replicas(group, stages, later, groups_of(self.mesh, group), exchanged)
         exchanges.append(replicas.exchange)
+        self.peers.beside.append(replicas.break_off)
         self.hooks.done = replicas.done_before(self.hooks.done)
         self._runner.replicas = replicas
         weakref.finalize(self, optimizers_wait(replicas, weakref.WeakMethod(self.wait_gradients)).remove)

@@ -22,8 +22,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..util.errors import BadInput
 from .dtensors import as_local_of, laid_out_as, local, local_bytes
+from .torch_private import backend_of
 from .transport.failure import LostRank
-from .transport.wires import joined, reason
+from .transport.wires import abort, joined, reason
 
 LARGE_BYTES = 1 << 20  # from this size on a gradient is reduced where it lies; smaller ones go together
 
@@ -117,6 +118,13 @@ class Replicas:
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Does the optimizer update parameters whose gradients are on their way?"""
         return bool(self._parts) and any(id(p) in self._mine for group in optimizer.param_groups for p in group["params"])
+
+    def break_off(self) -> None:
+        """On a GPU end the communicators: their kernels would hold up whoever waits for the device."""
+        device = next((local(p.detach()).device for mine in self._stages.values() for p in mine), torch.device("cpu"))
+        if device.type == "cuda":
+            groups = {id(group): group for group in (self.group, *self._groups.values()) if group is not None}
+            abort(backend_of(group, device) for group in groups.values())
 
     def forget(self) -> None:
         """The step breaks off."""

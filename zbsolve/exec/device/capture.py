@@ -17,7 +17,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from ..transport.format import Format
 from .marks import Marks
 
 MOST_GRAPHS = 4  # each keeps the memory of its step
+MOST_WATCHED = 64  # shapes that are known at a time; where each step has another one, none is captured
 Launch = Callable[[Data, Marks], Record]  # all passes of a step, and all that it begins
 
 
@@ -141,9 +142,18 @@ class Captures:
 
     def watch(self, data: Data) -> Any:
         """What a plain step of this batch runs in."""
-        before = self._watched.get(self.key(data))
-        watched = self._watched[self.key(data)] = Watched(times=1 if before is None else before.times + 1)
+        key = self.key(data)
+        if self._refusal or self._full or key in self._graphs:  # nobody asks what it shows
+            return nullcontext()
+        before = self._watched.pop(key, None)
+        watched = self._watched[key] = Watched(times=1 if before is None else before.times + 1)
+        if len(self._watched) > MOST_WATCHED:
+            del self._watched[next(iter(self._watched))]
         return watched.watching(data.seed, self._module, self.device)
+
+    @property
+    def _full(self) -> bool:
+        return sum(one is not None for one in self._graphs.values()) >= MOST_GRAPHS
 
     def of(self, data: Data) -> Captured | None:
         """The graph for a batch, captured now where its shape has run before; None where it is to run as ever."""
@@ -159,8 +169,9 @@ class Captures:
         found: Captured | None = None
         if watched.host:
             self._say(f"the step is not captured: {watched.host}")
-        elif sum(one is not None for one in self._graphs.values()) >= MOST_GRAPHS:
+        elif self._full:
             self._say(f"steps of more than {MOST_GRAPHS} shapes came: those of others are not captured")
+            return None
         else:
             found = self._captured(data, watched)
         self._graphs[key] = found

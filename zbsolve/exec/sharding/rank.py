@@ -19,7 +19,7 @@ from ..handlers.table import HANDLERS
 from ..program import Program
 from ..torch_private import backend_of, fsdp_together
 from ..transport.failure import LostRank
-from ..transport.wires import break_off_group, joined, reason
+from ..transport.wires import abort, break_off_group, joined, reason
 from .parameters import Parameter, parameters_of_module
 from .stage import ShardedStage, trained
 from .wrapped import wrapped_modules
@@ -165,6 +165,9 @@ class Sharding:
 
     def break_off(self) -> None:
         """End this rank's connections to the ranks that it shares stages with, so that none of them waits for it."""
+        if self.device.type == "cuda":
+            abort(backend_of(group, self.device) for group in self.groups)
+            return
         for group in self.groups:
             backend = backend_of(group, self.device)
             break_off_group(backend, dist.get_rank(group), dist.get_world_size(group), self.device)

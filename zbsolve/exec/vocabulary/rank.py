@@ -7,7 +7,7 @@ broadcasts its gradient. Sums are made in the type of what is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -43,9 +43,9 @@ class Homes:
         return self.routes[microbatch % len(self.routes)][0]
 
 
-def used_here(merged: Merged) -> None:
-    """Tensors that a collective's own stream made are used by the current one, too, so their memory waits for it."""
-    for tensor in merged:
+def used_here(tensors: Iterable[Tensor]) -> None:
+    """Tensors that another stream made are used by the current one, too, so their memory waits for it."""
+    for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
@@ -150,6 +150,7 @@ class VocabularyShard:
             self.collectives.wait(sent)
             self._merged[m] = merge(self.output, kept, everything, self._units[m])
             if part is not None:
+                used_here([] if kept.partial_slope is None else [kept.partial_slope])  # it goes before this is done
                 part.copy_(input_gradient(self.output, kept, self._merged[m]).view(part.shape))
                 self._sum(part, root)
 
@@ -229,7 +230,9 @@ class VocabularyShard:
         def work() -> None:
             if not sent:
                 sent.append(shard.weight.new_empty(shape, requires_grad=False))
-            sent[0] = sent[0].to(shard.weight.dtype).contiguous()
+            given, sent[0] = sent[0], sent[0].to(shard.weight.dtype).contiguous()
+            if sent[0] is not given:
+                used_here([given])
             self._broadcast(sent[0], root)
 
         def over() -> None:
