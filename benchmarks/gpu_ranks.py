@@ -6,6 +6,7 @@ thread sleeps). Three planted errors leave out a wait each, and must be seen.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -355,7 +356,10 @@ def all_cases(steps: int = 4) -> list[Case]:
 
 
 if __name__ == "__main__":
-    folder, ranks, kind, seconds = sys.argv[1:]
-    code = main(Path(folder), int(ranks), kind, float(seconds))
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, kind in (("folder", Path), ("ranks", int), ("kind", str), ("seconds", float)):
+        parser.add_argument(name, type=kind)
+    asked = parser.parse_args()
+    code = main(asked.folder, asked.ranks, asked.kind, asked.seconds)
     sys.stderr.flush()
     os._exit(code)

@@ -6,6 +6,7 @@ it, each rank's step as one CUDA graph; predicted steps stand beside the device'
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -179,8 +180,12 @@ def compile_kernels() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--kernels":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stop", type=Path, nargs="?", help="compute until this file is there")
+    parser.add_argument("--kernels", action="store_true", help="compile what solving needs")
+    asked = parser.parse_args()
+    if asked.kernels:
         compile_kernels()
-    else:
-        busy(Path(sys.argv[1]))
+    if asked.stop is not None:
+        busy(asked.stop)
     os._exit(0)
