@@ -70,7 +70,9 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     verdict = compare(pipeline.wires, pipeline.owners, mine, whole, (loss, right), what, exact)
     if verdict is not None and mesh is not None:
         verdict = _worst(verdict, mesh)
-    return verdict if verdict is None or counts is None else verdict | {"loss_of_rows": counts._asdict()}
+    if verdict is None or counts is None:
+        return verdict
+    return verdict | {"loss_of_rows": {"add_up": counts.add_up, "uneven": counts.uneven}}
 
 
 def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
