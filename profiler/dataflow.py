@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zbsolve.exec.backward.trying import as_written
 from zbsolve.exec.backward.values import CONSTANTS, checked, constant, detached, trained
-from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensorMode, fake_log, tree_map, without_modes
+from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensor, FakeTensorMode, fake_log, tree_map, without_modes
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
 from zbsolve.layer import Tied
@@ -126,7 +126,9 @@ def batch_of(model: Model, mode: FakeTensorMode | None = None, device: torch.dev
     def there(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        return leaf.to(device) if mode is None else mode.from_tensor(leaf)
+        with nullcontext() if mode is None else mode:
+            like = torch.empty(leaf.shape, dtype=leaf.dtype)  # the real one would be other memory to each operation
+            return like if isinstance(like, FakeTensor) else leaf.to(device)
 
     with without_modes():  # somebody's own function may read numbers, as a DataLoader does
         x, target = model.batch(0, 0)

@@ -176,7 +176,7 @@ def test_a_large_model_fits_with_offload_alone_and_the_frontier_says_the_price(t
     """Llama 3 70B on 16 H100s, estimated: one microbatch of long sequences needs more than the device has."""
     pytest.importorskip("torch")
     path = tmp_path / "llama.json"
-    model = ["llama3-70b@length=16384", "--estimate", "h100", "--optimizer-states", "adam"]
+    model = ["llama3-70b@length=20480", "--estimate", "h100", "--optimizer-states", "adam"]
     assert main(["profile", *model, "-o", str(path)]) == 0
     profile, step = Profile.load(path), Step(16, 4, "vee", "memory")
     with pytest.raises(Infeasible, match="for one microbatch"):

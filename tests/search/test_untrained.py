@@ -10,7 +10,7 @@ from zbsolve.layer import Layer, Link
 def test_splits_of_unlike_fronts_are_searched_together() -> None:
     """Four frozen layers before four that are trained: two stages are best with five in front, which needs a message back
     of 5 ms, or four, which does not."""
-    tower = [Layer(f"tower{i}", 1000, 0, 0, 0, 0, 0, 0, 0, message=5000.0) for i in range(4)]
+    tower = [Layer(f"tower{i}", 1000, 0, 0, 0, 0, 0, 8, 0, message=5000.0, frozen_bytes=8) for i in range(4)]
     rest = [Layer(f"lm{i}", 1000, 1000, 1000, 2000, 0, 0, 0, 0) for i in range(4)]
     profile = Profile("given", "tower", (*tower, *rest), Link(0.0, 1e12), 0.0, None, {}, {})
     best, tried = solve_auto(profile, Step(2, 8, "auto", "auto"), effort=2.0)
