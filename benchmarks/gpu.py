@@ -4,7 +4,8 @@ The device's facts, the tests marked `gpu`, a profile, the split backwards (laye
 one-device run predicted and measured, a step with and without offload, and copies between host and device. A part that
 fails does not stop the others: its error is in the file, and the exit code is 1. Without a CUDA device nothing is written,
 and the exit code is 2.
-docs/gpu.md says which parts were seen to end on which card. `--device cpu --tiny` shows that the parts work, where they can without one, not how fast.
+docs/gpu.md says which parts were seen to end on which card. `--device cpu --tiny` shows that the parts work, where they can
+without one, not how fast.
 """
 
 from __future__ import annotations

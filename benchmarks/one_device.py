@@ -2,7 +2,8 @@
 
 Passes are timed with the neighbours busy: a first schedule runs on all parts at once, and each stage's median F, B and W
 (and BW) become the problem that is solved and that predictions are for. Traces and the table go to benchmarks/results/.
-On an H100 steps took 1.42 and 1.53 times the prediction: one thread launches all. `--device cpu` shows that it works, not how fast: there, streams take turns.
+On an H100 steps took 1.42 and 1.53 times the prediction: one thread launches all. `--device cpu` shows that it works, not
+how fast: there, streams take turns.
 """
 
 from __future__ import annotations
