@@ -118,11 +118,3 @@ def shares(problem: Problem) -> NDArray[np.float64]:
     held = np.bincount(e.after[given], problem.taken[e.before[given]], count)
     moved = np.bincount(e.before, np.where(e.pool > 0, e.bytes, 0), count)
     return np.where((moved > 0) & (held > 0), moved / np.maximum(held, 1), 1.0)
-
-
-def offloaded_shares(problem: Problem) -> list[float]:
-    """Of what each stage keeps of a microbatch, how much goes to host memory, where some does; else no row."""
-    rows = np.flatnonzero(passes_where(problem, "does", "offload"))
-    found = np.zeros(problem.stages)
-    np.maximum.at(found, problem.passes.stage[rows], shares(problem)[rows])
-    return found.tolist() if len(rows) else []

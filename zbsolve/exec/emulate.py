@@ -35,13 +35,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..build.vocabulary import model_routes
+from ..known_steps import timed_by
 from ..problem import Problem
 from ..profile.profile import Profile
-from ..profile.sharded_vocabulary import vocabulary_of
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .awaits import crossings, offloaded_shares
+from .awaits import crossings
 from .handlers.table import passes_where
 from .program import Message
 from .transport.cells import shared_cells
@@ -124,21 +123,11 @@ class Times:
 
 def _profiled(profile: Profile, problem: Problem) -> Problem:
     """The same step by a profile's times."""
-    again = np.unique(problem.passes.stage[problem.rows("X")]).tolist()
-    profile = replace(profile, capacity=None)  # whether it fits has been settled by the one who solved it
-    how: dict[str, Any] = {"layers": problem.layers, "fused": "BW" in problem.passes.kinds, "recompute": again}
-    if problem.slices > 1:
-        how["slices"] = problem.slice_lengths or problem.slices
-    if problem.sending.any() or problem.edges.lag.any():  # else the profile says whether messages block their sender
-        how["blocking"] = bool(problem.sending.any())
-    if (vocabulary := vocabulary_of(problem)) is not None:
-        how["vocabulary"] = vocabulary
-    if profile.host is not None and (fractions := offloaded_shares(problem)):
-        how["offload"] = fractions
-    made = profile.problem(problem.ranks, problem.microbatches, model_routes(problem), **how)
-    copies = passes_where(made, "does", "offload") | passes_where(made, "does", "reload")
-    there = np.array([name in problem.index for name in made.names])
-    return made.only(np.flatnonzero(~copies | there))  # single microbatches may stay on the device
+    stays = problem
+    if profile.host is None:  # it says nothing of copies
+        copies = passes_where(problem, "does", "offload") | passes_where(problem, "does", "reload")
+        stays = problem.only(np.flatnonzero(~copies))
+    return timed_by(stays, replace(profile, capacity=None))  # whether it fits has been settled by the one who solved it
 
 
 def _times(problem: Problem) -> tuple[dict[str, int], dict[tuple[str, str], int]]:

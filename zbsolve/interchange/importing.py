@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
+from ..known_steps import with_backwards_of
 from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import IMPORTED, Schedule
 from ..step import Step
-from ..systems.steps_again import with_backwards_of
 from ..tables import Bools
 from ..util.text import exact_bytes, parse_bytes, printable
 from ..verifier import Violation, verify

@@ -11,10 +11,10 @@ import numpy as np
 
 from ..greedy.side_streams.syncs import with_syncs
 from ..handover import lacking
+from ..known_steps import step_again
 from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import GIVEN, Schedule
-from ..systems.steps_again import step_again
 from ..util.errors import BadInput
 from ..verifier import verify
 from .certify import certified

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..build.fused_backward import with_fused_backward
-from ..build.vocabulary import model_routes, model_stages
-from ..problem import Problem
-from ..profile.profile import Profile
-from ..profile.sharded_vocabulary import vocabulary_of
-from ..profile.spread import SPREAD
-from ..step import Step
-from ..tables import Bools
-from ..util.errors import BadInput
+from .build.fused_backward import with_fused_backward
+from .build.vocabulary import model_routes, model_stages
+from .problem import Problem
+from .profile.profile import Profile
+from .profile.sharded_vocabulary import vocabulary_of
+from .profile.spread import SPREAD
+from .step import Step
+from .tables import Bools
+from .util.errors import BadInput
 
 EXCHANGED = ("FQ", "FA", "BQ", "BA", "FH", "BH")  # kinds that an exchange of attention makes
 SHARDED = ("AG", "AGB", "RS")
@@ -43,8 +43,14 @@ def step_again(problem: Problem, profile: Profile, memory: str | int | None = No
             "it has passes C, and does not say over how many replicas they sum gradients: add --replicas N (1: the ranks of "
             "each stage alone)"
         )
+    return timed_by(problem, profile, memory, replicas or 1)
+
+
+def timed_by(problem: Problem, profile: Profile, memory: str | int | None = None, replicas: int = 1) -> Problem:
+    """The same, but for what a problem does not say: without sums of gradients where `replicas` is 1, and never with
+    passes that gather or reduce parameters."""
     asked = Step(problem.ranks, problem.microbatches, model_routes(problem), **_words(problem), memory=memory)
-    return with_backwards_of(replace(asked, replicas=replicas or 1), profile, *_backwards(problem))
+    return with_backwards_of(replace(asked, replicas=replicas), profile, *_backwards(problem))
 
 
 def _words(problem: Problem) -> dict[str, Any]:
