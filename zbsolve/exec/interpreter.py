@@ -30,7 +30,7 @@ class Transport(Protocol):
         """Get ready to receive it; never waits."""
 
     def receive(self, message: Message) -> None:
-        """All that it needs of this rank is launched; never waits."""
+        """All that it needs of this rank is launched; waits for its format at most, where that is not known yet."""
 
     def take(self, message: Message) -> tuple[Any, Any]:
         """Wait for it. Its tensors, and when it was here, monotonic ns or a mark of a device."""

@@ -65,8 +65,8 @@ def graph_of(programs: Sequence[Program], rules: Rules = EXECUTOR) -> WaitGraph:
 class _Together:
     """What several ranks have part in. ends: of messages, collectives and copies. sends, receives: the hosts' calls. first:
     communicator → rank → its first call there, and the host's call before. joined: the end of a collective of all → how many
-    ranks start it. heard: events that wait for copies of other
-    ranks. helpers: when a host comes to a helper, and when it goes on. helped: when a host is over with a helped pass."""
+    ranks start it. heard: events that wait for copies of other ranks. helpers: when a host comes to a helper, and when it
+    goes on. helped: when a host is over with a helped pass."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules, self.graph = rules, WaitGraph()

@@ -94,11 +94,11 @@ class Captured:
 
     def feed(self, data: Data) -> None:
         """Put a batch of the same shape, seeds and gradients where the graph finds them."""
-        pairs = [(into, given) for mine, other in ((self.data.inputs, data.inputs), (self.data.targets, data.targets))
-                 for m in mine for into, given in zip(tensors_of(mine[m]), tensors_of(other[m]), strict=True)]  # fmt: skip
         with torch.no_grad():
-            for into, given in pairs:
-                into.copy_(given, non_blocking=True)
+            for mine, other in ((self.data.inputs, data.inputs), (self.data.targets, data.targets)):
+                for m, value in mine.items():
+                    for into, given in zip(tensors_of(value), tensors_of(other[m]), strict=True):
+                        into.copy_(given, non_blocking=True)
             for parameter, gradient in self.gradients.items():
                 if parameter.grad is None:
                     gradient.zero_()
@@ -117,8 +117,9 @@ class Captured:
 
 
 class Captures:
-    """The graphs of one rank, by the shape of what they are fed. parameters: this rank's. launch: see `Launch`; reset: drops
-    what one that broke off has left. said: lines, each once: what was captured, and what was not and why."""
+    """The graphs of one rank, by the shape of what they are fed. module: the rank's layers. launch: see `Launch`; reset:
+    drops what one that broke off has left. refusal: why no step is captured, or "". said: lines, each once: what was
+    captured, and what was not and why."""
 
     def __init__(
         self, device: torch.device, module: nn.Module, launch: Launch, reset: Callable[[], None], refusal: str = ""
@@ -182,27 +183,25 @@ class Captures:
         for p in watched.graded:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         inputs, targets = (_copies(part) for part in (data.inputs, data.targets))
-        mine, marks, graph = (
-            replace(data, inputs=inputs, targets=targets),
-            Marks(self.device, fixed=True),
-            torch.cuda.CUDAGraph(),
-        )
+        mine, marks = replace(data, inputs=inputs, targets=targets), Marks(self.device, fixed=True)
+        graph = torch.cuda.CUDAGraph()
         draws = [(torch.Generator(self.device), place) for place in watched.draws]
-        for generator, _ in draws:
-            graph.register_generator_state(generator)
-        random, own = _generator(self.device), _generator(self.device).graphsafe_get_state()
+        for drawer, _ in draws:
+            graph.register_generator_state(drawer)
+        generator = _generator(self.device)
+        own = generator.graphsafe_get_state()
         began, drawing, pool = time.monotonic(), iter(draws), self._pool or torch.cuda.graph_pool_handle()
 
         def seeded(seed: int, number: int) -> None:
             if any(layer == number for _, layer in watched.draws):
-                generator, place = next(drawing)
+                drawer, place = next(drawing)
                 if place != (seed - data.seed, number):
                     raise RuntimeError(f"layer {number} runs in another order than before")
-                random.graphsafe_set_state(generator.graphsafe_get_state())
+                generator.graphsafe_set_state(drawer.graphsafe_get_state())
 
         try:
             # A state that a capture took part in which broke off is of no use: the process's own takes none.
-            random.graphsafe_set_state(torch.Generator(self.device).graphsafe_get_state())
+            generator.graphsafe_set_state(torch.Generator(self.device).graphsafe_get_state())
             torch.clear_autocast_cache()
             gc.collect()
             with seeding(seeded), capturing(graph, pool):
@@ -217,7 +216,7 @@ class Captures:
             self._say(f"the step is not captured: {one_line(error)}")
             return None
         finally:
-            random.graphsafe_set_state(own)
+            generator.graphsafe_set_state(own)
             torch.clear_autocast_cache()  # the weights in there were cast in the graph, and so not yet
         self._pool = pool
         gradients = {p: p.grad for p in before if p.grad is not None}
