@@ -35,7 +35,7 @@ from zbsolve.exec.run.worker import end_with_parent, local_network
 from zbsolve.exec.transport.clocks import clock_lead
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.exec.transport.mailbox import Mailbox
-from zbsolve.exec.transport.wires import Wires, receive_bytes, send_bytes
+from zbsolve.exec.transport.wires import Wires, passed, receive_bytes, send_bytes
 from zbsolve.layer import Link
 from zbsolve.util.files import write_text
 from zbsolve.util.machine import child_environment
@@ -304,13 +304,10 @@ class _End:
         """What was timed, once everything has gone. Raises RunFailed where it never does."""
         mailbox.flush()
         if self.device.type == "cuda":
-            over: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            over.record()
-            until = time.monotonic() + self.timeout
-            while not over.query():
-                if time.monotonic() > until:
-                    raise RunFailed(f"profile: messages with rank {self.other} were not done within {self.timeout:g} s")
-                time.sleep(POLL_SECONDS)
+            try:
+                passed(self.device, timedelta(seconds=self.timeout))
+            except TimeoutError as error:
+                raise RunFailed(f"profile: messages with rank {self.other} are not done: {error}") from None
         return timer.drain()
 
     def _product(self) -> Callable[[], Any]:

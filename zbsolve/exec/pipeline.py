@@ -191,7 +191,7 @@ class Pipeline:
             stages[number] = shard.parameters()
             if number not in exchanged:  # its collectives end with the step, but a pass C waits for them
                 later += shard.parameters()
-        replicas = Replicas(group, stages, later, groups_of(self.mesh, group), exchanged)
+        replicas = Replicas(group, stages, later, groups_of(self.mesh, group), self.peers.timeout, exchanged)
         exchanges.append(replicas.exchange)
         self.peers.beside.append(replicas.break_off)
         self.hooks.done = replicas.done_before(self.hooks.done)

@@ -120,9 +120,9 @@ class RankRunner:
             self.mailbox.flush()  # what ranks told each other before the step
             return record, None
         counted = None
-        self._mark_with(gpu.marks)
         with nullcontext() if captures is None else captures.watch(data):
             if memory:
+                self._mark_with(gpu.marks)
                 record, counted = self._metered(data, partial(gpu.begin, marks=gpu.marks, missing=missing))
                 self._end_launching(record)
             else:

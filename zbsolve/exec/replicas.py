@@ -24,7 +24,7 @@ from ..util.errors import BadInput
 from .dtensors import as_local_of, laid_out_as, local, local_bytes
 from .torch_private import backend_of
 from .transport.failure import LostRank
-from .transport.wires import abort, joined, reason
+from .transport.wires import abort, joined, passed, reason
 
 LARGE_BYTES = 1 << 20  # from this size on a gradient is reduced where it lies; smaller ones go together
 
@@ -49,6 +49,7 @@ class Replicas:
 
     stages: stage → its parameters here. shared: those that other ranks of the pipeline hold too; they wait for `rest`.
     groups: over which ranks a parameter's gradient is averaged, where that is not `group`; None: somebody else does it.
+    timeout: on GPUs, to connect them; TimeoutError is raised then.
     exchanged: stages with passes C here.
     """
 
@@ -58,10 +59,11 @@ class Replicas:
         stages: Mapping[int, Sequence[nn.Parameter]],
         shared: Iterable[nn.Parameter],
         groups: Callable[[nn.Parameter], Any],
+        timeout: timedelta,
         exchanged: Collection[int] = (),
     ) -> None:
         self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
-        _connect(group, stages, groups)
+        _connect(group, stages, groups, timeout)
         self.group, self._exchanged = group, frozenset(exchanged)
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
         self._later = {id(p): p for p in shared if self._groups[id(p)] is not None}
@@ -179,15 +181,18 @@ class Replicas:
                 mine.copy_(total)
 
 
-def _connect(group: Any, stages: Mapping[int, Sequence[nn.Parameter]], groups: Callable[[nn.Parameter], Any]) -> None:
-    """On GPUs make the communicators here: at the first sum that would hold the host. All ranks of a group call this."""
+def _connect(
+    group: Any, stages: Mapping[int, Sequence[nn.Parameter]], groups: Callable[[nn.Parameter], Any], timeout: timedelta
+) -> None:
+    """On GPUs make the communicators here: at the first sum that would hold the host. All ranks of a group call this.
+    Raises TimeoutError where one does not."""
     for one in sorted({p for parameters in stages.values() for p in parameters}, key=lambda p: p.numel())[:1]:
         device, found = local(one.detach()).device, {id(group): group}
         if device.type == "cuda":
             found |= {id(g): g for parameters in stages.values() for p in parameters for g in [groups(p)] if g is not None}
             for each in found.values():
                 dist.all_reduce(torch.zeros(1, device=device), group=each)
-            torch.cuda.synchronize(device)
+            passed(device, timeout)
 
 
 def _wait(part: _Part, timeout: timedelta) -> None:

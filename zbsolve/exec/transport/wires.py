@@ -105,7 +105,7 @@ class Wires:
             row = torch.zeros(1, device=self.device)
             send = self.rank == source
             (pair.send if send else pair.recv)([row], 1 - place[0], DATA).wait()
-            _passed(torch.cuda.current_stream(self.device).record_event(), backend_timeout(self.control))
+            passed(self.device, backend_timeout(self.control))
         except Exception as error:
             abort([pair])
             raise LostRank(f"connecting to rank {other}: {reason(error)}", other) from None
@@ -179,10 +179,10 @@ def joined(work: Any, timeout: timedelta, device: torch.device) -> None:
     _ = work.wait() if device.type == "cuda" else work.wait(timeout)
 
 
-def _passed(event: Any, timeout: timedelta) -> None:
-    """Wait until a device is behind an event. Raises TimeoutError. (To wait for the device itself has no end where the other
-    rank is gone.)"""
-    until = time.monotonic() + timeout.total_seconds()
+def passed(device: torch.device, timeout: timedelta) -> None:
+    """Wait until a GPU is behind all that was launched on its current stream. Raises TimeoutError. (To wait for the device
+    itself has no end where another rank is gone.)"""
+    event, until = torch.cuda.current_stream(device).record_event(), time.monotonic() + timeout.total_seconds()
     while not event.query():
         if time.monotonic() > until:
             raise TimeoutError(f"nothing for {timeout.total_seconds():g} s")

@@ -20,7 +20,7 @@ from ..devices import BACKENDS
 from ..offload.copying import CopyStreams, LaunchedCopies, timed_event
 from ..torch_private import backend_of, default_group
 from ..transport.failure import LostRank
-from ..transport.wires import break_off_group, joined, reason
+from ..transport.wires import break_off_group, joined, passed, reason
 
 STREAM = "collectives"
 
@@ -59,7 +59,7 @@ class Collectives:
 
     @classmethod
     def of(cls, group: Any, device: torch.device, timeout: timedelta, emulated: SideStreams | None = None) -> Collectives:
-        """Those of a pipeline's process group. All its ranks call this."""
+        """Those of a pipeline's process group. All its ranks call this. Raises TimeoutError where one does not, on a GPU."""
         group = default_group() if group is None else group
         ranks, backend = dist.get_process_group_ranks(group), BACKENDS[device.type]
         own = dist.new_group(
@@ -67,7 +67,7 @@ class Collectives:
         )
         if device.type == "cuda":  # its communicator is made here: at the first collective it would hold the host
             dist.all_reduce(torch.zeros(1, device=device), group=own)
-            torch.cuda.synchronize(device)
+            passed(device, timeout)
         return cls(own, device, timeout, emulated)
 
     def in_real_time(self) -> Collectives:
