@@ -20,6 +20,8 @@ from zbsolve.exec.lowering import lower
 from zbsolve.exec.one_device.pipeline import OneDevice
 from zbsolve.exec.one_device.streams import Turns
 from zbsolve.exec.program import Message
+from zbsolve.interchange.importing import import_schedule
+from zbsolve.interchange.reading import read_order
 from zbsolve.models.by_name import load
 from zbsolve.models.presets import mlp
 from zbsolve.placement import mirror
@@ -57,6 +59,15 @@ def test_times_of_a_profile(tmp_path: Path, fused: bool) -> None:
     assert times.passes["1BW0" if fused else "1W0"] == (200 if fused else 120)
     assert times.links[("0F0", "1F0")] == 15
     assert times.source == "measured: mlp-tiny"
+
+
+def test_times_of_a_profile_where_some_backwards_are_one_pass(tmp_path: Path) -> None:
+    path, order = str(tmp_path / "profile.json"), tmp_path / "order.txt"
+    PROFILE.save(path)
+    order.write_text("F0 F1 B0 W0 B1 W1\nF0 BW0 F1 BW1\n", encoding="utf-8")
+    schedule = import_schedule(read_order(order), PROFILE).schedule
+    assert schedule.problem.layers == (5, 3)
+    assert {"0B0": 100, "0W0": 150, "1BW0": 150}.items() <= Times.of(schedule, path).passes.items()
 
 
 @pytest.mark.parametrize("slices", [3, "4,2,1,1"])

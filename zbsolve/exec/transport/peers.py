@@ -20,7 +20,7 @@ import torch
 
 from ...util.errors import BadInput, ZbsolveError
 from .failure import LostRank, RunFailed, one_line
-from .wires import BROKE, Wires, at_once, broken
+from .wires import BROKE, Wires, broken, call_beside
 
 NOTES_SECONDS = 1.0  # for the others' notes to come
 SAID_BYTES = 2048  # a rank, for what all hear of it: 300 characters, however they are written
@@ -89,7 +89,7 @@ class Peers:
 
     def break_devices(self) -> None:
         """End the communicators of this rank's device, so that neither it nor the host waits for others."""
-        at_once([self.wires.abort, *self.beside])
+        call_beside([self.wires.abort, *self.beside])
 
     def wait(self, work: Any, what: str) -> None:
         """Wait for a collective operation of all ranks; one that is done is done, even in a pipeline that failed later.
@@ -148,7 +148,7 @@ class Peers:
         with suppress(Exception):  # where the store is gone with its rank, connections still break
             self.wires.notes.set(str(rank), json.dumps(note))
         if self.wires.device.type == "cuda":
-            at_once([self.wires.break_off, *self.beside])
+            call_beside([self.wires.break_off, *self.beside])
             return note
         self.wires.break_off()
         for end in self.beside:

@@ -192,10 +192,10 @@ def passed(device: torch.device, timeout: timedelta) -> None:
 def abort(backends: Iterable[Any]) -> None:
     """End communicators of NCCL: their kernels on this rank's device end, whatever they wait for. All at once: one gives its
     memory back, which waits for the device, and so for the kernels of those that are still to end."""
-    at_once(backend.abort for backend in backends)
+    call_beside(backend.abort for backend in backends)
 
 
-def at_once(calls: Iterable[Callable[[], None]]) -> None:
+def call_beside(calls: Iterable[Callable[[], None]]) -> None:
     """Call all of these, each by a thread, and wait for them up to ABORT_SECONDS. What they raise is of no use."""
     ending = [Thread(target=_called, args=(call,), daemon=True) for call in calls]
     for one in ending:

@@ -51,7 +51,7 @@ class Collectives:
         index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
         self.group, self.device, self.timeout = group, torch.device(device.type, index), timeout
         self._emulated = emulated
-        self._threads: Any = (LaunchedCopies if device.type == "cuda" else CopyStreams)(self.device)
+        self._copies: Any = (LaunchedCopies if device.type == "cuda" else CopyStreams)(self.device)
         self.timed_event: Callable[[], Any] = timed_event  # on a GPU: makes the events around each
         self._begun: dict[str, _Begun] = {}
         self._over: dict[str, Any] = {}
@@ -82,10 +82,10 @@ class Collectives:
     def begin(self, name: str, work: Callable[[], None], over: Callable[[], None], waits: bool = True) -> None:
         """Begin what `work` does with the group, for pass `name`, behind all that was begun before. `over` follows when it
         is settled. waits: the pass waits for passes of other ranks. Never waits itself."""
-        if isinstance(self._threads, LaunchedCopies):
-            copy: Any = self._threads.begin(STREAM, work, [self._threads.mark()], self.timed_event)
+        if isinstance(self._copies, LaunchedCopies):
+            copy: Any = self._copies.begin(STREAM, work, [self._copies.mark()], self.timed_event)
         else:
-            copy = self._threads.begin(STREAM, work)
+            copy = self._copies.begin(STREAM, work)
         self._begun[name] = _Begun(copy, over, waits)
         self._turn.append(name)
 
@@ -99,7 +99,7 @@ class Collectives:
             earlier = self._turn.popleft()
             one = self._begun[earlier]
             if one.waits:
-                self._threads.end(one.copy, self._seconds)  # now all have come to it, and when their devices did is known
+                self._copies.end(one.copy, self._seconds)  # now all have come to it, and when their devices did is known
             self._emulated.run_on_side_stream(earlier)
             one.timed = True
         self._end(name)
@@ -107,9 +107,9 @@ class Collectives:
     def ended(self, name: str) -> Any:
         """When it was done, monotonic ns; or the event of a GPU. Waits for it. Raises as `settle`."""
         self.settle(name)
-        if isinstance(self._threads, LaunchedCopies):
+        if isinstance(self._copies, LaunchedCopies):
             return self._over[name].end
-        return self._threads.end(self._over[name], self._seconds)
+        return self._copies.end(self._over[name], self._seconds)
 
     def wait(self, work: Any) -> None:
         """Wait for a collective of torch's inside a `work`. Raises LostRank."""
@@ -133,6 +133,6 @@ class Collectives:
 
     def _end(self, name: str) -> None:
         begun = self._begun[name]
-        self._threads.join(begun.copy, self._seconds)
+        self._copies.join(begun.copy, self._seconds)
         begun.over()
         self._over[name] = self._begun.pop(name).copy
