@@ -259,9 +259,13 @@ def join(timeout: float, device: torch.device) -> bool:
 
 def _device(asked: str) -> torch.device:
     """The device that is asked for, which is then torch's current one. Raises BadInput."""
-    kind, _, number = asked.partition(":")
+    kind, colon, number = asked.partition(":")
+    if colon and not (kind == "cuda" and number.isdecimal()):
+        raise BadInput(f"device '{asked}': cuda, cpu, auto, or one of several GPUs as in cuda:1")
     found = device_of(choose(kind), int(number or 0))
     if found.type == "cuda":
+        if found.index >= torch.cuda.device_count():
+            raise BadInput(f"device '{asked}': torch sees GPUs up to cuda:{torch.cuda.device_count() - 1} here")
         torch.cuda.set_device(found)
     return found
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from profiler import measure
 from zbsolve.exec.devices import choose, described, device_of
 from zbsolve.util.errors import BadInput
 
@@ -44,6 +45,16 @@ def test_what_is_asked_for_and_not_there_is_refused(gpus, number, asked, ranks, 
     gpus(number)
     with pytest.raises(BadInput, match=words):
         choose(asked, ranks)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [("cuda:x", "as in cuda:1"), ("cuda:", "as in cuda:1"), ("cpu:1", "as in cuda:1"), ("cuda:2", "up to cuda:1")],
+)
+def test_a_number_of_no_gpu_is_refused(gpus, asked, words):
+    gpus(2)
+    with pytest.raises(BadInput, match=words):
+        measure("mlp-tiny", device=asked)
 
 
 def test_ranks_take_the_gpu_of_their_number_and_share_them_in_turn(gpus):
