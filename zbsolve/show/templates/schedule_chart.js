@@ -160,7 +160,7 @@ function block(g, i, x, y, wide, tall) {
   const left = Math.max(x, LEFT), right = Math.min(x + wide - 1, LEFT + plot());
   if (right - left < text.length * unit) return;
   g.fillStyle = ink; g.font = `${font}px ${FONT}`; g.textAlign = "center";
-  g.fillText(text, (left + right) / 2, y + tall / 2 + 0.5);
+  g.fillText(text, (left + right) / 2, y + tall / 2 + 0.5, right - left - 2); // a W is wider than other letters
 }
 function stepPath(g, curve, toY, floor) {
   let i = Math.max(0, above(curve.time, view[0]) - 1), last = null;
