@@ -110,12 +110,11 @@ def test_a_kind_that_can_run_again_does_not_end_what_runs_ahead(monkeypatch: pyt
 
 
 def test_the_executor_names_kinds_in_handlers_alone() -> None:
-    """But for updates, which are read off a graph, for a profile's step, which its builders name, and for what the three
-    passes of a split took when it was tried."""
+    """But for updates, which are read off a graph, and for what the three passes of a split took when it was tried."""
     root, named = Path(zbsolve.exec.__file__).parent, set()
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and node.value in KINDS:
                 named.add(path.relative_to(root).parts[0])
             assert not (isinstance(node, ast.alias) and node.name == "KINDS"), path
-    assert named == {"handlers", "update_groups.py", "emulate.py", "splits.py"}
+    assert named == {"handlers", "update_groups.py", "splits.py"}
