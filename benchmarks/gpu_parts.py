@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,6 +45,14 @@ def device(device: str, tiny: bool) -> dict[str, Any]:
             "clock_mhz": clock_of(here)(),
         }
     return found
+
+
+def kernels(device: str, tiny: bool) -> dict[str, Any]:
+    """Compile what searching needs, where this checkout has not: all parts that solve wait for that."""
+    from zbsolve.search.solver import compiled
+
+    compiled()
+    return {}
 
 
 def tests(device: str, tiny: bool) -> dict[str, Any]:
@@ -127,11 +136,10 @@ def host(device: str, tiny: bool) -> dict[str, Any]:
 
 def planted(device: str, tiny: bool) -> dict[str, Any]:
     """Waits that are left out, under delays: each is to be seen."""
-    from .gpu_ranks import PLANTED, Case, ranks_run, wrong_of
+    from .gpu_ranks import PLANTED, PLANTED_TOKENS, Case, ranks_run, wrong_of
 
-    runs = {
-        what: ranks_run([Case(delays=True, steps=25, wide=1024, planted=what)], 2, device, seconds=20) for what in PLANTED
-    }
+    case = Case(delays=True, steps=25, wide=1024, tokens=PLANTED_TOKENS)
+    runs = {what: ranks_run([replace(case, planted=what)], 2, device, seconds=20) for what in PLANTED}
     return {"runs": runs, "wrong": [f"nobody saw that it {what}" for what, run in runs.items() if not wrong_of(run)]}
 
 

@@ -41,18 +41,20 @@ from zbsolve.util.machine import child_environment
 
 SYSTEMS = {"single": "zb-h1", "loop": "interleaved-zb", "vee": "zb-v"}
 LIMITS = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 5e-2}  # of the largest value of a gradient
-PLANTED = ("takes without waiting", "receives into used memory", "lets go too early")
+PLANTED = ("takes without waiting", "receives into used memory", "sends what is not there")
 FAILURES = ("raises", "memory", "killed", "hangs")
 LONGEST_SLEEP = 400_000  # cycles of a GPU, some 0.2 ms
+PLANTED_SLEEP = 20_000_000  # some 10 ms: the host runs far ahead of the device, and memory is used again early
+PLANTED_TOKENS = 512  # a message is larger than what NCCL takes in before the other end asks
 TIMEOUT = 40.0
 AFTER_FIRST = 12.0  # seconds that ranks go on behind the first that ended
 
 
 @dataclass(frozen=True)
 class Case:
-    """What to run. split, capture: as `Pipeline` takes them. wide: of a layer. delays: put some. planted: leaves a wait
-    out. kind: of layers: "mlp", "dropout" (with it), "gpt" (attention); "host": times of launching (see `host_times`).
-    failing: what goes wrong, see `_fail`.
+    """What to run. split, capture: as `Pipeline` takes them. wide: of a layer; tokens: of a microbatch. delays: put some.
+    planted: leaves a wait out. kind: of layers: "mlp", "dropout" (with it), "gpt" (attention); "host": times of launching
+    (see `host_times`). failing: what goes wrong, see `_fail`.
     """
 
     placement: str = "single"
@@ -61,6 +63,7 @@ class Case:
     steps: int = 4
     dtype: str = "float32"
     wide: int = 256
+    tokens: int = 3
     kind: str = "mlp"
     delays: bool = False
     planted: str = ""
@@ -110,7 +113,7 @@ def run_case(case: Case, rank: int, ranks: int, device: torch.device) -> dict[st
     delayer.pipeline = pipe
     if case.planted:
         plant(pipe, case.planted)
-    whole, shape = layers_of(case, count, device), (microbatches, 3, case.wide)
+    whole, shape = layers_of(case, count, device), (microbatches, case.tokens, case.wide)
     if case.kind == "gpt":
         shape = (microbatches, 2, 24, case.wide)
     generator = torch.Generator().manual_seed(5)
@@ -208,7 +211,7 @@ class Delays:
             _fail(self.case, self.pipeline.rank, self.device)
         if not self.case.delays or self._random.random() > 0.3:
             return
-        cycles = self._random.randrange(LONGEST_SLEEP)
+        cycles = self._random.randrange(PLANTED_SLEEP if self.case.planted else LONGEST_SLEEP)
         if self.device.type == "cpu":
             time.sleep(cycles * 1e-9)
             return
@@ -262,7 +265,13 @@ def plant(pipe: Pipeline, planted: str) -> None:
 
         rows.reserve = reserve  # type: ignore[method-assign]
     else:
-        rows.gone = lambda message: rows._sent.pop(message, None)  # type: ignore[method-assign, assignment, return-value]
+        side, send = torch.cuda.Stream(), rows.send  # type: ignore[no-untyped-call]
+
+        def too_early(message: Any, row: Tensor) -> None:
+            with torch.cuda.stream(side):
+                send(message, row)
+
+        rows.send = too_early  # type: ignore[method-assign]
 
 
 def wrong_of(run: list[Any]) -> list[str]:

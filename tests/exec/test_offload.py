@@ -292,9 +292,8 @@ def test_copies_run_on_streams_of_a_real_gpu_from_and_to_pinned_memory() -> None
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_a_cuda_graph_captures_a_step_with_its_copies() -> None:
     kept, moved = (OneStage(all_forwards_first(offload), "cuda", SMALL) for offload in (False, True))
-    for one in (kept, moved):
-        one.step()
-    graph = Captured(moved)
+    kept.step()
+    graph = Captured(moved)  # its steps before run on the stream that captures: on two streams autograd's would meet
     for gradient in (*kept.gradients(), *moved.gradients()):
         gradient.zero_()
     kept.step()

@@ -181,6 +181,7 @@ def test_the_allocator_says_what_storages_do() -> None:
     for p in stage.parameters():
         p.grad = torch.zeros_like(p)
     x = torch.randn(512, 1024, device="cuda")
+    _metered(stage, x, x, AllocatedBytes())  # libraries take their own memory with their first call
     found = _metered(stage, x, x, AllocatedBytes())
     row = 512 * 1024 * 4
     assert found.after_F == pytest.approx((1 + 4 + 4) * row, rel=0.01)  # input, and GELU's input and output

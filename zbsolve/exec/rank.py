@@ -142,8 +142,10 @@ class RankRunner:
             refusal = "FSDP gathers parameters on the host's word"
         elif self.interpreter.hooks.watch:
             refusal = "each pass is looked at for a NaN"
-        elif offload is not None and offload.signals is not None:
-            refusal = "copies wait for those of other ranks, which a graph does not hear of"
+        elif any(stage.slices is not None for stage in self.interpreter.state.stages.values()):
+            refusal = "what is new in a slice is looked at on the host"
+        elif offload is not None:  # seen on an H200: a capture broke off in autograd's thread, and the next copy failed
+            refusal = "copies between host and device"
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
 
     def launch(self, data: Data, marks: Marks, begin: Callable[[Record], None] | None = None) -> Record:

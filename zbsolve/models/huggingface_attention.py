@@ -85,8 +85,8 @@ def _more_than_rule(mask: Tensor | None, queries: int, window: int | None) -> Te
         return None
     first = slice_offset()
     keys = first + queries
-    wanted = visible((first, None), (0, None), queries, keys, AttentionRule(window=window))
+    wanted = visible((first, None), (0, None), queries, keys, AttentionRule(window=window), mask.device)
     if wanted is None:
-        wanted = torch.ones(queries, keys, dtype=torch.bool).tril(first)
+        wanted = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(first)
     same = mask.dtype == torch.bool and mask.shape[-2:] == wanted.shape
-    return None if same and bool((mask == wanted.to(mask.device)).all()) else mask
+    return None if same and bool((mask == wanted).all()) else mask

@@ -107,31 +107,36 @@ def sliced_attention(
 
 def whole_attention(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule, **settings: Any) -> Tensor:
     """torch's function for a whole sequence under this rule. settings: those of torch's function."""
-    mask = visible((0, rule.documents), (0, rule.documents), query.shape[-2], key.shape[-2], rule)
+    queries, keys = query.shape[-2], key.shape[-2]
+    mask = visible((0, rule.documents), (0, rule.documents), queries, keys, rule, query.device)
     if mask is not None:
-        settings |= {"attn_mask": mask.to(query.device), "is_causal": False}
+        settings |= {"attn_mask": mask, "is_causal": False}
     return functional.scaled_dot_product_attention(query, key, value, **settings)
 
 
 def visible(
-    query: tuple[int, Tensor | None], key: tuple[int, Tensor | None], queries: int, keys: int, rule: AttentionRule
+    query: tuple[int, Tensor | None],
+    key: tuple[int, Tensor | None],
+    queries: int,
+    keys: int,
+    rule: AttentionRule,
+    device: torch.device,
 ) -> Tensor | None:
     """Which keys which queries see, shape (queries, keys) or (batch, 1, queries, keys), True where they do; where the rule
     has a mask, as it broadcasts to (batch, heads, queries, keys), and of its type. None: all up to their own where both
-    start alike, else all. query, key: position of the first, and documents."""
+    start alike, else all. query, key: position of the first, and documents. device: on which it is made."""
     (first, ours), (start, theirs) = query, key
     given = None if rule.mask is None else rule.mask[..., start : start + keys]
     if ours is None and (rule.window is None or rule.window >= first + queries - start):
         return given
-    device = None if ours is None else ours.device
     places = torch.arange(first, first + queries, device=device), torch.arange(start, start + keys, device=device)
     distance = places[0][:, None] - places[1]
     seen = distance >= 0 if given is None else torch.ones_like(distance, dtype=torch.bool)
     if rule.window is not None:
         seen = seen & (distance < rule.window)
     if ours is not None and theirs is not None:
-        seen = seen & (ours[:, None, :, None] == theirs[:, None, None, :])
-    return seen if given is None else both(given, seen.to(given.device))
+        seen = seen & (ours[:, None, :, None] == theirs[:, None, None, :]).to(device)
+    return seen if given is None else both(given.to(device), seen)
 
 
 def both(mask: Tensor, seen: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.machine import cores
 from ..devices import DEVICES, choose, described
+from ..dtensors import is_dtensor
 from ..emulate import Times
 from ..interpreter import Hooks
 from ..layers import layer_counts
@@ -119,8 +120,10 @@ class Options:
         return f"{ranks} ranks, {self.replicas} times," if self.replicas > 1 else f"{ranks} ranks"
 
     def make_optimizer(self, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of these parameters."""
-        return OPTIMIZERS[self.optimizer](parameters, lr=self.lr)
+        """The optimizer of these parameters. On GPUs torch updates all at once by default, which it cannot where only some
+        are DTensors, or of different meshes."""
+        meshes = {p.device_mesh if is_dtensor(p) else None for p in parameters}  # type: ignore[attr-defined]
+        return OPTIMIZERS[self.optimizer](parameters, lr=self.lr, foreach=False if len(meshes) > 1 else None)
 
 
 def run_rank(

@@ -201,6 +201,7 @@ def _seen(chunks: dict[int, Chunk], number: int, rule: AttentionRule) -> list[tu
         if rule.window is not None and chunk.end <= own.start - rule.window + 1:
             continue
         keys, queries = chunk.end - chunk.start, own.end - own.start
-        mask = visible((own.start, own.documents), (chunk.start, chunk.documents), queries, keys, rule)
+        places = (own.start, own.documents), (chunk.start, chunk.documents)
+        mask = visible(*places, queries, keys, rule, own.key.device)
         found.append((chunk, Scores(rule.scale, mask is None and chunk is own, mask)))
     return found
