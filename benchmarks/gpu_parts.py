@@ -31,7 +31,7 @@ def device(device: str, tiny: bool) -> dict[str, Any]:
         "name": "cpu",
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        **library_versions(("triton", "cuda-bindings", "nvidia-ml-py")),
+        **library_versions(("triton", "nvidia-ml-py")),
     }
     if device == "cuda":
         facts = torch.cuda.get_device_properties(0)

@@ -118,7 +118,7 @@ def test_float64_is_made_only_where_float32_is_in_doubt(run: float, dtype: torch
 def test_a_run_is_held_to_its_model_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMITS, SINGLE, 1e-10)  # so that another order of microbatches is in doubt
     schedule = random_schedule(a_problem((0, 1), microbatches=5), seed=1)
-    found = run_on_one_device(schedule, "mlp-tiny", Options(steps=1, warmup=0, check=True), "cpu").facts["check"]
+    found = run_on_one_device(schedule, "mlp-tiny", Options(steps=1, warmup=0, check=True)).facts["check"]
     assert found["worst"] > 1e-10
     run, unsplit = found["from_float64"]
     assert 1e-9 < run < 1e-6
@@ -147,6 +147,6 @@ def test_a_norms_eps_is_float32s_in_float64_too(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.chdir(tmp_path)
     Path("norms.py").write_text(NORMS)
     schedule = random_schedule(a_problem((0, 1), microbatches=5, layers=4), seed=1)
-    found = run_on_one_device(schedule, "norms.py:pipeline", Options(steps=1, warmup=0, check=True), "cpu").facts["check"]
+    found = run_on_one_device(schedule, "norms.py:pipeline", Options(steps=1, warmup=0, check=True)).facts["check"]
     assert found["worst"] > 1e-10
     assert max(found["from_float64"]) < 1e-5

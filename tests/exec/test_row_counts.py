@@ -121,7 +121,7 @@ def test_a_run_says_it(name: str, line: str, monkeypatch: pytest.MonkeyPatch, tm
     (tmp_path / "llm.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
     schedule = random_schedule(a_problem((0, 1), microbatches=4, layers=2), seed=1)
-    found = run_on_one_device(schedule, f"llm.py:{name}", Options(steps=1, warmup=0, check=True), "cpu").facts["check"]
+    found = run_on_one_device(schedule, f"llm.py:{name}", Options(steps=1, warmup=0, check=True)).facts["check"]
     assert found["passed"]
     said = _of_rows(found["loss_of_rows"])
     assert said.startswith(line)

@@ -138,9 +138,7 @@ def test_what_is_no_microbatch_is_said(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", ["one", "function", "few", "loader"])
 def test_runs_are_right(name: str) -> None:
     problem = a_problem((0, 1), microbatches=2, layers=2)
-    found = run_on_one_device(
-        random_schedule(problem, seed=1), f"fed.py:{name}", Options(steps=3, warmup=1, check=True), "cpu"
-    )
+    found = run_on_one_device(random_schedule(problem, seed=1), f"fed.py:{name}", Options(steps=3, warmup=1, check=True))
     assert found.facts["check"]["passed"]
     assert found.facts["check"]["reference_loss"] == pytest.approx(found.facts["check"]["loss"], rel=1e-6)
     assert len(set(found.losses)) == 3
@@ -157,5 +155,5 @@ def test_the_wrong_microbatch_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(OneDevice, "step", wrong)
     schedule = random_schedule(a_problem((0, 1), microbatches=2, layers=2), seed=1)
-    found = run_on_one_device(schedule, "fed.py:one", Options(steps=1, warmup=0, check=True), "cpu")
+    found = run_on_one_device(schedule, "fed.py:one", Options(steps=1, warmup=0, check=True))
     assert not found.facts["check"]["passed"]

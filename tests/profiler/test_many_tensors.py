@@ -99,7 +99,7 @@ def test_a_run_is_checked_against_the_unsplit_model(name: str, split: str, place
 def test_one_device_runs_such_models() -> None:
     for name in NAMES:
         schedule = solve(estimate(f"{HERE}{name}", "h100").problem(2, 4), effort=0.02)
-        trace = run_on_one_device(schedule, f"{HERE}{name}", Options(steps=1, warmup=0, check=True), "cpu")
+        trace = run_on_one_device(schedule, f"{HERE}{name}", Options(steps=1, warmup=0, check=True))
         assert trace.facts["check"]["passed"]
 
 

@@ -83,9 +83,9 @@ def _where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--one-device",
         nargs="?",
-        const="cuda",
-        choices=("cuda", "cpu"),
-        help="all ranks in this process: on disjoint parts of one GPU's SMs, or in turns on the CPU",
+        const="cpu",
+        choices=("cpu",),
+        help="all ranks in this process, in turns on the CPU; on one GPU: --local --share-gpus",
     )
 
 
@@ -113,7 +113,7 @@ def command(options: argparse.Namespace) -> int:
         trace: Trace | RunNumbers
         if options.one_device:
             schedule = load_unrolled(options.schedule)
-            trace = run_on_one_device(schedule, options.model, Options(**chosen), options.one_device)
+            trace = run_on_one_device(schedule, options.model, Options(**chosen))
             predicted = Prediction.of(schedule)
         elif options.local:
             found = load_either(options.schedule)
@@ -171,7 +171,7 @@ def _print_run(predicted: Any, trace: Any) -> None:
     for line in _of_gpu(trace.facts):
         print(line)
     if "streams" in trace.facts:
-        print(f"one device ({trace.facts['streams']}): a pass took {trace.facts['host_us']:.0f} µs of the host's time")
+        print(f"one device ({trace.facts['streams']})")
     if emulated is not None:
         print(
             f"emulated ({emulated['times']}): of {emulated['passes']} passes the real work of {emulated['late']} came late, "

@@ -1,8 +1,8 @@
-"""All ranks of a schedule on one device, each on a stream (and on a GPU a part of its SMs) of its own, in one process.
+"""All ranks of a schedule in one process on the CPU, each on a stream of its own.
 
-One host thread launches the passes of all ranks in the order of the predicted timeline. A stream keeps its rank's order. A
-pass that takes a message waits for the launch that sent it. A message is a copy, as over a link. The streams' events say
-when passes ran. On the CPU streams take turns: the order and the numbers are real, but nothing overlaps.
+The passes of all ranks are launched in the order of the predicted timeline. A stream keeps its rank's order. A pass that
+takes a message waits for the launch that sent it. A message is a copy, as over a link. Streams take turns: the order and the
+numbers are real, but nothing overlaps.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from ..slices.counting import Counting
 from ..slices.cutting import Cutting
 from ..splits import Row
 from ..step_view import StepView
+from ..transport.wires import CPU
 from ..untrained import check_untrained, forwards_alone
-from .streams import Streams
+from .streams import Turns
 
 
 @dataclass(frozen=True)
 class Ran:
-    """One step. columns: start, end and ready of every pass, µs since the step began, and how long launching it took the
-    host, µs; shape (passes,) each, in the problem's table order. memory: each rank's, where it was asked for. records: what
+    """One step. columns: start, end and ready of every pass, µs since the step began, and zeros (nothing is launched); shape
+    (passes,) each, in the problem's table order. memory: each rank's, where it was asked for. records: what
     the host saw of each rank."""
 
     timeline: Timeline
@@ -59,8 +60,7 @@ class DeviceCopies:
     """Messages between the ranks of one device, a copy each. meters: one a rank, or none; a copy counts where it goes to.
     waiting: copies that nobody took yet."""
 
-    def __init__(self, streams: Streams) -> None:
-        self.streams = streams
+    def __init__(self) -> None:
         self.meters: Sequence[LiveBytes] = ()
         self.waiting: dict[Message, Any] = {}
 
@@ -73,7 +73,6 @@ class DeviceCopies:
         """Make the copy on the sender's stream, at the end of its pass."""
         self.waiting[message] = copied(value)
         for copy in tensors_of(self.waiting[message]):
-            self.streams.hold(message.destination, copy)
             if self.meters:
                 self.meters[message.source].ignore([copy])
                 self.meters[message.destination].add(copy)
@@ -86,8 +85,8 @@ class DeviceCopies:
 class OneDevice:
     """The stages of all ranks, and the one program that a schedule makes of them.
 
-    model: builds layers by their numbers; every rank gets its own. streams: one a rank, on the device where all runs. hooks:
-    one a rank (see `interpreter.Hooks`).
+    model: builds layers by their numbers; every rank gets its own. streams: one a rank. hooks: one a rank (see
+    `interpreter.Hooks`).
     split: see `Pipeline`; what is traced and measured is shared by all ranks.
     Raises BadInput where something does not fit. The gradient of the mean loss is added to `.grad` of the parameters.
     """
@@ -98,14 +97,14 @@ class OneDevice:
         self,
         model: Model,
         schedule: Schedule,
-        streams: Streams,
+        streams: Turns,
         *,
         seed: int = 0,
         hooks: Sequence[Hooks] = (),
         split: str = "layers",
     ) -> None:
         problem = schedule.problem
-        self.schedule, self.streams, self.seed, self.steps, self.device = schedule, streams, seed, 0, streams.device
+        self.schedule, self.streams, self.seed, self.steps, self.device = schedule, streams, seed, 0, CPU
         self.view = StepView.of(schedule)
         if problem.round:
             raise BadInput("one device: passes U need a process for each rank")
@@ -119,7 +118,7 @@ class OneDevice:
         self.owners = [(0,)] * sum(self.counts)
         self.hooks = Hooks()
         self.microbatches = self.inputs = self.targets = range(problem.microbatches)
-        self.copies = DeviceCopies(streams)
+        self.copies = DeviceCopies()
         self.parts: list[dict[int, nn.Module]] = []
         self.interpreters: list[Interpreter] = []
         check_sliced(problem, split)
@@ -175,7 +174,7 @@ class OneDevice:
         loss = sum_of([loss for record in records for loss in record.losses])
         counted = tuple(self._memory(rank, meter) for rank, meter in enumerate(meters))
         timeline = Timeline(self.schedule.problem, start, end)
-        columns, mean = (start, end, ready, self._host_times()), float(loss or 0.0) / len(self.microbatches)
+        columns, mean = (start, end, ready, np.zeros_like(start)), float(loss or 0.0) / len(self.microbatches)
         return Ran(timeline, columns, mean, counted, tuple(records))
 
     def _launch(self, meters: Sequence[LiveBytes]) -> dict[str, Any]:
@@ -196,14 +195,6 @@ class OneDevice:
         with meters[rank]:
             interpreter.run(action)
         interpreter.weigh(meters[rank])
-
-    def _host_times(self) -> Floats:
-        """How long the host took for each pass, µs, shape (passes,)."""
-        host = np.zeros(len(self.schedule.problem.passes))
-        for interpreter in self.interpreters:
-            rows = [self.schedule.problem.index[action.name] for action in interpreter.program.actions]
-            host[rows] = (np.array(interpreter.record.end) - np.array(interpreter.record.start)) / 1000
-        return host
 
     def _meter(self, rank: int, data: Data) -> LiveBytes:
         module = self.modules[rank]

@@ -1,4 +1,4 @@
-"""Streams of one device, one a rank: what `OneDevice` needs of them, and streams on the CPU that take turns.
+"""Streams of one process, one a rank, that take turns: what `OneDevice` runs on.
 
 Work on one stream runs in the order of its launches. It waits for another stream's only where it was told to.
 """
@@ -8,36 +8,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from ..transport.failure import RunFailed
 
 Work = Callable[[], object]
-
-
-class Streams(Protocol):
-    """One stream a rank. device: where they are. facts: JSON values for the trace."""
-
-    device: torch.device
-    facts: dict[str, Any]
-
-    def begin(self) -> None:
-        """A step begins: time 0 for all streams."""
-
-    def launch(self, rank: int, work: Work, after: Sequence[Any] = ()) -> Any:
-        """Put what `work` does on a rank's stream, behind the launches `after` of other streams. The launch."""
-
-    def hold(self, rank: int, tensor: Tensor) -> None:
-        """A tensor that was made on another stream is used on this one: its memory stays until that is done."""
-
-    def finish(self) -> None:
-        """Return when all streams have done everything. Raises RunFailed."""
-
-    def span(self, launch: Any) -> tuple[float, float]:
-        """When a finished launch began and ended on its stream, µs since the step began."""
 
 
 class Turn:
@@ -61,10 +36,9 @@ class Turns:
     """Streams on the CPU. Nothing runs before `finish`, which runs one launch at a time, of any stream that need not wait.
     So every order that streams may take can be had, but nothing overlaps.
 
-    pick: chooses among the streams that can go on (None: the one with the fewest launches so far).
+    pick: chooses among the streams that can go on (None: the one with the fewest launches so far). facts: JSON values for
+    the trace.
     """
-
-    device = torch.device("cpu")
 
     def __init__(self, ranks: int, pick: Callable[[Sequence[int]], int] | None = None) -> None:
         self.facts: dict[str, Any] = {"streams": "cpu, taking turns: no two passes overlap", "partitions": ranks}
@@ -82,9 +56,6 @@ class Turns:
         turn = Turn(work, after)
         self._ahead[rank].append(turn)
         return turn
-
-    def hold(self, rank: int, tensor: Tensor) -> None:
-        """Nothing to do: references hold the memory."""
 
     def finish(self) -> None:
         """Run all launches. Raises RunFailed where streams wait for each other."""

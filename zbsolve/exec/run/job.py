@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...long_steps.rank_part import RankPart
@@ -30,9 +29,8 @@ from ..interpreter import Hooks
 from ..layers import layer_counts
 from ..mesh.sizes import made_mesh, mesh_sizes
 from ..not_finite import first_not_finite
-from ..one_device.green_contexts import GreenContexts
 from ..one_device.pipeline import OneDevice
-from ..one_device.streams import Streams, Turns
+from ..one_device.streams import Turns
 from ..optimizer.by_name import OPTIMIZERS
 from ..pipeline import Pipeline
 from ..reports import trace_of
@@ -181,8 +179,8 @@ def run_rank(
     return replace(trace, losses=tuple(losses)) if trace is not None and first else None
 
 
-def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: str) -> Trace:
-    """All ranks in this process, on streams of one device: "cuda" (disjoint parts of the GPU's SMs) or "cpu" (turns).
+def run_on_one_device(schedule: Schedule, spec: str, options: Options) -> Trace:
+    """All ranks in this process, in turns on the CPU.
 
     The timeouts do not apply: nothing here waits for another process. Raises BadInput, RunFailed.
     """
@@ -192,20 +190,17 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options, device: s
         raise BadInput("one device: replicas and meshes need processes of their own")
     if options.memory_limit is not None:
         raise BadInput("one device: a memory limit is for a rank with a process of its own")
-    if device not in ("cuda", "cpu"):
-        raise BadInput(f"one device: '{device}' is neither cuda nor cpu")
     torch.set_num_threads(1)  # as every rank has
     model, ranks = load(spec, options.seed), schedule.problem.ranks
     layer_counts(schedule.problem, len(model.layers))
-    streams: Streams = Turns(ranks) if device == "cpu" else GreenContexts(ranks)
+    streams = Turns(ranks)
     hooks = [Hooks(watch=options.watch) for _ in range(ranks)]
     one = OneDevice(model, schedule, streams, seed=options.seed, hooks=hooks, split=options.split)
     trained = train(one, model, options)
     facts = _facts(one, spec, options, trained) | {**streams.facts, "backend": "one device", "ranks": ranks}
     facts |= {"splits": one.splits} if one.splits else {}
-    facts["host_us"] = float(np.median(trained.results[-1].columns[3]))
     trace = trace_of(schedule, trained.results[options.warmup :], trained.memory, facts)
-    return trace if device == "cuda" else replace(trace, host=())  # here the host did all the work itself
+    return replace(trace, host=())
 
 
 @dataclass(frozen=True)
