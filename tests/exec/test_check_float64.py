@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from zbsolve.cli.run import _verdict
-from zbsolve.exec.check import LIMITS, values
+from zbsolve.exec.check import LIMITS, shake, values
 from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.verdict import compare
 
@@ -27,8 +27,11 @@ def held(away: float, dtype: torch.dtype = SINGLE) -> list[nn.Module]:
     return [layer]
 
 
-def verdict(run: float, unsplit: float, exact: Callable[[], Any], dtype: torch.dtype = SINGLE) -> dict[str, Any]:
-    found = compare(None, [(0,)], values(dict(enumerate(held(run, dtype)))), held(unsplit, dtype), (1.0, 1.0), exact=exact)
+def verdict(
+    run: float, unsplit: float, exact: Callable[[], Any], dtype: torch.dtype = SINGLE, shaken: Callable[[], Any] = tuple
+) -> dict[str, Any]:
+    mine, whole = values(dict(enumerate(held(run, dtype)))), held(unsplit, dtype)
+    found = compare(None, [(0,)], mine, whole, (1.0, 1.0), exact=exact, shaken=shaken)
     assert found is not None
     return found
 
@@ -60,6 +63,53 @@ def test_float64_judges_float32(run: float, unsplit: float, passed: bool) -> Non
         assert line.endswith(f"; from float64 the run is {one:.1e} away, the unsplit model {other:.1e}")
     else:
         assert "float64" not in line
+
+
+@pytest.mark.parametrize(
+    ("run", "moves", "passed"),
+    [
+        (6e-3, (0.0, 4e-3), True),  # on the other side of a kink, which the second of the references is too
+        (6e-3, (1e-6, 2.9e-3), False),  # more than twice what it moves
+        (6e-3, (), False),
+        (0.06, (0.06, 0.06), False),  # no kink explains so much
+    ],
+)
+def test_a_value_may_differ_by_what_it_moves_beside_a_kink(run: float, moves: tuple[float, ...], passed: bool) -> None:
+    asked = list[float]()
+
+    def shaken() -> Iterator[list[nn.Module]]:
+        for by in (*moves, 7.0):  # nobody asks for more than explain it
+            if asked == list(moves):
+                return
+            asked.append(by)
+            yield held(by)
+
+    found = verdict(run, 0.0, lambda: held(0.0, DOUBLE), shaken=shaken)
+    assert found["passed"] == passed
+    assert found["worst"] == pytest.approx(run, rel=1e-4)
+    assert asked == ([] if run > 0.05 else list(moves))
+    if asked:
+        assert found["moves"] == pytest.approx(max(moves), rel=1e-3)
+        assert f"the unsplit model's own moves by {max(moves):.1e}, beside a kink" in _verdict(found)
+    else:
+        assert "kink" not in _verdict(found)
+
+
+def test_weights_move_by_roundings_and_a_relu_at_its_kink_shows_it() -> None:
+    layer, x = nn.Linear(16, 1, bias=False), torch.tensor([[1.0, -1.0] * 8])
+    nn.init.constant_(layer.weight, 0.3)
+    seen = set()
+    for seed in range(1, 9):
+        before = layer.weight.detach().clone()
+        shake([layer], seed)
+        moved = layer.weight.detach() / before - 1
+        assert 0 < float(moved.abs().max()) <= 3.6e-7
+        layer.weight.grad = None
+        torch.relu(layer(x)).sum().backward()
+        seen.add(float(layer.weight.grad.abs().max()))  # type: ignore[attr-defined]
+        with torch.no_grad():
+            layer.weight.copy_(before)
+    assert seen == {0.0, 1.0}
 
 
 def test_the_verdict_stays_without_float64() -> None:

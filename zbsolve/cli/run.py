@@ -249,7 +249,9 @@ def _verdict(check: dict[str, Any]) -> str:
         return f"check: WRONG: no finite number: {check['where']} ({over})"
     verdict, limit = "right" if check["passed"] else "WRONG", f"{check['limit']:.0e}"
     line = f"check: {verdict}: largest relative difference {check['worst']:.2e} ({check['where']}, limit {limit}) {over}"
-    if "from_float64" not in check:
-        return line
-    run, unsplit = check["from_float64"]
-    return f"{line}; from float64 the run is {run:.1e} away, the unsplit model {unsplit:.1e}"
+    if "from_float64" in check:
+        run, unsplit = check["from_float64"]
+        line += f"; from float64 the run is {run:.1e} away, the unsplit model {unsplit:.1e}"
+    if "moves" in check:
+        line += f"; with weights rounded otherwise the unsplit model's own moves by {check['moves']:.1e}, beside a kink"
+    return line

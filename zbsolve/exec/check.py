@@ -26,6 +26,7 @@ from .weight_versions import Update
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 COUNT_ROUNDING = 1e-3  # by which gradients of a row may differ otherwise
 SINGLE_ROWS = 8  # that are looked at one by one
+SHAKEN = 2.0**-22  # of a weight: two of float32's roundings, about what sums in another order differ by
 NOT_A_NUMBER = 1e30  # the difference where something is not finite
 WRAPPING = ("_checkpoint_wrapped_module.", "_orig_mod.")  # what torch's wrappers put into a parameter's name
 
@@ -56,6 +57,15 @@ def _loss(layers: Sequence[nn.Module], data: Data, m: int, loss: Any) -> Tensor:
     with auxiliary_losses() as extra:
         value: Tensor = loss(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m])
     return value if extra.total is None else value + extra.total
+
+
+def shake(layers: Sequence[nn.Module], seed: int) -> None:
+    """Move every float32 parameter by a few of its roundings, at random."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in {id(p): p for layer in layers for p in layer.parameters()}.values():
+            if p.dtype == torch.float32:
+                p.add_(p * (SHAKEN * (2 * torch.rand(p.shape, generator=generator) - 1)).to(p.device))
 
 
 class RowCounts(NamedTuple):

@@ -1,10 +1,11 @@
-"""The check's verdict: what ranks hold against the unsplit model, and against float64 where float32 values differ."""
+"""The check's verdict: what ranks hold against the unsplit model, and where float32 values differ, against float64 and
+against what the unsplit model itself does with weights that are rounded otherwise."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,17 +17,20 @@ from .check import LIMITS, NOT_A_NUMBER, Value, difference, gradient, magnitude,
 from .transport.wires import Wires, receive_bytes, receive_tensor, send_bytes, send_tensor
 
 MAX_ROUNDING = 1e-5  # what float32 may lie away from float64 at most
+MAX_KINK = LIMITS[torch.bfloat16]  # the largest difference that a kink may explain
 NOTHING = 1e-10  # of a layer's largest value: in float64 only sums that cancel leave less
 
 
 class Row(NamedTuple):
-    """A difference: as a share of what is allowed, itself, its limit, where, and how far (run, unsplit) are from float64."""
+    """A difference: as a share of what is allowed, itself, its limit, where, how far (run, unsplit) are from float64, and by
+    how much the unsplit model's own value moves where weights are rounded otherwise."""
 
     share: float
     difference: float
     limit: float
     where: str
     from_float64: Sequence[float] | None = None
+    moves: float | None = None
 
 
 def compare(
@@ -37,6 +41,7 @@ def compare(
     losses: tuple[float, float],
     what: Callable[[nn.Parameter], Tensor | None] = gradient,
     exact: Callable[[], Sequence[nn.Module] | None] = lambda: None,
+    shaken: Callable[[], Iterator[Sequence[nn.Module]]] = lambda: iter(()),
 ) -> dict[str, Any] | None:
     """The verdict, on rank 0; None on the others. All ranks of `wires` call this (None: there is one rank).
 
@@ -44,7 +49,9 @@ def compare(
     which compare them with their own `values`, `mine`. losses: (pipeline, reference), known on rank 0. what: `gradient` or
     `weight`. "worst" in the verdict is the largest difference over all tensors and the loss (see `difference`). exact: the
     reference in float64, or None where there is none. Rank 0 calls it where float32 values differ by more than their limit,
-    since two right orders of summation may (see `row`).
+    since two right orders of summation may (see `row`). shaken: references whose weights are rounded otherwise. Rank 0 asks
+    for them where that does not do: a sum beside a kink (ReLU's at 0) that is rounded otherwise has another gradient. So a
+    value may differ by twice what it moves there, and by no more than `MAX_KINK`.
     """
     found = _rows(wires, owners, mine, (whole, None), what)
     again = exact() if any(_in_doubt(one.difference, one.limit) for one in found) else None
@@ -52,6 +59,8 @@ def compare(
         found = _rows(wires, owners, mine, (whole, again), what)
     if wires is not None and wires.rank:
         return None
+    if whole is not None:
+        found = _moving(found, values(dict(enumerate(whole)), what), shaken, what)
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
     gap = gap if math.isfinite(pipeline) and math.isfinite(single) else NOT_A_NUMBER
@@ -71,7 +80,37 @@ def compare(
         "reference: the unsplit model in one process",
         "compared": what.__name__,
     }
-    return verdict if worst.from_float64 is None else verdict | {"from_float64": list(worst.from_float64)}
+    verdict |= {} if worst.from_float64 is None else {"from_float64": list(worst.from_float64)}
+    return verdict | ({} if worst.moves is None else {"moves": worst.moves})
+
+
+def _moving(
+    found: list[Row],
+    right: Mapping[Place, Value],
+    shaken: Callable[[], Iterator[Sequence[nn.Module]]],
+    what: Callable[[nn.Parameter], Tensor | None],
+) -> list[Row]:
+    """The same rows; those that fail by how much the reference's own value moves, where that may explain all of them."""
+    failed = {one.where: one for one in sorted(found, key=lambda one: one.difference) if not one.share <= 1}
+    if not failed or not all(_in_doubt(one.difference, one.limit) and one.difference <= MAX_KINK for one in failed.values()):
+        return found
+    moves = dict.fromkeys(failed, 0.0)
+    for model in shaken():
+        for place, one in values(dict(enumerate(model)), what).items():
+            if (where := _named(place)) in moves:
+                moves[where] = max(moves[where], difference(one.found, right[place].found))
+        if all(one.difference <= 2 * moves[where] for where, one in failed.items()):
+            break
+    return [
+        one._replace(share=one.difference / (2 * by), moves=by)
+        if not one.share <= 1 and (by := moves[one.where]) > 0
+        else one
+        for one in found
+    ]
+
+
+def _named(place: Place) -> str:
+    return f"layer {place[0]} {place[1]}"
 
 
 def _told(wires: Wires | None, answer: bool) -> bool:
@@ -128,7 +167,7 @@ def _judged(
         raise BadInput(f"check: layer {layer}: parameter '{name}', {other}")
     rows, largest = [], max(map(magnitude, (exact or {}).values()), default=0.0)
     for place, one in mine.items():
-        limit, where = LIMITS.get(one.dtype, 1e-5), f"layer {place[0]} {place[1]}"
+        limit, where = LIMITS.get(one.dtype, 1e-5), _named(place)
         found = difference(one.found, right[place])
         away = None
         if exact is not None and _in_doubt(found, limit):

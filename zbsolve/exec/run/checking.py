@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from ..verdict import compare
 from ..weight_versions import Update
 
 Verdict = dict[str, Any]
+SHAKES = 8  # each sees a sum that lies beside a kink on its other side with a chance of some half
 
 
 def mean_over_data(pipeline: Pipeline, losses: Sequence[float]) -> list[float]:
@@ -67,7 +68,14 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
         except Exception:  # somebody's model or loss may take float32 alone
             return None
 
-    verdict = compare(pipeline.wires, pipeline.owners, mine, whole, (loss, right), what, exact)
+    def shaken() -> Iterator[list[torch.nn.Module]]:
+        """References with weights that are rounded otherwise."""
+        for number in range(1, SHAKES + 1):
+            with as_written():
+                found = _reference(pipeline, load(model.name, seed), seed, update, places, shake=number)[0]
+            yield found
+
+    verdict = compare(pipeline.wires, pipeline.owners, mine, whole, (loss, right), what, exact, shaken)
     if verdict is not None and mesh is not None:
         verdict = _worst(verdict, mesh)
     if verdict is None or counts is None:
@@ -93,19 +101,23 @@ def _reference(
     update: Update,
     places: int,
     kind: torch.dtype | None = None,
+    shake: int = 0,
 ) -> tuple[list[torch.nn.Module], float, check.RowCounts | None]:
     """The layers of the unsplit model after its first step on the batches of all places, the loss of that step, and
     `row_counts` before it. other: the model anew, so its parameters are the starting ones. kind: of its
-    parameters and batches, if not their own. Raises BadInput."""
+    parameters and batches, if not their own. shake: its parameters are moved by roundings (see `check.shake`), each time
+    otherwise; 0: they are not. Raises BadInput."""
     problem = pipeline.view.step
     whole = [layer.to(pipeline.device, kind) for layer in other.build()]
     trained = {id(p) for p in pipeline.parameters()}
     if any(id(p) in trained for layer in whole for p in layer.parameters()):
         raise BadInput(f"model '{other.name}': its function must make new layers on every call, for the check")
+    if shake:
+        check.shake(whole, shake)
     batches = {m: other.batch(m, 0) for m in range(places * len(pipeline.microbatches))}
     inputs, targets = ({m: cast(moved(pair[i], pipeline.device), kind) for m, pair in batches.items()} for i in range(2))
     data = Data(inputs, targets, step_seed(seed, 0))
-    counts = check.row_counts(whole, data, other.loss) if kind is None else None
+    counts = check.row_counts(whole, data, other.loss) if kind is None and not shake else None
     if not problem.round:
         return whole, check.reference(whole, data, other.loss, backward=not forwards_alone(problem)), counts
     cuts = [sum(pipeline.counts[:s]) for s in range(len(pipeline.counts) + 1)]
