@@ -21,6 +21,18 @@ MAX_KINK = LIMITS[torch.bfloat16]  # the largest difference that a kink may expl
 NOTHING = 1e-10  # of a layer's largest value: in float64 only sums that cancel leave less
 
 
+class Others(NamedTuple):
+    """What makes further references where float32 values differ by more than their limit.
+
+    exact: the one in float64, or None where there is none: two right orders of summation may differ so (see `row`). shaken:
+    those whose weights are rounded otherwise, where that does not do. A sum beside a kink (ReLU's at 0) that is rounded
+    otherwise has another gradient, so a value may differ by twice what it moves there, and by no more than `MAX_KINK`.
+    """
+
+    exact: Callable[[], Sequence[nn.Module] | None] = lambda: None
+    shaken: Callable[[], Iterator[Sequence[nn.Module]]] = lambda: iter(())
+
+
 class Row(NamedTuple):
     """A difference: as a share of what is allowed, itself, its limit, where, how far (run, unsplit) are from float64, and by
     how much the unsplit model's own value moves where weights are rounded otherwise."""
@@ -40,27 +52,23 @@ def compare(
     whole: Sequence[nn.Module] | None,
     losses: tuple[float, float],
     what: Callable[[nn.Parameter], Tensor | None] = gradient,
-    exact: Callable[[], Sequence[nn.Module] | None] = lambda: None,
-    shaken: Callable[[], Iterator[Sequence[nn.Module]]] = lambda: iter(()),
+    others: Others = Others(),  # noqa: B008 (immutable)
 ) -> dict[str, Any] | None:
     """The verdict, on rank 0; None on the others. All ranks of `wires` call this (None: there is one rank).
 
     Rank 0 holds `whole`, the reference with its gradients. It sends those of each layer to the ranks in `owners[layer]`,
     which compare them with their own `values`, `mine`. losses: (pipeline, reference), known on rank 0. what: `gradient` or
-    `weight`. "worst" in the verdict is the largest difference over all tensors and the loss (see `difference`). exact: the
-    reference in float64, or None where there is none. Rank 0 calls it where float32 values differ by more than their limit,
-    since two right orders of summation may (see `row`). shaken: references whose weights are rounded otherwise. Rank 0 asks
-    for them where that does not do: a sum beside a kink (ReLU's at 0) that is rounded otherwise has another gradient. So a
-    value may differ by twice what it moves there, and by no more than `MAX_KINK`.
+    `weight`. "worst" in the verdict is the largest difference over all tensors and the loss (see `difference`). others:
+    asked for by rank 0 alone.
     """
     found = _rows(wires, owners, mine, (whole, None), what)
-    again = exact() if any(_in_doubt(one.difference, one.limit) for one in found) else None
+    again = others.exact() if any(_in_doubt(one.difference, one.limit) for one in found) else None
     if _told(wires, again is not None):
         found = _rows(wires, owners, mine, (whole, again), what)
     if wires is not None and wires.rank:
         return None
     if whole is not None:
-        found = _moving(found, values(dict(enumerate(whole)), what), shaken, what)
+        found = _moving(found, values(dict(enumerate(whole)), what), others.shaken, what)
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
     gap = gap if math.isfinite(pipeline) and math.isfinite(single) else NOT_A_NUMBER

@@ -20,7 +20,7 @@ from ..mesh.place import PipelineMesh, group_along
 from ..one_device.pipeline import OneDevice
 from ..pipeline import Pipeline
 from ..untrained import forwards_alone
-from ..verdict import compare
+from ..verdict import Others, compare
 from ..weight_versions import Update
 
 Verdict = dict[str, Any]
@@ -75,7 +75,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
                 found = _reference(pipeline, load(model.name, seed), seed, update, places, shake=number)[0]
             yield found
 
-    verdict = compare(pipeline.wires, pipeline.owners, mine, whole, (loss, right), what, exact, shaken)
+    verdict = compare(pipeline.wires, pipeline.owners, mine, whole, (loss, right), what, Others(exact, shaken))
     if verdict is not None and mesh is not None:
         verdict = _worst(verdict, mesh)
     if verdict is None or counts is None:
