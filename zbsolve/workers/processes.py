@@ -20,7 +20,7 @@ from types import TracebackType
 from ..util.machine import child_environment
 from .workers import MAX_DEATHS, Answering, Notice, WorkersLost
 
-GRACE = 2.0  # seconds that tasks have to end early
+GRACE = 1.0  # seconds that tasks have to end early
 KILL_SECONDS = 10.0  # that a killed process may take to go
 CHUNK = 1 << 16  # bytes of a pipe that are read at once
 

@@ -26,6 +26,7 @@ from .layout_rules import RULES as OF_LAYOUTS
 
 DOMINATED = "dominated by another layout"
 RULES = (*OF_LAYOUTS, DOMINATED)
+PART = 64  # layouts whose bounds are raised at once: about half a second
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +71,21 @@ def cheap_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int) ->
 
 def raised(bounds: SpaceBounds, memory: int, below: float, count: int | None = None) -> SpaceBounds:
     """Higher bounds of the layouts whose step may take less than `below` µs; count: of so many of them, the lowest."""
+    higher = bounds
+    for one in raising(bounds, memory, below, count):
+        higher = one
+    return higher
+
+
+def raising(bounds: SpaceBounds, memory: int, below: float, count: int | None = None) -> Iterator[SpaceBounds]:
+    """The same part by part, the lowest bounds first: whoever ends it has what was raised so far."""
     order = np.argsort(bounds.step, kind="stable")
     rows = order[bounds.step[order] < below][:count]
-    if not len(rows):
-        return bounds
-    found, rule = pipeline_bounds(_costs_at(bounds.costs, rows), bounds.layout.rows(rows), memory)
     pipeline, rules = bounds.pipeline.copy(), bounds.rule.copy()
-    pipeline[rows], rules[rows] = found, rule
-    return SpaceBounds(bounds.layout, bounds.costs, pipeline, bounds.behind, rules, bounds.by)
+    for first in range(0, len(rows), PART):
+        part = rows[first : first + PART]
+        pipeline[part], rules[part] = pipeline_bounds(_costs_at(bounds.costs, part), bounds.layout.rows(part), memory)
+        yield SpaceBounds(bounds.layout, bounds.costs, pipeline.copy(), bounds.behind, rules.copy(), bounds.by)
 
 
 def unproven(stated: SpaceBounds, memory: int) -> Ints:

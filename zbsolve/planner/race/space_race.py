@@ -9,8 +9,8 @@ import numpy as np
 
 from ...search.task import Task
 from ...search.task_runner import TaskRunner
-from ...util.clock import Clock
-from ..bounds.space_bounds import SpaceBounds, raised
+from ...util.clock import Clock, TimeShare
+from ..bounds.space_bounds import SpaceBounds, raising
 from ..candidate import Candidate, Unsolved
 from ..clusters.cluster import Cluster
 from ..costs.layer_costs import Model
@@ -84,8 +84,13 @@ class SpaceRace:
         return self._rows[layout]
 
     def raise_bounds(self) -> None:
-        """Higher bounds wherever they leave a layout in the race."""
-        self.bounds = raised(self.bounds, self.memory, self.value)
+        """Higher bounds wherever they leave a layout in the race, in half of the real time that is left: the rest is for
+        searches."""
+        half = TimeShare(self.clock, self.clock.used + self.clock.left / 2)
+        for higher in raising(self.bounds, self.memory, self.value):
+            self.bounds = higher
+            if half.over and not self.clock.counted:
+                break
         self.promise = replace(self.promise, estimate=estimated_steps(self.bounds, self.memory))
 
     def solve(self, tasks: Iterator[Task]) -> None:
