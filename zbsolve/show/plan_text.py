@@ -16,6 +16,7 @@ from ..planner.solved_space import SolvedSpace
 from ..util.text import aligned, format_bytes, format_gap, format_time, in_one_unit
 
 MOST_ROWS = 12
+WIDE_GAP = 0.2  # beyond, the first line says it too
 
 
 def plan_as_text(plan: Plan) -> str:
@@ -42,7 +43,8 @@ def space_lines(space: SolvedSpace) -> Iterator[str]:
 def _near(plan: Plan) -> Iterator[str]:
     """The plans that the model cannot order."""
     shown = plan.near[:MOST_ROWS]
-    yield f"plans within {NEAR:.0%} of the best ({len(plan.near)}); the model cannot order these"
+    wide = f"; a step shorter by up to {format_gap(plan.gap)} is not excluded" if plan.gap > WIDE_GAP else ""
+    yield f"plans within {NEAR:.0%} of the best ({len(plan.near)}); the model cannot order these{wide}"
     head = ("layout", "step", "MFU", f"{unit_of(plan.shape)}/s a device", "memory", "bubble", "bound", "by")
     rows = [head, *(_row(plan, one) for one in shown)]
     yield from aligned(rows, left=(0, -1))
