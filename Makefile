@@ -8,7 +8,7 @@ BIN := .venv/bin
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--config-settings editable_mode=compat -e '.[torch,hf,highs,explore,pictures,parquet,cluster,test,lint]'
-	$(BIN)/python -c 'import zbsolve.search.solver as s; s.compiled()'
+	$(BIN)/python -c 'import zbsolve.search.solver as s, zbsolve.planner.planning as p; s.compiled(); p.compiled()'
 	touch $@
 
 demo: .venv/stamp

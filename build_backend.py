@@ -21,7 +21,7 @@ from setuptools.build_meta import *  # noqa: F403  (the other hooks of PEP 517 a
 Settings = Mapping[str, Any] | None
 # What compiling imports. numba has to be the version that runs later, as the newest one is as a rule.
 NEEDED = ["numba>=0.60", "numpy>=1.26", "ortools>=9.10", "msgspec>=0.19"]
-COMPILE = "import zbsolve.search.solver as solver; solver.compiled()"
+COMPILE = "import zbsolve.search.solver as s, zbsolve.planner.planning as p; s.compiled(); p.compiled()"
 SECONDS = 900.0  # that compiling may take
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from zbsolve import BadInput, Infeasible
 from zbsolve.cli import main
 from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, shape_by_name
+from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, planning, shape_by_name
+from zbsolve.planner.bounds import space_bounds
 from zbsolve.planner.bounds.bound_kernels import refuted
 from zbsolve.planner.bounds.bound_row import bound_rows
 from zbsolve.planner.candidate import unsolved
@@ -29,11 +31,14 @@ from zbsolve.planner.plan_file import read_space
 from zbsolve.planner.pruned_families import FIELDS, families
 from zbsolve.planner.race import searches, space_race
 from zbsolve.planner.race.promise import Promise
+from zbsolve.planner.race.space_race import SpaceRace
 from zbsolve.planner.space import layouts
 from zbsolve.search.state import Contest
 from zbsolve.search.task import Task, solve_task
+from zbsolve.search.task_runner import TaskRunner
 from zbsolve.show.plan_text import plan_as_text
-from zbsolve.util.text import format_time, in_one_unit
+from zbsolve.util.clock import Clock
+from zbsolve.util.text import format_gap, format_time, in_one_unit
 
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)
@@ -455,6 +460,49 @@ def test_no_time_is_enough_for_one_layout() -> None:
     plan = zbsolve.plan(SMALL, 8, 16, A100, memory="3GiB", seconds=1e-6)
     assert len(plan.candidates) == 1
     assert 0 <= plan.gap < 1
+
+
+def test_bounds_are_raised_part_by_part_until_half_of_the_time_left_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lowest first: what an end leaves holds as well, and a clock that counts effort does not end them."""
+    monkeypatch.setattr(space_bounds, "PART", 50)
+    table = layouts(SMALL, 8, 16, A100)
+    cheap = space_bounds.cheap_bounds(SMALL, table, A100, small().memory)
+    parts = list(space_bounds.raising(cheap, small().memory, np.inf))
+    assert len(parts) == -(-int(np.isfinite(cheap.step).sum()) // 50) > 2
+    assert (np.diff([one.least for one in parts]) >= 0).all()
+    for one in (parts[0], parts[-1]):
+        assert not len(space_bounds.unproven(one, small().memory))
+    for effort, count in ((None, 1), (1.0, len(parts))):
+        clock = Clock(1e-6, effort)
+        ran = SpaceRace(
+            SMALL, A100, small().memory, clock, TaskRunner(None, True), 0, cheap, lambda line: None, lambda: False
+        )
+        ran.raise_bounds()
+        assert (ran.bounds.pipeline == parts[count - 1].pipeline).all()
+
+
+def test_ctrl_c_while_bounds_are_raised_keeps_those_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed_at_last(*arguments: Any) -> Iterator[space_bounds.SpaceBounds]:
+        yield from islice(space_bounds.raising(*arguments), 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(space_bounds, "PART", 5)
+    monkeypatch.setattr(planning, "FIRST_ROWS", 5)
+    monkeypatch.setattr(space_race, "raising", pressed_at_last)
+    plan = zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
+    cheap = space_bounds.cheap_bounds(SMALL, plan.bounds.layout, A100, plan.memory)
+    assert 5 < (plan.bounds.pipeline != cheap.pipeline).sum() <= 15
+    assert plan.bound == min(plan.bounds.least, plan.best.value)
+
+
+def test_a_wide_gap_is_said_beside_the_headline() -> None:
+    plan, none = small(), np.zeros(len(small().bounds.behind))
+    low = np.minimum(plan.bounds.pipeline, int(0.7 * plan.best.value))
+    wide = replace(plan, bounds=replace(plan.bounds, pipeline=low, behind=none))
+    assert wide.gap > 0.2 > plan.gap
+    assert "is not excluded" not in plan_as_text(plan)
+    (line,) = (line for line in plan_as_text(wide).splitlines() if line.startswith("plans within"))
+    assert line.endswith(f"; a step shorter by up to {format_gap(wide.gap)} is not excluded")
 
 
 def test_ctrl_c_writes_the_best_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -5,7 +5,8 @@ import sys
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from zbsolve import pipeline, solve
+from zbsolve import pipeline, plan, solve
+from zbsolve.planner import CLUSTERS, Shape, planning
 from zbsolve.search.solver import compiled
 
 TIMES = {"F": [30, 41, 33, 52], "B": [43, 47, 53, 31], "W": [22, 21, 17, 25]}
@@ -45,3 +46,11 @@ def test_no_search_compiles_anything(placement, microbatches, capacity, objectiv
     solve(problem, effort=0.5)
     now = kernels()
     assert {name: now[name] for name in now if now[name] != before.get(name)} == {}
+
+
+def test_no_plan_compiles_bounds_within_its_time():
+    planning.compiled()
+    before = {name: count for name, count in kernels().items() if "planner" in name}
+    assert any(before.values())
+    plan(Shape.gpt(1024, 8, 6, vocabulary=8192), 4, 8, CLUSTERS["h100"], effort=0.1)
+    assert {name: count for name, count in kernels().items() if "planner" in name} == before

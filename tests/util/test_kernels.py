@@ -86,6 +86,38 @@ def test_a_change_of_what_a_kernel_calls_or_reads_compiles_it_anew(tmp_path: Pat
     assert said == ["12 0", "12 1", "10 0", "10 0", "10 1"]
 
 
+TOLD = """
+from zbsolve.util.kernels import before_compiling, kernel
+
+@kernel
+def inner(value):
+    return value + 1
+
+@kernel
+def outer(value):
+    return inner(value) + 1
+
+if __name__ == "__main__":
+    import told
+    said = []
+    with before_compiling(lambda: said.append("compiles")), before_compiling(lambda: said.append("too")):
+        told.outer(1), told.outer(1.5)
+    print(said)
+"""
+
+
+@pytest.mark.slow
+def test_whoever_asks_is_told_once_before_kernels_are_compiled(tmp_path: Path) -> None:
+    path, said = tmp_path / "told.py", []
+    path.write_text(TOLD)
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
+        )
+        said.append(done.stdout.strip())
+    assert said == ["['too', 'compiles']", "[]"]
+
+
 def test_an_inner_kernel_that_would_make_an_array_is_refused() -> None:
     """It could not be given back: nobody counts who uses it."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
 from .step_options import OPTIONS, add_step_options
+from .tools import compiling
 
 if TYPE_CHECKING:
     from ..explore.state import State
@@ -51,7 +52,8 @@ def command(options: argparse.Namespace) -> int:
 
     state = _state(options)
     playground = Playground(Profile.load(options.profile) if options.profile else None, options.profile or "")
-    ready(lambda: print("zbsolve explore: compiling its kernels, once on this machine", file=sys.stderr))
+    with compiling("explore"):
+        ready()
 
     def started(address: str) -> None:
         print(f"{address}\nOnly this machine reaches the page, and only under this address. Ctrl-C ends it.", flush=True)

@@ -68,7 +68,7 @@ def command(options: argparse.Namespace) -> int:
     from ..planner.case import Case
     from ..planner.fronts import parse_front
     from ..planner.model_file import model_of
-    from ..planner.planning import memory_of, plan
+    from ..planner.planning import compiled, memory_of, plan
     from ..show.plan_page import plan_as_page
     from ..show.plan_text import plan_as_text
     from ..util.files import write_text
@@ -87,7 +87,7 @@ def command(options: argparse.Namespace) -> int:
     base = Case(model, options.devices, options.batch, cluster, memory_of(cluster, options.memory))
     changed_cases(base, options.what_if)  # bad ones are said before the search
     over = parse_front(options.front) if options.front else None
-    with workers_of(options, "plan") as workers, searching("plan") as (_, pressed):
+    with workers_of(options, "plan") as workers, searching("plan", further=compiled) as (_, pressed):
         limits |= {"progress": progress_line(), "stop": pressed, "workers": workers}
         found = plan(model, options.devices, options.batch, cluster, memory=options.memory, **limits)
         found, texts, fields = _further(found, options.what_if, over, limits)

@@ -181,15 +181,26 @@ class Search:
             progress_line()("")
 
 
+def compiling(name: str) -> AbstractContextManager[None]:
+    """A line on standard error where kernels are compiled inside."""
+    from ..util.kernels import before_compiling
+
+    return before_compiling(lambda: print(f"zbsolve {name}: compiling its kernels, once on this machine", file=sys.stderr))
+
+
 @contextmanager
-def searching(name: str, method: str = "auto") -> Iterator[tuple[Search, Callable[[], bool]]]:
+def searching(
+    name: str, method: str = "auto", further: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Search, Callable[[], bool]]]:
     """A search that Ctrl-C or SIGTERM ends early: gives the progress and whether one came, clears the line at the end, and
     then says on standard error what an interruption left. A second Ctrl-C is one more KeyboardInterrupt. What method
-    "auto" needs is compiled before."""
+    "auto" needs is compiled before; further: compiles what else the command needs."""
     from ..search.solver import ready
 
     if method == "auto":
-        ready(lambda: print(f"zbsolve {name}: compiling its kernels, once on this machine", file=sys.stderr))
+        with compiling(name):
+            ready()
+            further()
     search = Search(time.monotonic())
     with interrupts((signal.SIGINT, signal.SIGTERM), search.came), search.ticking():
         yield search, lambda: bool(search.came)

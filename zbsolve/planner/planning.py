@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -12,11 +13,12 @@ from ..util.clock import Clock
 from ..util.errors import NotFound, WrongBound, interruption
 from ..util.text import parse_bytes
 from ..workers.workers import Workers, WorkersLost
-from .bounds.space_bounds import cheap_bounds, raised
+from .bounds.space_bounds import cheap_bounds, raised, unproven
 from .candidate import Candidate
 from .clusters.cluster import Cluster
 from .clusters.cluster_presets import cluster_of
 from .costs.layer_costs import Model
+from .model.shape import Shape
 from .plan_file import Plan
 from .race.searches import search_at_start, search_space
 from .race.space_race import Progress, SpaceRace
@@ -51,6 +53,7 @@ def plan(
     solves layouts (`zbsolve.solvers_on`); None: this process. Raises BadInput; Infeasible where nothing fits; NotFound;
     WorkersLost.
     """
+    compiled()
     cluster = cluster_of(cluster)
     limit = memory_of(cluster, memory)
     clock = Clock(seconds, effort)
@@ -67,6 +70,15 @@ def plan(
             f"{found[0].value:.3f} µs; this is a defect in zbsolve: please report it"
         )
     return Plan(model, cluster, devices, batch, limit, race.bounds, found)
+
+
+@cache
+def compiled() -> None:
+    """Bounds of a tiny space, so that every kernel of bounds is compiled (once a machine, then cached on disk) or loaded."""
+    model, cluster = Shape.gpt(64, 2, 4, vocabulary=256), cluster_of("a100")
+    table = layouts(model, 4, 4, cluster)
+    bounds = raised(cheap_bounds(model, table, cluster, cluster.memory), cluster.memory, np.inf)
+    assert not len(unproven(bounds, cluster.memory))
 
 
 def memory_of(cluster: Cluster, said: str | int | None) -> int:

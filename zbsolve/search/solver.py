@@ -7,7 +7,6 @@ so that the outcome depends on nothing but the problem and the seed. What leaves
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import cache
 from itertools import chain
@@ -28,6 +27,7 @@ from ..schedule import Schedule
 from ..systems.table import PRESETS, name_on, preset, presets_of
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError, interruption
+from ..util.kernels import before_compiling
 from ..util.text import exact_bytes
 from ..verifier import verify
 from .certify import certificate_of, work_bound
@@ -40,7 +40,6 @@ from .state import ALONE, LARGE_PASSES, Contest, State
 
 METHODS = ("auto", "greedy", "cp", "milp")
 PROVER_SHARE = 0.35  # of the effort is left for the prover
-COMPILING_SECONDS = 1.5  # seconds for one schedule of a few passes: its kernels were not cached on disk yet
 
 
 def solve(
@@ -192,20 +191,15 @@ def _tiny() -> Problem:
     return pipeline([3, 4, 3], [4, 4, 5], [2, 2, 1], placement=(0, 1, 0), microbatches=4, held_until_W=1, capacity=[6, 2])
 
 
-def ready(notice: Callable[[], None] = lambda: None) -> None:
-    """Compile the kernels where they are not cached on this machine yet: most of a minute, which is not a search's time;
-    `notice` is called before."""
-    if _uncompiled():
-        notice()
-        compiled()
-
-
 @cache
-def _uncompiled() -> bool:
-    """Whether the first kernels took as long as compiling does; all others are as they are."""
-    began, problem = time.thread_time(), _tiny()  # not by the clock: on a busy machine loading takes long as well
-    list_schedule(problem, deepest_first(problem))
-    return time.thread_time() - began > COMPILING_SECONDS
+def ready() -> None:
+    """Compile the kernels where the first ones are not cached on this machine yet: most of a minute, which is not a
+    search's time."""
+    missing: list[None] = []
+    with before_compiling(lambda: missing.append(None)):
+        list_schedule(_tiny(), deepest_first(_tiny()))
+    if missing:
+        compiled()
 
 
 @cache

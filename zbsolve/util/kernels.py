@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -11,6 +13,19 @@ from typing import Any
 
 import numba
 import numpy as np
+
+_notices: list[Callable[[], object]] = []
+
+
+@contextmanager
+def before_compiling(notice: Callable[[], object]) -> Iterator[None]:
+    """`notice` is called once, before the first kernel that is compiled inside since it is not on disk."""
+    _notices.append(notice)
+    try:
+        yield
+    finally:
+        if notice in _notices:
+            _notices.remove(notice)
 
 
 def kernel(function: Any) -> Any:
@@ -39,11 +54,14 @@ def _compiled(function: Any, **options: Any) -> Any:
 
     def load_overload(signature: Any, context: Any) -> Any:
         on_disk._cache_file._source_stamp = rests_on(function)  # only now: the module's later functions are there
+        found = None
         try:
-            return load(signature, context)
+            found = load(signature, context)
         except (AttributeError, ImportError):  # a class or a module that this version does not have
             on_disk.flush()
-            return None
+        while found is None and _notices:
+            _notices.pop()()
+        return found
 
     on_disk.load_overload = load_overload
     return made
