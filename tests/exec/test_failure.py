@@ -94,6 +94,8 @@ def test_all_ranks_say_what_one_of_them_raised(ranks: Ranks, what: str, why: str
     said = ranks.run(what, rank=1)
     assert re.fullmatch(rf"rank 1, pass 1F\d: {why}", said[1]["text"])
     assert said[1]["kind"] == "RunFailed"
+    assert not any(one["chained"] for one in said)  # the line comes alone; where it arose is there for who asks
+    assert what != "throw" or "ValueError: on purpose\n" in said[1]["details"]
     for other in (0, 2):
         assert said[other]["text"].startswith(f"{said[1]['text']}; then rank {other}, ")
         assert said[other]["kind"] == "LostRank"

@@ -34,7 +34,8 @@ def main(folder: Path, rank: int) -> int:
         text = str(error) if isinstance(error, ZbsolveError) else f"rank {rank}: {one_line(error)}"
         kind = type(error).__name__ if isinstance(error, ZbsolveError) else RunFailed.__name__
         peer = error.peer if isinstance(error, LostRank) else None
-        details = "".join(traceback.format_exception(error))[-MAX_DETAILS:]
+        told = error.details if isinstance(error, ZbsolveError) else ""
+        details = (told or "".join(traceback.format_exception(error)))[-MAX_DETAILS:]
         body = {"kind": kind, "text": " ".join(text.split()), "peer": peer, "time": time.monotonic_ns(), "details": details}
         write_text(folder / f"failure.{rank}", json.dumps(body))
         return 1
