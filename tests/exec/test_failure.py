@@ -261,7 +261,7 @@ def test_a_signal_to_the_launcher_ends_all(
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
     try:
         until = time.monotonic() + 60
-        while not list(tmp_path.glob("zbsolve-run-*/stderr.1")) or len(workers(process.pid)) < 2:
+        while not list(tmp_path.glob("zbsolve-run-*/said.1")) or len(workers(process.pid)) < 2:
             assert time.monotonic() < until
             assert process.poll() is None
             time.sleep(0.02)

@@ -7,6 +7,7 @@ process.
 from __future__ import annotations
 
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -41,6 +42,8 @@ from .checking import checked, mean_over_data
 from .host import keep_freed_memory
 from .numbers import RunNumbers, run_numbers
 from .sharing import at_once
+
+TOLD_SECONDS = 5.0  # between lines that say how far training is
 
 
 @dataclass(frozen=True)
@@ -227,8 +230,13 @@ def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Tra
     trainer.announce("checking")
     verdict = checked(pipeline, model, options.seed, options.make_optimizer, first.loss) if options.check else None
     trainer.update()
-    results = []
-    for number in range(1, options.warmup + options.steps + 1):
+    results: list[Any] = []
+    total = options.warmup + options.steps + 1
+    told = time.monotonic()
+    for number in range(1, total):
+        if trainer.tells and time.monotonic() - told > TOLD_SECONDS:
+            told, last = time.monotonic(), [first, *results][-1]
+            sys.stderr.write(f"step {number} of {total}: loss {last.loss:.4g}\n")
         emulated = pipeline.hooks.emulated
         if number == options.warmup + 1 and emulated is not None and isinstance(pipeline, Pipeline):
             emulated.forget(action.name for action in pipeline.program.actions)
@@ -245,6 +253,12 @@ class Trainer:
         self.pipeline, self.model = pipeline, model.in_steps_of(places * len(pipeline.microbatches))
         parameters = [p for p in pipeline.parameters() if p.requires_grad]
         self.optimizer = options.make_optimizer(parameters) if parameters else None
+
+    @property
+    def tells(self) -> bool:
+        """Does this rank say how far training is?"""
+        pipeline = self.pipeline
+        return pipeline.rank == 0 and (not isinstance(pipeline, Pipeline) or pipeline.mesh is None or pipeline.mesh.first)
 
     def announce(self, name: str) -> None:
         """This rank now does `name`."""

@@ -28,6 +28,7 @@ def main(folder: Path, rank: int) -> int:
     whole or not at all."""
     end_with_parent()
     local_network()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what a model prints is told as it comes
     try:
         _run(folder, rank)
     except Exception as error:
