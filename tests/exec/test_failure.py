@@ -271,7 +271,7 @@ def test_a_signal_to_the_launcher_ends_all(
     finally:
         process.kill()
     assert process.returncode == code
-    assert said == "zbsolve run: interrupted\n"
+    assert said.splitlines()[-1] == "zbsolve run: interrupted"
     assert not list(tmp_path.glob("zbsolve-*"))
     until = time.monotonic() + 30  # a rank that the signal met while it was being started ends by itself, its parent gone
     while [child for child in children if Path(f"/proc/{child}").exists()]:

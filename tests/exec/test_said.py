@@ -1,14 +1,19 @@
-"""What ranks print is told as it comes, with the rank's name; long runs say how far they are."""
+"""What ranks print is told as it comes, with the rank's name; long runs say how far they are, and may be ended."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from zbsolve import Trace
 from zbsolve.cli import main
 from zbsolve.exec.run import job
 from zbsolve.exec.run.said import Said, path_of
+from zbsolve.util.machine import child_environment
 
 from ..support.exec_tools import a_problem, random_schedule
 
@@ -66,3 +71,27 @@ def test_what_a_model_prints_is_shown_and_how_far_training_is(
     assert any(line.startswith("rank ") and "no end" in line for line in lines)
     assert main([*run, "--one-device"]) == 0
     assert "step 2 of 4: loss " in capfd.readouterr().err
+
+
+def test_an_interrupt_keeps_the_steps_that_were_done(tmp_path: Path) -> None:
+    path, schedule, out = tmp_path / "talks.py", tmp_path / "s.json", tmp_path / "trace.json"
+    path.write_text(MODEL)
+    random_schedule(a_problem((0, 1), 2, layers=4)).save(schedule)
+    command = [sys.executable, "-m", "zbsolve.cli", "run", str(schedule), "--model", f"{path}:pipeline", "--local"]
+    command += ["--steps", "1000000", "--warmup", "1", "-o", str(out)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
+    ) as process:
+        try:
+            assert process.stderr is not None
+            while "step " not in (line := process.stderr.readline()):  # the first after five seconds
+                assert line
+            process.send_signal(signal.SIGINT)
+            said, told = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "zbsolve run: the step that runs is the last one\n" in told
+    trace = Trace.load(out)
+    assert 1 <= len(trace.steps) == len(trace.losses) < 1_000_000
+    assert f"{len(trace.steps)} steps on 2 ranks" in said

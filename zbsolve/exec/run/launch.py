@@ -23,7 +23,7 @@ from ...util.errors import BadInput, ZbsolveError
 from ...util.files import write_text
 from ...util.machine import child_environment
 from ...util.temporary import temporary_folder
-from ..mesh.sizes import named_rank, process_of
+from ..mesh.sizes import PIPELINE, named_rank, process_of
 from ..transport.failure import RunFailed
 from .numbers import RunNumbers
 from .rounds import step_of
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 NOTE_BYTES = 64  # a rank, in the file of what each rank does now
 KILL_SECONDS = 10.0  # that a killed rank may take to go
 MAX_PROCESSES = 1000
+STOP_SECONDS = 10.0  # that the last step may take where somebody interrupts
+NOT_TRAINING = ("", "start", "joining", "building", "checking")  # what a rank announces before its first step
 REPORT_SECONDS = 1.5  # between a rank's end and the end of the others, for their reports
 
 
@@ -80,8 +82,18 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
         try:
             for rank in range(ranks):
                 children.append(_start(folder, rank, environment(options, rank, ranks)))
-            said = Said(folder, ranks, sizes, partial(print, file=sys.stderr, flush=True))
-            _wait_for_all(children, folder, options, sizes, said)
+            tell = partial(print, file=sys.stderr, flush=True)
+            said = Said(folder, ranks, sizes, tell)
+            try:
+                _wait_for_all(children, folder, options, sizes, said)
+            except KeyboardInterrupt as pressed:
+                if not _stopping(children, folder, sizes):
+                    raise
+                tell("zbsolve run: the step that runs is the last one")
+                try:
+                    _wait_for_all(children, folder, options, sizes, said, time.monotonic() + STOP_SECONDS)
+                except TimeoutError:
+                    raise pressed from None
         finally:
             _end(children)
         said.hear(last=True)
@@ -117,11 +129,29 @@ def _start(folder: Path, rank: int, more: Mapping[str, str]) -> subprocess.Popen
         )
 
 
+def _stopping(children: list[subprocess.Popen[bytes]], folder: Path, sizes: Mapping[str, int]) -> bool:
+    """Ask ranks that train to end after their step; False where they do not train yet, or several pipelines would have to
+    agree."""
+    if sizes[PIPELINE] < len(children) or any(name in NOT_TRAINING for name in _doing(folder, len(children))):
+        return False
+    for child in children:
+        assert child.stdin is not None
+        with suppress(OSError):  # it has ended
+            child.stdin.write(b".")
+            child.stdin.flush()
+    return True
+
+
 def _wait_for_all(
-    children: list[subprocess.Popen[bytes]], folder: Path, options: Options, sizes: Mapping[str, int], said: Said
+    children: list[subprocess.Popen[bytes]],
+    folder: Path,
+    options: Options,
+    sizes: Mapping[str, int],
+    said: Said,
+    until: float = math.inf,
 ) -> None:
     """Wait until every rank has ended well, and tell what they say. sizes: of the mesh. Raises the error of the first that
-    did not.
+    did not, and TimeoutError where some are still there at the time `until`.
 
     Time is counted since any rank went on for the last time: how long starting takes says nothing about a rank that hangs.
     """
@@ -133,6 +163,8 @@ def _wait_for_all(
             return
         if any(code not in (None, 0) for code in codes):
             raise _cause(children, folder, options, sizes)
+        if time.monotonic() > until:
+            raise TimeoutError
         doing = _doing(folder, len(children))
         if doing != before:
             before, since = doing, time.monotonic()

@@ -18,6 +18,7 @@ from ...util.errors import ZbsolveError
 from ...util.files import write_text
 from ..transport.failure import LostRank, RunFailed, one_line
 from .launch import NOTE_BYTES
+from .stopping import asked_to_stop
 from .torchrun import Place, run_group
 
 MAX_DETAILS = 100_000  # characters of a traceback; those of the innermost lines are kept
@@ -78,10 +79,12 @@ def _announcer(folder: Path, rank: int) -> Callable[[str], None]:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent is gone. The parent holds the other end of standard input, and never writes to it."""
+    """End this process when its parent is gone, which holds the other end of standard input. What it writes there asks to
+    end after a step."""
 
     def wait() -> None:
-        os.read(0, 1)
+        while os.read(0, 1):
+            asked_to_stop.set()
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
