@@ -28,7 +28,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "microbatches": {"type": int, "help": "of a step"},
     "placement": {"help": f"{NAMED}, or ranks such as 0,2,1,3 (default: single)"},
     "partition": {"help": PARTITIONS},
-    "memory": {"help": "all that a rank has, such as 40GiB (default: the device's, as profiled; a CPU: no limit)"},
+    "memory": {
+        "help": "all that a rank has, such as 40GiB, or one number a rank, such as 16GB,16GB,8GB (default: the device's, as "
+        "profiled; a CPU: no limit)"
+    },
     "objective": {
         "choices": ("makespan", "span"),
         "help": "a step when ranks wait for each other at its end, or when they do not (default: makespan)",
