@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -14,16 +15,18 @@ from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Schedule
 from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.cli import main
 from zbsolve.ilp.cp import solve_cp
+from zbsolve.interchange.megatron import layout_of
 from zbsolve.partition.alpa_dp import alpa, submeshes
 from zbsolve.partition.by_name import NAMES, neighbours, partition_by_name, partitioned
 from zbsolve.partition.cuts import balanced, balanced_ranks, equal, spans
-from zbsolve.partition.file import Partition
+from zbsolve.partition.file import Partition, parse_partition
 from zbsolve.partition.lower_bound import least_step
 from zbsolve.partition.meshes import mesh_partitions, on_devices, places
 from zbsolve.partition.stage_costs import StageCosts
 from zbsolve.partition.stage_memory import Shard, StageMemory
 from zbsolve.placement import parse_routes
 from zbsolve.profile.spread import spread_over
+from zbsolve.util.text import counted
 
 
 def all_partitions(layers: int, stages: int):
@@ -535,6 +538,36 @@ def test_bad_use_is_one_line(measured, capsys, arguments, line, code):
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("5, 5,6", (5, 5, 6)),
+        ("4×13", (4,) * 13),
+        ("5 4×6 5", (5, 4, 4, 4, 4, 4, 4, 5)),
+        ("5,4x2", (5, 4, 4)),
+        ("Et*3|t*4|t*2L", (4, 4, 3)),
+        ("Ettt|(tt|)*29,m|L", (4, *[2] * 29, 1, 1)),  # of Megatron's own documentation
+        ("E,t*3|(t*4|)*2 t,L", (4, 4, 4, 2)),
+        ("E,t*10,m*3,L*4", (1, 10, 3, 4)),
+        ("Ett", (3,)),
+    ],
+)
+def test_layers_a_stage_as_people_write_them(text, layers):
+    assert parse_partition(text) == layers
+
+
+@pytest.mark.parametrize("text", ["5,,5", "9|2", "5×", "t||t", "|t", "((t|)*2t|)*2", "Et*x|L", "t*99999|t", "", "m8"])
+def test_other_text_is_no_partition(text):
+    with pytest.raises(BadInput, match=rf"partition '{re.escape(text)}': not auto, .* Megatron's layout such as"):
+        parse_partition(text)
+
+
+def test_what_export_says_to_megatron_is_a_partition():
+    counts = (3, 2, 2, 4)
+    assert parse_partition(layout_of("E" + "t" * 9 + "L", counts, 4)) == counts
+    assert parse_partition(counted(counts)) == counts
 
 
 def test_partition_files_name_the_field(tmp_path):
