@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,8 @@ def import_schedule(order: ForeignOrder, profile: Profile, **step: Any) -> Impor
 def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
     """The step that an order is for. Where it runs BW, and B and W elsewhere, the problem is a mixture of both. Raises
     BadInput, Infeasible."""
+    if order.factors and not profile.microbatch_factors:
+        profile = replace(profile, microbatch_factors=order.factors)
     said = {cell.stage for cell in order.cells() if cell.kind == "X"}
     options = {**step, "recompute": tuple(sorted(said))} if said else step
     return with_backwards_of(Step(order.ranks, order.microbatches, order.routes, **options), profile, *_backwards(order))
