@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -14,16 +15,18 @@ from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Schedule
 from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.cli import main
 from zbsolve.ilp.cp import solve_cp
+from zbsolve.interchange.megatron import layout_of
 from zbsolve.partition.alpa_dp import alpa, submeshes
 from zbsolve.partition.by_name import NAMES, neighbours, partition_by_name, partitioned
 from zbsolve.partition.cuts import balanced, balanced_ranks, equal, spans
-from zbsolve.partition.file import Partition
+from zbsolve.partition.file import Partition, parse_partition
 from zbsolve.partition.lower_bound import least_step
 from zbsolve.partition.meshes import mesh_partitions, on_devices, places
 from zbsolve.partition.stage_costs import StageCosts
 from zbsolve.partition.stage_memory import Shard, StageMemory
 from zbsolve.placement import parse_routes
 from zbsolve.profile.spread import spread_over
+from zbsolve.util.text import counted
 
 
 def all_partitions(layers: int, stages: int):
@@ -54,7 +57,9 @@ def with_all_to_alls(profile: Profile, rng: random.Random) -> Profile:
     return replace(profile, layers=tuple(replace(c, all_to_all=rng.choice([0.0, 2.0, 9.0])) for c in profile.layers))
 
 
-def costs_of(profile: Profile, placement: str, ranks: int, microbatches: int, limit: int | None = None) -> StageCosts:
+def costs_of(
+    profile: Profile, placement: str, ranks: int, microbatches: int, limit: int | tuple[int, ...] | None = None
+) -> StageCosts:
     return StageCosts.of(profile, parse_routes(placement, ranks), microbatches, limit)
 
 
@@ -165,6 +170,24 @@ def test_named_partitions_of_a_profile_are_the_best_of_their_kind():
         assert max(found["memory"].need) == min(max(one.need) for one in every)
 
 
+def test_partitions_count_the_memory_of_each_rank():
+    """Where stages lie on other ranks than their own number, too."""
+    rng, fitted = random.Random(8), 0
+    for placement in ("single", "2,0,1") * 6:
+        limits = tuple(rng.choice([40, 60, 90, 200]) for _ in range(3))
+        costs = costs_of(random_profile(rng, 7), placement, 3, rng.choice([1, 4]), limits)
+        every = [partitioned(costs, "", counts) for counts in all_partitions(7, 3)]
+        shares = [max(need / room for need, room in zip(one.need, limits, strict=True)) for one in every]
+        least = partitioned(costs, "memory", partition_by_name(costs, "memory")).need
+        assert max(need / room for need, room in zip(least, limits, strict=True)) == pytest.approx(min(shares))
+        fitting = [one.estimate for one, share in zip(every, shares, strict=True) if share <= 1]
+        if fitting:
+            found = partitioned(costs, "alpa", partition_by_name(costs, "alpa"))
+            assert (costs.fits(found.need), found.estimate) == (True, pytest.approx(min(fitting)))
+            fitted += len(fitting) < len(every)
+    assert fitted > 2
+
+
 def test_all_to_alls_count_in_the_estimate_and_are_spread():
     """On a stream of their own: in the sum always, in the maximum where a rank's take longer than its work."""
     rng = random.Random(6)
@@ -254,7 +277,7 @@ def test_stages_that_share_a_rank_are_balanced_together():
     assert loads[counts] == min(loads.values()) == 150
     assert partitioned(costs, "alpa", counts).estimate == 420 + 4 * 16 + 7 * 150  # stages 2 and 3 are neighbours on rank 2
     tight = costs_of(profile, "vee", 3, 8, max(partitioned(costs, "", partition_by_name(costs, "memory")).need))
-    assert max(partitioned(tight, "alpa", partition_by_name(tight, "alpa")).need) <= tight.limit
+    assert tight.fits(partitioned(tight, "alpa", partition_by_name(tight, "alpa")).need)
 
 
 def test_shifts_move_one_layer():
@@ -503,6 +526,8 @@ def test_solve_takes_a_partition(measured, tmp_path, capsys):
         (["--ranks", "0"], "ranks: at least 1", 2),
         (["--ranks", "2", "--microbatches", "0"], "microbatches: at least 1", 2),
         (["--ranks", "2", "--memory", "100"], "no partition fits the memory", 1),
+        (["--ranks", "2", "--memory", "1GB,2GB,3GB"], "memory '1GB,2GB,3GB': 3 numbers for 2 ranks: give one, or", 2),
+        (["--ranks", "2", "--memory", "1GB,2GB", "--devices-per-node", "2"], "memory: submeshes have devices alike", 2),
         (["--ranks", "2", "--scaling", "2:0.9"], "say --devices-per-node", 2),
         (["--ranks", "2", "--devices-per-node", "2", "--scaling", "2:90"], "above 0 and at most 1", 2),
         (["--ranks", "2", "--devices-per-node", "2", "--scaling", "two"], "not devices and an efficiency", 2),
@@ -513,6 +538,36 @@ def test_bad_use_is_one_line(measured, capsys, arguments, line, code):
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("5, 5,6", (5, 5, 6)),
+        ("4×13", (4,) * 13),
+        ("5 4×6 5", (5, 4, 4, 4, 4, 4, 4, 5)),
+        ("5,4x2", (5, 4, 4)),
+        ("Et*3|t*4|t*2L", (4, 4, 3)),
+        ("Ettt|(tt|)*29,m|L", (4, *[2] * 29, 1, 1)),  # of Megatron's own documentation
+        ("E,t*3|(t*4|)*2 t,L", (4, 4, 4, 2)),
+        ("E,t*10,m*3,L*4", (1, 10, 3, 4)),
+        ("Ett", (3,)),
+    ],
+)
+def test_layers_a_stage_as_people_write_them(text, layers):
+    assert parse_partition(text) == layers
+
+
+@pytest.mark.parametrize("text", ["5,,5", "9|2", "5×", "t||t", "|t", "((t|)*2t|)*2", "Et*x|L", "t*99999|t", "", "m8"])
+def test_other_text_is_no_partition(text):
+    with pytest.raises(BadInput, match=rf"partition '{re.escape(text)}': not auto, .* Megatron's layout such as"):
+        parse_partition(text)
+
+
+def test_what_export_says_to_megatron_is_a_partition():
+    counts = (3, 2, 2, 4)
+    assert parse_partition(layout_of("E" + "t" * 9 + "L", counts, 4)) == counts
+    assert parse_partition(counted(counts)) == counts
 
 
 def test_partition_files_name_the_field(tmp_path):

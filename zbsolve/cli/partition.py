@@ -59,7 +59,8 @@ def command(options: argparse.Namespace) -> int:
         Partition(profile.model, placement, best.layers, best.devices, scaling).save(options.output)
     if options.json:
         rows = [{what: getattr(one, what) for what in one.__dataclass_fields__} for one in found]
-        print_json({"source": profile.source, "microbatches": step.microbatches, "limit": costs.limit, "partitions": rows})
+        limit = costs.limit[0] if costs.limit and len(set(costs.limit)) == 1 else costs.limit
+        print_json({"source": profile.source, "microbatches": step.microbatches, "limit": limit, "partitions": rows})
     elif options.output != "-":
         text = partitions_as_text(costs, found, profile.source)
         print(text, stages_as_text(costs, best, options.devices_per_node), sep="\n", end="")

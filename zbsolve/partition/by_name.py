@@ -42,7 +42,7 @@ class Partitioned:
 def partition_by_name(costs: StageCosts, name: str) -> tuple[int, ...]:
     """How many layers each stage gets, by name: equal (as people split today), balanced (the slowest stage as fast as
     possible), F+B (the same without W, which can fill gaps), alpa (its estimate least, within the memory), memory (the
-    fullest stage as empty as possible).
+    fullest stage as empty as possible, as a share of its rank's memory).
 
     Where several stages share a rank, alpa goes by the ranks' work and is a local search. Raises BadInput, Infeasible.
     """
@@ -55,7 +55,9 @@ def partition_by_name(costs: StageCosts, name: str) -> tuple[int, ...]:
         passes = [c.F + (c.BW if costs.fused else c.B) for c in costs.layers]
         return balanced_ranks(costs.times if name == "balanced" else passes, costs.routes, costs.factors.tolist())
     if name == "memory":
-        return even(lambda s: costs.bytes(costs.stages - s)[None], layers, costs.stages)
+        rooms = [max(1, room) for room in costs.limit or (1,) * costs.ranks]
+        scarce = [max(rooms) / rooms[rank] for rank in costs.routes[0]]
+        return even(lambda s: scarce[-s] * costs.bytes(costs.stages - s)[None], layers, costs.stages)
     if name != "alpa":
         raise BadInput(f"partition '{name}': none of {', '.join(NAMES)}, F+B, and no layers a stage such as 5,5,6,4")
     if costs.single:
@@ -69,7 +71,7 @@ def _alpa(costs: StageCosts) -> tuple[int, ...]:
         return costs.steps(costs.factors[costs.stages - s])
 
     def cost(s: int) -> Floats:
-        fits = True if costs.limit is None else costs.bytes(costs.stages - s) <= costs.limit
+        fits = costs.bytes(costs.stages - s) <= costs.room(costs.stages - s)
         return np.where(fits, steps(s)[0], np.inf)[None]
 
     def beyond(s: int) -> Floats:
