@@ -176,9 +176,9 @@ def _useless(profiled: bool, files: Iterable[Schedule | ForeignOrder], names: Se
 
 def _is_name(what: str) -> bool:
     """Whether a word names a schedule, and not a file."""
-    from ..systems.table import PRESETS
+    from ..systems.table import is_named
 
-    return what in (BEST, *PRESETS) and not Path(what).exists()
+    return (what == BEST or is_named(what)) and not Path(what).exists()
 
 
 def _read(path: str) -> Schedule | ForeignOrder:
