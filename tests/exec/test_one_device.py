@@ -81,6 +81,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().out
     assert "check: right" in said
     assert "made by the times 'measured: gpt-tiny', and the model here is mlp-tiny" in said
+    assert main(["run", path, "--model", "mlp-8", *run[4:]]) == 0  # it stands in for any model
+    assert "the model here" not in capsys.readouterr().out
     trace = Trace.load(out)
     assert trace.facts["backend"] == "one device"
     assert len(trace.steps) == len(trace.losses) == 3

@@ -81,6 +81,11 @@ def test_another_model_is_known(source: str, model: str, other: bool) -> None:
     assert other_model(source, model) == (line if other else "")
 
 
+def test_notes_in_brackets_are_left_out() -> None:
+    line = other_model("estimated: cost model, a100 (a sheet (of June); assumed): gpt, pp 2", "llama")
+    assert "made by the times 'estimated: cost model, a100: gpt, pp 2', and" in line
+
+
 def test_a_schedule_of_another_model_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,6 +143,8 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _print_run(predicted: Any, trace: Any) -> None:
+    from ..models.presets import STAND_IN
+
     mesh, problem = trace.facts.get("mesh", {}), predicted.step
     print(f"device: {trace.facts.get('on', trace.facts.get('device', 'cpu'))}")
     times = math.prod(mesh.values()) // problem.ranks if mesh else 1
@@ -166,7 +168,8 @@ def _print_run(predicted: Any, trace: Any) -> None:
             print(f"WARNING: rank {rank} held {held} of activations; its capacity is {has}")
     print(_no_replicas(problem, trace.facts), end="")
     print(_other_split(problem.source, trace.facts["split"]), end="")
-    if emulated is None and (line := other_model(problem.source, trace.facts["model"])):
+    stand_in = emulated is not None or STAND_IN.fullmatch(trace.facts["model"])
+    if not stand_in and (line := other_model(problem.source, trace.facts["model"])):
         print(line)
     if trace.facts["split"].startswith("auto"):
         for line in as_lines(trace.facts.get("splits", [])):

@@ -37,7 +37,8 @@ def other_model(source: str, model: str) -> str:
     same = f": {_short(model)}, " in f"{_short(source)}, "
     if same or not source or source.startswith("given"):
         return ""
-    return f"WARNING: the schedule was made by the times '{printable(source)}', and the model here is {printable(model)}"
+    told = re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", source)  # without notes in brackets, which fill lines
+    return f"WARNING: the schedule was made by the times '{printable(told)}', and the model here is {printable(model)}"
 
 
 def _short(name: str) -> str:
