@@ -192,12 +192,36 @@ def test_stages_that_are_joined_are_told(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["numbers", "--ranks", "2", "--chunks", "2", "--F", "10", "--B", "10", "--W", "10", "-o", profile]) == 0
     step = ["solve", profile, "--ranks", "2", "--microbatches", "2", "--effort", "0.1", "-o", str(tmp_path / "s.json")]
     told = {}
-    for more in ((), ("--placement", "single"), ("--placement", "vee"), ("--method", "1f1b"), ("--partition", "equal")):
+    for more in ((), ("--placement", "single"), ("--placement", "vee"), ("--method", "zb-v"), ("--partition", "equal")):
         capsys.readouterr()
         assert main([*step, *more]) == 0
         told[more] = capsys.readouterr().err
     assert "4 layers on 2 stages: neighbours are joined, 2 a stage; --placement vee or loop gives" in told.pop(())
     assert not any("joined" in text for text in told.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "layers", "said"),
+    [
+        ("1f1b", 4, "4 layers on 2 stages: neighbours are joined, 2 a stage\n"),
+        ("zb-v", 8, "8 layers on 4 stages: neighbours are joined, 2 a stage\n"),
+        (
+            "interleaved:2",
+            8,
+            "8 layers on 4 stages: neighbours are joined, 2 a stage; --placement loop4 gives each layer its own stage\n",
+        ),
+        ("interleaved", 4, ""),
+    ],
+)
+def test_named_methods_tell_what_is_joined(
+    method: str, layers: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = str(tmp_path / "p.json")
+    numbers = ["numbers", "--ranks", "2", "--chunks", str(layers // 2), "--F", "9", "--B", "9", "--W", "9"]
+    assert main([*numbers, "-o", profile]) == 0
+    capsys.readouterr()
+    assert main(["solve", profile, "--ranks", "2", "--microbatches", "4", "--method", method]) == 0
+    assert capsys.readouterr().err == f"{'zbsolve solve: ' if said else ''}{said}"
 
 
 # Ranks that are not alike

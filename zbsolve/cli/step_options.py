@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
+from .tools import profile_from
 
 if TYPE_CHECKING:
     from ..problem import Problem
@@ -157,7 +158,6 @@ def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profi
     """What the file and the options give to solve: a profile and its step (see `step_from`), or a problem, which may be a
     schedule's. Raises BadInput, also where options contradict the problem."""
     from ..problem import Problem
-    from ..profile.profile import Profile
     from ..schedule import Schedule
     from ..util.files import read_one_of
 
@@ -165,7 +165,7 @@ def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profi
     if kind == "plan":
         kind, body = "schedule", body.get("schedule", {})
     if kind == "profile":
-        return Profile.from_json(body, options.profile), step_from(options, **defaults)
+        return profile_from(options.profile, options.name, body), step_from(options, **defaults)
     if kind == "problem":
         problem = Problem.from_json(body, options.profile)
     else:

@@ -6,8 +6,11 @@ holds: p microbatches of one rank's activations. Bubble: time beyond a rank's wo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 from .. import placement as placements
 from ..build.untrained import with_backward
@@ -22,6 +25,7 @@ from .one_direction import (
     gis_h,
     gpipe,
     interleaved,
+    interleaved_in_groups,
     interleaved_zb,
     one_f_one_b,
     one_f_one_b_split,
@@ -70,6 +74,7 @@ SYSTEMS: tuple[System, ...] = (
         "(p−1)(F+B+W)/v",
         "M(1+(p−1)/(pv))",
         fused=True,
+        in_groups=lambda size: partial(interleaved_in_groups, size=size),
     ),
     System("gis", "Grouped interleaving (GIS)", gis, "arXiv 2503.01328", "loop", "(p−1)(F+B) of a chunk", "M"),
     System("gis-h", "GIS, half memory", gis_h, "arXiv 2503.01328", "loop", "GIS + (v−1)(p/2)(F+B−W)", "(v+1)/(2v)·M"),
@@ -261,17 +266,27 @@ PRESETS = {one.name: one.order for one in SYSTEMS}
 
 
 def system(name: str) -> System:
-    """The system called `name`. Raises BadInput."""
+    """The system called `name`, or "name:number" where it has groups of so many microbatches. Raises BadInput."""
+    known, _, size = name.partition(":")
     for one in SYSTEMS:
         if one.name == name:
             return one
+        if one.name == known and one.in_groups is not None and re.fullmatch(r"[1-9]\d{0,8}", size, re.ASCII):
+            return replace(one, name=name, order=one.in_groups(int(size)))
     raise BadInput(f"unknown system '{name}' (known: {', '.join(one.name for one in SYSTEMS)})")
+
+
+def is_named(name: str) -> bool:
+    """Whether there is a system called `name`: see `system`."""
+    with suppress(BadInput):
+        return bool(system(name))
+    return False
 
 
 def name_on(name: str, problem: Problem) -> str:
     """What the schedule called `name` is called on a problem: 1F1B has a fused backward, so on one whose backward is split
     the same order is 1f1b-split. Raises BadInput for an unknown name."""
-    if name not in PRESETS:
+    if not is_named(name):
         raise BadInput(f"unknown schedule '{name}' (known: {', '.join(PRESETS)})")
     other = system(name).split
     return other if other and "W" in problem.passes.kinds else name
