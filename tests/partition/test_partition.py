@@ -6,11 +6,12 @@ import json
 import random
 from dataclasses import replace
 from itertools import combinations, product
+from math import ceil
 
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Schedule, solve
+from zbsolve import BadInput, Infeasible, Layer, Link, Problem, Profile, Schedule, solve
 from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.cli import main
 from zbsolve.ilp.cp import solve_cp
@@ -286,6 +287,27 @@ def test_no_partition_has_a_schedule_below_the_bound():
             assert bound <= best
             tight += bound > 0.9 * best
     assert tight > 3
+
+
+@pytest.mark.parametrize("placement", ["single", "vee", "loop"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bound_of_every_partition_is_the_work_of_a_rank(placement: str, seed: int) -> None:
+    """Exactly where times are whole and ranks hold several stages; all partitions, each solved to the end."""
+    rng = random.Random(seed)
+    plain, m = random_profile(rng, 5), rng.choice([1, 2, 3])
+    layers = tuple(replace(one, **{kind: float(rng.randint(1, 9)) for kind in "FBW"}) for one in plain.layers)
+    profile = replace(plain, layers=layers)
+    routes, even = parse_routes(placement, 2), ceil(m * sum(one.F + one.B + one.W for one in layers) / 2)
+
+    def problems(of: Profile) -> list[Problem]:
+        return [of.problem(2, m, routes, layers=counts) for counts in all_partitions(5, len(routes[0]))]
+
+    bound = least_step(costs_of(profile, placement, 2, m), "makespan")
+    assert bound == even or (placement == "single" and bound > even)
+    assert bound <= min(solve_cp(one, None, 0, 10.0).bound for one in problems(profile))
+    shorter = replace(profile, layers=tuple(replace(one, F=one.F + 0.3) for one in layers))  # by rounding
+    if placement != "single":
+        assert least_step(costs_of(shorter, placement, 2, m), "makespan") <= min(one.work for one in problems(shorter))
 
 
 @pytest.mark.parametrize(("placement", "ranks"), [("single", 2), ("single", 3), ("vee", 2)])
