@@ -14,7 +14,7 @@ from ..build.one_microbatch import checked_room
 from ..build.recompute import Recompute, recomputed_stages
 from ..layer import HostLink, Layer, Link, Tied, split_known
 from ..partition.by_name import partition_by_name
-from ..partition.cuts import balanced_ranks
+from ..partition.shared_ranks import balanced_or_equal
 from ..partition.stage_costs import StageCosts
 from ..partition.stage_memory import NO_SHARD, Shard
 from ..problem import Problem
@@ -118,8 +118,8 @@ class Profile:
         ("mirror"); a stage's parameters count on every rank that it lives on. memory: bytes a rank ("40GiB"), or of each
         ("16GB,16GB,8GB,8GB"), of which parameters, gradients and optimizer state, messages and what passes take while they
         run are taken off first (see `StageMemory.of_ranks`); None: the device's capacity, unlimited where unknown. layers:
-        how many layers each stage gets; None: `balanced_ranks` over F + B + W, for the ranks as fast as they are. fused: one
-        backward BW, as people run it without a split. recompute: stages ("all", "0,2", or numbers) that drop their
+        how many layers each stage gets; None: `balanced_or_equal` over F + B + W, for the ranks as fast as they are. fused:
+        one backward BW, as people run it without a split. recompute: stages ("all", "0,2", or numbers) that drop their
         activations after F and make them again before B, in X's time (F's where unknown); stage 0's input is the batch,
         which is there anyway. blocking: whether messages occupy their sender; None: as the link says. shards: ranks of the
         data-parallel group over which each stage's parameters, gradients and optimizer states are sharded (FSDP); gathers:
@@ -287,7 +287,7 @@ def _layers(costs: StageCosts, vocabulary: str | None, recompute: Recompute) -> 
         return partition_by_name(costs, "equal")
     turns = 2 if recompute == "all" else 1
     work = [c.work + (turns - 1) * c.F for c in costs.layers]
-    return balanced_ranks(work, costs.routes, costs.factors.tolist())
+    return balanced_or_equal(costs, work)
 
 
 def _checked_source(source: str, where: str) -> str:

@@ -7,12 +7,13 @@ holds: p microbatches of one rank's activations. Bubble: time beyond a rank's wo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from .. import placement as placements
+from ..build.recompute import without_recompute
 from ..build.untrained import with_backward
 from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
@@ -294,7 +295,8 @@ def name_on(name: str, problem: Problem) -> str:
 
 def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedule:
     """The schedule called `name` on a problem (it is `name_on` there). plain: the problem `without_side_streams`, where it
-    was made before. Raises BadInput for an unknown name or a problem that it is not defined for."""
+    was made before. A pass X comes directly before its backward. Raises BadInput for an unknown name or a problem that it is
+    not defined for."""
     one = system(name_on(name, problem))
     if "S" in problem.passes.kinds and not one.vocabulary:
         raise BadInput(f"{one.name}: is defined where the vocabulary is not sharded; {_known_on(problem)}")
@@ -302,7 +304,9 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
         if one.copies is not None:
             return one.order(problem)
         plain = without_side_streams(problem) if plain is None else plain
-        return with_side_streams(problem, _in_front(one.order(with_backward(plain)), plain))
+        kept, waits = without_recompute(plain)
+        order = _in_front(one.order(with_backward(kept)), kept)
+        return with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
     except WrongPlacement as error:
         raise WrongPlacement(f"{error}; {_known_on(problem)}") from None
 
@@ -313,6 +317,15 @@ def _in_front(schedule: Schedule, problem: Problem) -> Schedule:
         return schedule
     rows = {stream: tuple(name for name in names if name in problem.index) for stream, names in schedule.order.items()}
     return Schedule(problem, rows)
+
+
+def _with_recompute(schedule: Schedule, problem: Problem, waits: Mapping[str, str]) -> Schedule:
+    """The same order for a problem with passes X, each directly before the first pass that waits for it. waits: pass → X."""
+    rows = {}
+    for stream, names in schedule.order.items():
+        both = (one for name in names for one in (waits.get(name, name), name))
+        rows[stream] = tuple(dict.fromkeys(both))
+    return Schedule(problem, rows, schedule.syncs)
 
 
 def _known_on(problem: Problem) -> str:
