@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from zbsolve.layer import Layer
+from zbsolve.profile.doubtful import split_doubts
 
 STEP_KINDS = ("F", "B", "W", "BW")
-SPLIT_COST = 1.1  # (B + W) / BW from which on a warning says so
 HOST_SHARE = {"cpu": 0.5, "cuda": 0.9}  # of a pass, from which on the host is late
 MAX_DRIFT = 0.05
 MAX_IDLE = 0.05
@@ -31,12 +31,7 @@ def warnings(
 
 def _split(layers: Sequence[Layer]) -> list[str]:
     total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in STEP_KINDS}
-    found = []
-    if total["B"] + total["W"] > SPLIT_COST * total["BW"]:
-        ratio = (total["B"] + total["W"]) / total["BW"]
-        found.append(
-            f"(B + W) / BW is {ratio:.2f}: splitting the backward costs more than many bubbles; compare with --fused"
-        )
+    found = split_doubts(layers)
     if total["W"] < 0.05 * total["BW"]:
         found.append(
             "W does next to nothing: the weight gradients are made in B, by layers that are no linear layers, embeddings or "

@@ -26,7 +26,7 @@ from .profile.slices import widest_slice
 from .profile.spread import spread_over
 from .schedule import Schedule
 from .util.errors import BadInput
-from .util.text import parse_bytes
+from .util.text import bytes_of_ranks
 
 AUTO = "auto"
 OPEN = ("placement", "partition", "recompute", "gathers", "offload", "vocabulary", "slices")  # may be left to the search
@@ -37,13 +37,13 @@ LAST_PARTITION = "equal"  # of the vocabulary "last"
 class Step:
     """One training step, but for the model: how a profile's layers lie on ranks, and what counts.
 
-    placement: as `Profile.problem` takes it, or "auto". partition: a name (see `partition_by_name`), layers of each stage,
-    a `Partition` from a file, "auto", or None: as `Profile.problem` balances layers by itself. memory: bytes a rank
-    ("40GiB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards, gathers, offload: as
-    `Profile.problem` takes them; gathers, recompute, offload also "auto". vocabulary: as `Profile.problem` takes it, or
-    "auto"; "last" is the partition "equal" where that is None. slices: as `Profile.problem` takes them, or "auto". "auto" is
-    for `solve_auto`, which tries several. attention_exchange: as `Profile.problem` takes it, for even slices. replicas: as
-    `Profile.problem` takes them.
+    placement: as `Profile.problem` takes it, or "auto". partition: a name (see `partition_by_name`), layers of each stage, a
+    `Partition` from a file, "auto", or None: as `Profile.problem` balances layers by itself. memory: bytes a rank ("40GiB"),
+    or of each ("16GB,16GB,8GB,8GB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards,
+    gathers, offload: as `Profile.problem` takes them; gathers, recompute, offload also "auto". vocabulary: as
+    `Profile.problem` takes it, or "auto"; "last" is the partition "equal" where that is None. slices: as `Profile.problem`
+    takes them, or "auto". "auto" is for `solve_auto`, which tries several. attention_exchange: as `Profile.problem` takes
+    it, for even slices. replicas: as `Profile.problem` takes them.
 
     Raises BadInput for what makes no sense whatever the profile.
     """
@@ -74,7 +74,7 @@ class Step:
         if isinstance(self.partition, str) and self.partition not in (AUTO, *SEARCHED):
             raise BadInput(f"partition '{self.partition}': one of {', '.join((AUTO, *SEARCHED))}, or layers a stage")
         if self.memory is not None:
-            parse_bytes(self.memory)
+            bytes_of_ranks(self.memory, self.ranks)
         if isinstance(self.gathers, str) and self.gathers != AUTO:
             raise BadInput(f"gathers '{self.gathers}': auto, a number, or one a stage")
         check_sharding(self.shards, 1 if isinstance(self.gathers, str) else self.gathers)
@@ -166,7 +166,7 @@ class Step:
     def costs(self, profile: Profile) -> StageCosts:
         """What stages of the profile's layers cost and need on these ranks; with offload or slices without a limit, since
         what is held then is the schedule's matter. Raises BadInput."""
-        limit = profile.capacity if self.memory is None else parse_bytes(self.memory)
+        limit = profile.capacity if self.memory is None else bytes_of_ranks(self.memory, self.ranks)
         cuts = cuts_of(self.slices, profile.layers, profile.facts.get(SEQUENCE))
         limit = limit if is_none(self.offload) and cuts == WHOLE else None
         model, shard = widest_slice(profile, cuts).staged(self.vocabulary, self.ranks)

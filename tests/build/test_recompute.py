@@ -15,6 +15,7 @@ from torch import nn
 from profiler.memory import held as held_by
 from profiler.stage_rounds import stages_of
 from zbsolve import BadInput, Infeasible, Profile, Schedule, pipeline, solve, verify
+from zbsolve.build import with_recompute
 from zbsolve.cli import main
 from zbsolve.exec.run.launch import run_local
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
@@ -24,6 +25,9 @@ from zbsolve.models.by_name import load
 from zbsolve.models.model import Model, seeded
 from zbsolve.models.presets import mlp
 from zbsolve.profile.profile import Layer, Link
+from zbsolve.systems.entry import System
+from zbsolve.systems.problems import problem_for
+from zbsolve.systems.table import SYSTEMS, preset
 
 from ..support.exec_tools import a_problem, random_schedule, worst_difference
 from ..support.exhaustive import optimum
@@ -92,6 +96,40 @@ def test_mirrored_routes_and_exchanges() -> None:
     assert problem.passes[problem.index["0X1"]].rank == problem.passes[problem.index["0F1"]].rank == 1
     schedule = solve(problem, seconds=5)
     assert verify(problem, schedule) == ()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("microbatches", [1, 3, 8])
+def test_named_schedules_recompute_directly_before_each_backward(ranks: int, microbatches: int) -> None:
+    """X needs no gradient, so it is not on the way back: (m)(F+X+BW) + (p−1)(F+BW) of 1F1B, X as long as F."""
+    given = {"BW": [7] * ranks, "microbatches": microbatches, "recompute": "all", "held_until_B": 5, "held_input": 1}
+    problem = pipeline([3] * ranks, **given, X=2)
+    schedule = preset("1f1b", problem)
+    assert verify(problem, schedule) == ()
+    assert schedule.timeline().makespan == microbatches * (3 + 2 + 7) + (ranks - 1) * (3 + 7)
+    assert max(schedule.timeline().peak_bytes) == min(ranks, microbatches) - 1 + 5
+    for names in schedule.order.values():
+        before = dict(zip(names[1:], names, strict=False))
+        assert all(before[name] == name.replace("BW", "X") for name in names if "BW" in name)
+
+
+@pytest.mark.parametrize("one", [one for one in SYSTEMS if not one.rounds and not one.slices], ids=lambda one: one.name)
+def test_every_named_schedule_recomputes_or_is_refused_by_name(one: System) -> None:
+    """Some stages recompute; the rest of the order is that of the step that keeps everything, with its backwards longer."""
+    plain = problem_for(one.name, 4, 8, 300, 320, 210, held_until_B=5, held_until_W=3)
+    if one.copies is not None:
+        with pytest.raises(BadInput, match=f"{one.name}: .*'X'"):
+            preset(one.name, with_recompute(plain, "1,2", held_input=1))
+        return
+    problem = with_recompute(plain, "1,2", X=110, held_input=1)
+    found = preset(one.name, problem)
+    assert verify(problem, found) == ()
+    rows = {stream: tuple(n for n in names if "X" not in n) for stream, names in found.order.items()}
+    assert sum(map(len, found.order.values())) > sum(map(len, rows.values()))
+    longer = plain.passes.are("B", "BW") & np.isin(plain.passes.stage, (1, 2))
+    slower = replace(plain, passes=replace(plain.passes, duration=plain.passes.duration + 110 * longer))
+    assert Schedule(slower, rows).timeline().makespan >= found.timeline().makespan
+    assert Schedule(plain, rows).timeline().makespan <= found.timeline().makespan
 
 
 def tight(capacity: list[int], recompute: list[int]):

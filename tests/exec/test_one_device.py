@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,16 @@ def test_a_parameter_tied_across_ranks_has_one_value_and_one_gradient() -> None:
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    problem = a_problem((0, 1, 1, 0), 4)
+    problem = replace(a_problem((0, 1, 1, 0), 4), source="measured: gpt-tiny")
     schedule, path, out = random_schedule(problem, 3), str(tmp_path / "s.json"), str(tmp_path / "t.json")
     schedule.save(path)
     run = ["run", path, "--model", "mlp-tiny", "--one-device", "cpu", "--steps", "3", "--warmup", "1"]
     assert main([*run, "--check", "-o", out]) == 0
-    assert "check: right" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "check: right" in said
+    assert "made by the times 'measured: gpt-tiny', and the model here is mlp-tiny" in said
+    assert main(["run", path, "--model", "mlp-8", *run[4:]]) == 0  # it stands in for any model
+    assert "the model here" not in capsys.readouterr().out
     trace = Trace.load(out)
     assert trace.facts["backend"] == "one device"
     assert len(trace.steps) == len(trace.losses) == 3

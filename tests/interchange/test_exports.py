@@ -17,9 +17,11 @@ from zbsolve.cli import main
 from zbsolve.interchange import TARGETS, Options, export
 from zbsolve.interchange.alternatives import best_order, first_fused
 from zbsolve.interchange.literals import literal, python_file
+from zbsolve.interchange.megatron import best_group
 from zbsolve.interchange.order import Refused, order_for
 from zbsolve.interchange.targets import target
 from zbsolve.systems import problem_for
+from zbsolve.util.text import format_bytes
 
 from ..support.engines import JAXPP, check_primus, primus, run_jaxpp
 from ..support.exec_tools import random_schedule
@@ -172,10 +174,14 @@ def test_megatron_layers_that_do_not_fit(layers: str, said: str) -> None:
         export(schedule, "megatron", Options(layers=layers))
 
 
-def test_megatron_says_what_another_order_gains() -> None:
-    problem = a_step("loop", 2, 8, fused=True)
+def test_megatron_says_what_another_order_gains_and_holds() -> None:
+    problem = a_step("loop", 2, 8, fused=True, held_until_B=1 << 20)
     worse = preset("interleaved", problem)
     assert "Megatron takes no order: it runs interleaved 1F1B" in export(worse, "megatron").notes[-1]
+    best, little = best_group(problem)[1], preset("gis", problem)
+    more, less = (format_bytes(max(one.timeline().peak_bytes)) for one in (best, little))
+    assert export(little, "megatron").notes[-1].endswith(f"; its fullest rank holds {more}, the schedule's {less}")
+    assert "holds" not in export(best, "megatron").notes[-1]
     with pytest.raises(BadInput, match=r"kind B, W \(only F BW\); the best order found .* 1F1B"):
         export(preset("zb-v", a_step("vee", 2, 8)), "megatron")
     with pytest.raises(BadInput, match="1 microbatches; Megatron needs at least 2"):

@@ -191,6 +191,9 @@ def test_too_much_memory_says_how_much_on_which_rank_and_what_would_do() -> None
     assert [line.split(" bytes")[0] for line in tight.told()] == ["grid.txt: memory: rank 0 holds 1200"]
     assert imported(text, toy_profile(), memory=tight.needs).violations == ()
     assert imported(text, toy_profile(), memory=int(tight.needs) - 1).violations != ()
+    apart = imported(text, toy_profile(), memory="9000,99000")
+    assert apart.needs == f"{tight.needs},99000"
+    assert imported(text, toy_profile(), memory=apart.needs).violations == ()
 
 
 def test_the_command_writes_a_schedule_with_its_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,52 @@ def test_the_command_takes_node_lists(tmp_path: Path) -> None:
     grid = tmp_path / "grid.txt"
     grid.write_text("F0 B0", encoding="utf-8")
     assert main(["import", str(grid), "--profile", str(profile), "--placement", "loop"]) == 2
+
+
+CROSSPIPE = ["F0 F1 B0 W0 F2 B1 W1 B2 W2", "F0 B0 W0 F1 B1 W1 F2 B2 W2"]
+
+
+def crosspipe(rows: list[str], **more: Any) -> dict[str, Any]:
+    """CrossPipe's file of an order, one chunk a rank."""
+    tasks = [
+        [{"task_type": name[0], "device_id": i, "microbatch_id": int(name[1]), "chunk_id": 0} for name in row.split()]
+        for i, row in enumerate(rows)
+    ]
+    return {"schedule": tasks, **more}
+
+
+def test_crosspipes_microbatches_have_their_sizes(tmp_path: Path) -> None:
+    """Of the mean; a profile that knows them itself keeps its own."""
+    order = read_order(written(tmp_path, crosspipe(CROSSPIPE, microbatch_sizes=[1, 2, 6])))
+    found = import_schedule(order, equal_layers(LAYERS))
+    assert (found.violations, order.format) == ((), "CrossPipe node lists")
+    assert found.schedule.order["compute:0"] == ("0F0", "0F1", "0B0", "0W0", "0F2", "0B1", "0W1", "0B2", "0W2")
+    known = replace(equal_layers(LAYERS), microbatch_factors=(1 / 3, 2 / 3, 2.0))
+    assert found.schedule.problem == Step(2, 3).problem(known)
+    other = replace(known, microbatch_factors=(1.0, 1.0, 2.0))
+    assert import_schedule(order, other).schedule.problem == Step(2, 3).problem(other)
+
+
+def test_crosspipes_whole_backward_is_ours(tmp_path: Path) -> None:
+    order = read_order(written(tmp_path, crosspipe(["F0 F1 B0 B1", "F0 B0 F1 B1"])))
+    assert import_schedule(order, equal_layers(LAYERS)).schedule.problem == Step(2, 2, fused=True).problem(
+        equal_layers(LAYERS)
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (crosspipe(CROSSPIPE, microbatch_sizes=[1, 2]), "field 'microbatch_sizes' has 2 numbers for 3 microbatches"),
+        (crosspipe(CROSSPIPE, microbatch_sizes=[1, 0, 2]), "microbatch_sizes"),
+        (crosspipe(["F0 B0", "F0 Q0"]), "rank 1, node 1: 'Q' is no pass"),
+        ({"schedule": crosspipe(CROSSPIPE)["schedule"][::-1]}, "rank 0, node 0: field 'device_id' is 1, another rank"),
+        ({"schedule": [[{"task_type": "F", "device_id": 0, "microbatch_id": 0, "chunk_id": 1}]]}, "say --placement"),
+        ({"schedule": [[{"task_type": "F"}]]}, "device_id"),
+        ({"costs": [1, 2]}, "SlackPipe's and SAPP's tables, go into a CSV for zbsolve numbers --stages"),
+    ],
+)
+def test_what_crosspipe_cannot_mean_is_refused(body: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as error:
+        read_order(written(tmp_path, body))
+    assert said in str(error.value)

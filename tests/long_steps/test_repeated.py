@@ -30,6 +30,7 @@ from zbsolve.long_steps.repeated import RepeatedSchedule
 from zbsolve.long_steps.simulation import peaks
 from zbsolve.partition.cuts import balanced
 from zbsolve.search.many import solve_many, worth_repeating
+from zbsolve.show.repeated_text import repeated_as_text
 from zbsolve.systems import preset
 from zbsolve.systems.long_steps import lane_order, long_systems_of
 
@@ -121,6 +122,7 @@ def test_files_say_the_same_and_damaged_ones_are_refused(tmp_path: Path) -> None
     again = files.load(path)
     assert again.one == long.one
     assert again.certificate == long.certificate
+    assert "\nplacement vee: 6 stages on 3 ranks, 2 a rank\n" in repeated_as_text(again)
     assert all(np.array_equal(a, b) for a, b in zip(again.order, long.order, strict=True))
     assert violations(again) == ()
     body = json.loads(path.read_text())

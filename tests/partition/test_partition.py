@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from itertools import combinations, product
+from math import ceil
 
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Schedule
+from zbsolve import BadInput, Infeasible, Layer, Link, Problem, Profile, Schedule, solve
 from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.cli import main
 from zbsolve.ilp.cp import solve_cp
+from zbsolve.interchange.megatron import layout_of
 from zbsolve.partition.alpa_dp import alpa, submeshes
 from zbsolve.partition.by_name import NAMES, neighbours, partition_by_name, partitioned
 from zbsolve.partition.cuts import balanced, balanced_ranks, equal, spans
-from zbsolve.partition.file import Partition
+from zbsolve.partition.file import Partition, parse_partition
 from zbsolve.partition.lower_bound import least_step
 from zbsolve.partition.meshes import mesh_partitions, on_devices, places
+from zbsolve.partition.shared_ranks import greedy_step
 from zbsolve.partition.stage_costs import StageCosts
 from zbsolve.partition.stage_memory import Shard, StageMemory
 from zbsolve.placement import parse_routes
 from zbsolve.profile.spread import spread_over
+from zbsolve.util.text import counted
 
 
 def all_partitions(layers: int, stages: int):
@@ -54,7 +59,9 @@ def with_all_to_alls(profile: Profile, rng: random.Random) -> Profile:
     return replace(profile, layers=tuple(replace(c, all_to_all=rng.choice([0.0, 2.0, 9.0])) for c in profile.layers))
 
 
-def costs_of(profile: Profile, placement: str, ranks: int, microbatches: int, limit: int | None = None) -> StageCosts:
+def costs_of(
+    profile: Profile, placement: str, ranks: int, microbatches: int, limit: int | tuple[int, ...] | None = None
+) -> StageCosts:
     return StageCosts.of(profile, parse_routes(placement, ranks), microbatches, limit)
 
 
@@ -165,6 +172,24 @@ def test_named_partitions_of_a_profile_are_the_best_of_their_kind():
         assert max(found["memory"].need) == min(max(one.need) for one in every)
 
 
+def test_partitions_count_the_memory_of_each_rank():
+    """Where stages lie on other ranks than their own number, too."""
+    rng, fitted = random.Random(8), 0
+    for placement in ("single", "2,0,1") * 6:
+        limits = tuple(rng.choice([40, 60, 90, 200]) for _ in range(3))
+        costs = costs_of(random_profile(rng, 7), placement, 3, rng.choice([1, 4]), limits)
+        every = [partitioned(costs, "", counts) for counts in all_partitions(7, 3)]
+        shares = [max(need / room for need, room in zip(one.need, limits, strict=True)) for one in every]
+        least = partitioned(costs, "memory", partition_by_name(costs, "memory")).need
+        assert max(need / room for need, room in zip(least, limits, strict=True)) == pytest.approx(min(shares))
+        fitting = [one.estimate for one, share in zip(every, shares, strict=True) if share <= 1]
+        if fitting:
+            found = partitioned(costs, "alpa", partition_by_name(costs, "alpa"))
+            assert (costs.fits(found.need), found.estimate) == (True, pytest.approx(min(fitting)))
+            fitted += len(fitting) < len(every)
+    assert fitted > 2
+
+
 def test_all_to_alls_count_in_the_estimate_and_are_spread():
     """On a stream of their own: in the sum always, in the maximum where a rank's take longer than its work."""
     rng = random.Random(6)
@@ -254,7 +279,7 @@ def test_stages_that_share_a_rank_are_balanced_together():
     assert loads[counts] == min(loads.values()) == 150
     assert partitioned(costs, "alpa", counts).estimate == 420 + 4 * 16 + 7 * 150  # stages 2 and 3 are neighbours on rank 2
     tight = costs_of(profile, "vee", 3, 8, max(partitioned(costs, "", partition_by_name(costs, "memory")).need))
-    assert max(partitioned(tight, "alpa", partition_by_name(tight, "alpa")).need) <= tight.limit
+    assert tight.fits(partitioned(tight, "alpa", partition_by_name(tight, "alpa")).need)
 
 
 def test_shifts_move_one_layer():
@@ -285,6 +310,27 @@ def test_no_partition_has_a_schedule_below_the_bound():
             assert bound <= best
             tight += bound > 0.9 * best
     assert tight > 3
+
+
+@pytest.mark.parametrize("placement", ["single", "vee", "loop"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bound_of_every_partition_is_the_work_of_a_rank(placement: str, seed: int) -> None:
+    """Exactly where times are whole and ranks hold several stages; all partitions, each solved to the end."""
+    rng = random.Random(seed)
+    plain, m = random_profile(rng, 5), rng.choice([1, 2, 3])
+    layers = tuple(replace(one, **{kind: float(rng.randint(1, 9)) for kind in "FBW"}) for one in plain.layers)
+    profile = replace(plain, layers=layers)
+    routes, even = parse_routes(placement, 2), ceil(m * sum(one.F + one.B + one.W for one in layers) / 2)
+
+    def problems(of: Profile) -> list[Problem]:
+        return [of.problem(2, m, routes, layers=counts) for counts in all_partitions(5, len(routes[0]))]
+
+    bound = least_step(costs_of(profile, placement, 2, m), "makespan")
+    assert bound == even or (placement == "single" and bound > even)
+    assert bound <= min(solve_cp(one, None, 0, 10.0).bound for one in problems(profile))
+    shorter = replace(profile, layers=tuple(replace(one, F=one.F + 0.3) for one in layers))  # by rounding
+    if placement != "single":
+        assert least_step(costs_of(shorter, placement, 2, m), "makespan") <= min(one.work for one in problems(shorter))
 
 
 @pytest.mark.parametrize(("placement", "ranks"), [("single", 2), ("single", 3), ("vee", 2)])
@@ -503,6 +549,8 @@ def test_solve_takes_a_partition(measured, tmp_path, capsys):
         (["--ranks", "0"], "ranks: at least 1", 2),
         (["--ranks", "2", "--microbatches", "0"], "microbatches: at least 1", 2),
         (["--ranks", "2", "--memory", "100"], "no partition fits the memory", 1),
+        (["--ranks", "2", "--memory", "1GB,2GB,3GB"], "memory '1GB,2GB,3GB': 3 numbers for 2 ranks: give one, or", 2),
+        (["--ranks", "2", "--memory", "1GB,2GB", "--devices-per-node", "2"], "memory: submeshes have devices alike", 2),
         (["--ranks", "2", "--scaling", "2:0.9"], "say --devices-per-node", 2),
         (["--ranks", "2", "--devices-per-node", "2", "--scaling", "2:90"], "above 0 and at most 1", 2),
         (["--ranks", "2", "--devices-per-node", "2", "--scaling", "two"], "not devices and an efficiency", 2),
@@ -513,6 +561,36 @@ def test_bad_use_is_one_line(measured, capsys, arguments, line, code):
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("5, 5,6", (5, 5, 6)),
+        ("4×13", (4,) * 13),
+        ("5 4×6 5", (5, 4, 4, 4, 4, 4, 4, 5)),
+        ("5,4x2", (5, 4, 4)),
+        ("Et*3|t*4|t*2L", (4, 4, 3)),
+        ("Ettt|(tt|)*29,m|L", (4, *[2] * 29, 1, 1)),  # of Megatron's own documentation
+        ("E,t*3|(t*4|)*2 t,L", (4, 4, 4, 2)),
+        ("E,t*10,m*3,L*4", (1, 10, 3, 4)),
+        ("Ett", (3,)),
+    ],
+)
+def test_layers_a_stage_as_people_write_them(text, layers):
+    assert parse_partition(text) == layers
+
+
+@pytest.mark.parametrize("text", ["5,,5", "9|2", "5×", "t||t", "|t", "((t|)*2t|)*2", "Et*x|L", "t*99999|t", "", "m8"])
+def test_other_text_is_no_partition(text):
+    with pytest.raises(BadInput, match=rf"partition '{re.escape(text)}': not auto, .* Megatron's layout such as"):
+        parse_partition(text)
+
+
+def test_what_export_says_to_megatron_is_a_partition():
+    counts = (3, 2, 2, 4)
+    assert parse_partition(layout_of("E" + "t" * 9 + "L", counts, 4)) == counts
+    assert parse_partition(counted(counts)) == counts
 
 
 def test_partition_files_name_the_field(tmp_path):
@@ -546,3 +624,68 @@ def test_where_ranks_hold_several_stages_their_work_is_balanced():
     assert max(work) == ideal
     assert balanced_ranks(costs, ((0, 1, 2),)) == balanced(costs, 3)
     assert balanced_ranks([1.0] * 8, ((0, 1, 1, 0),)) == (2, 2, 2, 2)
+
+
+def with_ends(
+    blocks: int, embedding: float, head: float, split: tuple[int, int, int], capacity: int | None = None
+) -> Profile:
+    """So many like blocks between an embedding, which has a W of so many µs alone, and an output layer of so many blocks."""
+    F, B, W = split
+    block = Layer("block", F, B, W, B + W, 4, 4, 10, 8)
+    first = Layer("embedding", 2, 0, embedding, embedding, 0, 1, 30, 8)
+    last = Layer("head", F * head, B * head, W * head, (B + W) * head, 3, 3, 30, 8)
+    layers = (first, *(replace(block, name=f"block{i}") for i in range(blocks)), last)
+    return Profile("measured", "toy", layers, Link(2.0, 1000.0), 2.0, capacity, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("placement", "ranks", "microbatches", "profile", "gain"),
+    [
+        ("loop", 2, 2, with_ends(8, 80, 1, (100, 100, 100)), True),
+        ("loop", 4, 4, with_ends(19, 8, 1, (100, 110, 90)), True),
+        ("loop", 4, 8, with_ends(16, 8, 1, (100, 120, 70)), True),
+        ("vee", 4, 8, with_ends(10, 320, 1, (100, 120, 70)), True),
+        ("loop", 4, 12, with_ends(16, 8, 3.2, (100, 110, 90)), False),
+        ("vee", 4, 8, with_ends(16, 80, 2, (100, 100, 100)), False),
+        ("loop4", 2, 4, with_ends(8, 320, 3.2, (100, 110, 90)), False),
+    ],
+)
+def test_unless_told_no_split_is_longer_than_the_equal_one(
+    placement: str, ranks: int, microbatches: int, profile: Profile, gain: bool
+) -> None:
+    """Evening the ranks' work alone is up to 6 % longer where that changes which rank is busiest, not how busy it is."""
+    costs = costs_of(profile, placement, ranks, microbatches)
+    evened, usual = balanced_ranks(costs.times, costs.routes), partition_by_name(costs, "equal")
+
+    def value(layers: tuple[int, ...] | None) -> int:
+        step = (ranks, microbatches, placement, None, "makespan", layers)
+        return int(solve(profile.problem(*step), effort=0.1).timeline().value)
+
+    found = profile.problem(ranks, microbatches, placement).layers
+    assert found == partition_by_name(costs, "balanced")
+    assert value(found) <= min(value(usual), value(evened))
+    assert (value(evened) > value(usual)) == gain
+
+
+def test_an_equal_split_that_does_not_fit_is_not_taken():
+    """Layers 0 and 7 keep much; equal stages lay both on one rank."""
+    plain = with_ends(8, 80, 1, (100, 100, 100))
+    layers = tuple(replace(one, held_until_W=500) if i in (0, 7) else one for i, one in enumerate(plain.layers))
+    profile = replace(plain, layers=layers)
+    costs = costs_of(profile, "loop", 2, 2)
+    usual, evened = partition_by_name(costs, "equal"), balanced_ranks(costs.times, costs.routes)
+    needs = {one: max(partitioned(costs, "", one).need) for one in (usual, evened)}
+    assert profile.problem(2, 2, "loop").layers == usual
+    assert needs[evened] < needs[usual]
+    assert profile.problem(2, 2, "loop", needs[evened]).layers == evened
+
+
+def test_a_greedy_step_is_one_and_longer_ones_add_the_busiest_rank():
+    """On one rank it is the work; on two it can be counted: stage times 1, 1 and two microbatches."""
+    layers = tuple(Layer(f"layer{i}", 1, 1, 1, 2, 1, 1, 1, 1) for i in range(2))
+    profile = Profile("measured", "toy", layers, Link(0.0, 1000.0), 2.0, None, {}, {})
+    for microbatches, right in ((1, 5), (2, 7), (4, 13), (8, 25)):
+        costs = costs_of(profile, "single", 2, microbatches)
+        assert greedy_step(costs, (1, 1), costs.times) == pytest.approx(right, abs=0.1)
+    alone = costs_of(profile, "0,0", 1, 3)
+    assert greedy_step(alone, (1, 1), alone.times) == 18

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zbsolve import BadInput, Profile, Schedule, Step
+from zbsolve import BadInput, Infeasible, Profile, Schedule, Step
 from zbsolve.cli import main
 from zbsolve.profile.given import given_profile, stage_columns, values
 from zbsolve.systems import step_for
@@ -192,9 +192,65 @@ def test_stages_that_are_joined_are_told(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["numbers", "--ranks", "2", "--chunks", "2", "--F", "10", "--B", "10", "--W", "10", "-o", profile]) == 0
     step = ["solve", profile, "--ranks", "2", "--microbatches", "2", "--effort", "0.1", "-o", str(tmp_path / "s.json")]
     told = {}
-    for more in ((), ("--placement", "single"), ("--placement", "vee"), ("--method", "1f1b"), ("--partition", "equal")):
+    for more in ((), ("--placement", "single"), ("--placement", "vee"), ("--method", "zb-v"), ("--partition", "equal")):
         capsys.readouterr()
         assert main([*step, *more]) == 0
         told[more] = capsys.readouterr().err
     assert "4 layers on 2 stages: neighbours are joined, 2 a stage; --placement vee or loop gives" in told.pop(())
     assert not any("joined" in text for text in told.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "layers", "said"),
+    [
+        ("1f1b", 4, "4 layers on 2 stages: neighbours are joined, 2 a stage\n"),
+        ("zb-v", 8, "8 layers on 4 stages: neighbours are joined, 2 a stage\n"),
+        (
+            "interleaved:2",
+            8,
+            "8 layers on 4 stages: neighbours are joined, 2 a stage; --placement loop4 gives each layer its own stage\n",
+        ),
+        ("interleaved", 4, ""),
+    ],
+)
+def test_named_methods_tell_what_is_joined(
+    method: str, layers: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = str(tmp_path / "p.json")
+    numbers = ["numbers", "--ranks", "2", "--chunks", str(layers // 2), "--F", "9", "--B", "9", "--W", "9"]
+    assert main([*numbers, "-o", profile]) == 0
+    capsys.readouterr()
+    assert main(["solve", profile, "--ranks", "2", "--microbatches", "4", "--method", method]) == 0
+    assert capsys.readouterr().err == f"{'zbsolve solve: ' if said else ''}{said}"
+
+
+# Ranks that are not alike
+
+
+def test_each_rank_may_have_a_memory_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two fast ranks with 16 GB and two with half the speed and 8 GB: 408 ms, where 8 GB on all make it 648."""
+    path, out = tmp_path / "mixed.json", tmp_path / "schedule.json"
+    layer = {"F": "1ms", "B": "1ms", "W": "1ms", "held_until_W": "500MB"}
+    by_hand(rank_factors=[1, 1, 2, 2], layers=[layer] * 24, capacity=None, link={}).save(path)
+    said = ["solve", str(path), "--ranks", "4", "--microbatches", "16", "--effort", "0.2", "-o", str(out)]
+    assert main([*said, "--memory", "16GB,16GB,8GB,8GB"]) == 0
+    found = Schedule.load(out)
+    assert found.problem.capacity == (16 * 10**9, 16 * 10**9, 8 * 10**9, 8 * 10**9)
+    assert found.certificate is not None
+    assert (found.certificate.value, found.certificate.gap) == (408_000, 0)
+    capsys.readouterr()
+    for memory, line, code in (
+        ("16GB,16GB,8GB", "memory '16GB,16GB,8GB': 3 numbers for 4 ranks: give one, or one a rank", 2),
+        ("16GB,16GB,8GB,", "memory '': not a number of bytes", 2),
+        ("16GB,16GB,8GB,1GB", "rank 3 needs 2000000000 bytes (1.86 GiB) for one microbatch, but has 1000000000", 1),
+        ("16GB,16GB,8,8", "of 16000000000 bytes (14.9 GiB) or 8 bytes (a number without a unit is bytes", 1),
+    ):
+        assert main([*said, "--memory", memory]) == code
+        assert line in capsys.readouterr().err
+
+
+def test_a_rank_whose_memory_is_too_small_is_named_with_it() -> None:
+    profile = by_hand(states=4, layers=[{"F": 1, "BW": 2, "parameter_bytes": "1GB"}] * 2)
+    with pytest.raises(Infeasible, match=r"rank 1 needs 4000000000 bytes .* more than its memory of 3GB$"):
+        profile.problem(2, 4, memory="5GB,3GB")
+    assert profile.problem(2, 4, memory="5GB,4GB").capacity == (10**9, 0)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from zbsolve import BadInput, Layer, Link, NotFound, Profile, Schedule, solve, verify
+from zbsolve import BadInput, Layer, Link, NotFound, Profile, Schedule, pipeline, solve, verify
 from zbsolve.cli import main
 from zbsolve.layer import HostLink
 from zbsolve.search.keeping import curves
@@ -273,3 +273,18 @@ def test_curves_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert list(tmp_path.glob("schedule-recompute-*.json"))
     assert main([*step, "--offload", "auto"]) == 2
     assert "the profile knows no host link" in capsys.readouterr().err
+
+
+def test_a_problem_has_a_frontier_of_activations() -> None:
+    times = {"F": [10, 12], "B": [10, 15], "W": [8, 9], "held_until_B": 2, "held_until_W": 1}
+    problem = pipeline(**times, microbatches=4, comm=1, capacity=[9, 9])
+    found = frontier(problem, points=3, effort=0.5)
+    assert (found.placement, found.fixed, found.device) == ("single", (0, 0), None)
+    assert found.points[0].memory == 3  # one microbatch, of which a part stays until W
+    for point in found.points:
+        within = replace(problem, capacity=(point.memory,) * 2)
+        assert verify(within, replace(point.schedule, problem=within)) == ()
+        assert point.value == solve(within, effort=0.5).certificate.value  # type: ignore[union-attr]
+    for arguments in ((problem, Step(2, 4)), (equal_layers(4),)):
+        with pytest.raises(BadInput, match="a profile needs a step, and a problem is one"):
+            frontier(*arguments)

@@ -37,6 +37,26 @@ def test_the_changes_are_those_of_fused_1f1b(profile: str, tmp_path, capsys) -> 
     assert main(["check", out]) == 0
 
 
+@pytest.mark.parametrize(
+    ("placement", "stages", "each", "stages_a_rank"),
+    [
+        ("single", 4, "1", [1, 1, 1, 1]),
+        ("loop", 8, "2", [2, 2, 2, 2]),
+        ("0,1,2,3,0", 5, "1 to 2", [2, 1, 1, 1]),
+        ("single/3,2,1,0", 4, "2", [2, 2, 2, 2]),
+    ],
+)
+def test_every_answer_says_where_stages_are(
+    placement: str, stages: int, each: str, stages_a_rank: list[int], profile: str, capsys
+) -> None:
+    step = ["solve", profile, "--ranks", "4", "--microbatches", "4", "--placement", placement, "--effort", "0.02"]
+    assert main(step) == 0
+    assert f"\nplacement {placement}: {stages} stages on 4 ranks, {each} a rank\n" in capsys.readouterr().out
+    assert main([*step, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["placement"], body["stages"], body["stages_a_rank"]) == (placement, stages, stages_a_rank)
+
+
 def test_a_placement_of_two_stages_a_rank_is_held_against_1f1b_of_one(profile: str, capsys) -> None:
     step = [profile, "--ranks", "4", "--microbatches", "8", "--placement", "vee", "--effort", "0.1"]
     assert main(["solve", *step]) == 0

@@ -54,7 +54,7 @@ def test_partitions_and_their_stages() -> None:
     assert "slowest stage µs" in head
     assert [row.split()[0] for row in rows[: len(NAMES)]] == list(NAMES)
     assert rows[-1] == "times are estimated: by hand, not measured"
-    tight = partitions_as_text(replace(costs, limit=1), found)
+    tight = partitions_as_text(replace(costs, limit=(1, 1)), found)
     assert "!: more than the 1 bytes that a rank has" in tight
     assert "not measured" not in tight
     stages = stages_as_text(costs, found[0]).splitlines()

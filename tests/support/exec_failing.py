@@ -74,7 +74,8 @@ class Ranks:
         self.process.communicate()
 
     def run(self, what: str, **job: Any) -> list[Any]:
-        """What each rank said (None: nothing): {"kind", "text"}; layer 2 of four, on rank `job["rank"]`, does `what`."""
+        """What each rank said (None: nothing): {"kind", "text"}, of a step's error also "chained" and "details". Layer 2 of
+        four, on rank `job["rank"]`, does `what`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"what": what, **job}) + "\n")
@@ -133,6 +134,8 @@ def _rank(folder: Path, rank: int, job: dict[str, Any]) -> None:
         said = {"kind": "", "text": _train(folder, rank, job)}
     except Exception as error:
         said = {"kind": type(error).__name__, "text": str(error)}
+        if details := getattr(error, "details", ""):
+            said |= {"chained": bool(error.__cause__) or not error.__suppress_context__, "details": details}
     (folder / f"part.{rank}").write_text(json.dumps(said))
     (folder / f"part.{rank}").rename(folder / f"said.{rank}")
     # Staying alive on purpose: that this rank has gone must not be what tells the others.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from zbsolve.exec.run.said import path_of
 from zbsolve.util.machine import child_environment
 
 # What ranks need, imported once for all: torch takes seconds, its optimizers import torch._dynamo at their first step, and
@@ -79,6 +80,7 @@ class Forked:
 
     def __init__(self, folder: Path, rank: int, more: dict[str, str]) -> None:
         assert not more  # ranks on CPUs need nothing of their own
+        path_of(folder, rank).touch()
         self.process = forking().Process(target=work, args=(folder, rank))
         self.process.start()
 
@@ -95,7 +97,7 @@ class Forked:
 def work(folder: Path, rank: int) -> None:
     from zbsolve.exec.run import worker
 
-    redirect(folder / f"stderr.{rank}")
+    redirect(path_of(folder, rank))
     code = worker.main(folder, rank)
     sys.stderr.flush()
     os._exit(code)

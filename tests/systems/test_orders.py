@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, pipeline, verify
+from zbsolve import BadInput, pipeline, solve, verify
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.placement import vee
 from zbsolve.systems import PRESETS, preset, system
@@ -217,6 +217,22 @@ def test_interleaved_never_deadlocks(chunks):
             )
             for name in LOOPED:
                 assert verify(problem, preset(name, problem)) == (), (name, p, m)
+
+
+def test_interleaved_in_groups_as_megatron_has_them():
+    """Groups of p are the paper's where they divide m; larger ones hold more; smaller ones, or rests, are refused."""
+    problem = pipeline([2] * 16, BW=[4] * 16, placement="loop4", microbatches=16, comm=1, held_until_B=1)
+    usual, larger = preset("interleaved:4", problem), preset("interleaved:8", problem)
+    assert usual.order == preset("interleaved", problem).order
+    assert max(larger.timeline().peak_bytes) == max(usual.timeline().peak_bytes) + 3 * 4
+    assert verify(problem, larger) == ()
+    assert solve(problem, method="interleaved:8").certificate.solver == "interleaved:8"
+    for size in (1, 3, 7, 17):
+        with pytest.raises(BadInput, match=f"interleaved:{size}: groups have 4 to 16 microbatches, the last one at least 4"):
+            preset(f"interleaved:{size}", problem)
+    for name in ("interleaved:", "interleaved:0", "interleaved:x", "gis:4"):
+        with pytest.raises(BadInput, match=f"method '{name}': one of auto"):
+            solve(problem, method=name)
 
 
 def test_the_tutors_numbers():

@@ -82,6 +82,22 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     return replace(problem, passes=table, edges=replace(edges, bytes=rest) + waits)
 
 
+def without_recompute(problem: Problem) -> tuple[Problem, dict[str, str]]:
+    """The step without its passes X, whose B and BW take their time too; and pass → the X that it waits for, by name. The
+    problem itself where nothing is recomputed, or an exchange of attention has parts of backwards wait for X."""
+    edges, passes, names = problem.edges, problem.passes, problem.names
+    own = np.flatnonzero(passes.are("X")[edges.before])
+    if not len(own) or "BQ" in passes.kinds:
+        return problem, {}
+    again, after = edges.before[own], edges.after[own]
+    backward = passes.are("B", "BW")[after]
+    duration = passes.duration.copy()
+    duration[after[backward]] += passes.duration[again[backward]]
+    longer = replace(problem, passes=replace(passes, duration=duration))
+    waits = {names[b]: names[x] for x, b in zip(again.tolist(), after.tolist(), strict=True)}
+    return longer.only(np.flatnonzero(~passes.are("X"))), waits
+
+
 def least_room(route: Sequence[int], held: Ints, from_b: Ints, stages: Ints, inputs: Ints) -> Ints:
     """Bytes a rank that one microbatch needs on this route: its first B waits for all F; the B of a rank's stages run one
     after the other, and only that of the moment needs what it takes and, where the others recompute, activations.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
 from ..util.text import format_gap, format_time, parse_share
-from .tools import print_json, searching
+from .tools import print_json, profile_from, searching, tell_other_model
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
@@ -48,13 +48,13 @@ class StillGood:
 def check_again(options: argparse.Namespace) -> int:
     """Time the order of a schedule's file by a profile, and search for a shorter one. 1 where it does not hold any more, or
     one is shorter by more than `--within`. Raises BadInput."""
-    from ..profile.profile import Profile
     from ..schedule import Schedule
 
     if options.bound or options.output:
         raise BadInput("--profile asks whether an order still holds by other times: leave out --bound and -o")
     within = parse_share(USUAL_SHARE if options.within is None else options.within, "--within")
-    schedule, profile = Schedule.load(options.schedule), Profile.load(options.profile)
+    schedule, profile = Schedule.load(options.schedule), profile_from(options.profile, "check")
+    tell_other_model(schedule, profile, "check")
     found = _still_good(schedule, profile, within, options)
     if options.json:
         print_json(found.to_json())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput, ZbsolveError
 from .step_options import check_useful, step_words
-from .tools import search_limits, searching
+from .tools import profile_from, search_limits, searching, tell_other_model
 
 if TYPE_CHECKING:
     from ..interchange.foreign_order import ForeignOrder
@@ -39,9 +39,7 @@ class Contenders:
     @classmethod
     def of(cls, options: argparse.Namespace, step: Sequence[str]) -> Contenders:
         """As a command's options say. Raises BadInput."""
-        from ..profile.profile import Profile
-
-        profile = Profile.load(options.profile) if options.profile else None
+        profile = profile_from(options.profile, "compare") if options.profile else None
         files = {what: _read(what) for what in options.what if not _is_name(what)}
         if files and (profile is None or len(files) == len(set(options.what))):  # no schedule of a profile's step is made
             check_useful(options, *_useless(profile is not None, files.values(), step))
@@ -87,6 +85,7 @@ class Contenders:
 
         if self.profile is None:
             return _proven(schedule)
+        tell_other_model(schedule, self.profile, "compare")
         for name in ("microbatches", "ranks"):
             if (has := getattr(schedule.problem, name)) != (said := self.words.get(name, has)):
                 raise BadInput(f"a step of {has} {name}, not {said}: not the same work")
@@ -177,9 +176,9 @@ def _useless(profiled: bool, files: Iterable[Schedule | ForeignOrder], names: Se
 
 def _is_name(what: str) -> bool:
     """Whether a word names a schedule, and not a file."""
-    from ..systems.table import PRESETS
+    from ..systems.table import is_named
 
-    return what in (BEST, *PRESETS) and not Path(what).exists()
+    return (what == BEST or is_named(what)) and not Path(what).exists()
 
 
 def _read(path: str) -> Schedule | ForeignOrder:

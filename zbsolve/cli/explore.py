@@ -25,6 +25,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         *(name for name in OPTIONS if name not in NOT_ON_PAGE),
         file=file,
         partition={"help": "equal, balanced, F+B, alpa, memory, or layers a stage such as 5,5,6,4 (default: balanced)"},
+        memory={"help": "all that a rank has, such as 40GiB (default: the device's, as profiled; a CPU: no limit)"},
         recompute={
             "metavar": None,
             "choices": ("none", "all"),

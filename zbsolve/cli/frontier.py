@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..util.errors import BadInput
 from .picture_options import add_picture_options, style_from
 from .step_options import OPTIONS, add_step_options, step_from
-from .tools import add_search_limits, add_workers, print_json, saving, search_limits, searching, workers_of
+from .tools import add_search_limits, add_workers, print_json, profile_from, saving, search_limits, searching, workers_of
 
 if TYPE_CHECKING:
     from ..profile.profile import Profile
@@ -36,13 +36,12 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Value and bound over memory, as a table, JSON and pictures."""
-    from ..profile.profile import Profile
     from ..show.frontier_report import check_frontier_path
 
     for path in options.output:
         check_frontier_path(path)
     style = style_from(options, *options.output)
-    profile, step = Profile.load(options.profile), step_from(options)
+    profile, step = profile_from(options.profile, "frontier"), step_from(options)
     for name in ("placement", "partition", "gathers", "vocabulary"):
         if getattr(step, name) == "auto":
             raise BadInput(f"frontier: {name} 'auto' is for solve: name one")

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from .step_options import add_some_step_options
-from .tools import print_json
+from .tools import print_json, profile_from
 
 if TYPE_CHECKING:
     from ..interchange.importing import Imported
@@ -32,11 +32,10 @@ def command(options: argparse.Namespace) -> int:
     """Read an order, verify it on the profile's times, write it as a schedule with a certificate."""
     from ..interchange.importing import import_schedule
     from ..interchange.reading import read_order
-    from ..profile.profile import Profile
     from ..search.certify import certified
     from .step_options import step_words
 
-    order, profile = read_order(options.file, options.placement), Profile.load(options.profile)
+    order, profile = read_order(options.file, options.placement), profile_from(options.profile, "import")
     found = import_schedule(order, profile, **{"partition": "balanced", **step_words(options, *STEP)})
     for note in order.notes:
         print(f"zbsolve import: {note}", file=sys.stderr)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
 from .step_options import add_step_options, step_from
-from .tools import print_json
+from .tools import print_json, profile_from
 
 if TYPE_CHECKING:
     from ..partition.by_name import Partitioned
@@ -34,10 +34,9 @@ def command(options: argparse.Namespace) -> int:
     from ..partition.by_name import NAMES, partition_by_name, partitioned
     from ..partition.file import Partition, check_scaling
     from ..placement import describe
-    from ..profile.profile import Profile
     from ..show.partition_text import partitions_as_text, stages_as_text
 
-    profile = Profile.load(options.profile)
+    profile = profile_from(options.profile, "partition")
     step = step_from(options, microbatches=4 * max(1, options.ranks or 1))
     costs, scaling = step.costs(profile), None
     if options.scaling is not None:
@@ -59,7 +58,8 @@ def command(options: argparse.Namespace) -> int:
         Partition(profile.model, placement, best.layers, best.devices, scaling).save(options.output)
     if options.json:
         rows = [{what: getattr(one, what) for what in one.__dataclass_fields__} for one in found]
-        print_json({"source": profile.source, "microbatches": step.microbatches, "limit": costs.limit, "partitions": rows})
+        limit = costs.limit[0] if costs.limit and len(set(costs.limit)) == 1 else costs.limit
+        print_json({"source": profile.source, "microbatches": step.microbatches, "limit": limit, "partitions": rows})
     elif options.output != "-":
         text = partitions_as_text(costs, found, profile.source)
         print(text, stages_as_text(costs, best, options.devices_per_node), sep="\n", end="")

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..exec.devices import DEVICES
 from ..exec.splits import SPLITS, as_lines
+from ..profile.doubtful import other_model
 from ..util.errors import BadInput
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
 from .tools import need_torch, print_json, saving
@@ -142,6 +143,8 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _print_run(predicted: Any, trace: Any) -> None:
+    from ..models.presets import STAND_IN
+
     mesh, problem = trace.facts.get("mesh", {}), predicted.step
     print(f"device: {trace.facts.get('on', trace.facts.get('device', 'cpu'))}")
     times = math.prod(mesh.values()) // problem.ranks if mesh else 1
@@ -165,6 +168,9 @@ def _print_run(predicted: Any, trace: Any) -> None:
             print(f"WARNING: rank {rank} held {held} of activations; its capacity is {has}")
     print(_no_replicas(problem, trace.facts), end="")
     print(_other_split(problem.source, trace.facts["split"]), end="")
+    stand_in = emulated is not None or STAND_IN.fullmatch(trace.facts["model"])
+    if not stand_in and (line := other_model(problem.source, trace.facts["model"])):
+        print(line)
     if trace.facts["split"].startswith("auto"):
         for line in as_lines(trace.facts.get("splits", [])):
             print(f"split: {line}")

@@ -31,7 +31,12 @@ AUTO_SLICES = "auto"
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_step_options(parser, file=PROFILE_OR_SCHEDULE, placement=AUTO)
-    parser.add_argument("--method", default="auto", help="auto, greedy, cp, milp, or a named schedule: see zbsolve systems")
+    parser.add_argument(
+        "--method",
+        default="auto",
+        help="auto, greedy, cp, milp, or a named schedule (see zbsolve systems); interleaved:16 is Megatron's in groups of "
+        "16 microbatches",
+    )
     parser.add_argument("--solver", default="cbc", help="for --method milp: cbc, highs, gurobi, or another that PuLP knows")
     add_search_limits(parser, 30.0, "seconds to search at most", "schedule")
     add_workers(parser)
@@ -103,9 +108,9 @@ def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
     """What is to be solved. For a named schedule the step has its placement and its backward, unless options say others."""
     from ..problem import Problem
     from ..systems.steps import check_backward, step_for
-    from ..systems.table import PRESETS, system
+    from ..systems.table import is_named, system
 
-    if options.method not in PRESETS:
+    if not is_named(options.method):
         return step_or_problem(options, partition="balanced")
     named = system(options.method)
     given = step_or_problem(options, partition="balanced", placement=named.placement)
@@ -119,19 +124,19 @@ def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
 
 def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) -> str:
     """A line where stages that somebody gave one by one are joined, and nothing on the command line says so; else ""."""
-    from ..systems.table import PRESETS
+    if not isinstance(given, tuple) or {options.placement, options.partition} != {None}:
+        return ""
+    from ..systems.table import is_named
 
-    if not isinstance(given, tuple) or {options.placement, options.partition} != {None} or options.method in PRESETS:
-        return ""
     profile, step = given
-    layers, (each, rest) = len(profile.layers), divmod(len(profile.layers), step.ranks)
-    if not profile.source.startswith("given") or each < 2 or rest:
+    layers, stages = len(profile.layers), len(step.routes[0])
+    chunks, rest = divmod(layers, step.ranks)
+    if not profile.source.startswith("given") or layers == stages or layers % stages or rest:
         return ""
-    chunks = "" if each == 2 else each
-    return (
-        f"{layers} layers on {step.ranks} stages: neighbours are joined, {each} a stage; --placement vee{chunks} or "
-        f"loop{chunks} gives each layer its own stage"
-    )
+    shapes = ("vee", "loop") if not is_named(options.method) else ("loop",) if step.placement == "loop" else ()
+    own = " or ".join(f"{one}{'' if chunks == 2 else chunks}" for one in shapes)
+    advice = f"; --placement {own} gives each layer its own stage" if own else ""
+    return f"{layers} layers on {stages} stages: neighbours are joined, {layers // stages} a stage{advice}"
 
 
 def _fused_saves(given: tuple[Profile, Step] | Problem, schedule: Schedule) -> float:

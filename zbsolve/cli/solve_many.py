@@ -50,6 +50,7 @@ def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int)
     from ..long_steps.files import as_json, save
     from ..search.many import solve_many
     from ..show.repeated_text import repeated_as_text
+    from ..show.sentences import placed
 
     show, began = progress_line(), time.monotonic()
     limits = search_limits(options)
@@ -57,7 +58,7 @@ def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int)
     show("")
     with saving(*[partial(save, found, options.output)] * bool(options.output)):
         if options.json:
-            print_json(as_json(found) | {"source": one.source})
+            print_json(as_json(found) | {"source": one.source} | placed(one))
         elif options.output != "-":
             if note := times_note(one.source):
                 print(note)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
+from .tools import profile_from
 
 if TYPE_CHECKING:
     from ..problem import Problem
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
 NAMED = "single, loop (loop4: 4 stages a rank), vee, mirror"
 PARTITIONS = (
-    "equal, balanced, F+B, alpa, memory, layers a stage such as 5,5,6,4, a partition.json, or auto: the best of all named "
-    "ones and of single layers moved from there (default: balanced)"
+    "equal, balanced, F+B, alpa, memory, layers a stage such as 5,5,6,4 or 5 4×6 5, Megatron's layout such as "
+    "Et*3|(t*4|)*6L, a partition.json, or auto: the best of all named ones and of single layers moved from there (default: "
+    "balanced)"
 )
 AUTO = {
     "help": f"{NAMED}, ranks such as 0,2,1,3, or auto: the best of single, loop, loop4, vee (default: single, but for a "
@@ -28,7 +30,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "microbatches": {"type": int, "help": "of a step"},
     "placement": {"help": f"{NAMED}, or ranks such as 0,2,1,3 (default: single)"},
     "partition": {"help": PARTITIONS},
-    "memory": {"help": "all that a rank has, such as 40GiB (default: the device's, as profiled; a CPU: no limit)"},
+    "memory": {
+        "help": "all that a rank has, such as 40GiB, or one number a rank, such as 16GB,16GB,8GB (default: the device's, as "
+        "profiled; a CPU: no limit)"
+    },
     "objective": {
         "choices": ("makespan", "span"),
         "help": "a step when ranks wait for each other at its end, or when they do not (default: makespan)",
@@ -153,7 +158,6 @@ def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profi
     """What the file and the options give to solve: a profile and its step (see `step_from`), or a problem, which may be a
     schedule's. Raises BadInput, also where options contradict the problem."""
     from ..problem import Problem
-    from ..profile.profile import Profile
     from ..schedule import Schedule
     from ..util.files import read_one_of
 
@@ -161,7 +165,7 @@ def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profi
     if kind == "plan":
         kind, body = "schedule", body.get("schedule", {})
     if kind == "profile":
-        return Profile.from_json(body, options.profile), step_from(options, **defaults)
+        return profile_from(options.profile, options.name, body), step_from(options, **defaults)
     if kind == "problem":
         problem = Problem.from_json(body, options.profile)
     else:

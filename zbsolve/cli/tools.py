@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..util.errors import BadInput
 
 if TYPE_CHECKING:
+    from ..profile.profile import Profile
     from ..schedule import Schedule
     from ..search.state import State
     from ..trace import Trace
@@ -103,6 +104,26 @@ def run_of(schedule: Schedule, path: str) -> Trace:
 
     foreign = others_trace(path)
     return Trace.load(path) if foreign is None else foreign.of_problem(schedule.problem, path)
+
+
+def profile_from(path: str, command: str, body: Any = None) -> Profile:
+    """The profile of a file, whose `body` may have been read before; what is to be doubted of it is told on standard error.
+    Raises BadInput."""
+    from ..profile.doubtful import doubts
+    from ..profile.profile import Profile
+
+    profile = Profile.load(path) if body is None else Profile.from_json(body, path)
+    for doubt in doubts(profile):
+        print(f"zbsolve {command}: WARNING: {doubt}", file=sys.stderr)
+    return profile
+
+
+def tell_other_model(schedule: Schedule, profile: Profile, command: str) -> None:
+    """A line on standard error where a schedule is timed by the profile of another model."""
+    from ..profile.doubtful import other_model
+
+    if line := other_model(schedule.problem.source, profile.model):
+        print(f"zbsolve {command}: {line}", file=sys.stderr)
 
 
 def need_torch() -> None:

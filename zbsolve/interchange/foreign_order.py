@@ -37,13 +37,15 @@ class ReadCell(NamedTuple):
 class ForeignOrder:
     """`rows`: the passes of each rank in their order. `format`: what the file is, in words. `where`: its path. `place`: how
     one says where a cell stands, with its row and column: "line {}, cell {}". `notes`: what the file says and this order
-    does not, a line each."""
+    does not, a line each. `factors`: how much larger each microbatch is than their mean; () where the file does not say
+    it."""
 
     rows: tuple[tuple[ReadCell, ...], ...]
     format: str
     where: str
     place: str
     notes: tuple[str, ...] = ()
+    factors: tuple[float, ...] = ()
 
     @property
     def ranks(self) -> int:

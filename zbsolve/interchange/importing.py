@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..profile.profile import Profile
 from ..schedule import IMPORTED, Schedule
 from ..step import Step
 from ..tables import Bools
-from ..util.text import exact_bytes, parse_bytes, printable
+from ..util.text import bytes_of_ranks, exact_bytes, printable
 from ..verifier import Violation, verify
 from .foreign_order import ForeignOrder
 
@@ -25,12 +25,12 @@ from .foreign_order import ForeignOrder
 @dataclass(frozen=True)
 class Imported:
     """An order from a file on a profile's times. `violations`: what does not hold, () where the schedule may be used.
-    `memory`: bytes that a rank has in all, None: no limit."""
+    `memory`: bytes that each rank has in all, None: no limit."""
 
     order: ForeignOrder
     schedule: Schedule
     violations: tuple[Violation, ...]
-    memory: int | None
+    memory: tuple[int, ...] | None
 
     @property
     def solver(self) -> str:
@@ -69,8 +69,14 @@ class Imported:
         capacity, peaks = self.schedule.problem.capacity, self.schedule.timeline().peak_bytes
         assert capacity is not None
         assert self.memory is not None
-        need = self.memory + max(peak - room for peak, room in zip(peaks, capacity, strict=True))
-        return f"{-(-need // 2**20)}MiB" if need >= 2**30 else str(need)
+        lacking = [peak - room for peak, room in zip(peaks, capacity, strict=True)]
+        if len(set(self.memory)) == 1:
+            return _rounded_up(self.memory[0] + max(lacking))
+        return ",".join(_rounded_up(has + max(0, more)) for has, more in zip(self.memory, lacking, strict=True))
+
+
+def _rounded_up(need: int) -> str:
+    return f"{-(-need // 2**20)}MiB" if need >= 2**30 else str(need)
 
 
 def import_schedule(order: ForeignOrder, profile: Profile, **step: Any) -> Imported:
@@ -87,13 +93,16 @@ def import_schedule(order: ForeignOrder, profile: Profile, **step: Any) -> Impor
     plain = without_side_streams(problem)  # of all-to-alls files say nothing: their order follows from the passes'
     listed = Schedule(plain, names)
     violations = verify(plain, listed)
-    memory = profile.capacity if step.get("memory") is None else parse_bytes(step["memory"])
+    said = profile.capacity if step.get("memory") is None else step["memory"]
+    memory = None if said is None else bytes_of_ranks(said, order.ranks)
     return Imported(order, listed if violations else with_side_streams(problem, listed), violations, memory)
 
 
 def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
     """The step that an order is for. Where it runs BW, and B and W elsewhere, the problem is a mixture of both. Raises
     BadInput, Infeasible."""
+    if order.factors and not profile.microbatch_factors:
+        profile = replace(profile, microbatch_factors=order.factors)
     said = {cell.stage for cell in order.cells() if cell.kind == "X"}
     options = {**step, "recompute": tuple(sorted(said))} if said else step
     return with_backwards_of(Step(order.ranks, order.microbatches, order.routes, **options), profile, *_backwards(order))

@@ -16,10 +16,10 @@ from ..planner.choice import Choice
 from ..planner.layout import FULL, NONE, SELECTIVE, Layout
 from ..problem import Problem
 from ..schedule import Schedule
-from ..systems.one_direction import interleaved_in_groups
+from ..systems.one_direction import interleaved_in_groups, takes_groups
 from ..systems.table import preset
 from ..util.errors import BadInput
-from ..util.text import format_time
+from ..util.text import format_bytes, format_time
 from ..verifier import verify
 from .alternatives import compared
 from .exports import Export, Options
@@ -141,7 +141,7 @@ def _groups(problem: Problem, only: Collection[int] = ()) -> Iterator[tuple[int 
         yield None, preset("1f1b", problem)
         return
     alone = without_side_streams(problem)  # sums over replicas begin when their gradients are there
-    allowed = [g for g in range(p, m + 1) if (m % g == 0 or m % g >= p) and (not only or g in only)]
+    allowed = [g for g in range(p, m + 1) if takes_groups(problem, g) and (not only or g in only)]
     if len(allowed) * len(problem.passes) > MAX_TRIED:
         powers = {p << shift for shift in range(m.bit_length())} | {m}
         spread = -(-len(allowed) * len(problem.passes) // MAX_TRIED)
@@ -151,11 +151,14 @@ def _groups(problem: Problem, only: Collection[int] = ()) -> Iterator[tuple[int 
 
 
 def _cost(schedule: Schedule, best: Schedule, group: int | None) -> str:
-    """What the schedule's own order would gain."""
+    """What the schedule's own order would gain, and what Megatron's holds beside it."""
     ours, theirs = schedule.timeline().value, best.timeline().value
     name = "1F1B" if group is None else f"interleaved 1F1B with its best g = {group}"
     over = verify(schedule.problem, best)
     memory = f"; it does not fit the schedule's memory: {over[0]}" if over else ""
+    held, own = (max(one.timeline().peak_bytes) for one in (best, schedule))
+    if held != own:
+        memory = f"; its fullest rank holds {format_bytes(held)}, the schedule's {format_bytes(own)}{memory}"
     if ours == theirs:
         return f"Megatron takes no order: it runs {name}, {format_time(theirs)}, as long as the schedule{memory}"
     return (

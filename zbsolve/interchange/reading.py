@@ -7,7 +7,7 @@ from typing import Any
 
 from ..util.errors import BadInput
 from ..util.files import parse_json, read_text
-from . import colossalai, primus
+from . import colossalai, crosspipe, primus
 from .foreign_order import ForeignOrder
 from .text_grid import read_text_grid
 
@@ -29,10 +29,15 @@ def _read_nodes(body: Any, where: str, placement: str | None) -> ForeignOrder:
     """Node lists in JSON. Raises BadInput."""
     if isinstance(body, dict) and "zbsolve" in body:
         raise BadInput(f"{where}: holds a {body['zbsolve']} of zbsolve itself: there is nothing to import")
+    if isinstance(body, dict) and "schedule" in body:
+        return crosspipe.read(body, where, placement)
     rows = body if isinstance(body, list) else []
     first = next((row[0] for row in rows if isinstance(row, list) and row and isinstance(row[0], dict)), {})
     for field, read in NODES.items():
         if field in first:
             return read(body, where, placement)
     known = " or ".join(f"'{field}'" for field in NODES)
-    raise BadInput(f"{where}: JSON, but no list of nodes a rank (with a field {known}: Primus, ColossalAI)")
+    raise BadInput(
+        f"{where}: JSON, but no list of nodes a rank (with a field {known}: Primus, ColossalAI; or in a field 'schedule': "
+        "CrossPipe); costs, such as SlackPipe's and SAPP's tables, go into a CSV for zbsolve numbers --stages"
+    )

@@ -19,6 +19,7 @@ from ..util.errors import BadInput
 from .alpa_dp import alpa
 from .cut_table import Floats
 from .cuts import balanced_ranks, equal, even, spans
+from .shared_ranks import balanced_or_equal
 from .stage_costs import StageCosts
 
 NAMES = ("equal", "balanced", "alpa", "memory")
@@ -42,26 +43,32 @@ class Partitioned:
 def partition_by_name(costs: StageCosts, name: str) -> tuple[int, ...]:
     """How many layers each stage gets, by name: equal (as people split today), balanced (the slowest stage as fast as
     possible), F+B (the same without W, which can fill gaps), alpa (its estimate least, within the memory), memory (the
-    fullest stage as empty as possible).
+    fullest stage as empty as possible, as a share of its rank's memory).
 
-    Where several stages share a rank, alpa goes by the ranks' work and is a local search. Raises BadInput, Infeasible.
+    Where several stages share a rank, balanced and F+B go by the ranks' work, balanced is equal where a greedy step does not
+    gain by it (`balanced_or_equal`), and alpa is a local search. Raises BadInput, Infeasible.
     """
     layers = len(costs.layers)
     if layers < costs.stages:
         raise BadInput(f"partition: {layers} layers do not make {costs.stages} stages")
     if name == "equal":
         return equal([(c.parameter_bytes, c.output_bytes) for c in costs.layers], costs.stages)
-    if name in ("balanced", "F+B"):
+    if name == "balanced":
+        return balanced_or_equal(costs, costs.times)
+    if name == "F+B":
         passes = [c.F + (c.BW if costs.fused else c.B) for c in costs.layers]
-        return balanced_ranks(costs.times if name == "balanced" else passes, costs.routes, costs.factors.tolist())
+        return balanced_ranks(passes, costs.routes, costs.factors.tolist())
     if name == "memory":
-        return even(lambda s: costs.bytes(costs.stages - s)[None], layers, costs.stages)
+        rooms = [max(1, room) for room in costs.limit or (1,) * costs.ranks]
+        scarce = [max(rooms) / rooms[rank] for rank in costs.routes[0]]
+        return even(lambda s: scarce[-s] * costs.bytes(costs.stages - s)[None], layers, costs.stages)
     if name != "alpa":
         raise BadInput(f"partition '{name}': none of {', '.join(NAMES)}, F+B, and no layers a stage such as 5,5,6,4")
     if costs.single:
         return _alpa(costs)
-    starts = (_descend(costs, partition_by_name(costs, start)) for start in ("balanced", "equal", "memory"))
-    return min(starts, key=_preference(costs))
+    starts = [balanced_ranks(costs.times, costs.routes, costs.factors.tolist())]
+    starts += [partition_by_name(costs, start) for start in ("equal", "memory")]
+    return min((_descend(costs, start) for start in starts), key=_preference(costs))
 
 
 def _alpa(costs: StageCosts) -> tuple[int, ...]:
@@ -69,7 +76,7 @@ def _alpa(costs: StageCosts) -> tuple[int, ...]:
         return costs.steps(costs.factors[costs.stages - s])
 
     def cost(s: int) -> Floats:
-        fits = True if costs.limit is None else costs.bytes(costs.stages - s) <= costs.limit
+        fits = costs.bytes(costs.stages - s) <= costs.room(costs.stages - s)
         return np.where(fits, steps(s)[0], np.inf)[None]
 
     def beyond(s: int) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -69,18 +70,34 @@ class PartitionForm(msgspec.Struct):
 
 
 def parse_partition(text: str) -> str | tuple[int, ...] | Partition:
-    """What `--partition` says: "auto" or a name (see `by_name`), layers a stage such as `5,5,6,4`, or a partition's file.
+    """What `--partition` says: "auto" or a name (see `by_name`), layers a stage (see `counts_in`), or a partition's file.
     Raises BadInput."""
     if text in ("auto", *SEARCHED):
         return text
     if text.endswith(".json") or text == "-":
         return Partition.load(text)
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    counts = counts_in(text)
+    if counts is None:
         raise BadInput(
-            f"partition '{text}': not auto, equal, balanced, F+B, alpa, memory, layers such as 5,5,6,4, or a .json file"
+            f"partition '{text[:80]}': not auto, equal, balanced, F+B, alpa, memory, layers such as 5,5,6,4 or 5 4×6 5, "
+            "Megatron's layout such as Et*3|(t*4|)*6L, or a .json file"
         )
-    return tuple(map(int, parts))
+    return counts
+
+
+def counts_in(text: str) -> tuple[int, ...] | None:
+    """Layers of each stage: `5,5,6,4`; `5 4×6 5` as tables print it; or Megatron's layout, where each of the letters E t m L
+    is a layer and | ends a stage: `Et*3|(t*4|)*6L`. Commas say nothing there; where there is no |, they end stages:
+    `E,t*10,m*3,L*4`. None: none of these."""
+    runs = [re.fullmatch(r"(\d{1,6})(?:[×x](\d{1,4}))?", part) for part in re.split(r"\s*,\s*|\s+", text.strip())]
+    if all(runs):
+        return tuple(int(run[1]) for run in runs if run for _ in range(int(run[2] or 1)))
+    layout = "".join(text.split()).replace(",", "" if "|" in text else "|")
+    layout = re.sub(r"\(([^()]+)\)\*(\d{1,4})", lambda group: group[1] * int(group[2]), layout)
+    if not re.fullmatch(r"([EtmL](\*\d{1,4})?\|?)+", layout):
+        return None
+    stages = (re.findall(r"[EtmL](?:\*(\d+))?", stage) for stage in layout.split("|"))
+    return tuple(sum(int(times or 1) for times in stage) for stage in stages)
 
 
 def check_scaling(pairs: Mapping[str, object], where: str) -> dict[int, float]:

@@ -18,23 +18,31 @@ def least_step(costs: StageCosts, objective: str) -> int:
 
     Where each stage has a rank of its own: stage j starts when F went through the layers before, then works m times, and
     behind its last B the B of the layers before are still to come, all-to-alls on both ways; the least maximum over j is a
-    dynamic programme. On shared ranks: all work over all ranks. Of a sharded vocabulary S and T are work of every rank.
+    dynamic programme. In any case: all work over all ranks. Of a sharded vocabulary S and T are work of every rank.
     """
     kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
     sums = [spans([getattr(c, kind) for c in costs.layers]) for kind in kinds]
     shard = (costs.vocabulary.S, costs.vocabulary.T) if costs.vocabulary.barriers else ()
+    factors = np.array(costs.rank_factors or (1.0,) * costs.ranks)
+    again = HALF / factors.min() if costs.rank_factors else 0.0  # a factor's product is rounded once more
+    once = sum(one[0, -1] - costs.stages * (_rounding(costs, kind) + again) for one, kind in zip(sums, kinds, strict=True))
+    once += sum(costs.ranks * max(0.0, one - HALF - again) for one in shard)
+    roundings = (len(sums) * costs.stages + len(shard) * costs.ranks) / factors.min()
+    total = _of_all(costs, np.asarray(once), roundings)
+    shared = ceil(float(total) / float((1 / factors).sum()) - 1e-6)
     if not costs.single:
-        factors = np.array(costs.rank_factors or (1.0,) * costs.ranks)
-        once = sum(one[0, -1] - HALF * costs.stages * (1 + 1 / factors.min()) for one in sums)
-        once += sum(costs.ranks * max(0.0, one - HALF * (1 + 1 / factors.min())) for one in shard)
-        roundings = (len(sums) * costs.stages + len(shard) * costs.ranks) / factors.min()
-        total = _of_all(costs, np.asarray(once), roundings)
-        return ceil(float(total) / float((1 / factors).sum()) - 1e-6)
+        return shared
 
     def price(s: int) -> Floats:
         return _stage_at_least(costs, sums, shard, costs.stages - s, objective)[None]
 
-    return ceil(cut_dp(len(costs.layers), costs.stages, price, maximum=True).cost(costs.stages) - 1e-6)
+    table = cut_dp(len(costs.layers), costs.stages, price, maximum=True)
+    return max(shared, ceil(table.cost(costs.stages) - 1e-6))
+
+
+def _rounding(costs: StageCosts, kind: str) -> float:
+    """µs that a pass of this kind may be shorter than its layers say: none where these are whole."""
+    return 0.0 if all(float(getattr(layer, kind)).is_integer() for layer in costs.layers) else HALF
 
 
 def _of_all(costs: StageCosts, one: Floats, roundings: float = 1.0) -> Floats:

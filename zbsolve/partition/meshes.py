@@ -58,6 +58,8 @@ def mesh_partitions(costs: StageCosts, per_node: int, scaling: Scaling | None = 
         raise BadInput(f"submeshes: {devices} devices are not whole nodes of {per_node}")
     if not costs.single or costs.rank_factors:
         raise BadInput("submeshes: every stage has devices of its own, alike: placement single, no 'rank_factors'")
+    if len(set(costs.limit or ())) > 1:
+        raise BadInput("memory: submeshes have devices alike: give one number")
     sizes = [n for n in submeshes(devices // per_node, per_node) if scaling is None or n == 1 or n in scaling]
     each = {size: _on_submesh(costs, size, scaling) for size in sizes}
     layers, most = len(costs.layers), min(len(costs.layers), devices)
@@ -76,7 +78,7 @@ def mesh_partitions(costs: StageCosts, per_node: int, scaling: Scaling | None = 
     if not alike:
         raise BadInput("submeshes: no equal split exists to compare with")
     plain = [_partitioned(costs, each, "equal", *one) for one in alike]
-    fits = [one for one in plain if costs.limit is None or max(one.need) <= costs.limit]
+    fits = [one for one in plain if max(one.need) <= costs.room(0)]
     return min(fits or plain, key=lambda one: one.estimate), best
 
 
@@ -88,10 +90,7 @@ def _on_submesh(costs: StageCosts, size: int, scaling: Scaling | None) -> StageC
 
 def _within(there: StageCosts, costs: StageCosts, s: int) -> Floats:
     """ns of each group of layers where parameters and min(m, s) microbatches fit, s stages being left."""
-    busier = there.steps()[0]
-    if costs.limit is None:
-        return busier
-    return np.where(there.fixed_bytes + min(costs.microbatches, s) * there.kept <= costs.limit, busier, np.inf)
+    return np.where(there.fixed_bytes + min(costs.microbatches, s) * there.kept <= costs.room(0), there.steps()[0], np.inf)
 
 
 def _partitioned(

@@ -53,9 +53,9 @@ class StageCosts:
     """Layers on the stages of a pipeline: what is partitioned, and for what.
 
     layers, link, states, tied, rank_factors, microbatch_factors, gradients: as in a `Profile`. routes: stage → rank, as
-    `placement.check_routes` gives them; microbatches of a step; limit: bytes a rank, or None; fused: one backward BW in
-    place of B and W; shards: ranks of the data-parallel group over which a stage's parameters are sharded; vocabulary: what
-    each rank has of a sharded one beside its stages.
+    `placement.check_routes` gives them; microbatches of a step; limit: bytes of each rank, or None; fused: one backward BW
+    in place of B and W; shards: ranks of the data-parallel group over which a stage's parameters are sharded; vocabulary:
+    what each rank has of a sharded one beside its stages.
     """
 
     layers: tuple[Layer, ...]
@@ -66,7 +66,7 @@ class StageCosts:
     microbatch_factors: tuple[float, ...]
     routes: tuple[tuple[int, ...], ...]
     microbatches: int
-    limit: int | None
+    limit: tuple[int, ...] | None
     fused: bool = False
     shards: int = 1
     vocabulary: Shard = NO_SHARD
@@ -78,13 +78,13 @@ class StageCosts:
         model: Layered,
         routes: tuple[tuple[int, ...], ...],
         microbatches: int = 1,
-        limit: int | None = None,
+        limit: int | tuple[int, ...] | None = None,
         fused: bool = False,
         shards: int = 1,
         vocabulary: Shard = NO_SHARD,
     ) -> StageCosts:
-        """Of a profile's layers; fused too where it knows nothing else. Raises BadInput where it knows how fast another
-        number of ranks is, or how long another number of microbatches."""
+        """Of a profile's layers; fused too where it knows nothing else. limit: of each rank, or of all alike. Raises
+        BadInput where it knows how fast another number of ranks is, or how long another number of microbatches."""
         ranks, known = max(routes[0]) + 1, len(model.rank_factors)
         if known not in (0, ranks):
             raise BadInput(f"ranks: the profile knows how fast {known} ranks are (field 'rank_factors'), not {ranks}")
@@ -95,6 +95,7 @@ class StageCosts:
                 f"not {microbatches}; without that field all are alike"
             )
         parts = (model.layers, model.link, model.states, model.tied, model.rank_factors, lengths)
+        limit = (limit,) * ranks if isinstance(limit, int) else limit
         fused = fused or not split_known(model.layers)
         return cls(*parts, routes, microbatches, limit, fused, shards, vocabulary, model.gradients)
 
@@ -154,6 +155,14 @@ class StageCosts:
         """What stages keep and need, bytes."""
         largest = max(self.microbatch_factors, default=1.0)
         return StageMemory(self.layers, self.states, self.tied, self.shards, self.vocabulary, self.gradients, largest)
+
+    def room(self, stage: int) -> float:
+        """Bytes of the rank of a stage, in the first route; infinite without a limit."""
+        return np.inf if self.limit is None else self.limit[self.routes[0][stage]]
+
+    def fits(self, need: Sequence[int]) -> bool:
+        """Whether every rank, or every submesh, has what it needs."""
+        return self.limit is None or all(one <= room for one, room in zip(need, self.limit, strict=False))
 
     def in_flight(self, stage: int) -> int:
         """Microbatches whose activations a stage is taken to hold at once: as 1F1B does where each stage has its own rank

@@ -14,13 +14,13 @@ from ..build.one_microbatch import checked_room
 from ..build.recompute import Recompute, recomputed_stages
 from ..layer import HostLink, Layer, Link, Tied, split_known
 from ..partition.by_name import partition_by_name
-from ..partition.cuts import balanced_ranks
+from ..partition.shared_ranks import balanced_or_equal
 from ..partition.stage_costs import StageCosts
 from ..partition.stage_memory import NO_SHARD, Shard
 from ..problem import Problem
 from ..util.errors import BadInput, Infeasible
 from ..util.files import checked, read_part_of, write_document
-from ..util.text import exact_bytes, has_unit, parse_bytes
+from ..util.text import bytes_of_ranks, exact_bytes, has_unit
 from .attention_exchange import check_exchange, exchanged_step
 from .cuts import SEQUENCE, Slices, cuts_of, tokens_of
 from .form import (
@@ -115,23 +115,22 @@ class Profile:
         """The training step of this model on `ranks` ranks.
 
         placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn
-        ("mirror"); a stage's parameters count on every rank that it lives on. memory: bytes a rank ("40GiB"), of which
-        parameters, gradients and optimizer state, messages and what passes take while they run are taken off first (see
-        `StageMemory.of_ranks`); None: the device's capacity, unlimited where unknown. layers: how many layers each stage
-        gets; None: `balanced_ranks` over F + B + W, for the ranks as fast as they are. fused: one backward BW, as people
-        run it without a split. recompute: stages ("all", "0,2", or numbers) that drop their activations after F and make
-        them again before B, in X's time (F's where unknown); stage 0's input is the batch, which is there anyway.
-        blocking: whether messages occupy their sender; None: as the link says. shards: ranks of the data-parallel group over
-        which each stage's parameters, gradients and optimizer states are sharded (FSDP); gathers: how often a step's
-        forwards gather them, a number or one a stage (see `with_sharding`). Then a rank's fixed memory is its part of them,
-        and what is gathered is the schedule's matter. offload: what goes to host memory between F and the backward (see
-        `offloaded_step`); a step that only fits with it is built, too. vocabulary: "sharded" or "two-barriers" (see
-        `with_vocabulary`), "redistribute" (None is the same), or "last": with as many of the model's repeated layers on each
-        stage, where `layers` does not say. slices: parts of each sequence, "8" (even), "8:even-work", or lengths (see
-        `zbsolve.profile.cuts`); their attention takes longer the later they come. attention_exchange: ranks that would
-        wait make attention for those with late slices (see `with_attention_exchange`). replicas: pipelines of a
-        data-parallel group, which sum each stage's gradients in a pass C (see `replicated_step`). Raises BadInput,
-        Infeasible.
+        ("mirror"); a stage's parameters count on every rank that it lives on. memory: bytes a rank ("40GiB"), or of each
+        ("16GB,16GB,8GB,8GB"), of which parameters, gradients and optimizer state, messages and what passes take while they
+        run are taken off first (see `StageMemory.of_ranks`); None: the device's capacity, unlimited where unknown. layers:
+        how many layers each stage gets; None: `balanced_or_equal` over F + B + W, for the ranks as fast as they are. fused:
+        one backward BW, as people run it without a split. recompute: stages ("all", "0,2", or numbers) that drop their
+        activations after F and make them again before B, in X's time (F's where unknown); stage 0's input is the batch,
+        which is there anyway. blocking: whether messages occupy their sender; None: as the link says. shards: ranks of the
+        data-parallel group over which each stage's parameters, gradients and optimizer states are sharded (FSDP); gathers:
+        how often a step's forwards gather them, a number or one a stage (see `with_sharding`). Then a rank's fixed memory is
+        its part of them, and what is gathered is the schedule's matter. offload: what goes to host memory between F and the
+        backward (see `offloaded_step`); a step that only fits with it is built, too. vocabulary: "sharded" or "two-barriers"
+        (see `with_vocabulary`), "redistribute" (None is the same), or "last": with as many of the model's repeated layers on
+        each stage, where `layers` does not say. slices: parts of each sequence, "8" (even), "8:even-work", or lengths (see
+        `zbsolve.profile.cuts`); their attention takes longer the later they come. attention_exchange: ranks that would wait
+        make attention for those with late slices (see `with_attention_exchange`). replicas: pipelines of a data-parallel
+        group, which sum each stage's gradients in a pass C (see `replicated_step`). Raises BadInput, Infeasible.
         """
         check_sharding(shards, gathers)
         check_replicas(replicas, shards)
@@ -139,7 +138,7 @@ class Profile:
         profile = self if blocking is None else replace(self, link=replace(self.link, blocking=blocking))
         link, group = profile.link, self.shard_link or profile.link
         routes = placements.routes_of(placement, ranks)
-        limit = self.capacity if memory is None else parse_bytes(memory)
+        limit = self.capacity if memory is None else bytes_of_ranks(memory, ranks)
         cuts = cuts_of(slices, self.layers, self.facts.get(SEQUENCE))
         changed = not is_none(offload) or vocabulary in BARRIERS
         check_exchange(attention_exchange, cuts, link, (self.rank_factors, self.microbatch_factors))
@@ -151,7 +150,7 @@ class Profile:
         left = self._left(costs, counts, recompute, memory)
         stays, unlike = is_none(offload), bool(self.microbatch_factors)
         room = None if unlike else left  # of the largest microbatch only `_uneven` knows
-        with _said_of_memory(limit, memory, stays and not recompute):
+        with _said_of_memory(costs.limit, memory, stays and not recompute):
             problem = plain_step(whole, costs, cuts, counts, room if stays else None, objective, recompute)
             problem = replace(problem, source=model._problem_source)
             problem = vocabulary_step(problem, part.vocabulary, link, vocabulary)
@@ -194,13 +193,15 @@ class Profile:
             return None
         left = []
         recomputing = recomputed_stages(recompute, costs.stages).tolist()
-        for rank, (fixed, moving) in enumerate(zip(*costs.memory.of_ranks(counts, costs.routes, recomputing), strict=True)):
-            if fixed + moving > costs.limit:
+        parts = zip(costs.limit, *costs.memory.of_ranks(counts, costs.routes, recomputing), strict=True)
+        for rank, (limit, fixed, moving) in enumerate(parts):
+            if fixed + moving > limit:
+                own = said.split(",")[rank] if isinstance(said, str) and "," in said else said
                 raise Infeasible(
                     f"memory: rank {rank} needs {exact_bytes(fixed)} for parameters and optimizer states and "
-                    f"{exact_bytes(moving)} for messages and inside passes, more than its memory{_of(costs.limit, said)}"
+                    f"{exact_bytes(moving)} for messages and inside passes, more than its memory{_of((limit,), own)}"
                 )
-            left.append(int(costs.limit - fixed - moving))
+            left.append(int(limit - fixed - moving))
         return left
 
     def without_vocabulary(self) -> Profile:
@@ -286,7 +287,7 @@ def _layers(costs: StageCosts, vocabulary: str | None, recompute: Recompute) -> 
         return partition_by_name(costs, "equal")
     turns = 2 if recompute == "all" else 1
     work = [c.work + (turns - 1) * c.F for c in costs.layers]
-    return balanced_ranks(work, costs.routes, costs.factors.tolist())
+    return balanced_or_equal(costs, work)
 
 
 def _checked_source(source: str, where: str) -> str:
@@ -297,22 +298,23 @@ def _checked_source(source: str, where: str) -> str:
 
 
 @contextmanager
-def _said_of_memory(limit: int | None, said: str | int | None, keeps_all: bool) -> Iterator[None]:
+def _said_of_memory(limits: Sequence[int] | None, said: str | int | None, keeps_all: bool) -> Iterator[None]:
     """What does not fit inside says of how much memory, and what keeps less."""
     try:
         yield
     except Infeasible as error:
         rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
         less = "; recompute and offload keep less" if keeps_all else ""
-        raise Infeasible(f"{error}; {rest}{_of(limit, said)}{less}") from None
+        raise Infeasible(f"{error}; {rest}{_of(limits, said)}{less}") from None
 
 
-def _of(limit: int | None, said: str | int | None) -> str:
-    """How much memory a rank was given, for messages: as it was `said`; where that is a bare number, too small to be meant,
+def _of(limits: Sequence[int] | None, said: str | int | None) -> str:
+    """How much memory ranks were given, for messages: as it was `said`; where that is a bare number, too small to be meant,
     with its unit."""
-    if limit is None:
+    if limits is None:
         return ""
-    if isinstance(said, str) and has_unit(said):
+    if isinstance(said, str) and all(map(has_unit, said.split(","))):
         return f" of {said.strip()}"
-    small = limit < 2**20 and said is not None
-    return f" of {exact_bytes(limit)}{' (a number without a unit is bytes: write 40GiB, 512MB)' if small else ''}"
+    small = min(limits) < 2**20 and said is not None
+    sizes = " or ".join(map(exact_bytes, dict.fromkeys(limits)))
+    return f" of {sizes}{' (a number without a unit is bytes: write 40GiB, 512MB)' if small else ''}"

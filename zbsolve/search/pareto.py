@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..problem import Ints
+from ..placement import describe
+from ..problem import Ints, Problem
 from ..profile.profile import Profile
 from ..step import Step
 from ..systems.table import system
@@ -64,9 +65,20 @@ class Frontier:
         write_document(path, "frontier", self.to_json())
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A step without a limit of memory, and what a frontier says of it. fixed: bytes a rank beside activations. of: fields
+    of `Frontier`."""
+
+    free: Problem
+    fixed: Ints
+    named: tuple[Named, ...]
+    of: dict[str, Any]
+
+
 def frontier(
-    profile: Profile,
-    step: Step,
+    asked: Profile | Problem,
+    step: Step | None = None,
     *,
     points: int = 12,
     seconds: float = 60.0,
@@ -75,8 +87,9 @@ def frontier(
     stop: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> Frontier:
-    """Value and bound of the step (its own memory does not count) at `points` memory limits or more (the peaks of named
-    schedules are added), in `seconds` in all, or `effort` in their place: the same points on every machine (see `solve`).
+    """Value and bound of a profile's step, or of a problem (then without `step`), at `points` memory limits or more (the
+    peaks of named schedules are added), in `seconds` in all, or `effort` in their place: the same points on every machine
+    (see `solve`). The memory that it has itself does not count. A problem knows activations alone.
 
     First down from unlimited memory, then, with what time is left, up again over the points that are still open, each
     from the best schedule that fits. Where time is over on the way down, only the tightest limit without a schedule is
@@ -92,13 +105,11 @@ def frontier(
         raise BadInput(f"points: {points} are more than a frontier has ({MAX_POINTS})")
     ready()
     clock, options = Clock(seconds, effort), {"seed": 0, **options}
-    free = replace(step, memory=None).problem(replace(profile, capacity=None))
-    limited = replace(step, memory=AMPLE).problem(profile)
-    assert limited.capacity is not None
-    fixed = np.array([AMPLE - room for room in limited.capacity], np.int64)
-    named = _named(profile, step, fixed)
+    if (step is None) == isinstance(asked, Profile):
+        raise BadInput("frontier: a profile needs a step, and a problem is one")
+    one = _of_problem(asked) if isinstance(asked, Problem) else _of_profile(asked, step)  # type: ignore[arg-type]
     runner = TaskRunner(options.pop("workers", None), clock.counted, progress=progress)
-    found = MemoryLimits(free, fixed, named, clock, options, runner, stop)
+    found = MemoryLimits(one.free, one.fixed, one.named, clock, options, runner, stop)
     found.solve((None, 1 / (points + 1), "unlimited"))
     found.plan(points)
     found.down()
@@ -106,22 +117,37 @@ def frontier(
     proven = found.bound(None)
     free_bound = (0, "") if proven is None else (proven[1].bound, proven[1].proof)
     return Frontier(
-        profile.title,
-        step.ranks,
-        step.microbatches,
-        step.title,
-        step.objective,
-        tuple(fixed.tolist()),
-        free.work,
-        profile.capacity,
-        seconds,
-        effort,
-        options["seed"],
-        found.points(),
-        named,
-        profile.source,
-        *free_bound,
+        ranks=one.free.ranks,
+        microbatches=one.free.microbatches,
+        objective=one.free.objective,
+        fixed=tuple(one.fixed.tolist()),
+        work=one.free.work,
+        seconds=seconds,
+        effort=effort,
+        seed=options["seed"],
+        points=found.points(),
+        named=one.named,
+        free_bound=free_bound[0],
+        free_proof=free_bound[1],
+        **one.of,
     )
+
+
+def _of_profile(profile: Profile, step: Step) -> _Asked:
+    free = replace(step, memory=None).problem(replace(profile, capacity=None))
+    limited = replace(step, memory=AMPLE).problem(profile)
+    assert limited.capacity is not None
+    fixed = np.array([AMPLE - room for room in limited.capacity], np.int64)
+    of = {"model": profile.title, "placement": step.title, "device": profile.capacity, "source": profile.source}
+    return _Asked(free, fixed, _named(profile, step, fixed), of)
+
+
+def _of_problem(problem: Problem) -> _Asked:
+    free, fixed = replace(problem, capacity=None), np.zeros(problem.ranks, np.int64)
+    orders = known_orders(free)
+    named = tuple(Named(name, needs(one, fixed), int(one.timeline().value), free.work) for name, one in orders)
+    placement = "/".join(map(describe, problem.routes))
+    return _Asked(free, fixed, named, {"model": problem.source or "a problem", "placement": placement, "device": None})
 
 
 def _named(profile: Profile, step: Step, fixed: Ints) -> tuple[Named, ...]:

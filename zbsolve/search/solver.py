@@ -24,7 +24,7 @@ from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..problem import OBJECTIVES, Problem
 from ..schedule import Schedule
-from ..systems.table import PRESETS, name_on, preset, presets_of
+from ..systems.table import PRESETS, is_named, name_on, preset, presets_of
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError, interruption
 from ..util.kernels import before_compiling
@@ -98,7 +98,7 @@ def solve(
 
 def check_options(method: str, solver: str, prefer: str | None) -> None:
     """Raise BadInput for a method, a solver or a preference that there is not."""
-    if method not in METHODS and method not in PRESETS:
+    if method not in METHODS and not is_named(method):
         raise BadInput(f"method '{method}': one of {', '.join((*METHODS, *PRESETS))}")
     if prefer not in (None, *PREFERENCES):
         raise BadInput(f"prefer '{prefer}': one of {', '.join(PREFERENCES)}")
@@ -227,10 +227,10 @@ def _nothing(state: State, method: str) -> ZbsolveError:
     """Why there is no schedule: proven, or only not found."""
     if state.schedule is not None:
         lacks = lacking_in_words(state.schedule)
-        if method in PRESETS:
+        if is_named(method):
             return Infeasible(f"{method}: {lacks}")
         return NotFound(f"messages: in the best schedule {lacks}; in none that was found they fit; others may exist")
-    if method in PRESETS:
+    if is_named(method):
         return Infeasible(f"{method}: {_lacks(preset(method, state.problem))}")
     problem = state.problem
     if problem.capacity is not None:

@@ -25,7 +25,7 @@ def partitions_as_text(costs: StageCosts, found: Sequence[Partitioned], source: 
                 f"{one.estimate:,.0f}",
                 f"{one.estimate / base - 1:+.2%}",
                 f"{max(one.times):,.1f}",
-                f"{max(one.need):,}{' ' if _fits(costs, one) else '!'}",
+                f"{max(one.need):,}{' ' if costs.fits(one.need) else '!'}",
                 "  " + _stage_layers(one),
             )
         )
@@ -34,15 +34,12 @@ def partitions_as_text(costs: StageCosts, found: Sequence[Partitioned], source: 
     lines.append(f"estimate: Σ t + (m − 1) · max t for m = {costs.microbatches}; bytes: {kind}")
     if any(costs.all_to_alls):
         lines.append("all-to-alls are in that sum, and in the maximum where a rank's take longer than its work")
-    if not all(_fits(costs, one) for one in found):
-        lines.append(f"!: more than the {costs.limit:,} bytes that a rank has")
+    if not all(costs.fits(one.need) for one in found):
+        rooms = " or ".join(f"{room:,}" for room in dict.fromkeys(costs.limit or ()))
+        lines.append(f"!: more than the {rooms} bytes that a rank has")
     if note := times_note(source):
         lines.append(note)
     return "\n".join(lines) + "\n"
-
-
-def _fits(costs: StageCosts, one: Partitioned) -> bool:
-    return costs.limit is None or max(one.need) <= costs.limit
 
 
 def _stage_layers(one: Partitioned) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..profile.doubtful import doubts
 from ..profile.profile import Profile
-from ..profile.slice_errors import layer_errors_note
 from ..util.text import aligned, printable
 from .offload_text import host_lines
 from .pages import render
@@ -22,10 +22,8 @@ from .profile_rows import (
 
 
 def _warnings(profile: Profile) -> list[str]:
-    """What the profiler warned of, a line each, and where lines are far from the slices that they stand for."""
-    notes = profile.facts.get("warnings", [])
-    found = [*(notes if isinstance(notes, list) else []), *filter(None, [layer_errors_note(profile)])]
-    return [f"WARNING: {printable(str(note))}" for note in found]
+    """What is to be doubted of it, a line each."""
+    return [f"WARNING: {note}" for note in doubts(profile)]
 
 
 def banner(profile: Profile) -> list[str]:

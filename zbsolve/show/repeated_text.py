@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..long_steps.repeated import RepeatedSchedule
 from ..long_steps.simulation import peaks
 from ..util.text import format_bytes, format_time
-from .sentences import proof_line, verdict
+from .sentences import placement_line, proof_line, verdict
 
 
 def repeated_as_text(long: RepeatedSchedule) -> str:
@@ -14,6 +14,7 @@ def repeated_as_text(long: RepeatedSchedule) -> str:
     if certificate is not None:
         bubble = 1 - long.microbatches * long.one.work / certificate.value
         lines += [verdict(certificate), proof_line(certificate), f"bubble {bubble:.2%}, found by {certificate.solver}"]
+    lines.append(placement_line(long.one))
     rounds = "a microbatch" if round.every == 1 else f"{round.every} microbatches"
     lines.append(
         f"{long.passes:,} passes of {long.microbatches:,} microbatches: an order of {long.few}, and in it rounds of "

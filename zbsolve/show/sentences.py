@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+from ..build.vocabulary import model_routes, model_stages
 from ..ilp.bounds.bound import IN_ORDER
+from ..placement import describe
+from ..problem import Problem
 from ..schedule import Certificate, Schedule
+from ..util.errors import BadInput
 from ..util.text import exact_time, format_bytes, format_time, printable
 
 
@@ -21,6 +26,27 @@ def headline(schedule: Schedule) -> str:
     words = [f"{n:,} {word}{'' if n == 1 else 'es' if word.endswith(('s', 'h')) else 's'}" for n, word in counts]
     source = f" ({printable(schedule.problem.source)})" if schedule.problem.source else ""
     return ", ".join(words) + source
+
+
+def placed(problem: Problem) -> dict[str, Any]:
+    """The placement as one writes it, None where a stage's microbatches follow no route; the stages, and how many of them
+    each rank has."""
+    try:
+        placement = "/".join(map(describe, model_routes(problem)))
+    except BadInput:
+        placement = None
+    homes = problem.stage_ranks[: model_stages(problem)]
+    a_rank = [sum(rank in ranks for ranks in homes) for rank in range(problem.ranks)]
+    return {"placement": placement, "stages": len(homes), "stages_a_rank": a_rank}
+
+
+def placement_line(problem: Problem) -> str:
+    """`placement loop: 16 stages on 8 ranks, 2 a rank`."""
+    found = placed(problem)
+    least, most = min(found["stages_a_rank"]), max(found["stages_a_rank"])
+    each = f"{most}" if least == most else f"{least} to {most}"
+    name = found["placement"] or "without routes"
+    return f"placement {name}: {found['stages']} stages on {problem.ranks} ranks, {each} a rank"
 
 
 def without_notes(line: str) -> str:

@@ -12,7 +12,7 @@ from ..handover import most_waiting
 from ..schedule import Schedule
 from ..util.text import aligned, counted, format_bytes, format_time, in_one_unit, printable
 from .offload_text import copies_in_words
-from .sentences import pool_lines, proof_line, verdict
+from .sentences import placed, placement_line, pool_lines, proof_line, verdict
 
 if TYPE_CHECKING:
     from ..problem import Problem
@@ -42,10 +42,12 @@ class Solved:
     attention: AttentionGain | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Lengths of uneven slices; what a fused backward saves; peaks and capacities, bytes a rank; what every schedule of
-        this value needs, as far as proven; and the changes against 1F1B as shares of its value and of its largest peak."""
+        """Where stages are; lengths of uneven slices; what a fused backward saves; peaks and capacities, bytes a rank; what
+        every schedule of this value needs, as far as proven; and the changes against 1F1B as shares of its value and of its
+        largest peak."""
         problem, peaks = self.schedule.problem, self.schedule.timeline().peak_bytes
         body: dict[str, Any] = {
+            **placed(problem),
             **({"slice_lengths": list(problem.slice_lengths)} if problem.slice_lengths else {}),
             "fused_saves": self.fused_saves,
             "peaks": list(peaks),
@@ -98,6 +100,7 @@ def solved_as_text(solved: Solved) -> str:
         verdict(certificate),
         proof_line(certificate),
         f"bubble {timeline.bubble_rate:.2%}, found by {printable(certificate.solver)}{took}",
+        placement_line(schedule.problem),
     ]
     lines += _slices_in_words(schedule.problem)
     if any(timeline.peak_bytes):

@@ -33,6 +33,7 @@ class System:
     vocabulary: its step has a sharded vocabulary. slices: its microbatches are cut into slices; even_work: which take as
     long as each other.
     rounds: of ranks and microbatches, how many of these an update takes in and how many updates late its weights are used.
+    in_groups: of a number of microbatches, its order in groups of so many, which is called "name:number".
     searched: searches try its order anyway, as a policy of the list scheduler or as another system's.
     """
 
@@ -54,6 +55,7 @@ class System:
     vocabulary: bool = False
     slices: bool = False
     even_work: bool = False
+    in_groups: Callable[[int], Callable[[Problem], Schedule]] | None = None
 
     @property
     def words(self) -> dict[str, Any]:

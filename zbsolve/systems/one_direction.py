@@ -74,12 +74,24 @@ def interleaved(problem: Problem) -> Schedule:
 
 def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
     """Interleaved 1F1B as Megatron runs it (`get_schedule_table`): groups of `size` microbatches, the last one smaller where
-    they do not divide, and 2(p − r − 1) + (v − 1)·size + 1 chunk forwards of rank r first."""
+    they do not divide, and 2(p − r − 1) + (v − 1)·size + 1 chunk forwards of rank r first. Raises BadInput for groups that
+    Megatron does not take."""
     count, rest = divmod(problem.microbatches, size)
+    if not takes_groups(problem, size):
+        raise BadInput(
+            f"interleaved:{size}: groups have {problem.ranks} to {problem.microbatches} microbatches, the last one at least "
+            f"{problem.ranks}, one a rank"
+        )
     groups = [size] * count + [rest] * (rest > 0)
     warm = (problem.ranks - 1) * 2 + 1
     step = step_in_rows(problem, "interleaved")
     return Schedule.of(problem, grouped_rows(step, groups, lambda rank, chunks: warm - 2 * rank + (chunks - 1) * size))
+
+
+def takes_groups(problem: Problem, size: int) -> bool:
+    """Whether Megatron takes groups of `size` microbatches: each has one a rank, also what is left for the last."""
+    rest = problem.microbatches % size if size else 0
+    return problem.ranks <= size <= problem.microbatches and not 0 < rest < problem.ranks
 
 
 def gis(problem: Problem) -> Schedule:

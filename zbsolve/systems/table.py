@@ -6,10 +6,14 @@ holds: p microbatches of one rank's activations. Bubble: time beyond a rank's wo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 from .. import placement as placements
+from ..build.recompute import without_recompute
 from ..build.untrained import with_backward
 from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
@@ -22,6 +26,7 @@ from .one_direction import (
     gis_h,
     gpipe,
     interleaved,
+    interleaved_in_groups,
     interleaved_zb,
     one_f_one_b,
     one_f_one_b_split,
@@ -70,6 +75,7 @@ SYSTEMS: tuple[System, ...] = (
         "(p−1)(F+B+W)/v",
         "M(1+(p−1)/(pv))",
         fused=True,
+        in_groups=lambda size: partial(interleaved_in_groups, size=size),
     ),
     System("gis", "Grouped interleaving (GIS)", gis, "arXiv 2503.01328", "loop", "(p−1)(F+B) of a chunk", "M"),
     System("gis-h", "GIS, half memory", gis_h, "arXiv 2503.01328", "loop", "GIS + (v−1)(p/2)(F+B−W)", "(v+1)/(2v)·M"),
@@ -261,17 +267,27 @@ PRESETS = {one.name: one.order for one in SYSTEMS}
 
 
 def system(name: str) -> System:
-    """The system called `name`. Raises BadInput."""
+    """The system called `name`, or "name:number" where it has groups of so many microbatches. Raises BadInput."""
+    known, _, size = name.partition(":")
     for one in SYSTEMS:
         if one.name == name:
             return one
+        if one.name == known and one.in_groups is not None and re.fullmatch(r"[1-9]\d{0,8}", size, re.ASCII):
+            return replace(one, name=name, order=one.in_groups(int(size)))
     raise BadInput(f"unknown system '{name}' (known: {', '.join(one.name for one in SYSTEMS)})")
+
+
+def is_named(name: str) -> bool:
+    """Whether there is a system called `name`: see `system`."""
+    with suppress(BadInput):
+        return bool(system(name))
+    return False
 
 
 def name_on(name: str, problem: Problem) -> str:
     """What the schedule called `name` is called on a problem: 1F1B has a fused backward, so on one whose backward is split
     the same order is 1f1b-split. Raises BadInput for an unknown name."""
-    if name not in PRESETS:
+    if not is_named(name):
         raise BadInput(f"unknown schedule '{name}' (known: {', '.join(PRESETS)})")
     other = system(name).split
     return other if other and "W" in problem.passes.kinds else name
@@ -279,7 +295,8 @@ def name_on(name: str, problem: Problem) -> str:
 
 def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedule:
     """The schedule called `name` on a problem (it is `name_on` there). plain: the problem `without_side_streams`, where it
-    was made before. Raises BadInput for an unknown name or a problem that it is not defined for."""
+    was made before. A pass X comes directly before its backward. Raises BadInput for an unknown name or a problem that it is
+    not defined for."""
     one = system(name_on(name, problem))
     if "S" in problem.passes.kinds and not one.vocabulary:
         raise BadInput(f"{one.name}: is defined where the vocabulary is not sharded; {_known_on(problem)}")
@@ -287,7 +304,9 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
         if one.copies is not None:
             return one.order(problem)
         plain = without_side_streams(problem) if plain is None else plain
-        return with_side_streams(problem, _in_front(one.order(with_backward(plain)), plain))
+        kept, waits = without_recompute(plain)
+        order = _in_front(one.order(with_backward(kept)), kept)
+        return with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
     except WrongPlacement as error:
         raise WrongPlacement(f"{error}; {_known_on(problem)}") from None
 
@@ -298,6 +317,15 @@ def _in_front(schedule: Schedule, problem: Problem) -> Schedule:
         return schedule
     rows = {stream: tuple(name for name in names if name in problem.index) for stream, names in schedule.order.items()}
     return Schedule(problem, rows)
+
+
+def _with_recompute(schedule: Schedule, problem: Problem, waits: Mapping[str, str]) -> Schedule:
+    """The same order for a problem with passes X, each directly before the first pass that waits for it. waits: pass → X."""
+    rows = {}
+    for stream, names in schedule.order.items():
+        both = (one for name in names for one in (waits.get(name, name), name))
+        rows[stream] = tuple(dict.fromkeys(both))
+    return Schedule(problem, rows, schedule.syncs)
 
 
 def _known_on(problem: Problem) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class ZbsolveError(Exception):
-    """Anything a user can cause. The CLI prints it as one line; exit code `exit_code`. details: the traceback of the process
-    that the error comes from, where that is another one."""
+    """Anything a user can cause. The CLI prints it as one line; exit code `exit_code`. details: the traceback of where it
+    arose, where the error's own does not have that: in another process, or below a pipeline's step."""
 
     exit_code = 2
     details = ""

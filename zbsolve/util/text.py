@@ -97,6 +97,14 @@ def parse_bytes(text: str | int, what: str = "memory") -> int:
     return int(found)
 
 
+def bytes_of_ranks(text: str | int, ranks: int) -> tuple[int, ...]:
+    """Bytes of each rank's memory, from one number for all or one a rank: `16GB,16GB,8GB,8GB`. Raises BadInput."""
+    found = tuple(parse_bytes(part) for part in str(text).split(","))
+    if len(found) not in (1, ranks):
+        raise BadInput(f"memory '{str(text)[:40]}': {len(found)} numbers for {ranks} ranks: give one, or one a rank")
+    return found * (ranks // len(found))
+
+
 def parse_time(text: str | float, what: str) -> float:
     """µs from `12.1ms`, `850us`, `3s`, `900ns` or a plain number of µs. Raises BadInput naming `what`."""
     found = _amount(text, TIMES)

@@ -131,6 +131,46 @@ def test_a_device_without_labels_on_its_time_line_is_named(folder: Path) -> None
     refused(folder, "rank2_trace.json", "gpu_user_annotation")
 
 
+def captured(folder: Path) -> Path:
+    """The files of a run on a device as if its steps were captured: two kernels a pass, with its label in their `args`, and
+    kernels of messages on another stream."""
+    for path in folder.iterdir():
+        body = json.loads(path.read_text())
+        kept: list[dict[str, Any]] = [{"ph": "M", "name": "process_labels", "args": {"name": 3}}]
+        for one in body["traceEvents"]:
+            if one.get("cat") == "gpu_user_annotation":
+                for part, share in ((0.0, 0.5), (0.75, 0.25)):  # a gap between kernels is part of the pass
+                    at = one["ts"] + part * one["dur"]
+                    kept.append(kernel(at, share * one["dur"], 7, name=one["name"]))
+            elif "SEND_F" in one["name"]:
+                kept.append(kernel(one["ts"], one["dur"], 20, name=one["name"]))
+        kept.append(kernel(kept[-1]["ts"] + 900, 5.0, 7, stream=7))  # an optimizer's, without a label
+        path.write_text(json.dumps(body | {"traceEvents": kept}))
+    return folder
+
+
+def kernel(ts: float, dur: float, tid: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": "gemm", "cat": "kernel", "pid": 0, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+@pytest.mark.parametrize(("placement", "split"), [("single", False), ("vee", True)])
+def test_captured_steps_are_read_by_their_kernels_labels(placement: str, split: bool, tmp_path: Path) -> None:
+    schedule = a_schedule(placement, split)
+    folder = captured(torch_folder(tmp_path / "run", schedule, device=True))
+    found = read_trace(folder)
+    assert found.schedule == dict(schedule.order)
+    assert (found.problem.passes.duration == schedule.problem.passes.duration).all()
+    assert found.replayed(0).makespan == schedule.timeline().makespan
+    (folder / "rank3_trace.json").unlink()
+    refused(folder, "stage 2 on rank 2 sends to stage 3" if placement == "single" else "no file")
+
+
+def test_combined_passes_of_captured_steps_are_named(tmp_path: Path) -> None:
+    folder = captured(torch_folder(tmp_path / "run", a_schedule("vee", split=True), device=True))
+    edit(folder, 0, traceEvents=[*events(folder, 0), kernel(1.0, 2.0, 7, name="PP:(0F1;7B0)OVERLAP_F_B")])
+    refused(folder, "rank0_trace.json", "(0F1;7B0)OVERLAP_F_B", "combined passes")
+
+
 def test_hosts_with_other_clocks_are_aligned(folder: Path) -> None:
     before = read_trace(folder)
     edit(folder, 3, baseTimeNanoseconds=10**18 + 5 * 10**9)

@@ -7,6 +7,7 @@ process.
 from __future__ import annotations
 
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -36,11 +37,16 @@ from ..pipeline import Pipeline
 from ..reports import trace_of
 from ..splits import SPLITS
 from ..step_view import StepView
+from ..transport.failure import RunFailed
 from ..transport.wires import CPU
 from .checking import checked, mean_over_data
 from .host import keep_freed_memory
 from .numbers import RunNumbers, run_numbers
 from .sharing import at_once
+from .stopping import goes_on
+
+TOLD_SECONDS = 5.0  # between lines that say how far training is
+INTERRUPTED = "interrupted before the first step that is timed"
 
 
 @dataclass(frozen=True)
@@ -224,16 +230,27 @@ def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Tra
     where there is none: that one cannot post receives before it knows their formats. Raises BadInput, RunFailed."""
     trainer, counted = Trainer(pipeline, model, options), min(1, options.warmup)
     first = trainer.step(0, memory=counted == 0)
+    if first is None:
+        raise RunFailed(INTERRUPTED)
     trainer.announce("checking")
     verdict = checked(pipeline, model, options.seed, options.make_optimizer, first.loss) if options.check else None
     trainer.update()
-    results = []
-    for number in range(1, options.warmup + options.steps + 1):
+    results: list[Any] = []
+    total = options.warmup + options.steps + 1
+    told = time.monotonic()
+    for number in range(1, total):
+        if trainer.tells and time.monotonic() - told > TOLD_SECONDS:
+            told, last = time.monotonic(), [first, *results][-1]
+            sys.stderr.write(f"step {number} of {total}: loss {last.loss:.4g}\n")
         emulated = pipeline.hooks.emulated
         if number == options.warmup + 1 and emulated is not None and isinstance(pipeline, Pipeline):
             emulated.forget(action.name for action in pipeline.program.actions)
-        results.append(trainer.step(number, memory=number == counted))
+        if (result := trainer.step(number, memory=number == counted)) is None:
+            break
+        results.append(result)
         trainer.update()
+    if len(results) <= options.warmup:
+        raise RunFailed(INTERRUPTED)
     return Trained(first, verdict, results, (first, *results)[counted].memory)
 
 
@@ -246,20 +263,27 @@ class Trainer:
         parameters = [p for p in pipeline.parameters() if p.requires_grad]
         self.optimizer = options.make_optimizer(parameters) if parameters else None
 
+    @property
+    def tells(self) -> bool:
+        """Does this rank say how far training is?"""
+        pipeline = self.pipeline
+        return pipeline.rank == 0 and (not isinstance(pipeline, Pipeline) or pipeline.mesh is None or pipeline.mesh.first)
+
     def announce(self, name: str) -> None:
         """This rank now does `name`."""
         if self.pipeline.hooks.announce is not None:
             self.pipeline.hooks.announce(name)
 
     def step(self, number: int, *, memory: bool = False) -> Any:
-        """Forward and backward of step `number`; all ranks begin together. Gradients stay in `.grad`."""
+        """Forward and backward of step `number`; all ranks begin together. Gradients stay in `.grad`. None where somebody
+        has asked to stop."""
         pipeline = self.pipeline
         first = pipeline.place * len(pipeline.microbatches) if isinstance(pipeline, Pipeline) else 0
         needed = sorted({*pipeline.inputs, *pipeline.targets})
         batches = {m: self.model.batch(first + m, number) for m in needed}
         self.announce("starting a step")
-        if isinstance(pipeline, Pipeline):
-            pipeline.peers.wait(pipeline.wires.control.barrier(), "start of a step")
+        if isinstance(pipeline, Pipeline) and not goes_on(pipeline):
+            return None
         inputs, targets = ({m: pair[i] for m, pair in batches.items()} for i in range(2))
         return pipeline.step(inputs, targets, memory=memory)
 

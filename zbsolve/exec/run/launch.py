@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -22,10 +23,11 @@ from ...util.errors import BadInput, ZbsolveError
 from ...util.files import write_text
 from ...util.machine import child_environment
 from ...util.temporary import temporary_folder
-from ..mesh.sizes import named_rank, process_of
+from ..mesh.sizes import PIPELINE, named_rank, process_of
 from ..transport.failure import RunFailed
 from .numbers import RunNumbers
 from .rounds import step_of
+from .said import Said, path_of
 from .sharing import device_environment, together
 from .torchrun import LATE_SECONDS, allowed, fit
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 NOTE_BYTES = 64  # a rank, in the file of what each rank does now
 KILL_SECONDS = 10.0  # that a killed rank may take to go
 MAX_PROCESSES = 1000
+STOP_SECONDS = 10.0  # that the last step may take where somebody interrupts
+NOT_TRAINING = ("", "start", "joining", "building", "checking")  # what a rank announces before its first step
 REPORT_SECONDS = 1.5  # between a rank's end and the end of the others, for their reports
 
 
@@ -78,9 +82,21 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
         try:
             for rank in range(ranks):
                 children.append(_start(folder, rank, environment(options, rank, ranks)))
-            _wait_for_all(children, folder, options, sizes)
+            tell = partial(print, file=sys.stderr, flush=True)
+            said = Said(folder, ranks, sizes, tell)
+            try:
+                _wait_for_all(children, folder, options, sizes, said)
+            except KeyboardInterrupt as pressed:
+                if not _stopping(children, folder, sizes):
+                    raise
+                tell("zbsolve run: the step that runs is the last one")
+                try:
+                    _wait_for_all(children, folder, options, sizes, said, time.monotonic() + STOP_SECONDS)
+                except TimeoutError:
+                    raise pressed from None
         finally:
             _end(children)
+        said.hear(last=True)
         numbers = folder / "numbers.json"
         return RunNumbers.load(numbers) if numbers.exists() else Trace.load(folder / "trace.json")
 
@@ -102,29 +118,53 @@ def environment(options: Options, rank: int, ranks: int) -> dict[str, str]:
 def _start(folder: Path, rank: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start one rank. more: of its environment. Its standard input is a pipe that ends with this process, so a rank
     never outlives its parent."""
-    with open(folder / f"stderr.{rank}", "wb") as errors:
+    with open(path_of(folder, rank), "wb") as said:
         return subprocess.Popen(
             [sys.executable, "-m", "zbsolve.exec.run.worker", str(folder), str(rank)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
+            stdout=said,
+            stderr=said,
             env={**child_environment(), **more},
             start_new_session=True,
         )
 
 
-def _wait_for_all(children: list[subprocess.Popen[bytes]], folder: Path, options: Options, sizes: Mapping[str, int]) -> None:
-    """Wait until every rank has ended well. sizes: of the mesh. Raises the error of the first that did not.
+def _stopping(children: list[subprocess.Popen[bytes]], folder: Path, sizes: Mapping[str, int]) -> bool:
+    """Ask ranks that train to end after their step; False where they do not train yet, or several pipelines would have to
+    agree."""
+    if sizes[PIPELINE] < len(children) or any(name in NOT_TRAINING for name in _doing(folder, len(children))):
+        return False
+    for child in children:
+        assert child.stdin is not None
+        with suppress(OSError):  # it has ended
+            child.stdin.write(b".")
+            child.stdin.flush()
+    return True
+
+
+def _wait_for_all(
+    children: list[subprocess.Popen[bytes]],
+    folder: Path,
+    options: Options,
+    sizes: Mapping[str, int],
+    said: Said,
+    until: float = math.inf,
+) -> None:
+    """Wait until every rank has ended well, and tell what they say. sizes: of the mesh. Raises the error of the first that
+    did not, and TimeoutError where some are still there at the time `until`.
 
     Time is counted since any rank went on for the last time: how long starting takes says nothing about a rank that hangs.
     """
     before, since = _doing(folder, len(children)), time.monotonic()
     while True:
         codes = [child.poll() for child in children]
+        said.hear()
         if all(code == 0 for code in codes):
             return
         if any(code not in (None, 0) for code in codes):
             raise _cause(children, folder, options, sizes)
+        if time.monotonic() > until:
+            raise TimeoutError
         doing = _doing(folder, len(children))
         if doing != before:
             before, since = doing, time.monotonic()
@@ -169,7 +209,7 @@ def _cause(
 def _end_of(code: int, folder: Path, rank: int) -> str:
     if code < 0:
         return f"the process died of {signal.Signals(-code).name}"
-    lines = (folder / f"stderr.{rank}").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = path_of(folder, rank).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return f"the process ended with code {code}" + (f": {lines[-1][:300]}" if lines else "")
 
 

@@ -18,6 +18,7 @@ from ...util.errors import ZbsolveError
 from ...util.files import write_text
 from ..transport.failure import LostRank, RunFailed, one_line
 from .launch import NOTE_BYTES
+from .stopping import asked_to_stop
 from .torchrun import Place, run_group
 
 MAX_DETAILS = 100_000  # characters of a traceback; those of the innermost lines are kept
@@ -28,13 +29,15 @@ def main(folder: Path, rank: int) -> int:
     whole or not at all."""
     end_with_parent()
     local_network()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what a model prints is told as it comes
     try:
         _run(folder, rank)
     except Exception as error:
         text = str(error) if isinstance(error, ZbsolveError) else f"rank {rank}: {one_line(error)}"
         kind = type(error).__name__ if isinstance(error, ZbsolveError) else RunFailed.__name__
         peer = error.peer if isinstance(error, LostRank) else None
-        details = "".join(traceback.format_exception(error))[-MAX_DETAILS:]
+        told = error.details if isinstance(error, ZbsolveError) else ""
+        details = (told or "".join(traceback.format_exception(error)))[-MAX_DETAILS:]
         body = {"kind": kind, "text": " ".join(text.split()), "peer": peer, "time": time.monotonic_ns(), "details": details}
         write_text(folder / f"failure.{rank}", json.dumps(body))
         return 1
@@ -76,10 +79,12 @@ def _announcer(folder: Path, rank: int) -> Callable[[str], None]:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent is gone. The parent holds the other end of standard input, and never writes to it."""
+    """End this process when its parent is gone, which holds the other end of standard input. What it writes there asks to
+    end after a step."""
 
     def wait() -> None:
-        os.read(0, 1)
+        while os.read(0, 1):
+            asked_to_stop.set()
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -128,11 +129,11 @@ class Peers:
             self.failure = one_line(final)
             if isinstance(final, RunFailed):
                 final.told = True
-            if final is raised:
-                raise
-            raise final from error
+            # Its line says what went wrong and where. Our own frames would stand before it, once for each cause.
+            final.details = "".join(traceback.format_exception(error))
+            raise final.with_traceback(None) from None
 
-    def _final(self, error: Exception, what: str) -> Exception:
+    def _final(self, error: Exception, what: str) -> ZbsolveError:
         note = self._say(error, what)
         if note["lost"]:
             return self._heard(note)

@@ -3,7 +3,8 @@
 Its runtime labels what it does `PP:<stage><kind><microbatch>` (torch 2.13): F, I (input gradient), W (weight gradient), B
 (both) and communication. Without a device, a label of a pass whose input another rank sends begins with the waiting for it:
 the pass itself begins with the first operation inside. With one, labels are on the device's time line too; there they begin
-with the first kernel, and waiting lies between them.
+with the first kernel, and waiting lies between them. Captured steps have no labels beside their kernels: those say their
+label themselves (`args`, field `name`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,6 +39,12 @@ NO_LABELS = (
 Place = tuple[str, int, int]  # our kind, stage, microbatch
 
 
+class ArgumentsForm(msgspec.Struct):
+    """What more is said of an event: of a captured step's kernel, its label."""
+
+    name: Any = ""
+
+
 class EventForm(msgspec.Struct):
     """An event, as far as it counts here: `ts` and `dur` in µs."""
 
@@ -44,6 +53,13 @@ class EventForm(msgspec.Struct):
     ts: float = 0.0
     dur: float = 0.0
     tid: int | str = 0
+    args: ArgumentsForm | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name; of a kernel, what it is labelled with."""
+        said = self.args.name if self.cat == KERNEL and self.args is not None else self.name
+        return said if isinstance(said, str) else self.name
 
 
 class RankForm(msgspec.Struct):
@@ -73,23 +89,38 @@ class _File:
     def labels(self) -> list[EventForm]:
         """Labels of passes by the clock that counts: the device's where there is one. Raises BadInput."""
         events = self.form.traceEvents
-        overlapped = next((one for one in events if OVERLAPPED.fullmatch(one.name)), None)
+        overlapped = next((one.label for one in events if OVERLAPPED.fullmatch(one.label)), None)
         if overlapped is not None:
             raise BadInput(
-                f"{self.path}: label {printable(overlapped.name)}: combined passes cannot be told apart; run it without them"
+                f"{self.path}: label {printable(overlapped)}: combined passes cannot be told apart; run it without them"
             )
         found = {where: [one for one in events if one.cat == where and _place(one)] for where in (ON_HOST, ON_DEVICE)}
-        if found[ON_DEVICE]:
+        if on_device := found[ON_DEVICE] or self._captured:
             streams: dict[int | str, float] = {}
-            for one in found[ON_DEVICE]:
+            for one in on_device:
                 streams[one.tid] = streams.get(one.tid, 0.0) + one.dur
             busiest = max(streams, key=lambda tid: streams[tid])
-            return sorted((one for one in found[ON_DEVICE] if one.tid == busiest), key=lambda one: one.ts)
+            return sorted((one for one in on_device if one.tid == busiest), key=lambda one: one.ts)
         if any(one.cat == KERNEL for one in events):
-            raise BadInput(f"{self.path}: kernels, but no labels of passes on the device's time line (cat '{ON_DEVICE}')")
+            raise BadInput(
+                f"{self.path}: kernels, but no labels of passes on the device's time line (cat '{ON_DEVICE}', or "
+                "args.name of kernels)"
+            )
         if not found[ON_HOST]:
             raise BadInput(f"{self.path}: {NO_LABELS}")
         return sorted(found[ON_HOST], key=lambda one: one.ts)
+
+    @property
+    def _captured(self) -> list[EventForm]:
+        """Passes of captured steps, by their kernels' labels: each from its first kernel to its last, stream by stream."""
+        kernels = [one for one in self.form.traceEvents if one.cat == KERNEL and _place(one)]
+        kernels.sort(key=lambda one: (str(one.tid), one.ts))
+        found = []
+        for (tid, label), group in groupby(kernels, key=lambda one: (one.tid, one.label)):
+            mine = list(group)
+            start, end = mine[0].ts, max(one.ts + one.dur for one in mine)
+            found.append(EventForm(label, ON_DEVICE, start, end - start, tid))
+        return found
 
     @cached_property
     def stages(self) -> frozenset[int]:
@@ -99,7 +130,7 @@ class _File:
     @cached_property
     def sending(self) -> set[int]:
         """The stages that send activations on."""
-        matches = (LABEL.fullmatch(one.name) for one in self.form.traceEvents)
+        matches = (LABEL.fullmatch(one.label) for one in self.form.traceEvents)
         return {int(one[1]) for one in matches if one and one[2] == SENDS}
 
     @property
@@ -125,7 +156,7 @@ class _File:
 
 def _place(event: EventForm) -> Place | None:
     """Which pass a label names; None: none."""
-    match = LABEL.fullmatch(event.name)
+    match = LABEL.fullmatch(event.label)
     if match is None or match[2] not in KINDS or not match[3]:
         return None
     return KINDS[match[2]], int(match[1]), int(match[3])
