@@ -14,10 +14,10 @@ from zbsolve import BadInput, Deadlock, Edge, Infeasible, Pass, Problem, Profile
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.partition.cuts import balanced
 from zbsolve.placement import check, describe, parse
-from zbsolve.profile.profile import parse_bytes
 from zbsolve.systems import preset
 from zbsolve.timeline import Timeline
 from zbsolve.util.columns import unpacked
+from zbsolve.util.text import parse_bytes
 
 from .support.problems import SMALL, random_problem, uniform
 from .support.profiles import toy_profile

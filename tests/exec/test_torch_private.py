@@ -385,7 +385,7 @@ ON_RANKS = {
 ON_GPUS = {"end_pool"}  # a line of `Pipeline.captured` where a capture broke off
 ON_RANKS |= {"awaited", "wrapped_values", "LOCAL_PART"}
 # tests/exec/test_sharded_parameters.py has several ranks.
-ON_RANKS |= {"fsdp_casts", "fsdp_gathers", "fsdp_hooks", "fsdp_mark", "fsdp_parameters", "fsdp_together"}
+ON_RANKS |= {"fsdp_casts", "fsdp_gathers", "fsdp_groups", "fsdp_hooks", "fsdp_mark", "fsdp_parameters", "fsdp_together"}
 
 
 @pytest.mark.parametrize("check", LOCAL.values(), ids=LOCAL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -406,7 +407,9 @@ def private_names(rank: int, _: None) -> list[str]:
         weight.to_accumulated_grad_if_needed()
         weight.unsharded_param.grad = torch.ones_like(weight.unsharded_param)
     hooks = {*plain._forward_hooks, *plain._forward_pre_hooks}
+    older = SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(_fsdp_param_group="one"))  # torch 2.11
     checks = {
+        "groups": len(private.fsdp_groups(plain)) == 1 and private.fsdp_groups(older) == ["one"],
         "gathers": before == [] == private.fsdp_gathers(plain),
         "unsharded": plain.weight is shard.unsharded_param and tuple(plain.weight.shape) == (3, 4),
         "mesh": shard.mesh_info.mesh == mesh["dp"] and shard.fsdp_placement.dim == 0,

@@ -60,6 +60,7 @@ __all__ = [
     "flash_forward",
     "fsdp_casts",
     "fsdp_gathers",
+    "fsdp_groups",
     "fsdp_hooks",
     "fsdp_mark",
     "fsdp_parameters",
@@ -306,17 +307,17 @@ def fsdp_parameters(module: Any) -> list[Any]:
     `unsharded_param` (from the first gather on), `unsharded_accumulated_grad` (a gradient in `reduce_dtype`, None where that
     is the parameter's), `accumulate_unsharded_grad_if_needed` and `to_accumulated_grad_if_needed` (which bring gradients
     there), `fsdp_placement` and `mesh_info.mesh`."""
-    return [known for group in _fsdp_groups(module) for known in group.fsdp_params]
+    return [known for group in fsdp_groups(module) for known in group.fsdp_params]
 
 
 def fsdp_gathers(module: Any) -> list[Any]:
     """The gathers that `module.unshard(async_op=True)` began and nobody has waited for, as work of a process group. (The
     handle that it returns waits as long as the process group does.)"""
-    begun = [group._all_gather_result for group in _fsdp_groups(module)]
+    begun = [group._all_gather_result for group in fsdp_groups(module)]
     return [one.all_gather_work for one in begun if one is not None and one.all_gather_work is not None]
 
 
-def _fsdp_groups(module: Any) -> list[Any]:
+def fsdp_groups(module: Any) -> list[Any]:
     """The groups of parameters of one wrapped module. Releases before 2.12 know one of them, or None."""
     state = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):

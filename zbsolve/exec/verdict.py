@@ -110,9 +110,7 @@ def _moving(
         if all(one.difference <= 2 * moves[where] for where, one in failed.items()):
             break
     return [
-        one._replace(share=one.difference / (2 * by), moves=by)
-        if not one.share <= 1 and (by := moves[one.where]) > 0
-        else one
+        Row(one.difference / (2 * by), *one[1:5], by) if not one.share <= 1 and (by := moves[one.where]) > 0 else one
         for one in found
     ]
 
