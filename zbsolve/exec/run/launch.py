@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 NOTE_BYTES = 64  # a rank, in the file of what each rank does now
 KILL_SECONDS = 10.0  # that a killed rank may take to go
 MAX_PROCESSES = 1000
+HEAR_SECONDS = 0.2  # between looks at what ranks print: each takes a call a rank
 STOP_SECONDS = 10.0  # that the last step may take where somebody interrupts
 NOT_TRAINING = ("", "start", "joining", "building", "checking")  # what a rank announces before its first step
 REPORT_SECONDS = 1.5  # between a rank's end and the end of the others, for their reports
@@ -155,10 +156,12 @@ def _wait_for_all(
 
     Time is counted since any rank went on for the last time: how long starting takes says nothing about a rank that hangs.
     """
-    before, since = _doing(folder, len(children)), time.monotonic()
+    before, since, heard = _doing(folder, len(children)), time.monotonic(), 0.0
     while True:
         codes = [child.poll() for child in children]
-        said.hear()
+        if time.monotonic() > heard + HEAR_SECONDS:
+            heard = time.monotonic()
+            said.hear()
         if all(code == 0 for code in codes):
             return
         if any(code not in (None, 0) for code in codes):
