@@ -8,7 +8,8 @@ BIN := .venv/bin
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--config-settings editable_mode=compat -e '.[torch,hf,highs,explore,pictures,parquet,cluster,test,lint]'
-	$(BIN)/python -c 'import zbsolve.search.solver as s, zbsolve.planner.planning as p; s.compiled(); p.compiled()'
+	$(BIN)/python -c 'import zbsolve.planner.planning as p; p.compiled()' & planner=$$!; \
+		$(BIN)/python -c 'import zbsolve.search.solver as s; s.compiled()' && wait $$planner
 	touch $@
 
 demo: .venv/stamp

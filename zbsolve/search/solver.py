@@ -219,8 +219,9 @@ def compiled() -> None:
     try_moves(list_schedule(tiny, deepest_first(tiny)))
     next(improve_policies(tiny, starting_policies(tiny), Clock(1.0, 0.02), 0, 0.02))
     try_each_way(tiny)
-    for _ in presets_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement="vee", microbatches=2)):  # some have kernels
-        pass
+    for placement in ("single", "vee"):
+        for _ in presets_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement=placement, microbatches=4)):  # some have kernels
+            pass
 
 
 def _nothing(state: State, method: str) -> ZbsolveError:

@@ -96,7 +96,7 @@ def lanes_of(
     columns = [column[table] for column in (a.duration, *bytes_within(problem, mine))]
     if any((column != column[:, :1]).any() for column in columns):
         return None
-    duration, taken, freed = (column[:, 0] for column in columns)
+    duration, taken, freed = (column[:, 0].copy() for column in columns)  # kernels are compiled for plain arrays alone
     whose = ranks[0] if whose < 0 else whose
     head, tail = (column[mine] for column in heads_and_tails(problem, whose))
     if head.min() < 0:
