@@ -94,4 +94,5 @@ def test_an_interrupt_keeps_the_steps_that_were_done(tmp_path: Path) -> None:
     assert "zbsolve run: the step that runs is the last one\n" in told
     trace = Trace.load(out)
     assert 1 <= len(trace.steps) == len(trace.losses) < 1_000_000
+    assert trace.facts["steps"] == len(trace.steps)
     assert f"{len(trace.steps)} steps on 2 ranks" in said

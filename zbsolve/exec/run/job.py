@@ -175,6 +175,7 @@ def run_rank(
     if times is not None and pipeline.hooks.emulated is not None:
         facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}
     timed = trained.results[options.warmup :]
+    facts["steps"] = len(timed)  # fewer than asked for where somebody interrupted
     trace: Trace | RunNumbers | None
     if isinstance(schedule, Schedule) or options.whole_trace:
         trace = pipeline.trace(timed, trained.memory, facts, whole() if whole is not None and options.whole_trace else None)
