@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +95,8 @@ def _ratios(rows: dict[str, Any]) -> dict[str, Any]:
 
 def _row(schedule: Schedule, check: bool) -> dict[str, Any]:
     how: dict[str, Any] = {"capture": True, "check": check, "steps": STEPS, "warmup": WARMUP, "timeout": 40.0}
-    trace = run_local(schedule, SPEC, device="cuda", share_gpus=True, **how)
+    with _clocks() as clocks:
+        trace = run_local(schedule, SPEC, device="cuda", share_gpus=True, **how)
     predicted, measured = schedule.timeline().makespan, trace.median().makespan
     kinds = {}
     for kind in schedule.problem.passes.kinds:
@@ -106,6 +109,7 @@ def _row(schedule: Schedule, check: bool) -> dict[str, Any]:
         "over_predicted": measured / predicted,
         "steps": [round(step.makespan) for step in trace.steps],
         "kinds": kinds,
+        "clocks": clocks,
         "launching_us": trace.facts["launching_us"],
         "launching_share": max(trace.facts["launching_us"]) / measured,
         "captured": trace.facts["captured"],
@@ -114,6 +118,19 @@ def _row(schedule: Schedule, check: bool) -> dict[str, Any]:
         "check": trace.facts.get("check"),
         "status": None if schedule.certificate is None else schedule.certificate.status,
     }
+
+
+@contextmanager
+def _clocks() -> Iterator[list[str]]:
+    """The device's clock and power inside, ten times a second: "1980 MHz, 512 W"; empty where nobody tells."""
+    said: list[str] = []
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader", "-lms", "100"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield said
+        finally:
+            child.terminate()
+            said += child.communicate()[0].splitlines()
 
 
 def _short(profile: Profile) -> dict[str, Any]:

@@ -178,10 +178,10 @@ def test_a_capture_that_breaks_off_says_what_broke_it_and_leaves_the_stream_as_i
     monkeypatch.setattr(torch.cuda, "graph", partial(FailingGraph, streams))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
     monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
-    with pytest.raises(ValueError, match="waits for the device"), capturing(None, None):
+    with pytest.raises(ValueError, match="waits for the device"), capturing(None, None, None):
         raise ValueError("it waits for the device")
     assert streams == ["own", "capturing", "own"]
-    with pytest.raises(RuntimeError, match="previous error"), capturing(None, None):
+    with pytest.raises(RuntimeError, match="previous error"), capturing(None, None, None):
         pass
     assert streams[-1] == "own"
 

@@ -90,7 +90,7 @@ class RankRunner:
             if self.gpu is None:
                 record, counted = self._on_host(data, memory)
             else:
-                with self.gpu.guarded():
+                with self.gpu.guarded(), nullcontext() if self.captures is None else self.captures.computing():
                     record, counted = self._on_gpu(self.gpu, data, memory)
             loss = sum_of(record.losses)
             self.last = self.reports.start(record, loss)
@@ -133,7 +133,7 @@ class RankRunner:
     def capture(self) -> None:
         """Capture steps from now on, where that can be."""
         assert self.gpu is not None
-        refusal, offload = "", self.interpreter.state.offload
+        refusal = ""
         if not hasattr(torch.cuda.CUDAGraph, "register_generator_state"):
             refusal = f"torch {torch.__version__} has no graphs with random numbers"
         elif self.interpreter.state.versions:
@@ -144,8 +144,6 @@ class RankRunner:
             refusal = "each pass is looked at for a NaN"
         elif any(stage.slices is not None for stage in self.interpreter.state.stages.values()):
             refusal = "what is new in a slice is looked at on the host"
-        elif offload is not None:  # seen on an H200: a capture broke off in autograd's thread, and the next copy failed
-            refusal = "copies between host and device"
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
 
     def launch(self, data: Data, marks: Marks, begin: Callable[[Record], None] | None = None) -> Record:

@@ -129,9 +129,23 @@ class Captures:
         self._watched: dict[Hashable, Watched] = {}
         self._graphs: dict[Hashable, Captured | None] = {}
         self._pool: Any = None
+        self._stream: Any = None
         self._refusal = refusal
         if refusal:
             self._say(f"the step is not captured: {refusal}")
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """A step runs inside, on the stream that is captured, whether it is captured or not: what autograd keeps of a step
+        on another stream would have that one wait for the graph's."""
+        before = torch.cuda.current_stream(self.device)
+        self._stream = self._stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(before)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            before.wait_stream(self._stream)
 
     def key(self, data: Data) -> Hashable:
         """What must be alike for one graph to do for two batches."""
@@ -204,7 +218,7 @@ class Captures:
             generator.graphsafe_set_state(torch.Generator(self.device).graphsafe_get_state())
             torch.clear_autocast_cache()
             gc.collect()
-            with seeding(seeded), capturing(graph, pool):
+            with seeding(seeded), capturing(graph, pool, self._stream):
                 record = self._launch(mine, marks)
         except Exception as error:
             self._reset()
@@ -234,12 +248,12 @@ class Captures:
 
 
 @contextmanager
-def capturing(graph: Any, pool: Any) -> Iterator[None]:
-    """What is launched inside goes into the graph. pool: of its memory. What broke it off is what is raised, and not what
-    ending it says then; and the current stream is the one from before in any case."""
+def capturing(graph: Any, pool: Any, stream: Any) -> Iterator[None]:
+    """What is launched inside, on the stream, goes into the graph. pool: of its memory. What broke it off is what is raised,
+    and not what ending it says then; and the current stream is the one from before in any case."""
     before, cause = torch.cuda.current_stream(), list[Exception]()
     try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             try:
                 yield
             except Exception as error:
