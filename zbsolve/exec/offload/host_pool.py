@@ -42,7 +42,7 @@ class HostPool:
     def take(self, size: int) -> Tensor:
         """A buffer of at least `size` bytes, shape (bytes,)."""
         found = self._taken(size)
-        if self.pinned and torch.cuda.is_current_stream_capturing():
+        if self._capturing:
             self._captured[found.data_ptr()] = found
         return found
 
@@ -52,7 +52,9 @@ class HostPool:
             found = min(fitting, key=len)
             self.free = [one for one in self.free if one is not found]
             return found
-        if self.free:  # inputs of another shape came: the buffers of the old one go, one by one
+        # Inputs of another shape came: the buffers of the old one go, one by one. Not while a graph is captured (its random
+        # layers keep a few bytes more): torch would wait for an event that no device reaches before it gives memory back.
+        if self.free and not self._capturing:
             largest = max(self.free, key=len)
             self.free = [one for one in self.free if one is not largest]
         return self._made(size)
@@ -61,6 +63,10 @@ class HostPool:
         """The buffer is free again."""
         if self.keeps:
             self.free.append(buffer)
+
+    @property
+    def _capturing(self) -> bool:
+        return self.pinned and torch.cuda.is_current_stream_capturing()
 
     def _serves(self, buffer: Tensor, size: int) -> bool:
         return size <= len(buffer) <= max(size, WASTE * size)
