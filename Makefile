@@ -8,6 +8,7 @@ BIN := .venv/bin
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--config-settings editable_mode=compat -e '.[torch,hf,highs,explore,pictures,parquet,cluster,test,lint]'
+	@echo 'compiling the kernels of the solver and the planner, once per checkout; nothing else is printed meanwhile'
 	$(BIN)/python -c 'import zbsolve.planner.planning as p; p.compiled()' & planner=$$!; \
 		$(BIN)/python -c 'import zbsolve.search.solver as s; s.compiled()' && wait $$planner
 	touch $@

@@ -43,7 +43,7 @@ def test_what_is_not_there_is_named() -> None:
 def test_scripts_need_nothing_else() -> None:
     problem = zbsolve.problem_for("1f1b", 2, 4, 300, 320, 210)
     assert zbsolve.preset("1f1b", problem).timeline().makespan == (4 + 1) * 830
-    assert [one.name for one in zbsolve.systems.SYSTEMS][:2] == ["gpipe", "1f1b"]
+    assert {"gpipe", "1f1b"} < {one.name for one in zbsolve.systems.SYSTEMS}
     step = Step(2, 4, "auto")
     schedule, tried = zbsolve.solve_auto(equal_layers(), step, effort=0.1)
     assert min(one.value for one in tried if one.value) == schedule.certificate.value

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from .problem import Ints
 from .schedule import Schedule
-from .tables import BEGUN
 
 
 def rank_rows(schedule: Schedule, begin: NDArray[Any] | None = None) -> tuple[Ints, ...]:
@@ -30,7 +29,7 @@ def rank_rows(schedule: Schedule, begin: NDArray[Any] | None = None) -> tuple[In
     start, end, rank = timeline.start if begin is None else begin, timeline.end, problem.passes.rank
     turn = np.arange(len(start)) if timeline.turn is None else timeline.turn
     rows = np.lexsort((turn, start, rank))
-    begun, found = problem.passes.are(*BEGUN), []
+    begun, found = problem.passes.that(begun=True), []
     for mine in np.split(rows, np.searchsorted(rank[rows], np.arange(1, problem.ranks))):
         place = np.arange(len(mine))
         busy = np.maximum.accumulate(np.where(problem.computing[mine], place, -1))

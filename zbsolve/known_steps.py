@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .build.fused_backward import with_fused_backward
 from .build.vocabulary import model_routes, model_stages
+from .kinds import ATTENTION, SHARDING, TABLE
 from .problem import Problem
 from .profile.profile import Profile
 from .profile.sharded_vocabulary import vocabulary_of
@@ -17,9 +18,6 @@ from .profile.spread import SPREAD
 from .step import Step
 from .tables import Bools
 from .util.errors import BadInput
-
-EXCHANGED = ("FQ", "FA", "BQ", "BA", "FH", "BH")  # kinds that an exchange of attention makes
-SHARDED = ("AG", "AGB", "RS")
 
 
 def step_again(problem: Problem, profile: Profile, memory: str | int | None = None, replicas: int | None = None) -> Problem:
@@ -36,7 +34,7 @@ def step_again(problem: Problem, profile: Profile, memory: str | int | None = No
         raise BadInput(f"an order for {sum(problem.layers)} layers, and the profile has {len(profile.layers)}")
     if SPREAD in problem.source:
         raise BadInput("its stages lie on submeshes, and it does not say of how many devices: solve it with the profile")
-    if sharded := [kind for kind in SHARDED if kind in kinds]:
+    if sharded := [kind for kind in kinds if TABLE[kind].feature == SHARDING]:
         raise BadInput(f"it has passes {' '.join(sharded)}, and does not say over how many ranks parameters are sharded")
     if "C" in kinds and replicas is None:
         raise BadInput(
@@ -62,7 +60,7 @@ def _words(problem: Problem) -> dict[str, Any]:
         "vocabulary": vocabulary_of(problem),
     }
     found["recompute"] = tuple(np.unique(passes.stage[problem.rows("X")]).tolist())
-    found["attention_exchange"] = any(kind in passes.kinds for kind in EXCHANGED)
+    found["attention_exchange"] = bool(passes.that(feature=ATTENTION).any())
     if problem.slices > 1:
         found["slices"] = problem.slice_lengths or problem.slices
     if problem.sending.any() or problem.edges.lag.any():  # else the profile says whether messages block their sender

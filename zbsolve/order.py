@@ -9,8 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
+from .kinds import KINDS
 from .problem import Problem
-from .tables import KINDS, Ints, Passes
+from .tables import Ints, Passes
 from .util.errors import BadInput
 
 LETTERS, FIGURES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"

@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .alike import microbatches_alike
+from .kinds import KINDS
 from .problem_check import check_capacity, check_edges, check_passes, check_pools, check_slice_lengths, check_sums
 from .problem_form import MessagesForm, ProblemForm, edges_as_json, edges_from, passes_as_json, passes_from
 from .tables import (
-    AWAY,
     CARGO,
-    KINDS,
-    PER_STEP,
-    TOGETHER,
     Bools,
     Edge,
     Edges,
@@ -38,7 +35,7 @@ from .tables import (
 from .util.errors import BadInput
 from .util.files import checked, read_one_of, write_document
 
-__all__ = ["KINDS", "NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Pool", "Problem", "pass_name"]
+__all__ = ["NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Pool", "Problem", "pass_name"]
 
 OBJECTIVES = ("makespan", "span")
 UNLIMITED = 2**60  # bytes: the room of a pool without a limit
@@ -161,7 +158,7 @@ class Problem:
     @cached_property
     def in_microbatch(self) -> Bools:
         """Which passes belong to a microbatch; others are counted by the step (updates, exchanges). Shape (passes,)."""
-        return ~self.passes.are(*PER_STEP)
+        return ~self.passes.that(per_step=True)
 
     @cached_property
     def updating(self) -> Bools:
@@ -181,7 +178,7 @@ class Problem:
         """The ranks that microbatches visit, stage by stage: microbatch i follows route i modulo their number. Passes that
         help another rank count for none. Raises BadInput where a microbatch is on two ranks for one stage, or does not visit
         all stages."""
-        p, rows = self.passes, np.flatnonzero(self.in_microbatch & ~self.passes.are(*AWAY))
+        p, rows = self.passes, np.flatnonzero(self.in_microbatch & ~self.passes.that(away=True))
         table = np.full((self.microbatches, self.stages), -1, np.int64)
         back = rows[::-1].copy()  # in place, numpy may turn it round again
         table[p.microbatch[back], p.stage[back]] = p.rank[back]  # where ranks differ, the first one's
@@ -208,7 +205,7 @@ class Problem:
     def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that each stage lives on, ascending; not those that only help it."""
         there = np.zeros((self.stages, self.ranks), bool)
-        home = ~self.passes.are(*AWAY)
+        home = ~self.passes.that(away=True)
         there[self.passes.stage[home], self.passes.rank[home]] = True
         return tuple(tuple(np.flatnonzero(row).tolist()) for row in there)
 
@@ -317,7 +314,7 @@ class Problem:
         one kind, microbatch and slice, one a rank. Ranks come to collectives in one order, and none ends before all ranks
         have begun it. Shape (passes,)."""
         p, found = self.passes, np.full(len(self.passes), -1, np.int64)
-        rows = np.flatnonzero(p.are(*TOGETHER))
+        rows = np.flatnonzero(p.that(together=True))
         names = np.stack([p.kind[rows], p.microbatch[rows], p.slice[rows]])
         found[rows] = np.unique(names, axis=1, return_inverse=True)[1].ravel()
         return found
@@ -398,8 +395,9 @@ class Problem:
         """SHA-256 over the content, 16 hexadecimal digits."""
         p, e = self.passes, self.edges
         # Of kinds the ones that are there: a new kind leaves other problems' digests as they are.
+        kinds, kind = p.lasting
         head: list[object] = [
-            p.kinds,
+            kinds,
             p.stream_sets,
             self.capacity,
             self.objective,
@@ -413,7 +411,7 @@ class Problem:
         if self.slice_lengths:
             head.append(self.slice_lengths)
         sha = hashlib.sha256(json.dumps(head).encode())
-        for column in (p.kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
+        for column in (kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
             sha.update(column.astype("<i8").tobytes())
         for column in (e.before, e.after, e.lag, e.bytes, *((e.pool,) if self.pools else ())):
             sha.update(column.astype("<i8").tobytes())

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .tables import KINDS, Edges, Ints, Passes, Pool
+from .kinds import KINDS
+from .tables import Edges, Ints, Passes, Pool
 from .util.errors import BadInput
 
 MAX_SUM = 2.0**62  # of all times, and of all bytes, so that sums are whole numbers of 64 bits

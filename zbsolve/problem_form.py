@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from .tables import CARGO, COUNTS, KINDS, Edges, Ints, Passes, coded, usual_cargo, whole_column
+from .kinds import KINDS, OURS, TABLE, Kind, register
+from .tables import CARGO, COUNTS, Edges, Ints, Passes, coded, usual_cargo, whole_column
 from .util.columns import packed, packed_words, unpacked, unpacked_words
 from .util.errors import BadInput
 
@@ -15,7 +17,7 @@ Column = list[int] | str
 
 
 class PassesForm(msgspec.Struct):
-    """Columns of passes in a file."""
+    """Columns of passes in a file, and the rows of kinds that are not zbsolve's own."""
 
     kind: list[str] | str
     stage: Column
@@ -25,6 +27,7 @@ class PassesForm(msgspec.Struct):
     duration: Column
     streams: Column
     stream_sets: list[Annotated[list[str], msgspec.Meta(min_length=1)]]
+    kinds: list[Kind] = []
 
 
 class EdgesForm(msgspec.Struct):
@@ -72,7 +75,9 @@ class ProblemForm(msgspec.Struct):
 def passes_as_json(passes: Passes) -> dict[str, Any]:
     """The body of a `PassesForm`."""
     columns = {what: packed(getattr(passes, what)) for what in (*COUNTS, "streams")}
-    return {"kind": packed_words(passes.kind, KINDS), **columns, "stream_sets": [list(one) for one in passes.stream_sets]}
+    own = [asdict(TABLE[kind]) for kind in passes.kinds if TABLE[kind] not in OURS]
+    found = {"kind": packed_words(passes.kind, KINDS), **columns, "stream_sets": [list(one) for one in passes.stream_sets]}
+    return {**found, "kinds": own} if own else found
 
 
 def edges_as_json(edges: Edges) -> dict[str, Any]:
@@ -84,6 +89,11 @@ def edges_as_json(edges: Edges) -> dict[str, Any]:
 
 def passes_from(form: PassesForm, where: str) -> Passes:
     """The table that a file says. Raises BadInput naming `where` and the field."""
+    for kind in form.kinds:
+        try:
+            register(kind)
+        except BadInput as error:
+            raise BadInput(f"{where}: {error}") from None
     columns = {what: _numbers(getattr(form, what), what, where) for what in (*COUNTS, "streams")}
     return Passes(kind=_kinds(form.kind, where), stream_sets=tuple(map(tuple, form.stream_sets)), **columns)
 

@@ -14,21 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .kinds import KINDS, OURS, kinds_that
 from .util.errors import BadInput
 
-KINDS = (
-    *("F", "B", "W", "BW", "X", "O", "R", "S", "T", "C", "U"),
-    *("AF", "AB"),
-    *("AG", "AGB", "RS"),
-    *("VB", "VR", "VG", "VE", "VS"),
-    *("FQ", "FA", "FH", "BQ", "BA", "BH"),  # a new kind goes below this line: digests count from the top
-)
-PER_STEP = ("C", "U", "AG", "AGB", "RS")  # kinds whose number is no microbatch's: a place among the stage's ranks, an update
-# Kinds whose passes only begin work: their rank goes on at once.
-BEGUN = ("O", "R", "AG", "AGB", "RS", "VB", "VR", "VG", "VE", "VS")
-AWAY = ("FH", "BH")  # kinds that another rank than the stage's runs, to help it
-# Kinds whose passes are parts of collectives: all ranks run those of one kind and microbatch together.
-TOGETHER = ("VB", "VR", "VG", "VE", "VS")
 CARGO = ("", "activation", "gradient")  # what an edge hands from pass to pass; "": nothing, one only waits for the other
 IDENTITY = ("kind", "stage", "microbatch", "slice")  # columns that make a pass's name
 MAX_PLACES = 64  # times as many places for kinds, stages and microbatches as there are passes
@@ -180,6 +168,20 @@ class Passes(Sequence[Pass]):
         """Which passes are of these kinds, shape (passes,)."""
         found: Bools = np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
         return found
+
+    def that(self, **facts: object) -> Bools:
+        """Which passes are of kinds whose rows say all this (see `kinds.Kind`), shape (passes,)."""
+        return self.are(*kinds_that(**facts))
+
+    @cached_property
+    def lasting(self) -> tuple[tuple[str, ...], Ints]:
+        """`kinds` and `kind` for digests: alike in whatever order users registered kinds of their own."""
+        own = [kind for kind in self.kinds if KINDS.index(kind) >= len(OURS)]
+        if not own:
+            return self.kinds, self.kind
+        order = [*KINDS[: len(OURS)], *sorted(own)]
+        number = np.array([order.index(kind) if kind in order else -1 for kind in KINDS], np.int64)
+        return tuple(sorted(self.kinds, key=order.index)), number[self.kind]
 
     def named_as(self, other: Passes) -> bool:
         """Whether the passes of both tables have the same names, row by row."""

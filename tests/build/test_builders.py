@@ -16,7 +16,7 @@ from zbsolve.build import (
     with_updates,
     with_vocabulary,
 )
-from zbsolve.problem import KINDS
+from zbsolve.kinds import KINDS
 from zbsolve.tables import CARGO, usual_cargo
 
 from ..support.problems import SMALL, random_problem

@@ -115,7 +115,7 @@ def test_wrong_numbers_are_named() -> None:
     with pytest.raises(BadInput, match="vocabulary: None: a `Vocabulary` is needed"):
         with_vocabulary(step, None)  # type: ignore[arg-type]
     sharded = with_vocabulary(step, Vocabulary(1, 1))
-    with pytest.raises(BadInput, match="has a sharded vocabulary already"):
+    with pytest.raises(BadInput, match="vocabulary: the problem has vocabulary already"):
         with_vocabulary(sharded, Vocabulary(1, 1))
     with pytest.raises(BadInput, match="has offload already: put vocabulary in before"):
         with_vocabulary(with_offload(step, 1, 1), Vocabulary(1, 1))

@@ -15,7 +15,7 @@ from zbsolve.exec.awaits import begins_and_ends
 from zbsolve.exec.handlers.table import HANDLERS, passes_where
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.program import Action, Message, Program
-from zbsolve.tables import TOGETHER
+from zbsolve.kinds import kinds_that
 
 from ..support.exec_jobs_vocabulary import CASES
 from ..support.exec_ranks import on_ranks
@@ -76,7 +76,7 @@ def test_ranks_that_disagree_are_named() -> None:
 
 
 def test_collectives_are_the_kinds_that_join_ranks() -> None:
-    assert {kind for kind, one in HANDLERS.items() if one.joins} == set(TOGETHER)
+    assert {kind for kind, one in HANDLERS.items() if one.joins} == set(kinds_that(together=True))
 
 
 def finished(programs: Sequence[Program]) -> bool:

@@ -11,7 +11,7 @@ import re
 
 import pytest
 
-from zbsolve.tables import KINDS
+from zbsolve.kinds import KINDS
 
 from ..support.house import MODULES
 

@@ -286,7 +286,7 @@ def test_sums_over_replicas_are_the_engines_own() -> None:
         export(two_ways, "torch-csv")
     said = []
     for one in (found, preset("zb-v", plain)):
-        with pytest.raises(BadInput, match="the best order found that it can run, 1f1b") as error:
+        with pytest.raises(BadInput, match=r"the best order found that it can run, .*1f1b") as error:
             export(one, "deepspeed")
         said.append(str(error.value))
     assert said[0] == said[1]

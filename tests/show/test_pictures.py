@@ -16,7 +16,8 @@ from zbsolve import BadInput, Schedule, pipeline, preset
 from zbsolve.build.offload import with_offload
 from zbsolve.cli import main
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.show.kinds import LOOKS, PALETTES, shades
+from zbsolve.kinds import KINDS
+from zbsolve.show.kinds import PALETTES, shades
 from zbsolve.show.pictures.drawing import Area, Box, Drawing, Line, Words
 from zbsolve.show.pictures.files import save_drawing
 from zbsolve.show.pictures.schedule import comparison_drawing, schedule_drawing
@@ -166,7 +167,7 @@ def test_palettes_tell_kinds_and_stages_apart() -> None:
         assert len(set(shades("F", 4, palette))) == 4
         drawn = to_svg(schedule_drawing(interleaved(), None, Style(palette=palette)))
         assert all(shade in drawn for shade in shades("F", 3, palette))
-    assert all(len({shades(kind, 1, "grey")[0][i : i + 2] for i in (1, 3, 5)}) == 1 for kind in LOOKS)
+    assert all(len({shades(kind, 1, "grey")[0][i : i + 2] for i in (1, 3, 5)}) == 1 for kind in KINDS)
     with pytest.raises(BadInput, match="palette 'red' is unknown: one of standard, colour-blind, grey"):
         schedule_drawing(interleaved(), None, Style(palette="red"))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Edge, Pass, Problem, Schedule, Trace
-from zbsolve.problem import KINDS
+from zbsolve.kinds import KINDS
 from zbsolve.show.schedule_page import schedule_as_page
 from zbsolve.util.text import format_time
 

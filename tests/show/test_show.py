@@ -16,8 +16,8 @@ import pytest
 
 from zbsolve import BadInput, Certificate, Edge, Pass, Problem, Schedule, preset, problem_for
 from zbsolve.cli import main
-from zbsolve.problem import KINDS
-from zbsolve.show.kinds import DARKEST, LIGHTEST, LOOKS, letters, lightness
+from zbsolve.kinds import OURS, TABLE
+from zbsolve.show.kinds import DARKEST, LIGHTEST, letters, lightness
 from zbsolve.show.packing import packed
 from zbsolve.show.pictures.files import save_schedule_picture
 from zbsolve.show.pictures.schedule import schedule_as_svg
@@ -76,21 +76,20 @@ def columns_of(body: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def test_every_kind_has_a_colour_and_a_meaning() -> None:
-    assert set(LOOKS) == set(KINDS)
-    assert len({look.colour for look in LOOKS.values()}) == len({look.meaning for look in LOOKS.values()}) == len(KINDS)
+    assert len({one.colour for one in OURS}) == len({one.words for one in OURS}) == len(OURS)
 
 
 def test_a_letter_stands_for_one_kind() -> None:
     assert letters(["F", "BW"]) == {"F": "F", "BW": "B"}
     assert letters(["F", "B", "BW"]) == {"F": "F", "B": "B", "BW": "D"}
-    assert len(set(letters(KINDS).values())) == len(KINDS)
+    assert len(set(letters([one.label for one in OURS]).values())) == len(OURS)
 
 
 def test_kinds_differ_in_lightness() -> None:
-    ranked = sorted(lightness(colour) for colour in (look.colour for look in LOOKS.values()))
+    ranked = sorted(lightness(one.colour) for one in OURS)
     assert min(b - a for a, b in zip(ranked, ranked[1:], strict=False)) > 2
     assert DARKEST - 1 < ranked[0] < ranked[-1] < LIGHTEST + 1
-    forward, both, weights = (lightness(LOOKS[kind].colour) for kind in ("F", "B", "W"))
+    forward, both, weights = (lightness(TABLE[kind].colour) for kind in ("F", "B", "W"))
     assert min(abs(forward - both), abs(forward - weights), abs(both - weights)) > 15
 
 

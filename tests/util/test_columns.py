@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbsolve.tables import KINDS
+from zbsolve.kinds import KINDS
 from zbsolve.util.columns import packed, packed_words, unpacked, unpacked_words
 from zbsolve.util.errors import BadInput
 

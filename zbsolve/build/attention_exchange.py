@@ -28,12 +28,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..problem import Problem
-from ..tables import AWAY, Bools, Edges, Ints, Passes
+from ..tables import Bools, Edges, Ints, Passes
 from ..util.errors import BadInput
 from .attention_balance import Handing, balanced, one_forward_one_backward
 from .attention_costs import AttentionExchange, Parts, parts_of, traffic
-
-KINDS = ("FQ", "FA", "FH", "BQ", "BA", "BH")
 
 
 def with_attention_exchange(
@@ -139,7 +137,7 @@ def check_exchangeable(problem: Problem) -> None:
         raise BadInput("attention exchange: the problem has no slices: put slices in before")
     if len(set(problem.slice_lengths)) > 1:
         raise BadInput("attention exchange: the problem's slices are uneven, and the exchange is of even ones")
-    if set(AWAY) & set(problem.passes.kinds):
+    if problem.passes.that(away=True).any():
         raise BadInput("attention exchange: the problem has one already")
     if len(problem.routes) > 1:
         raise BadInput("attention exchange: microbatches take several routes")

@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..kinds import ATTENTION
 from ..problem import Problem
 from ..schedule import Schedule
-from ..tables import AWAY, Ints
-from .attention_exchange import KINDS
+from ..tables import Ints
 
 
 def without_exchange(problem: Problem) -> Problem:
     """The step's passes without parts and helpers, and the edges between these: names for an order. The problem itself where
     it has no exchange."""
-    parts = problem.passes.are(*KINDS)
+    parts = problem.passes.that(feature=ATTENTION)
     return problem.only(np.flatnonzero(~parts)) if parts.any() else problem
 
 
@@ -66,7 +66,7 @@ def handed_over(problem: Problem) -> dict[tuple[int, int, bool], HandedOver]:
 def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Row of a rank's own pass → rows of the helpers before it, and of those behind it."""
     p, e = problem.passes, problem.edges
-    helps, here = p.are(*AWAY), p.rank[e.before] == p.rank[e.after]
+    helps, here = p.that(away=True), p.rank[e.before] == p.rank[e.after]
     first: dict[int, list[int]] = {}
     behind: dict[int, list[int]] = {}
     for helper, own, found in ((e.before, e.after, first), (e.after, e.before, behind)):

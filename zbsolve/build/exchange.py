@@ -15,9 +15,6 @@ from ..tables import Edges
 from ..util.errors import BadInput
 from .numbers import Numbers, whole_numbers
 
-# Kinds whose passes add to gradients of their stage's parameters: of its layers, or of its shard of a vocabulary.
-GRADIENTS = ("W", "BW", "T", "VS")
-
 
 def with_exchange(problem: Problem, time: Numbers, *, replicas: bool = False) -> Problem:
     """`problem` with a pass C of `time` µs (one number, or one a stage) on every rank of a stage that lives on several:
@@ -29,7 +26,7 @@ def with_exchange(problem: Problem, time: Numbers, *, replicas: bool = False) ->
     exchanges gradients already, updates weights inside, or has sharded parameters, whose reductions are the sums.
     """
     times = whole_numbers(time, "exchange", problem.stages)
-    gradients = problem.rows(*GRADIENTS)
+    gradients = np.flatnonzero(problem.passes.that(adds_gradients=True))
     stages = problem.passes.stage[gradients]
     if replicas:
         _check_replicated(problem)

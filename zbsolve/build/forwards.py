@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
+from ..kinds import ATTENTION
 from ..problem import Problem
 
 
@@ -12,4 +15,6 @@ def forwards_only(problem: Problem, microbatches: int) -> Problem:
     and the loss of a sharded vocabulary (VE, VB, S, VR), and the activations that they hand on. Nothing holds memory for a
     backward, so no capacity limits them."""
     first = problem.head(microbatches)
-    return replace(first.only(first.rows("F", "AF", "VE", "VB", "S", "VR")), capacity=None)
+    p = first.passes  # F is all of its attention where nobody waits for a backward
+    kept = p.that(half="forward") & ~p.that(feature=ATTENTION)
+    return replace(first.only(np.flatnonzero(kept)), capacity=None)

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..kinds import KINDS
 from ..problem import Problem
-from ..tables import KINDS, Bools, Ints
+from ..tables import Bools, Ints
 from ..util.errors import BadInput
 from .numbers import Numbers, whole_numbers
 

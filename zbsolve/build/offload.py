@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..kinds import OFFLOAD, SHARDING, UPDATES
 from ..problem import Pool, Problem
 from ..schedule import Schedule
 from ..tables import Bools, Edges, Ints, Passes
 from ..timeline import Floats
 from ..util.errors import BadInput
 from ..util.text import exact_bytes
+from .before import check_before
 from .numbers import Numbers, whole_numbers
 
 
@@ -59,9 +61,7 @@ def with_offload(
     Put offload in behind recompute and before updates and sharding. Raises BadInput for numbers that make no sense, for a
     step that offloads already, and for a stage that is to offload and has nothing that a later pass frees.
     """
-    for kind, what in (("O", "offload"), ("U", "updates"), ("RS", "sharding")):
-        if kind in problem.passes.kinds:
-            raise BadInput(f"offload: the problem has {what} already{'' if kind == 'O' else ': put offload in before'}")
+    check_before(problem, OFFLOAD, UPDATES, SHARDING)
     shares = checked_fractions(fraction, problem.stages)
     chosen = _chosen(problem, which, shares)
     host = _checked(host, problem.ranks)

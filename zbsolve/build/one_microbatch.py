@@ -6,8 +6,9 @@ from graphlib import TopologicalSorter
 
 import numpy as np
 
+from ..kinds import KINDS
 from ..problem import Problem
-from ..tables import KINDS, Ints
+from ..tables import Ints
 from ..util.errors import Infeasible
 from ..util.text import exact_bytes
 

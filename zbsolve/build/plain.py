@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import placement as placements
+from ..kinds import KINDS
 from ..problem import Problem
-from ..tables import KINDS, Edges, Ints, Passes, coded
+from ..tables import Edges, Ints, Passes, coded
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
 from .all_to_all import with_all_to_all

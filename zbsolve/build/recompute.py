@@ -10,10 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..kinds import RECOMPUTE, SHARDING, UPDATES
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
 from ..util.text import numbers_in
+from .before import check_before
 from .numbers import Table, whole_table
 
 Recompute = Sequence[int] | str
@@ -49,9 +51,7 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     run as soon as F has ended, and must before B. Raises BadInput, also for a stage with an all-to-all AF.
     """
     passes, edges = problem.passes, problem.edges
-    for kind, what in (("U", "updates"), ("RS", "sharding")):
-        if kind in passes.kinds:
-            raise BadInput(f"recompute: the problem has {what} already: put recompute in before")
+    check_before(problem, RECOMPUTE, UPDATES, SHARDING)
     chosen = recomputed_stages(stages, problem.stages)
     inputs = whole_table(held_input, "held_input", problem.stages, problem.microbatches)
     for stage in chosen[np.isin(chosen, passes.stage[problem.rows("AF")])].tolist():

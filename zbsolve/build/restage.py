@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..kinds import TABLE
 from ..problem import Problem
 from ..tables import Ints
 from ..util.errors import BadInput
 from .plain import pipeline
-
-PLAIN = ("F", "B", "W", "BW")
 
 
 def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
@@ -25,7 +24,7 @@ def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
     slowest that had one. Raises BadInput where the problem is no plain step, or its stages do not make so many; Infeasible
     where one microbatch no longer fits a rank.
     """
-    others = [kind for kind in problem.passes.kinds if kind not in PLAIN]
+    others = [kind for kind in problem.passes.kinds if TABLE[kind].feature]
     has = f"passes of kind {', '.join(others)}" if others else "slices" if problem.passes.slice.any() else ""
     if has:
         raise BadInput(f"problem: no plain pipeline of F, B, W (or F, BW) passes: it has {has}")
@@ -73,7 +72,7 @@ def rebuilt(
 
 def durations_of(problem: Problem, kind: str) -> Ints:
     """µs that the passes of this kind compute, shape (stages, microbatches). Raises BadInput where one is missing."""
-    if kind not in PLAIN:
+    if TABLE[kind].feature:
         raise BadInput(f"problem: no plain pipeline of F, B, W (or F, BW) passes: it has passes of kind {kind}")
     rows, p = problem.rows(kind), problem.passes
     found = np.full((problem.stages, problem.microbatches), -1, np.int64)

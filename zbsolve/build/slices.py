@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from ..kinds import SHARDING, UPDATES
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
+from .before import check_before
 from .numbers import Table, whole_table
 from .one_microbatch import one_microbatch_needs
 from .untrained import untrained_stages
@@ -115,9 +117,7 @@ def _check(problem: Problem, slices: Any, lengths: Sequence[float]) -> None:
         raise BadInput(f"slices: {len(lengths)} lengths for {slices} slices")
     if problem.passes.slice.any():
         raise BadInput("slices: the problem has slices already")
-    for kind, what in (("U", "updates"), ("RS", "sharding")):
-        if kind in problem.passes.kinds:
-            raise BadInput(f"slices: the problem has {what} already: put slices in before")
+    check_before(problem, "slices", UPDATES, SHARDING)
     if problem.microbatches % slices:
         raise BadInput(f"slices: {problem.microbatches} microbatches are no multiple of {slices} slices")
 

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..kinds import KINDS, kinds_that
 from ..problem import Problem
-from ..tables import KINDS, Edges, Ints
+from ..tables import Edges, Ints
 from ..util.errors import BadInput
-
-BACKWARDS = ("B", "W", "BW", "X", "AB")
-PLAIN = {"F", "B", "W", "BW"}
 
 
 def without_backward(problem: Problem, stages: int) -> Problem:
@@ -21,7 +19,7 @@ def without_backward(problem: Problem, stages: int) -> Problem:
     if not 0 <= stages <= problem.stages:
         raise BadInput(f"untrained: {stages} stages: from 0 to {problem.stages}, all of them")
     passes, edges = problem.passes, problem.edges
-    gone = passes.are(*BACKWARDS) & (passes.stage < stages)
+    gone = passes.that(half="backward") & (passes.stage < stages)
     if not gone.any():
         return problem
     unsent = np.bincount(edges.before, np.where(gone[edges.after], edges.sent, 0), len(passes)).astype(np.int64)
@@ -44,7 +42,7 @@ def with_backward(problem: Problem) -> Problem:
     """A plain step where stages in front have no backward, with backwards there that take no time: what a schedule of the
     literature is an order of. Other steps as they are."""
     kinds, front = set(problem.passes.kinds), untrained_stages(problem)
-    if not front or not kinds <= PLAIN or "F" not in kinds or problem.slices > 1:
+    if not front or not kinds <= set(kinds_that(feature="")) or "F" not in kinds or problem.slices > 1:
         return problem
     backward = ("B", "W") if "B" in kinds else ("BW",)
     found = problem

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..kinds import OFFLOAD, SHARDING, UPDATES, VOCABULARY
 from ..problem import Problem
 from ..tables import Edges, Ints, Passes
 from ..util.errors import BadInput
+from .before import check_before
 from .numbers import Numbers, whole_numbers
 
-KINDS = ("VB", "S", "VR", "T", "VG", "VE", "VS")
 BARRIERS = (1, 2)  # algorithm 2 and algorithm 1 of the paper
 
 
@@ -77,11 +78,7 @@ def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
     """
     if not isinstance(costs, Vocabulary):
         raise BadInput(f"vocabulary: {costs}: a `Vocabulary` is needed, which says what shards cost")
-    for kind, what in (("S", "a sharded vocabulary"), ("U", "updates"), ("RS", "sharding"), ("O", "offload")):
-        if kind in problem.passes.kinds:
-            raise BadInput(
-                f"vocabulary: the problem has {what} already{'' if kind == 'S' else ': put vocabulary in before'}"
-            )
+    check_before(problem, VOCABULARY, UPDATES, SHARDING, OFFLOAD)
     costs = costs.checked(problem.ranks)
     last, first = (_of_stage(problem, stage) for stage in (problem.stages - 1, 0))
     step = _with_shards(problem, costs)

@@ -26,7 +26,7 @@ from ..build.vocabulary import model_stages
 from ..handover import Handover
 from ..problem import Problem
 from ..schedule import Schedule
-from ..tables import PER_STEP, Bools, Ints
+from ..tables import Bools, Ints
 from ..util.errors import BadInput
 from .awaits import awaits_of, begins_and_ends, crossings, shares
 from .handlers.graph import Graph
@@ -288,7 +288,7 @@ def _companions(problem: Problem) -> dict[tuple[int, int], frozenset[str]]:
     """(stage, part) → the kinds of its passes. Passes that are counted by the step belong to no microbatch."""
     p, found = problem.passes, dict[tuple[int, int], set[str]]()
     kinds = p.kind_names
-    rows = np.flatnonzero(~p.are(*PER_STEP))
+    rows = np.flatnonzero(~p.that(per_step=True))
     for row, stage, part in zip(rows.tolist(), p.stage[rows].tolist(), problem.parts[rows].tolist(), strict=True):
         found.setdefault((stage, part), set()).add(kinds[row])
     return {spot: frozenset(kinds) for spot, kinds in found.items()}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..handover import Handover
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import BEGUN, Bools
+from ..tables import Bools
 from .handlers.attention import helped_passes
 from .handlers.table import passes_where
 
@@ -61,7 +61,7 @@ def turns(handover: Handover, begin: Times, goes_on: Bools) -> Ints:
     """The place of each pass in the one order, shape (passes,); along a rank's order it never falls. Where passes cannot
     meet in one order, as `waits.circle` finds, each is at its own time. begin, goes_on: as `received` takes them."""
     problem, timeline = handover.schedule.problem, handover.schedule.timeline()
-    only = problem.passes.are(*BEGUN) | passes_where(problem, "ends_with_step")
+    only = problem.passes.that(begun=True) | passes_where(problem, "ends_with_step")
     turn = np.arange(len(begin)) if timeline.turn is None else timeline.turn
     found = np.zeros(len(begin), np.int64)
     found[np.lexsort((turn, begin, np.where(only, begin, timeline.end)))] = np.arange(len(begin))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..kinds import SHARDING
 from ..placement import describe
 from ..problem import Problem, pass_name
 from ..schedule import Schedule
@@ -132,7 +133,7 @@ def group_passes(problem: Problem) -> Ints:
     parameters, and C of stages that live on one rank, sums over replicas."""
     homes = np.array([len(ranks) for ranks in problem.stage_ranks])
     sums = problem.passes.are("C") & (homes[problem.passes.stage] == 1)
-    return np.flatnonzero(sums | problem.passes.are("AG", "AGB", "RS"))
+    return np.flatnonzero(sums | problem.passes.that(feature=SHARDING))
 
 
 def without_group_passes(schedule: Schedule) -> Schedule:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..problem import KINDS, Ints, Problem
+from ..kinds import KINDS
+from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace

@@ -1,55 +1,11 @@
-"""How each kind of pass looks: colour, meaning in words, letter in the terminal. A new kind is one more line in `LOOKS`."""
+"""How kinds of passes look: the letter of each in the terminal, its colour in other palettes and by stage."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ..kinds import TABLE
 from ..util.errors import BadInput
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One kind of pass in pictures. colour: `#rrggbb`. meaning: the words of legends. letters: for the terminal, by
-    preference; of the kinds that a schedule has, each takes its first one that no kind before it has taken."""
-
-    colour: str
-    meaning: str
-    letters: str
-
-
-# Colours: after Okabe and Ito's set for colour-blind readers, moved apart in lightness (CIE L* from 28 to 90) so that the
-# kinds can also be told apart in grey. No two come closer than a CIE ΔE of 7 under any of the three simulated
-# deficiencies; F, B and W, which meet most, are farthest apart.
-LOOKS: dict[str, Look] = {
-    "F": Look("#1a5a9c", "forward", "F"),
-    "B": Look("#f3b04b", "gradient of the input", "B"),
-    "W": Look("#2fa583", "gradient of the weights", "W"),
-    "BW": Look("#d2623a", "both gradients, fused", "BD"),
-    "X": Look("#f2e57c", "recompute", "X"),
-    "O": Look("#6fb7ee", "offload to the host", "O"),
-    "R": Look("#e08cb0", "reload from the host", "R"),
-    "S": Look("#9c58b4", "vocabulary, forward", "S"),
-    "T": Look("#e3d3f4", "vocabulary, gradients", "T"),
-    "C": Look("#4b4d52", "collective", "C"),
-    "U": Look("#6a3414", "optimizer update", "U"),
-    "AF": Look("#a8db9b", "all-to-all of the forward", "A"),
-    "AB": Look("#8336f1", "all-to-all of the backward", "Z"),
-    "AG": Look("#0f00f0", "all-gather of parameters", "G"),
-    "AGB": Look("#8475fe", "all-gather for the backward", "H"),
-    "RS": Look("#7c6b4f", "reduce-scatter of gradients", "E"),
-    "VB": Look("#b05d9b", "vocabulary: hidden states", "V"),
-    "VR": Look("#a43c0f", "vocabulary: barrier", "N"),
-    "VG": Look("#7e15bd", "vocabulary: input gradient", "I"),
-    "VE": Look("#b8bb67", "embedding", "K"),
-    "VS": Look("#ddc211", "embedding: gradient", "Q"),
-    "FQ": Look("#cb7b10", "forward up to attention", "P"),
-    "FA": Look("#6ba76b", "attention that stays", "M"),
-    "FH": Look("#f26ed0", "attention for another rank", "+"),
-    "BQ": Look("#0bc28b", "backward down to attention", "Y"),
-    "BA": Look("#93e3c7", "gradients of attention that stays", "J"),
-    "BH": Look("#c50c3c", "gradients of attention for another rank", "*"),
-}
 
 # Ramps from dark to light for other readers: each kind stands where its own lightness is, so that a new kind needs no colour
 # in them. colour-blind: cividis (Nuñez, Anderton, Renslow 2018), which looks alike with and without a colour deficiency.
@@ -60,15 +16,15 @@ PALETTES: dict[str, tuple[str, ...]] = {
 }
 # The share of white in the colour of the last of three stages or more; less on a ramp, where pale is another kind's colour.
 PALEST, PALEST_ON_RAMP = 0.6, 0.3
-DARKEST, LIGHTEST = 28.0, 90.0  # CIE L* of the colours above
+DARKEST, LIGHTEST = 28.0, 90.0  # CIE L* of the colours of `kinds.OURS`
 
 
 def letters(present: Sequence[str]) -> dict[str, str]:
     """The letter of every kind that a schedule has: a fused backward is B where no other pass is."""
     taken: dict[str, str] = {}
     for kind in present:
-        free = (letter for letter in LOOKS[kind].letters if letter not in taken.values())
-        taken[kind] = next(free, LOOKS[kind].letters[-1])
+        free = (letter for letter in TABLE[kind].letters if letter not in taken.values())
+        taken[kind] = next(free, TABLE[kind].letters[-1])
     return taken
 
 
@@ -97,7 +53,7 @@ def shades(kind: str, chunks: int, palette: str = "standard") -> tuple[str, ...]
         raise BadInput(f"palette '{palette[:40]}' is unknown: one of {', '.join(PALETTES)}")
     ramp = PALETTES[palette]
     palest = PALEST_ON_RAMP if ramp else PALEST
-    own = LOOKS[kind].colour
+    own = TABLE[kind].colour
     full = levels(_along(ramp, (lightness(own) - DARKEST) / (LIGHTEST - DARKEST)) if ramp else own)
     shares = (palest * chunk / max(chunks - 1, 2) for chunk in range(chunks))
     return tuple(_hex([level + (255 - level) * share for level in full]) for share in shares)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..build.vocabulary import barriers_of, model_routes
+from ..kinds import KINDS
 from ..placement import describe
 from ..profile.stalls import Stall
-from ..tables import KINDS
 from ..trace import Trace
 from ..util.statistics import quartiles
 from ..util.text import aligned, format_time, printable

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..problem import KINDS, Ints
+from ..kinds import KINDS, TABLE
+from ..problem import Ints
 from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace
 from ..util.text import format_bytes, format_time, printable
 from .comparison import NOT_COUNTED, Comparison, compare
 from .comparison_text import comparison_as_text
-from .kinds import LOOKS, shades
+from .kinds import shades
 from .packing import packed
 from .pages import render
 from .sentences import certificate_lines, headline, pool_lines, value_line, without_notes
@@ -127,7 +128,7 @@ def _data(schedule: Schedule, trace: Trace | None, comparison: Comparison | None
         "kinds": list(KINDS),
         "present": problem.passes.kinds,
         "shades": {kind: shades(kind, chunks) for kind in problem.passes.kinds},
-        "meaning": {kind: look.meaning for kind, look in LOOKS.items()},
+        "meaning": {kind: TABLE[kind].words for kind in problem.passes.kinds},
         "objective": problem.objective,
         "capacity": None if problem.capacity is None else list(problem.capacity),
         "memory": bool(e.bytes.any()),

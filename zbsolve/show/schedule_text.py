@@ -6,13 +6,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..problem import KINDS, Ints
+from ..kinds import KINDS, TABLE
+from ..problem import Ints
 from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace
 from ..util.text import format_bytes, format_time, printable
 from .comparison import check_trace, step_time
-from .kinds import LOOKS, brightness, letters, levels
+from .kinds import brightness, letters, levels
 from .sentences import certificate_lines, headline, pool_lines, value_line
 from .tracks import Track, cell_kinds, chunk_numbers, tracks_of
 
@@ -127,7 +128,7 @@ class Painter:
     def legend(self) -> str:
         """What letters and colours mean."""
         parts = [
-            (_painted(f" {letter} ", kind) if self.colour else letter) + f" {LOOKS[kind].meaning}"
+            (_painted(f" {letter} ", kind) if self.colour else letter) + f" {TABLE[kind].words}"
             for kind, letter in self.letter.items()
         ]
         second = "; small letters: every second stage of a rank" if self.labelled and self.chunk.max() > 0 else ""
@@ -140,7 +141,7 @@ class Painter:
 
 def _painted(text: str, kind: str) -> str:
     """Text on its kind's colour, from the 256 that terminals share."""
-    colour = LOOKS[kind].colour
+    colour = TABLE[kind].colour
     red, green, blue = map(_nearest, levels(colour))
     ink = 16 if brightness(colour) > 140 else 231
     return f"\x1b[48;5;{16 + 36 * red + 6 * green + blue}m\x1b[38;5;{ink}m{text}\x1b[0m"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem import KINDS
+from ..kinds import KINDS
 from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace

@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..build.attention_exchange import KINDS as EXCHANGED
-from ..build.vocabulary import KINDS
+from ..kinds import ATTENTION, KINDS, VOCABULARY
 from ..placement import describe
 from ..problem import Problem
-from ..tables import KINDS as ALL_KINDS
 from ..tables import Ints
 from ..util.errors import BadInput
 
@@ -47,7 +45,7 @@ def step_in_rows(problem: Problem, name: str) -> PlainStep:
     stages, split = plain_stages(problem, name)
 
     def find(kind: str, stage: Ints, microbatch: Ints) -> Ints:
-        rows = problem.passes.find(np.full(len(stage), ALL_KINDS.index(kind)), stage, microbatch)
+        rows = problem.passes.find(np.full(len(stage), KINDS.index(kind)), stage, microbatch)
         assert rows is not None  # a plain step has all of them
         return rows
 
@@ -65,7 +63,7 @@ def step_in_lanes(one: Problem, microbatches: int, name: str) -> PlainStep:
 
 def without_shards(problem: Problem) -> Problem:
     """The step without the passes of a sharded vocabulary; the problem itself where it has none."""
-    shards = problem.passes.are(*KINDS)
+    shards = problem.passes.that(feature=VOCABULARY)
     return problem.only(np.flatnonzero(~shards)) if shards.any() else problem
 
 
@@ -82,7 +80,7 @@ def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
             f"{name}: is an order of whole sequences, and the step has {problem.slices} slices of each: slimpipe is one of "
             "slices, zbsolve systems names more"
         )
-    if kinds & set(EXCHANGED):
+    if passes.that(feature=ATTENTION).any():
         raise BadInput(f"{name}: says nothing of attention that ranks make for each other: slimpipe does, or leave it out")
     if kinds not in (SPLIT, FUSED) or not whole:
         counted = {kind: len(problem.rows(kind)) for kind in passes.kinds}

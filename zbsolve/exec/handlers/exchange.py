@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...build.exchange import GRADIENTS
+from ...kinds import kinds_that
 from ...tables import Ints
 from ...util.errors import BadInput
 from ..program import Action
@@ -27,7 +27,7 @@ def _check(graph: Graph, rows: Ints) -> None:
     for row in rows.tolist():
         one = graph.one(row)
         found.setdefault(one.stage, []).append(one.rank)
-        for gradient in problem.rows(*GRADIENTS, stage=one.stage, rank=one.rank).tolist():
+        for gradient in problem.rows(*kinds_that(adds_gradients=True), stage=one.stage, rank=one.rank).tolist():
             if not graph.ordered(gradient, row):
                 raise BadInput(f"pass {one.name}: no edge orders it behind {problem.names[gradient]}")
     for stage, ranks in found.items():

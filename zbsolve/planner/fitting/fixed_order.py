@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...build.plain import pipeline
+from ...kinds import KINDS
 from ...problem import Problem
 from ...systems.table import preset
-from ...tables import KINDS
 from ...timeline import Precedence, longest_path
 
 NS = 1000  # a µs: durations are whole numbers, and constants are fitted by small differences

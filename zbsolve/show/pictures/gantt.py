@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...problem import KINDS, Ints
+from ...kinds import KINDS, TABLE
+from ...problem import Ints
 from ...timeline import Timeline
 from ...util.text import format_bytes, format_time
-from ..kinds import LOOKS, ink, shades
+from ..kinds import ink, shades
 from ..tracks import Track, cell_kinds, chunk_numbers, tracks_of
 from .drawing import GRID, SOFT, TICK, TRACK, Box, Line, Mark, Row, Words
 from .style import Style
@@ -153,7 +154,7 @@ def legend_entries(gantts: Sequence[Gantt]) -> list[tuple[tuple[str, ...], str]]
     for gantt in gantts:
         for kind, found in gantt.shades.items():
             colours[kind] = max(colours.get(kind, ()), found, key=len)
-    entries = [((colours[kind][0],), f"{kind} {LOOKS[kind].meaning}") for kind in LOOKS if kind in colours]
+    entries = [((colours[kind][0],), f"{kind} {TABLE[kind].words}") for kind in KINDS if kind in colours]
     stages = max(colours.values(), key=len)
     if any(gantt.sent.any() for gantt in gantts):
         entries.append(((MESSAGE,), "message that blocks its sender"))

@@ -1,0 +1,109 @@
+"""Kinds of passes: a row of `TABLE` says all that is known of one, and everything else derives from it.
+
+A user's own kind is a row that `register` takes. What runs it, if anything, is a handler (see `exec.handlers`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from .util.errors import BadInput
+
+LABEL, COLOUR, WORDS = re.compile("[A-Z]{1,8}"), re.compile("#[0-9a-f]{6}"), re.compile(r"[\w ,.:()/+–-]{1,60}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of pass.
+
+    label: as in a pass's name. words: what legends say. colour: `#rrggbb`. letters: for the terminal, by preference; of the
+    kinds that a schedule has, each takes its first one that no kind before it has taken; none: those of its label.
+    half: "forward" or "backward", of which half of a microbatch's step it is a part; "" of none.
+    feature: what brings it into a step; "": a plain step has such passes (of your own kinds: its label).
+    adds_gradients: it adds to gradients of its stage's parameters, or of its shard of a vocabulary.
+    per_step: its number is no microbatch's, but a place among the stage's ranks, or an update.
+    begun: it only begins work, and its rank goes on at once.
+    away: another rank than the stage's runs it, to help that one.
+    together: it is part of a collective: all ranks run theirs of one microbatch together.
+    """
+
+    label: str
+    words: str
+    colour: str
+    letters: str = ""
+    half: str = ""
+    feature: str = ""
+    adds_gradients: bool = False
+    per_step: bool = False
+    begun: bool = False
+    away: bool = False
+    together: bool = False
+
+
+RECOMPUTE, OFFLOAD, UPDATES, EXCHANGE, ALL_TO_ALL = "recompute", "offload", "updates", "exchange", "all-to-all"
+SHARDING, VOCABULARY, ATTENTION = "sharding", "vocabulary", "attention exchange"
+F, B = "forward", "backward"
+
+# Colours: after Okabe and Ito's set for colour-blind readers, moved apart in lightness (CIE L* from 28 to 90) so that the
+# kinds can also be told apart in grey. No two come closer than a CIE ΔE of 7 under any of the three simulated
+# deficiencies; F, B and W, which meet most, are farthest apart.
+# fmt: off
+OURS = (
+    Kind("F", "forward", "#1a5a9c", "F", F),
+    Kind("B", "gradient of the input", "#f3b04b", "B", B),
+    Kind("W", "gradient of the weights", "#2fa583", "W", B, adds_gradients=True),
+    Kind("BW", "both gradients, fused", "#d2623a", "BD", B, adds_gradients=True),
+    Kind("X", "recompute", "#f2e57c", "X", B, RECOMPUTE),
+    Kind("O", "offload to the host", "#6fb7ee", "O", "", OFFLOAD, begun=True),
+    Kind("R", "reload from the host", "#e08cb0", "R", "", OFFLOAD, begun=True),
+    Kind("S", "vocabulary, forward", "#9c58b4", "S", F, VOCABULARY),
+    Kind("T", "vocabulary, gradients", "#e3d3f4", "T", B, VOCABULARY, adds_gradients=True),
+    Kind("C", "collective", "#4b4d52", "C", "", EXCHANGE, per_step=True),
+    Kind("U", "optimizer update", "#6a3414", "U", "", UPDATES, per_step=True),
+    Kind("AF", "all-to-all of the forward", "#a8db9b", "A", F, ALL_TO_ALL),
+    Kind("AB", "all-to-all of the backward", "#8336f1", "Z", B, ALL_TO_ALL),
+    Kind("AG", "all-gather of parameters", "#0f00f0", "G", "", SHARDING, per_step=True, begun=True),
+    Kind("AGB", "all-gather for the backward", "#8475fe", "H", "", SHARDING, per_step=True, begun=True),
+    Kind("RS", "reduce-scatter of gradients", "#7c6b4f", "E", "", SHARDING, per_step=True, begun=True),
+    Kind("VB", "vocabulary: hidden states", "#b05d9b", "V", F, VOCABULARY, begun=True, together=True),
+    Kind("VR", "vocabulary: barrier", "#a43c0f", "N", F, VOCABULARY, begun=True, together=True),
+    Kind("VG", "vocabulary: input gradient", "#7e15bd", "I", B, VOCABULARY, begun=True, together=True),
+    Kind("VE", "embedding", "#b8bb67", "K", F, VOCABULARY, begun=True, together=True),
+    Kind("VS", "embedding: gradient", "#ddc211", "Q", B, VOCABULARY, adds_gradients=True, begun=True, together=True),
+    Kind("FQ", "forward up to attention", "#cb7b10", "P", F, ATTENTION),
+    Kind("FA", "attention that stays", "#6ba76b", "M", F, ATTENTION),
+    Kind("FH", "attention for another rank", "#f26ed0", "+", F, ATTENTION, away=True),
+    Kind("BQ", "backward down to attention", "#0bc28b", "Y", B, ATTENTION),
+    Kind("BA", "gradients of attention that stays", "#93e3c7", "J", B, ATTENTION),
+    Kind("BH", "gradients of attention for another rank", "#c50c3c", "*", B, ATTENTION, away=True),
+)  # a new kind goes to the end: digests count from the top
+# fmt: on
+TABLE: dict[str, Kind] = {one.label: one for one in OURS}
+KINDS: list[str] = list(TABLE)  # columns of passes count in it
+
+
+def register(kind: Kind) -> None:
+    """A kind of your own: from here on passes may be of it. A file with such passes says its row, so who reads it needs no
+    `register`. Raises BadInput for a row that makes no sense, and for a label whose row says something else; of words,
+    colour and letters the first row's stay."""
+    where = f"kind '{kind.label[:20]}'"
+    for field, form, what in (("label", LABEL, "1 to 8 of A to Z"), ("colour", COLOUR, "such as #1a5a9c"),
+                              ("words", WORDS, "1 to 60 letters, digits and ,.:()/+-")):  # fmt: skip
+        if not form.fullmatch(getattr(kind, field)):
+            raise BadInput(f"{where}: field '{field}': {what}")
+    if kind.half not in ("", F, B):
+        raise BadInput(f"{where}: field 'half': '{F}', '{B}' or nothing")
+    if not (kind.letters.isascii() and (kind.letters or "x").isprintable()):
+        raise BadInput(f"{where}: field 'letters': ASCII letters")
+    kind = replace(kind, letters=kind.letters or kind.label, feature=kind.feature or kind.label)
+    known = TABLE.setdefault(kind.label, kind)
+    if kind.label not in KINDS:
+        KINDS.append(kind.label)
+    elif replace(kind, words=known.words, colour=known.colour, letters=known.letters) != known:
+        raise BadInput(f"{where}: is there already, as '{known.words}', and is another kind of pass")
+
+
+def kinds_that(**facts: object) -> tuple[str, ...]:
+    """Labels of the kinds whose rows say all this, such as `kinds_that(away=True)`."""
+    return tuple(label for label, row in TABLE.items() if all(getattr(row, what) == said for what, said in facts.items()))
