@@ -18,6 +18,7 @@ from zbsolve.exec.transport.format import Format, TensorFormat
 from zbsolve.layer import Tied
 from zbsolve.models.auxiliary import auxiliary_losses
 from zbsolve.models.by_name import load
+from zbsolve.models.losses import without_metrics
 from zbsolve.models.model import Model
 from zbsolve.planner.model.profile_facts import MICROBATCH, SEQUENCES, TENSOR_RANKS, TOKENS
 from zbsolve.util.errors import BadInput
@@ -187,9 +188,11 @@ def naming(what: str) -> Iterator[None]:
 
 def _check_loss(model: Model, x: Any, target: Any) -> None:
     with naming(f"model '{model.name}': its loss fails on {words(x)}"):
-        loss: Any = model.loss(x, target)
+        loss: Any = without_metrics(model.loss(x, target))
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-        raise BadInput(f"model '{model.name}': its loss gives {words(loss)}, not a tensor of one number")
+        raise BadInput(
+            f"model '{model.name}': its loss gives {words(loss)}, not a tensor of one number, nor that and a dict"
+        )
     if not loss.requires_grad:
         raise BadInput(f"model '{model.name}': its loss lets no gradient back")
 

@@ -145,6 +145,26 @@ def test_passes_are_bitwise_those_of_eager_mode(name: str) -> None:
     assert_same(run(copy.deepcopy(layer), x, "graph", fused=True), right)
 
 
+class IfThere(nn.Module):
+    """A microbatch without an image is handed on as it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: dict[str, Any]) -> dict[str, Any]:
+        return x if x["image"] is None else {**x, "image": self.layer(x["image"])}
+
+
+@pytest.mark.parametrize(
+    ("layer", "given"),
+    [(nn.Identity(), hidden), (nn.Dropout(0.0), hidden), (IfThere(), lambda: {"x": hidden(), "image": None})],
+)
+def test_a_layer_that_only_hands_its_value_on_is_split(layer: nn.Module, given: Callable[[], Any]) -> None:
+    x = given()
+    assert_same(run(layer, x, "graph"), run(copy.deepcopy(layer), x, "layers"))
+
+
 def test_a_block_is_split_where_layers_are_not() -> None:
     """The weight gradient of a custom function is in W. Vectors' gradients are in B, and matrices' in W."""
     for layer in (Custom(), nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH))):

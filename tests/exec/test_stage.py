@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from zbsolve import BadInput
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.check import reference
+from zbsolve.exec.handlers import Data
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.models.by_name import load
 
@@ -242,3 +245,26 @@ def test_a_buffer_that_changes_only_later_is_refused() -> None:
     stage.forward(0, torch.randn(2, 6), None, split=True, recompute=True)
     with pytest.raises(BadInput, match="buffer 'late' of a Later changed, but not in the first forward"):
         stage.forward(1, torch.randn(2, 6), None, split=True, recompute=True)
+
+
+def test_a_loss_may_return_metrics_beside_it() -> None:
+    """As Megatron-LM's do: the loss and its gradients are those of the loss alone."""
+    target, found = torch.zeros(2, 4), []
+    for loss in (functional.mse_loss, lambda y, t: (functional.mse_loss(y, t), {"error": (y - t).abs().mean()})):
+        torch.manual_seed(0)
+        layer, x = nn.Linear(4, 4), torch.randn(2, 4)
+        stage = Stage([layer], loss=loss)
+        y = stage.forward(0, x, target, split=True)
+        stage.backward(0, None)
+        stage.weights(0)
+        expected = reference([layer], Data({0: x}, {0: target}), loss, backward=False)
+        assert float(y) == pytest.approx(expected)
+        found.append([y, *(p.grad for p in layer.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("made", [{"loss": torch.ones(())}, (torch.ones(()), torch.ones(())), 1.0])
+def test_other_forms_of_a_loss_are_refused_by_name(made: object) -> None:
+    stage = Stage([nn.Linear(4, 4)], loss=lambda y, t: made)  # type: ignore[arg-type, return-value]
+    with pytest.raises(BadInput, match=rf"nor \(loss, dict of metrics\), but a {type(made).__name__}"):
+        stage.forward(0, torch.randn(2, 4), None, split=True)

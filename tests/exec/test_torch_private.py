@@ -227,6 +227,8 @@ def capture_block() -> None:
         captured = private.capture_block(stack, block, (x,))
         torch.testing.assert_close(captured(x), block(x))
         assert [name for name, _ in captured.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    with ExitStack() as stack, pytest.raises(private.NoOperations):
+        private.capture_block(stack, nn.Identity(), ({"x": x},))
 
 
 def export_joint() -> None:
@@ -359,6 +361,7 @@ LOCAL = {
 }
 # Names that a function above covers under another one, and those that need a process group (see `groups`).
 ELSEWHERE = {
+    "NoOperations": "capture_block",
     "FAKE_REFUSALS": "fake_refusals",
     "BatchNorm": "batch_norm",
     "FakeTensor": "fake_tensor_mode",

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ..models.auxiliary import auxiliary_losses
+from ..models.losses import without_metrics
 from ..models.model import Place
 from ..problem import Problem
 from .backward.layer_split import run_layers
@@ -55,7 +56,8 @@ def reference(layers: Sequence[nn.Module], data: Data, loss: Any, backward: bool
 def _loss(layers: Sequence[nn.Module], data: Data, m: int, loss: Any) -> Tensor:
     """A microbatch's loss, with what layers add to it."""
     with auxiliary_losses() as extra:
-        value: Tensor = loss(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m])
+        output = run_layers(layers, data.inputs[m], 0, data.seed + m)
+        value: Tensor = without_metrics(loss(output, data.targets[m]))
     return value if extra.total is None else value + extra.total
 
 
@@ -115,7 +117,7 @@ def _row_gradients(both: Any, part: slice, loss: Any) -> list[Tensor]:
     output, target = tree_map(lambda leaf: leaf[part].detach() if isinstance(leaf, Tensor) else leaf, both)
     leaves = [leaf.requires_grad_() for leaf in tensors_of(output) if leaf.is_floating_point()]
     with torch.enable_grad():
-        value = loss(output, target)
+        value = without_metrics(loss(output, target))
     return [
         torch.zeros_like(leaf) if one is None else one.double()
         for leaf, one in zip(leaves, torch.autograd.grad(value, leaves, allow_unused=True), strict=True)

@@ -36,6 +36,7 @@ __all__ = [
     "BatchNorm",
     "FakeTensor",
     "FakeTensorMode",
+    "NoOperations",
     "TorchDispatchMode",
     "TreeSpec",
     "applied",
@@ -378,16 +379,23 @@ MASK_POSITIONS = {
 LOCAL_PART = "_local_tensor"
 
 
+class NoOperations(Exception):
+    """A forward runs no operation of torch: there is nothing to capture."""
+
+
 def capture_block(stack: ExitStack, block: nn.Module, inputs: tuple[Any, ...]) -> Any:
     """`block` as Dynamo captures it: tags of activation checkpointing and names of parameters stay, and compiled blocks are
     gone through. `stack` keeps what a trace of it needs until it is closed. Sizes are those of `inputs`, whatever Dynamo saw
-    of blocks of the same class before."""
+    of blocks of the same class before. Raises NoOperations."""
     from torch._dynamo import config
     from torch._dynamo.functional_export import dynamo_graph_capture_for_export
     from torch._guards import tracing
 
     with config.patch(automatic_dynamic_shapes=False):
-        captured: Any = dynamo_graph_capture_for_export(block)(*inputs)
+        try:
+            captured: Any = dynamo_graph_capture_for_export(block)(*inputs)
+        except AssertionError as error:
+            raise (NoOperations if "backend_input" in str(error) else error) from error
     if "tracing_context" in captured.meta:
         stack.enter_context(tracing(captured.meta["tracing_context"]))
     return captured

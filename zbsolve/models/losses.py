@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +56,14 @@ class CrossEntropy:
         if self.z_loss:
             total = total + self.z_loss * rows.logsumexp(-1).square().masked_fill(~counted, 0).sum()
         return total / counted.sum().clamp(min=1)
+
+
+def without_metrics(value: Any) -> Any:
+    """The loss, of what a loss function returned: that itself, or the first of `(loss, metrics)`, where metrics is a dict,
+    as the loss functions of Megatron-LM return it."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
+        return value[0]
+    return value
 
 
 def exact(kind: torch.dtype) -> torch.dtype:

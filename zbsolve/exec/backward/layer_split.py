@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.auxiliary import auxiliary_loss, auxiliary_losses
+from ...models.losses import without_metrics
 from ...util.errors import BadInput
 from ..offload.keeper import Keeper, release_memory
 from ..torch_private import gradient_edge, run_backward
@@ -97,9 +98,9 @@ def outputs(layers: Sequence[nn.Module], first: int, loss: Loss | None, x: Any, 
     if layers:
         checked(y, first + len(layers) - 1)
     if loss is not None:
-        y = loss(y, target)
+        y = without_metrics(loss(y, target))
         if not isinstance(y, Tensor) or y.dim():
-            raise BadInput("the loss is not a tensor of one number")
+            raise BadInput(f"the loss is not a tensor of one number, nor (loss, dict of metrics), but a {type(y).__name__}")
     return y
 
 

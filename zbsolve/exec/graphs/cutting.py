@@ -53,6 +53,7 @@ def cut(joint: Joint, *, least: bool = False) -> Cut:
     _separate(joint.graph)
     states = [i for i, role in enumerate(joint.takes.values()) if role.kind in ("parameter", "buffer")]
     forward, backward = partition_joint(joint.graph, joint.mode, joint.forwards, states, least)
+    _without_plain_values(forward)
     changed = {role.key for role in joint.gives if role.kind == "mutation"}
     there = {  # what B and W can be given anew: a buffer that F changes is not what it was
         name: role
@@ -78,6 +79,14 @@ def _inputs(graph: fx.GraphModule) -> list[fx.Node]:
 def _results(graph: fx.GraphModule) -> list[Any]:
     (output,) = graph.graph.find_nodes(op="output")
     return list(output.args[0])
+
+
+def _without_plain_values(graph: fx.GraphModule) -> None:
+    """Plain values among the inputs (None, words) are part of the graph, which takes tensors alone."""
+    for node in _inputs(graph):
+        if not node.users and "val" not in node.meta:
+            graph.graph.erase_node(node)
+    graph.recompile()
 
 
 def _saved_names(kept: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from ..backward.distributed import Layout
 from ..dtensors import is_dtensor
 from ..torch_private import (
     LOCAL_PART,
+    NoOperations,
     capture_block,
     decompositions,
     descriptors,
@@ -102,7 +103,7 @@ def trace(block: nn.Module, inputs: Sequence[Any], *, decompose: bool = False) -
     trained = {i for i, leaf in enumerate(tree_leaves(tuple(inputs))) if isinstance(leaf, Tensor) and leaf.requires_grad}
     try:
         joint = _traced(_Whole(block), inputs, trained, decompose)
-    except _ViewsOfOneAnother:
+    except (_ViewsOfOneAnother, NoOperations):  # where a layer hands its value on, copies are the graph
         return _traced(_Whole(block, None), inputs, trained, decompose)
     views = _views_of_inputs(joint, trained)
     return _traced(_Whole(block, views), inputs, trained, decompose) if views else joint
@@ -165,6 +166,8 @@ def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], deco
                 warnings.simplefilter("ignore")
                 joint = export_joint(stack, captured, given, table)
     except Exception as error:
+        if isinstance(error, NoOperations) and block.copied is not None:
+            raise
         raise Untraceable(f"{name} cannot be traced: {_reason(error)}") from error
     effects = [one for warning in said for one in side_effects(str(warning.message))]
     if changed := [one for one in effects if not one.endswith(AS_BEFORE)]:

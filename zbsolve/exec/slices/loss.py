@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...models.losses import CrossEntropy, exact
+from ...models.losses import CrossEntropy, exact, without_metrics
 from ...util.errors import BadInput
 from ..backward.values import cast, tensors_of
 from ..torch_private import tree_flatten, tree_map, tree_unflatten
@@ -41,7 +41,8 @@ class SliceLoss:
     def __call__(self, output: Any, targets: Any) -> Tensor:
         """The loss of a slice, or of anything else."""
         if not isinstance(targets, Uncounted):
-            return self.loss(output, targets)
+            loss: Tensor = without_metrics(self.loss(output, targets))
+            return loss
         none = [leaf.flatten()[:0].sum(dtype=exact(leaf.dtype)) for leaf in tensors_of(output) if leaf.is_floating_point()]
         return torch.stack([one.to(none[0].dtype) for one in none]).sum()
 
